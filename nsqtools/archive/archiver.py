@@ -315,7 +315,7 @@ class Archiver:
                 topic,
                 functools.partial(self._consumer, topic),
                 self._options.max_in_flight,
-                TopicWriter(topic, settings, journal, self._on_finished, self._folder_locks, lock),
+                TopicWriter(topic, settings, journal, self._on_finished, lock),
                 settings.flush,
                 self._quota,
                 self._turns,

@@ -112,14 +112,12 @@ class BodyColumns:
         """Take in new fields; return whether one of them has to be read again, as text."""
         again = False
         for name, array in read.items():
-            if name in self._types or name in self._left:
-                continue
             kind = array.type
-            if types.is_null(kind):
+            if name in self._types or name in self._left or types.is_null(kind):
                 continue
             if types.is_nested(kind):
                 self._left.add(name)
-            elif types.is_timestamp(kind) or types.is_temporal(kind):
+            elif types.is_temporal(kind):
                 again |= self._add(name, string())
             else:
                 self._add(name, kind)
@@ -213,15 +211,14 @@ def _found(column: Any) -> Any:
     return one_array(column) if is_plain else pyarrow.nulls(0, pyarrow.list_(pyarrow.int8()))
 
 
+_PLAIN = {bool: pyarrow.bool_(), int: pyarrow.int64(), float: pyarrow.float64(), str: string()}
+
+
 def _type_of(value: object) -> Any:
     """Return the type of the column that a plain value makes; None for others."""
-    if isinstance(value, bool):
-        return pyarrow.bool_()
-    if isinstance(value, int):
-        return pyarrow.int64() if -(2**63) <= value < 2**63 else pyarrow.float64()
-    if isinstance(value, float):
+    if type(value) is int and not -(2**63) <= value < 2**63:
         return pyarrow.float64()
-    return pyarrow.string() if isinstance(value, str) else None
+    return _PLAIN.get(type(value))
 
 
 def _checker(kind: Any) -> Callable[[object], bool]:
@@ -295,12 +292,7 @@ def fields_of(document: Mapping[str, Any]) -> list[pyarrow.Field]:
 def _arrow_type(name: str, schema: Mapping[str, Any]) -> Any:
     kinds = schema["type"]
     some = [each for each in ([kinds] if isinstance(kinds, str) else kinds) if each != "null"]
-    plain = {
-        "string": pyarrow.string(),
-        "integer": pyarrow.int64(),
-        "number": pyarrow.float64(),
-        "boolean": pyarrow.bool_(),
-    }
+    plain = dict(zip(("boolean", "integer", "number", "string"), _PLAIN.values(), strict=True))
     if len(some) != 1:
         raise ValueError(f"{name} has not one type")
     if some[0] == "array":

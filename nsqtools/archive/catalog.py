@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import date
 from itertools import chain
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from nsqtools.archive.delta import Partition, is_table
 from nsqtools.archive.finding import (
@@ -26,7 +26,7 @@ from nsqtools.archive.finding import (
     is_of_others,
     parquet_entries,
 )
-from nsqtools.archive.layout import PART, Member, is_hidden, partition_of
+from nsqtools.archive.layout import PART, Member, folder_of, is_hidden, partition_of
 from nsqtools.archive.location import Location, absolute
 from nsqtools.archive.members import CorruptError
 from nsqtools.archive.reader import look_at, rows_of
@@ -114,6 +114,24 @@ def _may_be_data(name: str) -> bool:
 # -- the files of a place -----------------------------------------------------------------------
 
 
+class Slot(NamedTuple):
+    """A partition: one topic on one day; without a day for what has no times."""
+
+    topic: str | None
+    day: date | None
+    others: tuple[tuple[str, str | None], ...] = ()
+
+    @property
+    def values(self) -> dict[str, str | None]:
+        """The columns of the partition and their values."""
+        day = self.day.isoformat() if self.day else None
+        return {"topic": self.topic, "date": day, **dict(self.others)}
+
+    @property
+    def folder(self) -> str:
+        return folder_of(self.values)
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """A file with messages of one topic; None for one of bare bodies, which have no times either.
@@ -158,13 +176,22 @@ class Source:
         }
 
     @property
-    def slot_days(self) -> set[date | None]:
-        """The days of the partitions that it belongs to: None where its messages have no times."""
-        return {*self.days} or {None}
+    def slots(self) -> list[Slot]:
+        """The partitions that it belongs to."""
+        return [Slot(self.topic, day, self.others) for day in self.days or (None,)]
 
     def between(self, since_ns: int, until_ns: int) -> list[Member]:
         """Return the spans that may have messages of a range of times."""
         return [span for span in self.spans if span.max_ts >= since_ns and span.min_ts < until_ns]
+
+
+def by_slot(sources: Iterable[Source]) -> dict[Slot, list[Source]]:
+    """Return the files of each partition."""
+    found: dict[Slot, list[Source]] = {}
+    for source in sources:
+        for slot in source.slots:
+            found.setdefault(slot, []).append(source)
+    return found
 
 
 def sources_of(inputs: Inputs, wanted: Wanted = all_of) -> list[Source]:

@@ -25,7 +25,7 @@ import json
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -39,7 +39,16 @@ from uuid import uuid4
 import pyarrow
 
 from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, fields_of
-from nsqtools.archive.catalog import DAY_NS, Inputs, Source, begin_ns, sources_of, table_sources
+from nsqtools.archive.catalog import (
+    DAY_NS,
+    Inputs,
+    Slot,
+    Source,
+    begin_ns,
+    by_slot,
+    sources_of,
+    table_sources,
+)
 from nsqtools.archive.delta import DeltaCatalog, TableFile, is_table, refuse_other_form
 from nsqtools.archive.layout import INDEX, MANIFEST, Member, aside
 from nsqtools.archive.lease import Held, held
@@ -51,7 +60,6 @@ from nsqtools.archive.slices import (
     Job,
     Settings,
     Slice,
-    Slot,
     body_kind,
     body_kind_of,
     columns_in,
@@ -102,17 +110,16 @@ class Selection:
         return now_s < begin_ns(slot.day + timedelta(days=1)) / 10**9 + self.grace_s
 
 
-def jobs_of(
-    slot: Slot,
-    sources: Sequence[Source],
-    present: Sequence[Source],
-    job: Job,
-    file_bytes: int,
-) -> list[Job]:
-    """Cut a partition into slices, and these into files of about ``file_bytes``. Pure."""
-    if slot.day is None:
-        return [replace(job, slices=(Slice(0, 0, (each,)),)) for each in sources]
-    begin = begin_ns(slot.day)
+def jobs_of(sources: Sequence[Source], job: Job, file_bytes: int) -> list[Job]:
+    """Cut a partition into slices, and these into files of about ``file_bytes``. Pure.
+
+    ``job`` has all but the slices.
+    """
+    if job.slot.day is None:
+        known = {source.name for source in job.present}
+        each_alone = (replace(job, slices=(Slice(0, 0, (each,)),), present=()) for each in sources)
+        return [each for each in each_alone if each.name not in known]
+    begin = begin_ns(job.slot.day)
     end = begin + DAY_NS
     cuts = [begin]
     rows = text = 0
@@ -137,7 +144,7 @@ def jobs_of(
         weight += size
     jobs.append(replace(job, slices=tuple(held)))
     return [
-        replace(each, present=tuple(source for source in present if source.between(*each.range)))
+        replace(each, present=tuple(s for s in each.present if s.between(*each.range)))
         for each in jobs
     ]
 
@@ -258,10 +265,7 @@ class Compaction:
                 f"there are no messages of {topic}",
                 hint="There are: " + (", ".join(sorted(here)) or "no messages at all"),
             )
-        of_slot: dict[Slot, list[Source]] = {}
-        for source in self.sources:
-            for day in source.slot_days:
-                of_slot.setdefault(Slot(source.topic, day, source.others), []).append(source)
+        of_slot = by_slot(self.sources)
         chosen = {slot: some for slot, some in of_slot.items() if self.selection.has(slot)}
         present = self._present(chosen)
         self.partitions, self.grown = [], []
@@ -278,14 +282,11 @@ class Compaction:
         settings = replace(self.settings, body=self._kind)
         share = max(LEAST_BYTES, total // max(1, self.settings.parallel))
         for partition in work:
-            job = Job(str(self.output), partition.slot, (), (), settings, self.others)
-            there = present.get(partition.slot, [])
-            size = min(self.settings.target_bytes, share)
-            size = self.settings.target_bytes if self.is_within else size
-            partition.jobs = jobs_of(partition.slot, partition.sources, there, job, size)
-            if partition.slot.day is None:
-                known = {source.name for source in there}
-                partition.jobs = [each for each in partition.jobs if each.name not in known]
+            known = tuple(present.get(partition.slot, ()))
+            job = Job(str(self.output), partition.slot, (), known, settings, self.others)
+            size = self.settings.target_bytes
+            size = size if self.is_within else min(size, share)
+            partition.jobs = jobs_of(partition.sources, job, size)
 
     def _kind_of_bodies(self, present: Mapping[Slot, Sequence[Source]]) -> BodyKind:
         """Return what bodies become: what they are there, if that is what was asked for."""
@@ -357,25 +358,18 @@ class Compaction:
         """All that is to be run, in any order."""
         return [job for partition in self.work for job in partition.jobs]
 
-    def _present(self, slots: Iterable[Slot]) -> dict[Slot, list[Source]]:
+    def _present(self, slots: Collection[Slot]) -> dict[Slot, list[Source]]:
         """What the output has of some partitions."""
         if self.is_within:
             return {}
-        wanted = set(slots)
-        folders = {(slot.values["topic"], slot.values["date"]) for slot in wanted}
+        folders = {(slot.values["topic"], slot.values["date"]) for slot in slots}
 
         def is_wanted(partition: Mapping[str, str | None]) -> bool:
             return (partition.get("topic"), partition.get("date")) in folders
 
         is_there = self.table.exists() if self.table is not None else any(self.storage.list())
         found: Iterable[Source] = table_sources([self.output], is_wanted) if is_there else ()
-        present: dict[Slot, list[Source]] = {}
-        for source in found:
-            for day in source.slot_days:
-                slot = Slot(source.topic, day, source.others)
-                if slot in wanted:
-                    present.setdefault(slot, []).append(source)
-        return present
+        return {slot: some for slot, some in by_slot(found).items() if slot in slots}
 
     # -- doing it -------------------------------------------------------------------------------
 
@@ -479,7 +473,7 @@ class Compaction:
                 by_key.setdefault(source.key, []).append(source)
         for some in by_key.values():
             first = some[0]
-            slots = [Slot(s.topic, day, s.others) for s in some for day in s.slot_days]
+            slots = [slot for source in some for slot in source.slots]
             if not all(map(self.selection.has, slots)):
                 continue
             notes |= {slot: self._note(slot) for slot in slots if slot not in notes}

@@ -30,6 +30,7 @@ only while it is written.
 from __future__ import annotations
 
 import collections
+import itertools
 import logging
 import os
 import re
@@ -72,11 +73,14 @@ _COUNT_PATTERN = re.compile(r"(\d+) +writer ([0-9a-f]{32}) (\d{20})\n")
 
 
 class TopicLock:
-    """Held until `release`. Raises `ConfigurationError` when it is taken, and ``OSError``."""
+    """Held until `release`. Raises `ConfigurationError` when it is taken, and ``OSError``.
+
+    ``locks`` are those of the work directory.
+    """
 
     def __init__(self, locks: FolderLocks, folder: Path, topic: str, channel: str) -> None:
         self._path = folder / f".{topic}@{channel}.lock"
-        self._locks = locks
+        self.locks = locks
         self._name = f"{topic}@{channel}"
         if not locks.take(self._name):
             raise ConfigurationError(
@@ -108,7 +112,7 @@ class TopicLock:
 
     def release(self) -> None:
         """Unlock it."""
-        self._locks.release(self._name)
+        self.locks.release(self._name)
 
     def _read(self) -> Head | None:
         """Return the last head, None without one: also to refuse a file that others planted."""
@@ -316,17 +320,15 @@ def _still_counting(found: Sequence[Path], now_s: float) -> list[Path]:
     return kept
 
 
-def _by_run(paths: Sequence[Path]) -> dict[str, list[Path]]:
+def _by_run(paths: Sequence[Path]) -> Iterator[list[Path]]:
     """The files of each run, in the order in which it wrote them."""
-    runs: dict[str, list[Path]] = collections.defaultdict(list)
-    for path in sorted(paths):
-        runs[path.name.rpartition("-")[0]].append(path)
-    return runs
+    for _, run in itertools.groupby(sorted(paths), lambda path: path.name.rpartition("-")[0]):
+        yield list(run)
 
 
 def _prove(paths: Sequence[Path], is_durable: IsDurable) -> None:
     """Write down which runs' last members are durable, where that is not known yet."""
-    for run in _by_run(paths).values():
+    for run in _by_run(paths):
         if not any(map(_ends_proved, run)) and (lines := _lines(run)):
             last = lines[-1]
             head = Head(last["writer"], int(last["number"])) if last["writer"] else None
@@ -354,7 +356,7 @@ def _lines(paths: Iterable[Path]) -> list[re.Match[str]]:
 
 def _load(paths: Sequence[Path]) -> dict[str, set[bytes]]:
     identities: dict[str, set[bytes]] = collections.defaultdict(set)
-    for run in _by_run(paths).values():
+    for run in _by_run(paths):
         lines = _lines(run)
         is_proved = any(map(_ends_proved, run))
         last = lines[-1].group(*_MEMBER) if lines else None

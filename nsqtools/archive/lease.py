@@ -119,15 +119,16 @@ class Lease(Held):
         Raises `OutputError` when another run has it.
         """
         deadline_s = time.monotonic() + lease_s
-        first = self._latest()
-        while (latest := self._latest()) and not self._is_released(latest):
-            if latest != first:
-                raise _taken(self._place)
-            if time.monotonic() > deadline_s:
-                break
-            time.sleep(POLL_S)
+        with failing("read", self._place):
+            first = self._numbers.latest()
+            while (latest := self._numbers.latest()) and not self._is_released(latest):
+                if latest != first:
+                    raise _taken(self._place)
+                if time.monotonic() > deadline_s:
+                    break
+                time.sleep(POLL_S)
         self._numbers.number = latest
-        self._write()
+        self.renew()
 
     def need(self) -> None:
         if self._lost is not None:
@@ -136,11 +137,6 @@ class Lease(Held):
     def check(self) -> None:
         self.need()
         self.renew()
-
-    def renew(self) -> None:
-        """Write the next number. Raises `OutputError`."""
-        with _mutex:
-            self._write()
 
     def keep(self, lease_s: float = LEASE_S) -> None:
         """Renew it until `release`; on a thread.
@@ -162,12 +158,12 @@ class Lease(Held):
         """Leave the place to others."""
         self._end.set()
         if self._lost is None:
-            with _mutex:
-                self._write(released=True)
+            self.renew(released=True)
 
-    def _write(self, *, released: bool = False) -> None:
+    def renew(self, *, released: bool = False) -> None:
+        """Write the next number. Raises `OutputError`."""
         data = json.dumps({**self._holder, "released": released}).encode()
-        with failing("write", self._place):
+        with _mutex, failing("write", self._place):
             try:
                 try:
                     self._numbers.append(data)
@@ -192,18 +188,13 @@ class Lease(Held):
         self._numbers.number = latest
         return True
 
-    def _latest(self) -> int:
-        with failing("list", self._place):
-            return self._numbers.latest()
-
     def _is_released(self, number: int) -> bool:
-        with failing("read", self._place):
-            try:
-                return bool(json.loads(self._numbers.read(number)).get("released"))
-            except FileNotFoundError:  # followed up in this moment
-                return False
-            except ValueError as exc:
-                raise OutputError(f"cannot read {self._place} ({exc})") from exc
+        try:
+            return bool(json.loads(self._numbers.read(number)).get("released"))
+        except FileNotFoundError:  # followed up in this moment
+            return False
+        except ValueError as exc:
+            raise OutputError(f"cannot read {self._place} ({exc})") from exc
 
 
 def _taken(place: Location) -> OutputError:

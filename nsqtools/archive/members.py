@@ -273,28 +273,21 @@ def codec_at(file: SeekableFile) -> Codec:
     return codec_of(file.read(LOOK_SIZE))
 
 
-def scan_members(path: Path) -> Scan:
-    """Read a whole file. Raises ``OSError``; damage is in the result."""
+def scan_members(path: Path) -> list[Member]:
+    """Return the whole members of a file, none of what is no regular file. Raises ``OSError``."""
     scan = Scan()
-    try:
-        with open_to_read(path) as file:
-            scan_file(file, scan)
-    except NotRegularError as exc:
-        scan.damage = str(exc.strerror)
-    return scan
+    with suppress(NotRegularError), open_to_read(path) as file:
+        scan_file(file, scan)
+    return scan.members
 
 
 def scan_file(file: BinaryIO, scan: Scan) -> None:
     """Read a whole open file into ``scan``. Raises ``OSError``."""
     scan.codec = codec_at(file)
-    if scan.codec.is_compressed:
-        _scan_compressed(file, scan)
-    else:
-        _scan_plain(file, scan)
-
-
-def _scan_compressed(file: BinaryIO, scan: Scan) -> None:
     tally = _Tally(scan.topics)
+    if not scan.codec.is_compressed:
+        _scan_plain(file, scan)
+        return
     try:
         for piece in unpack_members(file, scan.codec):
             tally.add(piece.text)
@@ -310,8 +303,7 @@ def _scan_plain(file: BinaryIO, scan: Scan) -> None:
     file.seek(0)
     while lines := file.readlines(PLAIN_MEMBER_SIZE):
         tally = _Tally(scan.topics)
-        for line in lines:
-            tally.add(line)
+        tally.add(b"".join(lines))
         scan.members.append(tally.member(scan.end, file.tell()))
         if not lines[-1].endswith(b"\n") and scan.topics:
             scan.damage = f"cut off in the line at byte {file.tell() - len(lines[-1])}"

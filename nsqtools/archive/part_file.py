@@ -325,7 +325,7 @@ def cut_to_index(path: Path, descriptor: int) -> bool:
     index_path = index_of(path)
     found = load_index(index_path)
     if found is None:
-        found = Index(None, scan_members(part_of(path)).members)
+        found = Index(None, scan_members(part_of(path)))
     members = [member for member in found.members if member.end <= size]
     end = members[-1].end if members else 0
     flags = os.O_RDWR | os.O_CREAT

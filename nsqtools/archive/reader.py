@@ -23,7 +23,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -59,12 +59,11 @@ LARGEST_TEXT = 1 << 26  # of a member at a time
 ROW = ("topic", "nsqd", "id", "ts_ns", "attempts", "body", "body_bytes")
 """The columns of a table that are those of an `Envelope`."""
 
-UNREADABLE = (FileNotFoundError, ChangedError, NotRegularError, CorruptError)
-
 _BEGINNING = re.compile(rb'\{"topic": "[^"]*", "nsqd": "')
 
 OnDamage = Callable[[str, str], None]
 """Takes the path or URL of a file, and the problem."""
+OnProblem = Callable[[str], object]
 
 
 def read_text(
@@ -74,25 +73,34 @@ def read_text(
 
     Raises as `failure_of` says when it cannot be read at all.
     """
-    shown = archive.shown
-    with failing("read", shown):
+    on_problem = partial(on_damage, archive.shown)
+    with _noting(archive, on_problem), closing(archive.open()) as file:
+        codec = codec_at(file)
+        end, size = 0, file.seek(0, os.SEEK_END)
+        for member in archive.members or ():
+            end = member.end
+            if within.may_have(member):
+                yield from read_member(file, member, codec, on_problem)
+        if not archive.is_in_progress:
+            yield from _read_rest(file, min(end, size), codec, on_problem)
+
+
+@contextmanager
+def _noting(archive: ArchiveFile, on_problem: OnProblem) -> Iterator[None]:
+    """Note what is damaged as a whole, gone or changed; raise as `failure_of` says for the rest."""
+    with failing("read", archive.shown):
         try:
-            with closing(archive.open()) as file:
-                codec = codec_at(file)
-                on_problem = partial(on_damage, shown)
-                end, size = 0, file.seek(0, os.SEEK_END)
-                for member in archive.members or ():
-                    end = member.end
-                    if within.may_have(member):
-                        yield from read_member(file, member, codec, on_problem)
-                if not archive.is_in_progress:
-                    yield from _read_rest(file, shown, min(end, size), codec, on_damage)
-        except UNREADABLE as exc:
-            on_damage(shown, _why_unread(exc))
+            yield
+        except FileNotFoundError:
+            on_problem("it was removed before it was read")
+        except (ChangedError, NotRegularError) as exc:
+            on_problem(str(exc.strerror))
+        except CorruptError as exc:
+            on_problem(str(exc))
 
 
 def read_member(
-    file: BinaryIO, member: Member, codec: Codec, on_problem: Callable[[str], None]
+    file: BinaryIO, member: Member, codec: Codec, on_problem: OnProblem
 ) -> Iterator[bytes]:
     """Iterate over the text of a member. Raises ``OSError``; damage is reported."""
     data = _read_all(file, member)
@@ -125,9 +133,7 @@ def _read_all(file: BinaryIO, member: Member) -> bytes:
     return file.read(min(member.length, there))
 
 
-def _read_rest(
-    file: BinaryIO, shown: str, offset: int, codec: Codec, on_damage: OnDamage
-) -> Iterator[bytes]:
+def _read_rest(file: BinaryIO, offset: int, codec: Codec, on_problem: OnProblem) -> Iterator[bytes]:
     """What no index names."""
     if not codec.is_compressed:
         file.seek(offset)
@@ -138,7 +144,7 @@ def _read_rest(
         for piece in unpack_members(file, codec, offset):
             yield piece.text
     except DamagedError as exc:
-        on_damage(shown, str(exc))
+        on_problem(str(exc))
 
 
 def look_at(archive: ArchiveFile) -> Scan:
@@ -148,42 +154,30 @@ def look_at(archive: ArchiveFile) -> Scan:
     of it is read. Raises `OutputError`; damage is in the result.
     """
     scan = Scan()
-    if archive.table is not None:
-        return _look_at_rows(archive, scan)
-    with failing("read", archive.shown):
-        try:
-            with closing(archive.open()) as file:
-                members, scan.size = archive.members, file.seek(0, os.SEEK_END)
-                is_whole = members and members[-1].end == scan.size
-                if members and (is_whole or archive.is_in_progress):
-                    scan.members, scan.codec = members, codec_at(file)
-                    for member in (members[0], *members[:0:-1]):
-                        for text in read_member(file, member, scan.codec, scan.note):
-                            scan.topics |= topics_in(text)
-                        if member is members[-1] and len(scan.topics) < 2:
-                            break
-                    if scan.topics and is_whole and not all(m.max_ts for m in members):
-                        scan = Scan(size=scan.size)  # its times are unknown, not those of 1970
-                        scan_file(file, scan)
-                else:
-                    scan_file(file, scan)
-        except UNREADABLE as exc:
-            scan.damage = _why_unread(exc)
-    return scan
-
-
-def _look_at_rows(archive: ArchiveFile, scan: Scan) -> Scan:
-    """What a Parquet file holds: see `rows_of`."""
-    assert archive.table is not None
-    scan.size = archive.table.bytes
-    with failing("read", archive.shown):
-        try:
+    with _noting(archive, scan.note):
+        if archive.table is not None:
+            scan.size = archive.table.bytes
             found = rows_of(archive)
             scan.topics.update(filter(None, found.topics))
             least, most = found.min_ts_ns or 0, found.max_ts_ns or 0
             scan.members = [Member(0, scan.size, found.rows, least, most)]
-        except UNREADABLE as exc:
-            scan.damage = _why_unread(exc)
+            return scan
+        with closing(archive.open()) as file:
+            members, scan.size = archive.members, file.seek(0, os.SEEK_END)
+            is_whole = members and members[-1].end == scan.size
+            if not (members and (is_whole or archive.is_in_progress)):
+                scan_file(file, scan)
+                return scan
+            scan.members, scan.codec = members, codec_at(file)
+            for member in (members[0], *members[:0:-1]):
+                for text in read_member(file, member, scan.codec, scan.note):
+                    scan.topics |= topics_in(text)
+                if member is members[-1] and len(scan.topics) < 2:
+                    break
+            if scan.topics and is_whole and not all(m.max_ts for m in members):
+                # its times are unknown, not those of 1970
+                scan.members, scan.topics, scan.damage = [], set(), ""
+                scan_file(file, scan)
     return scan
 
 
@@ -273,32 +267,20 @@ def _read_rows(archive: ArchiveFile, on_damage: OnDamage, within: TimeRange) -> 
 
     assert archive.table is not None
     topic_of_all = archive.table.partition.get("topic") or ""
-    with failing("read", archive.shown):
-        try:
-            with closing(archive.open()) as file:
-                for batch in parquet.read(file, ROW, within):
-                    count, there = batch.num_rows, set(batch.schema.names)
-                    columns = [
-                        batch[name].to_pylist() if name in there else [None] * count for name in ROW
-                    ]
-                    for topic, nsqd, id, ts_ns, attempts, body, raw in zip(*columns, strict=True):
-                        text = body.encode() if isinstance(body, str) else body
-                        yield Envelope(
-                            topic or topic_of_all,
-                            nsqd or "",
-                            (id or "").encode(),
-                            ts_ns or 0,
-                            attempts or 0,
-                            (raw or b"") if text is None else text,
-                        )
-        except UNREADABLE as exc:
-            on_damage(archive.shown, _why_unread(exc))
-
-
-def _why_unread(exc: Exception) -> str:
-    if isinstance(exc, FileNotFoundError):
-        return "it was removed before it was read"
-    return str(exc.strerror if isinstance(exc, OSError) else exc)
+    with _noting(archive, partial(on_damage, archive.shown)), closing(archive.open()) as file:
+        for batch in parquet.read(file, ROW, within):
+            count, there = batch.num_rows, set(batch.schema.names)
+            columns = [batch[name].to_pylist() if name in there else [None] * count for name in ROW]
+            for topic, nsqd, id, ts_ns, attempts, body, raw in zip(*columns, strict=True):
+                text = body.encode() if isinstance(body, str) else body
+                yield Envelope(
+                    topic or topic_of_all,
+                    nsqd or "",
+                    (id or "").encode(),
+                    ts_ns or 0,
+                    attempts or 0,
+                    (raw or b"") if text is None else text,
+                )
 
 
 def is_message(line: bytes) -> bool:
@@ -397,7 +379,7 @@ def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
                 count += text.count(delimiter)
             copy.flush()
             os.fsync(copy.fileno())
-        members = scan_members(beside).members
+        members = scan_members(beside)
         _keep(path)
         beside.rename(path)
         sync_folder(path.parent)

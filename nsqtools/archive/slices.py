@@ -15,21 +15,20 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import date
 from functools import reduce
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 import pyarrow
 from pyarrow import ArrowException, compute, parquet, types
 
 from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, fields_of
-from nsqtools.archive.catalog import PARTITIONS, Source
+from nsqtools.archive.catalog import PARTITIONS, Slot, Source
 from nsqtools.archive.columns import bodies_as, message_schema, micros, read_batches
 from nsqtools.archive.delta import DeltaCatalog, TableFile
-from nsqtools.archive.layout import EVER, TimeRange, folder_of
+from nsqtools.archive.layout import EVER, TimeRange
 from nsqtools.archive.members import CorruptError
 from nsqtools.archive.parquet import ParquetWriter, in_time_order, read
 from nsqtools.archive.storage import LocalStorage, Storage, failing
@@ -42,24 +41,6 @@ from nsqtools.records.envelope import BodyKind
 KEY = ["ts_ns", "nsqd", "id"]
 NOTES = "_compaction"
 STAGING = f"{NOTES}/staging"
-
-
-class Slot(NamedTuple):
-    """A partition: one topic on one day; without a day for what has no times."""
-
-    topic: str | None
-    day: date | None
-    others: tuple[tuple[str, str | None], ...] = ()
-
-    @property
-    def values(self) -> dict[str, str | None]:
-        """The columns of the partition and their values."""
-        day = self.day.isoformat() if self.day else None
-        return {"topic": self.topic, "date": day, **dict(self.others)}
-
-    @property
-    def folder(self) -> str:
-        return folder_of(self.values)
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,11 +218,8 @@ def require(storage: Storage) -> None:
 
 def hash_of(path: Path) -> str:
     """Return the SHA-256 of a file, in hex. Raises ``OSError``."""
-    content = hashlib.sha256()
     with open_to_read(path) as file:
-        while data := file.read(COMPARED_SIZE):
-            content.update(data)
-    return content.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 def scheme_of(text: str) -> str:

@@ -21,9 +21,11 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -147,7 +149,7 @@ class TableWriter:
         writers: dict[tuple[str | None, ...], ParquetWriter] = {}
         drafts: list[Draft] = []
         problems: list[str] = []
-        try:
+        with ExitStack() as stack:
             for batch in read_batches(
                 archive,
                 lambda _, problem: problems.append(problem),
@@ -166,9 +168,12 @@ class TableWriter:
                             what = "it has too many partitions"
                             raise NotUploadable(errno.EFBIG, what, archive.shown)
                         path = self._drafts / f"{stem}-{len(writers)}.parquet"
-                        writer = writers[key] = ParquetWriter(path, in_file)
+                        writer = stack.enter_context(ParquetWriter(path, in_file))
+                        writers[key] = writer
                     writer.add(part.select(left))
-                self._bound(writers.values())
+                while sum(each.held_bytes for each in writers.values()) > ROW_GROUP_BYTES:
+                    # no more than a row group is held in memory, of all partitions together
+                    max(writers.values(), key=attrgetter("held_bytes")).end_row_group()
             rows = 0
             for key, writer in writers.items():
                 written = writer.close()
@@ -185,16 +190,7 @@ class TableWriter:
                 problems.append(f"it has {rows} messages, and {archive.messages} in its index")
             if problems:
                 raise NotUploadable(errno.EIO, f"it is damaged: {problems[0]}", archive.shown)
-        finally:
-            for writer in writers.values():
-                writer.__exit__()
         return drafts
-
-    def _bound(self, writers: Iterable[ParquetWriter]) -> None:
-        """Hold no more than a row group in memory, of all partitions together."""
-        some = list(writers)
-        while sum(writer.held_bytes for writer in some) > ROW_GROUP_BYTES:
-            max(some, key=lambda writer: writer.held_bytes).end_row_group()
 
     def _parts(
         self, batch: pyarrow.RecordBatch, archive: ArchiveFile

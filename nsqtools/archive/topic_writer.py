@@ -19,6 +19,7 @@ import logging
 import operator
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
 from datetime import UTC, datetime, tzinfo
 from pathlib import Path
@@ -32,7 +33,6 @@ from nsqtools.client.message import Answers, Batch, Message
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import OutputError
 from nsqtools.files.durable import make_folders
-from nsqtools.files.opening import FolderLocks
 from nsqtools.protocol.text import NS
 from nsqtools.records.envelope import RecordFormat, encode_lines, encode_many
 from nsqtools.records.naming import FileNaming, Rotation, with_rev
@@ -130,13 +130,12 @@ class FileSet:
         topic: str,
         settings: ArchiveSettings,
         on_finished: Callable[[Path], None],
-        locks: FolderLocks,
         lock: TopicLock,
     ) -> None:
         self._topic = topic
         self._settings = settings
         self._on_finished = on_finished
-        self._locks = locks
+        self._locks = lock.locks
         self._lock = lock
         self._stems = functools.lru_cache(REMEMBERED_STEMS)(self._make_stem)
         self._files: dict[str, OpenFile] = {}
@@ -331,8 +330,7 @@ class ArchiveTotals:
 class TopicWriter:
     """Writes one topic. ``on_finished`` gets the path of each file that is complete.
 
-    ``locks`` are those of the work directory. The ``lock`` of the topic, released in the end,
-    numbers the files.
+    The ``lock`` of the topic, released in the end, numbers the files.
     """
 
     def __init__(
@@ -341,7 +339,6 @@ class TopicWriter:
         settings: ArchiveSettings,
         journal: Journal,
         on_finished: Callable[[Path], None],
-        locks: FolderLocks,
         lock: TopicLock,
     ) -> None:
         self.totals = ArchiveTotals()
@@ -350,7 +347,7 @@ class TopicWriter:
         self._settings = settings
         self._journal = journal
         self._sources: dict[str, Answers] = {}
-        self._files = FileSet(topic, settings, self._finished, locks, lock)
+        self._files = FileSet(topic, settings, self._finished, lock)
         self._lock = lock
         self._on_finished = on_finished
 
@@ -368,14 +365,12 @@ class TopicWriter:
 
     def take(self, batch: Batch, now_s: float) -> None:
         """Put messages into their files. Raises `WriteFailed`."""
-        try:
+        with self._writing(batch):
             self._note_source(batch)
             if max([message.attempts for message in batch]) > 1:
                 batch = self._without_known(batch)
             for stem, messages in self._by_file(batch, now_s):
                 self._hold(self._files.get(stem, now_s), messages)
-        except OSError as exc:
-            raise self._failed(exc, batch) from exc
 
     def _hold(self, file: OpenFile, batch: Batch) -> None:
         text = self._encode(batch)
@@ -428,10 +423,8 @@ class TopicWriter:
 
     def fins_were_lost(self) -> None:
         """nsqd refused FINs as too late: what they were for comes again. Raises `WriteFailed`."""
-        try:
+        with self._writing():
             self._keep_identities()
-        except OSError as exc:
-            raise self._failed(exc) from exc
 
     def _keep_identities(self) -> None:
         """Remember for long what was written lately, for it may come again after a long backlog."""
@@ -454,10 +447,8 @@ class TopicWriter:
 
     def flush(self) -> None:
         """Make everything held durable, then FINish it. Raises `WriteFailed`."""
-        try:
+        with self._writing():
             self._flush()
-        except OSError as exc:
-            raise self._failed(exc) from exc
 
     def _flush(self) -> None:
         for file in self._files.holding():
@@ -478,7 +469,7 @@ class TopicWriter:
 
     def rotate(self, now_s: float, *, all_files: bool = False) -> None:
         """Finish the files whose time is over, or all of them. Raises `WriteFailed`."""
-        try:
+        with self._writing():
             over = self._files.over(now_s, all_files=all_files)  # once: time goes on meanwhile
             if any(file.batches for file in over):
                 self._flush()
@@ -486,8 +477,6 @@ class TopicWriter:
             self._files.publish_ending()
             if not (self._settings.skip_empty_files or all_files):
                 self._files.get(self._files.stem(now_s, now_s), now_s)
-        except OSError as exc:
-            raise self._failed(exc) from exc
 
     def check_in_s(self, now_s: float) -> float | None:
         """Return in how many seconds `rotate` may have something to do; None for never."""
@@ -514,17 +503,20 @@ class TopicWriter:
         self.totals.files += 1
         self._on_finished(path)
 
-    def _failed(self, exc: OSError, *others: Batch) -> WriteFailed:
-        """Give everything held back to nsqd, and say what happened."""
-        self.totals.failures += 1
-        count = 0
-        for file in self._files.holding():
-            for batch in file.release():
+    @contextmanager
+    def _writing(self, *others: Batch) -> Iterator[None]:
+        """When something cannot be written, give all that is held back to nsqd, and say so."""
+        try:
+            yield
+        except OSError as exc:
+            self.totals.failures += 1
+            held = [batch for file in self._files.holding() for batch in file.release()]
+            for batch in held:
                 self._journal.discard(batch.nsqd, [message.id for message in batch])
-                count += batch.requeue(0)
-        count += sum(batch.requeue(0) for batch in others)
-        self.held_count = self.held_bytes = 0
-        self._files.mark_dirty()
-        path = exc.filename or self._settings.directories.work
-        back = f": {count} messages are back in the queue" if count else ""
-        return WriteFailed(f"cannot write {path} ({exc.strerror}){back}", exc.strerror or str(exc))
+            count = sum(batch.requeue(0) for batch in (*held, *others))
+            self.held_count = self.held_bytes = 0
+            self._files.mark_dirty()
+            path = exc.filename or self._settings.directories.work
+            back = f": {count} messages are back in the queue" if count else ""
+            reason = exc.strerror or str(exc)
+            raise WriteFailed(f"cannot write {path} ({exc.strerror}){back}", reason) from exc

@@ -28,15 +28,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from nsqtools.cluster.directory import Cluster, DaemonFailure
+from nsqtools.cluster.directory import Answers, Cluster, DaemonFailure
 from nsqtools.cluster.inventory import (
     Inventory,
     channel_of,
     messages_of,
-    registered_channels,
     take_inventory,
+    with_channels,
 )
-from nsqtools.cluster.topics import but_for, select
+from nsqtools.cluster.topics import all_of, but_for, select
 from nsqtools.errors import ConfigurationError, HTTPError, NotFoundError, NsqError
 from nsqtools.http.http_api import NsqdHTTPClient
 from nsqtools.protocol.names import check_channel, check_topic
@@ -144,19 +144,12 @@ def plan_topics(
         names = [check_topic(name) for name in patterns]
         return AdminPlan(in_order(_create(inventory, names)), inventory.failures)
     names = select("topic", patterns, inventory.topics, inventory.failures)
-    steps: list[Step] = []
-    for name in names:
-        if action is Action.DELETE:
-            steps += at_lookupds(inventory.lookupds_that_know(name), action, name)
-        for address, topic in inventory.where(name):
-            steps.append(topic_step(address, action, topic))
-            if with_channels:
-                steps += [channel_step(address, action, topic, each) for each in topic.channels]
-    if not steps:
-        where = but_for(inventory.failures)
-        raise NotFoundError(f"no nsqd has the topic {', '.join(names)}{where}")
-    notes = [] if action is not Action.EMPTY or with_channels else _kept(inventory, names)
-    return AdminPlan(in_order(steps), inventory.failures, tuple(notes))
+    channels = inventory.channels if with_channels else lambda _: ()
+    queues = [(name, channel) for name in names for channel in ("", *channels(name))]
+    plan = _plan(inventory, action, queues, f"topic {', '.join(names)}")
+    if action is Action.EMPTY and not with_channels:
+        return plan._replace(notes=tuple(_kept(inventory, names)))
+    return plan
 
 
 def plan_channels(
@@ -168,25 +161,20 @@ def plan_channels(
     if action is Action.CREATE:
         names = [check_channel(name) for name in channels]
         return AdminPlan(in_order(_create(inventory, topics, names)), inventory.failures)
-    registered, failures = registered_channels(cluster, inventory.registered, topics)
-    known = {pair for pairs in registered.values() for pair in pairs}
-    for topic in topics:
-        for _, stats in inventory.where(topic):
-            known |= {(topic, channel.channel_name) for channel in stats.channels}
-    failures = [*inventory.failures, *failures]
-    chosen = set(select("channel", channels, {channel for _, channel in known}, failures))
-    steps: list[Step] = []
-    for topic, channel in sorted(pair for pair in known if pair[1] in chosen):
-        if action is Action.DELETE:
-            knowing = [at for at, pairs in registered.items() if (topic, channel) in pairs]
-            steps += at_lookupds(knowing, action, topic, channel)
-        for address, stats in inventory.where(topic):
-            if (found := channel_of(stats, channel)) is not None:
-                steps.append(channel_step(address, action, stats, found))
+    inventory = with_channels(cluster, inventory, topics)
+    known = {topic: inventory.channels(topic) for topic in topics}
+    chosen = select("channel", channels, all_of(known), inventory.failures)
+    queues = [(topic, name) for topic in topics for name in known[topic].intersection(chosen)]
+    return _plan(inventory, action, queues, f"channel {', '.join(chosen)}")
+
+
+def _plan(
+    inventory: Inventory, action: Action, queues: Iterable[tuple[str, str]], what: str
+) -> AdminPlan:
+    steps = [step for queue in queues for step in steps_of(inventory, action, *queue)]
     if not steps:
-        where = but_for(failures)
-        raise NotFoundError(f"no nsqd has the channel {', '.join(sorted(chosen))}{where}")
-    return AdminPlan(in_order(steps), tuple(failures))
+        raise NotFoundError(f"no nsqd has the {what}{but_for(inventory.failures)}")
+    return AdminPlan(in_order(steps), inventory.failures)
 
 
 def plan_tombstone(cluster: Cluster, topic: str, node: str) -> AdminPlan:
@@ -211,7 +199,7 @@ def plan_tombstone(cluster: Cluster, topic: str, node: str) -> AdminPlan:
     stats = dict(inventory.where(topic)).get(nsqd)
     if stats is None:
         raise NotFoundError(f"the nsqd {nsqd} does not have the topic {topic}")
-    steps.append(topic_step(nsqd, Action.DELETE, stats))
+    steps.append(_nsqd_step(nsqd, Action.DELETE, stats))
     return AdminPlan(in_order(steps), inventory.failures)
 
 
@@ -284,23 +272,33 @@ def at_lookupds(
     return [Step(DaemonKind.NSQLOOKUPD, at, action, topic, channel) for at in addresses]
 
 
-def topic_step(address: str, action: Action, topic: TopicStats) -> Step:
-    """The step for a topic at an nsqd, with what is lost by it."""
-    messages = topic.depth if action.is_destructive else 0
-    clients: tuple[str, ...] = ()
+def steps_of(inventory: Inventory, action: Action, topic: str, channel: str = "") -> Iterator[Step]:
+    """The steps that change a topic, or a channel of it, wherever it is."""
     if action is Action.DELETE:
-        messages += sum(map(messages_of, topic.channels))
-        clients = tuple(_call(each) for channel in topic.channels for each in channel.clients or ())
-    name = topic.topic_name
-    return Step(DaemonKind.NSQD, address, action, name, messages=messages, clients=clients)
+        knowing = inventory.lookupds_that_know(topic, channel)
+        yield from at_lookupds(knowing, action, topic, channel)
+    for address, stats in inventory.where(topic):
+        found = channel_of(stats, channel) if channel else None
+        if found or not channel:
+            yield _nsqd_step(address, action, stats, found)
 
 
-def channel_step(address: str, action: Action, topic: TopicStats, channel: ChannelStats) -> Step:
-    """The step for a channel at an nsqd, with what is lost by it."""
-    messages = messages_of(channel) if action.is_destructive else 0
-    clients = tuple(map(_call, channel.clients or ())) if action is Action.DELETE else ()
-    names = (topic.topic_name, channel.channel_name)
-    return Step(DaemonKind.NSQD, address, action, *names, messages=messages, clients=clients)
+def _nsqd_step(
+    address: str, action: Action, topic: TopicStats, channel: ChannelStats | None = None
+) -> Step:
+    """The step at an nsqd, with what is lost by it."""
+    is_deleted = action is Action.DELETE
+    lost = (channel,) if channel else topic.channels if is_deleted else ()
+    messages = sum(map(messages_of, lost)) + (0 if channel else topic.depth)
+    return Step(
+        DaemonKind.NSQD,
+        address,
+        action,
+        topic.topic_name,
+        channel.channel_name if channel else "",
+        messages=messages if action.is_destructive else 0,
+        clients=tuple(_call(each) for one in lost for each in one.clients or () if is_deleted),
+    )
 
 
 def _call(client: ClientStats) -> str:
@@ -327,10 +325,8 @@ def in_order(steps: Iterable[Step]) -> tuple[Step, ...]:
 ADDRESSES = "nsqlookupd_tcp_addresses"
 CHANGEABLE = ("log_level", ADDRESSES)
 
-Answers = tuple[dict[str, Any], list[DaemonFailure]]
 
-
-def get_option(cluster: Cluster, name: str) -> Answers:
+def get_option(cluster: Cluster, name: str) -> Answers[Any]:
     """Read an option of every nsqd. Raises `ConfigurationError` when there is no such option."""
     option = _option(name)
     return _ask(
@@ -341,7 +337,7 @@ def get_option(cluster: Cluster, name: str) -> Answers:
     )
 
 
-def set_option(cluster: Cluster, name: str, value: str) -> Answers:
+def set_option(cluster: Cluster, name: str, value: str) -> Answers[Any]:
     """Change an option of every nsqd; the answers are the new values.
 
     Addresses are separated by commas. Raises `ConfigurationError` for what nsqd refuses.
@@ -364,7 +360,7 @@ def set_option(cluster: Cluster, name: str, value: str) -> Answers:
 
 def _ask(
     cluster: Cluster, question: Callable[[NsqdHTTPClient], Any], refusal: str, hint: str
-) -> Answers:
+) -> Answers[Any]:
     def ask(nsqd: NsqdHTTPClient) -> Any:
         try:
             return question(nsqd)

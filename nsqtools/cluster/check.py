@@ -1,7 +1,7 @@
 """One look at a cluster for `nsq check`: two samples, who knows whom, and the run before.
 
-    memory = Memory()                                     # or what the last run returned
-    verdict = take_verdict(cluster, memory, window_s=10.0)
+    memory = None                                         # or what the last run returned
+    verdict = take_verdict(cluster, memory, window_s=10.0, ...)
     verdict.problems, verdict.not_judged, verdict.memory
 
 `bundle_documents` collects what a colleague needs to help, without secrets.
@@ -22,7 +22,6 @@ from nsqtools.cluster.admin import Action, AdminPlan
 from nsqtools.cluster.directory import Cluster, Nsqds
 from nsqtools.cluster.inventory import NodeStatus, list_nodes
 from nsqtools.cluster.problems import (
-    DEFAULT_BOUNDS,
     LEAST_WINDOW_S,
     Bounds,
     Earlier,
@@ -30,6 +29,7 @@ from nsqtools.cluster.problems import (
     Problem,
     in_order,
     moment,
+    of_row,
     problems_of,
     problems_of_nodes,
 )
@@ -73,13 +73,13 @@ class Verdict(NamedTuple):
 
 def take_verdict(
     cluster: Cluster,
-    memory: Memory | None = None,
+    memory: Memory | None,
     *,
-    wanted: SampleFilter | None = None,
-    window_s: float = 10.0,
-    bounds: Bounds = DEFAULT_BOUNDS,
-    expected: Topology | None = None,
-    stopped: threading.Event | None = None,
+    wanted: SampleFilter,
+    window_s: float,
+    bounds: Bounds,
+    expected: Topology | None,
+    stopped: threading.Event,
 ) -> Verdict:
     """Look at a cluster for ``window_s`` seconds; ``stopped`` ends that before. ``expected`` is
     what ought to be there.
@@ -87,9 +87,9 @@ def take_verdict(
     Raises `NotFoundError` for a topic or channel that is nowhere. A daemon that does not answer is
     a problem, not an error.
     """
-    sampler = Sampler(cluster, wanted or SampleFilter(), required=False)
+    sampler = Sampler(cluster, wanted, required=False)
     first, first_s = sampler.sample(), time.monotonic()
-    (stopped or threading.Event()).wait(window_s)
+    stopped.wait(window_s)
     sample = sampler.sample() if window_s else first
     ago_s = time.monotonic() - first_s
     try:
@@ -111,7 +111,7 @@ def take_verdict(
     before = memory or Memory()
     if bounds.max_age_s is not None:
         counts = _counts(before, sample, bounds.max_age_s)
-        if sample.time_ns / 1e9 - counts[0][0] < bounds.max_age_s:
+        if sample.time_s - counts[0][0] < bounds.max_age_s:
             not_judged.append("how old messages are: no run that left --state is as long ago")
         else:
             found += _old(counts[0], sample)
@@ -122,7 +122,9 @@ def take_verdict(
         others = (each for each in found if (each.what, each.topic, each.channel) not in told)
         found = [*lacking, *others]
     found += _since(before, sample, found)
-    after = _next(before, sample, found)
+    problems = {each.key: before.problems.get(each.key, sample.time_s) for each in found}
+    nsqds = {**before.nsqds, **sample.started}
+    after = Memory(nsqds, problems, sample.time_s, before.counts)
     return Verdict(tuple(in_order(found)), tuple(not_judged), sample, tuple(nodes), after)
 
 
@@ -135,16 +137,15 @@ def _clocks(cluster: Cluster, nsqds: Nsqds) -> Iterator[Problem]:
         apart_s = ahead_s - usual_s
         if abs(apart_s) > CLOCK_S:
             text = f"its clock is {abs(apart_s):,.0f} s {'ahead' if apart_s > 0 else 'behind'}"
-            yield Problem(Kind.CLOCKS, text, node=address, weight=int(abs(apart_s)))
+            yield Problem(Kind.CLOCKS_DIFFER, text, node=address, weight=int(abs(apart_s)))
 
 
 def _counts(
     memory: Memory, sample: Sample, max_age_s: float
 ) -> Sequence[tuple[float, Mapping[str, int]]]:
     """Return the counts of this run after those before, from the last one that is old enough on."""
-    now_s = sample.time_ns / 1e9
-    started = {report.address: report.stats.start_time for report in sample.reports}
-    has_restarted = any(start > memory.nsqds.get(at, start) for at, start in started.items())
+    now_s, started = sample.time_s, sample.started.items()
+    has_restarted = any(start > memory.nsqds.get(at, start) for at, start in started)
     # nsqd counts from 0 again, and a clock was set back
     before = [] if has_restarted else [each for each in memory.counts if each[0] <= now_s]
     if not before or now_s - before[-1][0] >= max_age_s / 10:
@@ -166,7 +167,7 @@ def _old(then: tuple[float, Mapping[str, int]], sample: Sample) -> Iterator[Prob
         # a count that went back is of fewer nsqd
         if had is not None and 0 <= row.messages - had < row.depth:
             text = f"{row.depth:,} messages wait, one of them since before {moment(time_s)}"
-            yield Problem(Kind.OLD, text, row.topic, row.channel, weight=row.depth)
+            yield of_row(Kind.OLD, text, row)
 
 
 def _lacking(cluster: Cluster, expected: Topology, sample: Sample) -> Iterator[Problem]:
@@ -216,19 +217,16 @@ def _unreachable(cluster: Cluster, nodes: Iterable[NodeStatus]) -> Iterator[Prob
 
 def _since(memory: Memory, sample: Sample, found: Sequence[Problem]) -> Iterator[Problem]:
     """Yield what only the run before makes a problem."""
-    known = _known(sample)
-    named = {each.node for each in found if each.what is Kind.LEFT}
-    started = {report.address: report.stats.start_time for report in sample.reports}
+    named = {each.node for each in found if each.what is Kind.LEFT} | _known(sample)
     for address, start_time in memory.nsqds.items():
-        if address not in known and address not in named:
+        if address not in named:
             text = "no nsqlookupd announces it any more"
             yield Problem(Kind.LEFT, text, node=address, weight=1 << 62)
-        elif started.get(address, start_time) > start_time:
-            yield Problem(Kind.RESTARTED, f"at {moment(started[address])}", node=address)
-    now_s = sample.time_ns / 1e9
+        elif (start_s := sample.started.get(address, start_time)) > start_time:
+            yield Problem(Kind.RESTARTED, f"at {moment(start_s)}", node=address)
     for problem in found:
-        since_s = memory.problems.get(problem.key, now_s)
-        if problem.what is Kind.PAUSED and now_s - since_s >= PAUSED_LONG_S:
+        since_s = memory.problems.get(problem.key, sample.time_s)
+        if problem.what is Kind.PAUSED and sample.time_s - since_s >= PAUSED_LONG_S:
             yield problem._replace(what=Kind.PAUSED_LONG)
 
 
@@ -245,13 +243,6 @@ def _not_judged(
         yield "whether consumers find each nsqd: no nsqlookupd was asked, or none answered"
     if memory is None:
         yield "which nsqd left or restarted, and what is paused for long: --state was not given"
-
-
-def _next(before: Memory, sample: Sample, found: Iterable[Problem]) -> Memory:
-    now_s = sample.time_ns / 1e9
-    started = {report.address: report.stats.start_time for report in sample.reports}
-    problems = {each.key: before.problems.get(each.key, now_s) for each in found}
-    return Memory({**before.nsqds, **started}, problems, now_s, before.counts)
 
 
 # -- a bundle for a colleague ---------------------------------------------------------------------
@@ -274,7 +265,7 @@ def bundle_documents(cluster: Cluster, verdict: Verdict) -> Iterator[tuple[str, 
     lookups, _ = cluster.ask(cluster.lookupds, lambda client: client.get("/nodes"))
     for address, answer in lookups.items():
         yield f"nsqlookupd/{_file_name(address)}/nodes.json", without_secrets(answer)
-    yield "time", time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(verdict.sample.time_ns / 1e9))
+    yield "time", time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(verdict.sample.time_s))
 
 
 def without_secrets(document: Any) -> Any:

@@ -85,6 +85,8 @@ class ClusterStats(NamedTuple):
 
 Nsqds = Mapping[str, NsqdHTTPClient]
 """Those to ask, by HTTP ``host:port``."""
+Answers = tuple[dict[str, R], list[DaemonFailure]]
+"""What daemons answered, by address, and who did not."""
 
 
 def open_cluster(settings: ConnectionSettings, **defaults: Any) -> Cluster:
@@ -142,7 +144,7 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def known_nodes(self) -> tuple[dict[str, list[KnownNode]], list[DaemonFailure]]:
+    def known_nodes(self) -> Answers[list[KnownNode]]:
         """Ask every nsqlookupd for /nodes; answers by its address, and who did not answer."""
         return self.ask(self.lookupds, NsqlookupdHTTPClient.nodes)
 
@@ -151,11 +153,15 @@ class Cluster:
 
         Returns them with the failures of nsqlookupd, and of nsqd that are not the ones meant.
         """
+        return self.look_up()[1:]
+
+    def look_up(self) -> tuple[dict[str, list[KnownNode]], Nsqds, list[DaemonFailure]]:
+        """Find the nsqd as `nsqds` does; return what each nsqlookupd knows, too."""
         answers, failures = self.known_nodes()
         found, impostors = self.nsqds_among(
             known.node for nodes in answers.values() for known in nodes
         )
-        return found, [*failures, *impostors]
+        return answers, found, [*failures, *impostors]
 
     def nsqds_among(self, nodes: Iterable[ProducerNode] = ()) -> tuple[Nsqds, list[DaemonFailure]]:
         """Return the nsqd given, the ``nodes`` announced, and failures to be the nsqd meant."""
@@ -180,7 +186,6 @@ class Cluster:
         channel: str = "",
         *,
         clients: bool = False,
-        memory: bool = False,
         required: bool = True,
         nsqds: Nsqds | None = None,
     ) -> ClusterStats:
@@ -191,7 +196,7 @@ class Cluster:
 
         def ask(client: NsqdHTTPClient) -> tuple[float, NsqdStats]:
             began_s = time.monotonic()
-            answer = client.stats(topic, channel, clients=clients, memory=memory)
+            answer = client.stats(topic, channel, clients=clients)
             return (began_s + time.monotonic()) / 2, read_stats(answer)
 
         answers, failures = self.ask_nsqds(ask, required=required, nsqds=nsqds)
@@ -204,7 +209,7 @@ class Cluster:
         *,
         required: bool = True,
         nsqds: Nsqds | None = None,
-    ) -> tuple[dict[str, R], list[DaemonFailure]]:
+    ) -> Answers[R]:
         """Put one question to every nsqd, or to ``nsqds``. Raises as `stats` does."""
         failures: list[DaemonFailure] = []
         if not nsqds:
@@ -247,9 +252,7 @@ class Cluster:
         """Return where an nsqd that announces this TCP address is connected to."""
         return self._access.reachable(announced)
 
-    def ask(
-        self, clients: Mapping[str, C], question: Callable[[C], R]
-    ) -> tuple[dict[str, R], list[DaemonFailure]]:
+    def ask(self, clients: Mapping[str, C], question: Callable[[C], R]) -> Answers[R]:
         """Put one question to several daemons at once; answers by address, and failures.
 
         All of them together have the time that one has.

@@ -77,7 +77,7 @@ class History:
         values = {row.key: _values_of(row) for row in sample.totals}
         values.update(_sums_of_nodes(sample.rows))
         with self._lock:
-            self._add(sample.time_ns / 1e9, values)
+            self._add(sample.time_s, values)
 
     def series(
         self, keys: Sequence[Key], quantity: str, *, since_s: float

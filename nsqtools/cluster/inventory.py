@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from nsqtools.cluster.directory import Cluster, DaemonFailure, Nsqds
+from nsqtools.cluster.directory import Answers, Cluster, DaemonFailure, Nsqds
 from nsqtools.cluster.topics import all_of, missing
 from nsqtools.errors import ConfigurationError
 from nsqtools.http.http_api import HTTPAPI, NsqdHTTPClient, NsqlookupdHTTPClient
@@ -21,12 +21,16 @@ AT_ONCE = 10
 """Topics, in the time of one question."""
 
 
+Registered = Mapping[str, frozenset[str]]
+"""Topics that an nsqlookupd knows, and their channels as far as these were asked for."""
+
+
 class Inventory(NamedTuple):
     """What the daemons that answered have. ``nodes`` and ``registered`` go by address."""
 
     nodes: Mapping[str, tuple[TopicStats, ...]]
     given: frozenset[str]
-    registered: Mapping[str, frozenset[str]]
+    registered: Mapping[str, Registered]
     failures: tuple[DaemonFailure, ...]
 
     @property
@@ -43,9 +47,18 @@ class Inventory(NamedTuple):
                 if topic.topic_name == name:
                     yield address, topic
 
-    def lookupds_that_know(self, name: str) -> list[str]:
-        """Every nsqlookupd with which the topic is registered."""
-        return [address for address, topics in self.registered.items() if name in topics]
+    def channels(self, topic: str) -> set[str]:
+        """The names of its channels on any nsqd, and of those registered that are known."""
+        there = {each.channel_name for _, stats in self.where(topic) for each in stats.channels}
+        return there.union(*(topics.get(topic, ()) for topics in self.registered.values()))
+
+    def lookupds_that_know(self, topic: str, channel: str = "") -> list[str]:
+        """Every nsqlookupd with which the topic, or a channel of it, is registered."""
+        return [
+            address
+            for address, topics in self.registered.items()
+            if (channel in topics.get(topic, ()) if channel else topic in topics)
+        ]
 
 
 def take_inventory(cluster: Cluster) -> Inventory:
@@ -62,31 +75,39 @@ def take_inventory(cluster: Cluster) -> Inventory:
     return Inventory(
         answers,
         frozenset(cluster.given),
-        {address: frozenset(topics) for address, topics in registered.items()},
+        {address: dict.fromkeys(topics, frozenset()) for address, topics in registered.items()},
         tuple(failures),
     )
 
 
+def with_channels(cluster: Cluster, inventory: Inventory, topics: Iterable[str]) -> Inventory:
+    """Ask each nsqlookupd for the channels of some topics too; one that fails is left out."""
+    found, failures = registered_channels(cluster, inventory.registered, topics)
+    registered = {at: {**inventory.registered[at], **channels} for at, channels in found.items()}
+    return inventory._replace(registered=registered, failures=(*inventory.failures, *failures))
+
+
 def registered_channels(
     cluster: Cluster, lookupds: Iterable[str], topics: Iterable[str]
-) -> tuple[dict[str, set[tuple[str, str]]], list[DaemonFailure]]:
-    """The (topic, channel) pairs that each nsqlookupd knows, of some topics; and who failed.
+) -> Answers[Registered]:
+    """The channels that each nsqlookupd knows of some topics, where it knows any; and who failed.
 
     It has to be asked about each topic, and the time of one question is not enough for thousands.
     """
-    found: dict[str, set[tuple[str, str]]] = {address: set() for address in lookupds}
+    found: dict[str, Registered] = {address: {} for address in lookupds}
     failures: list[DaemonFailure] = []
     names = list(topics)
     for start in range(0, len(names), AT_ONCE):
         alive = {address: cluster.lookupds[address] for address in found}
-        answers, failed = cluster.ask(alive, partial(_pairs, names[start : start + AT_ONCE]))
-        found = {address: found[address] | pairs for address, pairs in answers.items()}
+        answers, failed = cluster.ask(alive, partial(_channels, names[start : start + AT_ONCE]))
+        found = {address: {**found[address], **more} for address, more in answers.items()}
         failures += failed
     return found, failures
 
 
-def _pairs(topics: Iterable[str], client: NsqlookupdHTTPClient) -> set[tuple[str, str]]:
-    return {(topic, channel) for topic in topics for channel in client.channels(topic)}
+def _channels(topics: Iterable[str], client: NsqlookupdHTTPClient) -> Registered:
+    asked = ((topic, frozenset(client.channels(topic))) for topic in topics)
+    return {topic: channels for topic, channels in asked if channels}
 
 
 def channel_of(topic: TopicStats, name: str) -> ChannelStats | None:
@@ -149,9 +170,7 @@ def list_nodes(
     ``remembered`` are nsqd that are there, whatever nsqlookupd says of them just now. Raises the
     first failure when none answers at all.
     """
-    known, failures = cluster.known_nodes()
-    nsqds, impostors = cluster.nsqds_among(entry.node for each in known.values() for entry in each)
-    failures += impostors
+    known, nsqds, failures = cluster.look_up()
     nsqds = {**(remembered or {}), **nsqds}
     if failures and not nsqds:
         raise failures[0].error

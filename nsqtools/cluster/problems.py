@@ -49,60 +49,52 @@ CRITICAL, WARNING, NOTE = Severity
 
 
 class Kind(enum.Enum):
-    """Kinds of problems: name, severity, and what to do."""
+    """Kinds of problems: severity, what to do, and the name where it is not that of the member."""
 
-    GONE = "gone", CRITICAL, "Start it again, or remove it: its messages are there."
-    NO_ANSWER = "no answer", CRITICAL, "Look at its process, its log and the network."
-    NOT_WELL = "not well", CRITICAL, "Its disk is full or read-only: see its log."
+    GONE = CRITICAL, "Start it again, or remove it: its messages are there."
+    NO_ANSWER = CRITICAL, "Look at its process, its log and the network."
+    NOT_WELL = CRITICAL, "Its disk is full or read-only: see its log."
     LEFT = (
-        "left",
         CRITICAL,
         "Start it again; if it left on purpose, take it from the file of --state or --expect.",
     )
-    UNREACHABLE = (
-        "unreachable",
-        CRITICAL,
-        "Set nsqd's -broadcast-address to one that consumers reach.",
-    )
+    UNREACHABLE = CRITICAL, "Set nsqd's -broadcast-address to one that consumers reach."
     STUCK = (
-        "stuck",
         CRITICAL,
         "Look at the consumers' handlers, and whether their RDY is 0: nsq stat --show clients.",
     )
-    DEEP = "deep", CRITICAL, "Add consumers, or find out why they are slow."
-    OLD = "old", CRITICAL, "Find out why its consumers do not take these messages."
-    GROWS = "no consumers", CRITICAL, "Start its consumers, or delete the channel."
-    NO_CONSUMERS = "no consumers", WARNING, "Start its consumers, or delete the channel."
-    BEHIND = "falls behind", WARNING, "Add consumers, or raise max_in_flight."
-    NO_CONSUMERS_HERE = (
-        "no consumers there",
+    DEEP = CRITICAL, "Add consumers, or find out why they are slow."
+    OLD = CRITICAL, "Find out why its consumers do not take these messages."
+    # two kinds share a word: how severe it is differs
+    GROWS = CRITICAL, "Start its consumers, or delete the channel.", "no consumers"
+    NO_CONSUMERS = WARNING, "Start its consumers, or delete the channel."
+    FALLS_BEHIND = WARNING, "Add consumers, or raise max_in_flight."
+    NO_CONSUMERS_THERE = (
         WARNING,
         "Consumers have to find it: give them every nsqlookupd, or raise their max_in_flight.",
     )
-    NO_CHANNELS = "no channels", WARNING, "Create the channel that is to get them."
+    NO_CHANNELS = WARNING, "Create the channel that is to get them."
     CHANNEL_MISSING = (
-        "channel missing",
         WARNING,
         "Create it there with nsq channel create: what is published before it is there it misses.",
     )
-    LACKING = "lacking", WARNING, "Run nsq topology apply with the file of --expect."
-    REQUEUES = "requeues", WARNING, "The handlers fail: see the consumers' logs."
-    TIMEOUTS = "timeouts", WARNING, "Let handlers TOUCH, or raise msg_timeout."
-    PAUSED_LONG = "paused long", WARNING, "Unpause it, if no work on it is under way."
+    LACKING = WARNING, "Run nsq topology apply with the file of --expect."
+    REQUEUES = WARNING, "The handlers fail: see the consumers' logs."
+    TIMEOUTS = WARNING, "Let handlers TOUCH, or raise msg_timeout."
+    PAUSED_LONG = WARNING, "Unpause it, if no work on it is under way."
     NOT_REGISTERED = (
-        "not registered",
         WARNING,
         "Give that nsqd the nsqlookupd with -lookupd-tcp-address, and see its log.",
     )
-    CLOCKS = "clocks differ", WARNING, "Let NTP set the clock of its machine."
-    VERSIONS = "versions differ", NOTE, "Finish the upgrade."
-    RESTARTED = "restarted", NOTE, "If that was not on purpose, see its log."
-    TOMBSTONED = "tombstoned", NOTE, "nsqlookupd hides it from consumers for a while."
-    ON_DISK = "on disk", NOTE, "Watch the free space of nsqd's -data-path."
-    PAUSED = "paused", NOTE, "Unpause it when the work is done."
+    CLOCKS_DIFFER = WARNING, "Let NTP set the clock of its machine."
+    VERSIONS_DIFFER = NOTE, "Finish the upgrade."
+    RESTARTED = NOTE, "If that was not on purpose, see its log."
+    TOMBSTONED = NOTE, "nsqlookupd hides it from consumers for a while."
+    ON_DISK = NOTE, "Watch the free space of nsqd's -data-path."
+    PAUSED = NOTE, "Unpause it when the work is done."
 
-    def __init__(self, word: str, severity: Severity, remedy: str) -> None:
-        self.word = word  # two kinds may share one: how severe it is differs
+    def __init__(self, severity: Severity, remedy: str, word: str = "") -> None:
+        self.word = word or self.name.lower().replace("_", " ")
         self.severity = severity
         self.remedy = remedy
 
@@ -140,6 +132,11 @@ class Problem(NamedTuple):
         return f"{self.kind} {self.where}"
 
 
+def of_row(kind: Kind, text: str, row: QueueRow) -> Problem:
+    """Return the problem of a queue, on one nsqd or on all together."""
+    return Problem(kind, text, row.topic, row.channel, row.node, row.depth)
+
+
 class Bounds(NamedTuple):
     """From where on it is a problem. ``max_depth`` is messages of one queue, ``max_age_s`` how long
     one of them waits; None for any.
@@ -162,7 +159,7 @@ class Earlier(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    time_ns: int
+    time_s: float
     totals: Sequence[QueueRow]
     nsqds: frozenset[str]
 
@@ -179,18 +176,18 @@ class Past:
     def add(self, sample: Sample) -> None:
         """Keep a sample, if the one before it is not as new."""
         kept = self._kept
-        while kept and kept[-1].time_ns >= sample.time_ns:  # the clock was set back
+        while kept and kept[-1].time_s >= sample.time_s:  # the clock was set back
             kept.pop()
-        while kept and sample.time_ns - kept[0].time_ns > PAST_S * 1e9:
+        while kept and sample.time_s - kept[0].time_s > PAST_S:
             kept.popleft()
-        if not kept or sample.time_ns - kept[-1].time_ns >= PAST_STEP_S * 1e9:
-            kept.append(_Kept(sample.time_ns, sample.totals, _counted(sample)))
+        if not kept or sample.time_s - kept[-1].time_s >= PAST_STEP_S:
+            kept.append(_Kept(sample.time_s, sample.totals, _counted(sample)))
 
     def before(self, sample: Sample) -> Earlier | None:
         """Return the oldest totals of the same nsqd, None where there are none yet."""
         for kept in self._kept:
-            if kept.time_ns < sample.time_ns and kept.nsqds == _counted(sample):
-                return Earlier(kept.totals, (sample.time_ns - kept.time_ns) / 1e9)
+            if kept.time_s < sample.time_s and kept.nsqds == _counted(sample):
+                return Earlier(kept.totals, sample.time_s - kept.time_s)
         return None
 
 
@@ -221,7 +218,7 @@ def problems_of(
             queue, text = (row.topic, row.channel), f"{row.depth:,} messages wait"
             if paused_there[queue] < there[queue]:
                 text = f"on {paused_there[queue]} of {there[queue]} nsqd; {text}"
-            found.append(Problem(Kind.PAUSED, text, *queue, weight=row.depth))
+            found.append(of_row(Kind.PAUSED, text, row))
     return in_order(found)
 
 
@@ -252,7 +249,7 @@ def _of_daemons(sample: Sample) -> Iterator[Problem]:
     versions = Counter(report.stats.version for report in sample.reports)
     if len(versions) > 1:
         text = ", ".join(f"{count} nsqd of {name}" for name, count in versions.most_common())
-        yield Problem(Kind.VERSIONS, text)
+        yield Problem(Kind.VERSIONS_DIFFER, text)
 
 
 def in_a_line(kind: Kind, found: Sequence[Problem]) -> str:
@@ -279,47 +276,41 @@ def _of_queue(
     row: QueueRow, rates: Rates | None, has_channels: bool, bounds: Bounds
 ) -> Iterator[Problem]:
     """What one look at the total of a queue shows, and its rates."""
-
-    def problem(kind: Kind, text: str, weight: int = row.depth) -> Problem:
-        return Problem(kind, text, row.topic, row.channel, weight=weight)
-
     waiting = f"{row.depth:,} messages wait"
     ingress = rates.ingress if rates else 0.0
     if row.channel and row.depth and not row.clients and not row.paused:
         coming = f" and {_rate(ingress)} come every second" if ingress > 0 else ""
-        yield problem(Kind.GROWS if coming else Kind.NO_CONSUMERS, waiting + coming)
+        yield of_row(Kind.GROWS if coming else Kind.NO_CONSUMERS, waiting + coming, row)
     elif not row.channel and row.depth and not has_channels:
-        yield problem(Kind.NO_CHANNELS, f"{waiting} for the first channel")
+        yield of_row(Kind.NO_CHANNELS, f"{waiting} for the first channel", row)
     if bounds.max_depth is not None and row.depth > bounds.max_depth:
-        yield problem(Kind.DEEP, f"{waiting}, more than {bounds.max_depth:,}")
+        yield of_row(Kind.DEEP, f"{waiting}, more than {bounds.max_depth:,}", row)
     if rates and rates.timed_out > 0:
         text = f"{_rate(rates.timed_out)} messages time out every second"
-        yield problem(Kind.TIMEOUTS, f"{text}, {row.timed_out:,} so far", row.timed_out)
+        problem = of_row(Kind.TIMEOUTS, f"{text}, {row.timed_out:,} so far", row)
+        yield problem._replace(weight=row.timed_out)
 
 
 def _of_window(
     then: QueueRow, now: QueueRow, rates: Rates, ago_s: float, bounds: Bounds
 ) -> Iterator[Problem]:
     """What two looks at the total of a channel show, and the rates between them."""
-
-    def problem(kind: Kind, text: str) -> Problem:
-        return Problem(kind, text, now.topic, now.channel, weight=now.depth)
-
     waiting = f"{now.depth:,} messages wait"
     growth = (now.depth - then.depth) / ago_s
     returned = now.requeued + now.timed_out - then.requeued - then.timed_out
     if now.clients and now.depth and then.depth and not (rates.finish or rates.requeue):
         took = f", {now.in_flight:,} are in flight" if now.in_flight else ""
         text = f"{waiting}{took}, and none was finished in {ago_s:.0f} s"
-        yield problem(Kind.STUCK, text)
+        yield of_row(Kind.STUCK, text, now)
     elif now.clients and now.depth > bounds.behind_depth and growth > 0:
         moved = f"{_rate(rates.ingress)} come, {_rate(rates.finish)} are finished"
-        yield problem(Kind.BEHIND, f"{waiting}, {_rate(growth)} more every second: {moved}")
+        text = f"{waiting}, {_rate(growth)} more every second: {moved}"
+        yield of_row(Kind.FALLS_BEHIND, text, now)
     if returned >= LEAST_REQUEUED and rates.requeue > bounds.requeue_share * rates.egress:
         share = min(1.0, rates.requeue / rates.egress) if rates.egress else 1.0
-        yield problem(Kind.REQUEUES, f"{share:.0%} of what was sent came back")
+        yield of_row(Kind.REQUEUES, f"{share:.0%} of what was sent came back", now)
     if now.disk > then.disk and now.disk > bounds.behind_depth:
-        yield problem(Kind.ON_DISK, f"{now.disk:,} messages are on disk, and they become more")
+        yield of_row(Kind.ON_DISK, f"{now.disk:,} messages are on disk, and they become more", now)
 
 
 def _of_topology(rows: Sequence[QueueRow]) -> Iterator[Problem]:
@@ -342,8 +333,7 @@ def _of_topology(rows: Sequence[QueueRow]) -> Iterator[Problem]:
             for row in present:
                 if has_consumers and row.depth and not row.clients and not row.paused:
                     text = f"{row.depth:,} messages wait, and its consumers are elsewhere"
-                    where = (topic, channel, row.node)
-                    yield Problem(Kind.NO_CONSUMERS_HERE, text, *where, weight=row.depth)
+                    yield of_row(Kind.NO_CONSUMERS_THERE, text, row)
 
 
 def problems_of_nodes(nodes: Iterable[NodeStatus], lookupds: Sequence[str]) -> Iterator[Problem]:

@@ -98,16 +98,22 @@ class NodeState(NamedTuple):
 class Sample(NamedTuple):
     """One sample. ``rows`` are those of each nsqd that counts, ``totals`` of all these together.
 
-    ``reports`` are their statistics. ``failures`` are the nsqd that do not count and why, and the
-    nsqlookupd that did not answer. ``nodes`` has every nsqd that was ever asked and is remembered.
+    ``time_s`` is seconds since 1970, ``reports`` are their statistics. ``failures`` are the nsqd
+    that do not count and why, and the nsqlookupd that did not answer. ``nodes`` has every nsqd that
+    was ever asked and is remembered.
     """
 
-    time_ns: int
+    time_s: float
     rows: list[QueueRow]
     totals: list[QueueRow]
     reports: tuple[NodeReport, ...]
     failures: tuple[DaemonFailure, ...]
     nodes: tuple[NodeState, ...] = ()
+
+    @property
+    def started(self) -> dict[str, int]:
+        """When each nsqd started, in seconds since 1970, by address."""
+        return {report.address: report.stats.start_time for report in self.reports}
 
 
 class SampleFilter(NamedTuple):
@@ -170,10 +176,6 @@ class _Node:
     def is_due(self, now_s: float) -> bool:
         """Whether an nsqd that is announced, or answers, is to be asked."""
         return not isinstance(self.error, OverBudget) or now_s - self.tried_s >= OVER_BUDGET_S
-
-    @property
-    def seen_s(self) -> float:
-        return self.since_s if self.answered_s is None else self.answered_s
 
 
 class Sampler:
@@ -479,7 +481,7 @@ class Sampler:
             raise
 
     def _put_together(self, question: Question) -> Sample:
-        now_s, time_ns = time.monotonic(), time.time_ns()
+        now_s, time_s = time.monotonic(), time.time()
         reports, states = [], []
         lookupds = self._cluster.lookupds
         with self._changed:
@@ -508,11 +510,11 @@ class Sampler:
                         stats.version if stats else "",
                         stats.health if stats else "",
                         node.heap,
-                        now_s - node.seen_s if is_silent else 0.0,
+                        now_s - (node.answered_s or node.since_s) if is_silent else 0.0,
                         f"{left}{error}" if error else "",
                         node.answered_at_s,
                     )
                 )
         rows = [row for state in states for row in state.rows]
         sums = self._sums.totals(rows)
-        return Sample(time_ns, rows, sums, tuple(reports), tuple(failures), tuple(states))
+        return Sample(time_s, rows, sums, tuple(reports), tuple(failures), tuple(states))

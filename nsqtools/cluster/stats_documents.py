@@ -11,7 +11,7 @@ import csv
 import io
 import operator
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from nsqtools.cluster.directory import NodeReport
@@ -20,7 +20,7 @@ from nsqtools.cluster.sampling import Sample
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.stats import ChannelStats, ClientStats, TopicStats
 from nsqtools.protocol.text import utc_text
-from nsqtools.records.prometheus import Metric
+from nsqtools.records.prometheus import Metric, metric_of
 
 LATEST_S = 253_402_300_800  # the year 10000, which no date has
 
@@ -36,7 +36,7 @@ def document(sample: Sample, rows: Iterable[QueueRow]) -> dict[str, Any]:
     """The sample as JSON. ``rows`` are the ones to show, of each nsqd or of all together."""
     failed = [{"node": each.address, "error": str(each.error)} for each in sample.failures]
     return {
-        "time": utc_text(sample.time_ns / 1e9),
+        "time": utc_text(sample.time_s),
         "queues": [_queue(row) for row in rows],
         "nodes": [_node(report) for report in sample.reports],
         "failed": failed,
@@ -241,61 +241,58 @@ def sort_rows(rows: Iterable[QueueRow], column: str) -> list[QueueRow]:
     return sorted(ordered, key=size)
 
 
-# name, type, help, what, whether of topics too
-QUEUE_METRICS: tuple[tuple[str, str, str, Callable[[QueueRow], float], bool], ...] = (
-    ("depth", "gauge", "Messages in the queue.", lambda row: row.depth, True),
-    ("backend_depth", "gauge", "Messages of the queue on disk.", lambda row: row.disk, True),
-    ("messages_total", "counter", "Messages received.", lambda row: row.messages, True),
-    ("paused", "gauge", "1 when paused.", lambda row: int(row.paused), True),
-    ("in_flight", "gauge", "Messages in flight.", lambda row: row.in_flight, False),
-    ("deferred", "gauge", "Messages deferred.", lambda row: row.deferred, False),
-    ("requeues_total", "counter", "Messages requeued.", lambda row: row.requeued, False),
-    ("timeouts_total", "counter", "Messages timed out.", lambda row: row.timed_out, False),
-    ("clients", "gauge", "Connected consumers.", lambda row: row.clients, False),
+# name, help, what of a row
+QUEUE_METRICS = (
+    ("depth", "Messages in the queue.", "depth"),
+    ("backend_depth", "Messages of the queue on disk.", "disk"),
+    ("messages_total", "Messages received.", "messages"),
+    ("paused", "1 when paused.", "paused"),
+)
+CHANNEL_METRICS = (
+    *QUEUE_METRICS,
+    ("in_flight", "Messages in flight.", "in_flight"),
+    ("deferred", "Messages deferred.", "deferred"),
+    ("requeues_total", "Messages requeued.", "requeued"),
+    ("timeouts_total", "Messages timed out.", "timed_out"),
+    ("clients", "Connected consumers.", "clients"),
 )
 
 
-def sample_metrics(sample: Sample, lookupds: Collection[str] = ()) -> list[Metric]:
-    """Return every counter of every nsqd; ``nsq_up`` is 0 for those that do not answer.
+def sample_metrics(sample: Sample, lookupds: Collection[str] = ()) -> Iterator[Metric]:
+    """Yield every counter of every nsqd; ``nsq_up`` is 0 for those that do not answer.
 
     ``lookupds`` are the addresses of nsqlookupd, whose failures are theirs.
     """
     failed = {failure.address for failure in sample.failures}
     up = [({"node": report.address}, 1) for report in sample.reports]
     up += [({"node": address}, 0) for address in sorted(failed - set(lookupds))]
-    metrics = [Metric("nsq_up", "gauge", "Whether the nsqd answered.", up)]
+    yield metric_of("nsq_up", "Whether the nsqd answered.", up)
     if lookupds:
         answered = [({"lookupd": each}, int(each not in failed)) for each in lookupds]
-        help_ = "Whether the nsqlookupd answered."
-        metrics.append(Metric("nsq_lookupd_up", "gauge", help_, answered))
-    for kind in ("topic", "channel"):
+        yield metric_of("nsq_lookupd_up", "Whether the nsqlookupd answered.", answered)
+    for kind, table in (("topic", QUEUE_METRICS), ("channel", CHANNEL_METRICS)):
         rows = [row for row in sample.rows if bool(row.channel) == (kind == "channel")]
-        metrics += [
-            Metric(f"nsq_{kind}_{name}", type_, help_, [(_labels(row), read(row)) for row in rows])
-            for name, type_, help_, read, is_of_topics in QUEUE_METRICS
-            if is_of_topics or kind == "channel"
-        ]
+        for name, help_, what in table:
+            values = [(_labels(row), int(getattr(row, what))) for row in rows]
+            yield metric_of(f"nsq_{kind}_{name}", help_, values)
     latencies = [
         ({**_labels(row), "quantile": f"{quantile:g}"}, f"{seconds:g}")
         for row in sample.rows
         for quantile, seconds in row.latency
     ]
     if latencies:
-        name, help_ = "nsq_e2e_latency_seconds", "Time from publishing to finishing."
-        metrics.append(Metric(name, "gauge", help_, latencies))
+        help_ = "Time from publishing to finishing."
+        yield metric_of("nsq_e2e_latency_seconds", help_, latencies)
     info = [({"node": each.address, "version": each.stats.version}, 1) for each in sample.reports]
-    started = [({"node": each.address}, each.stats.start_time) for each in sample.reports]
+    yield metric_of("nsq_node_info", "The version of the nsqd.", info)
+    started = [({"node": address}, start_s) for address, start_s in sample.started.items()]
+    yield metric_of("nsq_node_start_time_seconds", "When the nsqd started.", started)
     sizes = [
         ({"topic": topic.topic_name, "node": report.address}, topic.message_bytes)
         for report in sample.reports
         for topic in report.stats.topics or ()
     ]
-    return [
-        *metrics,
-        Metric("nsq_node_info", "gauge", "The version of the nsqd.", info),
-        Metric("nsq_node_start_time_seconds", "gauge", "When the nsqd started.", started),
-        Metric("nsq_topic_message_bytes_total", "counter", "Bytes received.", sizes),
-    ]
+    yield metric_of("nsq_topic_message_bytes_total", "Bytes received.", sizes)
 
 
 def _labels(row: QueueRow) -> dict[str, str]:

@@ -168,7 +168,11 @@ def check_subscription(
             return f"cannot check whether topic {topic} exists{why}; subscribing creates it"
         if create:
             return ""
-        raise NotFoundError(f"topic {topic} does not exist", hint=_suggestion(report))
+        meant = _meant(topic, report.known_topics)
+        raise NotFoundError(
+            f"topic {topic} does not exist",
+            hint=f"{meant} Use --create to subscribe all the same.".lstrip(),
+        )
     if is_ephemeral(channel) and report.backlog and not force:
         where = " on an nsqd" if report.channels else ""  # others have some, or know of them
         raise ConfigurationError(
@@ -184,10 +188,9 @@ def check_subscription(
     return ""
 
 
-def _suggestion(report: TopicReport) -> str:
-    near = difflib.get_close_matches(report.topic, sorted(report.known_topics), n=3)
-    go_on = "Use --create to subscribe all the same."
-    return f"Did you mean {' or '.join(near)}? {go_on}" if near else go_on
+def _meant(name: str, names: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, sorted(names), n=3)
+    return f"Did you mean {' or '.join(near)}?" if near else ""
 
 
 def named_topics(cluster: Cluster) -> tuple[set[str], list[DaemonFailure]]:
@@ -269,9 +272,7 @@ def missing(
     if is_pattern(pattern):
         hint = _glob_hint(pattern, names)
         return NotFoundError(f"no {what} matches {pattern}{where}", hint=hint)
-    near = difflib.get_close_matches(pattern, sorted(names), n=3)
-    hint = f"Did you mean {' or '.join(near)}?" if near else ""
-    return NotFoundError(f"{what} {pattern} does not exist{where}", hint=hint)
+    return NotFoundError(f"{what} {pattern} does not exist{where}", hint=_meant(pattern, names))
 
 
 def but_for(failures: Iterable[DaemonFailure]) -> str:

@@ -23,8 +23,9 @@ Nothing is deleted unless `idle_steps` of two inventories are added to the plan.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import filterfalse
 from typing import Any, NamedTuple
 
 from nsqtools.cluster.admin import (
@@ -33,17 +34,14 @@ from nsqtools.cluster.admin import (
     DaemonKind,
     Step,
     at_lookupds,
-    channel_step,
     in_order,
-    topic_step,
+    steps_of,
 )
 from nsqtools.cluster.directory import Cluster
-from nsqtools.cluster.inventory import Inventory, channel_of, registered_channels, take_inventory
+from nsqtools.cluster.inventory import Inventory, take_inventory, with_channels
 from nsqtools.errors import ConfigurationError, ConnectionFailed
 from nsqtools.protocol.names import check_channel, check_topic, is_ephemeral
 from nsqtools.protocol.stats import TopicStats
-
-Registered = Mapping[str, Collection[tuple[str, str]]]
 
 
 class WantedTopic(NamedTuple):
@@ -122,25 +120,17 @@ def encode(topology: Topology) -> str:
 # -- what is there --------------------------------------------------------------------------------
 
 
-def topology_of(inventory: Inventory, registered: Registered, topics: Iterable[str]) -> Topology:
+def topology_of(inventory: Inventory, topics: Iterable[str]) -> Topology:
     """Describe some topics of a cluster as they are. What one nsqd has paused counts as paused."""
     wanted = {}
-    for topic in topics:
-        if is_ephemeral(topic):
-            continue
+    for topic in filterfalse(is_ephemeral, topics):
         there = [stats for _, stats in inventory.where(topic)]
-        found = [each for stats in there for each in stats.channels]
-        names = {each.channel_name for each in found}
-        names |= {channel for pairs in registered.values() for of, channel in pairs if of == topic}
+        paused = {each.channel_name for stats in there for each in stats.channels if each.paused}
         wanted[topic] = WantedTopic(
-            frozenset(name for name in names if not is_ephemeral(name)),
+            frozenset(filterfalse(is_ephemeral, inventory.channels(topic))),
             len(there) == len(inventory.nodes) > 0,
             any(stats.paused for stats in there),
-            frozenset(
-                each.channel_name
-                for each in found
-                if each.paused and not is_ephemeral(each.channel_name)
-            ),
+            frozenset(filterfalse(is_ephemeral, paused)),
         )
     return Topology(wanted, frozenset(inventory.nodes))
 
@@ -148,54 +138,32 @@ def topology_of(inventory: Inventory, registered: Registered, topics: Iterable[s
 def plan_topology(cluster: Cluster, wanted: Topology) -> AdminPlan:
     """Plan what the cluster lacks. Raises the first failure when no daemon answers."""
     inventory = take_inventory(cluster)
-    registered, failures = registered_channels(
-        cluster, inventory.registered, inventory.topics.intersection(wanted.topics)
+    inventory = with_channels(cluster, inventory, inventory.topics.intersection(wanted.topics))
+    steps = in_order(
+        step for name, topic in wanted.topics.items() for step in _lacking(inventory, name, topic)
     )
-    steps = [
-        step
-        for name, topic in wanted.topics.items()
-        for step in (
-            *_lacking_at_lookupds(inventory, registered, name, topic),
-            *_lacking_at_nsqds(inventory, name, topic),
-        )
-    ]
-    failed = (*inventory.failures, *failures)
-    return AdminPlan(in_order(steps), failed, tuple(_notes(inventory, wanted)))
+    return AdminPlan(steps, inventory.failures, tuple(_notes(inventory, wanted)))
 
 
-def _lacking_at_lookupds(
-    inventory: Inventory, registered: Registered, name: str, topic: WantedTopic
-) -> Iterator[Step]:
-    knowing = inventory.lookupds_that_know(name)
-    lacking = [address for address in inventory.registered if address not in knowing]
-    yield from at_lookupds(lacking, Action.CREATE, name)
-    for channel in topic.channels:
-        lacking = [at for at, pairs in registered.items() if (name, channel) not in pairs]
+def _lacking(inventory: Inventory, name: str, topic: WantedTopic) -> Iterator[Step]:
+    queues = {"": topic.paused, **{each: each in topic.paused_channels for each in topic.channels}}
+    for channel in queues:
+        lacking = inventory.registered.keys() - inventory.lookupds_that_know(name, channel)
         yield from at_lookupds(lacking, Action.CREATE, name, channel)
-
-
-def _lacking_at_nsqds(inventory: Inventory, name: str, topic: WantedTopic) -> Iterator[Step]:
     there = dict(inventory.where(name))
     for address in inventory.nodes if topic.everywhere else there:
-        stats = there.get(address)
-        if stats is None:
-            yield Step(DaemonKind.NSQD, address, Action.CREATE, name)
-        yield from _paused(address, name, "", topic.paused, stats is not None and stats.paused)
-        channels = {each.channel_name: each.paused for each in stats.channels} if stats else {}
-        for channel in topic.channels:
-            if channel not in channels:
+        paused: dict[str, bool] = {}  # those that are there
+        if stats := there.get(address):
+            paused = {
+                "": stats.paused,
+                **{each.channel_name: each.paused for each in stats.channels},
+            }
+        for channel, should_be in queues.items():
+            if channel not in paused:
                 yield Step(DaemonKind.NSQD, address, Action.CREATE, name, channel)
-            is_paused = channels.get(channel, False)
-            should_be = channel in topic.paused_channels
-            yield from _paused(address, name, channel, should_be, is_paused)
-
-
-def _paused(
-    address: str, topic: str, channel: str, should_be: bool, is_paused: bool
-) -> Iterator[Step]:
-    if should_be != is_paused:
-        action = Action.PAUSE if should_be else Action.UNPAUSE
-        yield Step(DaemonKind.NSQD, address, action, topic, channel)
+            if should_be != paused.get(channel, False):
+                action = Action.PAUSE if should_be else Action.UNPAUSE
+                yield Step(DaemonKind.NSQD, address, action, name, channel)
 
 
 def _notes(inventory: Inventory, wanted: Topology) -> Iterator[str]:
@@ -217,39 +185,22 @@ def idle_steps(cluster: Cluster, before: Inventory, wanted: Topology) -> list[St
     that did not answer then or now, and one for an nsqd that left: what it has cannot be judged.
     """
     now = take_inventory(cluster)
-    registered, failures = registered_channels(cluster, now.registered, now.topics)
-    for failure in (*before.failures, *now.failures, *failures):
+    now = with_channels(cluster, now, now.topics)
+    for failure in (*before.failures, *now.failures):
         raise failure.error
     for address in before.nodes.keys() - now.nodes.keys():
         raise ConnectionFailed(f"nsqd {address} is not there any more", hint="Run it again.")
     steps: list[Step] = []
-    for name in sorted(now.topics):
-        was, stats = dict(before.where(name)), dict(now.where(name))
-        if is_ephemeral(name):
-            continue
-        if name not in wanted.topics:
-            if all(_is_idle(was.get(at), each, None) for at, each in stats.items()):
-                steps += at_lookupds(now.lookupds_that_know(name), Action.DELETE, name)
-                steps += [topic_step(at, Action.DELETE, each) for at, each in stats.items()]
-            continue
-        found = {each.channel_name for there in stats.values() for each in there.channels}
-        found |= {channel for pairs in registered.values() for of, channel in pairs if of == name}
-        for channel in sorted(found - wanted.topics[name].channels):
-            if is_ephemeral(channel) or not all(
-                _is_idle(was.get(at), each, channel) for at, each in stats.items()
-            ):
-                continue
-            knowing = [at for at, pairs in registered.items() if (name, channel) in pairs]
-            steps += at_lookupds(knowing, Action.DELETE, name, channel)
-            steps += [
-                channel_step(at, Action.DELETE, each, one)
-                for at, each in stats.items()
-                if (one := channel_of(each, channel))
-            ]
+    for name in filterfalse(is_ephemeral, sorted(now.topics)):
+        was, is_wanted = dict(before.where(name)), name in wanted.topics
+        surplus = now.channels(name) - wanted.topics[name].channels if is_wanted else {""}
+        for channel in filterfalse(is_ephemeral, sorted(surplus)):
+            if all(_is_idle(was.get(at), each, channel) for at, each in now.where(name)):
+                steps += steps_of(now, Action.DELETE, name, channel)
     return steps
 
 
-def _is_idle(was: TopicStats | None, stats: TopicStats, channel: str | None) -> bool:
+def _is_idle(was: TopicStats | None, stats: TopicStats, channel: str) -> bool:
     """Whether a topic of one nsqd, or one channel of it, had no client and no message."""
     if was is None or was.message_count != stats.message_count:
         return False
@@ -257,5 +208,5 @@ def _is_idle(was: TopicStats | None, stats: TopicStats, channel: str | None) -> 
         each.client_count
         for topic in (was, stats)
         for each in topic.channels
-        if channel in (None, each.channel_name)
+        if channel in ("", each.channel_name)
     )

@@ -36,7 +36,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Protocol
 
 from nsqtools.client.giving_up import DeadLetters
 from nsqtools.client.message import Answers, Batch, touch_when_due
@@ -329,16 +328,6 @@ class Courier:
 Kept = Callable[[Parcel, bool], None]
 
 
-class DeadLetterBox(Protocol):
-    """Keeps messages that cannot be delivered."""
-
-    def put(self, parcel: Parcel, error: str, kept: Kept) -> None:
-        """Keep the messages; ``kept`` is called with the result, perhaps on another thread."""
-
-    def close(self) -> None:
-        """Wait for what is under way."""
-
-
 class DeadLetterTopic:
     """Publishes the raw bodies to a topic, on the nsqd that each came from."""
 
@@ -346,7 +335,10 @@ class DeadLetterTopic:
         self._letters = DeadLetters(topic, options)
 
     def put(self, parcel: Parcel, error: str, kept: Kept) -> None:
-        """Publish the messages as they came, not as they would have been sent."""
+        """Publish the messages as they came, not as they would have been sent.
+
+        ``kept`` is called with the result, perhaps on another thread.
+        """
 
         def ended(error: NsqError | None) -> None:
             if error is not None:
@@ -413,6 +405,9 @@ class DeadLetterFile:
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+DeadLetterBox = DeadLetterTopic | DeadLetterFile
 
 
 def _append(fd: int, lines: bytes) -> None:

@@ -100,9 +100,8 @@ class ExecSink:
         self._submitted: collections.deque[Parcel] = collections.deque()
         self._is_woken = False
         self._gathered: dict[str, list[Parcel]] = {}
-        self._report: Report
-        self._runs: list[_Run] = []
-        self._kept: list[_Kept] = []
+        self.report: Report
+        self._workers: list[_Worker] = []
         self._thread: threading.Thread | None = None
 
     # -- the forwarder's thread
@@ -115,7 +114,7 @@ class ExecSink:
         """Have a command run for one part."""
         if self._thread is None:
             self._thread = self._begin()
-        self._report = report  # the forwarder's, for all of them
+        self.report = report  # the forwarder's, for all of them
         self._submitted.append(parcel)
         if not self._is_woken:
             self._is_woken = True
@@ -143,11 +142,8 @@ class ExecSink:
         self.loop = asyncio.new_event_loop()
         self.loop.set_exception_handler(self._fail)
         self._begin_starter()
-        for _ in range(self.settings.workers):
-            if self.settings.is_persistent:
-                self._kept.append(_Kept(self))
-            else:
-                self._runs.append(_Run(self))
+        kind = _Kept if self.settings.is_persistent else _Run
+        self._workers = [kind(self) for _ in range(self.settings.workers)]
         thread = threading.Thread(target=self._run, name="nsq-exec", daemon=True)
         thread.start()
         return thread
@@ -159,7 +155,7 @@ class ExecSink:
         try:
             self.loop.run_forever()
         finally:
-            for worker in (*self._runs, *self._kept):
+            for worker in self._workers:
                 worker.close()
             self.loop.close()
 
@@ -191,28 +187,14 @@ class ExecSink:
             self.waiting.append(self._gathered.pop(topic))
             self.go_on()
 
-    def report(self, work: _Work, outcome: Outcome) -> None:
-        """Report what became of some work."""
-        self._report(work, outcome)
-
     def go_on(self) -> None:
         """Give out what waits, as far as a command is free for it."""
-        if self.is_stopping:
-            return
-        for run in self._runs:
-            while self.waiting and not run.token:
-                run.begin(self.waiting.popleft())
         now = time.monotonic()
-        fed = set()
-        while self.waiting and self._kept:
-            kept = min(self._kept, key=lambda each: (not each.is_able(now), len(each.work)))
-            if not kept.is_able(now) or len(kept.work) >= MAX_GIVEN:
-                break
-            if kept.token or kept.begin():
-                kept.give(self.waiting.popleft(), now)
-                fed.add(kept)
-        for kept in fed:
-            kept.write_on()
+        while self.waiting and not self.is_stopping:
+            worker = min(self._workers, key=lambda each: (not each.is_able(now), len(each.work)))
+            if not worker.is_able(now):
+                return
+            worker.give(self.waiting.popleft(), now)
 
     def _begin_stop(self) -> None:
         """End all commands, and the loop after them."""
@@ -253,6 +235,14 @@ class _Worker(ABC):
         self.theirs: list[int] = []  # kept open, so that a pipe never ends
         self._timer: asyncio.TimerHandle | None = None
         self._rests = {1: b"", 2: b""}  # begun lines
+
+    @abstractmethod
+    def is_able(self, now: float) -> bool:
+        """Tell whether it may be given work."""
+
+    @abstractmethod
+    def give(self, work: _Work, now: float) -> None:
+        """Have a command do some work, or report that none can."""
 
     @abstractmethod
     def settle(self, status: int, error: int) -> None:
@@ -366,7 +356,10 @@ class _Worker(ABC):
 class _Run(_Worker):
     """A command for each message, or for each batch."""
 
-    def begin(self, work: _Work) -> None:
+    def is_able(self, now: float) -> bool:
+        return not self.token
+
+    def give(self, work: _Work, now: float) -> None:
         """Run a command, unless what it would be given is answered or cannot be given."""
         live = [parcel for parcel in work if not parcel.messages[0].is_answered]
         if not live:
@@ -437,23 +430,19 @@ class _Kept(_Worker):
         self._retry_at = 0.0
 
     def is_able(self, now: float) -> bool:
-        """Tell whether it may be given messages, or started."""
-        return now >= self._retry_at and not self.error
-
-    def begin(self) -> bool:
-        """Start the command; return False, and report for the message that waits, if not."""
-        try:
-            self.open(has_stdin=True)
-            self.start(self.sink.words, {"CHANNEL": self.settings.channel}, self.theirs)
-        except OSError as exc:
-            self.close()
-            self.work.append(self.sink.waiting.popleft())
-            self._rest(self.cannot_start(exc.errno))
-            return False
-        return True
+        return now >= self._retry_at and not self.error and len(self.work) < MAX_GIVEN
 
     def give(self, work: _Work, now: float) -> None:
-        """Give it a message; `write_on` writes it."""
+        """Give it a message, which is written with those that come at the same time."""
+        if not self.token:
+            try:
+                self.open(has_stdin=True)
+                self.start(self.sink.words, {"CHANNEL": self.settings.channel}, self.theirs)
+            except OSError as exc:
+                self.close()
+                self.work.append(work)
+                self._rest(self.cannot_start(exc.errno))
+                return
         if work[0].messages[0].is_answered:
             self.sink.report(work, TAKEN_BACK)
             return
@@ -461,10 +450,12 @@ class _Kept(_Worker):
             self.since = now
         self.work.append(work)
         self.watch()
+        if not self._unwritten:
+            self.sink.loop.call_soon(self._write)
         messages = work[0].messages
         self._unwritten += encode_many(messages.topic, messages.nsqd, [work[0].first_as_sent()])
 
-    def write_on(self) -> None:
+    def _write(self) -> None:
         """Write what it is given, as far as its pipe takes it."""
         if (fd := self.fds.get(0)) is None:
             return
@@ -472,7 +463,7 @@ class _Kept(_Worker):
             while self._unwritten:
                 del self._unwritten[: os.write(fd, self._unwritten)]
         except BlockingIOError:
-            self.sink.loop.add_writer(fd, self.write_on)
+            self.sink.loop.add_writer(fd, self._write)
             return
         except OSError:  # it reads no more: its end says why
             self._unwritten.clear()

@@ -202,17 +202,18 @@ class HttpPool:
         self._is_asleep = False
         self._is_stopping = False
         self.failure: Exception | None = None
-        self.on_tick: Callable[[float], None] = lambda now: None
-        """Called on the thread ten times a second, with the time."""
-        self.after_turn: Callable[[], None] = lambda: None
-        """Called on the thread after what has come was read."""
         self._idle: list[_Transfer] = []
         self._busy: dict[pycurl.Curl, _Transfer] = {}
         self._timer_at = math.inf
         self._thread = threading.Thread(target=self._run, name="nsq-http", daemon=True)
 
-    def start(self) -> None:
-        """Start the thread."""
+    def start(self, on_tick: Callable[[float], None], after_turn: Callable[[], None]) -> None:
+        """Start the thread.
+
+        On it ``on_tick`` is called ten times a second with the time, and ``after_turn`` after what
+        has come was read.
+        """
+        self._on_tick, self._after_turn = on_tick, after_turn
         self._poll = select.poll()  # unlike epoll it costs nothing to change what is waited for
         self._multi = pycurl.CurlMulti()
         self._multi.setopt(pycurl.M_MAXCONNECTS, MAX_IDLE)
@@ -271,10 +272,10 @@ class HttpPool:
                     self._timer_at = math.inf
                     self._multi.socket_action(pycurl.SOCKET_TIMEOUT, 0)
                 self._end_requests()
-                self.after_turn()
+                self._after_turn()
                 if now >= next_tick:
                     next_tick = now + TICK_S
-                    self.on_tick(now)
+                    self._on_tick(now)
         except Exception as exc:
             self.failure = exc
         finally:
@@ -298,7 +299,7 @@ class HttpPool:
             self._end(curl, pycurl.E_ABORTED_BY_CALLBACK, "stopped")
         while self._calls:
             self._calls.popleft()()
-        self.after_turn()
+        self._after_turn()
         self._multi.close()
         self._wake_receiver.close()
         self._wake_sender.close()

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from nsqtools import __version__
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.opening import Renewed
 from nsqtools.forward import BatchForm
@@ -128,24 +129,20 @@ class RequestSecrets(NamedTuple):
 
 
 class RequestBuilder:
-    """Makes requests of parcels. ``has_metadata`` adds headers about the message, and ``batch`` is
-    how several messages are one body."""
+    """Makes requests of parcels. Without a ``content_type`` they are GETs; ``has_metadata`` adds
+    headers about the message, and ``batch`` is how several messages are one body."""
 
     def __init__(
         self,
         *,
-        is_get: bool = False,
-        content_type: str,
-        user_agent: str,
+        content_type: str | None,
         headers: Sequence[Header] = (),
         secrets: Renewed[RequestSecrets] | None = None,
         has_metadata: bool = True,
         batch: BatchForm | None = None,
     ) -> None:
         self.batch = batch
-        self._is_get = is_get
         self._content_type = content_type
-        self._user_agent = user_agent
         self._has_metadata = has_metadata
         self._renewed = secrets
         self._secrets = RequestSecrets()
@@ -155,8 +152,8 @@ class RequestBuilder:
         self._shared = self._shared_headers()
 
     def _shared_headers(self) -> list[bytes]:
-        shared = {"user-agent": b"User-Agent: %b" % self._user_agent.encode()}
-        if not self._is_get:
+        shared = {"user-agent": b"User-Agent: nsqtools/%b" % __version__.encode()}
+        if self._content_type is not None:
             shared["content-type"] = b"Content-Type: %b" % self._content_type.encode()
         if self._secrets.authorization:
             shared["authorization"] = b"Authorization: %b" % self._secrets.authorization
@@ -192,19 +189,17 @@ class RequestBuilder:
                 headers.append(name + value)
         if not endpoint.has_secrets:
             headers = [each for each in headers if not each.lower().startswith(_SECRET)]
+        target = endpoint.target
+        if endpoint.template is not None:
+            sent = endpoint.template(messages.topic, messages.nsqd, [parcel.first_as_sent()])
+            target = _encoded(sent)
         return HttpRequest(
-            endpoint.base + self._target(endpoint, parcel),
+            endpoint.base + target,
             headers,
-            None if self._is_get else body,
+            None if self._content_type is None else body,
             endpoint.name,
             endpoint.allows_private,
         )
-
-    def _target(self, endpoint: Endpoint, parcel: Parcel) -> str:
-        if endpoint.template is None:
-            return endpoint.target
-        where = parcel.messages.topic, parcel.messages.nsqd
-        return _encoded(endpoint.template(*where, [parcel.first_as_sent()]))
 
     def _body(self, parcels: Sequence[Parcel]) -> bytes:
         if self.batch is None:

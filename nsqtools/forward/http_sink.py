@@ -176,6 +176,11 @@ class _Exchange:
     hops: int = 0
     repeated: int = 0
 
+    @property
+    def circuit(self) -> Circuit:
+        """That of the endpoint it was sent to last."""
+        return self.tried[-1]
+
 
 class HttpSink:
     """Delivers over HTTP. Raises `ConfigurationError` for settings that contradict each other."""
@@ -190,7 +195,6 @@ class HttpSink:
         check_key(settings.key, is_hash=settings.mode is EndpointMode.HASH)
         self._settings = settings
         self._builder = builder
-        self._is_batched = builder.batch is not None
         opens = OPEN_BASE_S, OPEN_MAX_S, FAILURES_TO_OPEN
         self._endpoints = {Circuit(*opens): endpoint for endpoint in endpoints}
         self._circuits = list(self._endpoints)
@@ -204,9 +208,7 @@ class HttpSink:
         self._partial = _PartialDeliveries()
         self._ended: list[tuple[_Exchange, Outcome]] = []
         self._report: Report
-        pool.on_tick = self._tick
-        pool.after_turn = self._report_ended
-        pool.start()
+        pool.start(self._tick, self._report_ended)
 
     # -- the forwarder's thread -----------------------------------------------------------------
 
@@ -215,7 +217,7 @@ class HttpSink:
         return [part for alike in self._partial.alike(parcel) for part in self._sized(alike)]
 
     def _sized(self, parcel: Parcel) -> list[Parcel]:
-        most = self._settings.batch_count if self._is_batched else 1
+        most = self._settings.batch_count
         if len(parcel) <= most and parcel.size <= self._settings.batch_bytes:
             return [parcel]
         parts, begin, size = [], 0, 0
@@ -229,10 +231,7 @@ class HttpSink:
     def submit(self, parcel: Parcel, report: Report) -> None:
         """Send one part."""
         self._report = report  # the forwarder's, for all of them
-        if self._is_batched:
-            self._pool.call_soon(lambda: self._gather(parcel))
-        else:
-            self._pool.call_soon(lambda: self._begin(_Exchange((parcel,))))
+        self._pool.call_soon(lambda: self._gather(parcel))
 
     def check(self) -> None:
         """Raise ``RuntimeError`` when the thread of the pool has failed."""
@@ -288,19 +287,19 @@ class HttpSink:
             self._send(self._pending.popleft())
 
     def _send(self, exchange: _Exchange) -> None:
-        now = time.monotonic()
-        circuit = exchange.tried[-1] if exchange.target else self._choose(exchange, now)
-        if circuit is None:
-            self._finish(exchange, exchange.last or Outcome(Fate.UNREACHABLE, "no endpoint works"))
-            return
-        if not exchange.target:
+        if exchange.target is None:
+            circuit = self._choose(exchange, time.monotonic())
+            if circuit is None:
+                nowhere = Outcome(Fate.UNREACHABLE, "no endpoint works")
+                self._finish(exchange, exchange.last or nowhere)
+                return
             exchange.tried.append(circuit)
-        endpoint = exchange.target or self._endpoints[circuit]
+        endpoint = exchange.target or self._endpoints[exchange.circuit]
         try:
             request = self._builder.build(endpoint, exchange.parcels)
         except (ValueError, RecursionError) as exc:
             error = f"not JSON, in a batch of JSON ({exc})"
-            self._refuse(exchange, circuit, Outcome(Fate.REFUSED, error, may_split=True))
+            self._refuse(exchange, Outcome(Fate.REFUSED, error, may_split=True))
             return
         self._under_way += 1
         exchange.target = None
@@ -310,9 +309,9 @@ class HttpSink:
             if is_resent:
                 exchange.repeated += 1
             if answer.error:
-                self._broke(exchange, circuit, answer)
+                self._broke(exchange, answer)
             else:
-                self._answered(exchange, circuit, endpoint, answer)
+                self._answered(exchange, endpoint, answer)
             self._go_on()
 
         self._pool.send(request, done)
@@ -340,8 +339,8 @@ class HttpSink:
 
     # -- what came back -------------------------------------------------------------------------
 
-    def _broke(self, exchange: _Exchange, circuit: Circuit, broken: Answer) -> None:
-        circuit.failed(time.monotonic(), is_hopeless=not broken.was_sent)
+    def _broke(self, exchange: _Exchange, broken: Answer) -> None:
+        exchange.circuit.failed(time.monotonic(), is_hopeless=not broken.was_sent)
         if broken.was_sent:
             exchange.last = Outcome(Fate.FAILED, broken.error)
             if len(exchange.tried) < len(self._circuits):
@@ -350,58 +349,53 @@ class HttpSink:
             exchange.last = Outcome(Fate.UNREACHABLE, broken.error)
         self._pending.appendleft(exchange)  # for the next endpoint
 
-    def _answered(
-        self, exchange: _Exchange, circuit: Circuit, endpoint: Endpoint, answer: Answer
-    ) -> None:
+    def _answered(self, exchange: _Exchange, endpoint: Endpoint, answer: Answer) -> None:
         status = answer.status
         action = self._settings.policy.get(status, StatusAction.RETRY)
         if status in REDIRECTS and self._settings.redirects is not Redirects.REFUSE:
-            self._redirected(exchange, circuit, endpoint, answer)
+            self._redirected(exchange, endpoint, answer)
             return
         if status < 500 and status != 429:
-            circuit.worked()
+            exchange.circuit.worked()
         if action is StatusAction.OK:
-            self._settle(exchange, circuit, DELIVERED)
+            self._settle(exchange, DELIVERED)
             return
         error = f"{describe(status)} from {endpoint}"
         if action in (StatusAction.DROP, StatusAction.DEAD_LETTER):
             fate = Fate.DROPPED if action is StatusAction.DROP else Fate.REFUSED
-            outcome = Outcome(fate, error, may_split=status in SPLITTABLE)
-            self._refuse(exchange, circuit, outcome)
+            self._refuse(exchange, Outcome(fate, error, may_split=status in SPLITTABLE))
         else:
-            circuit.failed(time.monotonic())
+            exchange.circuit.failed(time.monotonic())
             wait_s = retry_after_s(answer.retry_after, time.time())
             exchange.last = Outcome(Fate.FAILED, error, wait_s)
             self._pending.appendleft(exchange)
 
-    def _settle(self, exchange: _Exchange, circuit: Circuit, outcome: Outcome) -> None:
+    def _settle(self, exchange: _Exchange, outcome: Outcome) -> None:
         """An endpoint has the messages, or does not want them. In mode all the others are asked all
         the same; those that failed are not tried again before it comes again."""
         if self._settings.mode is EndpointMode.ALL:
-            if circuit in exchange.lacking:
-                exchange.lacking.remove(circuit)
+            if exchange.circuit in exchange.lacking:
+                exchange.lacking.remove(exchange.circuit)
             if outcome.fate is Fate.REFUSED or (
                 outcome.fate is Fate.DROPPED and not exchange.refusal
             ):
                 exchange.refusal = outcome
             if outcome is DELIVERED and (exchange.lacking or exchange.refusal):
-                self._partial.note(exchange.parcels, circuit)
+                self._partial.note(exchange.parcels, exchange.circuit)
             if exchange.lacking:
                 self._pending.appendleft(exchange)
                 return
             outcome = exchange.refusal or outcome
         self._finish(exchange, outcome)
 
-    def _refuse(self, exchange: _Exchange, circuit: Circuit, outcome: Outcome) -> None:
+    def _refuse(self, exchange: _Exchange, outcome: Outcome) -> None:
         if outcome.may_split and len(exchange.parcels) > 1:
             for parcel in exchange.parcels:
                 self._begin(_Exchange((parcel,)))
             return
-        self._settle(exchange, circuit, outcome)
+        self._settle(exchange, outcome)
 
-    def _redirected(
-        self, exchange: _Exchange, circuit: Circuit, endpoint: Endpoint, answer: Answer
-    ) -> None:
+    def _redirected(self, exchange: _Exchange, endpoint: Endpoint, answer: Answer) -> None:
         """Follow a redirect that keeps method and body, where the user allows it."""
         error = f"{describe(answer.status)} from {endpoint}"
         try:
@@ -418,7 +412,7 @@ class HttpSink:
             or not (is_same or self._settings.redirects is Redirects.FOLLOW)
         ):
             error = f"{error}, which is not followed"
-            self._refuse(exchange, circuit, Outcome(Fate.REFUSED, error))
+            self._refuse(exchange, Outcome(Fate.REFUSED, error))
             return
         if is_same:  # what the user gave may be on a private network, what a server says may not
             target.allows_private = endpoint.allows_private

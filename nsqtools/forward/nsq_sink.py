@@ -22,6 +22,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TypeVar
 from zlib import crc32
@@ -226,6 +227,7 @@ Place = tuple[str, str]  # the name of an nsqd, and a topic
 LOOK_S = 5.0
 
 
+@dataclass(slots=True)
 class LoopGuard:
     """Knows where messages go. ``rename`` gives the topic's name at the destination.
 
@@ -233,31 +235,25 @@ class LoopGuard:
     hang, and the forwarder waits. What it begins itself meanwhile it knows.
     """
 
-    def __init__(
-        self,
-        source: ConnectionSettings,
-        destination: ConnectionSettings,
-        rename: Callable[[str], str],
-    ) -> None:
-        self._source = source
-        self._destination = destination
-        self._rename = rename
-        self._look_at_s = 0.0
-        self._sources: Collection[str] = ()  # the names of nsqd
-        self._places: Collection[str] = ()
-        self._edges: dict[Place, set[Place]] = {}  # of other forwarders
-        self._checked: set[str] = set()  # topics
+    source: ConnectionSettings
+    destination: ConnectionSettings
+    rename: Callable[[str], str]
+    _look_at_s: float = 0.0
+    _sources: Collection[str] = ()  # the names of nsqd
+    _places: Collection[str] = ()
+    _edges: dict[Place, set[Place]] = field(default_factory=dict)  # of other forwarders
+    _checked: set[str] = field(default_factory=set)  # topics
 
     def user_agent(self, topic: str) -> str:
         """Return what a consumer of the topic says that it is."""
-        places = " ".join(self._places or self._destination.nsqd_tcp_addresses)
-        return f"nsqtools/{__version__} (to-nsq {self._rename(topic)} at {places})"
+        places = " ".join(self._places or self.destination.nsqd_tcp_addresses)
+        return f"nsqtools/{__version__} (to-nsq {self.rename(topic)} at {places})"
 
     def check(self, topic: str) -> None:
         """Raise `ConfigurationError` when what is forwarded from the topic would return to it."""
-        target = self._rename(topic)
+        target = self.rename(topic)
         if target == topic:
-            same = {*self._source.nsqd_tcp_addresses} & {*self._destination.nsqd_tcp_addresses}
+            same = {*self.source.nsqd_tcp_addresses} & {*self.destination.nsqd_tcp_addresses}
             if same:
                 raise self._refusal(topic, target, sorted(same)[0])
         if time.monotonic() >= self._look_at_s:
@@ -271,7 +267,7 @@ class LoopGuard:
                 if there == topic:
                     raise self._refusal(topic, target, name)
                 if there in self._checked:
-                    reached += {(each, self._rename(there)) for each in self._places} - seen
+                    reached += {(each, self.rename(there)) for each in self._places} - seen
             reached += self._edges.get((name, there), set()) - seen
             seen.update(reached)
         self._checked.add(topic)
@@ -279,9 +275,9 @@ class LoopGuard:
     def _look(self) -> None:
         self._sources, self._edges = (), {}
         try:
-            with open_cluster(self._source) as cluster:
+            with open_cluster(self.source) as cluster:
                 self._sources = _by_name(cluster, lambda client: None)
-            with open_cluster(self._destination) as cluster:
+            with open_cluster(self.destination) as cluster:
                 found = _by_name(cluster, lambda client: read_stats(client.stats(clients=True)))
         except NsqError as exc:
             log.info("cannot check for loops: %s", exc)

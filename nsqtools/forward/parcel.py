@@ -19,7 +19,7 @@ from nsqtools.client.connecting import RetryDelays
 from nsqtools.client.message import Batch
 from nsqtools.errors import ConfigurationError
 from nsqtools.records.envelope import Envelope, MessageLike
-from nsqtools.records.prometheus import Metric
+from nsqtools.records.prometheus import Metric, metric_of
 
 
 class Fate(enum.Enum):
@@ -59,6 +59,7 @@ class Outcome:
 DELIVERED = Outcome(Fate.DELIVERED)
 
 
+@dataclass(slots=True, eq=False)
 class Parcel:
     """Messages of one topic and nsqd, and what is sent for each of them.
 
@@ -66,24 +67,21 @@ class Parcel:
     first try, by the monotonic clock.
     """
 
-    __slots__ = ("began_at", "bodies", "messages", "size", "topic")
+    messages: Batch
+    bodies: Sequence[bytes]
+    topic: str
+    began_at: float
+    size: int = field(init=False)
 
-    def __init__(
-        self, messages: Batch, bodies: Sequence[bytes], topic: str, began_at: float
-    ) -> None:
-        self.messages = messages
-        self.bodies = bodies
-        self.topic = topic
-        self.size = sum(map(len, bodies))
-        self.began_at = began_at
+    def __post_init__(self) -> None:
+        self.size = sum(map(len, self.bodies))
 
     def __len__(self) -> int:
         return len(self.bodies)
 
     def part(self, start: int, stop: int) -> Parcel:
         """Return some of the messages as a parcel of their own."""
-        messages = Batch(self.messages.source, self.messages[start:stop])
-        return Parcel(messages, self.bodies[start:stop], self.topic, self.began_at)
+        return self.chosen(range(start, stop))
 
     def chosen(self, places: Sequence[int]) -> Parcel:
         """Return the messages at some places as a parcel of their own."""
@@ -212,15 +210,14 @@ class Counters:
         """The metrics, for /metrics and for a file."""
         with self._lock:
             topics = {topic: counts.copy() for topic, counts in self._topics.items()}
-        for name, help in ((each.name, each.metadata["help"]) for each in fields(ForwardTotals)):
-            what = name if name in ("failures", "bytes") else f"{name}_messages"
-            samples = [({"topic": topic}, counts[name]) for topic, counts in topics.items()]
-            yield Metric(f"nsq_forward_{what}_total", "counter", help, samples)
-        for name, help, value in (
-            ("held_messages", "Messages on their way or waiting to be sent.", held),
-            ("failing", "1 while no destination works.", int(is_failing)),
-        ):
-            yield Metric(f"nsq_forward_{name}", "gauge", help, [({}, value)])
+        for each in fields(ForwardTotals):
+            what = each.name if each.name in ("failures", "bytes") else f"{each.name}_messages"
+            samples = [({"topic": topic}, counts[each.name]) for topic, counts in topics.items()]
+            yield metric_of(f"nsq_forward_{what}_total", each.metadata["help"], samples)
+        help = "Messages on their way or waiting to be sent."
+        yield metric_of("nsq_forward_held_messages", help, [({}, held)])
+        help = "1 while no destination works."
+        yield metric_of("nsq_forward_failing", help, [({}, int(is_failing))])
 
 
 def check_key(key: object | None, *, is_hash: bool) -> None:

@@ -95,6 +95,17 @@ class Exchanges:
             self._is_closed = True
             self._close_if_idle()
 
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        with self._lock:
+            self._open += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._open -= 1
+                self._close_if_idle()
+
     def _close_if_idle(self) -> None:
         if self._is_closed and not self._open:
             self._transport.close()
@@ -106,27 +117,14 @@ class Exchanges:
 
         Raises what httpx and httpcore raise, `DeadlineExceeded` and `ProtocolError`.
         """
-        with self._lock:
-            self._open += 1
-        try:
-            return self._request(method, url, content, headers)
-        finally:
-            with self._lock:
-                self._open -= 1
-                self._close_if_idle()
-
-    def _request(
-        self, method: str, url: str, content: bytes | None, headers: Mapping[str, str]
-    ) -> HTTPAnswer:
         _exchange.ends_at_s = min(time.monotonic() + self._timeout_s, _exchange.latest_s)
-        connect_s = min(self._connect_timeout_s, _left_s(None))
-        with self._client.stream(
-            method,
-            url,
-            headers=headers,
-            content=content,
-            timeout=httpx.Timeout(self._timeout_s, connect=connect_s),
-        ) as response:
+        timeout = httpx.Timeout(self._timeout_s, connect=_left_s(self._connect_timeout_s))
+        with (
+            self._counted(),
+            self._client.stream(
+                method, url, headers=headers, content=content, timeout=timeout
+            ) as response,
+        ):
             if response.headers.get("Content-Encoding", "identity").lower() != "identity":
                 raise ProtocolError("the answer is compressed, which was not asked for")
             body = bytearray()  # which grows in place: a list of parts would be there twice

@@ -82,8 +82,9 @@ class HTTPAPI:
     """
 
     kind = "NSQ"
+    gets_bearer = False
 
-    def __init__(self, url: str, access: HTTPAccess | None = None, *, bearer: str = "") -> None:
+    def __init__(self, url: str, access: HTTPAccess | None = None) -> None:
         import httpx
 
         from nsqtools.http.exchange import Exchanges
@@ -96,12 +97,12 @@ class HTTPAPI:
         parts = urlsplit(url)
         login, _, netloc = parts.netloc.rpartition("@")
         self._url = urlunsplit(parts._replace(netloc=netloc))
+        self._access = limits = access or HTTPAccess()
         headers = {"Accept": NSQ_V1}
         if login:
             headers["Authorization"] = f"Basic {b64encode(unquote(login).encode()).decode()}"
-        elif bearer:
-            headers["Authorization"] = f"Bearer {bearer}"
-        limits = access or HTTPAccess()
+        elif limits.bearer and self.gets_bearer:
+            headers["Authorization"] = f"Bearer {limits.bearer}"
         self._exchanges = Exchanges(
             headers, limits.tls, limits.connect_timeout_s, limits.timeout_s, limits.max_body_bytes
         )
@@ -118,7 +119,7 @@ class HTTPAPI:
 
     def get(self, path: str, **parameters: str) -> Any:
         """GET and decode JSON. Raises `ConnectionFailed`, `HTTPError`, `ProtocolError`."""
-        return self._decode(self._request("GET", self.url + path, parameters))
+        return self._decode(self._request("GET", self.url + path, parameters).body)
 
     def post(self, path: str, **parameters: str) -> None:
         """POST with nothing but parameters, with the same errors."""
@@ -133,14 +134,12 @@ class HTTPAPI:
 
         Raises `HTTPError` of category ``not_found`` where it does not exist.
         """
-        if channel:
-            self.post(f"/channel/{action}", topic=topic, channel=channel)
-        else:
-            self.post(f"/topic/{action}", topic=topic)
+        of_channel = {"channel": channel} if channel else {}
+        self.post(f"/{'channel' if channel else 'topic'}/{action}", topic=topic, **of_channel)
 
     def ping(self) -> None:
         """Ask /ping, which fails where the daemon is not healthy, with the same errors."""
-        if self._request("GET", self.url + "/ping") != b"OK":
+        if self._request("GET", self.url + "/ping").body != b"OK":
             raise _unlike(self.url, "NSQ")
 
     def clock_ahead_s(self) -> float | None:
@@ -151,7 +150,7 @@ class HTTPAPI:
         from email.utils import parsedate_to_datetime
 
         began_s = time.time()
-        date = self._exchange("GET", self.url + "/ping", NOTHING).date
+        date = self._request("GET", self.url + "/ping", may_fail=True).date
         now_s = (began_s + time.time()) / 2
         try:
             return parsedate_to_datetime(date).timestamp() + 0.5 - now_s  # it has whole seconds
@@ -165,27 +164,10 @@ class HTTPAPI:
         parameters: Mapping[str, str] = NOTHING,
         content: bytes | None = None,
         headers: Mapping[str, str] = NOTHING,
-    ) -> bytearray:
-        answer = self._exchange(method, url, parameters, content, headers)
-        if 200 <= answer.status < 300:
-            return answer.body
-        code = _error_code(answer)
-        raise HTTPError(
-            f"{self.url}: {escape_line(code or answer.reason)} (HTTP {answer.status})",
-            status=answer.status,
-            code=code,
-            hint=NEEDS_TLS if code == "TLS_REQUIRED" else "",
-        )
-
-    def _exchange(
-        self,
-        method: str,
-        url: str,
-        parameters: Mapping[str, str],
-        content: bytes | None = None,
-        headers: Mapping[str, str] = NOTHING,
+        *,
+        may_fail: bool = False,
     ) -> HTTPAnswer:
-        """Ask, and return the answer whatever its status is."""
+        """Ask. With ``may_fail`` any status is an answer, not only 2xx."""
         import httpcore
         import httpx
 
@@ -196,7 +178,7 @@ class HTTPAPI:
         path, query = (quote(each, safe=_URL_MARKS) for each in (parts.path or "/", query))
         url = urlunsplit((*parts[:2], path, query, ""))
         try:
-            return self._exchanges.request(method, url, content, headers)
+            answer = self._exchanges.request(method, url, content, headers)
         except (httpcore.TimeoutException, DeadlineExceeded) as exc:
             raise DeadlineExceeded(f"{self.url}: no answer in time") from exc
         except ProtocolError as exc:
@@ -210,6 +192,15 @@ class HTTPAPI:
             raise ConnectionFailed(f"{self.url}: {exc}", hint="Check the address.") from exc
         except (httpcore.NetworkError, httpcore.ProtocolError, httpx.TransportError) as exc:
             raise self._map(exc) from exc
+        if may_fail or 200 <= answer.status < 300:
+            return answer
+        code = _error_code(answer)
+        raise HTTPError(
+            f"{self.url}: {escape_line(code or answer.reason)} (HTTP {answer.status})",
+            status=answer.status,
+            code=code,
+            hint=NEEDS_TLS if code == "TLS_REQUIRED" else "",
+        )
 
     def _map(self, exc: Exception) -> NsqError:
         import httpcore
@@ -235,7 +226,7 @@ class HTTPAPI:
     def _answer(self, path: str, **parameters: str) -> bytearray:
         """GET a path that every daemon of the kind has: 404 is the answer of another server."""
         try:
-            return self._request("GET", self.url + path, parameters)
+            return self._request("GET", self.url + path, parameters).body
         except HTTPError as exc:
             if exc.status == 404:
                 raise _unlike(self.url, self.kind) from exc
@@ -309,16 +300,15 @@ class NsqdHTTPClient(HTTPAPI):
 
     def config(self, option: str) -> Any:
         """Return one option of the running nsqd: a number, a switch, a list, or text."""
-        return self._setting(self._request("GET", f"{self.url}/config/{option}"))
+        return self._config("GET", option)
 
     def set_config(self, option: str, value: str) -> Any:
         """Change one option of the running nsqd, until it ends, and return its new value."""
-        url = f"{self.url}/config/{option}"
-        return self._setting(self._request("PUT", url, content=value.encode()))
+        return self._config("PUT", option, value.encode())
 
-    @staticmethod
-    def _setting(body: bytearray) -> Any:
+    def _config(self, method: str, option: str, value: bytes | None = None) -> Any:
         """nsqd writes text bare, and everything else as JSON."""
+        body = self._request(method, f"{self.url}/config/{option}", content=value).body
         try:
             return load_json(body)
         except (ValueError, RecursionError):
@@ -379,15 +369,12 @@ class NsqlookupdHTTPClient(HTTPAPI):
     """
 
     kind = "nsqlookupd"
-
-    def __init__(self, url: str, access: HTTPAccess | None = None) -> None:
-        self._access = access or HTTPAccess()
-        super().__init__(url, access, bearer=self._access.bearer)
+    gets_bearer = True
 
     def lookup(self, topic: str) -> Lookup:
         """Ask for a topic. Raises what `HTTPAPI.get` raises."""
         try:
-            answer = self._decode(self._request("GET", lookup_url(self._url, topic)))
+            answer = self._decode(self._request("GET", lookup_url(self._url, topic)).body)
         except HTTPError as exc:
             if exc.status == 404 and exc.code in ("TOPIC_NOT_FOUND", ""):
                 return Lookup(False, frozenset(), frozenset())
@@ -416,9 +403,9 @@ class NsqlookupdHTTPClient(HTTPAPI):
 
 def decode_lookup(answer: Any, url: str, access: HTTPAccess) -> Lookup:
     """Read the answer to /lookup. Raises `ProtocolError` when it has another shape."""
-    channels = _names(answer, "channels", url)
+    channels = frozenset(_names(answer, "channels", url))
     nodes = (_node(producer, url) for producer in _producers(answer, url, access))
-    return Lookup(True, frozenset(channels), frozenset(filter(None, nodes)))
+    return Lookup(True, channels, frozenset(filter(None, nodes)))
 
 
 def _producers(answer: Any, url: str, access: HTTPAccess) -> list[dict[str, Any]]:
@@ -510,7 +497,7 @@ def _list(answer: Any, key: str, url: str) -> list[Any]:
     return found
 
 
-def _is_name(name: Any) -> bool:
+def _is_name(name: object) -> bool:
     return isinstance(name, str) and is_valid_name(name)
 
 

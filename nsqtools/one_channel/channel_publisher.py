@@ -42,7 +42,8 @@ class _Taken:
     ``to_skip`` of them are still to be offered again.
     """
 
-    def __init__(self, number: int = 0, before: str = "") -> None:
+    def __init__(self, topic: str, number: int = 0, before: str = "") -> None:
+        self.topic = topic
         self.number = self.to_skip = number
         self.before = before
         self.digest = blake2b(digest_size=16)
@@ -92,7 +93,7 @@ class ChannelPublisher(Publisher):
         self._resumes = resumes
         self._number, note = nsqd.note()
         before = json.loads(note) if note and resumes else {}
-        self._taken = {topic: _Taken(*values) for topic, values in before.items()}
+        self._taken = {topic: _Taken(topic, *values) for topic, values in before.items()}
         self._is_offered = False
         self._stored = sum(each.left for each in nsqd.states())
 
@@ -117,13 +118,13 @@ class ChannelPublisher(Publisher):
         batch = PublishBatch(topic, bodies, 0, on_ended)
         start = 0
         while start < len(bodies):
-            taken = self._taken.setdefault(topic, _Taken())
+            taken = self._taken.setdefault(topic, _Taken(topic))
             room = taken.to_skip or self._room(topic)
             if not room:
                 self.has_given_up = True
                 break
             end = min(len(bodies), start + room)
-            self._take(taken, topic, bodies[start:end], origins[start:end], defer_s)
+            self._take(taken, bodies[start:end], origins[start:end], defer_s)
             start = end
         self.counts.add(PublishOutcome.CONFIRMED, start)
         self.counts.add(PublishOutcome.UNSENT, len(bodies) - start)
@@ -165,12 +166,7 @@ class ChannelPublisher(Publisher):
         return 0
 
     def _take(
-        self,
-        taken: _Taken,
-        topic: str,
-        bodies: Sequence[bytes],
-        origins: Sequence[MessageLike],
-        defer_s: float,
+        self, taken: _Taken, bodies: Sequence[bytes], origins: Sequence[MessageLike], defer_s: float
     ) -> None:
         self._is_offered = True
         note = None
@@ -181,14 +177,15 @@ class ChannelPublisher(Publisher):
             if not taken.to_skip and taken.digest.hexdigest() != taken.before:
                 raise self._other_messages()
             return
-        held = self._nsqd.held(topic, self._channel, {origin.id for origin in origins})
-        messages = list(self._frames(f"{topic}/{self._channel}", bodies, origins, held))
+        queue = taken.topic, self._channel
+        held = self._nsqd.held(*queue, {origin.id for origin in origins})
+        messages = list(self._frames("/".join(queue), bodies, origins, held))
         taken.number += len(bodies)
         if self._resumes:
             content = {name: each.as_json() for name, each in self._taken.items()}
             before, self._number = self._number, self._number + len(bodies)
             note = before, self._number, json.dumps(content).encode()
-        self._nsqd.put(topic, self._channel, messages, delay_s=defer_s, note=note)
+        self._nsqd.put(*queue, messages, delay_s=defer_s, note=note)
         self._stored += len(bodies)
 
     def _frames(

@@ -269,7 +269,7 @@ class TemporaryNsqd:
     def _wait_for_nodes(self, topic: str, *, shown: bool) -> list[str]:
         """Wait until each nsqlookupd shows this nsqd, or none does; return those that differ."""
         ends_s = time.monotonic() + _REGISTERED_S
-        tcp = Address(self._options.broadcast_address, self._tcp_port)
+        tcp = self.address
         while True:
             answers, _ = self._cluster.known_nodes()
             seen = {
@@ -285,11 +285,6 @@ class TemporaryNsqd:
                 self._compare(address, known.remote_address)
         return differ
 
-    @property
-    def _tcp_port(self) -> int:
-        port = parse_address(self._thread.daemon.tcp_address).port
-        return self._options.broadcast_tcp_port or port
-
     def _compare(self, lookupd: str, remote: str) -> None:
         """Say when nsqlookupd sees this machine at another address than consumers are told."""
         told, seen = self._options.broadcast_address, remote.rpartition(":")[0].strip("[]")
@@ -304,9 +299,11 @@ class TemporaryNsqd:
             )
 
     @property
-    def address(self) -> str:
+    def address(self) -> Address:
         """Where consumers are told to connect to."""
-        return str(Address(self._options.broadcast_address, self._tcp_port))
+        port = parse_address(self._thread.daemon.tcp_address).port
+        options = self._options
+        return Address(options.broadcast_address, options.broadcast_tcp_port or port)
 
     # the end
 

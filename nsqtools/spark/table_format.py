@@ -20,11 +20,11 @@ import pyarrow
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 
 from nsqtools.archive.body_columns import RESERVED
-from nsqtools.archive.catalog import PARTITIONS
+from nsqtools.archive.catalog import PARTITIONS, Slot
 from nsqtools.archive.columns import message_schema
 from nsqtools.archive.delta import DeltaCatalog, TableFile
 from nsqtools.archive.parquet import write
-from nsqtools.archive.slices import Slot, body_kind, draft_for, fitted, publish
+from nsqtools.archive.slices import body_kind, draft_for, fitted, publish
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.records.envelope import BodyKind
 

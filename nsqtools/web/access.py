@@ -5,7 +5,7 @@ after DNS rebinding under a name of its own: so the ``Host`` has to be one of ou
 something must not come from another site, which browsers say in ``Sec-Fetch-Site`` and ``Origin``.
 Programs send neither. An address, and a name without a dot, cannot be rebound.
 
-    await authenticate(headers, origin)  the user; "" for everyone where no users are configured
+    await authenticate(request)  the user; "" for everyone where no users are configured
 
 A user is known by a password of ``--auth``, or by the header that a trusted proxy sets. HTTP's
 basic authentication is used, which browsers and scripts know; there is no session to keep, steal or
@@ -33,17 +33,19 @@ import logging
 import os
 import re
 import time
-from binascii import Error as Base64Error
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.opening import Renewed, open_to_read, warn_of_exposure
 from nsqtools.protocol.names import http_url
 from nsqtools.server.listen import foreign_call, is_own_host
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
 
 log = logging.getLogger("nsqtools.web")
 
@@ -176,18 +178,14 @@ class Identities:
             address = str(before)
         return address
 
-    async def authenticate(
-        self, headers: Mapping[str, str], peer: str, address: str
-    ) -> User | None:
-        """Return the user who asks, None where a login is needed. Raises `TooManyFailures`.
-
-        ``peer`` is who is connected, ``address`` who asks.
-        """
-        settings, name = self._settings, ""
-        if self._is_proxy(peer):
+    async def authenticate(self, request: Request) -> User | None:
+        """Return the user who asks, None where a login is needed. Raises `TooManyFailures`."""
+        settings, headers, name = self._settings, request.headers, ""
+        if self._is_proxy(request.scope["nsq.peer"]):
             name = headers.get(settings.acl_http_header.lower(), "")[:MAX_USER]
         if not name and self._passwords is not None:
             given = basic_credentials(headers.get("authorization", ""))
+            address = request.client.host if request.client else ""
             if given is None or not await self._passwords.is_right(*given, address):
                 return None
             name = given[0]
@@ -418,7 +416,7 @@ def _read(path: Path) -> list[tuple[str, str]]:
         user, _, text = line.strip().partition(":")
         try:
             _parts(text)
-        except (ValueError, Base64Error):
+        except ValueError:
             raise ConfigurationError(
                 f"{path}, line {number}: not USER:HASH",
                 hint="nsq web --print password makes a line for this file.",

@@ -217,11 +217,8 @@ class WebContext:
 
     async def is_still(self, request: Request) -> bool:
         """Tell whether who asked may go on: users are removed while their pages are open."""
-        address = request.client.host if request.client else ""
         try:
-            return self.user(request) == await self.identities.authenticate(
-                request.headers, request.scope["nsq.peer"], address
-            )
+            return self.user(request) == await self.identities.authenticate(request)
         except TooManyFailures:
             return False
 
@@ -305,7 +302,7 @@ class WebContext:
         url = f"{scheme}://{request.headers.get('host', '')}{request.url.path}"
         return RequestOrigin(
             self.user(request).name,
-            str(Address(client.host, client.port)) if client and client.port else who,
+            str(Address(*client)) if client and client.port else who,
             request.headers.get("user-agent", ""),
             url,
         )

@@ -102,15 +102,6 @@ class NodeAnswers(NamedTuple):
         """What the answer has under ``message``."""
         return warning(failure.error for failure in self.failures)
 
-    def having(self, topic: str) -> list[tuple[Nsqd, TopicStats]]:
-        """The nsqd that have a topic, with it."""
-        return [
-            (nsqd, each)
-            for nsqd in self.nsqds
-            for each in nsqd.stats.topics or ()
-            if each.topic_name == topic
-        ]
-
 
 def gather(
     cluster: Cluster,
@@ -124,18 +115,17 @@ def gather(
 
     With ``silent`` those that do not answer are there, too, as nsqlookupd knows them.
     """
-    known, failures = cluster.known_nodes()
+    known, nsqds, failures = cluster.look_up()
     entries: dict[str, dict[str, KnownNode]] = {}
     for lookupd, nodes in known.items():
         for entry in nodes:
             entries.setdefault(str(entry.node.http), {})[lookupd] = entry
-    nsqds, impostors = cluster.nsqds_among(entry.node for each in known.values() for entry in each)
 
     def ask(client: NsqdHTTPClient) -> tuple[Document, NsqdStats]:
         return client.info(), read_stats(client.stats(topic, channel, clients=clients))
 
     answers, failed = cluster.ask(nsqds, ask)
-    failures = [*failures, *impostors, *failed]
+    failures += failed
     found = []
     for address, (info, stats) in answers.items():
         name = cluster.names.get(address) or f"{info['broadcast_address']}:{info['http_port']}"
@@ -366,9 +356,10 @@ def list_topics(context: WebContext, request: Request) -> object:
         (topic for nodes in known.values() for each in nodes for topic in each.topics),
     )
     answers, failed = registered_channels(cluster, cluster.lookupds, idle)
-    found: dict[str, list[str]] = {topic: [] for topic in sorted(idle)}
-    for topic, channel in sorted(set().union(*answers.values())):
-        found[topic].append(channel)
+    found = {
+        topic: sorted({channel for each in answers.values() for channel in each.get(topic, ())})
+        for topic in sorted(idle)
+    }
     message = warning(failure.error for failure in (*stats.failures, *failed))
     return {"topics": {topic: each or None for topic, each in found.items()}, "message": message}
 
@@ -377,7 +368,12 @@ def show_queue(context: WebContext, request: Request) -> object:
     """A topic, or a channel of it."""
     name, channel = request.path_params["topic"], request.path_params.get("channel", "")
     gathered = gather(context.cluster, name, channel, clients=bool(channel))
-    topics = [topic_of(nsqd, each, time.time()) for nsqd, each in gathered.having(name)]
+    topics = [
+        topic_of(nsqd, each, time.time())
+        for nsqd in gathered.nsqds
+        for each in nsqd.stats.topics or ()
+        if each.topic_name == name
+    ]
     channels = [
         each for topic in topics for each in topic["channels"] if each["channel_name"] == channel
     ]
@@ -460,11 +456,9 @@ def create(context: WebContext, request: Request, body: bytes) -> str:
         raise HTTPException(400, "INVALID_TOPIC")
     if channel and not is_valid_name(channel):
         raise HTTPException(400, "INVALID_CHANNEL")
-    made = _make(context, request, TopicChange(action=Action.CREATE, topic=topic))
-    if channel:
-        change = TopicChange(action=Action.CREATE, topic=topic, channel=channel)
-        made += _make(context, request, change)
-    return _outcome(made)
+    names = ("", channel) if channel else ("",)
+    changes = [TopicChange(action=Action.CREATE, topic=topic, channel=each) for each in names]
+    return _make(context, request, *changes)
 
 
 def act(context: WebContext, request: Request, body: bytes) -> str:
@@ -486,7 +480,7 @@ def tombstone(context: WebContext, request: Request, body: bytes) -> str:
     if not is_valid_name(topic):
         raise HTTPException(400, "INVALID_TOPIC")
     change = TopicChange(action=Action.TOMBSTONE, topic=topic, node=request.path_params["node"])
-    return _outcome(_make(context, request, change))
+    return _make(context, request, change)
 
 
 def _change_named(context: WebContext, request: Request, action: Action) -> str:
@@ -494,18 +488,17 @@ def _change_named(context: WebContext, request: Request, action: Action) -> str:
     for what, name in names.items():
         if not is_valid_name(name):
             raise HTTPException(404, f"{what.upper()}_NOT_FOUND")
-    return _outcome(_make(context, request, TopicChange(action=action, **names)))
+    return _make(context, request, TopicChange(action=action, **names))
 
 
-def _make(context: WebContext, request: Request, change: TopicChange) -> list[StepResult]:
-    try:
-        return context.act(request, change)
-    except NotFoundError as exc:
-        what = "NODE" if change.node else "CHANNEL" if change.channel else "TOPIC"
-        raise HTTPException(404, f"{what}_NOT_FOUND") from exc
-
-
-def _outcome(results: Sequence[StepResult]) -> str:
+def _make(context: WebContext, request: Request, *changes: TopicChange) -> str:
+    results: list[StepResult] = []
+    for change in changes:
+        try:
+            results += context.act(request, change)
+        except NotFoundError as exc:
+            what = "NODE" if change.node else "CHANNEL" if change.channel else "TOPIC"
+            raise HTTPException(404, f"{what}_NOT_FOUND") from exc
     errors = [result.error for result in results if result.error is not None]
     if errors and len(errors) == len(results):
         raise upstream_error("nsqd", errors)

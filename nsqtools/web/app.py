@@ -28,7 +28,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
@@ -41,7 +41,7 @@ from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.files.opening import Renewed, warn_of_exposure
 from nsqtools.protocol.names import Address
 from nsqtools.protocol.text import go_json
-from nsqtools.records.prometheus import Metric, encode_metrics
+from nsqtools.records.prometheus import encode_metrics, metric_of
 from nsqtools.server.http_server import Call, HTTPServer, Limits, Reply, StreamedReply, plain_reply
 from nsqtools.server.listen import report_errors
 from nsqtools.web import api, pages
@@ -97,19 +97,18 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        headers = Headers(scope=scope)
-        peer = scope["client"][0] if scope.get("client") else ""
-        forwarded = ",".join(headers.getlist("x-forwarded-for"))
-        scope["nsq.peer"] = peer
+        request = Request(scope)
+        scope["nsq.peer"] = peer = request.client.host if request.client else ""
+        forwarded = ",".join(request.headers.getlist("x-forwarded-for"))
         address = self._context.identities.real_address(peer, forwarded)
         if address != peer:
             scope["client"] = (address, 0)
-        refused = await self._refuse(scope, headers, peer, address)
+        refused = await self._refuse(request)
 
         async def send_safely(message: Message) -> None:
             if message["type"] == "http.response.start":
                 if message["status"] in REFUSED:
-                    self._say(scope, headers, address, message["status"], refused)
+                    self._say(request, message["status"], refused)
                 answered = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     answered.setdefault(name, value)
@@ -118,17 +117,16 @@ class Gate:
         app: ASGIApp = self._app if refused is None else refused
         await app(scope, receive, send_safely)
 
-    async def _refuse(
-        self, scope: Scope, headers: Headers, peer: str, address: str
-    ) -> Response | None:
-        if why := refusal(scope["method"], headers, self._names):
+    async def _refuse(self, request: Request) -> Response | None:
+        scope = request.scope
+        if why := refusal(request.method, request.headers, self._names):
             return _answer(scope, why, 403)
         if scope["nsq.is_too_large"]:
             return _answer(scope, "the request is too large", 413)
         if scope["path"] == self._open:
             return None
         try:
-            user = await self._context.identities.authenticate(headers, peer, address)
+            user = await self._context.identities.authenticate(request)
         except TooManyFailures as exc:
             wait = {"Retry-After": str(int(exc.wait_s) + 1)}
             return _answer(scope, "too many wrong passwords", 429, wait)
@@ -137,13 +135,13 @@ class Gate:
         scope["nsq.user"] = user
         return None
 
-    def _say(
-        self, scope: Scope, headers: Headers, address: str, status: int, refused: Response | None
-    ) -> None:
+    def _say(self, request: Request, status: int, refused: Response | None) -> None:
+        scope, address = request.scope, request.client.host if request.client else ""
         if "nsq.user" in scope:
             name = scope["nsq.user"].name
         else:
-            name = (basic_credentials(headers.get("authorization", "")) or ("", ""))[0]
+            given = basic_credentials(request.headers.get("authorization", ""))
+            name = given[0] if given else ""
         if status == 401 and not name:
             return  # a browser asks like this before it logs in
         who = f"{name[:80]!r} at {address}" if name else address
@@ -188,31 +186,28 @@ def _metrics(site: Site) -> Callable[[Request], Awaitable[Response]]:
             (each.severity.word, each.kind, each.topic, each.channel, each.node)
             for each in snapshot.problems
         )
-        problems = Metric(
+        problems = metric_of(
             "nsq_problem",
-            "gauge",
             "What is wrong, in the words of the console and nsq check.",
             [(dict(zip(PROBLEM_LABELS, each, strict=True)), 1) for each in found],
         )
         lookupds = list(site.context.cluster.lookupds)
         return sample, Packed(encode_metrics([*sample_metrics(sample, lookupds), problems]))
 
-    def gauge(name: str, help_: str, value: str) -> Metric:
-        return Metric(name, "gauge", help_, [({}, value)])
-
     async def metrics(request: Request) -> Response:
         sample = watcher.latest or await watcher.newer(None, FIRST_SAMPLE_S)
-        took_s, interval_s = f"{watcher.took_s:.6g}", f"{watcher.interval_s:g}"
+        took, interval = f"{watcher.took_s:.6g}", f"{watcher.interval_s:g}"
         own = [
-            gauge("nsq_scrape_duration_seconds", "How long all nsqd took to answer.", took_s),
-            gauge("nsq_sample_interval_seconds", "Time between two samples.", interval_s),
+            ("nsq_scrape_duration_seconds", "How long all nsqd took to answer.", took),
+            ("nsq_sample_interval_seconds", "Time between two samples.", interval),
         ]
         pieces = []
         if sample is not None:
-            age_s = f"{max(0.0, time.time() - sample.time_ns / 1e9):.3f}"
-            own.append(gauge("nsq_sample_age_seconds", "How old these numbers are.", age_s))
+            age = f"{max(0.0, time.time() - sample.time_s):.3f}"
+            own.append(("nsq_sample_age_seconds", "How old these numbers are.", age))
             pieces.append((await run_in_threadpool(recent.get, "", of_sample))[1])
-        return packed_response(request, [*pieces, Packed(encode_metrics(own))], CONTENT_TYPE)
+        made = encode_metrics(metric_of(name, help_, [({}, value)]) for name, help_, value in own)
+        return packed_response(request, [*pieces, Packed(made)], CONTENT_TYPE)
 
     return metrics
 

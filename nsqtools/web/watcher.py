@@ -101,28 +101,25 @@ class Watcher:
         while not self._stopped.is_set():
             began_s = time.process_time()
             try:
-                sample = self._sample()
+                self._sample()
             except Exception as error:
                 if self._stopped.is_set():  # the cluster is closed
                     return
                 # what the machine lacks, descriptors say, is no bug
                 log.error("a sample failed: %s", error, exc_info=not isinstance(error, OSError))
-            else:
-                with self._changed:
-                    self.latest = sample
-                    self._wake()
             self._note_cost(time.process_time() - began_s)
             next_s = max(next_s + self.interval_s, time.monotonic())
             self._stopped.wait(max(0.0, next_s - time.monotonic()))
 
-    def _sample(self) -> Sample:
+    def _sample(self) -> None:
         began_s = time.monotonic()
         sample = self._sampler.sample()
         self.took_s = time.monotonic() - began_s
         self.history.add(sample)
         with self._changed:
             self._past.add(sample)
-        return sample
+            self.latest = sample
+            self._wake()
 
     def _note_cost(self, cost_s: float) -> None:
         """Adapt the interval to what samples cost, which is the CPU time of the whole process."""

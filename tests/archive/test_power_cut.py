@@ -52,7 +52,7 @@ def archive(directories: Directories, record: PowerCut, form: str) -> None:
     locks = directories.locks()
     lock = TopicLock(locks, directories.work, "clicks", "archive")
     journal = journal_in(directories.work, is_durable=directories.have_member, now_s=NOW_S)
-    writer = TopicWriter("clicks", settings, journal, lambda path: None, locks, lock)
+    writer = TopicWriter("clicks", settings, journal, lambda path: None, lock)
     source = Connection(record)
     for number in range(0, 12, 2):
         writer.take(source.deliver(number, number + 1), NOW_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 from pathlib import Path
@@ -17,10 +18,11 @@ from nsqtools.archive.finding import find_archives
 from nsqtools.archive.layout import Index, TimeRange, index_of
 from nsqtools.archive.members import scan_members
 from nsqtools.archive.reader import look_at, read_messages
-from nsqtools.archive.storage import Storage
+from nsqtools.archive.storage import DeniedError, Storage
 from nsqtools.archive.storage_objects import ObjectStorage
 from nsqtools.archive.upload import UploadPlan
 from nsqtools.archive.upload import upload as upload_file
+from nsqtools.errors import RefusedError
 
 SECOND = 10**9
 
@@ -81,6 +83,24 @@ def test_a_file_uploaded_while_it_is_listed_is_found_with_its_index(
 
     assert [archive.messages for archive in archives] == [3, 1, 1, 1, 1, 1]
     assert all(archive.head for archive in archives)
+
+
+def test_an_index_that_the_store_denies_is_missing_unless_it_is_listed(
+    lake: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S3 denies what is not there to those who may not list the whole bucket."""
+    denied, read = ".zz.raw.index", ObjectStorage.read
+
+    def refuse(storage: ObjectStorage, name: str) -> bytes:
+        if name == denied:
+            raise DeniedError(errno.EACCES, "it is not allowed", name)
+        return read(storage, name)
+
+    monkeypatch.setattr(ObjectStorage, "read", refuse)
+    assert len(find_archives([bucket.url])) == 3
+    denied = ".clicks.log.gz.index"
+    with pytest.raises(RefusedError, match="it is not allowed"):
+        find_archives([bucket.url])
 
 
 @pytest.mark.parametrize(
@@ -200,7 +220,7 @@ def test_verify_compares_what_is_stored_with_its_manifest(
     path = writer.finish()
     if spoil == "another byte":  # without checksums of its own
         path.write_bytes(gzip.decompress(path.read_bytes()))
-        index_of(path).write_bytes(Index(None, scan_members(path).members).encode())
+        index_of(path).write_bytes(Index(None, scan_members(path)).encode())
     upload_file(path, UploadPlan(tmp_path, bucket.storage, "host"))
     assert run_nsq(["archive", "verify", bucket.url]).status == 0
     storage = bucket.storage

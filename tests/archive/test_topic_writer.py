@@ -54,9 +54,7 @@ class Topic:
         journal = journal_in(self._folder, run=f"{len(self.writers)}", now_s=NOW_S)
         settings = replace(self.settings, **changes)
         lock = TopicLock(self.locks, self._folder, f"clicks{len(self.writers)}", "archive")
-        self.writers.append(
-            TopicWriter("clicks", settings, journal, lambda path: None, self.locks, lock)
-        )
+        self.writers.append(TopicWriter("clicks", settings, journal, lambda path: None, lock))
         return self.writers[-1]
 
 

@@ -144,6 +144,6 @@ def test_channels_of_thousands_of_topics_take_more_than_one_question(
     topics = [f"t{number}" for number in range(3 * AT_ONCE)]
     with Cluster(ClusterAddresses(lookupd_http=["127.0.0.1:1"])) as cluster:
         [(address, found)] = registered_channels(cluster, cluster.lookupds, topics)[0].items()
-        assert found == {(topic, "c") for topic in topics}
+        assert found == {topic: {"c"} for topic in topics}
         nothing, [failure] = registered_channels(cluster, [address], ["broken", *topics])
     assert (nothing, failure.address) == ({}, address)

@@ -21,7 +21,7 @@ def row(**changed: Any) -> QueueRow:
 
 
 def sample(at_s: float, *rows: QueueRow) -> Sample:
-    return Sample(int((START_S + at_s) * 1e9), list(rows), totals(rows), (), ())
+    return Sample(START_S + at_s, list(rows), totals(rows), (), ())
 
 
 def filled(history: History, seconds: int, step_s: int = 2, begin_s: int = 0) -> None:

@@ -65,9 +65,8 @@ class Pool:
         self.outcomes: list[Outcome] = []
 
     def sink(self, *headers: str, **settings: Any) -> HttpSink:
-        builder = RequestBuilder(
-            content_type="text/plain", user_agent="", headers=list(map(parse_header, headers))
-        )
+        given = list(map(parse_header, headers))
+        builder = RequestBuilder(content_type="text/plain", headers=given)
         endpoints = [Endpoint(f"http://{name}/") for name in "ab"]
         pool: Any = self
         return HttpSink(endpoints, builder, HttpSettings(**settings), pool)
@@ -77,7 +76,9 @@ class Pool:
 
     failure = None
 
-    def start(self) -> None: ...
+    def start(self, on_tick: Any, after_turn: Any) -> None:
+        self.after_turn = after_turn
+
     def stop(self) -> None: ...
     def call_soon(self, call: Any) -> None:
         call()
@@ -106,7 +107,7 @@ def test_another_host_does_not_get_the_secrets_that_it_is_redirected_to() -> Non
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
 def test_json_in_a_batch_is_plain_utf8(form: BatchForm, encoding: str) -> None:
     """Joined with others in UTF-8 it is none, and the byte of a line break may be half a letter."""
-    builder = RequestBuilder(content_type="", user_agent="", batch=form)
+    builder = RequestBuilder(content_type="", batch=form)
     with pytest.raises(ValueError):
         builder.build(Endpoint("http://a/"), [parcel_of('["\u0a05",\n2]'.encode(encoding))])
 

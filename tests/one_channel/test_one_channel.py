@@ -242,7 +242,7 @@ def test_producers_that_find_it_are_refused(orders: Consumed, tmp_path: Path) ->
     with orders.temporary_nsqd(tmp_path / "place") as temporary:
         temporary.join("orders", "billing")
         api = HttpApi()
-        with Producer(temporary.address, retry_timeout_s=0) as producer:
+        with Producer(str(temporary.address), retry_timeout_s=0) as producer:
             for publish in (
                 lambda: producer.publish("orders", b"a"),
                 lambda: producer.publish_many("other", [b"a", b"b"]),

@@ -38,7 +38,7 @@ def list_(
         nsq channel list
         nsq channel list clicks --json
     """
-    from nsqtools.cluster.inventory import registered_channels, take_inventory
+    from nsqtools.cluster.inventory import take_inventory, with_channels
     from nsqtools.cluster.queue_rows import channel_row
     from nsqtools.cluster.topics import select
 
@@ -47,15 +47,14 @@ def list_(
         inventory = take_inventory(opened)
         known = inventory.topics
         names = select("topic", topic, known, inventory.failures) if topic else sorted(known)
-        registered, failures = registered_channels(opened, inventory.registered, names)
+        inventory = with_channels(opened, inventory, names)
     found: dict[tuple[str, str], list[QueueRow]] = {
-        pair: [] for pairs in registered.values() for pair in pairs
+        (name, channel): [] for name in names for channel in inventory.channels(name)
     }
     for name in names:
         for address, stats in inventory.where(name):
             for channel in stats.channels:
-                row = channel_row(address, name, channel)
-                found.setdefault((name, row.channel), []).append(row)
+                found[name, channel.channel_name].append(channel_row(address, name, channel))
     summed = ("depth", "in_flight", "deferred", "clients")
     rows: list[Sequence[Cell]] = [
         (
@@ -67,7 +66,7 @@ def list_(
         for pair, queues in sorted(found.items())
     ]
     write_listing(runtime, CHANNELS, rows, form, optional=("deferred", "nodes", "in_flight"))
-    return tell_left_out((*inventory.failures, *failures), runtime)
+    return tell_left_out(inventory.failures, runtime)
 
 
 def info(

@@ -284,7 +284,6 @@ class RequestOptions(OptionSet):
 
     def builder(self, *, is_get: bool) -> RequestBuilder:
         """Return what makes requests. Reads the files. Raises `ConfigurationError`."""
-        from nsqtools import __version__
         from nsqtools.forward.http_requests import RequestBuilder, parse_header
 
         form = self.batch_format if self.batch > 1 else None
@@ -294,13 +293,12 @@ class RequestOptions(OptionSet):
             raise ConfigurationError("--content-type is for --post")
         if is_get and self.sign_key_file is not None:
             raise ConfigurationError("--sign-key-file is for --post: the body is what is signed")
+        usual: dict[BatchForm | None, str]
         usual = {BatchForm.JSON: "application/json", BatchForm.NDJSON: "application/x-ndjson"}
         given = (self.basic_auth_file, self.bearer_token_file, self.sign_key_file)
         files = [str(path) for path in given if path]
         return RequestBuilder(
-            is_get=is_get,
-            content_type=self.content_type or (usual[form] if form else OCTETS),
-            user_agent=f"nsqtools/{__version__}",
+            content_type=None if is_get else self.content_type or usual.get(form, OCTETS),
             headers=list(map(parse_header, self.header or ())),
             secrets=Renewed(files, lambda: _read_secrets(*given)) if files else None,
             has_metadata=self.metadata,

@@ -37,7 +37,7 @@ def export(
     Examples:
         nsq topology export --lookupd-http-address lookup:4161 > topology.toml
     """
-    from nsqtools.cluster.inventory import registered_channels, take_inventory
+    from nsqtools.cluster.inventory import take_inventory, with_channels
     from nsqtools.cluster.topics import select
     from nsqtools.cluster.topology import encode, topology_of
 
@@ -45,9 +45,9 @@ def export(
         inventory = take_inventory(opened)
         known = inventory.topics
         names = select("topic", topic, known, inventory.failures) if topic else sorted(known)
-        registered, failures = registered_channels(opened, inventory.registered, names)
-    write_text(runtime, encode(topology_of(inventory, registered, names)))
-    return tell_left_out((*inventory.failures, *failures), runtime)
+        inventory = with_channels(opened, inventory, names)
+    write_text(runtime, encode(topology_of(inventory, names)))
+    return tell_left_out(inventory.failures, runtime)
 
 
 def plan(

@@ -87,7 +87,7 @@ def summary(sample: Sample | None, width: int) -> str:
         return "nsq top"
     sums = sums_of(sample.totals)
     silent = sum(node.is_silent for node in sample.nodes)
-    clock = datetime.fromtimestamp(sample.time_ns / 1e9).strftime("%H:%M:%S")
+    clock = datetime.fromtimestamp(sample.time_s).strftime("%H:%M:%S")
     parts = (
         f"nsq top {clock}",
         f"{len(sample.nodes)} nsqd" + (f", {silent} silent" if silent else ""),
@@ -122,13 +122,13 @@ def problem_page(problems: Sequence[Problem]) -> list[str]:
 
 def status(view: TopView, shown: Sequence[Column]) -> str:
     """Where the view is, whether it is frozen, the filter, and which columns do not fit."""
-    look, typed = view.look, "_" * view.is_typing
+    look, typed = view.look.filter, "_" * view.is_typing
     hidden = [each.name for each in view.columns if each not in shown]
     parts = (
         view.path,
         "[frozen]" if view.is_frozen else "",
-        f"filter: {look.filter}{typed}" if look.filter or typed else "",
-        f"({look.parsed.problem})" if look.parsed.problem and not typed else "",
+        f"filter: {look.text}{typed}" if look.text or typed else "",
+        f"({look.problem})" if look.problem and not typed else "",
         f"left out: {', '.join(hidden)}" if hidden else "",
     )
     return cell_text("  ".join(filter(None, parts)))
@@ -136,9 +136,9 @@ def status(view: TopView, shown: Sequence[Column]) -> str:
 
 def why_empty(view: TopView) -> str:
     """What to say in place of lines."""
-    look, scope, sample = view.look, view.scope, view.sample
-    if look.filter:
-        return f"nothing meets the filter {cell_text(look.filter)!r}; / changes it"
+    scope, sample = view.scope, view.sample
+    if text := view.look.filter.text:
+        return f"nothing meets the filter {cell_text(text)!r}; / changes it"
     if view.kind is ViewKind.CHANNELS and sample is not None:
         waiting = sum(
             row.depth for row in sample.totals if row.topic == scope.topic and not row.channel

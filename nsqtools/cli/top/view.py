@@ -16,7 +16,7 @@ import re
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from nsqtools.cluster.problems import Past, Problem, problems_of
@@ -324,6 +324,7 @@ _SPACES = re.compile(r"\s*(>=|<=|!=|==|=|>|<)\s*")
 class LineFilter(NamedTuple):
     """Words that the line's texts hold, and conditions; ``problem`` is what was not understood."""
 
+    text: str = ""
     words: tuple[str, ...] = ()
     conditions: tuple[Condition, ...] = ()
     problem: str = ""
@@ -366,7 +367,7 @@ def parse_line_filter(text: str) -> LineFilter:
             conditions.append(parse_line_condition(word))
         except ConfigurationError as error:
             problem = str(error)
-    return LineFilter(tuple(words), tuple(conditions), problem)
+    return LineFilter(text, tuple(words), tuple(conditions), problem)
 
 
 def parse_line_condition(text: str) -> Condition:
@@ -393,12 +394,8 @@ class Look:
 
     columns: Sequence[str]
     sort: str
+    filter: LineFilter
     is_reversed: bool = False
-    filter: str = ""
-    parsed: LineFilter = field(default_factory=LineFilter)
-
-    def set_filter(self, text: str) -> None:
-        self.filter, self.parsed = text, parse_line_filter(text)
 
 
 class TopView:
@@ -412,7 +409,7 @@ class TopView:
         self.is_typing = False  # a filter
         self.room = 1  # the lines of a page
         self.selected = ""
-        self._filter = filter
+        self._filter = parse_line_filter(filter)
         self._looks = {kind: self._look(kind, columns, sort) for kind in ViewKind}
         self._way: list[tuple[ViewKind, Scope, str]] = []
         self.problems: list[Problem] = []
@@ -425,9 +422,8 @@ class TopView:
     def _look(self, kind: ViewKind, names: Sequence[str], sort: str) -> Look:
         columns, shown = VIEWS[kind]
         chosen = [name for name in names if name in columns and name != shown[0]]
-        look = Look([shown[0], *chosen] if chosen else shown, sort if sort in columns else shown[0])
-        look.set_filter(self._filter)
-        return look
+        names = [shown[0], *chosen] if chosen else shown
+        return Look(names, sort if sort in columns else shown[0], self._filter)
 
     @property
     def look(self) -> Look:
@@ -461,7 +457,7 @@ class TopView:
         if self._lines is None:
             self._lines, self.widths, look = [], {}, self.look
             if self.sample is not None:
-                kept = look.parsed.keep(lines_of(self.sample, self.kind, self.scope), self.kind)
+                kept = look.filter.keep(lines_of(self.sample, self.kind, self.scope), self.kind)
                 column = VIEWS[self.kind].columns[look.sort]
                 self._lines = sort_lines(kept, column, is_reversed=look.is_reversed)
         return self._lines
@@ -515,7 +511,7 @@ class TopView:
         return True
 
     def _type(self, key: str, character: str) -> None:
-        text = self.look.filter
+        text = self.look.filter.text
         self.is_typing = key not in ("enter", "escape")
         if key == "escape":
             self.set_filter("")
@@ -591,8 +587,7 @@ class TopView:
 
     def set_filter(self, text: str) -> None:
         """Filter the lines of this kind."""
-        self.look.set_filter(text)
-        self._lines = None
+        self.look.filter, self._lines = parse_line_filter(text), None
 
     def switch_column(self, name: str) -> None:
         """Show a column of this kind of lines, or hide it; the first one, the name, stays."""
@@ -608,7 +603,7 @@ class TopView:
     def go_to(self, kind: ViewKind) -> None:
         """Show all topics, nsqd or consumers."""
         self._way.clear()
-        self._enter(kind, Scope(), "")
+        self._enter(kind, Scope())
 
     def go_next(self, step: int) -> None:
         """Show the next of these."""
@@ -629,7 +624,7 @@ class TopView:
             kind = ViewKind.CONSUMERS if scope.channel else ViewKind.CHANNELS
             kind = kind if scope.topic else ViewKind.TOPICS
         self._way.append((self.kind, self.scope, line.key))
-        self._enter(kind, scope, "")
+        self._enter(kind, scope)
 
     def go_to_nodes(self) -> None:
         """Show the selected topic or channel on each nsqd."""
@@ -638,19 +633,19 @@ class TopView:
             return
         name = "topic" if self.kind is ViewKind.TOPICS else "channel"
         self._way.append((self.kind, self.scope, line.key))
-        self._enter(ViewKind.NODES, self.scope._replace(**{name: line.key}), "")
+        self._enter(ViewKind.NODES, self.scope._replace(**{name: line.key}))
 
     def go_up(self) -> None:
         """Go back to the view before; at the beginning: clear the filter."""
         if self._way:
             self._enter(*self._way.pop())
         elif self.kind is not ViewKind.TOPICS:
-            self._enter(ViewKind.TOPICS, Scope(), "")
+            self._enter(ViewKind.TOPICS, Scope())
         else:
             self.set_filter("")
 
-    def _enter(self, kind: ViewKind, scope: Scope, selected: str) -> None:
+    def _enter(self, kind: ViewKind, scope: Scope, selected: str = "") -> None:
         if scope.depth > self.scope.depth:
-            self._looks[kind].set_filter(self._filter)
+            self._looks[kind].filter = self._filter
         self.kind, self.scope, self.selected = kind, scope, selected
         self._lines, self._last_position = None, 0

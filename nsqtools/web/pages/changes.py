@@ -81,8 +81,9 @@ def _confirmed(site: Site, request: Request, fields: dict[str, str]) -> Response
     back = change.topic, change.channel
     if change.action is Action.DELETE:  # there is nothing to go back to
         back = change.topic if change.channel else "", ""
-    more: dict[str, Any] = {"results": results, "failed": failed}
-    return _page(site, request, "result.html", _title(change), *back, **more)
+    return _page(
+        site, request, "result.html", _title(change), *back, results=results, failed=failed
+    )
 
 
 def _change(request: Request, fields: Mapping[str, str]) -> TopicChange:
@@ -116,6 +117,6 @@ def _page(
     """Return a page with the way back to a queue, of status 400 or 502 where something failed."""
     back = site.to.queue(topic, channel) if topic else site.to.page("/")
     back_name = f"{topic}/{channel}" if channel else topic or "Queues"
-    values |= {"topic": topic, "back": back, "back_name": back_name, "is_live": False}
+    values |= {"topic": topic, "back": back, "back_name": back_name}
     status = 400 if values.get("refusal") else 502 if values.get("failed") else 200
-    return site.response(site.frame(request, template, "Queues", title, **values), status)
+    return site.response(site.frame(request, template, title, **values), status)

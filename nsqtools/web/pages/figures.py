@@ -65,12 +65,10 @@ def size(value: int | None) -> str:
     """Return bytes: ``512 B``, ``1.5 KiB``."""
     if value is None:
         return UNKNOWN
-    scaled, unit = float(value), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if scaled < 1024 or unit == "TiB":
-            break
-        scaled /= 1024
-    return f"{value} B" if unit == "B" else f"{scaled:.1f} {unit}"
+    if value < 1024:
+        return f"{value} B"
+    power = min((value.bit_length() - 1) // 10, 4)
+    return f"{value / 1024**power:.1f} {' KMGT'[power]}iB"
 
 
 def clock(time_s: float) -> str:
@@ -176,14 +174,11 @@ def figures_of(
         of_all = [key, *own]
 
     def figure(name: str, title: str, unit: str, *lines: tuple[str, str, Sequence[Key]]) -> Figure:
-        if not is_split:
-            return Figure(
-                name, title, unit, [ChartLine(q, label, q, keys) for q, label, keys in lines]
-            )
-        quantity, each = "finish" if name == "rates" else lines[0][0], own[:MAX_LINES]
-        return Figure(
-            name, title, unit, [ChartLine(f"{quantity} {k[2]}", k[2], quantity, [k]) for k in each]
-        )
+        shown = [ChartLine(quantity, label, quantity, keys) for quantity, label, keys in lines]
+        if is_split:
+            quantity = "finish" if name == "rates" else lines[0][0]
+            shown = [ChartLine(f"{quantity} {k[2]}", k[2], quantity, [k]) for k in own[:MAX_LINES]]
+        return Figure(name, title, unit, shown)
 
     rates = [("ingress", "in" if channel else "published", [key])]
     rates += [("finish", "finished", own), ("requeue", "requeued", own)]

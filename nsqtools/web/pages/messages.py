@@ -70,9 +70,7 @@ def _page(site: Site, request: Request, fields: dict[str, str] | None) -> Respon
     values = site.frame(
         request,
         "messages.html",
-        "Queues",
         f"Messages of {topic}",
-        is_live=False,
         topic=topic,
         channel=channel,
         count=count,

@@ -66,13 +66,13 @@ def show_queues(site: Site, request: Request) -> Values:
         values["channels"] = snapshot.channels(topic)
         values["sums"] = sums_of([row, *values["channels"]])
         values["can_tombstone"] = bool(site.context.cluster.lookupds)
-        return site.frame(request, "topic.html", "Queues", topic, **values)
+        return site.frame(request, "topic.html", topic, **values)
     found = connections(site, topic, channel).each
     mine = [each for each in found if (each.topic, each.channel) == (topic, channel)]
     mine.sort(key=lambda each: (each.client.hostname, each.client.client_id, each.id))
     values |= {"consumers": mine[:MAX_CONSUMERS], "consumer_count": len(mine)}
     values["now_s"] = time.time()
-    return site.frame(request, "channel.html", "Queues", f"{topic}/{channel}", **values)
+    return site.frame(request, "channel.html", f"{topic}/{channel}", **values)
 
 
 def _row(site: Site, topic: str, channel: str) -> QueueRow:
@@ -101,7 +101,6 @@ def _overview(site: Site, request: Request) -> Values:
         request,
         "overview.html",
         "Queues",
-        "Queues",
         search=query.text,
         query=query,
         filters=[
@@ -117,7 +116,7 @@ def _overview(site: Site, request: Request) -> Values:
 
 def _sorts(query: QueueQuery) -> dict[str, dict[str, Any]]:
     made = {}
-    for name, heading in {"name": "Topic / channel", **SORTS}.items():
+    for name, heading in SORTS.items():
         is_sorted = query.sort == name
         # names begin with a, numbers with the largest
         turned = not query.is_ascending if is_sorted else name == "name"
@@ -139,7 +138,6 @@ def show_nodes(site: Site, request: Request) -> Values:
         return site.frame(
             request,
             "nodes.html",
-            "Nodes",
             "Nodes",
             failures=failures,
             newest=max((node.version for node in found), default=""),
@@ -164,7 +162,6 @@ def show_nodes(site: Site, request: Request) -> Values:
     return site.frame(
         request,
         "node.html",
-        "Nodes",
         asked,
         status=status,
         stats=stats,
@@ -210,7 +207,6 @@ def show_lookup(site: Site, request: Request) -> Values:
     return site.frame(
         request,
         "lookup.html",
-        "Lookup",
         "Lookup",
         lookupds=[
             (address, errors.get(address, ""), known.get(address), topics.get(address))
@@ -319,7 +315,6 @@ def show_consumers(site: Site, request: Request) -> Values:
         request,
         "consumers.html",
         "Consumers",
-        "Consumers",
         text=text,
         lines=page_of(programs, page_number(request.query_params)),
         connected=sum(len(each.connections) for each in programs),
@@ -341,7 +336,6 @@ def show_consumer(site: Site, request: Request) -> Values:
     return site.frame(
         request,
         "consumer.html",
-        "Consumers",
         client_id or hostname or "consumer",
         program=program,
         connections=[(each, _fields(each)) for each in program.connections[:MAX_CONNECTIONS]],

@@ -103,9 +103,7 @@ class Site:
         since_s = time.time() - TREND_S
         return spark(self.context.watcher.history.series([key], quantity, since_s=since_s))
 
-    def frame(
-        self, request: Request, template: str, section: str, title: str, **values: Any
-    ) -> Values:
+    def frame(self, request: Request, template: str, title: str, **values: Any) -> Values:
         """Return what the frame of a page shows, and the page's own values."""
         context, snapshot = self.context, self.snapshot()
         lookupds = set(context.cluster.lookupds)
@@ -115,7 +113,6 @@ class Site:
             "to": self.to,
             "trend": self.trend,
             "title": title,
-            "section": section,
             "theme": _theme(request),
             "interval_s": context.watcher.interval_s,
             "is_slowed": context.watcher.is_slowed,
@@ -125,8 +122,6 @@ class Site:
             "answering": len(snapshot.reports),
             "silent": len(failed - lookupds),
             "silent_lookupds": len(failed & lookupds),
-            "is_live": True,
-            "charts": None,
             **values,
         }
 
@@ -185,7 +180,7 @@ class Site:
                 return before
             values = make(self, request)
             page, pieces = render(values["template"], values)
-            return Rendering(sample, Packed(page), pieces, values["charts"])
+            return Rendering(sample, Packed(page), pieces, values.get("charts"))
 
         asked = [each for each in request.query_params.multi_items() if each[0] != "live"]
         role = self.context.user(request).may_change
@@ -207,7 +202,7 @@ class Site:
             return PlainTextResponse(f"{error}\n", status, headers)
         titles = {404: "Not found", 403: "Refused", 400: "Not possible"}
         title = titles.get(status, "Failed")
-        values = self.frame(request, "failed.html", "", title, error=error, is_live=False)
+        values = self.frame(request, "failed.html", title, error=error)
         answer = self.response(values, status)
         answer.headers.update(headers or {})
         return answer
@@ -288,20 +283,20 @@ class Rendering:
     page: Packed
     pieces: Pieces
     charts: Charts | None
-    events: dict[int, Packed] = field(default_factory=dict)
+    events: dict[float, Packed] = field(default_factory=dict)
 
     def event_since(self, shown: Rendering | None, history: History) -> Packed:
         """Return the event for a browser that shows another rendering, None for none yet."""
-        since_ns = shown.sample.time_ns if shown is not None and shown.sample is not None else 0
-        if made := self.events.get(since_ns):
+        since_s = shown.sample.time_s if shown is not None and shown.sample is not None else 0.0
+        if made := self.events.get(since_s):
             return made
         change = self.pieces.changes_since(shown.pieces if shown else Pieces())
         change["now_s"] = time.time()
         if self.charts is not None:
             change["point"] = point_of(history, self.charts.figures, time.time() - 60)
         made = Packed(f"event: pieces\ndata: {json.dumps(change, ensure_ascii=True)}\n\n")
-        if since_ns:  # the first event of a page tells the time, and may come late
-            self.events[since_ns] = made
+        if since_s:  # the first event of a page tells the time, and may come late
+            self.events[since_s] = made
         return made
 
 
@@ -408,7 +403,7 @@ class Addresses:
     """The addresses of the pages, below a base path."""
 
     def __init__(self, base_path: str) -> None:
-        self._base = base_path.rstrip("/")
+        self._base = base_path
 
     def page(self, path: str, **query: str) -> str:
         """Return the address of a page."""

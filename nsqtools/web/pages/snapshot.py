@@ -53,7 +53,7 @@ class Snapshot:
     @property
     def sampled_s(self) -> float | None:
         """When it was taken, None for `NO_SAMPLE`."""
-        return self.sample.time_ns / 1e9 or None
+        return self.sample.time_s or None
 
     def queue(self, topic: str, channel: str) -> QueueRow | None:
         """Return the total of a channel, or of a topic."""
@@ -86,6 +86,7 @@ LEAST_GROWTH = 0.05
 """Messages a second: less is shown as nothing."""
 
 SORTS = {
+    "name": "Topic / channel",
     "depth": "Depth",
     "in_flight": "In flight",
     "deferred": "Deferred",
@@ -134,7 +135,7 @@ def read_query(parameters: Mapping[str, str]) -> QueueQuery:
     """Read the query of an address; what makes no sense is as if it were not there."""
     sort = parameters.get("sort", "")
     shown = parameters.get("show", "")
-    sort = sort if sort in SORTS or sort == "name" else "depth"
+    sort = sort if sort in SORTS else "depth"
     order = parameters.get("order", "asc" if sort == "name" else "desc")
     return QueueQuery(
         text=parameters.get("q", "")[:200].strip(),
@@ -182,10 +183,8 @@ def lines_of(
     growth: Mapping[Key, float] | None = None,
 ) -> TablePage[QueueRow]:
     """Return the page of the table that the query asks for, the last one if there are fewer."""
-    rows = listed(totals)
     words = query.text.casefold().split()
-    if words:
-        rows = [row for row in rows if _has(row, words)]
+    rows = [row for row in listed(totals) if _has(row, words)]
     counts = {name: sum(map(is_shown, rows)) for name, (_, is_shown) in SHOWN.items()}
     is_shown = SHOWN[query.shown][1]
     rows = sorted((row for row in rows if is_shown(row)), key=lambda row: (row.topic, row.channel))
