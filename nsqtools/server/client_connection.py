@@ -29,6 +29,7 @@ from typing import cast
 
 from nsqtools.protocol.codecs import StreamCodec
 from nsqtools.protocol.frames import RequestError
+from nsqtools.protocol.names import Address
 from nsqtools.protocol.requests import Incomplete, LineTooLong
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.listen import read_in_pieces
@@ -141,9 +142,8 @@ class ClientConnection(asyncio.Protocol):
         read_in_pieces(transport)
         peer = transport.get_extra_info("peername")
         if isinstance(peer, tuple):
-            host, port = peer[0].removeprefix("::ffff:"), peer[1]  # an IPv4 client of a [::] socket
-            self.remote_ip = host
-            self.remote_address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            self.remote_ip = peer[0].removeprefix("::ffff:")  # an IPv4 client of a [::] socket
+            self.remote_address = str(Address(self.remote_ip, peer[1]))
         self._connections.add(self)
         self._log.info(f"TCP: new client({self.remote_address})")
 
