@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 UTILITIES = ("nsq_stat", "nsq_tail", "nsq_to_file", "nsq_to_http", "nsq_to_nsq", "to_nsq")
 """Names of NSQ's Go utilities: called by one of them, we take its flags (`commands.compat`)."""
 
-GC_THRESHOLDS = (100_000, 50, 100)  # with the default tail spends a tenth of its time collecting
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``nsq`` with ``arguments`` (default: those of the process); returns the exit status."""
@@ -27,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     _open_streams()
     try:
-        status = _run_as_utility(program, arguments) if program in UTILITIES else _run(arguments)
+        status = _run(arguments, program)
         sys.stdout.flush()
         return status
     except KeyboardInterrupt:
@@ -65,7 +63,12 @@ def quick_answer(arguments: Sequence[str]) -> str | None:
     return None
 
 
-def _run(arguments: Sequence[str]) -> int:
+def _run(arguments: Sequence[str], program: str = "nsq") -> int:
+    if program in UTILITIES:
+        from nsqtools.cli.commands.compat import go_main
+
+        _collect_less()
+        return go_main(program, arguments)
     if arguments[:1] == ["help"] and len(arguments) > 1:  # nsq help topic list
         arguments = [*arguments[1:], "--help"]
     answer = quick_answer(arguments)
@@ -81,22 +84,18 @@ def _run(arguments: Sequence[str]) -> int:
     if command is not None and list(arguments[1:]) == ["--version"]:  # as the Go utilities have it
         return _run(arguments[1:])
 
-    import gc
-
     from nsqtools.cli.parsing.app import run
 
-    # messages come and go by the hundred thousand a second and form no cycles
-    gc.set_threshold(*GC_THRESHOLDS)
+    _collect_less()
     return run(arguments)
 
 
-def _run_as_utility(program: str, arguments: Sequence[str]) -> int:
+def _collect_less() -> None:
+    """Messages come and go by the hundred thousand a second and form no cycles: with the default
+    tail spends a tenth of its time collecting."""
     import gc
 
-    from nsqtools.cli.commands.compat import go_main
-
-    gc.set_threshold(*GC_THRESHOLDS)
-    return go_main(program, arguments)
+    gc.set_threshold(100_000, 50, 100)
 
 
 def _open_streams() -> None:

@@ -40,6 +40,8 @@ class Command:
 class Group:
     """A family of commands: ``nsq topic create``, ``nsq topic delete``."""
 
+    hidden = False
+
     def __init__(self, help: str, commands: dict[str, Command | Group]):
         self.help = help
         self.commands = commands

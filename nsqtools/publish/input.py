@@ -23,7 +23,7 @@ import re
 import select
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -117,7 +117,13 @@ class RecordSource:
         for file, path in enumerate(self._paths):
             if file < self.place.file:
                 continue
-            descriptor, is_ours = _open(path)
+            with _blaming(path):
+                descriptor = 0 if path == "-" else os.open(path, os.O_RDONLY)
+            if path == "-":
+                import fcntl
+
+                with suppress(OSError, AttributeError):  # no pipe, or not on Linux
+                    fcntl.fcntl(0, fcntl.F_SETPIPE_SZ, PIPE_SIZE)  # its writer may run ahead
             try:
                 if self.place.file == file and self.place.offset:
                     os.lseek(descriptor, self.place.offset, os.SEEK_SET)
@@ -126,7 +132,7 @@ class RecordSource:
                     self.place = InputPlace(file, 0, self.place.records)
                 yield from self._read(descriptor, path)
             finally:
-                if is_ours:
+                if path != "-":
                     os.close(descriptor)
 
     def _read(self, descriptor: int, path: str) -> Iterator[InputBatch[bytes]]:
@@ -137,7 +143,8 @@ class RecordSource:
                 if self._pending:
                     yield self._take()
                 continue
-            chunk = _read_chunk(descriptor, path)
+            with _blaming(path):
+                chunk = os.read(descriptor, READ_SIZE)
             records = splitter.feed(chunk) if chunk else splitter.end()
             if not chunk:
                 self._lacking = len(self._delimiter) * len(records)
@@ -164,22 +171,10 @@ class RecordSource:
         return InputBatch(batch, self.place)
 
 
-def _open(path: str) -> tuple[int, bool]:
-    if path == "-":
-        import fcntl
-
-        with suppress(OSError, AttributeError):  # no pipe, or not on Linux
-            fcntl.fcntl(0, fcntl.F_SETPIPE_SZ, PIPE_SIZE)  # its writer may run ahead further
-        return 0, False
+@contextmanager
+def _blaming(path: str) -> Iterator[None]:
     try:
-        return os.open(path, os.O_RDONLY), True
-    except OSError as exc:
-        raise OutputError(f"cannot read {path} ({exc.strerror})") from exc
-
-
-def _read_chunk(descriptor: int, path: str) -> bytes:
-    try:
-        return os.read(descriptor, READ_SIZE)
+        yield
     except OSError as exc:
         name = "standard input" if path == "-" else path
         raise OutputError(f"cannot read {name} ({exc.strerror})") from exc

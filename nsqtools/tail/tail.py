@@ -19,6 +19,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.consumer import Consumer, Stopped
@@ -45,6 +46,9 @@ class RunLimits:
     idle_s: float | None = None
     for_s: float | None = None
     is_each_topic: bool = False
+
+
+UNLIMITED = RunLimits()
 
 
 class LimitWatch:
@@ -104,6 +108,22 @@ Encode = Callable[[str, str, Iterable[Message]], bytes]
 """From topic, nsqd and messages to the bytes to write."""
 
 
+def _consumer(
+    topics: str | Sequence[str],
+    channel: str,
+    connection: ConnectionSettings,
+    options: ClientOptions,
+) -> Consumer:
+    return Consumer(
+        topics,
+        channel,
+        nsqd_tcp_addresses=connection.nsqd_tcp_addresses,
+        lookupd_http_addresses=connection.lookupd_http_addresses,
+        options=options,
+        address_map=connection.address_map,
+    )
+
+
 class Tail:
     """One tail of one or more topics. `run` it on one thread; `stop` it from any.
 
@@ -124,15 +144,15 @@ class Tail:
         write: Callable[[bytes], None],
         encode: Encode,
         keep: Callable[[Message], bool] | None = None,
-        limits: RunLimits | None = None,
+        limits: RunLimits = UNLIMITED,
         on_tick: Callable[[Tail], None] | None = None,
         not_waited_for: Callable[[Set[str]], Set[str]] | None = None,
         look: Callable[[str, Address], None] | None = None,
     ) -> None:
-        self._limits = limits or RunLimits()
-        if self._limits.count is not None:
+        self._limits = limits
+        if limits.count is not None:
             # what is in flight beyond the count would only have its attempts raised
-            wanted = min(options.max_in_flight, self._limits.count)
+            wanted = min(options.max_in_flight, limits.count)
             options = replace(options, max_in_flight=max(len(topics), wanted))
         self._write = write
         self._encode = encode
@@ -141,15 +161,8 @@ class Tail:
         self._not_waited_for = not_waited_for
         self._look = look
         self._next_tick = 0.0
-        self._consumer = Consumer(
-            topics,
-            channel,
-            nsqd_tcp_addresses=connection.nsqd_tcp_addresses,
-            lookupd_http_addresses=connection.lookupd_http_addresses,
-            options=options,
-            address_map=connection.address_map,
-        )
-        self.watch = LimitWatch(self._limits, 0.0)
+        self._consumer = _consumer(topics, channel, connection, options)
+        self.watch = LimitWatch(limits, 0.0)
 
     @property
     def connections(self) -> dict[str, list[str]]:
@@ -255,8 +268,7 @@ GROWS_S = 1.5
 """The number in flight, which starts small, grows at least once a second: longer than silence."""
 
 
-@dataclass(frozen=True, slots=True)
-class Peeked:
+class Peeked(NamedTuple):
     """How many messages were delivered and given back, and how many of them were shown.
 
     ``is_whole`` is False when there may be more to show than was looked at.
@@ -290,17 +302,11 @@ def peek(
     """
     most = count if keep is None else max(count, look_at)
     least = most if there is None else min(most, there)
-    nsqds, lookupds = connection.nsqd_tcp_addresses, connection.lookupd_http_addresses
-    spread = LEAST_IN_FLIGHT if lookupds else len(nsqds)
-    consumer = Consumer(
-        topic,
-        channel,
-        nsqd_tcp_addresses=nsqds,
-        lookupd_http_addresses=lookupds,
-        # of a sample nsqd would discard the rest
-        options=replace(options, max_in_flight=max(most, spread), sample_rate=0),
-        address_map=connection.address_map,
-    )
+    nsqds = connection.nsqd_tcp_addresses
+    spread = LEAST_IN_FLIGHT if connection.lookupd_http_addresses else len(nsqds)
+    # of a sample nsqd would discard the rest
+    options = replace(options, max_in_flight=max(most, spread), sample_rate=0)
+    consumer = _consumer(topic, channel, connection, options)
     held: list[Batch] = []
     kept: list[Message] = []
 

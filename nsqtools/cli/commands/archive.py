@@ -6,7 +6,6 @@ Damage is reported on stderr, a line each, and the exit status is 6.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,7 +29,7 @@ from nsqtools.cli.options.printing import (
     picking,
     readable,
 )
-from nsqtools.cli.options.tables import BodyChoice, TableFormat
+from nsqtools.cli.options.tables import BodyOptions, TableFormat
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import DamageReporter, report_timeless
 from nsqtools.cli.render.output import (
@@ -40,7 +39,7 @@ from nsqtools.cli.render.output import (
     write_lines,
     write_listing,
 )
-from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, status_of_work
+from nsqtools.cli.running.runtime import ExitStatus, Session, status_of_work
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.protocol.text import NS, counted, utc_text
 from nsqtools.records.envelope import Envelope, encode_lines
@@ -119,7 +118,7 @@ def repair(
             write_lines(runtime, [f"{archive.path}: repaired, {count} messages"])
     if json:
         document: Repaired = {"finished": finished, "repaired": repaired}
-        write_json(runtime, document, indent=2)
+        write_json(runtime, document)
     for problem in failed:
         runtime.insist(f"nsq: {problem}")
         if problem.hint:
@@ -164,11 +163,18 @@ def cat(
     if sum((bodies, json, format is not None)) > 1:
         raise ConfigurationError("--bodies, --json and --format exclude each other")
     ending = b"\n" if delimiter is None else delimiter
-    encode = archive_printer(runtime, ending, format, pick, bodies=bodies, pretty=pretty)
+    plain = readable(runtime, partial(encode_lines, delimiter=ending), pretty=pretty)
+    whole = format or (plain if bodies else json_printer(runtime, pretty=pretty))
+    if pick is not None:
+        plain, whole = picking(runtime, plain, pick), picking(runtime, whole, pick)
     within = time_range(since, until)
     chosen = TopicFilter(topic or ())
     damage = DamageReporter(runtime)
     timeless = 0
+
+    def encode(message: Envelope) -> bytes:
+        printer = whole if message.topic or format else plain  # a body of a raw file stays alone
+        return printer(message.topic, message.nsqd, [message])
 
     def is_within(message: Envelope) -> bool:
         nonlocal timeless
@@ -191,28 +197,6 @@ def cat(
     return damage.status
 
 
-def archive_printer(
-    runtime: Runtime,
-    ending: bytes,
-    format: Callable[..., bytes] | None,
-    pick: Callable[[bytes], bytes | None] | None,
-    *,
-    bodies: bool,
-    pretty: bool,
-) -> Callable[[Envelope], bytes]:
-    """Return the function that prints one message; a body of a raw file stays alone."""
-    plain = readable(runtime, partial(encode_lines, delimiter=ending), pretty=pretty)
-    whole = format or (plain if bodies else json_printer(runtime, pretty=pretty))
-    if pick is not None:
-        plain, whole = picking(runtime, plain, pick), picking(runtime, whole, pick)
-
-    def encode(message: Envelope) -> bytes:
-        printer = whole if message.topic or format else plain
-        return printer(message.topic, message.nsqd, [message])
-
-    return encode
-
-
 def convert(
     paths: ArchivePaths,
     output: Annotated[str, opt("--output -o PLACE", "The table: a directory or a URL.")],
@@ -220,7 +204,7 @@ def convert(
     topic: str | None = opt("--topic -t TOPIC", "The topic of bare bodies."),
     json: Json = False,
     *,
-    bodies: BodyChoice,
+    bodies: BodyOptions,
     runtime: Session,
 ) -> int:
     """Bring archives into a table.
@@ -259,7 +243,7 @@ def convert(
                 write_lines(runtime, [f"{archive.shown}: {each.path}" for each in made])
     if json:
         document = {"archives": done, "files": files, "messages": messages, "misfits": misfits}
-        write_json(runtime, document, indent=2)
+        write_json(runtime, document)
     words = f"{counted(done, 'archive')} of {len(archives)}, {counted(messages, 'message')}"
     runtime.tell(f"nsq: {words}, {misfits} did not fit")
     return damage.status
@@ -298,7 +282,7 @@ def schema(
         looked_at += len(some)
         found = columns.add(batch_of_bodies(some))["_error"]
         wrong.update(found.drop_null().to_pylist())
-    write_json(runtime, json_schema(columns.fields), indent=2)
+    write_json(runtime, json_schema(columns.fields))
     runtime.tell(f"nsq: {looked_at} messages, {columns.misfits} did not fit")
     for reason, times in wrong.most_common(10):
         runtime.tell(f"nsq: {times}: {reason}")

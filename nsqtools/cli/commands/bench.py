@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from typer import Context
@@ -57,34 +57,27 @@ COLUMNS = (
 BENCH_ADDRESSES = ("nsqd_tcp_address", "nsqd_http_address", "profile", "no_profile")
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """From ``low`` to ``high`` bytes. (No tuple: typer would ask for two words.)"""
-
-    low: int
-    high: int
-
-
-def parse_sizes(text: str) -> Sizes:
+def parse_sizes(text: str) -> tuple[int, int]:
     """Read ``200``, ``1KiB`` or ``100-2000``. Raises ``ValueError``."""
-    low, dash, high = text.partition("-")
-    sizes = Sizes(parse_size(low), parse_size(high if dash else low))
-    if sizes.low > sizes.high:
+    first, dash, last = text.partition("-")
+    low, high = parse_size(first), parse_size(last if dash else first)
+    if low > high:
         raise ValueError(f"{text!r} is not a range: its end is below its beginning")
-    return sizes
+    return low, high
 
 
 class BenchPublishing(OptionSet):
     """How publishers go on."""
 
+    panel = LOAD
     batch: int | None = opt(
-        "N", "Messages in one publish command.", LOAD, min=1, show_default="100; 1 in e2e"
+        "N", "Messages in one publish command.", min=1, show_default="100; 1 in e2e"
     )
     window: int = opt(
-        "N", "Unanswered publish commands allowed on a connection.", LOAD, WINDOW, min=1
+        "N", "Unanswered publish commands allowed on a connection.", default=WINDOW, min=1
     )
     rate: float = opt(
-        "N", "Publish N messages a second in total; 0 for full speed.", LOAD, 0.0, min=0
+        "N", "Publish N messages a second in total; 0 for full speed.", default=0.0, min=0
     )
     count: Messages = None
     warm_up: float = opt(
@@ -122,7 +115,7 @@ def bench_load(
     topic: str | None = opt(
         "-t TOPIC", "Publish into this topic; by default into one of its own, deleted afterwards."
     ),
-    size: Sizes = opt(
+    size: Any = opt(  # of a tuple typer would ask for two words
         "BYTES",
         "Size of a message, or a range to draw it from (100-2KiB).",
         LOAD,
@@ -144,25 +137,23 @@ def bench_load(
     max_in_flight: MaxInFlight = None,
     consumer_opt: list[str] | None = client_opt("consumer"),
     producer_opt: list[str] | None = client_opt("producer"),
-    flags: Annotated[ClientFlags, From(ClientFlags)],
+    flags: ClientFlags,
 ) -> Load:
     """The load; nsqd are given by their TCP addresses, for nsqlookupd has no part in it."""
     from nsqtools.client.options import ClientOptions
 
-    tcp, _, http = given_addresses(context)
-    tcp = tcp or (DEFAULT_NSQD_TCP_ADDRESS,)
-    said = list(flag_statements(context, vars(flags)))
-    publishing = resolve_options([*said, *opt_statements(context, "producer_opt", producer_opt)])
-    own = [*opt_statements(context, "consumer_opt", consumer_opt)]
-    own += flag_statements(context, {"max_in_flight": max_in_flight})
-    consuming = resolve_options([*said, *own])
+    given = given_addresses(context)
+    tcp, http = given.nsqd_tcp_address or (DEFAULT_NSQD_TCP_ADDRESS,), given.nsqd_http_address
+    said = list(flag_statements(context))  # once: it warns of a secret that others can read
+    publishing = resolve_options([*said, *opt_statements(context, "producer_opt")])
+    consuming = resolve_options([*said, *opt_statements(context, "consumer_opt")])
     check_tls(consuming, http, cure="Add --tls (or --no-tls).")
     common = {
         "nsqd_tcp_addresses": tcp,
         "nsqd_http_addresses": http,
         "consumer_options": ClientOptions(**CONSUMING).with_options(texts_of(consuming)),  # type: ignore[arg-type]
         "topic": None if topic is None else check_topic(topic),
-        "size": (size.low, size.high),
+        "size": size,
         "connections": connections or len(tcp),
         "for_s": for_,
     }
@@ -173,7 +164,7 @@ BenchLoad = Annotated[Load, From(bench_load)]
 
 
 def pub(
-    how: Annotated[BenchPublishing, From(BenchPublishing)],
+    how: BenchPublishing,
     *,
     load: BenchLoad,
     form: ListingForm,
@@ -218,7 +209,7 @@ def sub(
 
 
 def e2e(
-    how: Annotated[BenchPublishing, From(BenchPublishing)],
+    how: BenchPublishing,
     create: Create = False,
     *,
     load: BenchLoad,
@@ -259,7 +250,13 @@ def measure(runtime: Runtime, plan: BenchPlan, form: Form, *, create: bool = Tru
         bench = Bench(plan, show)
         with stopping(bench.stop) as signals:
             report = bench.run()
-    write_report(runtime, report, form)
+    columns = columns_of(report)
+    if form.is_document:
+        write_json(runtime, report._asdict())
+    elif runtime.stdout_is_tty and form == Form():
+        write_listing(runtime, ("figure", "value"), columns.items())
+    else:
+        write_listing(runtime, list(columns), [list(columns.values())], form)
     for line in report.limits:
         runtime.tell(f"nsq: {line}")
     if report.interrupted or report.intact:
@@ -281,18 +278,6 @@ def look_at_topic(plan: BenchPlan, topic: str, runtime: Runtime, *, create: bool
             f"topic {topic} has no channel and messages waiting, which would be lost",
             hint=f"Give it a channel first: nsq channel create {topic} CHANNEL.",
         ) from error
-
-
-def write_report(runtime: Runtime, report: BenchReport, form: Form) -> None:
-    """Print a report in the form that fits."""
-    if form.is_document:
-        write_json(runtime, report._asdict(), indent=2)
-        return
-    columns = columns_of(report)
-    if runtime.stdout_is_tty and form == Form():
-        write_listing(runtime, ("figure", "value"), columns.items())
-    else:
-        write_listing(runtime, list(columns), [list(columns.values())], form)
 
 
 def columns_of(report: BenchReport) -> dict[str, Cell]:

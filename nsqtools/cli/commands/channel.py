@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from nsqtools.cli.options.connection import ClusterConnection
 from nsqtools.cli.options.params import Yes
 from nsqtools.cli.render.outcomes import tell_left_out
-from nsqtools.cli.render.output import Cell, ListingForm, write_json, write_listing
+from nsqtools.cli.render.output import Cell, write_json
 from nsqtools.cli.running.administering import (
     Changing,
     ChannelGlobs,
     ListedTopics,
+    Listing,
     NewChannels,
     OneChannel,
     OneTopic,
     TopicGlob,
     cells_of,
+    chosen_topics,
 )
-from nsqtools.cli.running.runtime import Session
 
 if TYPE_CHECKING:
     from nsqtools.cluster.queue_rows import QueueRow
@@ -29,9 +29,7 @@ _NODES = "node depth disk in_flight deferred requeued timed_out messages clients
 CHANNEL_NODES = tuple(_NODES.split())
 
 
-def list_(
-    topic: ListedTopics = None, *, form: ListingForm, cluster: ClusterConnection, runtime: Session
-) -> int:
+def list_(topic: ListedTopics = None, *, listing: Listing) -> int:
     """List channels, with the number of nsqd that have them and their depth.
 
     Examples:
@@ -40,13 +38,10 @@ def list_(
     """
     from nsqtools.cluster.inventory import take_inventory, with_channels
     from nsqtools.cluster.queue_rows import channel_row
-    from nsqtools.cluster.topics import select
 
-    form.check(CHANNELS)
-    with cluster.open() as opened:
+    with listing.open(CHANNELS) as opened:
         inventory = take_inventory(opened)
-        known = inventory.topics
-        names = select("topic", topic, known, inventory.failures) if topic else sorted(known)
+        names = chosen_topics(inventory, topic)
         inventory = with_channels(opened, inventory, names)
     found: dict[tuple[str, str], list[QueueRow]] = {
         (name, channel): [] for name in names for channel in inventory.channels(name)
@@ -65,18 +60,11 @@ def list_(
         )
         for pair, queues in sorted(found.items())
     ]
-    write_listing(runtime, CHANNELS, rows, form, optional=("deferred", "nodes", "in_flight"))
-    return tell_left_out(inventory.failures, runtime)
+    listing.write(CHANNELS, rows, ("deferred", "nodes", "in_flight"))
+    return tell_left_out(inventory.failures, listing.runtime)
 
 
-def info(
-    topic: OneTopic,
-    channel: OneChannel,
-    *,
-    form: ListingForm,
-    cluster: ClusterConnection,
-    runtime: Session,
-) -> int:
+def info(topic: OneTopic, channel: OneChannel, *, listing: Listing) -> int:
     """Show one channel and its consumers, on every nsqd that has it.
 
     Examples:
@@ -88,8 +76,7 @@ def info(
     from nsqtools.cluster.stats_documents import channel_document
     from nsqtools.cluster.topics import missing
 
-    form.check(CHANNEL_NODES)
-    with cluster.open() as opened:
+    with listing.open(CHANNEL_NODES) as opened:
         inventory = take_inventory(opened)
     if topic not in inventory.topics:
         raise missing("topic", topic, inventory.topics, inventory.failures)
@@ -98,15 +85,16 @@ def info(
     if not found:
         there = {each.channel_name for _, stats in where for each in stats.channels}
         raise missing("channel", channel, there, inventory.failures)
-    if form.is_document:
+    if listing.form.is_document:
         nodes = [channel_document(at, topic, each) for at, each in found]
-        write_json(runtime, {"topic": topic, "channel": channel, "nodes": nodes}, indent=2)
+        document = {"topic": topic, "channel": channel, "nodes": nodes}
+        write_json(listing.runtime, document)
     else:
         queues = (channel_row(at, topic, each) for at, each in found)
         rows = [cells_of(row, CHANNEL_NODES) for row in queues]
         optional = ("disk", "timed_out", "requeued", "messages", "deferred")
-        write_listing(runtime, CHANNEL_NODES, rows, form, optional=optional)
-    return tell_left_out(inventory.failures, runtime)
+        listing.write(CHANNEL_NODES, rows, optional)
+    return tell_left_out(inventory.failures, listing.runtime)
 
 
 def create(topic: TopicGlob, channel: NewChannels, *, change: Changing) -> int:

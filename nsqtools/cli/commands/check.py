@@ -43,17 +43,14 @@ class CheckFormat(Enum):
     prometheus = "prometheus"
 
 
-WINDOW_S = 10.0
-
-
 def check(
     topic: TopicPatterns = None,
     channel: ChannelPatterns = None,
-    window: float | None = opt(
+    window: float = opt(
         "DURATION",
         "Time between the two samples, for what grows or makes no progress.",
         LIMITS,
-        show_default="10s",
+        "10s",
     ),
     max_depth: int | None = opt(
         "N", "A queue with more than N messages is critical.", BOUNDS, min=0
@@ -108,7 +105,7 @@ def check(
             opened,
             memory,
             wanted=SampleFilter(topic or (), channel or ()),
-            window_s=WINDOW_S if window is None else window,
+            window_s=window,
             bounds=Bounds(max_depth, behind_depth, max_age_s=max_age),
             expected=expected,
             stopped=stopped,
@@ -121,7 +118,7 @@ def check(
     status = status_of(verdict, shown)
     form = CheckFormat.json if as_json else format
     if form is CheckFormat.json:
-        write_json(runtime, check_document(verdict, shown, status), indent=2)
+        write_json(runtime, check_document(verdict, shown, status))
     else:
         lines = {
             CheckFormat.text: _text,

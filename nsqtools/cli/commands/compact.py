@@ -22,8 +22,8 @@ from nsqtools.cli.options.spark_options import (
     places,
 )
 from nsqtools.cli.options.tables import ColumnsChoice, TableFormat
-from nsqtools.cli.parsing.binding import From, OptionSet, opt
-from nsqtools.cli.render.output import Cell, write_json, write_listing
+from nsqtools.cli.parsing.binding import OptionSet, opt
+from nsqtools.cli.render.output import write_json, write_records
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session
 from nsqtools.errors import ConfigurationError
 
@@ -45,7 +45,7 @@ def parse_day(text: str) -> date:
         raise ValueError(f"{text!r} is not a day; write 2026-11-21") from None
 
 
-class CompactionChoice(OptionSet):
+class CompactionOptions(OptionSet):
     """What is compacted, and how."""
 
     paths: Annotated[
@@ -105,9 +105,6 @@ class CompactionChoice(OptionSet):
         return Compaction(inputs, self.output, selection, settings, is_delta=is_delta)
 
 
-CompactionOptions = Annotated[CompactionChoice, From(CompactionChoice)]
-
-
 def archive_compact(
     processes: int | None = opt(
         "N", "How many files are made at a time.", min=1, show_default="one a core"
@@ -160,7 +157,7 @@ def spark_compact(*, chosen: CompactionOptions, spark: SparkOptions, runtime: Se
 
 def compact(
     runtime: Runtime,
-    chosen: CompactionChoice,
+    chosen: CompactionOptions,
     parallel: int,
     runner: Callable[[], AbstractContextManager[RunJobs]],
 ) -> int:
@@ -187,15 +184,15 @@ def compact(
 
 def show_plan(runtime: Runtime, compaction: Compaction, *, json: bool) -> ExitStatus:
     """Print what a run would do."""
-    rows: list[Sequence[Cell]] = [
-        (*_name(each), each.state, len(each.sources), each.messages)
+    rows = [
+        _document(each, files=len(each.sources), messages=each.messages)
         for each in compaction.partitions
         if each.state != "done"
     ]
     if json:
-        write_json(runtime, {"partitions": _documents(PLANNED, rows)}, indent=2)
+        write_json(runtime, {"partitions": rows})
     else:
-        write_listing(runtime, PLANNED, rows)
+        write_records(runtime, PLANNED, rows)
     return ExitStatus.DONE
 
 
@@ -203,27 +200,26 @@ def show_results(
     runtime: Runtime, compaction: Compaction, deleted: Sequence[str], *, json: bool
 ) -> None:
     """Print what was made."""
-    rows: list[Sequence[Cell]] = [
-        (
-            *_name(each),
-            each.state,
-            len(each.files),
-            sum(done.read for done in each.done),
-            sum(done.duplicates for done in each.done),
-            sum(file.rows or 0 for file in each.files),
-            sum(file.bytes for file in each.files),
+    rows = [
+        _document(
+            each,
+            files=len(each.files),
+            read=sum(done.read for done in each.done),
+            duplicates=sum(done.duplicates for done in each.done),
+            rows=sum(file.rows or 0 for file in each.files),
+            bytes=sum(file.bytes for file in each.files),
         )
         for each in compaction.work
     ]
     if json:
         document = {
-            "partitions": _documents(MADE, rows),
+            "partitions": rows,
             "deleted": list(deleted),
             "misfits": sum(done.misfits for each in compaction.work for done in each.done),
         }
-        write_json(runtime, document, indent=2)
+        write_json(runtime, document)
     elif rows:
-        write_listing(runtime, MADE, rows)
+        write_records(runtime, MADE, rows)
 
 
 def delete_needless(runtime: Runtime, compaction: Compaction, *, yes: bool) -> list[str]:
@@ -282,10 +278,7 @@ def tell_outcome(runtime: Runtime, compaction: Compaction) -> ExitStatus:
     return ExitStatus.PARTLY_DONE if damages or compaction.grown else ExitStatus.DONE
 
 
-def _name(partition: Partition) -> tuple[str | None, str | None]:
+def _document(partition: Partition, **figures: int) -> dict[str, Any]:
     slot = partition.slot
-    return slot.topic, slot.day.isoformat() if slot.day else None
-
-
-def _documents(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[dict[str, Cell]]:
-    return [dict(zip(columns, row, strict=True)) for row in rows]
+    day = slot.day.isoformat() if slot.day else None
+    return {"topic": slot.topic, "date": day, "state": partition.state, **figures}

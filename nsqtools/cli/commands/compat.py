@@ -10,11 +10,11 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.cli.commands.go_utilities import UTILITIES, GoFatal, translate
+from nsqtools.cli.commands.go_utilities import TRANSLATORS, UTILITIES, GoFatal
 from nsqtools.cli.options.connection import option_of
 from nsqtools.cli.parsing.help import HelpPage, rendered_for_stdout
 from nsqtools.cli.running.runtime import Runtime, report_error, stopping
@@ -33,31 +33,25 @@ HEADER_EVERY = 25
 
 def tail_each(given: Given, runtime: Runtime) -> int:
     """nsq_tail of several topics with -n: it ends when one of them has shown n messages."""
-    from nsqtools.cli.commands.tail import INTERACTIVE, ephemeral_channel
+    from nsqtools.cli.commands.tail import tail
     from nsqtools.cli.options.printing import lines_printer
-    from nsqtools.cli.running.consuming import look_before, looking_at_newcomers
-    from nsqtools.tail.tail import RunLimits, Tail
+    from nsqtools.cli.running.consuming import StopLimits
 
     opts = dict(map(option_of, given["consumer-opt"]))
     opts["max_in_flight"] = str(given["max-in-flight"])
     nsqds, lookupds = given["nsqd-tcp-address"], given["lookupd-http-address"]
     connection = ConnectionSettings(nsqds, lookupds, (), opts)
-    topics = tuple(dict.fromkeys(given["topic"]))
-    channel = given["channel"] or ephemeral_channel()
-    service = Tail(
-        topics,
-        channel,
-        connection,
-        options=connection.client_options(**INTERACTIVE),
-        write=runtime.write,
-        encode=lines_printer(runtime, print_topic=given["print-topic"]),
-        limits=RunLimits(given["n"], is_each_topic=True),
-        look=looking_at_newcomers(connection, channel, force=False),
+    return tail(
+        given["topic"],
+        given["channel"],
+        create=True,
+        force=False,
+        limits=StopLimits(count=given["n"], until_empty=False, is_each_topic=True),
+        printer=partial(lines_printer, print_topic=given["print-topic"]),
+        keep=None,
+        connection=connection,
+        runtime=runtime,
     )
-    look_before(topics, channel, connection, runtime, create=True, force=False)
-    with stopping(service.stop) as signals:
-        service.run()
-    return signals.status()
 
 
 def print_stat(given: Given, runtime: Runtime) -> int:
@@ -91,8 +85,7 @@ STAT_HEADER = (
         "ingress", "egress", "total", "mem", "disk", "inflt", "def", "req", "t-o", "msgs", "clients"
     )
 )
-_COUNTS = "depth memory disk in_flight deferred requeued timed_out messages clients"
-STAT_COUNTS = attrgetter(*_COUNTS.split())
+STAT_COUNTS = "depth memory disk in_flight deferred requeued timed_out messages clients"
 
 
 def stat_line(sample: Sample) -> str:
@@ -101,7 +94,7 @@ def stat_line(sample: Sample) -> str:
         return ""  # the channel is away for the moment
     row = sample.totals[0]
     rates = (int(row.rates.ingress), int(row.rates.egress)) if row.rates is not None else (0, 0)
-    return STAT_FORM.format(*rates, *STAT_COUNTS(row))
+    return STAT_FORM.format(*rates, *(getattr(row, name) for name in STAT_COUNTS.split()))
 
 
 VERSION = "1.3.0"  # of the utilities whose flags these are
@@ -118,7 +111,7 @@ def go_main(program: str, arguments: Sequence[str]) -> int:
 
             sys.stdout.write(f"{program} v{VERSION} (nsqtools {__version__})\n")
             return 0
-        status = _run(program, given, translate(program, given))
+        status = _run(program, given, TRANSLATORS[program](given))
     except HelpAsked:
         sys.stderr.write(usage(program, flags))
         return 0
@@ -188,16 +181,17 @@ flags of that utility, with their meanings: --install makes the links. Nothing t
 link is replaced. explain shows the native command line for a given one; nsq-migration(7) has what
 differs."""
 
-ARGUMENTS = (
-    ("explain", "Show the native command line."),
-    ("UTILITY", "nsq_tail, nsq_to_file, to_nsq, nsq_stat, nsq_to_nsq or nsq_to_http."),
-    ("FLAG", "Flags of the utility."),
-)
-
-OPTIONS = (
-    ("--install DIR", "Link the names of the utilities to this program, in DIR."),
-    ("-h, --help", "Show this message and exit."),
-)
+SECTIONS = {
+    "Arguments": (
+        ("explain", "Show the native command line."),
+        ("UTILITY", "nsq_tail, nsq_to_file, to_nsq, nsq_stat, nsq_to_nsq or nsq_to_http."),
+        ("FLAG", "Flags of the utility."),
+    ),
+    "Options": (
+        ("--install DIR", "Link the names of the utilities to this program, in DIR."),
+        ("-h, --help", "Show this message and exit."),
+    ),
+}
 
 EXAMPLES = (
     "nsq compat --install /usr/local/bin",
@@ -225,7 +219,7 @@ def compat(arguments: list[str]) -> int:
 def page() -> HelpPage:
     """What ``nsq compat --help`` shows."""
     usage = "nsq compat --install DIR | explain UTILITY [FLAG]..."
-    return HelpPage(usage, DESCRIPTION, {"Arguments": ARGUMENTS, "Options": OPTIONS}, EXAMPLES)
+    return HelpPage(usage, DESCRIPTION, SECTIONS, EXAMPLES)
 
 
 def install(directory: Path) -> list[Path]:
@@ -265,7 +259,7 @@ def explain(program: str, arguments: list[str]) -> list[str]:
             f"{program!r} is not a utility of NSQ", hint=f"One of {', '.join(UTILITIES)}."
         )
     try:
-        argv = translate(name, read_flags(name, arguments))
+        argv = TRANSLATORS[name](read_flags(name, arguments))
     except HelpAsked:
         return usage(name, UTILITIES[name]).splitlines()
     except (FlagError, GoFatal) as exc:

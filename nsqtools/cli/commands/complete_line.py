@@ -33,7 +33,7 @@ from typer import Argument, Context
 from nsqtools.cli.options.connection import ClusterConnection
 from nsqtools.cli.parsing.app import HELP_NAMES, command_tree, parser_of
 from nsqtools.cli.parsing.binding import UsageError, opt
-from nsqtools.cli.parsing.help import choices, metavar, raw_parts
+from nsqtools.cli.parsing.help import choices, metavar, raw_parts, rows_of
 from nsqtools.cli.registry import COMMANDS, ROOT_OPTIONS, Command, Group
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.errors import ConfigurationError, NsqError
@@ -136,8 +136,7 @@ def offer_for(words: Sequence[str], current: str) -> tuple[Offer, str]:
     if current.startswith("-"):
         names = [(each, text) for each, text in ROOT_OPTIONS if not words or "help" in each]
         return Offer([(name, text) for each, text in names for name in each.split(", ")]), ""
-    shown = group.commands.items()
-    return Offer([(n, c.help) for n, c in shown if isinstance(c, Group) or not c.hidden]), ""
+    return Offer(rows_of(group.commands)), ""
 
 
 def typed_offer(command: Any, words: Sequence[str], current: str) -> tuple[Offer, str]:
@@ -286,7 +285,8 @@ def names_of(
         with cluster.open(TIMEOUT_S) as opened:
             if kind is NameKind.nodes:
                 nsqds, _ = opened.nsqds()
-                return list(filter(is_address, nsqds))
+                # host:port or a URL, with nothing in it that means more to a shell
+                return [each for each in nsqds if re.fullmatch(r"[\w.:/-]+", each, re.ASCII)]
             is_topics = kind is NameKind.topics
             names = named_topics(opened)[0] if is_topics else channel_names(opened, topic or "")
     except NsqError:
@@ -294,8 +294,3 @@ def names_of(
     finally:
         limit.cancel()
     return sorted(filter(is_valid_name, names))
-
-
-def is_address(text: str) -> bool:
-    """Tell whether it is ``host:port`` or a URL, with nothing in it that means more to a shell."""
-    return re.fullmatch(r"[\w.:/-]+", text, re.ASCII) is not None

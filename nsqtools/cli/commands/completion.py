@@ -20,9 +20,10 @@ A normal installation puts the scripts where shells look for them: in share/ bel
 that nsq was installed into. This command is for all other cases. Names of topics and channels
 are requested from the cluster that the command line names, for at most a second."""
 
-ARGUMENTS = (("bash|zsh|fish", "Which shell. [required]"),)
-
-OPTIONS = (("-h, --help", "Show this message and exit."),)
+SECTIONS = {
+    "Arguments": [("bash|zsh|fish", "Which shell. [required]")],
+    "Options": [("-h, --help", "Show this message and exit.")],
+}
 
 EXAMPLES = (
     'eval "$(nsq completion bash)"    # in ~/.bashrc',
@@ -48,8 +49,7 @@ def completion(arguments: list[str]) -> int:
 
 def page() -> HelpPage:
     """What ``nsq completion --help`` shows."""
-    usage = f"nsq completion {ARGUMENTS[0][0]}"
-    return HelpPage(usage, DESCRIPTION, {"Arguments": ARGUMENTS, "Options": OPTIONS}, EXAMPLES)
+    return HelpPage("nsq completion bash|zsh|fish", DESCRIPTION, SECTIONS, EXAMPLES)
 
 
 def read_script(name: str) -> str:

@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Context
 
 from nsqtools.cli.options.connection import (
-    KINDS,
     PREFIX,
     REPEATABLE,
+    Addresses,
     ClientFlags,
-    ClusterConnection,
-    ClusterSettings,
     LookupFlags,
     MaxInFlight,
     Where,
@@ -35,14 +33,12 @@ from nsqtools.cli.options.connection import (
 from nsqtools.cli.parsing.binding import From, opt
 from nsqtools.cli.render.outcomes import tell_left_out
 from nsqtools.cli.render.output import (
-    Cell,
-    Form,
     ListingForm,
     write_json,
     write_listing,
-    write_records,
 )
-from nsqtools.cli.running.runtime import Runtime, Session
+from nsqtools.cli.running.administering import Listing
+from nsqtools.cli.running.runtime import Session
 from nsqtools.client.connection_settings import OPTION_OF_FLAG, GivenOption, resolve_options
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.protocol.text import format_duration
@@ -73,22 +69,22 @@ NewValue = Annotated[str, Argument(metavar="VALUE", help="New value; commas betw
 
 def in_force(
     context: Context,
-    where: Annotated[Where, From(Where)],
+    where: Where,
     max_in_flight: MaxInFlight = None,
     consumer_opt: list[str] | None = client_opt("consumer"),
     producer_opt: list[str] | None = client_opt("producer"),
     *,
-    flags: Annotated[ClientFlags, From(ClientFlags)],
-    lookup: Annotated[LookupFlags, From(LookupFlags)],
+    flags: ClientFlags,
+    lookup: LookupFlags,
 ) -> list[SettingRow]:
     """Every setting, in the order of the connection options; read from ``context``, that knows
     where each is set. Raises `ConfigurationError`."""
-    said = list(flag_statements(context, {**vars(flags), **vars(lookup)}))
-    opts = {name: list(opt_statements(context, name, context.params.get(name))) for name in OPTS}
-    settled = {name: resolve_options([*said, *statements]) for name, statements in opts.items()}
+    said = list(flag_statements(context))
+    opts = {name: list(opt_statements(context, name)) for name in OPTS}
+    holds = {name: resolve_options([*said, *given]) for name, given in opts.items()}
     rows = [_file_row(context), _profile_row(context)]
     rows += [
-        _row(context, name, settled["consumer_opt"])
+        _row(context, name, holds["consumer_opt"])
         for name in REPEATABLE
         if name not in OPTS and not name.startswith(PREFIX)
     ]
@@ -99,7 +95,7 @@ def in_force(
             value, origin = _plain(setting.value), _word(setting.origin)
             rows.append(SettingRow(_shown(name), value, origin, setting.place))
     for name in OPTS:
-        rows += [_opt_row(name, each, settled[name]) for each in opts[name]]
+        rows += [_opt_row(name, each, holds[name]) for each in opts[name]]
     return _explained(context, rows)
 
 
@@ -119,9 +115,9 @@ def show(
         NSQ_NSQD_TCP_ADDRESS=nsqd-1:4150 nsq config show --json
     """
     if form.is_document:
-        write_json(runtime, [row._asdict() for row in rows], indent=2)
+        write_json(runtime, [row._asdict() for row in rows])
         return
-    cells = [(row.setting, _cell(row.value), *row[2:]) for row in rows]
+    cells = [[" ".join(cell) if isinstance(cell, list) else cell for cell in row] for row in rows]
     write_listing(
         runtime, SettingRow._fields, cells, form, optional=("help", "place", "bounds", "origin")
     )
@@ -153,10 +149,9 @@ def _explained(context: Context, rows: list[SettingRow]) -> list[SettingRow]:
 
 
 def _file_row(context: Context) -> SettingRow:
-    environ = context.obj.environ
-    path, variable = config_path(environ), "XDG_CONFIG_HOME"
-    origin = Origin.ENVIRONMENT if environ.get(variable) else Origin.DEFAULT
-    place = variable if environ.get(variable) else ""
+    path = config_path(context.obj.environ)
+    place = "XDG_CONFIG_HOME" if context.obj.environ.get("XDG_CONFIG_HOME") else ""
+    origin = Origin.ENVIRONMENT if place else Origin.DEFAULT
     if not path.exists():
         place = f"{place} (it does not exist yet)".strip()
     return SettingRow("config-file", str(path), _word(origin), place)
@@ -175,8 +170,8 @@ def _row(context: Context, name: str, settled: Mapping[str, GivenOption]) -> Set
     value = context.params.get(name)
     origin, place = _place(context, name)
     why_not = ""
-    if name in KINDS:
-        held = given_addresses(context)[KINDS.index(name)]
+    if name in Addresses._fields:
+        held = getattr(given_addresses(context), name)
         if value and not held:
             why_not = "a stronger origin gives other addresses"
         value = held
@@ -237,13 +232,7 @@ def _plain(value: Any) -> str | bool | list[str] | None:
     return str(value)
 
 
-def _cell(value: str | bool | list[str] | None) -> Cell:
-    return " ".join(value) if isinstance(value, list) else value
-
-
-def get(
-    option: OptionName, *, form: ListingForm, cluster: ClusterConnection, runtime: Session
-) -> int:
+def get(option: OptionName, *, listing: Listing) -> int:
     """Show one option of every running nsqd.
 
     Examples:
@@ -252,17 +241,10 @@ def get(
     """
     from nsqtools.cluster.admin import get_option
 
-    return ask_each(lambda opened: get_option(opened, option), option, form, cluster, runtime)
+    return ask_each(listing, option, lambda opened: get_option(opened, option))
 
 
-def set_(
-    option: OptionName,
-    value: NewValue,
-    *,
-    form: ListingForm,
-    cluster: ClusterConnection,
-    runtime: Session,
-) -> int:
+def set_(option: OptionName, value: NewValue, *, listing: Listing) -> int:
     """Change one option of every running nsqd, until it exits.
 
     log_level and nsqlookupd_tcp_addresses can be changed. nsqd forgets the change when it restarts.
@@ -273,29 +255,24 @@ def set_(
     """
     from nsqtools.cluster.admin import set_option
 
-    return ask_each(
-        lambda opened: set_option(opened, option, value), option, form, cluster, runtime
-    )
+    return ask_each(listing, option, lambda opened: set_option(opened, option, value))
 
 
 def ask_each(
-    ask: Callable[[Cluster], tuple[dict[str, Any], Sequence[DaemonFailure]]],
+    listing: Listing,
     option: str,
-    form: Form,
-    cluster: ClusterSettings,
-    runtime: Runtime,
+    ask: Callable[[Cluster], tuple[dict[str, Any], Sequence[DaemonFailure]]],
 ) -> int:
     """Ask for the value of an option: a line, or object, for each nsqd."""
-    form.check(VALUES)
-    with cluster.open() as opened:
+    with listing.open(VALUES) as opened:
         values, failures = ask(opened)
     documents = [{"node": node, "option": option, "value": values[node]} for node in values]
-    if not form.is_document:
+    if not listing.form.is_document:
         for each in documents:
             if isinstance(each["value"], list):
                 each["value"] = ",".join(map(str, each["value"]))
-    write_records(runtime, VALUES, documents, form)
-    return tell_left_out(failures, runtime)
+    listing.write_records(VALUES, documents)
+    return tell_left_out(failures, listing.runtime)
 
 
 def profiles(*, form: ListingForm, runtime: Session) -> None:

@@ -10,13 +10,13 @@ import base64
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.options.connection import DESTINATION, ConsumerConnection, Destination
 from nsqtools.cli.options.params import SAFETY, SELECTION, ChannelName, Seconds
 from nsqtools.cli.options.printing import MessageFilter, Pick
 from nsqtools.cli.options.publishing import DELIVERY, Rate
-from nsqtools.cli.parsing.binding import From, OptionSet, opt
+from nsqtools.cli.parsing.binding import OptionSet, opt
 from nsqtools.cli.render.output import write_json
 from nsqtools.cli.running.consuming import Consuming, look_before
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, status_of_work
@@ -88,9 +88,6 @@ class ForwardOptions(Consuming):
         return ForwardSettings(self.topics, channel, connection, options, **{**own, **more})
 
 
-Forwarding = Annotated[ForwardOptions, From(ForwardOptions)]
-
-
 def run_forwarder(
     settings: ForwardSettings,
     sink: Sink,
@@ -132,7 +129,7 @@ def run_forwarder(
             watched.progress.clear()
             totals = counters.totals
             if options.json:
-                write_json(runtime, asdict(totals), indent=2)
+                write_json(runtime, asdict(totals))
             left = f"; {forwarder.left} of them did not come again" if forwarder.left else ""
             runtime.tell(f"nsq: {summary(totals)}{left}")
     if forwarder.falls_short:
@@ -201,7 +198,7 @@ def to_nsq(
         True,
     ),
     *,
-    forwarding: Forwarding,
+    forwarding: ForwardOptions,
     destination: Destination,
     connection: ConsumerConnection,
     runtime: Session,
@@ -254,28 +251,28 @@ OCTETS = "application/octet-stream"
 class RequestOptions(OptionSet):
     """What requests look like. Raises `ConfigurationError`."""
 
-    content_type: str | None = opt("TYPE", "Content-Type of a POST.", REQUESTS, show_default=OCTETS)
+    panel = REQUESTS
+    content_type: str | None = opt("TYPE", "Content-Type of a POST.", show_default=OCTETS)
     header: list[str] | None = opt(
-        "NAME: TEMPLATE", "A header, its value a template ('X-Id: {id}').", REQUESTS
+        "NAME: TEMPLATE", "A header, its value a template ('X-Id: {id}')."
     )
     metadata: bool = opt(
         "--metadata/--no-metadata",
         "Send Idempotency-Key and X-Nsq-Topic, -Message-Id, -Attempts, -Timestamp.",
-        REQUESTS,
-        True,
+        default=True,
     )
-    basic_auth_file: Path | None = opt("FILE", "File with USER:PASSWORD.", REQUESTS)
-    bearer_token_file: Path | None = opt("FILE", "File with a bearer token.", REQUESTS)
+    basic_auth_file: Path | None = opt("FILE", "File with USER:PASSWORD.")
+    bearer_token_file: Path | None = opt("FILE", "File with a bearer token.")
     sign_key_file: Path | None = opt(
-        "FILE", "File with a key: sign requests as Standard Webhooks (HMAC-SHA256).", REQUESTS
+        "FILE", "File with a key: sign requests as Standard Webhooks (HMAC-SHA256)."
     )
-    batch: int = opt("N", "Send up to N messages in one POST.", REQUESTS, 1, min=1, max=10_000)
-    batch_bytes: int = opt("SIZE", "Send up to SIZE in one POST.", REQUESTS, "1MiB")
+    batch: int = opt("N", "Send up to N messages in one POST.", default=1, min=1, max=10_000)
+    batch_bytes: int = opt("SIZE", "Send up to SIZE in one POST.", default="1MiB")
     batch_format: BatchForm = opt(
-        "", "A batch is a line for each message, or a JSON array.", REQUESTS, BatchForm.NDJSON
+        "", "A batch is a line for each message, or a JSON array.", default=BatchForm.NDJSON
     )
     linger: Seconds = opt(
-        "DURATION", "How long a message waits for others of its batch.", REQUESTS, "100ms"
+        "DURATION", "How long a message waits for others of its batch.", default="100ms"
     )
 
     def check(self) -> None:
@@ -325,9 +322,6 @@ def _read_secrets(basic: Path | None, bearer: Path | None, sign_key: Path | None
     return RequestSecrets(authorization, key)
 
 
-Requests = Annotated[RequestOptions, From(RequestOptions)]
-
-
 def to_http(
     channel: ChannelName = "nsq_to_http",
     post: list[str] | None = opt(
@@ -372,8 +366,8 @@ def to_http(
     http_key: Path | None = opt("FILE", "Key of the client certificate, PEM.", ENDPOINTS),
     http_insecure: bool = opt("", "Do not verify the certificates of endpoints.", ENDPOINTS),
     *,
-    requests: Requests,
-    forwarding: Forwarding,
+    requests: RequestOptions,
+    forwarding: ForwardOptions,
     connection: ConsumerConnection,
     runtime: Session,
 ) -> int:

@@ -156,11 +156,6 @@ def _need(is_met: object, otherwise: str) -> None:
         raise GoFatal(otherwise)
 
 
-def translate(program: str, given: Given) -> list[str]:
-    """The native command line, without ``nsq``, for all flags of a utility. Raises `GoFatal`."""
-    return _TRANSLATORS[program](given)
-
-
 def _each(flag: str, values: Sequence[str]) -> list[str]:
     return [word for value in values for word in (flag, value)]
 
@@ -184,10 +179,9 @@ def _same(given: Given, *names: str) -> list[str]:
 
 
 def _check_source(given: Given, nsqd: str = "nsqd-tcp-address") -> None:
-    if not given[nsqd] and not given["lookupd-http-address"]:
-        raise GoFatal(f"--{nsqd} or --lookupd-http-address required")
-    if given[nsqd] and given["lookupd-http-address"]:
-        raise GoFatal(f"use --{nsqd} or --lookupd-http-address not both")
+    lookupd = given["lookupd-http-address"]
+    _need(given[nsqd] or lookupd, f"--{nsqd} or --lookupd-http-address required")
+    _need(not (given[nsqd] and lookupd), f"use --{nsqd} or --lookupd-http-address not both")
 
 
 def _source(given: Given) -> list[str]:
@@ -208,8 +202,8 @@ def _tail(given: Given) -> list[str]:
 def _to_nsq(given: Given) -> list[str]:
     _need(given["topic"], "--topic is required")
     _need(given["nsqd-tcp-address"], "--nsqd-tcp-address required")
-    if len(given["delimiter"].encode("utf-8", "surrogateescape")) != 1:
-        raise GoFatal("--delimiter must be a single byte")
+    delimiter = given["delimiter"].encode("utf-8", "surrogateescape")
+    _need(len(delimiter) == 1, "--delimiter must be a single byte")
     argv = ["pub", *_same(given, "topic"), "--mode", "all"]
     if given["delimiter"] != "\n":
         argv += ["--delimiter", given["delimiter"].replace("\\", "\\\\")]
@@ -224,11 +218,9 @@ def _stat(given: Given) -> list[str]:
     _check_timeouts(given)
     _need(given["count"] >= 0, "--count should be positive")
     _check_source(given, "nsqd-http-address")
-    if any(
-        address.startswith(("http://", "https://"))
-        for address in (*given["nsqd-http-address"], *given["lookupd-http-address"])
-    ):
-        raise GoFatal("address should not contain scheme")
+    for address in (*given["nsqd-http-address"], *given["lookupd-http-address"]):
+        is_url = address.startswith(("http://", "https://"))
+        _need(not is_url, "address should not contain scheme")
     argv = ["stat", *_same(given, "topic", "channel", "interval")]
     if given["count"]:
         argv += _same(given, "count")
@@ -250,11 +242,13 @@ def _to_file(given: Given) -> list[str]:
     _need(given["channel"], "--channel is required")
     _check_timeouts(given)
     _check_source(given)
-    if not 1 <= given["gzip-level"] <= 9:
-        raise GoFatal(f"invalid --gzip-level value ({given['gzip-level']}), should be 1-9")
+    level = given["gzip-level"]
+    _need(1 <= level <= 9, f"invalid --gzip-level value ({level}), should be 1-9")
     _need(given["topic"] or given["topic-pattern"], "--topic or --topic-pattern required")
-    if not given["topic"] and not given["lookupd-http-address"]:
-        raise GoFatal("--lookupd-http-address must be specified when no --topic specified")
+    _need(
+        given["topic"] or given["lookupd-http-address"],
+        "--lookupd-http-address must be specified when no --topic specified",
+    )
     _need(given["sync-interval"] > 0, "--sync-interval should be positive")
     _need(given["max-in-flight"] >= 1, "--max-in-flight should be positive")
     topics, pattern = _chosen_topics(given)
@@ -315,11 +309,10 @@ def _to_http(given: Given) -> list[str]:
     gets, posts = given["get"], given["post"]
     _need(gets or posts, "--get or --post required")
     _need(not (gets and posts), "use --get or --post not both")
-    if any(url.count("%s") != 1 for url in gets):
-        raise GoFatal("invalid GET address - must be a printf string")
+    are_templates = all(url.count("%s") == 1 for url in gets)
+    _need(are_templates, "invalid GET address - must be a printf string")
     usual = "application/octet-stream"
-    if gets and given["content-type"] != usual:
-        raise GoFatal("--content-type only used with --post")
+    _need(posts or given["content-type"] == usual, "--content-type only used with --post")
     _need(given["content-type"], "--content-type requires a value when used")
     _need(0.0 <= given["sample"] <= 1.0, "ERROR: --sample must be between 0.0 and 1.0")
     argv = ["to-http", *_same(given, "topic", "channel")]
@@ -348,8 +341,7 @@ def _headers(given: Sequence[str]) -> Iterator[tuple[str, str]]:
     headers = {"user-agent": ("User-Agent", "nsq_to_http v1.3.0")}
     for header in given:
         name, colon, value = (part.strip() for part in header.partition(":"))
-        if not (colon and name and value):
-            raise GoFatal("--header value format should be 'key=value'")
+        _need(colon and name and value, "--header value format should be 'key=value'")
         headers[name.lower()] = (name, _template(value))
     return (pair for name, pair in headers.items() if name not in NEVER_SENT)
 
@@ -360,4 +352,5 @@ def _template(text: str) -> str:
 
 
 _IN_ORDER = (_tail, _to_nsq, _stat, _to_file, _to_nsq_mirror, _to_http)
-_TRANSLATORS = dict(zip(UTILITIES, _IN_ORDER, strict=True))
+TRANSLATORS = dict(zip(UTILITIES, _IN_ORDER, strict=True))
+"""What makes the native command line, without ``nsq``, of all flags of a utility, or `GoFatal`."""

@@ -13,25 +13,23 @@ from typer import Argument, Context
 
 from nsqtools.cli.options.connection import (
     ClientFlags,
-    ClusterConnection,
     LookupFlags,
     Where,
     client_opt,
     settled,
 )
 from nsqtools.cli.options.params import DryRun, Json, Yes
-from nsqtools.cli.options.publishing import DrainedChannels, OneChannel
+from nsqtools.cli.options.publishing import DrainedChannels
 from nsqtools.cli.parsing.binding import From, OptionSet, opt, some
 from nsqtools.cli.render.outcomes import Progress, tell_left_out
-from nsqtools.cli.render.output import ListingForm, write_json, write_lines, write_records
-from nsqtools.cli.running.administering import CHANGE_TIMEOUT_S, Changing, OneTopic
+from nsqtools.cli.render.output import write_json, write_lines
+from nsqtools.cli.running.administering import CHANGE_TIMEOUT_S, Changing, Listing, OneTopic
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stopping
 from nsqtools.client.connection_settings import texts_of
 from nsqtools.errors import ConnectionFailed
 from nsqtools.protocol.text import counted
 
 if TYPE_CHECKING:
-    from nsqtools.cli.render.documents import NodeRow
     from nsqtools.client.options import ClientOptions
     from nsqtools.cluster.drain import Move
     from nsqtools.cluster.inventory import NodeStatus
@@ -43,7 +41,7 @@ LOOKUP = ("nsqd", "node", "lookupds")
 PING = ("daemon", "address", "latency_ms", "state")
 
 
-def nodes(*, form: ListingForm, cluster: ClusterConnection, runtime: Session) -> int:
+def nodes(*, listing: Listing) -> int:
     """List every nsqd: version, topics, tombstones, and whether it answers.
 
     The exit status is 6 when one does not.
@@ -54,18 +52,15 @@ def nodes(*, form: ListingForm, cluster: ClusterConnection, runtime: Session) ->
     """
     from nsqtools.cluster.inventory import list_nodes
 
-    form.check(NODES)
-    with cluster.open() as opened:
+    with listing.open(NODES) as opened:
         found, failures = list_nodes(opened)
     optional = ("lookupds", "hostname", "tombstoned", "version", "topics")
-    write_records(runtime, NODES, list(map(node_document, found)), form, optional=optional)
-    status = tell_left_out(failures, runtime)
+    listing.write_records(NODES, list(map(node_document, found)), optional)
+    status = tell_left_out(failures, listing.runtime)
     return ExitStatus.PARTLY_DONE if any(node.error for node in found) else status
 
 
-def lookup(
-    topic: OneTopic, *, form: ListingForm, cluster: ClusterConnection, runtime: Session
-) -> int:
+def lookup(topic: OneTopic, *, listing: Listing) -> int:
     """Show which nsqd have a topic, as nsqlookupd tells consumers.
 
     Examples:
@@ -75,21 +70,20 @@ def lookup(
     from nsqtools.cluster.inventory import lookup_topic
     from nsqtools.cluster.topics import on_no_nsqd
 
-    form.check(LOOKUP)
-    with cluster.open() as opened:
+    with listing.open(LOOKUP) as opened:
         where = lookup_topic(opened, topic)
     if not where.nodes:
-        runtime.tell(f"nsq: {on_no_nsqd(topic)}")
+        listing.runtime.tell(f"nsq: {on_no_nsqd(topic)}")
     nodes = [each._asdict() for each in where.nodes]
-    if form.is_document:
+    if listing.form.is_document:
         document = {"topic": topic, "channels": where.channels, "nodes": nodes}
-        write_json(runtime, document, indent=2)
+        write_json(listing.runtime, document)
     else:
-        write_records(runtime, LOOKUP, nodes, form)
-    return tell_left_out(where.failures, runtime)
+        listing.write_records(LOOKUP, nodes)
+    return tell_left_out(where.failures, listing.runtime)
 
 
-def ping(*, form: ListingForm, cluster: ClusterConnection, runtime: Session) -> int:
+def ping(*, listing: Listing) -> int:
     """Check the health of every daemon.
 
     The exit status is 4 when none answers, 6 when some do not.
@@ -100,17 +94,16 @@ def ping(*, form: ListingForm, cluster: ClusterConnection, runtime: Session) -> 
     """
     from nsqtools.cluster.inventory import ping as ping_all
 
-    form.check(PING)
-    with cluster.open() as opened:
+    with listing.open(PING) as opened:
         pongs = ping_all(opened)
-    write_records(runtime, PING, [pong._asdict() for pong in pongs], form)
+    listing.write_records(PING, [pong._asdict() for pong in pongs])
     dead = sum(bool(pong.error) for pong in pongs)
     if not dead:
         return ExitStatus.DONE
-    return ExitStatus.UNREACHABLE if dead == len(pongs) else ExitStatus.PARTLY_DONE
+    return ExitStatus.CONNECT if dead == len(pongs) else ExitStatus.PARTLY_DONE
 
 
-def info(*, form: ListingForm, cluster: ClusterConnection, runtime: Session) -> int:
+def info(*, listing: Listing) -> int:
     """Show version, addresses and limits of every nsqd.
 
     Examples:
@@ -120,30 +113,20 @@ def info(*, form: ListingForm, cluster: ClusterConnection, runtime: Session) -> 
     from nsqtools.cluster.stats_documents import moment_text
     from nsqtools.http.http_api import NsqdHTTPClient
 
-    form.check(INFO)
-    with cluster.open() as opened:
+    with listing.open(INFO) as opened:
         answers, failures = opened.ask_nsqds(NsqdHTTPClient.info)
     documents = [
         {"node": address, **answer, "start_time": moment_text(answer.get("start_time"))}
         for address, answer in answers.items()
     ]
-    optional = ("start_time", "hostname", "broadcast_address")
-    write_records(runtime, INFO, documents, form, optional=optional)
-    return tell_left_out(failures, runtime)
+    listing.write_records(INFO, documents, ("start_time", "hostname", "broadcast_address"))
+    return tell_left_out(failures, listing.runtime)
 
 
-def node_document(node: NodeStatus) -> NodeRow:
+def node_document(node: NodeStatus) -> dict[str, Any]:
     """An nsqd as JSON: ``node`` is its HTTP address and ``nsqd`` its TCP address."""
-    return {
-        "node": node.address,
-        "nsqd": node.tcp_address or None,
-        "hostname": node.hostname,
-        "version": node.version,
-        "topics": node.topics,
-        "tombstoned": list(node.tombstoned),
-        "lookupds": list(node.lookupds),
-        "error": node.error or None,
-    }
+    facts = node._asdict() | {"error": node.error or None}
+    return {"node": facts.pop("address"), "nsqd": facts.pop("tcp_address") or None, **facts}
 
 
 Node = Annotated[
@@ -174,11 +157,11 @@ def client_settings(
     consumer_opt: list[str] | None = client_opt("consumer", "-X"),
     *,
     profile: Annotated[dict[str, Any], From(some(Where, "profile", "no_profile"))],
-    flags: Annotated[ClientFlags, From(ClientFlags)],
+    flags: ClientFlags,
     lookup: Annotated[dict[str, Any], From(some(LookupFlags, "timeout"))],
 ) -> dict[str, str]:
     """The options of the way to both nsqd, as text under go-nsq's names."""
-    return texts_of(settled(context, vars(flags) | lookup, "consumer_opt", consumer_opt))
+    return texts_of(settled(context, "consumer_opt"))
 
 
 class DrainForm(OptionSet):
@@ -208,7 +191,7 @@ class DrainForm(OptionSet):
                 for move in moves
             ]
             document = {"moves": shown, "stays": list(stays), "moved": moved, "left": left}
-            write_json(runtime, document, indent=2)
+            write_json(runtime, document)
         elif self.dry_run:
             write_lines(runtime, [move.line() for move in moves])
 
@@ -221,7 +204,7 @@ def drain(
         show_default="a temporary nsqd, for each channel its own messages",
     ),
     *,
-    form: Annotated[DrainForm, From(DrainForm)],
+    form: DrainForm,
     settings: Annotated[dict[str, str], From(client_settings)],
     channels: DrainedChannels,
     runtime: Session,
@@ -277,7 +260,7 @@ def drain(
 
 
 def drain_channels(
-    node: str, options: ClientOptions, channels: OneChannel, form: DrainForm, runtime: Runtime
+    node: str, options: ClientOptions, channels: DrainedChannels, form: DrainForm, runtime: Runtime
 ) -> int:
     """Move each channel of an nsqd to its consumers; return the exit status."""
     from nsqtools.client.connection import http_access

@@ -8,23 +8,20 @@ from typing import Annotated
 
 from typer import Argument
 
-from nsqtools.cli.options.params import INPUT, Json, Topic
+from nsqtools.cli.options.params import INPUT, Json, Topic, parse_delimiter
 from nsqtools.cli.options.publishing import (
     DELIVERY,
     CheckpointFile,
-    Delimiter,
-    GivenInput,
     InputFormat,
     Publishing,
-    how_far,
     parse_defer,
     read_input,
     selection,
     size_of,
 )
-from nsqtools.cli.parsing.binding import From, opt
-from nsqtools.cli.render.outcomes import Progress, report_counts
-from nsqtools.cli.running.runtime import Session, stopping
+from nsqtools.cli.parsing.binding import opt
+from nsqtools.cli.render.outcomes import report_counts
+from nsqtools.cli.running.runtime import Session
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import check_topic
 from nsqtools.records import filters
@@ -58,7 +55,9 @@ def pub(
         INPUT,
         InputFormat.raw,
     ),
-    delimiter: Delimiter = None,
+    delimiter: bytes = opt(
+        "-d TEXT", "What ends each record; \\0 for NUL.", INPUT, "\\n", parser=parse_delimiter
+    ),
     where: filters.Filter | None = opt(
         "JQ",
         "Publish only JSON bodies that satisfy this jq expression.",
@@ -80,7 +79,7 @@ def pub(
     checkpoint: CheckpointFile = None,
     json: Json = False,
     *,
-    publishing: Annotated[Publishing, From(Publishing)],
+    publishing: Publishing,
     runtime: Session,
 ) -> int:
     """Publish messages: texts, or the lines of standard input or of files.
@@ -115,45 +114,46 @@ def pub(
 
     check_topic(topic)
     given = read_input(texts or (), message or (), file or (), repeat, interval)
-    ending = b"\n" if delimiter is None else delimiter
     noted = None
     if checkpoint is not None:
-        check_checkpoint(given, publishing.unsent_file)
+        if given.texts or "-" in given.paths:
+            raise ConfigurationError("--checkpoint is for files, and standard input is none")
+        if publishing.unsent_file is not None:
+            raise ConfigurationError(
+                "--checkpoint and --unsent-file exclude each other",
+                hint="With a checkpoint, the next run publishes what was not sent.",
+            )
         noted = InputCheckpoint(checkpoint, given.paths)
         if noted.place.records:
             runtime.tell(f"nsq: going on after {noted.place.records:,} records")
-    with (
-        Progress(runtime) as progress,
-        publishing.open(runtime, ending, resumes=False, defer_s=defer, inputs=given.paths) as (
-            publisher,
-            unsent,
-        ),
-    ):
-        total = size_of(given.paths)
-        began_s = runtime.monotonic()
+    with publishing.open(
+        runtime, delimiter, resumes=False, defer_s=defer, inputs=given.paths
+    ) as run:
+        publisher, total = run.publisher, size_of(given.paths)
 
-        def how_far_now() -> str:
-            done, elapsed_s = source.bytes_read, runtime.monotonic() - began_s
-            share = f"{min(1.0, done / (total or 1)):.0%}"
-            return how_far(publisher.counts.confirmed, done, total, elapsed_s, read=share)
+        def how_far() -> str:
+            done = source.bytes_read
+            return run.how_far(done, total, f"{min(1.0, done / (total or 1)):.0%}")
 
         job = PublishJob(
             publisher,
             topic,
             reader(topic, selection(where, pick), is_jsonl=format is InputFormat.jsonl),
-            unsent=unsent,
+            unsent=run.unsent,
             settled=noted.settle if noted is not None else None,
-            warn=lambda line: progress.tell(f"nsq: {line}"),
-            show=lambda: progress.show(how_far_now),
+            warn=run.progress.tell,
+            show=lambda: run.progress.show(how_far),
         )
-        source = RecordSource(given.paths, ending, job.is_over, noted.place if noted else BEGIN)
-        with stopping(publisher.stop) as signals:
+        source = RecordSource(given.paths, delimiter, job.is_over, noted.place if noted else BEGIN)
+
+        def publish() -> None:
             try:
                 job.run(given.batches(source, lambda: publisher.is_stopped))
             finally:
                 if noted is not None:
                     noted.save()
-            publisher.deliver(lambda count: progress.show(lambda: f"{count:,} consumed"))
+
+        signals = run.finish(publish)
     counts = publisher.counts
     status = report_counts(runtime, publisher, json=json)
     if noted is not None and (signals.received or counts.unknown or counts.unsent):
@@ -162,14 +162,3 @@ def pub(
         larger = f"-X publish_max_msg_size={job.largest_rejected}"
         runtime.tell(f"hint: Where nsqd takes larger messages: {larger}")
     return signals.status(otherwise=publishing.channel.status(runtime, status))
-
-
-def check_checkpoint(given: GivenInput, unsent_file: Path | None) -> None:
-    """Raise `ConfigurationError` where a checkpoint cannot work."""
-    if given.texts or "-" in given.paths:
-        raise ConfigurationError("--checkpoint is for files, and standard input is none")
-    if unsent_file is not None:
-        raise ConfigurationError(
-            "--checkpoint and --unsent-file exclude each other",
-            hint="With a checkpoint, the next run publishes what was not sent.",
-        )

@@ -45,7 +45,7 @@ def https_settings(
     ],
 ) -> dict[str, str]:
     """The way to an nsqd that is asked over HTTPS, as text under go-nsq's names."""
-    return texts_of(settled(context, flags))
+    return texts_of(settled(context))
 
 
 def list_(
@@ -295,7 +295,7 @@ def recover(
             "messages": count,
             "damaged": damage.documents,
         }
-        write_json(runtime, document, indent=2)
+        write_json(runtime, document)
     where = f" in {output}" if count else ": nothing is damaged, orphaned or set aside"
     runtime.tell(f"nsq: {counted(count, 'message')}{where}")
     return damage.status

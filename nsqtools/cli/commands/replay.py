@@ -28,13 +28,12 @@ from nsqtools.cli.options.publishing import (
     Publishing,
     Spread,
     TopicMap,
-    how_far,
     topic_map,
 )
-from nsqtools.cli.parsing.binding import From, opt
+from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import DamageReporter, Progress, report_counts, report_timeless
 from nsqtools.cli.render.output import write_json, write_lines, write_text
-from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stopping
+from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session
 from nsqtools.client.connection_settings import PublishMode
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.text import counted, escape_line
@@ -83,7 +82,7 @@ def replay(
     json: Json = False,
     *,
     keep: MessageFilter,
-    publishing: Annotated[ReplayOptions, From(ReplayOptions)],
+    publishing: ReplayOptions,
     runtime: Session,
 ) -> int:
     """Publish archived messages again, in order of time.
@@ -135,32 +134,23 @@ def replay(
         lines = plan(partial(prepared, publishing.publisher()), publishing.connection, runtime)
         if not runtime.agree(lines, "Go on?", yes=False):
             return ExitStatus.FAILED
-    with (
-        Progress(runtime) as progress,
-        publishing.open(runtime, b"", dry_run=dry_run, inputs=local) as (publisher, unsent),
-    ):
-        damage = DamageReporter(runtime, progress)
-        began_s = runtime.monotonic()
-        counts = publisher.counts
+    with publishing.open(runtime, b"", dry_run=dry_run, inputs=local) as run:
+        publisher, damage = run.publisher, DamageReporter(runtime, run.progress)
 
-        def how_far_now() -> str:
+        def how_far() -> str:
             read, total = job.read, job.total or 0
-            elapsed_s = runtime.monotonic() - began_s
-            what = f"{read:,} of {total:,}"
-            return how_far(counts.confirmed, read, total, elapsed_s, read=what)
+            return run.how_far(read, total, f"{read:,} of {total:,}")
 
         job = prepared(
             publisher,
             speed=speed,
             dry_run=dry_run,
             on_damage=damage,
-            unsent=unsent,
-            warn=lambda line: progress.tell(f"nsq: {line}"),
-            show=lambda: progress.show(how_far_now),
+            unsent=run.unsent,
+            warn=run.progress.tell,
+            show=lambda: run.progress.show(how_far),
         )
-        with stopping(publisher.stop) as signals:
-            job.run()
-            publisher.deliver(lambda done: progress.show(lambda: f"{done:,} consumed"))
+        signals = run.finish(job.run)
     if count is None and not signals.received and not publisher.last_error:
         chosen.check()
     report_timeless(runtime, job.timeless)
@@ -168,7 +158,7 @@ def replay(
         status = show_planned(runtime, job, damage, json=json)
     else:
         status = report_counts(runtime, publisher, json=json, repeated=job.repeated, damage=damage)
-    if checkpoint is not None and (counts.unknown or counts.unsent):
+    if checkpoint is not None and (publisher.counts.unknown or publisher.counts.unsent):
         runtime.tell(
             "nsq: run it again to continue; up to 1000 messages of the last batch may come twice"
         )
@@ -197,7 +187,7 @@ def show_planned(
 ) -> ExitStatus:
     """Show what would be published; return the exit status."""
     if json:
-        write_json(runtime, {"topics": job.planned}, indent=2)
+        write_json(runtime, {"topics": job.planned})
     else:
         planned = sorted(job.planned.items())
         write_text(runtime, "".join(f"{escape_line(topic)}\t{count}\n" for topic, count in planned))
@@ -234,7 +224,7 @@ def redrive(
     error: str | None = opt("REGEX", "Keep dead letters whose error matches.", "Selection"),
     dry_run: bool = opt("", "Show what would be published, by topic and error.", DELIVERY),
     *,
-    publishing: Annotated[Redriving, From(Redriving)],
+    publishing: Redriving,
     runtime: Session,
 ) -> int:
     """Publish dead letters again, to the topics that they came from.
@@ -271,28 +261,23 @@ def redrive(
             )
     letters = Letters(topic, error)
     paths = list(map(str, files))
-    resumes = "-" not in paths
-    with (
-        Progress(runtime) as progress,
-        publishing.open(runtime, b"\n", resumes=resumes, dry_run=dry_run, inputs=paths) as opened,
-    ):
-        publisher, unsent = opened
+    with publishing.open(
+        runtime, b"\n", resumes="-" not in paths, dry_run=dry_run, inputs=paths
+    ) as run:
         job = PublishJob(
-            publisher,
+            run.publisher,
             read=letters.read,
-            unsent=unsent,
+            unsent=run.unsent,
             dry_run=dry_run,
-            warn=lambda line: progress.tell(f"nsq: {line}"),
-            show=lambda: progress.show(lambda: f"{publisher.counts.confirmed:,} confirmed"),
+            warn=run.progress.tell,
+            show=lambda: run.progress.show(lambda: run.how_far(0, 0, "")),
         )
         source = RecordSource(paths, b"\n", job.is_over)
-        with stopping(publisher.stop) as signals:
-            job.run(source.batches())
-            publisher.deliver(lambda done: progress.show(lambda: f"{done:,} consumed"))
+        signals = run.finish(lambda: job.run(source.batches()))
     if dry_run:
         kinds = sorted(letters.kinds.items())
         lines = (f"{counted(count, 'message')} for {name}: {why}" for (name, why), count in kinds)
         write_lines(runtime, lines)
         return signals.status()
-    status = report_counts(runtime, publisher, json=False)
+    status = report_counts(runtime, run.publisher, json=False)
     return signals.status(otherwise=publishing.channel.status(runtime, status))

@@ -59,7 +59,7 @@ def schema(command: Words = None, *, form: ListingForm, runtime: Session) -> Non
         nsq schema stat | jq '.properties.queues.items.properties | keys'
     """
     if command:
-        write_json(runtime, read_schema(" ".join(command)), indent=2)
+        write_json(runtime, read_schema(" ".join(command)))
         return
     rows = [(name, shared, read_schema(name)["title"]) for name, shared in all_schemas()]
     write_listing(runtime, COLUMNS, rows, form, optional=("schema",))

@@ -16,8 +16,8 @@ from nsqtools.cli.options.params import (
 )
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import Progress, tell_left_out
-from nsqtools.cli.render.output import Form, FormKind, ListingForm, write_json, write_records
-from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stopping
+from nsqtools.cli.render.output import FormKind, ListingForm, write_json, write_records
+from nsqtools.cli.running.runtime import ExitStatus, Session, stopping
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.text import format_duration
 
@@ -129,14 +129,38 @@ def stat(
         nsq stat --show clients -t 'web*'
     """
     from nsqtools.cluster.sampling import Question, SampleFilter, Sampler
-    from nsqtools.cluster.stats_documents import parse_filter, sort_rows
+    from nsqtools.cluster.stats_documents import (
+        client_documents,
+        document,
+        parse_filter,
+        sort_rows,
+    )
 
     if once and (interval or count):
         raise ConfigurationError("--once takes one sample: leave out --interval and --count")
-    form.check(("time", *columns_of(show)))
+    columns = columns_of(show)
+    form.check(("time", *columns))
     tests = [parse_filter(text) for text in filter or ()]
     is_timed = interval is not None or form.kind in TIMED or "time" in form.columns
     question = Question(consumers=show is StatRows.clients, memory=show is StatRows.memory)
+
+    def print_sample(sample: Sample, queues: Sequence[QueueRow], *, headed: bool) -> None:
+        answer = document(sample, queues)
+        records = answer["queues"]
+        if show is StatRows.clients:
+            records = answer["consumers"] = client_documents(sample.reports, queues)
+        elif show is StatRows.memory:
+            records = [{**node, **node.get("memory", {})} for node in answer["nodes"]]
+        if form.is_document:
+            write_json(runtime, answer, indent=None)
+            return
+        names = columns
+        if is_timed:
+            is_screen = form.kind is None and runtime.stdout_is_tty
+            moment = answer["time"][CLOCK] if is_screen else answer["time"]
+            names, records = ["time", *names], [{"time": moment, **each} for each in records]
+        write_records(runtime, names, records, form, optional=OPTIONAL.split(), headed=headed)
+
     told: set[str] = set()
     status, is_first = ExitStatus.DONE, True
     with cluster.open() as opened, Progress(runtime) as progress:
@@ -150,9 +174,7 @@ def stat(
                 progress.clear()
                 rows = sample.rows if show is StatRows.nodes else sample.totals
                 chosen = sort_rows((row for row in rows if all(test(row) for test in tests)), sort)
-                print_sample(
-                    runtime, show, form, sample, chosen, is_timed=is_timed, headed=is_first
-                )
+                print_sample(sample, chosen, headed=is_first)
                 is_first = False
                 new = [each for each in sample.failures if str(each.error) not in told]
                 tell_left_out(new, runtime)
@@ -170,33 +192,3 @@ def columns_of(show: StatRows) -> Sequence[str]:
     if show is StatRows.memory:
         return MEMORY_COLUMNS.split()
     return [name for name in COLUMNS if show is StatRows.nodes or name != "node"]
-
-
-def print_sample(
-    runtime: Runtime,
-    show: StatRows,
-    form: Form,
-    sample: Sample,
-    queues: Sequence[QueueRow],
-    *,
-    is_timed: bool,
-    headed: bool,
-) -> None:
-    """Print a sample with some of its queues; ``is_timed`` rows begin with its time."""
-    from nsqtools.cluster.stats_documents import client_documents, document
-
-    answer = document(sample, queues)
-    records = answer["queues"]
-    if show is StatRows.clients:
-        records = answer["consumers"] = client_documents(sample.reports, queues)
-    elif show is StatRows.memory:
-        records = [{**node, **node.get("memory", {})} for node in answer["nodes"]]
-    if form.is_document:
-        write_json(runtime, answer)
-        return
-    columns = columns_of(show)
-    if is_timed:
-        is_screen = form.kind is None and runtime.stdout_is_tty
-        moment = answer["time"][CLOCK] if is_screen else answer["time"]
-        columns, records = ["time", *columns], [{"time": moment, **each} for each in records]
-    write_records(runtime, columns, records, form, optional=OPTIONAL.split(), headed=headed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.options.connection import ClusterSettings, ConsumerConnection
 from nsqtools.cli.options.params import (
@@ -18,7 +18,7 @@ from nsqtools.cli.options.params import (
     Topics,
 )
 from nsqtools.cli.options.printing import MessageFilter, MessagePrinter
-from nsqtools.cli.parsing.binding import From, opt
+from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.running.consuming import (
     Create,
     StopLimits,
@@ -53,7 +53,7 @@ def tail(
         "", "Subscribe even if a backlog would be lost, or other consumers go short.", SAFETY
     ),
     *,
-    limits: Annotated[StopLimits, From(StopLimits)],
+    limits: StopLimits,
     printer: MessagePrinter,
     keep: MessageFilter,
     connection: ConsumerConnection,
@@ -128,13 +128,11 @@ IDLE_S = 2.0
 
 LOOK_AT = 1000
 
-Messages = Annotated[int, opt("--count -n N", "Messages to show.", LIMITS, min=1)]
-
 
 def peek(
     topic: Topic,
     channel: ChannelName,
-    count: Messages = COUNT,
+    count: int = opt("-n N", "Messages to show.", LIMITS, COUNT, min=1),
     look_at: int = opt(
         "N", "With a filter, look at no more than N messages.", LIMITS, LOOK_AT, min=1
     ),

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
 
-from nsqtools.cli.commands.forwarding import Forwarding, run_forwarder
+from nsqtools.cli.commands.forwarding import ForwardOptions, run_forwarder
 from nsqtools.cli.options.connection import ConsumerConnection
 from nsqtools.cli.options.params import ChannelName, Seconds
 from nsqtools.cli.options.publishing import DELIVERY
-from nsqtools.cli.parsing.binding import From, OptionSet, opt
+from nsqtools.cli.parsing.binding import OptionSet, opt
 from nsqtools.cli.running.runtime import Runtime, Session, write_whole
 from nsqtools.errors import ConfigurationError, NotFoundError
 
@@ -25,24 +25,22 @@ MAX_RDY = 2500  # what an nsqd allows
 class CommandOptions(OptionSet):
     """How commands are run. Raises `ConfigurationError`."""
 
-    arg: bool = opt(
-        "", "Put the body in place of {} in the arguments, not on standard input.", COMMANDS
-    )
-    workers: int = opt("N", "Commands side by side.", COMMANDS, 1, min=1, max=1000)
+    panel = COMMANDS
+    arg: bool = opt("", "Put the body in place of {} in the arguments, not on standard input.")
+    workers: int = opt("N", "Commands side by side.", default=1, min=1, max=1000)
     batch: int = opt(
-        "N", "Give up to N messages, as lines, to one command.", COMMANDS, 1, min=1, max=10_000
+        "N", "Give up to N messages, as lines, to one command.", default=1, min=1, max=10_000
     )
     batch_wait: Seconds = opt(
-        "DURATION", "How long a message waits for others of its batch.", COMMANDS, "1s"
+        "DURATION", "How long a message waits for others of its batch.", default="1s"
     )
     persistent: bool = opt(
         "",
         "Keep the command running: it reads JSON lines, and answers each with a line: ok, "
         "requeue [DURATION], or dead [REASON].",
-        COMMANDS,
     )
     command_timeout: Seconds = opt(
-        "DURATION", "End what takes longer (TERM, after 5s KILL); 0: never.", COMMANDS, "10m"
+        "DURATION", "End what takes longer (TERM, after 5s KILL); 0: never.", default="10m"
     )
     fatal_status: list[int] | None = opt(
         "STATUS", "Exit status that makes a dead letter at once.", DELIVERY, min=1, max=255
@@ -74,15 +72,12 @@ class CommandOptions(OptionSet):
         return min(self.workers * each, MAX_RDY)
 
 
-Commands = Annotated[CommandOptions, From(CommandOptions)]
-
-
 def to_exec(
     command: Annotated[list[str], Argument(metavar="COMMAND", help="The command, after --.")],
     channel: ChannelName = "nsq_to_exec",
     *,
-    commands: Commands,
-    forwarding: Forwarding,
+    commands: CommandOptions,
+    forwarding: ForwardOptions,
     connection: ConsumerConnection,
     runtime: Session,
 ) -> int:

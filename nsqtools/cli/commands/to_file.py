@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from nsqtools.cli.options.connection import ConsumerConnection
 from nsqtools.cli.options.params import BODIES_END, LIMITS, ChannelName
-from nsqtools.cli.options.tables import WHOSE, BodyChoice
-from nsqtools.cli.parsing.binding import From, OptionSet, opt
+from nsqtools.cli.options.tables import WHOSE, BodyOptions
+from nsqtools.cli.parsing.binding import OptionSet, opt
 from nsqtools.cli.render.output import write_json
 from nsqtools.cli.running.consuming import Consuming, WatchedRun, look_before
-from nsqtools.cli.running.runtime import ExitStatus, Session
+from nsqtools.cli.running.runtime import ExitStatus, Session, handling
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.text import counted
 from nsqtools.records.envelope import BodyKind, RecordFormat
@@ -65,34 +65,33 @@ def parse_mode(text: str) -> int:
 class ArchiveOptions(OptionSet):
     """Into what files topics go, and where these go."""
 
+    panel = FILES
     output_dir: Annotated[Path, opt("--output-dir DIR", "Where finished files go.", FILES)]
     store: StoreKind = opt(
         "",
         "Keep files as they are, or land them in a table: Parquet by topic and date, or Delta.",
-        FILES,
-        StoreKind.file,
+        default=StoreKind.file,
     )
-    work_dir: Path | None = opt("DIR", "Where files in progress go, on any file system.", FILES)
+    work_dir: Path | None = opt("DIR", "Where files in progress go, on any file system.")
     filename_format: str = opt(
         "NAME",
         "File name: <TOPIC> <HOST> <PID> <DATETIME> <PARTITION> <REV>; / for folders.",
-        FILES,
-        DEFAULT_FORMAT,
+        default=DEFAULT_FORMAT,
     )
     datetime_format: str = opt(
-        "STRFTIME", "<DATETIME>: the time of arrival.", FILES, DEFAULT_DATETIME_FORMAT
+        "STRFTIME", "<DATETIME>: the time of arrival.", default=DEFAULT_DATETIME_FORMAT
     )
     partition_format: str = opt(
-        "STRFTIME", "<PARTITION>: a time, see --partition-by.", FILES, DEFAULT_PARTITION_FORMAT
+        "STRFTIME", "<PARTITION>: a time, see --partition-by.", default=DEFAULT_PARTITION_FORMAT
     )
-    utc: bool = opt("", "Times in names are UTC, not local.", FILES)
-    host_identifier: str = opt("NAME", "<HOST>, if not the short host name.", FILES, "")
-    file_mode: int = opt("MODE", "Permissions of files.", FILES, "640", parser=parse_mode)
-    dir_mode: int = opt("MODE", "Permissions of directories.", FILES, "750", parser=parse_mode)
+    utc: bool = opt("", "Times in names are UTC, not local.")
+    host_identifier: str = opt("NAME", "<HOST>, if not the short host name.", default="")
+    file_mode: int = opt("MODE", "Permissions of files.", default="640", parser=parse_mode)
+    dir_mode: int = opt("MODE", "Permissions of directories.", default="750", parser=parse_mode)
     format: RecordFormat = opt(
         "", "JSON with id, time and body, or bodies alone as nsq_to_file.", FORM, RecordFormat.jsonl
     )
-    delimiter: bytes | None = opt("-d TEXT", BODIES_END, FORM, parser=unescape, show_default="\\n")
+    delimiter: bytes = opt("-d TEXT", BODIES_END, FORM, "\\n", parser=unescape)
     gzip: bool = opt("", "Short for --compression gzip.", FORM)
     compression: Codec | None = opt(
         "", "Compress files; zstd makes smaller ones.", FORM, show_default=False
@@ -113,9 +112,7 @@ class ArchiveOptions(OptionSet):
         show_default=False,
     )
     sync_interval: float = opt("DURATION", "Flush and finish every DURATION.", FLUSHING, "1s")
-    sync_bytes: int = opt(
-        "SIZE", "Flush when this much text is held.", FLUSHING, "8MiB", show_default="8MiB"
-    )
+    sync_bytes: int = opt("SIZE", "Flush when this much text is held.", FLUSHING, "8MiB")
     sync_count: int = opt("N", "Flush when N messages are held.", FLUSHING, 10_000, min=1)
     upload: str | None = opt(
         "URL", "Upload finished files there: s3://, gs://, az://, abfss:// or a path.", UPLOAD
@@ -130,7 +127,7 @@ class ArchiveOptions(OptionSet):
     max_local_bytes: int | None = opt(
         "SIZE", "Pause consumption while this much waits for upload.", UPLOAD
     )
-    bodies: BodyChoice
+    bodies: BodyOptions
 
     def settings(self) -> ArchiveSettings:
         """The settings that the options make. Raises `ConfigurationError`."""
@@ -178,7 +175,7 @@ class ArchiveOptions(OptionSet):
             rotation,
             settings.Flush(self.sync_interval, self.sync_bytes, self.sync_count),
             self.format,
-            b"\n" if self.delimiter is None else self.delimiter,
+            self.delimiter,
             compressor,
             "message" in by,
             UTC if self.utc else None,
@@ -281,8 +278,8 @@ def to_file(
         "", "Exit with status 3 when every --topic was deleted, instead of waiting.", LIMITS
     ),
     *,
-    consuming: Annotated[Consuming, From(Consuming)],
-    archiving: Annotated[ArchiveOptions, From(ArchiveOptions)],
+    consuming: Consuming,
+    archiving: ArchiveOptions,
     connection: ConsumerConnection,
     runtime: Session,
 ) -> int:
@@ -352,11 +349,10 @@ def to_file(
         queue=(connection, channel),
         done=lambda: archiver.totals.messages,
     ) as watched:
-        before = signal.signal(signal.SIGHUP, lambda number, frame: archiver.rotate())
         try:
-            archiver.run()
+            with handling([signal.SIGHUP], lambda number, frame: archiver.rotate()):
+                archiver.run()
         finally:
-            signal.signal(signal.SIGHUP, before)
             left = finish_uploads(uploads, watched)
             if hook is not None:
                 hook.close()
@@ -367,7 +363,7 @@ def to_file(
                 if uploads is not None:
                     document |= {"uploaded": uploads.totals.files, "not_uploaded": left}
                     document |= {"misfits": uploads.totals.misfits} if is_landing else {}
-                write_json(runtime, document, indent=2)
+                write_json(runtime, document)
             runtime.tell(summary(archiver))
     status = ExitStatus.LIMIT_NOT_REACHED if archiver.falls_short else ExitStatus.DONE
     if failed:

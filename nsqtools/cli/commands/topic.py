@@ -4,28 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nsqtools.cli.options.connection import ClusterConnection
 from nsqtools.cli.options.params import SAFETY, Yes
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import tell_left_out
-from nsqtools.cli.render.output import Cell, ListingForm, write_json, write_listing
+from nsqtools.cli.render.output import Cell, write_json
 from nsqtools.cli.running.administering import (
     Changing,
     ListedTopics,
+    Listing,
     NewTopics,
     OneTopic,
     TopicGlobs,
     cells_of,
+    chosen_topics,
 )
-from nsqtools.cli.running.runtime import Session
 
 TOPICS = ("topic", "nodes", "channels", "depth", "waiting", "messages", "paused")
 TOPIC_NODES = ("node", "channel", "depth", "disk", "in_flight", "messages", "clients", "paused")
 
 
-def list_(
-    topic: ListedTopics = None, *, form: ListingForm, cluster: ClusterConnection, runtime: Session
-) -> int:
+def list_(topic: ListedTopics = None, *, listing: Listing) -> int:
     """List topics, with the number of nsqd that have them and their depth.
 
     Topics that are only registered with nsqlookupd are listed with 0 nsqd.
@@ -36,15 +34,11 @@ def list_(
         nsq topic list --json | jq -r '.[].topic'
     """
     from nsqtools.cluster.inventory import take_inventory
-    from nsqtools.cluster.topics import select
 
-    form.check(TOPICS)
-    with cluster.open() as opened:
+    with listing.open(TOPICS) as opened:
         inventory = take_inventory(opened)
-    known = inventory.topics
-    names = select("topic", topic, known, inventory.failures) if topic else sorted(known)
     rows: list[Sequence[Cell]] = []
-    for name in names:
+    for name in chosen_topics(inventory, topic):
         found = [each for _, each in inventory.where(name)]
         channels = {channel.channel_name for each in found for channel in each.channels}
         depth = sum(each.depth for each in found)
@@ -52,13 +46,11 @@ def list_(
         messages = sum(each.message_count for each in found)
         paused = any(each.paused for each in found)
         rows.append((name, len(found), len(channels), depth, waiting, messages, paused))
-    write_listing(runtime, TOPICS, rows, form, optional=("messages", "channels"))
-    return tell_left_out(inventory.failures, runtime)
+    listing.write(TOPICS, rows, ("messages", "channels"))
+    return tell_left_out(inventory.failures, listing.runtime)
 
 
-def info(
-    topic: OneTopic, *, form: ListingForm, cluster: ClusterConnection, runtime: Session
-) -> int:
+def info(topic: OneTopic, *, listing: Listing) -> int:
     """Show one topic and its channels, on every nsqd that has it.
 
     Examples:
@@ -70,23 +62,23 @@ def info(
     from nsqtools.cluster.stats_documents import topic_document
     from nsqtools.cluster.topics import missing, on_no_nsqd
 
-    form.check(TOPIC_NODES)
-    with cluster.open() as opened:
+    with listing.open(TOPIC_NODES) as opened:
         inventory = take_inventory(opened)
     if topic not in inventory.topics:
         raise missing("topic", topic, inventory.topics, inventory.failures)
     found = list(inventory.where(topic))
     if not found:
-        runtime.tell(f"nsq: {on_no_nsqd(topic)}")
-    if form.is_document:
+        listing.runtime.tell(f"nsq: {on_no_nsqd(topic)}")
+    if listing.form.is_document:
         nodes = [topic_document(address, each) for address, each in found]
         known = inventory.lookupds_that_know(topic)
-        write_json(runtime, {"topic": topic, "nodes": nodes, "lookupds": known}, indent=2)
-        return tell_left_out(inventory.failures, runtime)
-    queues = (row for address, each in found for row in rows_of_topic(address, each))
-    rows = [cells_of(row, TOPIC_NODES) for row in queues]
-    write_listing(runtime, TOPIC_NODES, rows, form, optional=("disk", "messages"))
-    return tell_left_out(inventory.failures, runtime)
+        document = {"topic": topic, "nodes": nodes, "lookupds": known}
+        write_json(listing.runtime, document)
+    else:
+        queues = (row for address, each in found for row in rows_of_topic(address, each))
+        rows = [cells_of(row, TOPIC_NODES) for row in queues]
+        listing.write(TOPIC_NODES, rows, ("disk", "messages"))
+    return tell_left_out(inventory.failures, listing.runtime)
 
 
 def create(topic: NewTopics, *, change: Changing) -> int:

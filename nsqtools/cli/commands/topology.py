@@ -13,7 +13,7 @@ from nsqtools.cli.options.params import SAFETY, TopicPatterns, Yes
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import tell_left_out
 from nsqtools.cli.render.output import ListingForm, write_text
-from nsqtools.cli.running.administering import CHANGE_TIMEOUT_S, AdminChange, Changing
+from nsqtools.cli.running.administering import CHANGE_TIMEOUT_S, Changing, chosen_topics
 from nsqtools.cli.running.runtime import ExitStatus, Session, stopping
 from nsqtools.errors import ConfigurationError, NsqError
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from nsqtools.cluster.topology import Topology
 
 WATCH_S = 15.0
-IDLE_S = 60.0
 
 TopologyFile = Annotated[Path, Argument(metavar="FILE", help="What ought to be there, in TOML.")]
 
@@ -38,13 +37,11 @@ def export(
         nsq topology export --lookupd-http-address lookup:4161 > topology.toml
     """
     from nsqtools.cluster.inventory import take_inventory, with_channels
-    from nsqtools.cluster.topics import select
     from nsqtools.cluster.topology import encode, topology_of
 
     with cluster.open() as opened:
         inventory = take_inventory(opened)
-        known = inventory.topics
-        names = select("topic", topic, known, inventory.failures) if topic else sorted(known)
+        names = chosen_topics(inventory, topic)
         inventory = with_channels(opened, inventory, names)
     write_text(runtime, encode(topology_of(inventory, names)))
     return tell_left_out(inventory.failures, runtime)
@@ -65,7 +62,7 @@ def plan(
     wanted = read_topology(file)
     with cluster.open() as opened:
         found = plan_topology(opened, wanted)
-        change = AdminChange(dry_run=True, form=form, cluster=cluster, runtime=runtime)
+        change = Changing(dry_run=True, form=form, cluster=cluster, runtime=runtime)
         status = change.carry_out(opened, found, yes=False)
     return ExitStatus.FAILED if found.steps and not status else status
 
@@ -75,9 +72,7 @@ def apply(
     prune: bool = opt(
         "", "Delete what is not in FILE and had no client and no message for --idle.", SAFETY
     ),
-    idle: float | None = opt(
-        "DURATION", "How long --prune watches first.", SAFETY, show_default="1m"
-    ),
+    idle: float = opt("DURATION", "How long --prune watches first.", SAFETY, "1m"),
     watch: bool = opt("", "Go on, for nsqd that join or come back later, until interrupted."),
     yes: Yes = False,
     *,
@@ -106,7 +101,7 @@ def apply(
             return keep(wanted, change, ended) or signals.status()
         with change.cluster.open(CHANGE_TIMEOUT_S) as cluster:
             before = take_inventory(cluster) if prune else None
-            if before is not None and ended.wait(IDLE_S if idle is None else idle):
+            if before is not None and ended.wait(idle):
                 return signals.status()
             found = plan_topology(cluster, wanted)
             if before is not None:
@@ -117,7 +112,7 @@ def apply(
             return change.carry_out(cluster, found, yes=yes)
 
 
-def keep(wanted: Topology, change: AdminChange, ended: threading.Event) -> int:
+def keep(wanted: Topology, change: Changing, ended: threading.Event) -> int:
     """Apply a topology again and again; a cluster that cannot be asked is tried again."""
     from nsqtools.cluster.topology import plan_topology
 

@@ -6,7 +6,7 @@ import logging
 import signal
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from nsqtools.cli.options.connection import ViewedCluster
 from nsqtools.cli.options.params import SAFETY
@@ -31,22 +31,16 @@ class Printed(Enum):
     password = "password"
 
 
-Print = Annotated[
-    Printed | None,
-    opt(
-        "--print dashboard|alerts|password",
-        "Print a Grafana dashboard, Prometheus alerts, or a line for --auth.",
-    ),
-]
-
-
 def web(
     listen: str = opt(
         "HOST:PORT", "Where to serve; port 0 takes any free one.", default="127.0.0.1:4171"
     ),
-    refresh: float | None = opt("DURATION", "Time between two samples.", show_default="2s"),
+    refresh: float = opt("DURATION", "Time between two samples.", default="2s"),
     base_path: str = opt("PATH", "Serve under this path.", default=""),
-    print_: Print = None,
+    print_: Printed | None = opt(
+        "dashboard|alerts|password",
+        "Print a Grafana dashboard, Prometheus alerts, or a line for --auth.",
+    ),
     allow_changes: bool = opt(
         "", "Let users create, pause, empty and delete; else it is read-only.", SAFETY
     ),
@@ -88,7 +82,7 @@ def web(
         nsq web --listen :4171 --auth users --listen-tls-cert cert.pem --listen-tls-key key.pem
         nsq web --print alerts
     """
-    from nsqtools.web.access import DEFAULT_REFRESH_S, WebSettings, clean_base_path, parse_networks
+    from nsqtools.web.access import WebSettings, clean_base_path, parse_networks
 
     if print_ is not None:
         return _print(print_, runtime)
@@ -96,7 +90,7 @@ def web(
         listen=listen,
         base_path=clean_base_path(base_path),
         allowed_hosts=tuple(allowed_host or ()),
-        refresh_s=DEFAULT_REFRESH_S if refresh is None else refresh,
+        refresh_s=refresh,
         allow_changes=allow_changes,
         show_messages=show_messages,
         auth_file=auth,
@@ -165,17 +159,17 @@ def _collect_less() -> None:
 
 def _print(what: Printed, runtime: Runtime) -> int:
     if what is Printed.password:
-        for line in _password_lines(runtime):
-            runtime.stdout.write(line)
-        return ExitStatus.DONE
-    from importlib.resources import files
+        text = _password_lines(runtime)
+    else:
+        from importlib.resources import files
 
-    file = "dashboard.json" if what is Printed.dashboard else "alerts.yaml"
-    runtime.stdout.write((files("nsqtools.web") / "monitoring" / file).read_text("utf-8"))
+        file = "dashboard.json" if what is Printed.dashboard else "alerts.yaml"
+        text = (files("nsqtools.web") / "monitoring" / file).read_text("utf-8")
+    runtime.stdout.write(text)
     return ExitStatus.DONE
 
 
-def _password_lines(runtime: Runtime) -> list[str]:
+def _password_lines(runtime: Runtime) -> str:
     """Ask for one user on a terminal; on a pipe, read lines of USER:PASSWORD."""
     from nsqtools.web.access import hash_password
 
@@ -187,10 +181,10 @@ def _password_lines(runtime: Runtime) -> list[str]:
         lines = [f"{runtime.stdin.readline().strip()}:{getpass.getpass()}"]
     else:
         lines = runtime.stdin.read().splitlines()
-    made = []
+    made = ""
     for line in lines:
         user, colon, password = line.partition(":")
         if not (user.strip() and colon and password):
             raise ConfigurationError("give lines of USER:PASSWORD")
-        made.append(f"{user.strip()}:{hash_password(password)}\n")
+        made += f"{user.strip()}:{hash_password(password)}\n"
     return made

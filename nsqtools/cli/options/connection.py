@@ -10,16 +10,18 @@ there before other options are read. Addresses of all kinds are one setting: tho
 strongest origin that gives any (flag, environment, profile, file) are taken and the rest is
 ignored, so that ``--nsqd-tcp-address`` on the command line never also consumes from the cluster
 that the profile names. For the rest each flag and each ``--consumer-opt`` is a `GivenOption`, and
-`resolve_options` decides.
+`resolve_options` decides. All of this is read from typer's context: that a provider below names its
+options makes them options of the command.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from typer import Context
 
@@ -123,32 +125,31 @@ def origin_of(context: Context, name: str) -> Origin:
     return ORIGIN_OF_SOURCE.get(source.name if source else "", Origin.DEFAULT)
 
 
-KINDS = ("nsqd_tcp_address", "lookupd_http_address", "nsqd_http_address")
+class Addresses(NamedTuple):
+    """The addresses that hold, of each kind."""
 
-Addresses = tuple[str, ...]
-
-
-def given_addresses(context: Context) -> tuple[Addresses, Addresses, Addresses]:
-    """The nsqd TCP, nsqlookupd and nsqd HTTP addresses that hold; without any, the default nsqd."""
-    nsqd, lookupd, nsqd_http = strongest_addresses(context, KINDS)
-    if not (nsqd or lookupd or nsqd_http):
-        nsqd = (DEFAULT_NSQD_TCP_ADDRESS,)
-    return nsqd, lookupd, nsqd_http
+    nsqd_tcp_address: tuple[str, ...] = ()
+    lookupd_http_address: tuple[str, ...] = ()
+    nsqd_http_address: tuple[str, ...] = ()
 
 
-def split_addresses(texts: Iterable[str] | None) -> Addresses:
+def given_addresses(context: Context) -> Addresses:
+    """The addresses that hold; without any, the default nsqd."""
+    given = strongest_addresses(context)
+    return given if any(given) else Addresses((DEFAULT_NSQD_TCP_ADDRESS,))
+
+
+def split_addresses(texts: Iterable[str] | None) -> tuple[str, ...]:
     """Return each address: commas separate them too, as in most variables."""
     return tuple(each.strip() for text in texts or () for each in text.split(","))
 
 
-def strongest_addresses(context: Context, kinds: Sequence[str]) -> list[Addresses]:
+def strongest_addresses(context: Context, prefix: str = "") -> Addresses:
     """The addresses of each kind, of those from the strongest origin that gives any."""
-    found: list[tuple[Origin, Addresses]] = []
-    for kind in kinds:
-        addresses = split_addresses(context.params.get(kind))
-        found.append((origin_of(context, kind) if addresses else Origin.DEFAULT, addresses))
-    strongest = max(origin for origin, _ in found)
-    return [addresses if origin is strongest else () for origin, addresses in found]
+    found = {kind: split_addresses(context.params.get(prefix + kind)) for kind in Addresses._fields}
+    origins = {kind: origin_of(context, prefix + kind) for kind, given in found.items() if given}
+    strongest = max(origins.values(), default=Origin.DEFAULT)
+    return Addresses(**{kind: found[kind] for kind in origins if origins[kind] is strongest})
 
 
 # -- options ------------------------------------------------------------------------------------
@@ -180,36 +181,30 @@ def _plain(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _flag(form: str, help: str, panel: str = TLS, **more: Any) -> Any:
-    return opt(form, help, panel, envvar=ENV, **more)
+_flag = partial(opt, envvar=ENV)
 
 
 class Where(OptionSet):
-    """Addresses, and the profile that may give them. What holds is read from typer's context."""
+    """Addresses, and the profile that may give them."""
 
+    panel = CONNECTION
     nsqd_tcp_address: list[str] | None = _flag(
-        "HOST:PORT",
-        f"nsqd, over TCP; {DEFAULT_NSQD_TCP_ADDRESS} if no address is given.",
-        CONNECTION,
+        "HOST:PORT", f"nsqd, over TCP; {DEFAULT_NSQD_TCP_ADDRESS} if no address is given."
     )
     lookupd_http_address: list[str] | None = _flag(
-        "HOST:PORT", "nsqlookupd, over HTTP; finds the nsqd of a topic.", CONNECTION
+        "HOST:PORT", "nsqlookupd, over HTTP; finds the nsqd of a topic."
     )
-    nsqd_http_address: list[str] | None = _flag("HOST:PORT", "nsqd, over HTTP.", CONNECTION)
-    address_map: list[str] | None = _flag(
-        "OLD=NEW", "Connect to NEW where an nsqd announces OLD.", CONNECTION
-    )
+    nsqd_http_address: list[str] | None = _flag("HOST:PORT", "nsqd, over HTTP.")
+    address_map: list[str] | None = _flag("OLD=NEW", "Connect to NEW where an nsqd announces OLD.")
     profile: str | None = _flag(
         "-P NAME",
         "Named settings from the configuration file.",
-        CONNECTION,
         is_eager=True,
         callback=apply_profile,
     )
     no_profile: bool = opt(
         "",
         "Use no profile: neither NSQ_PROFILE nor the choice of nsq config use.",
-        CONNECTION,
         is_eager=True,
         callback=forget_profile,
     )
@@ -218,26 +213,26 @@ class Where(OptionSet):
 class LookupFlags(OptionSet):
     """Flags for asking daemons over HTTP, besides TLS. None means: not given."""
 
+    panel = CONNECTION
     timeout: float | None = _flag(
         "DURATION",
         "How long a daemon may take to answer over HTTP.",
-        CONNECTION,
         show_default="2s; in what runs on, and for changes, 5s",
     )
     lookupd_authorization: bool | None = _flag(
         "--lookupd-authorization/--no-lookupd-authorization",
         "Send the auth secret to nsqlookupd, as a bearer token.",
+        TLS,
     )
     allow_announced: list[str] | None = _flag(
-        "PATTERN",
-        "Connect to announced nsqd at these addresses only: '*.internal:4150'.",
-        CONNECTION,
+        "PATTERN", "Connect to announced nsqd at these addresses only: '*.internal:4150'."
     )
 
 
 class ClientFlags(OptionSet):
     """Flags for the connection to nsqd. None means: not given."""
 
+    panel = TLS
     tls: bool | None = _flag("--tls/--no-tls", "Require TLS; never fall back to plain text.")
     tls_ca_file: Path | None = _flag("FILE", "Certificates to trust, PEM.")
     tls_cert: Path | None = _flag("FILE", "Client certificate, PEM.")
@@ -277,6 +272,7 @@ REPEATABLE |= {
 }
 """The settings that the file may hold, each with whether it takes several values."""
 
+FLAGS = (*ClientFlags.__annotations__, *LookupFlags.__annotations__, "max_in_flight")
 HTTPS_FLAGS = [name for name in ClientFlags.__annotations__ if name.startswith(("tls_", "auth_"))]
 
 MaxInFlight = Annotated[
@@ -294,14 +290,16 @@ MaxInFlight = Annotated[
 # -- what they say ------------------------------------------------------------------------------
 
 
-def flag_statements(
-    context: Context, flags: Mapping[str, Any], prefix: str = ""
-) -> Iterator[GivenOption]:
-    """What the flags say. Reads the secret's file. Raises `ConfigurationError`."""
-    for name, value in flags.items():
+def flag_statements(context: Context, prefix: str = "") -> Iterator[GivenOption]:
+    """What the flags of the command say, of those with ``prefix``. Reads the secret's file.
+
+    Raises `ConfigurationError`.
+    """
+    for name in FLAGS:
+        flag = prefix + name
+        value = context.params.get(flag)
         if value in (None, [], ()):
             continue
-        flag = prefix + name
         origin, setting = origin_of(context, flag), setting_in_force(context, flag)
         speaker = "--" + flag.replace("_", "-")
         if name == "auth_secret_file":
@@ -313,15 +311,13 @@ def flag_statements(
             text = format_duration(value)
         place = setting.place if setting is not None else ""
         yield GivenOption(OPTION_OF_FLAG.get(name, name), text, origin, speaker, place=place)
-        if name == "deflate_level" and flags["deflate"] is None:
+        if name == "deflate_level" and context.params.get(f"{prefix}deflate") is None:
             yield GivenOption("deflate", "true", origin, speaker)
     if not prefix and (secret := context.obj.environ.get("NSQ_AUTH_SECRET")):
         yield GivenOption("auth_secret", secret, Origin.ENVIRONMENT, "NSQ_AUTH_SECRET")
 
 
-def opt_statements(
-    context: Context, name: str, values: Iterable[str] | None
-) -> Iterator[GivenOption]:
+def opt_statements(context: Context, name: str) -> Iterator[GivenOption]:
     """What ``--consumer-opt`` (or ``--producer-opt``) says: ``key,value``, ``key=value``, ``key``.
 
     The file's options hold beside those of the command line: each key is a setting of its own.
@@ -331,25 +327,18 @@ def opt_statements(
     if setting is not None and setting.origin < origin and isinstance(setting.value, list):
         yield from _opts(setting.value, setting.origin, name, setting.place)
     place = setting.place if setting is not None and setting.origin == origin else ""
-    for given in _opts(values or (), origin, name, place):
+    for given in _opts(context.params.get(name) or (), origin, name, place):
         if given.option == "auth_secret":
             _warn_of_visible_secret(context, given)
         yield given
 
 
-def settled(
-    context: Context,
-    flags: Mapping[str, Any],
-    opts: str = "",
-    values: Iterable[str] | None = None,
-    prefix: str = "",
-) -> dict[str, GivenOption]:
+def settled(context: Context, opts: str = "", prefix: str = "") -> dict[str, GivenOption]:
     """What holds of flags, and of ``opts``: ``consumer_opt`` or ``producer_opt``.
 
     Raises `ConfigurationError`.
     """
-    statements = [*flag_statements(context, flags, prefix), *opt_statements(context, opts, values)]
-    return resolve_options(statements)
+    return resolve_options([*flag_statements(context, prefix), *opt_statements(context, opts)])
 
 
 def _warn_of_visible_secret(context: Context, given: GivenOption) -> None:
@@ -380,17 +369,15 @@ def _opts(values: Iterable[str], origin: Origin, name: str, place: str) -> Itera
 
 def consumer_connection(
     context: Context,
-    where: Annotated[Where, From(Where)],
+    where: Where,
     max_in_flight: MaxInFlight = None,
     consumer_opt: list[str] | None = client_opt("consumer", "-X"),
     *,
-    flags: Annotated[ClientFlags, From(ClientFlags)],
-    lookup: Annotated[LookupFlags, From(LookupFlags)],
+    flags: ClientFlags,
+    lookup: LookupFlags,
 ) -> ConnectionSettings:
     """The connection of a command that consumes."""
-    given = {**vars(flags), **vars(lookup), "max_in_flight": max_in_flight}
-    options = settled(context, given, "consumer_opt", consumer_opt)
-    return _connection(context, options, where.address_map)
+    return _client_connection(context, "consumer_opt")
 
 
 def producer_connection(
@@ -398,19 +385,25 @@ def producer_connection(
     *,
     where: Annotated[Any, From(some(Where, "nsqd_tcp_address", "profile", "no_profile"))],
     producer_opt: list[str] | None = client_opt("producer", "-X"),
-    flags: Annotated[ClientFlags, From(ClientFlags)],
+    flags: ClientFlags,
 ) -> ConnectionSettings:
     """The connection of a command that publishes."""
-    return _connection(context, settled(context, vars(flags), "producer_opt", producer_opt), None)
+    return _client_connection(context, "producer_opt")
+
+
+def _client_connection(context: Context, opts: str) -> ConnectionSettings:
+    given, options = given_addresses(context), settled(context, opts)
+    over_http = [*given.lookupd_http_address, *given.nsqd_http_address]
+    check_tls(options, over_http, cure="Add --tls (or --no-tls).")
+    return _connection(context, given, options)
 
 
 def _connection(
-    context: Context, options: Mapping[str, GivenOption], address_map: Iterable[str] | None
+    context: Context, given: Addresses, options: Mapping[str, GivenOption], prefix: str = ""
 ) -> ConnectionSettings:
-    nsqd, lookupd, nsqd_http = given_addresses(context)
-    check_tls(options, [*lookupd, *nsqd_http], cure="Add --tls (or --no-tls).")
-    mapping = parse_address_map(address_map or (), "--address-map")
-    return ConnectionSettings(nsqd, lookupd, nsqd_http, texts_of(options), mapping)
+    flag = f"{prefix}address_map"
+    mapping = parse_address_map(context.params.get(flag) or (), "--" + flag.replace("_", "-"))
+    return ConnectionSettings(*given, texts_of(options), mapping)
 
 
 def destination(
@@ -436,15 +429,14 @@ def destination(
 ) -> ConnectionSettings:
     """Another cluster, to publish to. The two sides share nothing: a secret or a certificate of one
     is never shown to the other."""
-    nsqd, lookupd, nsqd_http = strongest_addresses(context, [PREFIX + kind for kind in KINDS])
-    if not nsqd and not lookupd:
+    given = strongest_addresses(context, PREFIX)
+    if not given.nsqd_tcp_address and not given.lookupd_http_address:
         raise ConfigurationError(
             "no destination given", hint="Give --destination-nsqd-tcp-address."
         )
-    options = settled(context, flags, "producer_opt", producer_opt, PREFIX)
-    check_tls(options, lookupd, cure="Add --destination-tls.")
-    mapping = parse_address_map(destination_address_map or (), "--destination-address-map")
-    return ConnectionSettings(nsqd, lookupd, nsqd_http, texts_of(options), mapping)
+    options = settled(context, "producer_opt", PREFIX)
+    check_tls(options, given.lookupd_http_address, cure="Add --destination-tls.")
+    return _connection(context, given, options, PREFIX)
 
 
 @dataclass(frozen=True)
@@ -465,33 +457,35 @@ class ClusterSettings:
 
 def cluster_connection(
     context: Context,
-    where: Annotated[Where, From(Where)],
+    where: Where,
     consumer_opt: list[str] | None = client_opt("consumer", "-X"),
     *,
     https: Annotated[dict[str, Any], From(some(ClientFlags, *HTTPS_FLAGS))],
-    lookup: Annotated[LookupFlags, From(LookupFlags)],
+    lookup: LookupFlags,
 ) -> ClusterSettings:
     """The cluster; without any address, the HTTP port of the nsqd on this machine."""
-    nsqd_tcp, lookupd, nsqd_http = given_addresses(context)
-    if not (lookupd or nsqd_http) and nsqd_tcp == (DEFAULT_NSQD_TCP_ADDRESS,):
-        nsqd_tcp, nsqd_http = (), (DEFAULT_NSQD_HTTP_ADDRESS,)
-    if lookupd or nsqd_http:
-        nsqd_tcp = ()
-    options = texts_of(settled(context, https | vars(lookup), "consumer_opt", consumer_opt))
-    mapping = parse_address_map(where.address_map or (), "--address-map")
-    return ClusterSettings(ConnectionSettings(nsqd_tcp, lookupd, nsqd_http, options, mapping))
+    return _cluster(context)
+
+
+def _cluster(context: Context) -> ClusterSettings:
+    given = given_addresses(context)
+    if given.lookupd_http_address or given.nsqd_http_address:
+        given = given._replace(nsqd_tcp_address=())
+    elif given.nsqd_tcp_address == (DEFAULT_NSQD_TCP_ADDRESS,):
+        given = Addresses(nsqd_http_address=(DEFAULT_NSQD_HTTP_ADDRESS,))
+    return ClusterSettings(_connection(context, given, settled(context, "consumer_opt")))
 
 
 def viewed_cluster(
     context: Context,
-    where: Annotated[Where, From(Where)],
+    where: Where,
     consumer_opt: list[str] | None = client_opt("consumer", "-X"),
     *,
-    flags: Annotated[ClientFlags, From(ClientFlags)],
-    lookup: Annotated[LookupFlags, From(LookupFlags)],
+    flags: ClientFlags,
+    lookup: LookupFlags,
 ) -> ClusterSettings:
     """The cluster of a command that shows messages too: with the flags for TCP."""
-    return cluster_connection(context, where, consumer_opt, https=vars(flags), lookup=lookup)
+    return _cluster(context)
 
 
 ConsumerConnection = Annotated[ConnectionSettings, From(consumer_connection)]

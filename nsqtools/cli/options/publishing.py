@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from typer import Context
 
 from nsqtools.cli.options.connection import ENV, ProducerConnection, setting_of, split_addresses
-from nsqtools.cli.options.params import INPUT, parse_delimiter
-from nsqtools.cli.parsing.binding import From, OptionSet, opt, some
-from nsqtools.cli.running.runtime import ExitStatus, Runtime
+from nsqtools.cli.parsing.binding import OptionSet, opt
+from nsqtools.cli.render.outcomes import Progress
+from nsqtools.cli.running.runtime import EndSignals, ExitStatus, Runtime, stopping
 from nsqtools.client.connection_settings import PublishMode
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.protocol.text import counted, format_duration
@@ -108,8 +108,8 @@ class Publishing(OptionSet):
         defer_s: float | None = None,
         dry_run: bool = False,
         inputs: Iterable[str] = (),
-    ) -> Iterator[tuple[Publisher, UnsentFiles | None]]:
-        """Return what publishes, and where ``--unsent-file`` wants what is not confirmed.
+    ) -> Iterator[PublishRun]:
+        """Open what publishes, and the files for what is not confirmed.
 
         ``ending`` ends each record there; ``inputs`` are the files of records. ``resumes`` tells
         that the next run would have the same messages from the beginning. Raises as
@@ -119,7 +119,7 @@ class Publishing(OptionSet):
 
         publisher = self.publisher(defer_s)
         with ExitStack() as stack:
-            unsent = None
+            progress, unsent = stack.enter_context(Progress(runtime)), None
             if self.unsent_file is not None and not dry_run:
                 # what one channel lacks is for no nsqd of the settings
                 each = () if self.channel.name else publisher.counts_by_nsqd
@@ -134,15 +134,32 @@ class Publishing(OptionSet):
                     rate=self.rate,
                 )
                 publisher = stack.enter_context(target)
-            yield publisher, unsent
+            yield PublishRun(publisher, unsent, progress, runtime, runtime.monotonic())
 
 
-def how_far(confirmed: int, done: float, total: float, elapsed_s: float, *, read: str) -> str:
-    """The progress line: what is confirmed, and what is read and the time left, if known."""
-    if not (done and total):
-        return f"{confirmed:,} confirmed"
-    left_s = elapsed_s * max(0.0, total - done) / done
-    return f"{confirmed:,} confirmed, {read} read, {format_duration(round(left_s))} left"
+class PublishRun(NamedTuple):
+    """What publishes, and where ``--unsent-file`` wants what is not confirmed."""
+
+    publisher: Publisher
+    unsent: UnsentFiles | None
+    progress: Progress
+    runtime: Runtime
+    began_s: float
+
+    def how_far(self, done: int, total: int, read: str) -> str:
+        """The progress line: what is confirmed, and what is read and the time left, if known."""
+        confirmed = f"{self.publisher.counts.confirmed:,} confirmed"
+        if not (done and total):
+            return confirmed
+        left_s = (self.runtime.monotonic() - self.began_s) * max(0, total - done) / done
+        return f"{confirmed}, {read} read, {format_duration(round(left_s))} left"
+
+    def finish(self, publish: Callable[[], object]) -> EndSignals:
+        """Publish all, and wait until it is consumed where that is not nsqd's affair."""
+        with stopping(self.publisher.stop) as signals:
+            publish()
+            self.publisher.deliver(lambda count: self.progress.show(lambda: f"{count:,} consumed"))
+        return signals
 
 
 def topic_map(texts: Iterable[str]) -> dict[str, str]:
@@ -163,18 +180,6 @@ class InputFormat(Enum):
 
     raw = "raw"
     jsonl = "jsonl"
-
-
-Delimiter = Annotated[
-    bytes | None,
-    opt(
-        "--delimiter -d TEXT",
-        "What ends each record; \\0 for NUL.",
-        INPUT,
-        parser=parse_delimiter,
-        show_default="\\n",
-    ),
-]
 
 
 class GivenInput(NamedTuple):
@@ -270,55 +275,41 @@ def size_of(paths: Sequence[str]) -> int:
 # -- to one channel -------------------------------------------------------------------------------
 
 CHANNEL = "One channel"
-WAIT_S = 300.0
 MAX_DEPTH = 10_000
 WITHOUT_EFFECT = ("nsqd_tcp_address", "mode", "retry_timeout", "retry_unknown")
 
 
 class OneChannel(OptionSet):
-    """To one channel, by a temporary nsqd. None means: not given; ``target`` is what was opened.
+    """To one channel, by a temporary nsqd; ``target`` is what was opened.
 
     Raises `ConfigurationError` for options that contradict each other.
     """
 
+    panel = CHANNEL
+    max_depth = MAX_DEPTH
+
     context: Context
     channel: str | None = opt(
-        "--channel -c NAME", "Deliver to this channel alone, by a temporary nsqd.", CHANNEL
+        "--channel -c NAME", "Deliver to this channel alone, by a temporary nsqd."
     )
     channel_lookupd: list[str] | None = opt(
         "--lookupd-http-address HOST:PORT",
         "nsqlookupd, over HTTP, where consumers find it.",
-        CHANNEL,
         envvar=f"{ENV}LOOKUPD_HTTP_ADDRESS",
     )
     lookupd_tcp_address: list[str] | None = opt(
-        "HOST:PORT",
-        "Where it registers (TCP).",
-        CHANNEL,
-        show_default="the port below that of HTTP",
+        "HOST:PORT", "Where it registers (TCP).", show_default="the port below that of HTTP"
     )
     broadcast_address: str | None = opt(
-        "HOST", "How consumers reach it.", CHANNEL, show_default="its address towards nsqlookupd"
+        "HOST", "How consumers reach it.", show_default="its address towards nsqlookupd"
     )
     data_path: Path | None = opt(
-        "DIR", "Where its messages are, for the next run too.", CHANNEL, show_default="./nsqd-NAME"
+        "DIR", "Where its messages are, for the next run too.", show_default="./nsqd-NAME"
     )
-    wait: float | None = opt(
-        "DURATION", "End when no consumer is connected for this long.", CHANNEL, show_default="5m"
-    )
-    max_depth: int | None = opt(
-        "N", "At most N messages in it at a time.", CHANNEL, min=1, show_default=f"{MAX_DEPTH}"
-    )
+    wait: float = opt("DURATION", "End when no consumer is connected for this long.", default="5m")
     nsqd_config: Path | None = opt(
-        "FILE", "Flags for it in the file format of nsqd: TLS, auth, ports.", CHANNEL
+        "FILE", "Flags for it in the file format of nsqd: TLS, auth, ports."
     )
-
-    def check(self) -> None:
-        self.target: ChannelPublisher | None = None
-        if self.channel is None:
-            self.refuse(FLAGS, "is for --channel")
-        else:
-            self.refuse(WITHOUT_EFFECT, "has no effect with --channel")
 
     def refuse(self, names: Sequence[str], problem: str) -> None:
         """Raise `ConfigurationError` for an option that was given, and must not be."""
@@ -326,6 +317,10 @@ class OneChannel(OptionSet):
             source = self.context.get_parameter_source(parameter.name or "")
             if parameter.name in names and source is not None and source.name == "COMMANDLINE":
                 raise ConfigurationError(f"{parameter.opts[0]} {problem}")
+
+    def __init__(self, **values: Any) -> None:
+        self.target: ChannelPublisher | None = None
+        super().__init__(**values)
 
     @property
     def name(self) -> str:
@@ -383,8 +378,8 @@ class OneChannel(OptionSet):
                 self.name,
                 options,
                 rate,
-                max_depth=self.max_depth or MAX_DEPTH,
-                wait_s=self.wait_s,
+                max_depth=self.max_depth,
+                wait_s=self.wait,
                 resumes=resumes,
                 defer_s=defer_s,
                 tell=tell,
@@ -395,10 +390,6 @@ class OneChannel(OptionSet):
                 nsqd.leave()
                 self._tell_rest(runtime, self.target)
                 raise
-
-    @property
-    def wait_s(self) -> float:
-        return WAIT_S if self.wait is None else self.wait
 
     def status(self, runtime: Runtime, otherwise: int) -> int:
         """Say how the delivery ended; return the exit status."""
@@ -411,7 +402,7 @@ class OneChannel(OptionSet):
             otherwise = ExitStatus.LIMIT_NOT_REACHED
             line = (
                 f"no consumer of {target.lonely.topic}/{target.lonely.channel} connected within "
-                f"{format_duration(self.wait_s)}; nsqlookupd {', '.join(self.lookupds)} names this "
+                f"{format_duration(self.wait)}; nsqlookupd {', '.join(self.lookupds)} names this "
                 "nsqd, and consumers with a list of nsqd do not ask there"
             )
             runtime.complain(NsqError(line))
@@ -423,27 +414,25 @@ class OneChannel(OptionSet):
             runtime.insist(f"nsq: {rest}")
 
 
-FLAGS = [name for name in OneChannel.__annotations__ if name != "context"]
+FLAGS = (*OneChannel.__annotations__, "max_depth")
 
 
-class ChannelsToDrain(OneChannel):
+class ToChannel(OneChannel):
+    """With ``--channel``."""
+
+    panel = CHANNEL
+    max_depth: int = opt("N", "At most N messages in it at a time.", default=MAX_DEPTH, min=1)
+
+    def check(self) -> None:
+        if self.channel is None:
+            self.refuse(FLAGS, "is for --channel")
+        else:
+            self.refuse(WITHOUT_EFFECT, "has no effect with --channel")
+
+
+class DrainedChannels(OneChannel):
     """All channels of an nsqd, or one, where no other nsqd takes over."""
 
     def check(self) -> None:
-        self.target = None
         if self.context.params.get("to") is not None:
             self.refuse(FLAGS, "is for a drain without --to")
-
-
-DRAIN_FLAGS = [name for name in OneChannel.__annotations__ if name != "max_depth"]
-
-
-def drained_channels(
-    flags: Annotated[dict[str, Any], From(some(OneChannel, *DRAIN_FLAGS))],
-) -> ChannelsToDrain:
-    """Read the options of a drain to consumers, which has no ``--to``."""
-    return ChannelsToDrain(**flags, max_depth=None)
-
-
-ToChannel = Annotated[OneChannel, From(OneChannel)]
-DrainedChannels = Annotated[ChannelsToDrain, From(drained_channels)]

@@ -13,18 +13,18 @@ import os
 import signal
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Event, Thread
+from threading import Event
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 from nsqtools.cli.options.params import SELECTION
-from nsqtools.cli.parsing.binding import From, OptionSet, opt
+from nsqtools.cli.parsing.binding import OptionSet, opt
 from nsqtools.cli.render.outcomes import INTERVAL_S, Progress
-from nsqtools.cli.running.runtime import SIGNALS, EndSignals, Runtime, stopping
+from nsqtools.cli.running.runtime import SIGNALS, EndSignals, Runtime, beside, handling, stopping
 from nsqtools.errors import ConfigurationError, NsqError
 
 if TYPE_CHECKING:
@@ -113,21 +113,19 @@ SPARK = "Spark"  # the panel of help
 class SparkChoice(OptionSet):
     """Where Spark runs, and how; `settings` makes it what a session is started with."""
 
+    panel = SPARK
     master: str = opt(
         "URL",
         "Where Spark runs: local[N,4], spark://HOST:7077, yarn, k8s://URL.",
-        SPARK,
-        "local[*,4]",
+        default="local[*,4]",
         envvar="NSQ_SPARK_MASTER",
     )
     driver_memory: str = opt(
-        "MEMORY", "Heap of Spark's driver; in local mode all of Spark is in it.", SPARK, "2g"
+        "MEMORY", "Heap of Spark's driver; in local mode all of Spark is in it.", default="2g"
     )
-    conf: list[str] | None = opt(
-        "KEY=VALUE", "Any setting of Spark: spark.executor.memory=4g.", SPARK
-    )
+    conf: list[str] | None = opt("KEY=VALUE", "Any setting of Spark: spark.executor.memory=4g.")
     spark_log: Path | None = opt(
-        "FILE", "Spark's log; default: below ~/.local/state/nsqtools.", SPARK, parser=location
+        "FILE", "Spark's log; default: below ~/.local/state/nsqtools.", parser=location
     )
 
     def check(self) -> None:
@@ -154,7 +152,7 @@ class SparkChoice(OptionSet):
         )
 
 
-SparkOptions = Annotated[SparkChoice, From(SparkChoice)]
+SparkOptions = SparkChoice
 
 
 def parse_conf(texts: Iterable[str]) -> dict[str, str]:
@@ -209,36 +207,25 @@ def leaving_on_signals() -> Iterator[None]:
             signal.signal(each, lambda number, _frame: os._exit(128 + number))
         raise SystemExit(128 + number)
 
-    before = {number: signal.signal(number, leave) for number in SIGNALS}
-    try:
+    with handling(SIGNALS, leave):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
 def job_progress(runtime: Runtime, session: SparkSession) -> Iterator[None]:
     """Show on a terminal how far Spark's jobs are; the line is gone at the end."""
-    done = Event()
 
-    def watch() -> None:
+    def watch(done: Event) -> None:
         tracker = session.sparkContext.statusTracker()
         while not done.wait(INTERVAL_S):
             if (text := how_far(tracker)) and not done.is_set():
                 progress.show(partial(str, text))
 
-    with Progress(runtime) as progress:
-        if not progress.enabled:
-            yield
-            return
-        watcher = Thread(target=watch, name="spark-progress", daemon=True)
-        watcher.start()
-        try:
-            yield
-        finally:
-            done.set()
-            watcher.join(1.0)
+    with (
+        Progress(runtime) as progress,
+        beside("spark-progress", watch, 1.0) if progress.enabled else nullcontext(),
+    ):
+        yield
 
 
 def how_far(tracker: Any) -> str:

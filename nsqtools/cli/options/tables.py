@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from nsqtools.cli.parsing.binding import From, OptionSet, opt
+from nsqtools.cli.parsing.binding import OptionSet, opt
 from nsqtools.errors import ConfigurationError
 from nsqtools.records.envelope import BodyKind
 
@@ -24,18 +24,18 @@ class TableFormat(Enum):
     delta = "delta"
 
 
-class BodyColumnsOptions(OptionSet):
+class ColumnsChoice(OptionSet):
     """Columns made of bodies."""
 
+    panel = TABLE
     body: BodyKind = opt(
         "",
         "Bodies in tables: text, with other bytes in body_bytes (string); bytes (binary); text, "
         "and a column for each field (json).",
-        TABLE,
-        BodyKind.string,
+        default=BodyKind.string,
     )
     schema: Path | None = opt(
-        "FILE", "Columns of JSON bodies, as JSON Schema: see nsq archive schema.", TABLE
+        "FILE", "Columns of JSON bodies, as JSON Schema: see nsq archive schema."
     )
 
     def fields(self, *, needed: bool) -> dict[str, Any] | None:
@@ -52,26 +52,24 @@ class BodyColumnsOptions(OptionSet):
         return None if self.schema is None else load_schema(self.schema)
 
 
-class ReadOptions(BodyColumnsOptions):
+class ColumnsOfArchives(ColumnsChoice):
     """Columns of archives that are read as they are."""
 
     body: BodyKind = opt(
         "",
         "Bodies of archives: bytes (binary); text, with other bytes in body_bytes (string); text, "
         "and a column for each field of --schema (json).",
-        TABLE,
-        BodyKind.binary,
+        default=BodyKind.binary,
     )
 
 
-class BodyOptions(BodyColumnsOptions):
+class BodyOptions(ColumnsChoice):
     """Columns made of bodies, and partitions."""
 
     partition_by: list[str] | None = opt(
         "BY",
         "Partitions of tables beside topic and date: hour, or a field of JSON bodies (.country). "
         "Of file names: whose time <PARTITION> is, arrival (default) or message.",
-        TABLE,
     )
 
     def plan(
@@ -95,6 +93,3 @@ class BodyOptions(BodyColumnsOptions):
 
 
 WHOSE = ("arrival", "message")
-BodyChoice = Annotated[BodyOptions, From(BodyOptions)]
-ColumnsOfArchives = Annotated[ReadOptions, From(ReadOptions)]
-ColumnsChoice = Annotated[BodyColumnsOptions, From(BodyColumnsOptions)]

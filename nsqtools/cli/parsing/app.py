@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from typer import Exit
 from typer.core import TyperCommand, TyperGroup
@@ -29,8 +29,6 @@ from nsqtools.cli.parsing.help import describe, group_page, render, render_brief
 from nsqtools.cli.registry import COMMANDS, GONE, ROOT_HELP, Command, Group
 from nsqtools.cli.running.runtime import Runtime, configure_logging
 from nsqtools.errors import ConfigurationError
-
-T = TypeVar("T")
 
 HELP_NAMES = ["-h", "--help"]
 HELP_HELP = "Show the usual options (-h) or all of them (--help), and exit."

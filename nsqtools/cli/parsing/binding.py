@@ -10,6 +10,7 @@ Options that come in sets: a command asks for a value, and a provider builds it 
 
 `flatten(tail)` has the parameters ``topic, nsqd, ...``, which is what typer parses, and calls
 ``tail`` with the connection that the provider made. Providers may ask for other providers' values.
+An `OptionSet` is its own provider: a command asks for ``limits: StopLimits``.
 One name is one option: of several that declare it, the first says what it is.
 
 Conversion: typer 0.29 converts every value through pydantic adapters, even the ``--help`` flag: 80
@@ -66,7 +67,12 @@ def opt(form: str, help: str, panel: str | None = None, default: Any = None, **m
 
 
 class OptionSet:
-    """A set of options: an attribute for each, declared as parameters of a command are."""
+    """A set of options: an attribute for each, declared as parameters of a command are.
+
+    ``panel`` is the heading of those that name none.
+    """
+
+    panel = ""
 
     def __init__(self, **values: Any) -> None:
         vars(self).update(values)
@@ -125,7 +131,7 @@ def flatten(function: Callable[..., Result]) -> Callable[..., Result]:
         provider = _provider(hints[name])
         if provider is None:
             own.append(name)
-            flat[name] = _declared(parameter, hints[name])
+            flat[name] = _declared(parameter, hints[name], getattr(function, "panel", ""))
         else:
             provide = flatten(provider)
             parameters = inspect.signature(provide).parameters
@@ -156,11 +162,12 @@ def _parameters(
     }
 
 
-def _declared(parameter: inspect.Parameter, hint: Any) -> inspect.Parameter:
+def _declared(parameter: inspect.Parameter, hint: Any, panel: str) -> inspect.Parameter:
     """The parameter as typer reads it; an `opt` that is its default moves into ``Annotated``."""
     default = parameter.default
     if isinstance(default, OptionInfo):
         usual = vars(default)["usual"]
+        default.rich_help_panel = default.rich_help_panel or panel or None
         if not any(name.startswith("--") for name in default.param_decls or ()):
             name = "--" + parameter.name.rstrip("_").replace("_", "-")
             default.param_decls = (name, *(default.param_decls or ()))
@@ -185,6 +192,8 @@ def _parameter_hints(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _provider(annotation: Any) -> Callable[..., Any] | None:
+    if isinstance(annotation, type) and issubclass(annotation, OptionSet):
+        return annotation
     if get_origin(annotation) is Annotated:
         for mark in get_args(annotation)[1:]:
             if isinstance(mark, From):

@@ -17,7 +17,7 @@ from nsqtools.cli.registry import PANELS, ROOT_EXAMPLES, ROOT_HELP, ROOT_OPTIONS
 
 TYPE_CHECKING = False  # importing typing would triple the time of nsq --version
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any, TextIO
 
     from typer.core import TyperCommand
@@ -76,19 +76,20 @@ def terminal_width(stream: TextIO) -> int:
 
 def root_page() -> HelpPage:
     """The page of ``nsq --help``."""
-    sections = {panel: _rows(commands) for panel, commands in PANELS.items() if panel}
+    sections = {panel: rows_of(commands) for panel, commands in PANELS.items() if panel}
     usage = "nsq COMMAND [OPTIONS]"
     return HelpPage(usage, ROOT_HELP, {**sections, "Options": ROOT_OPTIONS}, ROOT_EXAMPLES)
 
 
 def group_page(path: str, group: Group) -> HelpPage:
     """The page of a group of commands, made from the registry: no command is imported."""
-    sections = {"Commands": _rows(group.commands)}
+    sections = {"Commands": rows_of(group.commands)}
     return HelpPage(f"{path} COMMAND [OPTIONS]", group.help, sections, group.examples)
 
 
-def _rows(commands: Mapping[str, Command | Group]) -> list[Row]:
-    return [(n, c.help) for n, c in commands.items() if isinstance(c, Group) or not c.hidden]
+def rows_of(commands: Mapping[str, Command | Group]) -> list[Row]:
+    """Each with its help, but for those that are hidden."""
+    return [(name, each.help) for name, each in commands.items() if not each.hidden]
 
 
 def rendered_for_stdout(page: HelpPage) -> str:
@@ -102,11 +103,7 @@ def rendered_for_stdout(page: HelpPage) -> str:
 
 def render(page: HelpPage, *, colour: bool, width: int) -> str:
     """Lay a page out in at most ``width`` columns, and at most 100; it ends with a newline."""
-    width = min(width, WIDEST)
-
-    def paint(style: str, text: str) -> str:
-        return f"{style}{text}{RESET}" if colour else text
-
+    width, paint = min(width, WIDEST), _painting(colour)
     labels = [label for rows in page.sections.values() for label, _ in rows]
     label_width = min(max(map(len, labels), default=0), WIDEST_LABEL)
     lines = [f"{paint(BOLD, 'Usage:')} {page.usage}", "", *_paragraphs(page.description, width)]
@@ -118,6 +115,10 @@ def render(page: HelpPage, *, colour: bool, width: int) -> str:
         lines += ["", paint(BOLD, "Examples:")]
         lines += _examples(page, width)
     return "\n".join(lines) + "\n"
+
+
+def _painting(colour: bool) -> Callable[[str, str], str]:
+    return lambda style, text: f"{style}{text}{RESET}" if colour else text
 
 
 def _row(label: str, text: str, label_width: int, width: int, painted: str) -> list[str]:
@@ -234,11 +235,7 @@ def render_brief(command: TyperCommand, ctx: Any, *, colour: bool, width: int) -
     Options come in the order of the page: as many as fit, first of all the required ones and those
     of the examples, then addresses and those that have a letter. Those in `FOLDED` are a line each.
     """
-    page, width = describe(command, ctx), min(width, BRIEF_WIDTH)
-
-    def paint(style: str, text: str) -> str:
-        return f"{style}{text}{RESET}" if colour else text
-
+    page, width, paint = describe(command, ctx), min(width, BRIEF_WIDTH), _painting(colour)
     used = {word.partition("=")[0] for example in page.examples for word in example.split()}
     ranked: list[tuple[int, int, Row]] = []
     folded: dict[str, Row] = {}

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.render.output import write_json
-from nsqtools.cli.running.runtime import ExitStatus, Runtime, package_logger, status_of_work
+from nsqtools.cli.running.runtime import LOGGER, ExitStatus, Runtime, status_of_work
 from nsqtools.protocol.text import counted, escape_line
 
 if TYPE_CHECKING:
@@ -67,14 +67,14 @@ class Progress:
     def tell(self, line: str) -> None:
         """Say something on stderr in the middle of the run."""
         self.clear()
-        self._runtime.tell(line)
+        self._runtime.tell(f"nsq: {line}")
 
     def _write(self, text: str) -> None:
         self._runtime.stderr.write(text)
         self._runtime.stderr.flush()
 
     def __enter__(self) -> Progress:
-        self._handlers = package_logger().handlers if self.enabled else []
+        self._handlers = LOGGER.handlers if self.enabled else []
         for handler in self._handlers:
             handler.addFilter(self._make_room)
         return self
@@ -125,7 +125,7 @@ class DamageReporter:
         """Report how much was read, and what of it is damaged."""
         if json:
             document: Verified = {"files": files, "messages": messages, "damaged": self.documents}
-            write_json(self._runtime, document, indent=2)
+            write_json(self._runtime, document)
         what = f"{counted(files, 'file')}, {counted(messages, 'message')}"
         self._runtime.tell(f"nsq: {what}, {len(self.files)} damaged")
 
@@ -171,7 +171,7 @@ def report_counts(
     if json:
         document: dict[str, Any] = asdict(counts) | {"repeated": repeated}
         document["destinations"] = [{"nsqd": nsqd} | asdict(own) for nsqd, own in by_nsqd.items()]
-        write_json(runtime, document, indent=2)
+        write_json(runtime, document)
     if counts.unconfirmed:
         for nsqd, own in by_nsqd.items():
             runtime.tell(f"nsq: {nsqd}: {own.summary()}")

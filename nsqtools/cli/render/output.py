@@ -80,41 +80,41 @@ def write_listing(
         rows = [[row[place] for place in places] for row in rows]
     kind = form.kind or (FormKind.table if runtime.stdout_is_tty else FormKind.tsv)
     if kind is FormKind.json:
-        write_json(runtime, [dict(zip(columns, row, strict=True)) for row in rows], indent=2)
-        return
-    if kind in (FormKind.table, FormKind.wide):
+        write_json(runtime, [dict(zip(columns, row, strict=True)) for row in rows])
+    elif kind in (FormKind.table, FormKind.wide):
         dropped = () if kind is FormKind.wide else optional
         write_table(runtime, columns, list(rows), dropped, says_what_is_left_out=headed)
-        return
-    write_text(runtime, "".join(_lines(kind, columns, rows, headed=headed)))
+    else:
+        write_text(runtime, "".join(_lines(kind, columns, rows, headed=headed)))
 
 
 def write_records(
     runtime: Runtime,
     columns: Sequence[str],
     documents: Sequence[Mapping[str, Any]],
-    form: Form,
+    form: Form = PLAIN,
     *,
     optional: Sequence[str] = (),
     headed: bool = True,
 ) -> None:
     """Write JSON documents as they are, or some of their fields as rows.
 
-    Of a list a row has the length, and as ``state`` the ``error`` or ok.
+    Of a list a row has the length, and as ``state``, where there is none, the ``error`` or ok.
     """
     if form.is_document:
-        write_json(runtime, documents, indent=2)
+        write_json(runtime, documents)
         return
     rows = [[_field(document, name) for name in columns] for document in documents]
     write_listing(runtime, columns, rows, form, headed=headed, optional=optional)
 
 
 def _field(document: Mapping[str, Any], name: str) -> Cell:
-    value = document["error"] or "ok" if name == "state" else document.get(name)
+    if name == "state" and name not in document:
+        return document["error"] or "ok"
+    value = document.get(name)
     if isinstance(value, list | tuple):
         return len(value)
-    cell: Cell = None if value == "" else value
-    return cell
+    return None if value == "" else value
 
 
 def _lines(
@@ -132,7 +132,7 @@ def _lines(
     return [csv_text([*head, *cells])]
 
 
-def write_json(runtime: Runtime, document: Any, *, indent: int | None = None) -> None:
+def write_json(runtime: Runtime, document: Any, *, indent: int | None = 2) -> None:
     """Write one document; without ``indent`` on one line, as streams have it."""
     runtime.write(json_text(document, indent).encode())
 

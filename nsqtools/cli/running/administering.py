@@ -7,25 +7,62 @@ confirmed, carried out and reported in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument
 
 from nsqtools.cli.options.connection import ClusterConnection
 from nsqtools.cli.options.params import GLOBS, DryRun
-from nsqtools.cli.parsing.binding import From, OptionSet
+from nsqtools.cli.parsing.binding import OptionSet
 from nsqtools.cli.render.outcomes import tell_left_out
-from nsqtools.cli.render.output import Cell, ListingForm, write_records
+from nsqtools.cli.render.output import Cell, ListingForm, write_listing, write_records
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, status_of
 
 if TYPE_CHECKING:
     from nsqtools.cli.render.documents import ChangeDocument
     from nsqtools.cluster.admin import AdminPlan, Step, StepResult
     from nsqtools.cluster.directory import Cluster
+    from nsqtools.cluster.inventory import Inventory
     from nsqtools.cluster.queue_rows import QueueRow
 
 ListedTopics = Annotated[list[str] | None, Argument(metavar="TOPIC", help=GLOBS)]
+
+
+class Listing(OptionSet):
+    """Of which cluster something is listed, and how."""
+
+    form: ListingForm
+    cluster: ClusterConnection
+    runtime: Session
+
+    def open(self, columns: Sequence[str]) -> Cluster:
+        """The cluster. Raises `ConfigurationError`, first of all for a wrong column."""
+        self.form.check(columns)
+        return self.cluster.open()
+
+    def write(
+        self, columns: Sequence[str], rows: Iterable[Sequence[Cell]], optional: Sequence[str]
+    ) -> None:
+        """Print rows, as `write_listing` does."""
+        write_listing(self.runtime, columns, rows, self.form, optional=optional)
+
+    def write_records(
+        self,
+        columns: Sequence[str],
+        documents: Sequence[Mapping[str, Any]],
+        optional: Sequence[str] = (),
+    ) -> None:
+        """Print documents, or some of their fields as rows."""
+        write_records(self.runtime, columns, documents, self.form, optional=optional)
+
+
+def chosen_topics(inventory: Inventory, patterns: Sequence[str] | None) -> list[str]:
+    """The topics that match, or all. Raises `NotFoundError`."""
+    from nsqtools.cluster.topics import select
+
+    known = inventory.topics
+    return select("topic", patterns, known, inventory.failures) if patterns else sorted(known)
 
 
 def cells_of(row: QueueRow, columns: Sequence[str]) -> list[Cell]:
@@ -48,7 +85,7 @@ CHANGE_TIMEOUT_S = 5.0  # nsqd deletes files before it answers
 COLUMNS = ("daemon", "address", "action", "topic", "channel", "messages", "clients")
 
 
-class AdminChange(OptionSet):
+class Changing(OptionSet):
     """Of which cluster, and how it is shown."""
 
     dry_run: DryRun = False
@@ -93,19 +130,20 @@ class AdminChange(OptionSet):
             return ExitStatus.FAILED
         outcomes = apply(cluster, plan)
         if form.kind is not None:
-            write_records(runtime, (*COLUMNS, "error"), list(map(outcome_document, outcomes)), form)
+            documents = [
+                {**document(step), "done": error is None, "error": error and str(error)}
+                for step, error in outcomes
+            ]
+            write_records(runtime, (*COLUMNS, "error"), documents, form)
         return report(outcomes, runtime, otherwise=partly)
-
-
-Changing = Annotated[AdminChange, From(AdminChange)]
 
 
 def report(
     outcomes: Iterable[StepResult], runtime: Runtime, *, otherwise: ExitStatus
 ) -> ExitStatus:
     """Tell what was done and what failed, node by node; return the exit status."""
-    done = [outcome.step for outcome in outcomes if outcome.error is None]
-    failed = [(each.step, each.error) for each in outcomes if each.error is not None]
+    done = [step for step, error in outcomes if error is None]
+    failed = [(step, error) for step, error in outcomes if error is not None]
     for step, error in failed:
         runtime.complain(error, f"{step.action.value} {step.subject} failed: {error}")
     for line in summary(done):
@@ -151,9 +189,3 @@ def document(step: Step) -> ChangeDocument:
         "clients": len(step.clients),
         "consumers": list(step.clients),
     }
-
-
-def outcome_document(outcome: StepResult) -> ChangeDocument:
-    """A step that was tried, as JSON."""
-    error = None if outcome.error is None else str(outcome.error)
-    return {**document(outcome.step), "done": error is None, "error": error}

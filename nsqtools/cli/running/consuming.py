@@ -1,6 +1,6 @@
 """What commands that consume have in common: what, how long, and how it is watched.
 
-A command declares ``consuming: Annotated[Consuming, From(Consuming)]``, or `StopLimits` alone.
+A command declares ``consuming: Consuming``, or `StopLimits` alone.
 `look_before` asks for the topic, for a SUB would create it. `saying_why_nothing_comes` tells what a
 run waits for that has got nothing yet, and `WaitingNotice` on a terminal on which nsqd.
 `watching_for_the_end` watches a queue for its end.
@@ -25,9 +25,9 @@ from nsqtools.cli.options.params import (
     Json,
     OptionalTopics,
 )
-from nsqtools.cli.parsing.binding import From, OptionSet, opt
+from nsqtools.cli.parsing.binding import OptionSet, opt
 from nsqtools.cli.render.outcomes import Progress
-from nsqtools.cli.running.runtime import EndSignals, Runtime, stopping
+from nsqtools.cli.running.runtime import EndSignals, Runtime, beside, stopping
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError
 
@@ -55,6 +55,7 @@ Create = Annotated[
 class StopLimits(OptionSet):
     """When to stop; without any limit, never."""
 
+    is_each_topic = False  # whether the count is that of each topic, as with nsq_tail
     count: Count = None
     until_empty: bool = opt("", "Stop when the channel is empty.", LIMITS)
     exit_idle: ExitIdle = None
@@ -65,7 +66,7 @@ class StopLimits(OptionSet):
         from nsqtools.tail.tail import RunLimits
 
         idle_s = EMPTY_AFTER_S if self.until_empty else self.exit_idle
-        return RunLimits(self.count, idle_s, self.for_)
+        return RunLimits(self.count, idle_s, self.for_, self.is_each_topic)
 
 
 class Consuming(OptionSet):
@@ -84,7 +85,7 @@ class Consuming(OptionSet):
         "Serve /metrics for Prometheus and /health, on loopback by default.",
         MONITORING,
     )
-    limits: Annotated[StopLimits, From(StopLimits)]
+    limits: StopLimits
     create: Create = False
     json: Json = False
 
@@ -242,8 +243,6 @@ def saying_why_nothing_comes(
     message is ``done``."""
     from nsqtools.protocol.text import format_duration
 
-    ended = threading.Event()
-
     def why() -> str:
         from nsqtools.cluster.topics import inspect_topic, state_of_queue
 
@@ -256,7 +255,7 @@ def saying_why_nothing_comes(
                 state_of_queue(inspect_topic(cluster, each), channel) for each in named
             )
 
-    def watch() -> None:
+    def watch(ended: threading.Event) -> None:
         waited_s = 0.0
         for after_s in SAID_AFTER_S:
             if ended.wait(after_s - waited_s) or done():
@@ -268,11 +267,8 @@ def saying_why_nothing_comes(
             make_room()
             runtime.tell(f"nsq: no message for {format_duration(after_s)}: {reason}")
 
-    threading.Thread(target=watch, name="waiting", daemon=True).start()
-    try:
+    with beside("waiting", watch, 0.0):  # what it asks may take its time
         yield
-    finally:
-        ended.set()
 
 
 class WaitingNotice:
@@ -332,11 +328,9 @@ def watching_for_the_end(
     from nsqtools.cluster.directory import open_cluster
     from nsqtools.errors import NsqError
 
-    stopped = threading.Event()
-
-    def watch() -> None:
+    def watch(ended: threading.Event) -> None:
         with open_cluster(connection) as cluster:
-            while not stopped.wait(LOOK_EVERY_S):
+            while not ended.wait(LOOK_EVERY_S):
                 try:
                     now = connections()
                     if all(now.values()) and is_empty(cluster, channel, now):
@@ -345,13 +339,8 @@ def watching_for_the_end(
                 except NsqError:
                     continue
 
-    thread = threading.Thread(target=watch, name="until-empty", daemon=True)
-    thread.start()
-    try:
+    with beside("until-empty", watch):
         yield
-    finally:
-        stopped.set()
-        thread.join()
 
 
 def is_empty(cluster: Cluster, channel: str, connections: Mapping[str, Collection[str]]) -> bool:

@@ -12,12 +12,12 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
-from typing import Any, Self
+from typing import Any
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import Address, parse_address
@@ -36,46 +36,41 @@ PLAIN = "text/plain; charset=utf-8"
 Answer = tuple[HTTPStatus, str, str]  # status, content type, text
 
 
-class MonitorServer:
-    """Serves while it is entered. Raises `ConfigurationError` when it cannot listen."""
+@contextmanager
+def serving(
+    listen: str,
+    metrics: Callable[[], Iterable[Metric]],
+    health: Callable[[], tuple[bool, str]],
+) -> Iterator[str]:
+    """Serve inside; the value is the address. Raises `ConfigurationError` when it cannot listen."""
 
-    def __init__(
-        self,
-        listen: str,
-        metrics: Callable[[], Iterable[Metric]],
-        health: Callable[[], tuple[bool, str]],
-    ) -> None:
-        def answer(path: str) -> Answer:
-            if path == "/metrics":
-                return HTTPStatus.OK, PROMETHEUS, encode_metrics(metrics())
-            if path == "/health":
-                is_well, text = health()
-                status = HTTPStatus.OK if is_well else HTTPStatus.SERVICE_UNAVAILABLE
-                return status, PLAIN, f"{text}\n"
-            return HTTPStatus.NOT_FOUND, PLAIN, "there are /metrics and /health\n"
+    def answer(path: str) -> Answer:
+        if path == "/metrics":
+            return HTTPStatus.OK, PROMETHEUS, encode_metrics(metrics())
+        if path == "/health":
+            is_well, text = health()
+            status = HTTPStatus.OK if is_well else HTTPStatus.SERVICE_UNAVAILABLE
+            return status, PLAIN, f"{text}\n"
+        return HTTPStatus.NOT_FOUND, PLAIN, "there are /metrics and /health\n"
 
-        address = _address(listen)
-        try:
-            self._server = _Server(address, answer)
-        except OSError as exc:
-            raise ConfigurationError(
-                f"cannot listen on {address} ({exc.strerror or exc})",
-                hint="Give --listen-http another port; 0 takes any free one.",
-            ) from exc
-        host, port = self._server.socket.getsockname()[:2]
-        self.address = str(Address(host, port))
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(POLL_S,), name="nsq-monitor", daemon=True
-        )
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+    address = _address(listen)
+    try:
+        server = _Server(address, answer)
+    except OSError as exc:
+        raise ConfigurationError(
+            f"cannot listen on {address} ({exc.strerror or exc})",
+            hint="Give --listen-http another port; 0 takes any free one.",
+        ) from exc
+    thread = threading.Thread(
+        target=server.serve_forever, args=(POLL_S,), name="nsq-monitor", daemon=True
+    )
+    thread.start()
+    try:
+        yield str(Address(*server.socket.getsockname()[:2]))
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 def _address(text: str) -> Address:

@@ -49,7 +49,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class ExitStatus(IntEnum):
-    """What a script learns from ``$?``; ``meaning`` is its line in the manual and README.md."""
+    """What a script learns from ``$?``; ``meaning`` is its line in the manual and README.md.
+
+    Those of errors have the names of the errors' categories.
+    """
 
     meaning: str
 
@@ -63,7 +66,7 @@ class ExitStatus(IntEnum):
     FAILED = 1, "failed"
     USAGE = 2, "the command line cannot work"
     NOT_FOUND = 3, "topic, channel or node not found"
-    UNREACHABLE = 4, "cannot connect, or no answer in time"
+    CONNECT = 4, "cannot connect, or no answer in time"
     REFUSED = 5, "refused: TLS, authorization or permission"
     PARTLY_DONE = 6, "partly done"
     LIMIT_NOT_REACHED = (
@@ -88,15 +91,6 @@ NOTHING_RUNS = (
     "Is an nsqd running? nsq demo shows everything without one, nsq nsqd runs one here, and "
     "NSQ_NSQD_TCP_ADDRESS or NSQ_LOOKUPD_HTTP_ADDRESS name one elsewhere."
 )
-
-STATUS_OF_CATEGORY = {
-    "failed": ExitStatus.FAILED,
-    "usage": ExitStatus.USAGE,
-    "not_found": ExitStatus.NOT_FOUND,
-    "connect": ExitStatus.UNREACHABLE,
-    "refused": ExitStatus.REFUSED,
-}
-
 
 # -- data ---------------------------------------------------------------------------------------
 
@@ -164,12 +158,39 @@ def stopping(
     main thread; the previous handlers are restored at the end.
     """
     signals = EndSignals(stop, at_once)
-    before = {number: signal.signal(number, signals.handle) for number in (*SIGNALS, *also)}
-    try:
+    with handling((*SIGNALS, *also), signals.handle):
         yield signals
+
+
+@contextmanager
+def handling(
+    numbers: Iterable[signal.Signals], handle: Callable[[int, FrameType | None], object]
+) -> Iterator[None]:
+    """Inside, ``handle`` gets these signals."""
+    before = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def beside(
+    name: str, work: Callable[[threading.Event], object], wait_s: float | None = None
+) -> Iterator[None]:
+    """Inside, ``work`` goes on in a thread, until the event that it gets is set.
+
+    At the end that thread is waited for, but for ``wait_s`` at most.
+    """
+    ended = threading.Event()
+    thread = threading.Thread(target=work, args=(ended,), name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(wait_s)
 
 
 # -- errors -------------------------------------------------------------------------------------
@@ -208,7 +229,7 @@ def report_error(
 def status_of(error: Exception | None) -> ExitStatus:
     """The exit status of ``error``; FAILED where the reason is not known."""
     if isinstance(error, NsqError):
-        return STATUS_OF_CATEGORY[error.category]
+        return ExitStatus[error.category.upper()]
     return ExitStatus.FAILED
 
 
@@ -368,23 +389,21 @@ class Runtime:
             )
 
     def agree(self, plan: Iterable[str], question: str, *, yes: bool) -> bool:
-        """Show a plan, and with ``yes`` carry it out, else ask first. Raises as `confirm`."""
-        for line in plan:
-            (self.tell if yes else self.insist)(line)
-        if yes or self.confirm(question):
-            return True
-        self.tell("nsq: nothing was changed")
-        return False
-
-    def confirm(self, question: str) -> bool:
-        """Ask on the terminal before something that cannot be undone; whatever is not yes is no.
+        """Show a plan, and with ``yes`` carry it out, else ask first; whatever is not yes is no.
 
         Raises `ConfigurationError` where no user can be asked.
         """
+        for line in plan:
+            (self.tell if yes else self.insist)(line)
+        if yes:
+            return True
         self.require_terminal()
         self.stderr.write(f"{escape_line(question)} [y/N] ")
         self.stderr.flush()
-        return self.stdin.readline().strip().lower() in ("y", "yes")
+        if self.stdin.readline().strip().lower() in ("y", "yes"):
+            return True
+        self.tell("nsq: nothing was changed")
+        return False
 
 
 def asks_for_json(arguments: Sequence[str]) -> bool:
@@ -425,6 +444,7 @@ def session(
 Session = Annotated[Runtime, From(session)]
 
 
+LOGGER = logging.getLogger("nsqtools")  # above all loggers of this package
 LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 """By the number of ``-v``."""
 
@@ -433,15 +453,9 @@ def configure_logging(level: int, stderr: TextIO, *, json: bool = False) -> None
     """Send what the ``nsqtools`` loggers say at ``level`` and above to ``stderr``."""
     handler = logging.StreamHandler(stderr)
     handler.setFormatter(JsonLines() if json else TextLines())
-    logger = package_logger()
-    logger.handlers = [handler]
-    logger.setLevel(level)
-    logger.propagate = False
-
-
-def package_logger() -> logging.Logger:
-    """The logger above all loggers of this package."""
-    return logging.getLogger("nsqtools")
+    LOGGER.handlers = [handler]
+    LOGGER.setLevel(level)
+    LOGGER.propagate = False
 
 
 class TextLines(logging.Formatter):

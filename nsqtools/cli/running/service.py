@@ -59,11 +59,11 @@ def service(
     with ExitStack() as stack:
         stack.callback(supervised.write_metrics)
         if listen_http is not None:
-            from nsqtools.cli.running.monitor_http import MonitorServer
+            from nsqtools.cli.running.monitor_http import serving
 
-            server = stack.enter_context(MonitorServer(listen_http, metrics, supervised.health))
-            supervised.address = server.address
-            log.info("serving http://%s/metrics and /health", server.address)
+            served = serving(listen_http, metrics, supervised.health)
+            supervised.address = stack.enter_context(served)
+            log.info("serving http://%s/metrics and /health", supervised.address)
         yield supervised
 
 

@@ -18,7 +18,7 @@ from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.cluster.drain import tcp_address
 from nsqtools.errors import NsqError
 
-PRINTER = message_printer(False, None, None, False, None, False)
+PRINTER = message_printer(False, None, None, False, b"\n", False)
 
 
 def show_messages(

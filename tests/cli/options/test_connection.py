@@ -136,12 +136,16 @@ def test_what_looks_at_a_cluster_has_the_options_of_the_client_and_for_messages_
 ) -> None:
     got: list[ClusterSettings] = []
 
-    def look(*, cluster: ClusterConnection, viewed: ViewedCluster) -> None:
-        got.extend((cluster, viewed))
+    def look(*, cluster: ClusterConnection) -> None:
+        got.append(cluster)
+
+    def view(*, cluster: ViewedCluster) -> None:
+        got.append(cluster)
 
     runtime = replace(Runtime.of_process(), environ={"HOME": str(tmp_path)})
-    given_command(look)
-    app.run(["given", "-P", "lab", "-X", "max_http_body=2048"], runtime)
+    for command in (look, view):
+        given_command(command)
+        app.run(["given", "-P", "lab", "-X", "max_http_body=2048"], runtime)
     opts = {"max_attempts": "4", "msg_timeout": "5m", "max_http_body": "2048"}
     assert [each.connection.options for each in got] == [opts, {"tls_v1": "true", **opts}]
 

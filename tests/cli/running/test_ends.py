@@ -18,7 +18,6 @@ from nsqtools import errors
 from nsqtools.cli.main import main
 from nsqtools.cli.running.runtime import (
     SIGNALS,
-    STATUS_OF_CATEGORY,
     ExitStatus,
     ReaderGone,
     stopping,
@@ -68,7 +67,7 @@ def test_an_error_is_one_line_and_picks_the_status(
     assert capsys.readouterr() == ("", f"nsq: error: {said}\n")
 
     kinds = [getattr(errors, name) for name in errors.__all__]
-    assert {kind.category for kind in kinds} <= set(STATUS_OF_CATEGORY)
+    assert {kind.category for kind in kinds} <= {each.name.lower() for each in ExitStatus}
 
 
 def test_an_interrupt_is_130_without_a_word_and_debug_shows_the_traceback_before_the_line(
