@@ -29,6 +29,7 @@ from typing import cast
 
 from nsqtools.protocol.codecs import StreamCodec
 from nsqtools.protocol.frames import RequestError
+from nsqtools.protocol.names import Address
 from nsqtools.protocol.requests import Incomplete, LineTooLong
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.listen import read_in_pieces
@@ -141,9 +142,8 @@ class ClientConnection(asyncio.Protocol):
         read_in_pieces(transport)
         peer = transport.get_extra_info("peername")
         if isinstance(peer, tuple):
-            host, port = peer[0].removeprefix("::ffff:"), peer[1]  # an IPv4 client of a [::] socket
-            self.remote_ip = host
-            self.remote_address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            self.remote_ip = peer[0].removeprefix("::ffff:")  # an IPv4 client of a [::] socket
+            self.remote_address = str(Address(self.remote_ip, peer[1]))
         self._connections.add(self)
         self._log.info(f"TCP: new client({self.remote_address})")
 
@@ -242,23 +242,19 @@ class ClientConnection(asyncio.Protocol):
 
     def _decode(self) -> bool:
         """Take some of what was received through the layers; return False when there is none."""
-        if self._codec is not None and self._codec.has_more:
-            self._take(self._codec.decompress(b"", _DECODED_BYTES))
-            return True
-        if not self._received:
-            return False
-        data = self._received.popleft()
-        if self.tls is not None:
-            data = self._through_tls(self.tls, data)
+        data = b""
+        if self._codec is None or not self._codec.has_more:
+            if not self._received:
+                return False
+            data = self._received.popleft()
+            if self.tls is not None:
+                data = self._through_tls(self.tls, data)
         if self._codec is not None and not self._is_over:
             data = self._codec.decompress(data, _DECODED_BYTES)
-        self._take(data)
-        return True
-
-    def _take(self, data: bytes) -> None:
         if data:
             self._chunks.append(data)
             self._length += len(data)
+        return True
 
     def _run(self, until_s: float) -> None:
         """Run the commands that are there, until the turn is over."""

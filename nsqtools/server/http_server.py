@@ -29,6 +29,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Ite
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from email.utils import formatdate
+from functools import lru_cache
 from html import escape
 from http import HTTPStatus
 from ssl import SSLContext
@@ -229,10 +230,9 @@ class HTTPApi:
         for candidate in (path.removesuffix("/"), path + "/", clean, clean + "/"):
             if candidate and self._match(method, candidate):
                 return candidate
-        for known_method, route in self._handlers:
-            if known_method == method and route.lower() in (clean.lower(), clean.lower() + "/"):
-                return route
-        return None
+        spellings = (clean.lower(), clean.lower() + "/")
+        routes = (route for known, route in self._handlers if known == method)
+        return next((route for route in routes if route.lower() in spellings), None)
 
     def answer(self, call: Call) -> Reply | Awaitable[Reply]:
         """Answer a call, at once if it needs neither the disk nor steps."""
@@ -388,8 +388,6 @@ class HTTPServer:
         self.idle = IdleConnections(limits.most_idle, limits.most_idle_of_one)
         self._listener = listener
         self._tls_context = tls_context
-        self._date = b""
-        self._date_of = 0
 
     async def start(self) -> None:
         """Serve from now on."""
@@ -412,12 +410,10 @@ class HTTPServer:
             await asyncio.sleep(1.0)
             self.idle.close_late(loop.time())
 
-    def date(self) -> bytes:
-        """Return the time as answers have it."""
-        now_s = int(time.time())
-        if now_s != self._date_of:
-            self._date_of, self._date = now_s, formatdate(now_s, usegmt=True).encode()
-        return self._date
+
+@lru_cache(1)
+def _date(now_s: int) -> bytes:
+    return formatdate(now_s, usegmt=True).encode()
 
 
 class _Connection(asyncio.Protocol):
@@ -694,7 +690,7 @@ class _Connection(asyncio.Protocol):
             status,
             _REASONS[status],
             fields,
-            self._server.date(),
+            _date(int(time.time())),
             framing,
             connection,
         )

@@ -24,6 +24,7 @@ from ipaddress import ip_address
 from ssl import SSLContext
 
 from nsqtools.errors import ConfigurationError
+from nsqtools.protocol.names import Address
 
 _BACKLOG = 1024
 _ACCEPTED_AT_ONCE = 8
@@ -93,8 +94,7 @@ def real_address(listener: socket.socket | None) -> str:
     name = listener.getsockname() if listener is not None else ""
     if isinstance(name, str):
         return name
-    host, port = name[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return str(Address(*name[:2]))
 
 
 def real_port(listener: socket.socket | None) -> int:

@@ -12,7 +12,7 @@ import socket
 from contextlib import ExitStack
 from pathlib import Path
 
-from nsqtools.files.opening import exposure_of_secret
+from nsqtools.files.opening import closing_fd, exposure_of_secret
 from nsqtools.protocol.frames import ERROR, encode_frame
 from nsqtools.protocol.requests import PeerInfo
 from nsqtools.server.auth import AuthServers
@@ -172,8 +172,7 @@ class NsqdDaemon:
         """Close all connections, write everything to disk and release the data path."""
         self._log.info("NSQ: stopping subsystems")
         await self._disconnect()
-        await self.nsqd.settle()
-        self.nsqd.close()
+        await self.nsqd.close()
         self._undo.close()
         self._log.info("NSQ: bye")
 
@@ -202,11 +201,9 @@ def recover(options: NsqdOptions, log: DaemonLog) -> None:
     Raises `ConfigurationError`, ``OSError``.
     """
     data_path = Path(options.data_path)
-    lock = lock_data_path(data_path)
-    try:
+    with closing_fd(lock_data_path(data_path)):
+        files = DurablePath(data_path, log)
         if options.durable:
-            DurablePath(data_path, log).adopt()
+            files.adopt()
         else:
-            DurablePath(data_path, log).export(options.max_bytes_per_file)
-    finally:
-        os.close(lock)
+            files.export(options.max_bytes_per_file)

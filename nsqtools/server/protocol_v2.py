@@ -135,7 +135,6 @@ class PublishCommands:
         topic, position = self._publish_one("PUB", topic_name("PUB", request.words[1]), request)
         if self._authorization.servers is None and len(request.words) == 2:
             self._quick = b"PUB %b\n" % request.words[1], topic
-        self.wait_for_room(position)
         return position
 
     def _publish_one(
@@ -145,6 +144,7 @@ class PublishCommands:
         self._authorization.check(command, name, "", request.start)
         topic = self._topic(command, name, request.start)
         self._put(command, topic, topic.new_messages([body]), delay_s)
+        self.wait_for_room(position)
         return topic, position
 
     def deferred_publish(self, request: Request) -> int:
@@ -157,9 +157,7 @@ class PublishCommands:
             limit_ms = round(self._options.max_req_timeout * 1000)
             text = f"DPUB timeout {delay_ms} out of range 0-{limit_ms}"
             raise RequestError("E_INVALID", text)
-        _, position = self._publish_one("DPUB", name, request, delay_s)
-        self.wait_for_room(position)
-        return position
+        return self._publish_one("DPUB", name, request, delay_s)[1]
 
     def multi_publish(self, request: Request) -> int:
         """Run MPUB."""

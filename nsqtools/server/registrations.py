@@ -82,13 +82,13 @@ class Registrations:
 
     def register(self, peer: RegisteredNsqd, topic: str, channel: str) -> list[Registration]:
         """A peer has a topic, and a channel of it unless that is ``""``."""
-        changed = []
+        entries = [(Registration("topic", topic), self._topics.setdefault(topic, {}))]
         if channel:
             producers = self._channels.setdefault(topic, {}).setdefault(channel, {})
-            if _add(producers, peer):
-                changed.append(Registration("channel", topic, channel))
-        if _add(self._topics.setdefault(topic, {}), peer):
-            changed.append(Registration("topic", topic))
+            entries.insert(0, (Registration("channel", topic, channel), producers))
+        changed = [entry for entry, producers in entries if peer not in producers]
+        for _, producers in entries:
+            producers.setdefault(peer, None)  # one that is there keeps its tombstone
         return changed
 
     def unregister(self, peer: RegisteredNsqd, topic: str, channel: str) -> list[Registration]:
@@ -203,13 +203,6 @@ def _matching(entries: Mapping[str, T], topic: str) -> list[T]:
     if topic == ALL:
         return list(entries.values())
     return [entries[topic]] if topic in entries else []
-
-
-def _add(producers: Producers, peer: RegisteredNsqd) -> bool:
-    """Add a producer; one that is there keeps its tombstone. Return whether it is new."""
-    is_new = peer not in producers
-    producers.setdefault(peer, None)
-    return is_new
 
 
 def _remove(producers: Producers, peer: RegisteredNsqd) -> bool:

@@ -256,7 +256,7 @@ def _channel_stats(channel: Channel, consumers: Consumers | None) -> ChannelStat
     )
 
 
-def client_stats(client: ProtocolV2, topic_filter: str = "") -> ClientStats:
+def client_stats(client: ProtocolV2, topic_filter: str) -> ClientStats:
     """Describe one connection; a topic filter leaves only that topic in ``pub_counts``."""
     terms, subscription, auth = client.terms, client.subscription, client.authorization.state
     tls = client.connection.tls

@@ -341,15 +341,11 @@ class NsqdQueues:
         disk.start_sync(lambda _: done.set())
         await done.wait()
 
-    async def settle(self) -> None:
-        """Wait for what is being written to the database of ``--durable``."""
+    async def close(self) -> None:
+        """Write nsqd.dat and every message that is not finished to disk."""
         if self.durable is not None:
             with suppress(OSError):  # the publishers were told
                 await self.durable.flush()
-
-    def close(self) -> None:
-        """Write nsqd.dat and every message that is not finished to disk."""
-        if self.durable is not None:
             self.durable.close()
         self.abandon()
         if self.durable is None:

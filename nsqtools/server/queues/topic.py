@@ -118,7 +118,8 @@ class Topic:
             self._copy(messages, blocks)
         else:
             self.backlog.put(messages, blocks=blocks)
-            self._drop_surplus()
+            if self.is_ephemeral:
+                self.backlog.overflow()
         self._count(messages)
 
     def put_durably(self, messages: list[bytes], delay_s: float, done: Done) -> None:
@@ -136,7 +137,7 @@ class Topic:
         flows = self._flows and not self.backlog.has_messages
         if not flows and self.is_ephemeral:
             self.backlog.put(messages)
-            self._drop_surplus()
+            self.backlog.overflow()
             self._count(messages)
             done(None)
             return
@@ -163,10 +164,6 @@ class Topic:
     def _count(self, messages: list[bytes]) -> None:
         self.message_count += len(messages)
         self.message_bytes += sum(map(len, messages)) - len(messages) * BODY_AT
-
-    def _drop_surplus(self) -> None:
-        if self.backlog.is_over and self.is_ephemeral:
-            self.backlog.overflow()
 
     def _copy(self, messages: list[bytes], blocks: Sequence[Block] = ()) -> None:
         done: list[tuple[Channel, Undo]] = []
