@@ -20,8 +20,8 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -273,18 +273,15 @@ class Bench:
                 log.log(level, "topic %s may not have been deleted: %s", self.topic, error)
 
 
-def open_cluster(plan: BenchPlan) -> Cluster:
+@contextmanager
+def open_cluster(plan: BenchPlan) -> Iterator[Cluster]:
     """nsqd's HTTP API. Raises when a topic or channel could not be deleted afterwards."""
     from nsqtools.client.connection import http_access
     from nsqtools.cluster.directory import Cluster, ClusterAddresses
 
     addresses, options = plan.nsqd_tcp_addresses, plan.consumer_options
-    cluster = Cluster(
-        ClusterAddresses(plan.nsqd_http_addresses, (), addresses),
-        http_access(options, plan.nsqd_http_addresses),
-    )
-    with ExitStack() as stack:
-        stack.enter_context(cluster)
+    access = http_access(options, plan.nsqd_http_addresses)
+    with Cluster(ClusterAddresses(plan.nsqd_http_addresses, (), addresses), access) as cluster:
         nsqds, failures = cluster.nsqds()
         if failures or len(nsqds) < len(addresses):
             require_one(addresses, options.dial_timeout_s)
@@ -295,8 +292,7 @@ def open_cluster(plan: BenchPlan) -> Cluster:
             )
             refusal.category = failures[0].error.category if failures else refusal.category
             raise refusal
-        stack.pop_all()
-    return cluster
+        yield cluster
 
 
 def delete_own(cluster: Cluster, topic: str, channel: str) -> None:

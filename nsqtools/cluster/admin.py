@@ -265,14 +265,12 @@ def _create(
                 yield Step(DaemonKind.NSQD, address, Action.CREATE, topic, channel)
 
 
-def at_lookupds(
-    addresses: Iterable[str], action: Action, topic: str, channel: str = ""
-) -> list[Step]:
+def at_lookupds(addresses: Iterable[str], action: Action, topic: str, channel: str) -> list[Step]:
     """The step at each of some nsqlookupd."""
     return [Step(DaemonKind.NSQLOOKUPD, at, action, topic, channel) for at in addresses]
 
 
-def steps_of(inventory: Inventory, action: Action, topic: str, channel: str = "") -> Iterator[Step]:
+def steps_of(inventory: Inventory, action: Action, topic: str, channel: str) -> Iterator[Step]:
     """The steps that change a topic, or a channel of it, wherever it is."""
     if action is Action.DELETE:
         knowing = inventory.lookupds_that_know(topic, channel)

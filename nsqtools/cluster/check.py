@@ -36,7 +36,7 @@ from nsqtools.cluster.problems import (
 from nsqtools.cluster.sampling import Sample, SampleFilter, Sampler
 from nsqtools.cluster.topology import Topology, plan_topology
 from nsqtools.errors import ConnectionFailed, NsqError
-from nsqtools.http.http_api import HTTPAPI
+from nsqtools.http.http_api import HTTPAPI, NsqdHTTPClient
 from nsqtools.protocol.names import parse_address
 
 PAUSED_LONG_S = 3600.0
@@ -250,8 +250,6 @@ def _not_judged(
 
 def bundle_documents(cluster: Cluster, verdict: Verdict) -> Iterator[tuple[str, Any]]:
     """Yield (name, document): what every daemon says of itself, without secrets."""
-    from nsqtools.http.http_api import NsqdHTTPClient
-
     questions = {
         "info": NsqdHTTPClient.info,
         "stats": lambda client: client.stats(clients=True, memory=True),

@@ -330,6 +330,15 @@ class Cluster:
             return self._clients[url]
 
 
+def entries_of(known: Mapping[str, Iterable[KnownNode]]) -> dict[str, dict[str, KnownNode]]:
+    """What each nsqlookupd knows of an nsqd, by the HTTP address that this one announces."""
+    entries: dict[str, dict[str, KnownNode]] = {}
+    for lookupd, nodes in known.items():
+        for entry in nodes:
+            entries.setdefault(str(entry.node.http), {})[lookupd] = entry
+    return entries
+
+
 def _reason(error: Exception) -> str:
     """What is in parentheses at the end of a message, or the message."""
     _, opening, reason = str(error).rpartition(" (")

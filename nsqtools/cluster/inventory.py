@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from nsqtools.cluster.directory import Answers, Cluster, DaemonFailure, Nsqds
+from nsqtools.cluster.directory import Answers, Cluster, DaemonFailure, Nsqds, entries_of
 from nsqtools.cluster.topics import all_of, missing
 from nsqtools.errors import ConfigurationError
 from nsqtools.http.http_api import HTTPAPI, NsqdHTTPClient, NsqlookupdHTTPClient
@@ -186,14 +186,10 @@ def list_nodes(
     if not known and not answers:
         raise failed[0].error
     errors = {failure.address: str(failure.error) for failure in failed}
+    registered = entries_of(known)
     nodes = []
     for address in sorted(nsqds):
-        entries = {
-            lookupd: entry
-            for lookupd, each in known.items()
-            for entry in each
-            if str(entry.node.http) == cluster.names.get(address)
-        }
+        entries = registered.get(cluster.names.get(address, ""), {})
         info = answers.get(address, {})
         tcp = f"{info.get('broadcast_address')}:{info['tcp_port']}" if info else ""
         hostname, version = (str(info.get(name, "")) for name in ("hostname", "version"))

@@ -14,7 +14,7 @@ second are not stuck.
 from __future__ import annotations
 
 import enum
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -206,8 +206,9 @@ def problems_of(
     before = {row.key: row for row in window.totals}
     found = [*_of_daemons(sample), *_of_topology(sample.rows)]
     with_channels = {row.topic for row in sample.totals if row.channel}
-    there = Counter((row.topic, row.channel) for row in sample.rows)
-    paused_there = Counter((row.topic, row.channel) for row in sample.rows if row.paused)
+    paused: defaultdict[tuple[str, str], list[bool]] = defaultdict(list)  # on each nsqd
+    for row in sample.rows:
+        paused[row.topic, row.channel].append(row.paused)
     for row in sample.totals:
         then = before.get(row.key)
         lately = then and rates_between(then, row, window.ago_s)
@@ -215,9 +216,9 @@ def problems_of(
             found += _of_window(then, row, lately, window.ago_s, bounds)
         found += _of_queue(row, lately or row.rates, row.topic in with_channels, bounds)
         if row.paused:
-            queue, text = (row.topic, row.channel), f"{row.depth:,} messages wait"
-            if paused_there[queue] < there[queue]:
-                text = f"on {paused_there[queue]} of {there[queue]} nsqd; {text}"
+            states, text = paused[row.topic, row.channel], f"{row.depth:,} messages wait"
+            if not all(states):
+                text = f"on {sum(states)} of {len(states)} nsqd; {text}"
             found.append(of_row(Kind.PAUSED, text, row))
     return in_order(found)
 

@@ -42,6 +42,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from typing import NamedTuple
 
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.cluster.directory import Cluster, DaemonFailure, open_cluster
@@ -390,8 +391,7 @@ ASK_AGAIN_S = 1.0
 ASK_SELDOM_S = 5.0  # while the nsqd that may have them do not answer
 
 
-@dataclass(frozen=True, slots=True)
-class KnownTopics:
+class KnownTopics(NamedTuple):
     """The topics that were named; ``is_complete`` when every daemon answered.
 
     ``nsqd`` are the addresses of those that have a topic, as nsqlookupd names them. ``spread`` are

@@ -28,8 +28,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from nsqtools.client.connecting import RetryDelays
 from nsqtools.client.message import most_attempts
@@ -56,8 +55,7 @@ Write = Callable[[int, bytes], None]
 """Writes whole lines to stream 1 or 2. Raises `OutputError`."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExecSettings:
+class ExecSettings(NamedTuple):
     """What is run. ``program`` is the path, ``words`` the command as it was given, with ``{}`` for
     the body where ``takes_argument``. ``timeout_s`` 0 is without limit; ``fatal`` are the statuses
     after which a message is not tried again."""
@@ -392,7 +390,7 @@ class _Run(_Worker):
             self.sink.report(self.work.popleft(), self.cannot_start(exc.errno))
 
     def settle(self, status: int, error: int) -> None:
-        program = self.settings.words[0]
+        said = f"{self.settings.words[0]} {_ended(status)}"
         if self.sink.is_stopping and (status or error):
             return
         if self.error:
@@ -404,11 +402,11 @@ class _Run(_Worker):
         elif status == 0:
             outcome = DELIVERED
         elif status == TEMPORARY_FAILURE:
-            outcome = Outcome(Fate.BUSY, f"{program} {_ended(status)}")
+            outcome = Outcome(Fate.BUSY, said)
         elif status in self.settings.fatal:
-            outcome = Outcome(Fate.REFUSED, f"{program} {_ended(status)}", may_split=True)
+            outcome = Outcome(Fate.REFUSED, said, may_split=True)
         else:
-            outcome = Outcome(Fate.FAILED, f"{program} {_ended(status)}", may_split=status > 0)
+            outcome = Outcome(Fate.FAILED, said, may_split=status > 0)
         self._answer(self.work.popleft(), outcome)
 
     def _answer(self, work: _Work, outcome: Outcome) -> None:

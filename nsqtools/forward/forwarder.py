@@ -13,8 +13,9 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from nsqtools.client.backlog import Backlog
 from nsqtools.client.connection_settings import ConnectionSettings
@@ -44,8 +45,7 @@ TICK_S = 0.2  # a fifth of the shortest msg_timeout
 RETRY_S = 5.0  # how often it is asked whether a topic is there again
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardSettings:
+class ForwardSettings(NamedTuple):
     """Which topics, from where, and what happens on the way.
 
     ``pattern`` is searched for in the names of topics, but for those to ``leave_out``;
@@ -88,13 +88,12 @@ class TopicSources:
         self.backlog = Backlog()
         self._settings = settings
         self._consumers: dict[str, Consumer] = {}
-        self._discovery: TopicDiscovery | None = None
-        if settings.pattern is not None:
-            self._discovery = TopicDiscovery(settings.pattern, settings.connection)
-        self._deletions = Deletions(settings.connection)
+        pattern, connection = settings.pattern, settings.connection
+        self._discovery = None if pattern is None else TopicDiscovery(pattern, connection)
+        self._deletions = Deletions(connection)
         self._absent: set[str] = set()  # topics given that are deleted now
         self._refused: set[str] = set()  # topics found that must not be forwarded
-        self.unlisted = UnlistedTopics(settings.connection)
+        self.unlisted = UnlistedTopics(connection)
         self._troubles = Troubles()
         self._refresh_at = self._retry_at = 0.0
         self._is_paused = False
@@ -222,18 +221,17 @@ class Forwarder:
         settings: ForwardSettings,
         sink: Sink,
         *,
-        dead_letters: DeadLetterBox | None = None,
-        limits: RunLimits | None = None,
+        dead_letters: DeadLetterBox | None,
+        limits: RunLimits,
         on_tick: Callable[[], None] = lambda: None,
     ) -> None:
-        limits = limits or RunLimits()
         options = settings.options
         if limits.count is not None:
             # what is in flight beyond the count would only have its attempts raised
             options = replace(options, max_in_flight=min(options.max_in_flight, limits.count))
         self.counters = Counters()
         self._settings = settings
-        self._sources = TopicSources(replace(settings, options=options))
+        self._sources = TopicSources(settings._replace(options=options))
         self.courier = Courier(
             sink,
             self.counters,

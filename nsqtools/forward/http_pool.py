@@ -92,9 +92,9 @@ class _Transfer:
 
     def __init__(self, pool: HttpPool) -> None:
         self.curl = curl = pycurl.Curl()
-        self.done: Done | None = None
+        self._done: Done
         self._pool = pool
-        self._request: HttpRequest | None = None
+        self._request: HttpRequest
         self._url = ""
         self._head: list[bytes] = []
         self._sent = 0
@@ -117,7 +117,7 @@ class _Transfer:
 
     def begin(self, request: HttpRequest, done: Done) -> None:
         curl = self.curl
-        self._request, self.done = request, done
+        self._request, self._done = request, done
         self._head.clear()
         self._sent = 0
         self._is_refused = False
@@ -136,8 +136,6 @@ class _Transfer:
 
     def end(self, code: int, message: str) -> None:
         """Tell what became of the request."""
-        done, self.done = self.done, None
-        assert done is not None
         status = self.curl.getinfo(pycurl.RESPONSE_CODE)
         if not code or (status >= 200 and self._head and self._head[-1] == b"\r\n"):
             if status < 300:
@@ -146,10 +144,9 @@ class _Transfer:
                 result = Answer(status, self._field(b"retry-after"), self._field(b"location"))
         else:
             result = self._broken(code, message)
-        done(result, self._sent > 1)
+        self._done(result, self._sent > 1)
 
     def _broken(self, code: int, message: str) -> Answer:
-        assert self._request is not None
         name = self._request.name
         if self._sent and not self._is_refused:
             if code == pycurl.E_OPERATION_TIMEDOUT:
@@ -182,7 +179,6 @@ class _Transfer:
         return int(pycurl.PREREQFUNC_OK)
 
     def _is_allowed(self, host: str) -> bool:
-        assert self._request is not None
         if self._request.allows_private or ipaddress.ip_address(host).is_global:
             return True
         self._is_refused = True

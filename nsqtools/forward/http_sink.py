@@ -18,8 +18,9 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from http.client import responses
+from typing import NamedTuple
 from urllib.parse import urljoin
 from zlib import crc32
 
@@ -97,15 +98,14 @@ def retry_after_s(text: str, now_s: float) -> float | None:
     return min(max(0.0, moment_s - now_s), 3600.0)
 
 
-@dataclass(frozen=True, slots=True)
-class HttpSettings:
+class HttpSettings(NamedTuple):
     """How to deliver. ``key`` is what ``hash`` goes by; ``batch_count`` and ``batch_bytes`` limit a
     batch, ``linger_s`` is how long a message waits for others."""
 
     mode: EndpointMode = EndpointMode.ROUND_ROBIN
     key: Callable[..., bytes] | None = None
     concurrency: int = 100
-    policy: Mapping[int, StatusAction] = field(default_factory=parse_policy)
+    policy: Mapping[int, StatusAction] = parse_policy()
     redirects: Redirects = Redirects.REFUSE
     batch_count: int = 1
     batch_bytes: int = 1 << 20
@@ -128,39 +128,36 @@ class _PartialDeliveries:
         if not self._holders:
             return frozenset()
         return frozenset.intersection(
-            *(self._holders.get(key, frozenset()) for parcel in parcels for key in _keys(parcel))
+            *(self._holders.get(key, frozenset()) for key in _keys(parcels))
         )
 
     def note(self, parcels: Sequence[Parcel], endpoint: Hashable) -> None:
         """An endpoint has the messages."""
-        for parcel in parcels:
-            for key in _keys(parcel):
-                self._holders[key] = self._holders.get(key, frozenset()) | {endpoint}
+        for key in _keys(parcels):
+            self._holders[key] = self._holders.get(key, frozenset()) | {endpoint}
         while len(self._holders) > MAX_KNOWN:
             self._holders.popitem(last=False)
 
     def forget(self, parcels: Sequence[Parcel]) -> None:
         """The messages are settled at every endpoint."""
         if self._holders:
-            for parcel in parcels:
-                for key in _keys(parcel):
-                    self._holders.pop(key, None)
+            for key in _keys(parcels):
+                self._holders.pop(key, None)
 
     def alike(self, parcel: Parcel) -> list[Parcel]:
         """Return a parcel in parts, each of messages that the same endpoints have."""
         if not self._holders:
             return [parcel]
         places: dict[frozenset[Hashable], list[int]] = {}
-        for at, key in enumerate(_keys(parcel)):
+        for at, key in enumerate(_keys((parcel,))):
             places.setdefault(self._holders.get(key, frozenset()), []).append(at)
-        return (
-            [parcel.chosen(chosen) for chosen in places.values()] if len(places) > 1 else [parcel]
-        )
+        return [parcel.chosen(chosen) for chosen in places.values()]
 
 
-def _keys(parcel: Parcel) -> Iterator[_Key]:
-    messages = parcel.messages
-    return ((messages.topic, messages.nsqd, message.id) for message in messages)
+def _keys(parcels: Sequence[Parcel]) -> Iterator[_Key]:
+    for messages in (parcel.messages for parcel in parcels):
+        for message in messages:
+            yield messages.topic, messages.nsqd, message.id
 
 
 @dataclass(slots=True, eq=False)
@@ -434,7 +431,7 @@ class HttpSink:
         arrived: list[Parcel] = []
         for exchange, outcome in ended:
             if exchange.repeated:
-                outcome = replace(outcome, repeated=exchange.repeated)
+                outcome = outcome._replace(repeated=exchange.repeated)
             if outcome is DELIVERED:
                 arrived += exchange.parcels
             else:

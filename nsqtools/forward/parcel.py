@@ -13,7 +13,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from nsqtools.client.connecting import RetryDelays
 from nsqtools.client.message import Batch
@@ -43,8 +43,7 @@ class Fate(enum.Enum):
     """It refused them, and the user said that this is fine."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """``error`` says why; ``retry_after_s`` is when the destination wants to see it again;
     ``may_split`` that a part of the messages may be to blame for the others; ``repeated`` how often
     they were sent again although the destination may have had them."""

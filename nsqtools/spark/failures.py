@@ -130,13 +130,12 @@ def _from_analysis(text: str, log: str) -> NsqError:
     """SQL that Spark does not understand, or data that is not there."""
     if TRACEBACK in text:  # a data source that failed while it was planned
         return NsqError(f"Spark failed: {real_reason(text)}", hint=log)
-    condition = CONDITION.match(text)
-    message = first_line(text)
-    if condition is not None and condition[1] in NOT_FOUND:
+    found, message = CONDITION.match(text), first_line(text)
+    condition = found[1] if found else ""
+    if condition in NOT_FOUND:
         return errors.NotFoundError(message)
-    if condition is not None and condition[1] == SAVE_MODE:
-        return ConfigurationError(message, hint='Write with .mode("append").')
-    return ConfigurationError(message)
+    hint = 'Write with .mode("append").' if condition == SAVE_MODE else ""
+    return ConfigurationError(message, hint=hint)
 
 
 def real_reason(text: str) -> str:

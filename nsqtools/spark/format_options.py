@@ -177,7 +177,13 @@ class Options:
 
 
 SLOTS = "NSQ_SPARK_SLOTS"
-"""The variable in which a session of ours says how many tasks run at a time."""
+
+
+def slots_of(environ: Mapping[str, str]) -> int:
+    """Return how many tasks run at a time, as a session of ours says; 0 when none has."""
+    text = environ.get(SLOTS, "")
+    return int(text) if text.isdecimal() else 0
+
 
 ENVIRONMENT, GIVEN = 0, 1  # origins of statements, the stronger last
 

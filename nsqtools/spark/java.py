@@ -13,7 +13,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
 from datetime import date
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nsqtools.errors import NsqError
+from nsqtools.files.durable import replace_file
 
 OLDEST = 17
 TRY_TIMEOUT_S = 60.0
@@ -142,9 +142,5 @@ def write_shim(program: Path, home: Path) -> Path:
     directory = home / "bin"
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     text = SHIM.format(argument=VECTOR_MODULE, java=shlex.quote(str(program)))
-    number, draft = tempfile.mkstemp(dir=directory)
-    with open(number, "w") as file:
-        file.write(text)
-    os.chmod(draft, 0o700)
-    os.replace(draft, directory / "java")
+    replace_file(directory / "java", text.encode(), 0o700, is_durable=False)
     return home

@@ -163,6 +163,10 @@ class Fill(NamedTuple):
     rows: int
     bytes: int
 
+    def less(self, other: Fill) -> Fill:
+        """Return the difference."""
+        return Fill(self.rows - other.rows, self.bytes - other.bytes)
+
     def exceeds(self, settings: SpoolSettings, share: float = 1.0) -> bool:
         """Tell whether it is more than a share of what is allowed."""
         too_many = settings.max_rows is not None and self.rows > settings.max_rows * share
@@ -190,8 +194,8 @@ class Spool:
         self._thread: threading.Thread | None = None
         self._begun = threading.Event()
         self._failure: BaseException | None = None
-        self._unread = Fill(0, 0)
-        self._written_before = Fill(0, 0)
+        self._read_before = Fill(0, 0)
+        """What the archiver wrote that is not unread any more, less what was unread before it."""
         self._is_paused = False
 
     @property
@@ -201,8 +205,6 @@ class Spool:
 
     def open(self) -> None:
         """Make the directory and hold it. Raises `OutputError` when another process has it."""
-        if self._lock is not None:
-            return
         with failing("use", ""):
             self.directory.mkdir(parents=True, exist_ok=True)
             self._lock = self._wait_for_lock()
@@ -259,14 +261,13 @@ class Spool:
         return not self._fill().exceeds(self._settings)
 
     def _begin(self, limits: RunLimits, on_tick: Callable[[], None]) -> None:
-        self.open()
-
         def tick() -> None:
             self._begun.set()
             on_tick()
 
         connection, settings = self._connection, self._settings
         options, pattern = connection.client_options(**THROUGHPUT), settings.pattern
+        unread = self._fill()
         self._archiver = Archiver(
             settings.topics,
             ArchiveSource(settings.channel, connection, options),
@@ -277,7 +278,7 @@ class Spool:
             on_tick=tick,
         )
         self._begun.clear()
-        self._note_written()
+        self.note_unread(unread)
         self._thread = threading.Thread(target=self._archive, name="nsq-spool", daemon=True)
         self._thread.start()
 
@@ -315,32 +316,23 @@ class Spool:
 
     def note_unread(self, unread: Fill) -> None:
         """Note what is unread now; what was written a moment ago may be missing in it."""
-        self._note_written()
-        self._unread = unread
+        self._read_before = self._written().less(unread)
 
-    def _note_written(self) -> None:
+    def _written(self) -> Fill:
         totals = self._archiver.totals if self._archiver else None
-        self._written_before = Fill(totals.messages, totals.bytes) if totals else Fill(0, 0)
+        return Fill(totals.messages, totals.bytes) if totals else Fill(0, 0)
 
     def _fill(self) -> Fill:
-        assert self._archiver is not None
-        totals, before = self._archiver.totals, self._written_before
-        return Fill(
-            self._unread.rows + totals.messages - before.rows,
-            self._unread.bytes + totals.bytes - before.bytes,
-        )
+        return self._written().less(self._read_before)
 
     def _regulate(self) -> None:
         assert self._archiver is not None
-        fill = self._fill()
-        if not self._is_paused and fill.exceeds(self._settings):
-            log.warning("the spool %s is full; no messages are taken", self.directory)
-            self._is_paused = True
-            self._archiver.set_paused(True)
-        elif self._is_paused and not fill.exceeds(self._settings, share=0.5):
-            log.warning("the spool %s has room again", self.directory)
-            self._is_paused = False
-            self._archiver.set_paused(False)
+        is_full = self._fill().exceeds(self._settings, share=0.5 if self._is_paused else 1.0)
+        if is_full != self._is_paused:
+            said = "is full; no messages are taken" if is_full else "has room again"
+            log.warning("the spool %s %s", self.directory, said)
+            self._is_paused = is_full
+            self._archiver.set_paused(is_full)
 
 
 # -- the stream ----------------------------------------------------------------------------------
@@ -353,8 +345,7 @@ class TopicStream:
     """Answers what a stream's reader is asked. Methods raise `NsqError`."""
 
     def __init__(self, settings: TopicSettings) -> None:
-        self._settings, self._connection = settings.spool, settings.connection
-        self._read, self._stream = settings.read, settings.stream
+        self._settings = settings
         self._spool: Spool | None = None
         self._archive: ArchiveStream | None = None
         self._is_bounded = False
@@ -362,7 +353,7 @@ class TopicStream:
 
     def initial(self) -> Document:
         """Return where a new query starts. The same each time it is asked."""
-        return _document(self._settings.run, Offset(is_start=True))
+        return _document(self._settings.spool.run, Offset(is_start=True))
 
     def freeze(self) -> None:
         """End once what is in the topics now has been read: ``availableNow``."""
@@ -410,7 +401,7 @@ class TopicStream:
         spool = self._spool
         if spool is None or spool.run != run or not spool.has_begun:
             return  # what the archiver must recognize is not known yet: the next commit removes it
-        files = Listing(lambda: [spool.directory], None).files(lambda damage: None)
+        files = Listing(ReadSettings((str(spool.directory),))).files(lambda damage: None)
         with failing("remove", ""):
             for key, file in files.items():
                 if isinstance(key, Head) and file.is_finished and offset.has_read(key):
@@ -432,12 +423,12 @@ class TopicStream:
         """Have the spool of a run, which must be there unless the query is new."""
         if self._spool is None or self._archive is None or self._spool.run != run:
             self.stop()
-            spool = Spool(run, self._settings, self._connection)
+            spool = Spool(run, self._settings.spool, self._settings.connection)
             if not is_new:
                 self._check(spool)
             spool.open()
-            read = replace(self._read, paths=(str(spool.directory),))
-            self._spool, self._archive = spool, ArchiveStream(read, self._stream)
+            read = replace(self._settings.read, paths=(str(spool.directory),))
+            self._spool, self._archive = spool, ArchiveStream(read, self._settings.stream)
         return self._spool, self._archive
 
     def _check(self, spool: Spool) -> None:
@@ -446,10 +437,10 @@ class TopicStream:
             problem = f"the spool {spool.directory} is gone"
             problem += ", with messages that the stream has not read"
             hint = "Restore it, start with a new checkpoint, or set failOnDataLoss=false."
-            if self._stream.fail_on_data_loss:
+            if self._settings.stream.fail_on_data_loss:
                 raise NsqError(problem, hint=hint)
             log.warning("%s; continuing without it", problem)
-        before, now = about(spool.directory), self._settings.about()
+        before, now = about(spool.directory), self._settings.spool.about()
         if before is not None and before != now:
             raise ConfigurationError(
                 f"the checkpoint belongs to {json.dumps(before)}, not to {json.dumps(now)}",

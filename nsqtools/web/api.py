@@ -36,7 +36,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 
 from nsqtools.cluster.admin import Action, StepResult, TopicChange
-from nsqtools.cluster.directory import Cluster, DaemonFailure
+from nsqtools.cluster.directory import Cluster, DaemonFailure, entries_of
 from nsqtools.cluster.inventory import registered_channels
 from nsqtools.cluster.topics import named_topics
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
@@ -116,10 +116,7 @@ def gather(
     With ``silent`` those that do not answer are there, too, as nsqlookupd knows them.
     """
     known, nsqds, failures = cluster.look_up()
-    entries: dict[str, dict[str, KnownNode]] = {}
-    for lookupd, nodes in known.items():
-        for entry in nodes:
-            entries.setdefault(str(entry.node.http), {})[lookupd] = entry
+    entries = entries_of(known)
 
     def ask(client: NsqdHTTPClient) -> tuple[Document, NsqdStats]:
         return client.info(), read_stats(client.stats(topic, channel, clients=clients))

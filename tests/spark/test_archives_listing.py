@@ -167,7 +167,7 @@ def test_an_object_deleted_after_it_was_listed_is_left_out(
 
     monkeypatch.setattr(ObjectStorage, "list", list_and_delete)
 
-    assert len(StoredListing([place]).files(lambda damage: None)) == 4
+    assert len(StoredListing(ReadSettings((str(place),))).files(lambda damage: None)) == 4
 
 
 def requests_of(
@@ -205,7 +205,7 @@ def test_other_topics_and_times_cost_no_requests(
     hour_5 = TimeRange(5 * HOUR_NS, 6 * HOUR_NS)
     settings = ReadSettings((bucket.url,), topics=frozenset(["clicks"]), within=hour_5)
 
-    listing = StoredListing([parse_place(bucket.url)])  # type: ignore[list-item]
+    listing = StoredListing(ReadSettings((bucket.url,)))
     listing.files(lambda damage: None)
     # what is known of an object is not asked for again
     assert requests_of(monkeypatch, lambda: listing.files(lambda damage: None))[1] == []
@@ -272,7 +272,7 @@ MESSAGE = WireMessage(10**18, 1, b"%016x" % 1, b"x")
 
 
 def listing_of(*roots: Path) -> Listing:
-    return Listing(lambda: list(roots), None)
+    return Listing(ReadSettings(tuple(map(str, roots))))
 
 
 def paths(listing: Listing) -> list[str]:

@@ -61,15 +61,14 @@ def test_ranges_have_each_member_of_the_time_asked_for(
         end += 5 if is_apart else 0
         members.append(Member(end, length, count, time, time + 2 if time else 0))
         end += length
-    file = cast(
-        "ListedFile", SimpleNamespace(location="a", shown="a", key="a", total=total_of(members))
-    )
     content = FileContent(LineKind.messages, Codec.GZIP, "clicks")
+    known = {"location": "a", "shown": "a", "key": "a", "content": lambda delimiter: content}
+    file = cast("ListedFile", SimpleNamespace(**known, total=total_of(members)))
     within = TimeRange(*asked)
     # a row weighs as much as a byte
     reading = ReadSettings(("a",), within=within, partition_bytes=ROWS_OF_PARTITION)
 
-    ranges = list(ranges_of(file, content, members, reading, most))
+    ranges = list(ranges_of(file, members, reading, most))
 
     found = [member for each, _ in ranges for member in each.members]
     assert found == [each for each in members if within.may_have(each)]

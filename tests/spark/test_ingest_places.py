@@ -17,6 +17,7 @@ from nsqtools.spark.jobs.ingestion import (
     BEGUN,
     CHECKPOINT_MARK,
     LOCK,
+    IngestPlaces,
     held_directories,
     mark_directories,
 )
@@ -29,7 +30,7 @@ NESTED = (("a", "a"), ("a", "a/b"), ("a/b", "a"))
 def places(tmp_path: Path) -> tuple[Path, Path]:
     """An output and a checkpoint of a query that has begun."""
     output, checkpoint = tmp_path / "out", tmp_path / "checkpoint"
-    mark_directories(SOURCE, output, checkpoint)
+    mark_directories(SOURCE, IngestPlaces(output, checkpoint))
     (checkpoint / BEGUN).mkdir()
     (checkpoint / BEGUN / "0").touch()
     (output / "_spark_metadata").mkdir()
@@ -39,7 +40,7 @@ def places(tmp_path: Path) -> tuple[Path, Path]:
 
 def refused(source: str, output: Path, checkpoint: Path, complaint: str) -> None:
     with pytest.raises(ConfigurationError, match=complaint):
-        mark_directories(source, output, checkpoint)
+        mark_directories(source, IngestPlaces(output, checkpoint))
 
 
 def test_only_what_belongs_together_is_taken(places: tuple[Path, Path], tmp_path: Path) -> None:
@@ -61,38 +62,40 @@ def test_only_what_belongs_together_is_taken(places: tuple[Path, Path], tmp_path
     output.rename(tmp_path / "moved")  # Spark's log of it has its path in every line
     refused(SOURCE, tmp_path / "moved", checkpoint, f"belongs to {output}")
     refused(SOURCE, *places, "is not the output that was written")
-    mark_directories(SOURCE, output, tmp_path / "new")  # now it is that of another checkpoint
+    mark_directories(
+        SOURCE, IngestPlaces(output, tmp_path / "new")
+    )  # now it is that of another checkpoint
     refused(SOURCE, *places, "is not the output that was written")
     (checkpoint / CHECKPOINT_MARK).write_text("{")
     with pytest.raises(OutputError, match="cannot read"):
-        mark_directories(SOURCE, *places)
+        mark_directories(SOURCE, IngestPlaces(*places))
 
 
 def test_one_ingestion_at_a_time(places: tuple[Path, Path]) -> None:
     with (
-        held_directories(SOURCE, *places),
+        held_directories(SOURCE, IngestPlaces(*places)),
         pytest.raises(OutputError, match="another run writes to"),
     ):
-        held_directories(SOURCE, *places).__enter__()
+        held_directories(SOURCE, IngestPlaces(*places)).__enter__()
 
 
 def test_places_in_a_bucket_are_kept_as_directories_are(bucket: Bucket) -> None:
     output, checkpoint = (parse_place(f"{bucket.url}/{name}") for name in ("out", "checkpoint"))
     put, folder = bucket.storage.put, "out/topic=a/date=2026-09-21"
-    with held_directories(SOURCE, output, checkpoint):
+    with held_directories(SOURCE, IngestPlaces(output, checkpoint)):
         put("checkpoint/offsets/0", b"{}")
         put(f"{folder}/kept.parquet", b"x")
         put(f"{folder}/left.parquet", b"x")
         line = json.dumps({"path": f"s3a://{bucket.name}/{folder}/kept.parquet"})
         put("out/_spark_metadata/0", f"v1\n{line}\n".encode())
 
-    mark_directories(SOURCE, output, checkpoint)
+    mark_directories(SOURCE, IngestPlaces(output, checkpoint))
     assert f"{folder}/kept.parquet" in bucket.names()
     assert f"{folder}/left.parquet" not in bucket.names()
     with pytest.raises(ConfigurationError, match="must not contain each other"):
-        mark_directories(SOURCE, output, parse_place(f"{output}/checkpoint"))
+        mark_directories(SOURCE, IngestPlaces(output, parse_place(f"{output}/checkpoint")))
     with pytest.raises(ConfigurationError, match="belongs to the topic clicks"):
-        mark_directories("the topic views, channel spark", output, checkpoint)
+        mark_directories("the topic views, channel spark", IngestPlaces(output, checkpoint))
 
 
 def test_a_run_that_lost_its_places_to_another_removes_nothing(bucket: Bucket) -> None:
@@ -100,7 +103,7 @@ def test_a_run_that_lost_its_places_to_another_removes_nothing(bucket: Bucket) -
     output, checkpoint = (parse_place(f"{bucket.url}/{name}") for name in ("out", "checkpoint"))
     assert isinstance(checkpoint, StoredPlace)
     left = "out/topic=a/date=2026-09-21/left.parquet"
-    holding = held_directories(SOURCE, output, checkpoint)
+    holding = held_directories(SOURCE, IngestPlaces(output, checkpoint))
     place, _ = holding.__enter__()
     place.need()
 
@@ -133,7 +136,7 @@ def test_what_no_batch_committed_is_removed(places: tuple[Path, Path]) -> None:
     (log / "1.compact").write_text("\n".join(["v1", *(log_entry(output, n) for n in names[:2])]))
     (log / "2").write_text("\n".join(["v1", log_entry(output, names[2])]))
 
-    with held_directories(SOURCE, *places):
+    with held_directories(SOURCE, IngestPlaces(*places)):
         kept = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
 
     assert kept == names[:3]
@@ -141,7 +144,7 @@ def test_what_no_batch_committed_is_removed(places: tuple[Path, Path]) -> None:
     (folder / "part-1.parquet").touch()
     (log / "0").write_text("v2\n{}")  # with a log that cannot be read nothing is removed
     with pytest.raises(OutputError, match="cannot read"):
-        held_directories(SOURCE, *places).__enter__()
+        held_directories(SOURCE, IngestPlaces(*places)).__enter__()
     assert (folder / "part-1.parquet").exists()
 
 
@@ -150,22 +153,22 @@ def test_of_two_that_begin_at_a_time_one_has_the_output(
 ) -> None:
     """Both saw that it was free. Two writers of one Delta table would lose commits."""
     output = tmp_path / "out"
-    mark_directories(SOURCE, output, tmp_path / "first")
+    mark_directories(SOURCE, IngestPlaces(output, tmp_path / "first"))
     with monkeypatch.context() as patch:
         patch.setattr(ingestion, "_refuse_foreign", lambda *_: None)  # it looked before
 
         with pytest.raises(OutputError, match="another nsq spark ingest has begun to use"):
-            mark_directories(SOURCE, output, tmp_path / "second")
+            mark_directories(SOURCE, IngestPlaces(output, tmp_path / "second"))
 
-    mark_directories(SOURCE, output, tmp_path / "first")
+    mark_directories(SOURCE, IngestPlaces(output, tmp_path / "first"))
 
 
 def test_a_kill_between_the_two_marks_does_no_harm(tmp_path: Path) -> None:
     output, checkpoint = tmp_path / "out", tmp_path / "checkpoint"
-    mark_directories(SOURCE, output, checkpoint)
+    mark_directories(SOURCE, IngestPlaces(output, checkpoint))
     (output / INGESTED).unlink()
 
-    mark_directories(SOURCE, output, checkpoint)
+    mark_directories(SOURCE, IngestPlaces(output, checkpoint))
 
     assert (output / INGESTED).read_text() == (checkpoint / CHECKPOINT_MARK).read_text()
 
@@ -173,11 +176,11 @@ def test_a_kill_between_the_two_marks_does_no_harm(tmp_path: Path) -> None:
 def test_an_output_keeps_its_format(places: tuple[Path, Path], tmp_path: Path) -> None:
     """What was ingested in the other one would be missing, for the checkpoint is beyond it."""
     with pytest.raises(ConfigurationError, match="holds Parquet that is not a Delta table"):
-        held_directories(SOURCE, *places, is_delta=True).__enter__()
+        held_directories(SOURCE, IngestPlaces(*places, is_delta=True)).__enter__()
     table, checkpoint = tmp_path / "table", tmp_path / "of-table"
-    with held_directories(SOURCE, table, checkpoint, is_delta=True):
+    with held_directories(SOURCE, IngestPlaces(table, checkpoint, is_delta=True)):
         (table / "_delta_log").mkdir()
         (table / "_delta_log" / "0.json").touch()
 
     with pytest.raises(ConfigurationError, match="is a Delta table"):
-        held_directories(SOURCE, table, checkpoint).__enter__()
+        held_directories(SOURCE, IngestPlaces(table, checkpoint)).__enter__()

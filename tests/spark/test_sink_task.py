@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -31,9 +32,10 @@ from nsqtools.publish.publisher import PublishOptions
 from nsqtools.records.envelope import Envelope, decode
 from nsqtools.spark.publishing.publish_task import (
     Chunk,
-    Prefix,
     PublishTask,
+    RowSpan,
     SinkPlan,
+    advance,
     byte_strings,
     chunk_of,
     fitting,
@@ -388,12 +390,10 @@ def test_a_batch_ends_before_it_is_too_large_for_nsqd() -> None:
 
 
 def test_done_and_counted_is_what_comes_before_the_first_span_that_is_under_way() -> None:
-    prefix = Prefix(LedgerEntry(done=5, topics={"a": 4}, rejected=1))
-    first, second, third = (prefix.begin(stop, stop * 7) for stop in (10, 20, 30))
-    first.counts = RowCounts({"a": 3, "b": 1}, rejected=1)
-    second.counts = RowCounts({"b": 5}, unknown=1)
-    for span in (first, second, third):
-        span.pending = 1
+    noted = LedgerEntry(done=5, topics={"a": 4}, rejected=1)
+    first = RowSpan(10, 70, 1, RowCounts({"a": 3, "b": 1}, rejected=1))
+    second, third = RowSpan(20, 140, 1, RowCounts({"b": 5}, unknown=1)), RowSpan(30, 210, 1)
+    spans = deque([first, second, third])
 
     counts = {"topics": {"a": 7, "b": 6}, "rejected": 2, "unknown": 1}
     for ended, entry in (
@@ -402,5 +402,5 @@ def test_done_and_counted_is_what_comes_before_the_first_span_that_is_under_way(
         (third, LedgerEntry(done=30, checksum=210, **counts)),
     ):
         ended.pending = 0
-        prefix.advance()
-        assert prefix.entry == entry
+        advance(noted, spans)
+        assert noted == entry

@@ -111,7 +111,12 @@ def ingest(
     from nsqtools.spark.archives.damage import read_damage
     from nsqtools.spark.archives.read_settings import Bodies
     from nsqtools.spark.format_options import hand_on_secrets
-    from nsqtools.spark.jobs.ingestion import QueryFollower, held_directories, start_query
+    from nsqtools.spark.jobs.ingestion import (
+        IngestPlaces,
+        QueryFollower,
+        held_directories,
+        start_query,
+    )
     from nsqtools.spark.jobs.inputs import damage_options
 
     common = {"maxRowsPerTrigger": str(max_rows_per_trigger)}
@@ -154,7 +159,7 @@ def ingest(
             )
         source = topic_source(topic or [], topic_pattern, channel, spool, connection, common)
         hand_on_secrets(connection, os.environ)
-    is_delta = format is TableFormat.delta
+    places = IngestPlaces(output, checkpoint, chosen, format is TableFormat.delta)
     settings = spark.settings(
         f"nsq spark ingest: {source.name}",
         (output, checkpoint),
@@ -162,23 +167,12 @@ def ingest(
     )
     reported = set(read_damage(damage_path))
     with (
-        held_directories(source.name, output, checkpoint, chosen, is_delta=is_delta) as (
-            held,
-            made,
-        ),
+        held_directories(source.name, places) as (held, made),
         naming_flags(),
         open_spark(runtime, replace(settings, inherited=held.descriptors)) as session,
         Progress(runtime) as progress,
     ):
-        query = start_query(
-            session,
-            source,
-            made,
-            output,
-            checkpoint,
-            is_delta=is_delta,
-            trigger_s=None if once else trigger,
-        )
+        query = start_query(session, source, made, None if once else trigger)
         follower = QueryFollower(
             query,
             for_s=for_,

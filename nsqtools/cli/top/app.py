@@ -351,7 +351,7 @@ class ListScreen(Sheet):
                 plan = change.plan(cluster)
             left_out = [f"left out: {failure.error}" for failure in plan.failures]
             shown = [*left_out, *plan.notes, *plan_lines(plan.steps)]
-            top.call(lambda: ask(plan, shown))
+            top.call(partial(ask, plan, shown))
 
         def ask(plan: AdminPlan, shown: Sequence[str]) -> None:
             if self._wanted is change and self.is_current:
@@ -359,7 +359,7 @@ class ListScreen(Sheet):
                 page = Confirmation(top, _title(change), shown, change.word)
                 top.push_screen(page, lambda agreed: self._carry_out(change, plan, bool(agreed)))
 
-        top.begin(work, lambda lines: self._report(change, lines))
+        top.begin(work, partial(self._report, change))
 
     def _carry_out(self, change: TopicChange, plan: AdminPlan, agreed: bool) -> None:
         def work() -> None:
@@ -371,12 +371,12 @@ class ListScreen(Sheet):
                 if each.error is not None
             ]
             done = summary(each.step for each in outcomes if each.error is None)
-            self.top.call(lambda: self._report(change, [*failed, *done]))
+            self.top.call(partial(self._report, change, [*failed, *done]))
             self.top.sample_now.set()
 
         self._say(f"{_title(change)} ..." if agreed else "")
         if agreed:
-            self.top.begin(work, lambda lines: self._report(change, lines))
+            self.top.begin(work, partial(self._report, change))
 
     def _report(self, change: TopicChange, lines: Sequence[str]) -> None:
         """Say how it ended: in the bottom line, or on a page where that is too little."""

@@ -251,11 +251,11 @@ def fit(text: str, width: int, *, is_right: bool = False) -> str:
     return " " * blanks + text if is_right else text + " " * blanks
 
 
-def joined_to_fit(parts: Sequence[str], width: int, separator: str = "  ") -> str:
+def joined_to_fit(parts: Sequence[str], width: int) -> str:
     """The first parts that fit whole; the very first one in any case."""
     text = parts[0]
     for part in parts[1:]:
-        if cell_len(text) + len(separator) + cell_len(part) > width:
+        if cell_len(longer := f"{text}  {part}") > width:
             break
-        text += separator + part
+        text = longer
     return text

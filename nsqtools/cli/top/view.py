@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from nsqtools.cluster.problems import Past, Problem, problems_of
-from nsqtools.cluster.queue_rows import QueueRow, totals
+from nsqtools.cluster.queue_rows import ConsumerRow, QueueRow, totals
 from nsqtools.cluster.sampling import NodeState, Question, Sample
 from nsqtools.cluster.stats_documents import COLUMNS, CONSUMER_NUMBERS, Condition, parse_condition
 from nsqtools.errors import ConfigurationError
@@ -121,6 +121,12 @@ def _view(columns: Iterable[Column], shown: str) -> View:
 
 
 _get = operator.attrgetter
+
+
+def _text(name: str, what: str = "", width: int = 0) -> Column:
+    return Column(name, _get(what or name), width or len(name), is_text=True)
+
+
 _trend = Column(TREND, lambda _: None, 12, is_text=True)
 _waiting = Column("waiting", _total("depth", with_topics=True))
 _rates = [Column("ingress", _rate("ingress"), 8), Column("finish", _rate("finish"), 8)]
@@ -133,7 +139,7 @@ _wide = {"ingress": 8, "egress": 8, "finish": 8, "messages": 8, "paused": 6}
 VIEWS = {
     ViewKind.TOPICS: _view(
         [
-            Column("topic", _get("name"), 10, is_text=True),
+            _text("topic", "name", 10),
             Column("depth", _own("depth"), 9),
             _waiting,
             Column("disk", _total("disk", with_topics=True)),
@@ -149,7 +155,7 @@ VIEWS = {
     ),
     ViewKind.CHANNELS: _view(
         [
-            Column("channel", _get("channel"), 10, is_text=True),
+            _text("channel", width=10),
             *(
                 Column(name, COLUMNS[name], _wide.get(name, 7))
                 for name in f"{_queue} clients e2e_ms messages paused".split()
@@ -161,25 +167,21 @@ VIEWS = {
     ),
     ViewKind.CONSUMERS: _view(
         [
-            Column("client_id", _get("client.client_id"), 9, is_text=True),
             *(
-                Column(name, _get(f"client.{name}"), len(name), is_text=True)
-                for name in ["hostname", "remote_address"]
+                _text(name, f"client.{name}")
+                for name in ["client_id", "hostname", "remote_address"]
             ),
-            *(
-                Column(name, _get(name), len(name), is_text=True)
-                for name in ["topic", "channel", "node"]
-            ),
+            *map(_text, ["topic", "channel", "node"]),
             *(Column(name, _get(f"client.{theirs}")) for name, theirs in CONSUMER_NUMBERS.items()),
             *(Column(name, _get(name), 6) for name in ["finish", "requeue"]),
-            Column("user_agent", _get("client.user_agent"), 10, is_text=True),
+            _text("user_agent", "client.user_agent"),
         ],
         "client_id remote_address channel topic in_flight finish node ready hostname requeued "
         "requeue finished user_agent",
     ),
     ViewKind.NODES: _view(
         [
-            Column("node", _get("name"), 10, is_text=True),
+            _text("node", "name", 10),
             Column("state", lambda each: state_text(each.state), 6, is_text=True),
             Column("version", lambda each: each.state.version or None, 7, is_text=True),
             Column("topics", _count("topics"), 6),
@@ -213,6 +215,8 @@ def duration_text(seconds: float) -> str:
 
 
 TREND_LENGTH = 40
+SCOPES = {ViewKind.TOPICS: "topic", ViewKind.CHANNELS: "channel", ViewKind.NODES: "node"}
+"""What a line narrows the scope to."""
 ORDER = (ViewKind.TOPICS, ViewKind.NODES, ViewKind.CONSUMERS)
 WHEEL_LINES = 3
 KEYS: dict[str, tuple[str, *tuple[Any, ...]]] = {
@@ -273,7 +277,7 @@ def lines_of(sample: Sample, kind: ViewKind, scope: Scope) -> list[Line]:
             for node in sample.nodes
             if scope.node in ("", node.address)
             for row in node.consumers
-            if _is_within(row.topic, row.channel, scope)
+            if _is_within(row, scope)
         ]
     rows = sample.totals
     if scope.node:
@@ -295,8 +299,8 @@ def lines_of(sample: Sample, kind: ViewKind, scope: Scope) -> list[Line]:
     ]
 
 
-def _is_within(topic: str, channel: str, scope: Scope) -> bool:
-    return scope.topic in ("", topic) and scope.channel in ("", channel)
+def _is_within(row: QueueRow | ConsumerRow, scope: Scope) -> bool:
+    return scope.topic in ("", row.topic) and scope.channel in ("", row.channel)
 
 
 def _sum(name: str, rows: Iterable[QueueRow], **state: Any) -> Sum:
@@ -310,7 +314,7 @@ def _sum(name: str, rows: Iterable[QueueRow], **state: Any) -> Sum:
 def _node_lines(sample: Sample, scope: Scope) -> list[Line]:
     lines = []
     for node in sample.nodes:
-        rows = [row for row in node.rows if _is_within(row.topic, row.channel, scope)]
+        rows = [row for row in node.rows if _is_within(row, scope)]
         if rows or not scope.topic or node.is_silent:
             is_paused = bool(scope.topic) and any(row.paused for row in rows)
             found = _sum(node.address, rows, state=node)
@@ -611,29 +615,22 @@ class TopView:
         self.go_to(ORDER[(here + step) % len(ORDER)])
 
     def go_down(self) -> None:
-        """Look into the selected line."""
-        line, scope = self.selected_line(), self.scope
-        if line is None or self.kind is ViewKind.CONSUMERS:
+        """Look into the selected line; of an nsqd, into what of the scope is there."""
+        line = self.selected_line()
+        if line is None or self.kind not in SCOPES:
             return
-        if self.kind is ViewKind.TOPICS:
-            kind, scope = ViewKind.CHANNELS, scope._replace(topic=line.key)
-        elif self.kind is ViewKind.CHANNELS:
-            kind, scope = ViewKind.CONSUMERS, scope._replace(channel=line.key)
-        else:  # what of it is on this nsqd
-            scope = scope._replace(node=line.key)
-            kind = ViewKind.CONSUMERS if scope.channel else ViewKind.CHANNELS
-            kind = kind if scope.topic else ViewKind.TOPICS
+        scope = self.scope._replace(**{SCOPES[self.kind]: line.key})
+        kind = ViewKind.CHANNELS if scope.topic else ViewKind.TOPICS
         self._way.append((self.kind, self.scope, line.key))
-        self._enter(kind, scope)
+        self._enter(ViewKind.CONSUMERS if scope.channel else kind, scope)
 
     def go_to_nodes(self) -> None:
         """Show the selected topic or channel on each nsqd."""
         line = self.selected_line()
         if line is None or self.kind not in (ViewKind.TOPICS, ViewKind.CHANNELS) or self.scope.node:
             return
-        name = "topic" if self.kind is ViewKind.TOPICS else "channel"
         self._way.append((self.kind, self.scope, line.key))
-        self._enter(ViewKind.NODES, self.scope._replace(**{name: line.key}))
+        self._enter(ViewKind.NODES, self.scope._replace(**{SCOPES[self.kind]: line.key}))
 
     def go_up(self) -> None:
         """Go back to the view before; at the beginning: clear the filter."""

@@ -182,6 +182,7 @@ class ListedFile:
         self._beginning: bytes | None = None
         self._is_named = name == str(path)
         self._version = ""
+        self.stamp, self.is_settled = (0, 0), False  # as it was when it was last found
 
     def _begin(self) -> bool:
         try:
@@ -316,19 +317,16 @@ class ListedFile:
 
 
 class Listing:
-    """Lists the archives at some places; ``work_dir`` is where files in progress are besides.
+    """Lists the archives in directories, and the files in progress that are elsewhere.
 
     It remembers the directories and the files that it has seen.
     """
 
-    def __init__(
-        self, roots: Callable[[], list[Path]], work_dir: Path | None, topics: Topics = None
-    ) -> None:
-        self._roots = roots
-        self._work_dir = work_dir
-        self._topics = topics
+    def __init__(self, settings: ReadSettings) -> None:
+        self._settings = settings
+        self._topics = settings.wanted_topics
         self._folders: dict[Path, Folder] = {}
-        self._known: dict[Path, _Known] = {}
+        self._known: dict[Path, ListedFile] = {}
 
     def files(self, on_damage: OnDamage) -> dict[Key, ListedFile]:
         """Return the files there are, in order of their names.
@@ -336,8 +334,8 @@ class Listing:
         Raises `NotFoundError` for a place that is not there, `OutputError` for one that cannot be
         read. Directories below that cannot be listed are reported.
         """
-        roots = self._roots()
-        works = [*roots, *([self._work_dir] if self._work_dir else [])]
+        roots = self._settings.roots()
+        works = [*roots, *filter(None, [self._settings.work_dir])]
         before, self._folders = self._folders, {}  # those that are gone are forgotten
         for root in works:
             if not root.exists():
@@ -431,27 +429,25 @@ class Listing:
                 files[file.key] = longer
         return files
 
-    def _learn(self, before: _Known | None, found: _Found) -> ListedFile:
+    def _learn(self, file: ListedFile | None, found: _Found) -> ListedFile:
         path = found.path
-        if before is None or not (found.is_settled and before.is_settled):
+        if file is None or not (found.is_settled and file.is_settled):
             stat = status_of(path)
             is_growing = is_hidden(path.name, PART)
             stamp = (stat.st_ino, 0 if is_growing else stat.st_mtime_ns)
-            if before is None or before.stamp != stamp or not before.file.is_current():
+            if file is None or file.stamp != stamp or not file.is_current():
                 name = str(path) if path == found.root else str(path.relative_to(found.root))
                 name = str(owner_of(Path(name))) if is_growing else name
                 file = ListedFile(path, name, self._shown(path, name))
-            else:
-                file = before.file
-            before = _Known(stamp, file, found.is_settled)
-        self._known[path] = before
-        return before.file
+            file.stamp, file.is_settled = stamp, found.is_settled
+        self._known[path] = file
+        return file
 
     def _shown(self, path: Path, name: str) -> str:
         if not is_hidden(path.name, PART):
             return str(path)
-        roots = [root for root in self._roots() if root.is_dir()]
-        if self._work_dir is not None and path.is_relative_to(self._work_dir) and len(roots) == 1:
+        roots, work_dir = list(filter(Path.is_dir, self._settings.roots())), self._settings.work_dir
+        if work_dir is not None and path.is_relative_to(work_dir) and len(roots) == 1:
             return str(roots[0] / name)
         return str(owner_of(path))
 
@@ -461,12 +457,6 @@ class _Found(NamedTuple):
 
     root: Path
     path: Path
-    is_settled: bool
-
-
-class _Known(NamedTuple):
-    stamp: tuple[int, int]
-    file: ListedFile
     is_settled: bool
 
 
@@ -496,28 +486,19 @@ class StoredArchive(ListedFile):
     """A finished file in an object store: its commit record, and more when it is asked for."""
 
     def __init__(
-        self,
-        place: StoredPlace,
-        name: str,
-        entry: Entry,
-        *,
-        is_named: bool,
-        recorded: Recorded | None,
-        index: bytes | None = None,
+        self, at: StoredPlace, name: str, entry: Entry, record: Recorded | None, index: bytes | None
     ) -> None:
-        self.place = place
-        self.entry = entry
-        self.shown = str(place)
-        self.name = name
+        self.place, self.entry, self.recorded = at, entry, record
+        self.shown = str(at)
+        self.name = name or at.name
         self.is_finished = True
-        self.recorded = recorded
-        self._is_named = is_named
+        self._is_named = not name
         self._lines: bytes | None = None
         self._beginning = self._content = None
         self._version = entry.version
-        if recorded is not None:
-            self.has_index, self.head, self.total = True, recorded.head, recorded.total
-            self.first_ts = recorded.total.min_ts
+        if record is not None:
+            self.has_index, self.head, self.total = True, record.head, record.total
+            self.first_ts = record.total.min_ts
             return
         self.has_index = index is not None
         self.head, self._lines = split_head(index or b"")
@@ -561,12 +542,10 @@ class StoredListing:
     What its record says is out of a range is not kept: there may be a million files.
     """
 
-    def __init__(
-        self, places: Iterable[StoredPlace], topics: Topics = None, within: TimeRange = EVER
-    ) -> None:
+    def __init__(self, settings: ReadSettings, within: TimeRange = EVER) -> None:
         self._within = within
-        self._places = list(places)
-        self._topics = topics
+        self._places = settings.stored()
+        self._topics = settings.wanted_topics
         self._known: dict[StoredPlace, StoredArchive] = {}
 
     def files(self, on_damage: OnDamage) -> dict[Key, ListedFile]:
@@ -638,9 +617,7 @@ class StoredListing:
                 if record is None:
                     is_listed = aside(name, INDEX) in entries
                     index = read_index(at.storage, aside(at.key, INDEX), is_listed=is_listed)
-                return StoredArchive(
-                    at, name or at.name, entry, is_named=not name, recorded=record, index=index
-                )
+                return StoredArchive(at, name, entry, record, index)
             except FileNotFoundError:
                 return None
 
@@ -697,11 +674,7 @@ class ArchiveListing:
     """
 
     def __init__(self, settings: ReadSettings, within: TimeRange = EVER) -> None:
-        topics = settings.wanted_topics
-        self._listings = (
-            Listing(settings.roots, settings.work_dir, topics),
-            StoredListing(settings.stored(), topics, within),
-        )
+        self._listings = Listing(settings), StoredListing(settings, within)
 
     def files(self, on_damage: OnDamage) -> dict[Key, ListedFile]:
         found: dict[Key, ListedFile] = {}

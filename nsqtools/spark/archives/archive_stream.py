@@ -18,7 +18,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from itertools import pairwise, takewhile
 
 from nsqtools.archive.layout import Head, Member, TimeRange
@@ -31,6 +30,7 @@ from nsqtools.spark.archives.offsets import (
     Offset,
     Unread,
     advance,
+    between,
     decode_offset,
     format_spans,
     spans_of,
@@ -105,7 +105,7 @@ class ArchiveStream:
         """Return the offset that leaves out what is older than a time; without one, all."""
 
         def find() -> Offset:
-            unread = self._unread(Offset(), self._files(), None)
+            unread = self._unread(Offset(), self._files())
             older = filter(None, (_before(each, timestamp_ns) for each in unread))
             return advance(older, Offset(), BatchLimits())
 
@@ -122,7 +122,7 @@ class ArchiveStream:
             lost = [head for head in start.under_way if self._is_lost(head, start, files)]
             lost += self._deleted_unread(start, files)
             self._report_gaps(start, files)
-            return advance(self._unread(start, files, self._frozen), start.with_read(lost), limits)
+            return advance(self._unread(start, files), start.with_read(lost), limits)
 
         end = planned_again(find)
         self._names = {head: name for head, name in self._names.items() if not start.has_read(head)}
@@ -144,14 +144,13 @@ class ArchiveStream:
         """End with what there is now: ``availableNow``."""
 
         def find() -> dict[Key, Unread]:
-            return {each.key: each for each in self._unread(Offset(), self._files(), None)}
+            return {each.key: each for each in self._unread(Offset(), self._files())}
 
+        self._frozen = None
         self._frozen = planned_again(find)
 
-    def _unread(
-        self, start: Offset, files: Mapping[Key, ListedFile], frozen: Mapping[Key, Unread] | None
-    ) -> Iterator[Unread]:
-        some = list(self._not_read(start, files, frozen))
+    def _unread(self, start: Offset, files: Mapping[Key, ListedFile]) -> Iterator[Unread]:
+        some = list(self._not_read(start, files))
         is_wanted = side_by_side(
             lambda each: is_read(each[1], self._settings, self._tell_once),
             some,
@@ -161,17 +160,17 @@ class ArchiveStream:
             if not wanted:
                 continue
             end, is_finished = file.end(), file.is_finished
-            if frozen is not None:
-                end, is_finished = min(end, frozen[key].end), frozen[key].is_finished
+            if self._frozen is not None:
+                frozen = self._frozen[key]
+                end, is_finished = min(end, frozen.end), frozen.is_finished
             begin = start.position(key) if isinstance(key, Head) else 0
-            members = partial(_members, file, begin, end)
-            yield Unread(key, begin, end, is_finished, file.first_ts, members)
+            yield Unread(file, begin, end, is_finished)
 
     def _not_read(
-        self, start: Offset, files: Mapping[Key, ListedFile], frozen: Mapping[Key, Unread] | None
+        self, start: Offset, files: Mapping[Key, ListedFile]
     ) -> Iterator[tuple[Key, ListedFile]]:
         for key, file in files.items():
-            if frozen is not None and key not in frozen:
+            if self._frozen is not None and key not in self._frozen:
                 continue
             if isinstance(key, Head):
                 if start.has_read(key) or _was_read_by_name(file, start):
@@ -200,12 +199,8 @@ class ArchiveStream:
 
     def unread(self, start: Offset) -> tuple[int, int]:
         """Return how many messages and bytes follow an offset."""
-
-        def count() -> tuple[int, int]:
-            amounts = self._amounts(start, self._files(), None)
-            return sum(rows for rows, _, _ in amounts), sum(size for _, size, _ in amounts)
-
-        return planned_again(count)
+        rows, size, _ = planned_again(lambda: self._amount(start, self._files()))
+        return rows, size
 
     def lag(self) -> dict[str, int] | None:
         """Return how much of what the last look found follows the offset it gave; None if unknown.
@@ -216,22 +211,17 @@ class ArchiveStream:
         if self._reached is None:
             return None
         try:
-            amounts = self._amounts(self._reached, self._listed, self._frozen)
+            rows, size, oldest_ns = self._amount(self._reached, self._listed)
         except OSError:  # a file is moving
             return None
-        oldest_ns = min((time for _, _, time in amounts if time), default=0)
-        return {
-            "rows_behind": sum(rows for rows, _, _ in amounts),
-            "bytes_behind": sum(size for _, size, _ in amounts),
-            "seconds_behind": max(0, (time.time_ns() - oldest_ns) // NS) if oldest_ns else 0,
-        }
+        seconds = max(0, (time.time_ns() - oldest_ns) // NS) if oldest_ns else 0
+        return {"rows_behind": rows, "bytes_behind": size, "seconds_behind": seconds}
 
-    def _amounts(
-        self, start: Offset, files: Mapping[Key, ListedFile], frozen: Mapping[Key, Unread] | None
-    ) -> list[tuple[int, int, int]]:
-        """Return messages, bytes and the time of the oldest of each file that is not read."""
-        unread = self._unread(start, files, frozen)
-        return [files[each.key].amount(each.begin, each.end) for each in unread]
+    def _amount(self, start: Offset, files: Mapping[Key, ListedFile]) -> tuple[int, int, int]:
+        """Return messages and bytes that are not read, and about the time of the oldest, or 0."""
+        found = [each.file.amount(each.begin, each.end) for each in self._unread(start, files)]
+        oldest_ns = min((moment for _, _, moment in found if moment), default=0)
+        return sum(rows for rows, _, _ in found), sum(size for _, size, _ in found), oldest_ns
 
     def has_only_younger(self, timestamp_ns: int) -> bool:
         """Whether each writer's last member has only messages published since a time."""
@@ -271,15 +261,14 @@ class ArchiveStream:
             if is_read(file, self._settings, self._tell_once):
                 members = file.readable()
                 upto = upto if upto is not None else members[-1].end if members else 0
-                part = _between(members, start.position(head), upto)
-                yield file, file.content(self._settings.delimiter), part
+                yield file, between(members, start.position(head), upto)
         by_name = {file.name: file for file in files.values() if file.is_finished}
         for name in sorted(end.files.keys() - start.files.keys()):
             listed = files.get(name) or by_name.get(name)
             if listed is None or listed.size() < end.files[name]:
                 self._lose(f"{name} is gone, or shorter than it was")
             elif is_read(listed, self._settings, self._tell_once):
-                yield listed, listed.content(self._settings.delimiter), listed.readable()
+                yield listed, listed.readable()
 
     # -- what is gone ---------------------------------------------------------------------------
 
@@ -384,17 +373,6 @@ def _was_read_by_name(file: ListedFile, start: Offset) -> bool:
     return size is not None and file.is_finished and size == file.size()
 
 
-def _between(members: list[Member], begin: int, end: int) -> list[Member]:
-    """Return the members from one offset to another."""
-    low = bisect_left(members, begin, key=lambda member: member.offset)
-    high = bisect_left(members, end, lo=low, key=lambda member: member.offset)
-    return members[low:high]
-
-
-def _members(file: ListedFile, begin: int, end: int) -> list[Member]:
-    return _between(file.readable(), begin, end)
-
-
 def _before(unread: Unread, timestamp_ns: int | None) -> Unread | None:
     """Return what of a file is older than a time; None when nothing is."""
     if timestamp_ns is None:
@@ -405,4 +383,4 @@ def _before(unread: Unread, timestamp_ns: int | None) -> Unread | None:
         return unread
     if not older:
         return None
-    return unread._replace(end=older[-1].end, is_finished=False, members=lambda: older)
+    return unread._replace(end=older[-1].end, is_finished=False)

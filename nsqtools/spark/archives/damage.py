@@ -35,36 +35,27 @@ class ArchiveDamage(NamedTuple):
     problem: str
 
 
-class DamageReports:
-    """Reports damage: into files of a ``folder``, or without one by raising an error.
+def report_damage(
+    folder: Location | None, identity: str, found: Sequence[ArchiveDamage], remedy: str = REPAIR
+) -> None:
+    """Report all that is wrong with a member or file, whose ``identity`` never changes.
 
-    ``remedy`` is what can be done about it, for the error's hint.
+    That is into a file of ``folder``, or without one by raising an error, with the first problem
+    and with the ``remedy``: what can be done about it. Raises `NsqError`, and `OutputError`.
     """
-
-    def __init__(self, folder: Location | None, remedy: str = REPAIR) -> None:
-        self._folder = folder
-        self._remedy = remedy
-
-    def tell(self, identity: str, found: Sequence[ArchiveDamage]) -> None:
-        """Report all that is wrong with a member or file, whose ``identity`` never changes.
-
-        Raises `NsqError` with the first problem when damage fails the query, and `OutputError`.
-        """
-        if not found:
-            return
-        first = found[0]
-        if self._folder is None:
-            skip = "skip and report it with the options onDamage=report and damagePath"
-            problem = f"cannot read {first.file}: {first.problem}"
-            raise NsqError(problem, hint=f"{self._remedy}, or {skip}.")
-        log.warning("%s: %s", first.file, first.problem)
-        if len(found) > MOST_LINES:
-            more = ArchiveDamage(first.file, first.pos, f"and {len(found) - MOST_LINES} more lines")
-            found = [*found[:MOST_LINES], more]
-        name = hashlib.sha256(identity.encode()).hexdigest()[:32]
-        text = "".join(json.dumps(damage._asdict()) + "\n" for damage in found)
-        with failing("write", self._folder):
-            open_storage(str(self._folder)).put(name + SUFFIX, text.encode())
+    first = found[0]
+    if folder is None:
+        skip = "skip and report it with the options onDamage=report and damagePath"
+        problem = f"cannot read {first.file}: {first.problem}"
+        raise NsqError(problem, hint=f"{remedy}, or {skip}.")
+    log.warning("%s: %s", first.file, first.problem)
+    if len(found) > MOST_LINES:
+        more = ArchiveDamage(first.file, first.pos, f"and {len(found) - MOST_LINES} more lines")
+        found = [*found[:MOST_LINES], more]
+    name = hashlib.sha256(identity.encode()).hexdigest()[:32]
+    text = "".join(json.dumps(damage._asdict()) + "\n" for damage in found)
+    with failing("write", folder):
+        open_storage(str(folder)).put(name + SUFFIX, text.encode())
 
 
 def read_damage(folder: Location) -> list[ArchiveDamage]:

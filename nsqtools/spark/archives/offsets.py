@@ -26,14 +26,14 @@ import heapq
 import json
 import zlib
 from base64 import b64decode, b64encode
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from nsqtools.archive.layout import EVER, Head, Member, TimeRange
 from nsqtools.errors import ConfigurationError
-from nsqtools.spark.archives.archive_files import UNKNOWN, Key
+from nsqtools.spark.archives.archive_files import UNKNOWN, Key, ListedFile
 from nsqtools.spark.archives.read_settings import BatchLimits
 
 VERSION = 1
@@ -154,9 +154,11 @@ class Offset:
             writers[head.writer]["under_way"][str(head.number)] = self.under_way[head]
         document: dict[str, Any] = {"version": VERSION, "writers": writers}
         if self.files:
-            files = {name: self.files[name] for name in sorted(self.files)}
-            if len(files) > FEW_FILES:
-                document["version"], document["packed_files"] = PACKED_VERSION, _pack(files)
+            files = dict(sorted(self.files.items()))
+            if len(files) > FEW_FILES:  # Spark writes them down with each batch
+                packed = zlib.compress(json.dumps(files).encode(), 6)
+                document["version"] = PACKED_VERSION
+                document["packed_files"] = b64encode(packed).decode()
             else:
                 document["files"] = files
         if self.within != EVER:
@@ -166,11 +168,6 @@ class Offset:
         if self.began is not None:
             document["began"] = self.began.encode()
         return document
-
-
-def _pack(files: Mapping[str, int]) -> str:
-    """Pack names and sizes: Spark writes them down with each batch."""
-    return b64encode(zlib.compress(json.dumps(files).encode(), 6)).decode()
 
 
 def _files(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -219,16 +216,29 @@ def decode_offset(document: Any) -> Offset:
 class Unread(NamedTuple):
     """A file of which bytes ``begin`` to ``end`` are unread.
 
-    ``first_ts`` is about the time of the first unread message. The members are loaded when it is
-    the file's turn: most files of a large archive wait for many batches.
+    The members are loaded when it is the file's turn: most files of a large archive wait for many
+    batches.
     """
 
-    key: Key
+    file: ListedFile
     begin: int
     end: int
     is_finished: bool
-    first_ts: int
-    members: Callable[[], list[Member]]
+
+    @property
+    def key(self) -> Key:
+        return self.file.key
+
+    def members(self) -> list[Member]:
+        """Return those that are unread."""
+        return between(self.file.readable(), self.begin, self.end)
+
+
+def between(members: list[Member], begin: int, end: int) -> list[Member]:
+    """Return the members from one offset to another."""
+    low = bisect_left(members, begin, key=lambda member: member.offset)
+    high = bisect_left(members, end, lo=low, key=lambda member: member.offset)
+    return members[low:high]
 
 
 def advance(files: Iterable[Unread], start: Offset, limits: BatchLimits) -> Offset:
@@ -254,16 +264,15 @@ def advance(files: Iterable[Unread], start: Offset, limits: BatchLimits) -> Offs
     end = Offset(start.read, under_way, names).with_read(read)
     if (end.read, end.under_way, end.files) == (start.read, start.under_way, start.files):
         return start
-    end = replace(end, within=start.within)
     began = start if start.is_start and (start.read or start.under_way or start.files) else None
-    return replace(end, unread=frozenset(unread), began=began)
+    return replace(end, within=start.within, unread=frozenset(unread), began=began)
 
 
 def _admit(files: list[Unread], limits: BatchLimits) -> dict[Key, int]:
     """Return how far each file goes that a batch takes something of."""
     ends: dict[Key, int] = {}
     rows = size = 0
-    heap = [(file.first_ts, number, 0) for number, file in enumerate(files)]
+    heap = [(each.file.first_ts, number, 0) for number, each in enumerate(files)]
     heapq.heapify(heap)
     members: dict[int, list[Member]] = {}
     while heap:
@@ -293,15 +302,9 @@ def _admit(files: list[Unread], limits: BatchLimits) -> dict[Key, int]:
 
 def _as_one(members: list[Member]) -> list[Member]:
     """All members as one."""
-    if len(members) < 2:
-        return members
-    counts = [member.messages for member in members]
-    return [
-        Member(
-            members[0].offset,
-            members[-1].end - members[0].offset,
-            UNKNOWN if UNKNOWN in counts else sum(counts),
-            min(member.min_ts for member in members),
-            max(member.max_ts for member in members),
-        )
-    ]
+    if not members:
+        return []
+    begin, counts = members[0].offset, [each.messages for each in members]
+    rows = UNKNOWN if UNKNOWN in counts else sum(counts)
+    times = min(each.min_ts for each in members), max(each.max_ts for each in members)
+    return [Member(begin, members[-1].end - begin, rows, *times)]

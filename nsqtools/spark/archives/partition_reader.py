@@ -34,7 +34,7 @@ from nsqtools.archive.storage import failing
 from nsqtools.files.opening import open_to_read
 from nsqtools.records.naming import Codec
 from nsqtools.spark.archives.archive_files import UNKNOWN, LineKind, Listing, head_at
-from nsqtools.spark.archives.damage import ArchiveDamage, DamageReports
+from nsqtools.spark.archives.damage import ArchiveDamage, report_damage
 from nsqtools.spark.archives.partitions import Range, ReadPartition
 from nsqtools.spark.archives.read_settings import ReadSettings
 
@@ -82,7 +82,7 @@ def _find(wanted: Range, settings: ReadSettings) -> Path | None:
     path = Path(wanted.path)
     if is_hidden(path.name, PART) and _is_it(owner_of(path), wanted.key):
         return owner_of(path)
-    files = Listing(settings.roots, settings.work_dir).files(lambda damage: None)
+    files = Listing(settings).files(lambda damage: None)
     return files[wanted.key].path if wanted.key in files else None
 
 
@@ -231,8 +231,7 @@ class _Reader:
             self._parsed.add("body")
         self._is_raw = wanted.content.kind is LineKind.bodies
         self._delimiter = settings.delimiter if self._is_raw else b"\n"
-        self._damages = DamageReports(settings.damage_path)
-        self._found: list[ArchiveDamage] = []
+        self._found: dict[int, list[ArchiveDamage]] = {}
 
     def batches(self) -> Iterator[pyarrow.RecordBatch]:
         with open_range(self._range, self._settings) as file:
@@ -247,16 +246,16 @@ class _Reader:
             self._tell()
 
     def _note(self, pos: int, problem: str) -> None:
-        self._found.append(ArchiveDamage(self._range.shown, pos, problem))
+        damage = ArchiveDamage(self._range.shown, pos, problem)
+        self._found.setdefault(pos, []).append(damage)
 
     def _tell(self) -> None:
         """Tell what was noted, each member's by itself: its name is the same each time."""
-        by_pos: dict[int, list[ArchiveDamage]] = {}
-        for damage in self._found:
-            by_pos.setdefault(damage.pos, []).append(damage)
-        self._found = []
-        for pos, found in by_pos.items():
-            self._damages.tell(f"{self._range.identity} {pos}", found)
+        noted, self._found = self._found, {}
+        key = self._range.key
+        identity = " ".join(map(str, key)) if isinstance(key, Head) else key
+        for pos, found in noted.items():
+            report_damage(self._settings.damage_path, f"{identity} {pos}", found)
 
     def _read(self, held: list[TextPiece]) -> Iterator[pyarrow.RecordBatch]:
         if not held:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from itertools import accumulate, pairwise
 from typing import NamedTuple, TypeVar
 
-from nsqtools.archive.layout import EVER, Head, Member, TimeRange, decode_index, encode_members
+from nsqtools.archive.layout import EVER, Member, TimeRange, decode_index, encode_members
 from nsqtools.archive.storage import failing, side_by_side
 from nsqtools.spark.archives.archive_files import (
     UNKNOWN,
@@ -24,16 +25,16 @@ from nsqtools.spark.archives.archive_files import (
     ListedFile,
     OnDamage,
 )
-from nsqtools.spark.archives.damage import MOVE_AWAY, ArchiveDamage, DamageReports
+from nsqtools.spark.archives.damage import MOVE_AWAY, ArchiveDamage, report_damage
 from nsqtools.spark.archives.read_settings import ReadSettings
-from nsqtools.spark.format_options import SLOTS
+from nsqtools.spark.format_options import slots_of
 
 ROWS_OF_PARTITION = 500_000
 FILES_OF_PARTITION = 128
 """The most that a partition has. A row, or a file, weighs as this many bytes of members: rows that
 compress well are few bytes and much work, and a file that is opened is work by itself."""
 
-Part = tuple[ListedFile, FileContent, list[Member]]
+Part = tuple[ListedFile, list[Member]]
 """What is to be read of a file."""
 
 
@@ -54,11 +55,6 @@ class Range(NamedTuple):
         """The members in it; none when no index names them."""
         return decode_index(self.lines, self.begin)
 
-    @property
-    def identity(self) -> str:
-        """The file's name in reports, the same however often it is read."""
-        return " ".join(map(str, self.key)) if isinstance(self.key, Head) else self.key
-
 
 ReadPartition = tuple[Range, ...]
 """What one task reads, in this order."""
@@ -77,21 +73,11 @@ def refusal(content: FileContent, settings: ReadSettings, *, has_index: bool) ->
     return ""
 
 
-def parallelism(environ: Mapping[str, str]) -> int:
-    """Return how many tasks run at a time, as far as the process that plans can know."""
-    slots = environ.get(SLOTS, "")
-    return int(slots) if slots.isdecimal() and int(slots) else os.cpu_count() or 1
-
-
 def ranges_of(
-    file: ListedFile,
-    content: FileContent,
-    members: Iterable[Member],
-    settings: ReadSettings,
-    most: float,
+    file: ListedFile, members: list[Member], settings: ReadSettings, most: float
 ) -> Iterator[tuple[Range, float]]:
     """Iterate over the ranges of a file's members, none much above ``most``, and their weights."""
-    members = list(members)
+    content = file.content(settings.delimiter)
     row_weight = settings.partition_bytes / ROWS_OF_PARTITION
     known = [each for each in members if each.messages != UNKNOWN]
     if not _is_whole(file, settings.within):
@@ -171,20 +157,17 @@ def partitions_of(parts: Iterable[Part], settings: ReadSettings) -> list[ReadPar
     cut = max(1.0, most / 4)
     if settings.min_partitions:
         parts = list(parts)
-        members = (member for _, _, members in parts for member in members)
+        members = (member for _, members in parts for member in members)
         some = [each for each in members if settings.within.may_have(each)]
         total = sum(each.length + row_weight * max(0, each.messages) for each in some)
         total += file_weight * len(parts)
         limit = cut = max(1.0, min(most, total / settings.min_partitions))
-    ranges = [
-        each
-        for file, content, members in parts
-        for each in ranges_of(file, content, members, settings, cut)
-    ]
+    ranges = [each for part in parts for each in ranges_of(*part, settings, cut)]
     if not settings.min_partitions:
         files = len({each.path for each, _ in ranges})
         total = sum(weight for _, weight in ranges) + files * file_weight
-        limit = max(cut, min(most, total / parallelism(os.environ)))
+        slots = slots_of(os.environ) or os.cpu_count() or 1
+        limit = max(cut, min(most, total / slots))
     return pack(ranges, file_weight, limit)
 
 
@@ -210,20 +193,18 @@ def plan_batch(settings: ReadSettings) -> list[ReadPartition]:
 
 def damage_reporter(settings: ReadSettings) -> OnDamage:
     """Return a function that reports damage found while planning."""
-    damages = DamageReports(settings.damage_path, MOVE_AWAY)
-    return lambda damage: damages.tell(f"{damage.file} {damage.pos}", [damage])
+    return lambda damage: report_damage(
+        settings.damage_path, f"{damage.file} {damage.pos}", [damage], MOVE_AWAY
+    )
 
 
 def planned_again(plan: Callable[[], Planned]) -> Planned:
     """Plan again when a file has moved meanwhile. Raises `OutputError`."""
-    for tries_left in reversed(range(TRIES)):
-        with failing("read", ""):
-            try:
+    with failing("read", ""):
+        for _ in range(TRIES - 1):
+            with suppress(FileNotFoundError):
                 return plan()
-            except FileNotFoundError:
-                if not tries_left:
-                    raise
-    raise AssertionError("unreachable")
+        return plan()
 
 
 def is_read(file: ListedFile, settings: ReadSettings, tell: OnDamage) -> bool:
@@ -243,9 +224,7 @@ def is_read(file: ListedFile, settings: ReadSettings, tell: OnDamage) -> bool:
 
 def _parts(files: Iterable[ListedFile], settings: ReadSettings, tell: OnDamage) -> Iterator[Part]:
     def part_of(file: ListedFile) -> Part | None:
-        if is_read(file, settings, tell):
-            return file, file.content(settings.delimiter), file.readable()
-        return None
+        return (file, file.readable()) if is_read(file, settings, tell) else None
 
     wanted = (file for file in files if not file.has_none_within(settings.within))
     for part in filter(None, side_by_side(part_of, wanted, is_remote=bool(settings.stored()))):

@@ -79,43 +79,44 @@ class IngestMark:
     fields: Mapping[str, Any] | None = None
 
 
+class IngestPlaces(NamedTuple):
+    """Where a query writes to, and what: bodies in columns of some kind, in Parquet or Delta."""
+
+    output: Location
+    checkpoint: Location
+    bodies: Bodies = BYTES
+    is_delta: bool = False
+
+
 @contextmanager
-def held_directories(
-    source: str,
-    output: Location,
-    checkpoint: Location,
-    bodies: Bodies = BYTES,
-    *,
-    is_delta: bool = False,
-) -> Iterator[tuple[Held, Bodies]]:
+def held_directories(source: str, places: IngestPlaces) -> Iterator[tuple[Held, IngestPlaces]]:
     """Mark two places, lock them, and remove what interrupted batches left before and after.
 
     Yields the lock, with the descriptors that the JVM must inherit (`SparkSettings.inherited`), and
-    what becomes of bodies. Raises `ConfigurationError`, and `OutputError`.
+    the places as `mark_directories` returns them. Raises `ConfigurationError`, and `OutputError`.
     """
-    bodies = mark_directories(source, output, checkpoint, bodies)
-    with held(checkpoint, LOCK) as place:
+    places, output = mark_directories(source, places), places.output
+    with held(places.checkpoint, LOCK) as lock:
         with failing("use", output):
-            refuse_other_form(open_storage(str(output)), "--format", is_delta=is_delta)
-        if is_delta:  # its log says what counts, to every reader
-            yield place, bodies
+            refuse_other_form(open_storage(str(output)), "--format", is_delta=places.is_delta)
+        if places.is_delta:  # its log says what counts, to every reader
+            yield lock, places
             return
         remove_leftovers(output)
-        yield place, bodies
-        place.check()  # the files of another run's batch look like leftovers until it commits them
+        yield lock, places
+        lock.check()  # the files of another run's batch look like leftovers until it commits them
         remove_leftovers(output)
 
 
-def mark_directories(
-    source: str, output: Location, checkpoint: Location, bodies: Bodies = BYTES
-) -> Bodies:
+def mark_directories(source: str, places: IngestPlaces) -> IngestPlaces:
     """Mark two places, which are made, as those of ``source``; or see that they are.
 
-    Returns what becomes of bodies: of the output of an earlier version what it was.
+    Returns them with what becomes of bodies: of the output of an earlier version what it was.
 
     Raises `ConfigurationError` when they are another job's, and `OutputError`.
     """
-    output, checkpoint = absolute(output), absolute(checkpoint)
+    output, checkpoint = absolute(places.output), absolute(places.checkpoint)
+    bodies = places.bodies
     refuse_nested("--output", output, checkpoint)
     at_output, at_checkpoint = open_storage(str(output)), open_storage(str(checkpoint))
     with failing("use", output):
@@ -123,11 +124,11 @@ def mark_directories(
         of_output = _read_mark(at_output, INGESTED)
         if of_checkpoint is None:
             _refuse_foreign(at_output, at_checkpoint, of_output)
-            made, places = (bodies.kind.value, bodies.fields), (str(output), str(checkpoint))
-            mark = IngestMark(uuid.uuid4().hex, source, *places, *made)
+            made, where = (bodies.kind.value, bodies.fields), (str(output), str(checkpoint))
+            mark = IngestMark(uuid.uuid4().hex, source, *where, *made)
             _write_mark(at_checkpoint, CHECKPOINT_MARK, mark)
             _write_mark(at_output, INGESTED, mark)
-            return bodies
+            return places
         if of_checkpoint.source != source:
             raise ConfigurationError(
                 f"the checkpoint {checkpoint} belongs to {of_checkpoint.source}, not to {source}",
@@ -146,12 +147,12 @@ def mark_directories(
                 hint="Restore it, or start with a new checkpoint and a new output.",
             )
         if not of_checkpoint.body and bodies.kind is not BodyKind.json:
-            return BYTES
+            return places._replace(bodies=BYTES)
         _refuse_other_bodies(of_checkpoint, bodies)
         if bodies.fields != of_checkpoint.fields:  # they have grown
             mark = replace(of_checkpoint, fields=bodies.fields)
             at_checkpoint.put(CHECKPOINT_MARK, _encoded(mark))
-        return bodies
+        return places
 
 
 def _refuse_other_bodies(mark: IngestMark, bodies: Bodies) -> None:
@@ -285,20 +286,13 @@ METRICS_OF_COUNTS = (
 
 
 def start_query(
-    spark: SparkSession,
-    source: IngestSource,
-    bodies: Bodies,
-    output: Location,
-    checkpoint: Location,
-    *,
-    is_delta: bool,
-    trigger_s: float | None,
+    spark: SparkSession, source: IngestSource, places: IngestPlaces, trigger_s: float | None
 ) -> StreamingQuery:
     """Start it. The places must have been taken. ``trigger_s`` are the seconds between batches;
     None takes what is there, and ends."""
-    columns = struct_of(bodies.message_schema())
+    columns = struct_of(places.bodies.message_schema())
     stream = spark.readStream.format(source.format).schema(columns)
-    stream = stream.options(**source.options, **bodies.options())
+    stream = stream.options(**source.options, **places.bodies.options())
     rows = stream.load().withColumn("date", F.expr(DATE_IN_UTC))
     has = [name for name in ("body", "body_bytes") if name in columns.names]
     misfits = F.col(ERROR) if ERROR in columns.names else F.lit(None)
@@ -309,12 +303,12 @@ def start_query(
         F.max("ts_ns").alias("newest_ns"),
         F.count(misfits).alias("misfits"),
     )
-    writer = rows.writeStream.option("checkpointLocation", spark_url(checkpoint))
-    if is_delta:
-        writer = writer.foreachBatch(DeltaSink(output, checkpoint, bodies))
+    writer = rows.writeStream.option("checkpointLocation", spark_url(places.checkpoint))
+    if places.is_delta:
+        writer = writer.foreachBatch(DeltaSink(places))
     else:
         writer = writer.format("parquet").partitionBy("topic", "date")
-        writer = writer.option("compression", "zstd").option("path", spark_url(output))
+        writer = writer.option("compression", "zstd").option("path", spark_url(places.output))
     if trigger_s is None:
         return writer.trigger(availableNow=True).start()
     return writer.trigger(processingTime=f"{round(trigger_s * 1000)} milliseconds").start()
@@ -413,16 +407,15 @@ MOST_TASKS = 64
 class DeltaSink:
     """What ``foreachBatch`` calls."""
 
-    output: Location
-    checkpoint: Location
-    bodies: Bodies = BYTES
+    places: IngestPlaces
 
     def __call__(self, batch: DataFrame, number: int) -> None:
         """Append what is new of a batch. Raises what Spark raises, and `NsqError`."""
-        table, query = DeltaCatalog(str(self.output)), self._query()
-        is_binary = self.bodies.kind is BodyKind.binary
+        output, bodies = str(self.places.output), self.places.bodies
+        table, query = DeltaCatalog(output), self._query()
+        is_binary = bodies.kind is BodyKind.binary
         create_table(table, kind=BodyKind.binary if is_binary else BodyKind.string)
-        need_columns(table, self.bodies.message_schema())
+        need_columns(table, bodies.message_schema())
         if table.number_of(query) > number:
             return
         kept = batch.persist()  # it is read twice, and must be counted once
@@ -433,7 +426,7 @@ class DeltaSink:
                 placed = rows.repartition(min(len(slots), MOST_TASKS), *PARTITIONS)
                 writer = placed.sortWithinPartitions(*PARTITIONS).write.format("nsq-table")
                 writer = writer.options(app=query, number=str(number + 1))
-                writer.mode("append").save(str(self.output))
+                writer.mode("append").save(output)
         finally:
             kept.unpersist()
 
@@ -448,12 +441,12 @@ class DeltaSink:
         }
         there = [
             file.path
-            for file in DeltaCatalog(str(self.output)).files()
+            for file in DeltaCatalog(str(self.places.output)).files()
             if (within := ranges.get((str(file.partition["topic"]), str(file.partition["date"]))))
             and (file.min_ts_ns is None or within.meets(file.min_ts_ns, file.max_ts_ns or 0))
         ]
         if there:
-            root = spark_url(self.output)
+            root = spark_url(self.places.output)
             reader = rows.sparkSession.read.option("basePath", root).option(GLOB_PATHS, value=False)
             known = reader.schema("topic string, nsqd string, id string").parquet(
                 *(f"{root}/{path}" for path in there)
@@ -462,7 +455,7 @@ class DeltaSink:
         return named.unionByName(bare).select(*rows.columns)
 
     def _query(self) -> str:
-        place = open_storage(str(absolute(self.checkpoint)))
+        place = open_storage(str(absolute(self.places.checkpoint)))
         try:
             return str(json.loads(place.read("metadata"))["id"])
         except (OSError, ValueError, KeyError) as exc:

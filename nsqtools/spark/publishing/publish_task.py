@@ -33,17 +33,19 @@ import hashlib
 import time
 import uuid
 import zlib
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow
 
-from nsqtools.archive.location import Location
+from nsqtools.archive.location import Location, StoredPlace
 from nsqtools.archive.storage import failing
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.client.connection_settings import ConnectionSettings, PublishMode
@@ -69,7 +71,7 @@ from nsqtools.publish.publisher import (
     PublishOutcome,
 )
 from nsqtools.records.envelope import Envelope
-from nsqtools.spark.format_options import LOOKUPD_HTTP, NSQD_TCP, SLOTS, Options, read_connection
+from nsqtools.spark.format_options import LOOKUPD_HTTP, NSQD_TCP, Options, read_connection, slots_of
 from nsqtools.spark.publishing.row_outcomes import (
     LOCK_WAIT_S,
     MAX_REASONS,
@@ -80,7 +82,6 @@ from nsqtools.spark.publishing.row_outcomes import (
     RowCounts,
     RowDeadLetters,
     StoredLedgerPart,
-    open_ledger_part,
 )
 
 BATCH_ROWS = 500
@@ -213,12 +214,9 @@ def check_columns(columns: Mapping[str, str], *, has_topic: bool) -> None:
 def _rate_of_a_task(options: Options, environ: Mapping[str, str]) -> float:
     """The share of one task of those that run at a time; a task that waits needs none."""
     rate = options.number("rate")
-    slots = options.integer("slots")
+    slots = options.integer("slots") or slots_of(environ)
     if not rate:
         return 0.0
-    text = environ.get(SLOTS, "")
-    if slots is None and text.isdecimal():
-        slots = int(text)
     if not slots:
         raise ConfigurationError(
             "the option 'rate' is for all tasks, and the number of parallel tasks is unknown",
@@ -281,23 +279,20 @@ def fitting(bodies: Sequence[bytes | None], most_bytes: int) -> int:
     """How many bodies from the first go into one batch: one at least."""
     if sum(map(len, filter(None, bodies))) <= most_bytes:
         return len(bodies)
-    size = 0
-    for count, body in enumerate(bodies):
-        size += len(body or b"")
-        if count and size > most_bytes:
-            return count
-    return len(bodies)
+    ends = list(accumulate(len(body or b"") for body in bodies))
+    return max(1, bisect_right(ends, most_bytes))
 
 
 class Chunk(NamedTuple):
     """Some rows. ``topics`` is None where all go to the topic of the options, ``defers_ms`` where
     none is deferred; ``message`` makes the envelope of a dead letter, from its place here and its
-    topic."""
+    topic. ``first_row`` is the number that its first row has in the partition."""
 
     bodies: list[bytes | None]
     topics: list[str | None] | None
     defers_ms: list[int | None] | None
     message: Callable[[int, str], Envelope]
+    first_row: int = 0
 
 
 def chunk_of(batch: pyarrow.RecordBatch, *, has_topic: bool) -> Chunk:
@@ -348,26 +343,12 @@ class RowSpan:
     counts: RowCounts = field(default_factory=RowCounts)
 
 
-class Prefix:
-    """Continues from ``entry``, which it changes as spans become part of the prefix."""
-
-    def __init__(self, entry: LedgerEntry) -> None:
-        self.entry = entry
-        self._spans: deque[RowSpan] = deque()
-
-    def begin(self, stop: int, checksum: int) -> RowSpan:
-        """The next rows are going to be sent, up to number ``stop``; set their ``pending``."""
-        span = RowSpan(stop, checksum)
-        self._spans.append(span)
-        return span
-
-    def advance(self) -> None:
-        """Add the finished spans to the entry."""
-        entry = self.entry
-        while self._spans and not self._spans[0].pending:
-            span = self._spans.popleft()
-            entry.done, entry.checksum = span.stop, span.checksum
-            entry.add(span.counts)
+def advance(entry: LedgerEntry, spans: deque[RowSpan]) -> None:
+    """Move the finished spans from the beginning, the prefix, to its entry."""
+    while spans and not spans[0].pending:
+        span = spans.popleft()
+        entry.done, entry.checksum = span.stop, span.checksum
+        entry.add(span.counts)
 
 
 class PublishTask:
@@ -376,9 +357,9 @@ class PublishTask:
     def __init__(self, plan: SinkPlan, partition: int, attempt: int = 0) -> None:
         self._plan, self._partition, self._attempt = plan, partition, attempt
         self._limit = plan.client_options.publish_max_msg_size
-        self._batch_bytes = plan.batch_bytes
         self._report = PublishReport()
-        self._prefix = Prefix(LedgerEntry())
+        self._entry = LedgerEntry()  # that of the ledger, if there is one
+        self._spans: deque[RowSpan] = deque()
         self._sent_before = 0
         self._row = 0  # the number of the next row
         self._checksum = 0
@@ -400,24 +381,24 @@ class PublishTask:
         with ExitStack() as stack:
             self._open(stack)
             stack.callback(self._publisher.close)  # before the ledger is unlocked
-            rest = self._prefix.entry.done
+            rest = self._entry.done
             for chunk in chunks:
                 if skipped := min(rest, len(chunk.bodies)):
                     rest = self._skip(chunk, skipped, rest)
-                self._publish_chunk(chunk, skipped)
+                self._publish_chunk(chunk._replace(first_row=self._row - skipped), skipped)
             if rest:
                 raise self._changed_input()
             self._publisher.drain()
             self._check()
             if self._ledger is not None:
-                self._ledger.entry.sent = self._ledger.entry.done  # a kill may have left it ahead
+                self._entry.sent = self._entry.done  # a kill may have left it ahead
                 self._note(is_last=True)
             if self._dead_letters is not None:
                 self._dead_letters.sync()
-        entry, report = self._prefix.entry, self._report
-        report.add(entry)
+        report = self._report
+        report.add(self._entry)
         report.retried = self._publisher.retried
-        report.repeated = entry.repeated + self._publisher.repeated
+        report.repeated = self._entry.repeated + self._publisher.repeated
         report.seconds = time.monotonic() - began
         return report
 
@@ -426,12 +407,14 @@ class PublishTask:
     def _open(self, stack: ExitStack) -> None:
         plan = self._plan
         if plan.ledger is not None:
-            wait_s = LOCK_WAIT_S / 4**self._attempt
-            self._ledger = open_ledger_part(plan.ledger, self._partition, wait_s=wait_s)
+            if isinstance(plan.ledger, StoredPlace):
+                self._ledger = StoredLedgerPart(plan.ledger, self._partition)
+            else:
+                wait_s = LOCK_WAIT_S / 4**self._attempt
+                self._ledger = LedgerPart(plan.ledger, self._partition, wait_s=wait_s)
             stack.enter_context(self._ledger)
-            self._prefix = Prefix(self._ledger.entry)
-            self._sent_before = self._ledger.entry.sent
-            self._report.before = self._ledger.entry.done
+            self._entry = self._ledger.entry
+            self._sent_before, self._report.before = self._entry.sent, self._entry.done
         if plan.dead_letters is not None:
             done = None if self._ledger is None else self._report.before
             letters = RowDeadLetters(plan.dead_letters, plan.job, self._partition, done=done)
@@ -441,7 +424,7 @@ class PublishTask:
         """Skip rows that are done; return how many more there are."""
         self._add_to_checksum(chunk.bodies[:count])
         self._row += count
-        if rest == count and self._checksum != self._prefix.entry.checksum:
+        if rest == count and self._checksum != self._entry.checksum:
             raise self._changed_input()
         return rest - count
 
@@ -460,29 +443,29 @@ class PublishTask:
     def _publish_chunk(self, chunk: Chunk, start: int) -> None:
         while start < len(chunk.bodies):
             stop = start + self._publisher.allowance(self._plan.batch_rows)
-            stop = start + fitting(chunk.bodies[start:stop], self._batch_bytes)
+            stop = start + fitting(chunk.bodies[start:stop], self._plan.batch_bytes)
             self._publish_span(chunk, start, stop)
             start = stop
 
     def _publish_span(self, chunk: Chunk, start: int, stop: int) -> None:
-        first_row = self._row - start  # the number of the chunk's first row
         self._row += stop - start
         if self._ledger is not None:
             self._add_to_checksum(chunk.bodies[start:stop])
-        span = self._prefix.begin(self._row, self._checksum)
-        groups = list(self._groups(chunk, start, stop, span, first_row))
+        span = RowSpan(self._row, self._checksum)
+        self._spans.append(span)
+        groups = list(self._groups(chunk, start, stop, span))
         span.pending = len(groups)
         self._publisher.poll()
         self._check()
         self._begin(stop - start)
         if not groups:
-            self._prefix.advance()
+            advance(self._entry, self._spans)
         for topic, defer_s, places, bodies in groups:
-            ended = partial(self._ended, span, chunk, places, first_row)
+            ended = partial(self._ended, span, chunk, places)
             self._publisher.publish(topic, bodies, ended, defer_s=defer_s)
 
     def _groups(
-        self, chunk: Chunk, start: int, stop: int, span: RowSpan, first_row: int
+        self, chunk: Chunk, start: int, stop: int, span: RowSpan
     ) -> Iterator[tuple[str, float | None, Sequence[int], list[bytes]]]:
         """What goes into one publish each: topic, delay, places in the chunk, and bodies.
 
@@ -510,7 +493,7 @@ class PublishTask:
             reason = refusal(body, topic, defer_ms, self._limit)
             if reason or topic is None or body is None:
                 span.counts.rejected += 1
-                self._refuse(span, chunk, place, first_row, topic or "", reason)
+                self._refuse(span, chunk, place, topic or "", reason)
                 continue
             places, grouped = groups.setdefault((topic, defer_ms or None), ([], []))
             places.append(place)
@@ -521,12 +504,7 @@ class PublishTask:
     # -- outcomes -------------------------------------------------------------------------------
 
     def _ended(
-        self,
-        span: RowSpan,
-        chunk: Chunk,
-        places: Sequence[int],
-        first_row: int,
-        batch: PublishBatch,
+        self, span: RowSpan, chunk: Chunk, places: Sequence[int], batch: PublishBatch
     ) -> None:
         """A publish has its outcomes."""
         confirmed = len(batch.bodies) - len(batch.failures)
@@ -540,14 +518,12 @@ class PublishTask:
             is_unknown = outcome is PublishOutcome.UNKNOWN
             span.counts.unknown += is_unknown
             span.counts.rejected += not is_unknown
-            self._refuse(span, chunk, places[index], first_row, batch.topic, str(error))
+            self._refuse(span, chunk, places[index], batch.topic, str(error))
         span.pending -= 1
-        self._prefix.advance()
+        advance(self._entry, self._spans)
 
-    def _refuse(
-        self, span: RowSpan, chunk: Chunk, place: int, first_row: int, topic: str, reason: str
-    ) -> None:
-        row = first_row + place
+    def _refuse(self, span: RowSpan, chunk: Chunk, place: int, topic: str, reason: str) -> None:
+        row = chunk.first_row + place
         if len(self._report.reasons) < MAX_REASONS:
             self._report.reasons.append(f"row {row} of partition {self._partition}: {reason}")
         if self._dead_letters is not None:
@@ -560,8 +536,8 @@ class PublishTask:
     def _begin(self, count: int) -> None:
         """Note that the last rows are going to be sent."""
         if self._ledger is not None:
-            first, entry = self._row - count, self._ledger.entry
-            entry.repeated += max(0, min(self._row, self._sent_before) - first)
+            entry = self._entry
+            entry.repeated += max(0, min(self._row, self._sent_before) - (self._row - count))
             entry.sent = max(entry.sent, self._row)
             self._note()
 

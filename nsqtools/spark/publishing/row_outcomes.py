@@ -289,6 +289,12 @@ def part_path(folder: Path, partition: int) -> Path:
     return folder / f"part-{partition:05d}.jsonl"
 
 
+def being_published(partition: int, where: str) -> NsqError:
+    """The error of a task that another one is in the way of."""
+    problem = f"partition {partition} is being published by another task, which {where}"
+    return NsqError(problem, hint="Set spark.speculation=false, and run a job once at a time.")
+
+
 class LedgerPart:
     """The file of one partition, locked. ``entry`` is its last line.
 
@@ -343,11 +349,7 @@ class LedgerPart:
         with failing("lock", self.path):
             while not try_lock(self._descriptor):
                 if time.monotonic() >= until:
-                    raise NsqError(
-                        f"partition {self.partition} is being published by another task, "
-                        f"which has {self.path} locked",
-                        hint="Set spark.speculation=false, and run a job once at a time.",
-                    )
+                    raise being_published(self.partition, f"has {self.path} locked")
                 time.sleep(POLL_S)
 
     def _read(self) -> LedgerEntry:
@@ -443,17 +445,5 @@ class StoredLedgerPart:
             try:
                 yield
             except FileExistsError:
-                raise NsqError(
-                    f"partition {self.partition} is being published by another task, "
-                    f"which writes to {self._numbers.place}",
-                    hint="Set spark.speculation=false, and run a job once at a time.",
-                ) from None
-
-
-def open_ledger_part(
-    folder: Location, partition: int, *, wait_s: float = LOCK_WAIT_S
-) -> LedgerPart | StoredLedgerPart:
-    """Open the progress of a partition. Raises as `LedgerPart`."""
-    if isinstance(folder, StoredPlace):
-        return StoredLedgerPart(folder, partition)
-    return LedgerPart(folder, partition, wait_s=wait_s)
+                where = f"writes to {self._numbers.place}"
+                raise being_published(self.partition, where) from None

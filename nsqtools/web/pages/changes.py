@@ -119,4 +119,4 @@ def _page(
     back_name = f"{topic}/{channel}" if channel else topic or "Queues"
     values |= {"topic": topic, "back": back, "back_name": back_name}
     status = 400 if values.get("refusal") else 502 if values.get("failed") else 200
-    return site.response(site.frame(request, template, title, **values), status)
+    return site.page(request, template, title, status, **values)

@@ -67,7 +67,7 @@ def _page(site: Site, request: Request, fields: dict[str, str] | None) -> Respon
         addresses, left_out = addresses_with_channels(context.cluster, topic, channel)
         found = _listen(addresses, context.options, topic, channel, count, for_s)
         copies = [(each, shown_body(each.body)) for each in found]
-    values = site.frame(
+    return site.page(
         request,
         "messages.html",
         f"Messages of {topic}",
@@ -79,7 +79,6 @@ def _page(site: Site, request: Request, fields: dict[str, str] | None) -> Respon
         left_out=left_out,
         csrf_token=context.token(request),
     )
-    return site.response(values)
 
 
 def _one_of(allowed: tuple[int, ...], text: str | None, usual: int) -> int:

@@ -29,6 +29,7 @@ from nsqtools.web.pages.snapshot import (
     SHOWN,
     SORTS,
     QueueQuery,
+    Snapshot,
     lines_of,
     page_number,
     page_of,
@@ -52,7 +53,8 @@ def show_queues(site: Site, request: Request) -> Values:
     topic, channel = _named(request, "topic"), _named(request, "channel")
     if not topic:
         return _overview(site, request)
-    row, snapshot = _row(site, topic, channel), site.snapshot()
+    snapshot = site.snapshot()
+    row = _row(snapshot, topic, channel)
     topic, channel = row.topic, row.channel
     values: Values = {
         "topic": topic,
@@ -75,14 +77,12 @@ def show_queues(site: Site, request: Request) -> Values:
     return site.frame(request, "channel.html", f"{topic}/{channel}", **values)
 
 
-def _row(site: Site, topic: str, channel: str) -> QueueRow:
+def _row(snapshot: Snapshot, topic: str, channel: str) -> QueueRow:
     """Return the queue that a request names. Raises `NotFoundError`."""
-    snapshot, asked = site.snapshot(), (topic, channel)
-    row = snapshot.queue(topic, channel)
-    if row is not None:
+    if row := snapshot.queue(topic, channel):
         return row
     for each in snapshot.totals:
-        if (as_asked(each.topic), as_asked(each.channel)) == asked:
+        if (as_asked(each.topic), as_asked(each.channel)) == (topic, channel):
             return each
     what = f"channel {topic}/{channel}" if channel else f"topic {topic}"
     hint = "It may have been deleted, or the next sample shows it."

@@ -27,7 +27,7 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
@@ -179,16 +179,18 @@ class Site:
             if before is not None and before.sample is sample:
                 return before
             values = make(self, request)
-            page, pieces = render(values["template"], values)
+            page, pieces = render(values)
             return Rendering(sample, Packed(page), pieces, values.get("charts"))
 
         asked = [each for each in request.query_params.multi_items() if each[0] != "live"]
         role = self.context.user(request).may_change
         return self._recent.get((request.url.path, *asked, role, _theme(request)), ask)
 
-    def response(self, values: Values, status: int = 200) -> Response:
+    def page(
+        self, request: Request, template: str, title: str, status: int = 200, **values: Any
+    ) -> Response:
         """Return a page that is not live."""
-        return HTMLResponse(render(values["template"], values)[0], status)
+        return HTMLResponse(render(self.frame(request, template, title, **values))[0], status)
 
     async def failed(self, request: Request, error: Exception) -> Response:
         """Return the page of a failure, or of a refusal."""
@@ -202,8 +204,7 @@ class Site:
             return PlainTextResponse(f"{error}\n", status, headers)
         titles = {404: "Not found", 403: "Refused", 400: "Not possible"}
         title = titles.get(status, "Failed")
-        values = self.frame(request, "failed.html", title, error=error)
-        answer = self.response(values, status)
+        answer = self.page(request, "failed.html", title, status, error=error)
         answer.headers.update(headers or {})
         return answer
 
@@ -337,17 +338,15 @@ class Pieces:
         }
 
 
-def render(template: str, values: Mapping[str, Any]) -> tuple[str, Pieces]:
+def render(values: Values) -> tuple[str, Pieces]:
     """Return a page, and its pieces."""
-    pieces = Pieces()
-    made = environment().get_template(template).render(**values, part=pieces.part, list=pieces.list)
-    return made, pieces
+    pieces, template = Pieces(), environment().get_template(values["template"])
+    return template.render(**values, part=pieces.part, list=pieces.list), pieces
 
 
 @functools.cache
 def environment() -> Environment:
     """Return the templates with what they may call."""
-
     made = Environment(
         loader=PackageLoader("nsqtools.web.pages"),
         autoescape=True,
