@@ -242,9 +242,7 @@ def drain(
     with Cluster(ClusterAddresses([node, to]), access) as cluster:
         service = Drain(cluster.nsqd(node), cluster.nsqd(to), options)
         plan = service.plan()
-        for line in plan.left:
-            runtime.insist(f"nsq: stays: {line}")
-        status = ExitStatus.PARTLY_DONE if plan.left else ExitStatus.DONE
+        status = tell_what_stays(plan.left, runtime)
         if not form.dry_run and plan.moves:
             question = f"Go on, to {short_address(cluster.nsqd(to).url)}?"
             if not runtime.agree([move.line() for move in plan.moves], question, yes=form.yes):
@@ -257,6 +255,13 @@ def drain(
     if not form.dry_run:
         runtime.tell(f"nsq: {counted(service.moved, 'message')} moved, {left} left")
     return signals.status(otherwise=ExitStatus.PARTLY_DONE if left else status)
+
+
+def tell_what_stays(lines: Sequence[str], runtime: Runtime) -> ExitStatus:
+    """Say what a drain leaves; return the exit status."""
+    for line in lines:
+        runtime.insist(f"nsq: stays: {line}")
+    return ExitStatus.PARTLY_DONE if lines else ExitStatus.DONE
 
 
 def drain_channels(
@@ -281,9 +286,7 @@ def drain_channels(
                 raise
             runtime.insist(f"nsq: {exc}; what {place} has of it is delivered")
             moves, stays = [], []
-        for line in stays:
-            runtime.insist(f"nsq: stays: {line}")
-        status = ExitStatus.PARTLY_DONE if stays else ExitStatus.DONE
+        status = tell_what_stays(stays, runtime)
         moved, left = Counter[tuple[str, str]](), 0
         if not form.dry_run:
             lines = [*(move.line() for move in moves), "what is published meanwhile is moved, too"]

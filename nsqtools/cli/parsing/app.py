@@ -31,7 +31,6 @@ from nsqtools.cli.running.runtime import Runtime, configure_logging
 from nsqtools.errors import ConfigurationError
 
 HELP_NAMES = ["-h", "--help"]
-HELP_HELP = "Show the usual options (-h) or all of them (--help), and exit."
 
 
 class Stub(TyperCommand):
@@ -49,12 +48,6 @@ class RealCommand(NativeCoercion, TyperCommand):
         if "--json" in names and "-o" not in names:
             args = _with_json(args)
         return super().parse_args(ctx, args)
-
-    def get_help_option(self, ctx: Any) -> Any:
-        option = super().get_help_option(ctx)
-        if option is not None:
-            option.help = HELP_HELP
-        return option
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         look = {"colour": ctx.obj.colour, "width": ctx.obj.width}

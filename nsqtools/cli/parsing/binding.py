@@ -212,6 +212,7 @@ class NativeCoercion:
     def get_help_option(self, ctx: Any) -> Any:
         option = super().get_help_option(ctx)  # type: ignore[misc]
         if option is not None:
+            option.help = "Show the usual options (-h) or all of them (--help), and exit."
             _prepare(option)
         return option
 

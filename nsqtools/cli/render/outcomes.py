@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nsqtools.cli.render.output import write_json
 from nsqtools.cli.running.runtime import LOGGER, ExitStatus, Runtime, status_of_work
@@ -169,9 +169,8 @@ def report_counts(
     """Report the counts, by nsqd where they differ; return the exit status."""
     counts, by_nsqd = publisher.counts, publisher.counts_by_nsqd
     if json:
-        document: dict[str, Any] = asdict(counts) | {"repeated": repeated}
-        document["destinations"] = [{"nsqd": nsqd} | asdict(own) for nsqd, own in by_nsqd.items()]
-        write_json(runtime, document)
+        each = [{"nsqd": nsqd} | asdict(own) for nsqd, own in by_nsqd.items()]
+        write_json(runtime, asdict(counts) | {"repeated": repeated, "destinations": each})
     if counts.unconfirmed:
         for nsqd, own in by_nsqd.items():
             runtime.tell(f"nsq: {nsqd}: {own.summary()}")

@@ -250,7 +250,10 @@ def explain(error: Exception) -> tuple[str, str]:
     """What to say about ``error``, and what to advise."""
     if isinstance(error, NsqError):
         message = str(error)
-        return message, NOTHING_RUNS if _is_about_default(error, message) else error.hint
+        # where nothing answers at the address of nsqd by default, most likely nothing runs
+        is_refused = error.category == "connect" and "cannot connect to " in message
+        is_default = any(address in message for address in DEFAULT_ADDRESSES)
+        return message, NOTHING_RUNS if is_refused and is_default else error.hint
     if isinstance(error, ModuleNotFoundError) and (extra := EXTRA_OF.get(error.name or "")):
         return (
             f"the package {error.name} is not installed, which this command needs",
@@ -262,15 +265,6 @@ def explain(error: Exception) -> tuple[str, str]:
     return (
         f"unexpected {type(error).__name__}: {error}",
         "This is a bug: run it again with --debug (or NSQ_DEBUG=1) and report what it prints.",
-    )
-
-
-def _is_about_default(error: NsqError, message: str) -> bool:
-    """Tell whether nothing answers where nsqd is by default, most likely because nothing runs."""
-    return (
-        error.category == "connect"
-        and "cannot connect to " in message
-        and any(address in message for address in DEFAULT_ADDRESSES)
     )
 
 
