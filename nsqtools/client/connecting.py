@@ -181,9 +181,12 @@ class KnownNsqd:
 def warn_of_left_out(count: int, options: ClientOptions) -> None:
     """Log how many of the nsqd that nsqlookupd announce are not used, if any."""
     if count > 0:
-        most = f"max_discovered_nsqd ({options.max_discovered_nsqd})"
-        what = "of the nsqd that nsqlookupd announces are left out: they are more than"
-        log.warning("%d %s %s", count, what, most)
+        log.warning(
+            "%d of the nsqd that nsqlookupd announces are left out: they are more than "
+            "max_discovered_nsqd (%d)",
+            count,
+            options.max_discovered_nsqd,
+        )
 
 
 class Dialer:

@@ -206,8 +206,8 @@ class ProducerLink:
             self.connection.check_liveness()
         waited_s = self._waited_s(now)
         if waited_s > self._options.publish_timeout_s:
-            for_s = f"for {waited_s:.0f} s"
-            self.lose(DeadlineExceeded(f"{self.address}: no answer to a publish {for_s}"))
+            late = DeadlineExceeded(f"{self.address}: no answer to a publish for {waited_s:.0f} s")
+            self.lose(late)
 
     def _waited_s(self, now: float) -> float:
         """Return for how long the oldest publish has waited, and nothing was answered."""

@@ -441,5 +441,6 @@ def _map(exc: OSError, address: Address) -> NsqError:
     if isinstance(exc, ssl.SSLError):
         reason = (exc.reason or str(exc)).lower().replace("_", " ")
         is_ours = "certificate required" in reason or "bad certificate" in reason
-        return TLSError(f"{address}: TLS failed ({reason})", hint=_OWN_CERTIFICATE * is_ours)
+        hint = _OWN_CERTIFICATE if is_ours else ""
+        return TLSError(f"{address}: TLS failed ({reason})", hint=hint)
     return ConnectionLost(f"{address}: {_reason(exc)}")

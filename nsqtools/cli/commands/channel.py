@@ -11,8 +11,8 @@ from nsqtools.cli.render.output import Cell, write_json
 from nsqtools.cli.running.administering import (
     Changing,
     ChannelGlobs,
+    ClusterListing,
     ListedTopics,
-    Listing,
     NewChannels,
     OneChannel,
     OneTopic,
@@ -29,7 +29,7 @@ _NODES = "node depth disk in_flight deferred requeued timed_out messages clients
 CHANNEL_NODES = tuple(_NODES.split())
 
 
-def list_(topic: ListedTopics = None, *, listing: Listing) -> int:
+def list_(topic: ListedTopics = None, *, listing: ClusterListing) -> int:
     """List channels, with the number of nsqd that have them and their depth.
 
     Examples:
@@ -64,7 +64,7 @@ def list_(topic: ListedTopics = None, *, listing: Listing) -> int:
     return tell_left_out(inventory.failures, listing.runtime)
 
 
-def info(topic: OneTopic, channel: OneChannel, *, listing: Listing) -> int:
+def info(topic: OneTopic, channel: OneChannel, *, listing: ClusterListing) -> int:
     """Show one channel and its consumers, on every nsqd that has it.
 
     Examples:

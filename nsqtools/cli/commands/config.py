@@ -16,8 +16,8 @@ from typer import Argument, Context
 from nsqtools.cli.options.connection import (
     PREFIX,
     REPEATABLE,
-    Addresses,
     ClientFlags,
+    GivenAddresses,
     LookupFlags,
     MaxInFlight,
     Where,
@@ -37,7 +37,7 @@ from nsqtools.cli.render.output import (
     write_json,
     write_listing,
 )
-from nsqtools.cli.running.administering import Listing
+from nsqtools.cli.running.administering import ClusterListing
 from nsqtools.cli.running.runtime import Session
 from nsqtools.client.connection_settings import OPTION_OF_FLAG, GivenOption, resolve_options
 from nsqtools.errors import ConfigurationError, OutputError
@@ -170,7 +170,7 @@ def _row(context: Context, name: str, settled: Mapping[str, GivenOption]) -> Set
     value = context.params.get(name)
     origin, place = _place(context, name)
     why_not = ""
-    if name in Addresses._fields:
+    if name in GivenAddresses._fields:
         held = getattr(given_addresses(context), name)
         if value and not held:
             why_not = "a stronger origin gives other addresses"
@@ -232,7 +232,7 @@ def _plain(value: Any) -> str | bool | list[str] | None:
     return str(value)
 
 
-def get(option: OptionName, *, listing: Listing) -> int:
+def get(option: OptionName, *, listing: ClusterListing) -> int:
     """Show one option of every running nsqd.
 
     Examples:
@@ -244,7 +244,7 @@ def get(option: OptionName, *, listing: Listing) -> int:
     return ask_each(listing, option, lambda opened: get_option(opened, option))
 
 
-def set_(option: OptionName, value: NewValue, *, listing: Listing) -> int:
+def set_(option: OptionName, value: NewValue, *, listing: ClusterListing) -> int:
     """Change one option of every running nsqd, until it exits.
 
     log_level and nsqlookupd_tcp_addresses can be changed. nsqd forgets the change when it restarts.
@@ -259,7 +259,7 @@ def set_(option: OptionName, value: NewValue, *, listing: Listing) -> int:
 
 
 def ask_each(
-    listing: Listing,
+    listing: ClusterListing,
     option: str,
     ask: Callable[[Cluster], tuple[dict[str, Any], Sequence[DaemonFailure]]],
 ) -> int:

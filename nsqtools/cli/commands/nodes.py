@@ -23,7 +23,7 @@ from nsqtools.cli.options.publishing import DrainedChannels
 from nsqtools.cli.parsing.binding import From, OptionSet, opt, some
 from nsqtools.cli.render.outcomes import Progress, tell_left_out
 from nsqtools.cli.render.output import write_json, write_lines
-from nsqtools.cli.running.administering import CHANGE_TIMEOUT_S, Changing, Listing, OneTopic
+from nsqtools.cli.running.administering import CHANGE_TIMEOUT_S, Changing, ClusterListing, OneTopic
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stopping
 from nsqtools.client.connection_settings import texts_of
 from nsqtools.errors import ConnectionFailed
@@ -41,7 +41,7 @@ LOOKUP = ("nsqd", "node", "lookupds")
 PING = ("daemon", "address", "latency_ms", "state")
 
 
-def nodes(*, listing: Listing) -> int:
+def nodes(*, listing: ClusterListing) -> int:
     """List every nsqd: version, topics, tombstones, and whether it answers.
 
     The exit status is 6 when one does not.
@@ -60,7 +60,7 @@ def nodes(*, listing: Listing) -> int:
     return ExitStatus.PARTLY_DONE if any(node.error for node in found) else status
 
 
-def lookup(topic: OneTopic, *, listing: Listing) -> int:
+def lookup(topic: OneTopic, *, listing: ClusterListing) -> int:
     """Show which nsqd have a topic, as nsqlookupd tells consumers.
 
     Examples:
@@ -83,7 +83,7 @@ def lookup(topic: OneTopic, *, listing: Listing) -> int:
     return tell_left_out(where.failures, listing.runtime)
 
 
-def ping(*, listing: Listing) -> int:
+def ping(*, listing: ClusterListing) -> int:
     """Check the health of every daemon.
 
     The exit status is 4 when none answers, 6 when some do not.
@@ -103,7 +103,7 @@ def ping(*, listing: Listing) -> int:
     return ExitStatus.CONNECT if dead == len(pongs) else ExitStatus.PARTLY_DONE
 
 
-def info(*, listing: Listing) -> int:
+def info(*, listing: ClusterListing) -> int:
     """Show version, addresses and limits of every nsqd.
 
     Examples:

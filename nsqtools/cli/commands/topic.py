@@ -10,8 +10,8 @@ from nsqtools.cli.render.outcomes import tell_left_out
 from nsqtools.cli.render.output import Cell, write_json
 from nsqtools.cli.running.administering import (
     Changing,
+    ClusterListing,
     ListedTopics,
-    Listing,
     NewTopics,
     OneTopic,
     TopicGlobs,
@@ -23,7 +23,7 @@ TOPICS = ("topic", "nodes", "channels", "depth", "waiting", "messages", "paused"
 TOPIC_NODES = ("node", "channel", "depth", "disk", "in_flight", "messages", "clients", "paused")
 
 
-def list_(topic: ListedTopics = None, *, listing: Listing) -> int:
+def list_(topic: ListedTopics = None, *, listing: ClusterListing) -> int:
     """List topics, with the number of nsqd that have them and their depth.
 
     Topics that are only registered with nsqlookupd are listed with 0 nsqd.
@@ -50,7 +50,7 @@ def list_(topic: ListedTopics = None, *, listing: Listing) -> int:
     return tell_left_out(inventory.failures, listing.runtime)
 
 
-def info(topic: OneTopic, *, listing: Listing) -> int:
+def info(topic: OneTopic, *, listing: ClusterListing) -> int:
     """Show one topic and its channels, on every nsqd that has it.
 
     Examples:

@@ -125,7 +125,7 @@ def origin_of(context: Context, name: str) -> Origin:
     return ORIGIN_OF_SOURCE.get(source.name if source else "", Origin.DEFAULT)
 
 
-class Addresses(NamedTuple):
+class GivenAddresses(NamedTuple):
     """The addresses that hold, of each kind."""
 
     nsqd_tcp_address: tuple[str, ...] = ()
@@ -133,10 +133,10 @@ class Addresses(NamedTuple):
     nsqd_http_address: tuple[str, ...] = ()
 
 
-def given_addresses(context: Context) -> Addresses:
+def given_addresses(context: Context) -> GivenAddresses:
     """The addresses that hold; without any, the default nsqd."""
     given = strongest_addresses(context)
-    return given if any(given) else Addresses((DEFAULT_NSQD_TCP_ADDRESS,))
+    return given if any(given) else GivenAddresses((DEFAULT_NSQD_TCP_ADDRESS,))
 
 
 def split_addresses(texts: Iterable[str] | None) -> tuple[str, ...]:
@@ -144,12 +144,14 @@ def split_addresses(texts: Iterable[str] | None) -> tuple[str, ...]:
     return tuple(each.strip() for text in texts or () for each in text.split(","))
 
 
-def strongest_addresses(context: Context, prefix: str = "") -> Addresses:
+def strongest_addresses(context: Context, prefix: str = "") -> GivenAddresses:
     """The addresses of each kind, of those from the strongest origin that gives any."""
-    found = {kind: split_addresses(context.params.get(prefix + kind)) for kind in Addresses._fields}
+    found = {
+        kind: split_addresses(context.params.get(prefix + kind)) for kind in GivenAddresses._fields
+    }
     origins = {kind: origin_of(context, prefix + kind) for kind, given in found.items() if given}
     strongest = max(origins.values(), default=Origin.DEFAULT)
-    return Addresses(**{kind: found[kind] for kind in origins if origins[kind] is strongest})
+    return GivenAddresses(**{kind: found[kind] for kind in origins if origins[kind] is strongest})
 
 
 # -- options ------------------------------------------------------------------------------------
@@ -399,7 +401,7 @@ def _client_connection(context: Context, opts: str) -> ConnectionSettings:
 
 
 def _connection(
-    context: Context, given: Addresses, options: Mapping[str, GivenOption], prefix: str = ""
+    context: Context, given: GivenAddresses, options: Mapping[str, GivenOption], prefix: str = ""
 ) -> ConnectionSettings:
     flag = f"{prefix}address_map"
     mapping = parse_address_map(context.params.get(flag) or (), "--" + flag.replace("_", "-"))
@@ -472,7 +474,7 @@ def _cluster(context: Context) -> ClusterSettings:
     if given.lookupd_http_address or given.nsqd_http_address:
         given = given._replace(nsqd_tcp_address=())
     elif given.nsqd_tcp_address == (DEFAULT_NSQD_TCP_ADDRESS,):
-        given = Addresses(nsqd_http_address=(DEFAULT_NSQD_HTTP_ADDRESS,))
+        given = GivenAddresses(nsqd_http_address=(DEFAULT_NSQD_HTTP_ADDRESS,))
     return ClusterSettings(_connection(context, given, settled(context, "consumer_opt")))
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 ListedTopics = Annotated[list[str] | None, Argument(metavar="TOPIC", help=GLOBS)]
 
 
-class Listing(OptionSet):
+class ClusterListing(OptionSet):
     """Of which cluster something is listed, and how."""
 
     form: ListingForm
