@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,8 @@ def serve(
             nsqd = running.enter_context(EmbeddedNsqd(**options))
             place = make_place(tmp_path, nsqd, lookupd)
             monkeypatch.chdir(place.directory)
-            monkeypatch.setattr(check_command, "WINDOW_S", 0.5)  # what is shown does not move
+            window = signature(check_command.check).parameters["window"].default
+            monkeypatch.setattr(window, "usual", "500ms")  # what is shown does not move
             monkeypatch.setattr(consuming, "EMPTY_AFTER_S", 0.7)
             run_in_process(place, run_nsq)
             commands = "".join(block.text for block in BLOCKS if block.heading == heading)

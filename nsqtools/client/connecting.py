@@ -208,7 +208,8 @@ class Dialer:
         self._options = options
         self._subscribe = subscribe
         self._done = done
-        self.look: Callable[[Address], None] | None = None  # before a SUB, where it is called
+        self.look: Callable[[Address], None] | None = None  # called before the first SUB
+        self._joined: set[Address] = set()
         self.connecting = 0  # attempts under way
         self._timer: Timer | None = None
         self._is_stopped = False
@@ -234,7 +235,7 @@ class Dialer:
         is_announced = not self._known[address].is_direct
 
         def look_and_connect() -> Connection:
-            if subscribe and self.look is not None:
+            if subscribe and self.look is not None and address not in self._joined:
                 self.look(address)
             return connect(address, self._options, subscribe, is_announced=is_announced)
 
@@ -268,6 +269,8 @@ class Dialer:
 
     def _connected(self, address: Address, result: Result) -> None:
         self.connecting -= 1
+        if isinstance(result, Connection):
+            self._joined.add(address)
         if not self._is_stopped:
             self._done(address, result)
         elif isinstance(result, Connection):

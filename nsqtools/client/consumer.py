@@ -290,8 +290,8 @@ class CommonConsumer:
         self._io.loop.call_soon(self._io.look_up_soon)
 
     def look_before_subscribing(self, look: Callable[[str, Address], None]) -> None:
-        """Call ``look`` with topic and nsqd before each subscription from now on, on the thread
-        that connects. An `NsqError` of it keeps the consumer from this nsqd for a while."""
+        """Call ``look`` with topic and nsqd before the first subscription there, on the thread that
+        connects. An `NsqError` of it keeps the consumer from this nsqd for a while."""
         for topic, dialer in self._io.dialers.items():
             dialer.look = partial(look, topic)
 

@@ -59,8 +59,8 @@ class TopicReport:
     ``nodes`` counts the nsqd that have it; ``depth``, ``in_flight`` and ``consumers`` are those of
     each channel, all nsqd together, and ``paused`` the channels that one of them has paused, ""
     for the topic itself. ``backlog`` counts the messages queued in the topic itself where it has no
-    channel. ``asked`` and ``failed`` say who answered and what went wrong; ``known_topics`` are
-    names to suggest.
+    channel. ``asked`` and ``failed`` say who answered and what went wrong; ``announced`` are the
+    nsqd that nsqlookupd name, and ``known_topics`` names to suggest.
     """
 
     topic: str
@@ -74,6 +74,7 @@ class TopicReport:
     backlog: int = 0
     asked: list[str] = field(default_factory=list)
     failed: list[NsqError] = field(default_factory=list)
+    announced: list[Address] = field(default_factory=list)
     known_topics: set[str] = field(default_factory=set)
 
 
@@ -85,13 +86,14 @@ def inspect_topic(cluster: Cluster, topic: str, newcomer: Address | None = None)
     """
     report = TopicReport(topic)
     lookups, failures = cluster.ask(cluster.lookupds, lambda lookupd: lookupd.lookup(topic))
-    announced = (
+    nodes = [
         node
         for lookup in lookups.values()
         for node in lookup.nodes
         if newcomer in (None, cluster.reachable(node.tcp))
-    )
-    nsqds, impostors = cluster.nsqds_among(announced)
+    ]
+    report.announced = [cluster.reachable(node.tcp) for node in nodes]
+    nsqds, impostors = cluster.nsqds_among(nodes)
     answers, failed = cluster.ask(nsqds, lambda nsqd: _topics(nsqd, topic))
     report.asked += [*lookups, *answers]
     report.failed += [failure.error for failure in (*failures, *impostors, *failed)]

@@ -128,8 +128,9 @@ class Tail:
     """One tail of one or more topics. `run` it on one thread; `stop` it from any.
 
     ``on_tick`` is called there a few times a second, to show progress.
-    ``look`` is called with a topic and an nsqd that joins later, before the subscription there; it
-    raises an `NsqError` to keep the tail from it.
+    ``look`` is called with a topic and an nsqd before the first subscription there, and raises an
+    `NsqError` to keep the tail from it. What waits at one that is met again was published
+    meanwhile, for this tail, too.
     With ``not_waited_for`` silence ends it only while every topic has a connection, but for those
     that this returns of the ones without.
     """
@@ -181,9 +182,9 @@ class Tail:
         """
         self.watch = LimitWatch(self._limits, time.monotonic())
         try:
-            self._consumer.start(fail_fast=True, wait_s=self.watch.left_s(time.monotonic()))
             if self._look is not None:
-                self._look_at_newcomers(self._look)
+                self._consumer.look_before_subscribing(self._look)
+            self._consumer.start(fail_fast=True, wait_s=self.watch.left_s(time.monotonic()))
             return self._pump()
         finally:
             self._consumer.stop()
@@ -195,17 +196,6 @@ class Tail:
     def end_after_delivered(self) -> None:
         """Ask `run` to end with what nsqd has sent already: that is still written."""
         self._consumer.begin_stop(drain=True)
-
-    def _look_at_newcomers(self, look: Callable[[str, Address], None]) -> None:
-        """What waits at an nsqd that is met again was published meanwhile, for this tail, too."""
-        met = {(topic, nsqd) for topic, nsqds in self.connections.items() for nsqd in nsqds}
-
-        def look_once(topic: str, nsqd: Address) -> None:
-            if (topic, str(nsqd)) not in met:
-                look(topic, nsqd)
-                met.add((topic, str(nsqd)))
-
-        self._consumer.look_before_subscribing(look_once)
 
     def _pump(self) -> End:
         while True:

@@ -34,6 +34,7 @@ from nsqtools.protocol.text import counted
 
 if TYPE_CHECKING:
     from nsqtools.client.message import Message
+    from nsqtools.protocol.names import Address
 
 INTERACTIVE: dict[str, Any] = {
     # nsqd holds a message back for this long when the connection is not full; this is its minimum
@@ -82,6 +83,7 @@ def tail(
     is_watched = runtime.stderr_is_tty and not runtime.quiet
     unlisted = UnlistedTopics(connection)
     notice = WaitingNotice(runtime, channel) if is_watched else None
+    looked: set[tuple[str, Address]] = set()
     service = Tail(
         topics,
         channel,
@@ -93,11 +95,10 @@ def tail(
         limits=limits.run_limits(),
         on_tick=notice,
         not_waited_for=unlisted.among if limits.until_empty else None,
-        look=looking_at_newcomers(connection, channel, force=force),
+        look=looking_at_newcomers(connection, channel, looked, force=force),
     )
-    if not look_before(
-        topics, channel, connection, runtime, create=create, force=force, may_share=force
-    ):
+    may_go_on = {"create": create, "force": force, "may_share": force}
+    if not look_before(topics, channel, connection, runtime, looked=looked, **may_go_on):
         return ExitStatus.FAILED
     watch = watching_for_the_end(
         connection, channel, lambda: service.connections, service.end_after_delivered

@@ -9,7 +9,7 @@ run waits for that has got nothing yet, and `WaitingNotice` on a terminal on whi
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableSet, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -158,12 +158,14 @@ def look_before(
     create: bool,
     force: bool,
     may_share: bool = True,
+    looked: MutableSet[tuple[str, Address]] | None = None,
 ) -> bool:
     """Ask for the topics before subscribing. Raises `NotFoundError` and `ConfigurationError`.
 
-    Where no daemon answers at all, that alone is reported: raises the error of the connection.
-    Unless it ``may_share`` a channel with other consumers, these are reported, and on a terminal
-    the user is asked; returns whether to go on.
+    ``looked`` gets each topic with its nsqd, where all answered. Where no daemon answers at all,
+    that alone is reported: raises the error of the connection. Unless it ``may_share`` a channel
+    with other consumers, these are reported, and on a terminal the user is asked; returns whether
+    to go on.
     """
     from nsqtools.client.connection import require_one
     from nsqtools.cluster.topics import (
@@ -172,7 +174,7 @@ def look_before(
         is_new_channel,
         state_of_queue,
     )
-    from nsqtools.protocol.names import check_channel, check_topic, is_ephemeral
+    from nsqtools.protocol.names import check_channel, check_topic, is_ephemeral, parse_address
 
     check_channel(channel)
     topics = [check_topic(topic) for topic in topics]
@@ -192,17 +194,28 @@ def look_before(
                 runtime.tell(f"nsq: {state_of_queue(report, channel)}")
             if not may_share and not agree_to_share(report, channel, runtime):
                 return False
+            if looked is not None and not report.failed:
+                given = map(parse_address, connection.nsqd_tcp_addresses)
+                looked |= {(topic, nsqd) for nsqd in (*given, *report.announced)}
     return True
 
 
 def looking_at_newcomers(
-    connection: ConnectionSettings, channel: str, *, force: bool
+    connection: ConnectionSettings,
+    channel: str,
+    looked: MutableSet[tuple[str, Address]],
+    *,
+    force: bool,
 ) -> Callable[[str, Address], None] | None:
-    """Return what keeps an ephemeral channel from the backlog of an nsqd that joins later."""
+    """Return what keeps an ephemeral channel from the backlog of an nsqd that joins later, or was
+    not among those that `look_before` has ``looked`` at."""
     from nsqtools.cluster.topics import check_subscription, inspect_topic
     from nsqtools.protocol.names import is_ephemeral
 
     def look(topic: str, nsqd: Address) -> None:
+        if (topic, nsqd) in looked:  # a moment ago; the next try may be much later
+            looked.remove((topic, nsqd))
+            return
         with ClusterSettings(connection).open() as cluster:
             report = inspect_topic(cluster, topic, nsqd)
         try:
