@@ -55,8 +55,12 @@ def pub(
         INPUT,
         InputFormat.raw,
     ),
-    delimiter: bytes = opt(
-        "-d TEXT", "What ends each record; \\0 for NUL.", INPUT, "\\n", parser=parse_delimiter
+    delimiter: bytes | None = opt(
+        "-d TEXT",
+        "What ends each record; \\0 for NUL.",
+        INPUT,
+        parser=parse_delimiter,
+        show_default="\\n",
     ),
     where: filters.Filter | None = opt(
         "JQ",
@@ -126,9 +130,8 @@ def pub(
         noted = InputCheckpoint(checkpoint, given.paths)
         if noted.place.records:
             runtime.tell(f"nsq: going on after {noted.place.records:,} records")
-    with publishing.open(
-        runtime, delimiter, resumes=False, defer_s=defer, inputs=given.paths
-    ) as run:
+    ending = delimiter or b"\n"
+    with publishing.open(runtime, ending, resumes=False, defer_s=defer, inputs=given.paths) as run:
         publisher, total = run.publisher, size_of(given.paths)
 
         def how_far() -> str:
@@ -144,7 +147,7 @@ def pub(
             warn=run.progress.tell,
             show=lambda: run.progress.show(how_far),
         )
-        source = RecordSource(given.paths, delimiter, job.is_over, noted.place if noted else BEGIN)
+        source = RecordSource(given.paths, ending, job.is_over, noted.place if noted else BEGIN)
 
         def publish() -> None:
             try:

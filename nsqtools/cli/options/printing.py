@@ -96,16 +96,17 @@ def message_printer(
     format: Template = None,
     pick: Pick = None,
     pretty: Pretty = False,
-    delimiter: bytes = opt(
+    delimiter: bytes | None = opt(
         "-d TEXT",
         "What ends each message; \\0 for NUL, '' for nothing.",
         OUTPUT,
-        "\\n",
         parser=unescape,
+        show_default="\\n",
     ),
     print_topic: bool = opt("", "Print 'TOPIC | ' before a message.", OUTPUT),
 ) -> Printer:
     """How the options want messages printed."""
+    ending = b"\n" if delimiter is None else delimiter
 
     def printer(runtime: Runtime) -> Encode:
         if json:
@@ -113,7 +114,7 @@ def message_printer(
         elif format is not None:
             encode = partial(format, escape=True) if runtime.stdout_is_tty else format
         else:
-            lines = lines_printer(runtime, delimiter=delimiter, print_topic=print_topic)
+            lines = lines_printer(runtime, delimiter=ending, print_topic=print_topic)
             encode = readable(runtime, lines, pretty=pretty)
         return encode if pick is None else picking(runtime, encode, pick)
 
