@@ -138,6 +138,11 @@ class Call:
             raise HTTPRefusal(400, invalid)
         return query[name]
 
+    def topic_and_channel(self) -> tuple[str, str]:
+        """Return both names. Raises `HTTPRefusal` 400 MISSING_ARG_NAME or INVALID_ARG_NAME."""
+        topic = self.argument("topic", "INVALID_ARG_TOPIC")
+        return topic, self.argument("channel", "INVALID_ARG_CHANNEL")
+
     @property
     def declared_length(self) -> int:
         """The Content-Length, -1 without one."""

@@ -292,8 +292,7 @@ class NsqdHTTP:
     # channels
 
     def _topic_and_channel_name(self, call: Call) -> tuple[Topic, str]:
-        topic = call.argument("topic", "INVALID_ARG_TOPIC")
-        channel = call.argument("channel", "INVALID_ARG_CHANNEL")
+        topic, channel = call.topic_and_channel()
         return self._existing_topic(topic), channel
 
     def _existing_channel(self, call: Call) -> Channel:

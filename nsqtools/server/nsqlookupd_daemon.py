@@ -243,23 +243,18 @@ class NsqlookupdHTTP:
         self._registrations.tombstone(topic, node)
 
     def create_channel(self, call: Call) -> None:
-        topic, channel = _topic_and_channel(call)
+        topic, channel = call.topic_and_channel()
         self._log.info(f"DB: adding channel({channel}) in topic({topic})")
         self._log.info(f"DB: adding topic({topic})")
         self._registrations.create_channel(topic, channel)
 
     def delete_channel(self, call: Call) -> None:
-        topic, channel = _topic_and_channel(call)
+        topic, channel = call.topic_and_channel()
         try:
             self._registrations.delete_channel(topic, channel)
         except KeyError:
             raise HTTPRefusal(404, "CHANNEL_NOT_FOUND") from None
         self._log.info(f"DB: removing channel({channel}) from topic({topic})")
-
-
-def _topic_and_channel(call: Call) -> tuple[str, str]:
-    topic = call.argument("topic", "INVALID_ARG_TOPIC")
-    return topic, call.argument("channel", "INVALID_ARG_CHANNEL")
 
 
 def _registered(peer: RegisteredNsqd, tombstoned_ns: int | None) -> dict[str, object]:
