@@ -130,7 +130,7 @@ def one_array(column: pyarrow.ChunkedArray) -> pyarrow.Array:
 
 
 def read_json(text: Any, count: int, schema: pyarrow.Schema, others: str) -> Any:
-    """Read ``count`` objects as a table; None where they are not so many, or not of the schema.
+    """Read ``count`` objects as a table; None if the count or the schema differs.
 
     ``others`` is what becomes of other fields: "error", "ignore", or "infer".
     """

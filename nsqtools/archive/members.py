@@ -274,7 +274,7 @@ def codec_at(file: SeekableFile) -> Codec:
 
 
 def scan_members(path: Path) -> list[Member]:
-    """Return the whole members of a file, none of what is no regular file. Raises ``OSError``."""
+    """Return the whole members of a file; none if it is not a regular one. Raises ``OSError``."""
     scan = Scan()
     with suppress(NotRegularError), open_to_read(path) as file:
         scan_file(file, scan)

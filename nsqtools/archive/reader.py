@@ -395,7 +395,7 @@ def _keep(path: Path) -> None:
 
 
 def _readable(archive: ArchiveFile, delimiter: bytes) -> Iterator[bytes]:
-    """The lines that can be read; what is no message is left out where the first line is one."""
+    """Iterate over the readable lines; if the first is a message, skip those that are not."""
     is_jsonl: bool | None = None
     for text in _whole_lines(archive, delimiter):
         lines = split_lines(text, delimiter)
