@@ -159,7 +159,7 @@ def test_the_secret_goes_to_nsqlookupd_as_a_bearer_token_when_that_is_wanted(
         args = [*words, f"--lookupd-http-address={lookupd.address}", *wanted]
         said = run_nsq(args, env={"NSQ_AUTH_SECRET": "s3cret"}).err
 
-        assert {headers.get("Authorization") for _, headers in lookupd.requests} == {bearer}
+        assert {each.headers.get("Authorization") for each in lookupd.requests} == {bearer}
         assert ("the auth secret goes to http://" in said) == bool(wanted)
 
 

@@ -297,7 +297,7 @@ def test_the_topics_of_a_fleet_are_not_looked_up_one_by_one(
 
     assert result.status == 0, result.err
     assert len(messages_of(out)) == 5
-    assert [path for path, _ in lookupd.requests if path.startswith("/lookup")] == []
+    assert [each for each in lookupd.requests if each.target.startswith("/lookup")] == []
 
 
 def test_a_topic_that_is_deleted_and_made_again_is_archived_again(

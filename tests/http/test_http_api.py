@@ -71,7 +71,7 @@ def test_both_forms_of_json_are_read(scripted_lookupd: MakeScripted) -> None:
     lookupd, data = scripted_lookupd(), {"topics": ["a"]}
     for lookupd.answer in (data, {"status_code": 200, "status_txt": "OK", "data": data}):
         assert get(f"http://{lookupd.address}") == data
-    _, headers = lookupd.requests[0]
+    headers = lookupd.requests[0].headers
     assert headers["Accept"] == "application/vnd.nsq; version=1.0"
     assert "Authorization" not in headers
 
@@ -138,9 +138,9 @@ def test_addresses_and_secrets_beyond_ascii_are_sent_as_http_wants_them(
     with pytest.raises(ConnectionFailed):
         get("http://zürich.invalid:1")
 
-    paths = [path for path, _ in lookupd.requests]
+    paths = [request.target for request in lookupd.requests]
     assert paths == ["/z%C3%BCrich/topics", "/topics"]
-    assert lookupd.requests[1][1]["Authorization"] == "Basic dXNlcjpwQHNz"
+    assert lookupd.requests[1].headers["Authorization"] == "Basic dXNlcjpwQHNz"
 
 
 # -- what a hostile or broken daemon sends ---------------------------------------------------------

@@ -12,24 +12,23 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
-from http.server import ThreadingHTTPServer
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
-from plugins.http_server import Handler, serving
+from plugins.http_server import Answer, HttpServer, Request, serving
 
 
-class AuthServer(ThreadingHTTPServer):
-    """Listens on a free port from the start; what it knows may change at any time."""
-
-    daemon_threads = True
+class AuthServer(HttpServer):
+    """What it knows may change at any time."""
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _QuestionHandler)
-        self.address = f"127.0.0.1:{self.server_port}"
-        self.questions: list[dict[str, str]] = []
+        super().__init__()
         self.answers: dict[str, tuple[int, bytes]] = {}
         self.after_s = 0.0
+
+    @property
+    def questions(self) -> list[dict[str, str]]:
+        return [self._question(request) for request in self.requests]
 
     def allow(
         self,
@@ -52,13 +51,14 @@ class AuthServer(ThreadingHTTPServer):
         """Answer questions about `secret` with anything, well-formed or not."""
         self.answers[secret] = status, body
 
+    def take(self, request: Request) -> Answer:
+        time.sleep(self.after_s)
+        secret = self._question(request).get("secret", "")
+        status, body = self.answers.get(secret, (401, b"{}"))
+        return status, {}, body
 
-class _QuestionHandler(Handler):
-    def do_GET(self) -> None:
-        question = dict(parse_qsl(urlsplit(self.path).query, keep_blank_values=True))
-        self.server.questions.append(question)
-        time.sleep(self.server.after_s)
-        self.reply(*self.server.answers.get(question.get("secret", ""), (401, b"{}")))
+    def _question(self, request: Request) -> dict[str, str]:
+        return dict(parse_qsl(urlsplit(request.target).query, keep_blank_values=True))
 
 
 @pytest.fixture

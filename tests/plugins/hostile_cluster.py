@@ -7,15 +7,14 @@ server delivers evil messages, refuses each FIN and confirms no publish.
 from __future__ import annotations
 
 import json
-import socketserver
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import ThreadingHTTPServer
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
-from plugins.http_server import Handler, serving
+from plugins.http_server import Answer, HttpServer, Request, serving, talking
 from plugins.scripted_nsqd import IDENTIFY_REPLY
 from plugins.wire import ERROR, MAGIC, RESPONSE, frame, message_frame, split_commands
 
@@ -59,13 +58,9 @@ def polite_cluster() -> Iterator[HostileCluster]:
 
 @contextmanager
 def _cluster(evil: str) -> Iterator[HostileCluster]:
-    api = ThreadingHTTPServer(("127.0.0.1", 0), _API)
-    with serving(_NsqdServer(("127.0.0.1", 0), _Nsqd)) as nsqd, serving(api) as http:
-        ports = http.server_port, nsqd.server_address[1]
-        addresses = (f"127.0.0.1:{port}" for port in ports)
-        cluster = HostileCluster(*addresses, answers=_answers(*ports, evil))
-        http.answers = cluster.answers  # type: ignore[attr-defined]
-        yield cluster
+    with talking(_nsqd) as nsqd, serving(_API()) as api:
+        api.answers = _answers(api.server_port, int(nsqd.rpartition(":")[2]), evil)
+        yield HostileCluster(api.address, nsqd, api.answers)
 
 
 def _answers(http: int, tcp: int, evil: str) -> dict[str, Any]:
@@ -100,22 +95,15 @@ def _answers(http: int, tcp: int, evil: str) -> dict[str, Any]:
     }
 
 
-class _API(Handler):
-    def do_GET(self) -> None:
-        answer = self.server.answers.get(urlsplit(self.path).path)
-        if answer is None:
-            self.do_POST()
-        else:
-            self.reply(200, RAW_BODY if isinstance(answer, str) else json.dumps(answer).encode())
+class _API(HttpServer):
+    reason = "\x1b]0;pwned\x07"
+    answers: dict[str, Any]
 
-    def do_POST(self) -> None:
-        self.read()
-        self.reply(500, json.dumps({"message": EVIL}).encode())
-
-    do_PUT = do_POST
-
-    def send_response(self, code: int, message: str | None = None) -> None:
-        self.send_response_only(code, "\x1b]0;pwned\x07")
+    def take(self, request: Request) -> Answer:
+        answer = self.answers.get(urlsplit(request.target).path)
+        if request.method != "GET" or answer is None:
+            return 500, {}, json.dumps({"message": EVIL}).encode()
+        return 200, {}, RAW_BODY if isinstance(answer, str) else json.dumps(answer).encode()
 
 
 NSQD_ANSWERS = {
@@ -128,28 +116,18 @@ for word in ("FIN", "REQ", "TOUCH"):
     NSQD_ANSWERS[word] = frame(ERROR, f"E_{word}_FAILED ".encode() + RAW_BODY)
 
 
-class _NsqdServer(socketserver.ThreadingTCPServer):
-    daemon_threads = True
-    allow_reuse_address = True
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that went away is no news."""
-
-
-class _Nsqd(socketserver.BaseRequestHandler):
-    """Delivers two messages to whoever is ready, and lets nothing succeed."""
-
-    def handle(self) -> None:
-        rest, has_delivered = b"", False
-        self.request.settimeout(30)
-        while data := self.request.recv(1 << 16):
-            commands, rest = split_commands((rest + data).removeprefix(MAGIC), 0)
-            for command in commands:
-                word, _, argument = command.line.partition(" ")
-                self.request.sendall(NSQD_ANSWERS.get(word, b""))
-                if word == "RDY" and argument != "0" and not has_delivered:
-                    has_delivered = True
-                    self.request.sendall(b"".join(map(_message, enumerate((BODY, RAW_BODY)))))
+def _nsqd(accepted: socket.socket) -> None:
+    """Deliver two messages to whoever is ready, and let nothing succeed."""
+    rest, has_delivered = b"", False
+    accepted.settimeout(30)
+    while data := accepted.recv(1 << 16):
+        commands, rest = split_commands((rest + data).removeprefix(MAGIC), 0)
+        for command in commands:
+            word, _, argument = command.line.partition(" ")
+            accepted.sendall(NSQD_ANSWERS.get(word, b""))
+            if word == "RDY" and argument != "0" and not has_delivered:
+                has_delivered = True
+                accepted.sendall(b"".join(map(_message, enumerate((BODY, RAW_BODY)))))
 
 
 def _message(numbered: tuple[int, bytes]) -> bytes:

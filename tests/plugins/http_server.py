@@ -1,11 +1,11 @@
-"""A real HTTP server that does what a test says: answers by plan, remembers every request.
+"""Real HTTP servers that do what a test says, and remember every request.
 
     def test_...(http_server):
         server = http_server(503, 503)          # then 200 for ever
         server.requests[0].headers["X-Nsq-Topic"]
 
 ``server.answer`` may be a function of the request that returns a status, or a status and headers.
-`serves` is for a server that speaks no HTTP, or a bad one.
+`serves` is for a server that speaks no HTTP, or a bad one; `HttpServer` for one that knows more.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ import socket
 import socketserver
 import ssl
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import pytest
 from plugins.certificates import Credentials
 
 S = TypeVar("S", bound=socketserver.BaseServer)
 Serves = Callable[[Callable[[socket.socket], None]], str]
+Planned = int | tuple[int, dict[str, str]]
 
 
 @contextmanager
@@ -37,32 +38,131 @@ def serving(server: S) -> Iterator[S]:
         thread.join()
 
 
-class Handler(BaseHTTPRequestHandler):
-    """``self.read()`` and ``self.reply(...)``; requests are kept by the server, and not logged."""
+class Request(NamedTuple):
+    """What came."""
 
+    method: str
+    target: str
+    headers: dict[str, str]
+    body: bytes
+
+
+Answer = tuple[int, dict[str, str], bytes]
+"""Status (0: no answer at all), headers and body."""
+
+
+class HttpServer(ThreadingHTTPServer):
+    """Listens on a free port from the start, and keeps the ``requests``."""
+
+    daemon_threads = True
+    request_queue_size = 128
+    reason: str | None = None  # of every status
+
+    def __init__(self, credentials: Credentials | None = None) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.address = f"127.0.0.1:{self.server_port}"
+        self.url = f"{'https' if credentials else 'http'}://{self.address}"
+        self.requests: list[Request] = []
+        self.connections = 0
+        if credentials is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(credentials.cert, credentials.key)
+            self.socket = context.wrap_socket(self.socket, server_side=True)
+
+    def take(self, request: Request) -> Answer:
+        """Say what is answered."""
+        raise NotImplementedError
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that went away is no news."""
+
+
+class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     wbufsize = 1 << 16  # head and body in one write: two would wait for an acknowledgement
     disable_nagle_algorithm = True
-    server: Any
+    server: HttpServer
 
-    def read(self) -> bytes:
-        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+    def setup(self) -> None:
+        super().setup()
+        self.server.connections += 1
 
-    def reply(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
-        self.send_response(status)
-        for name, value in (headers or {}).items():
+    def do_GET(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        request = Request(self.command, self.path, dict(self.headers), body)
+        self.server.requests.append(request)
+        status, headers, text = self.server.take(request)
+        if status == 0:
+            self.close_connection = True
+            return
+        self.send_response(status, self.server.reason)
+        for name, value in {**headers, "Content-Length": str(len(text))}.items():
             self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        self.wfile.write(text)
+
+    do_POST = do_PUT = do_GET
 
     def log_message(self, *arguments: object) -> None:
         """Silent."""
 
 
+class PlannedServer(HttpServer):
+    """Answers by plan, then as ``answer`` says: a status, or a status and headers."""
+
+    def __init__(self, plan: Iterable[Planned], credentials: Credentials | None) -> None:
+        super().__init__(credentials)
+        self._plan = iter(plan)
+        self.answer: Callable[[Request], Planned] = lambda request: 200
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return sorted(request.body for request in self.requests)
+
+    def take(self, request: Request) -> Answer:
+        planned = next(self._plan, None)
+        if planned is None:
+            planned = self.answer(request)
+        status, headers = planned if isinstance(planned, tuple) else (planned, {})
+        return status, headers, b"ok"
+
+
+MakeServer = Callable[..., PlannedServer]
+
+
+@pytest.fixture
+def http_server() -> Iterator[MakeServer]:
+    with ExitStack() as stack:
+        yield lambda *plan, credentials=None: stack.enter_context(
+            serving(PlannedServer(plan, credentials))
+        )
+
+
+# -- servers that speak no HTTP, or a bad one -----------------------------------------------------
+
+
 class _ManyAtOnce(socketserver.ThreadingTCPServer):
     daemon_threads = True
     request_queue_size = 100
+
+
+@contextmanager
+def talking(talk: Callable[[socket.socket], None]) -> Iterator[str]:
+    """The address of a server that calls ``talk`` with each connection."""
+
+    class Talk(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with suppress(OSError):  # the client has had enough
+                talk(self.request)
+
+    with serving(_ManyAtOnce(("127.0.0.1", 0), Talk)) as server:
+        yield "{}:{}".format(*server.server_address)
+
+
+@pytest.fixture
+def serves() -> Iterator[Serves]:
+    with ExitStack() as stack:
+        yield lambda talk: stack.enter_context(talking(talk))
 
 
 def http(pieces: Iterable[bytes]) -> Callable[[socket.socket], None]:
@@ -74,94 +174,3 @@ def http(pieces: Iterable[bytes]) -> Callable[[socket.socket], None]:
             accepted.sendall(piece)
 
     return talk
-
-
-@pytest.fixture
-def serves() -> Iterator[Serves]:
-    """``serves(talk)``: the address of a server that calls ``talk`` with each connection."""
-    with ExitStack() as stack:
-
-        def serve(talk: Callable[[socket.socket], None]) -> str:
-            class Talk(socketserver.BaseRequestHandler):
-                def handle(self) -> None:
-                    with suppress(OSError):  # the client has had enough
-                        talk(self.request)
-
-            server = stack.enter_context(serving(_ManyAtOnce(("127.0.0.1", 0), Talk)))
-            return "{}:{}".format(*server.server_address)
-
-        yield serve
-
-
-class Request(NamedTuple):
-    """What came."""
-
-    method: str
-    target: str
-    headers: dict[str, str]
-    body: bytes
-
-
-Answer = int | tuple[int, dict[str, str]]
-
-
-class HttpServer(ThreadingHTTPServer):
-    """Listens on a free port from the start."""
-
-    daemon_threads = True
-    request_queue_size = 128
-
-    def __init__(self, plan: tuple[Answer, ...], credentials: Credentials | None) -> None:
-        super().__init__(("127.0.0.1", 0), _Planned)
-        self.url = f"{'https' if credentials else 'http'}://127.0.0.1:{self.server_port}"
-        self.requests: list[Request] = []
-        self.connections = 0
-        self._plan = list(plan)
-        self._lock = threading.Lock()
-        self.answer: Callable[[Request], Answer] = lambda request: 200
-        if credentials is not None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(credentials.cert, credentials.key)
-            self.socket = context.wrap_socket(self.socket, server_side=True)
-
-    @property
-    def bodies(self) -> list[bytes]:
-        return sorted(request.body for request in self.requests)
-
-    def take(self, request: Request) -> Answer:
-        with self._lock:
-            self.requests.append(request)
-            if self._plan:
-                return self._plan.pop(0)
-        return self.answer(request)
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that went away is no news."""
-
-
-class _Planned(Handler):
-    def setup(self) -> None:
-        super().setup()
-        self.server.connections += 1
-
-    def do_GET(self) -> None:
-        request = Request(self.command, self.path, dict(self.headers), self.read())
-        answer = self.server.take(request)
-        status, headers = answer if isinstance(answer, tuple) else (answer, {})
-        if status == 0:  # no answer at all
-            self.close_connection = True
-        else:
-            self.reply(status, b"ok", headers)
-
-    do_POST = do_GET
-
-
-MakeServer = Callable[..., HttpServer]
-
-
-@pytest.fixture
-def http_server() -> Iterator[MakeServer]:
-    with ExitStack() as stack:
-        yield lambda *plan, credentials=None: stack.enter_context(
-            serving(HttpServer(plan, credentials))
-        )
