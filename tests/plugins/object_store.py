@@ -1,23 +1,21 @@
-"""An S3 on this machine: moto's server, started once a run, with a fresh bucket for each test.
+"""An S3 on this machine: moto's server, one for each worker, with a fresh bucket for each test.
 
     bucket        an empty `Bucket`; its endpoint and keys are in the environment, that of `run_nsq`
                   included, as a user's would be
     s3_endpoint   where the server is
     between_pages runs something in the middle of the next listing that spans pages
 
-The server runs in a process of its own, which all workers use and which ends with the run. Its
-listings have pages of `PAGE` names, so that most of them span several.
+The server's listings have pages of `PAGE` names, so that most of them span several.
 """
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 from urllib.request import Request, urlopen
 
 import pytest
@@ -29,26 +27,19 @@ from nsqtools.archive.storage_objects import open_storage
 PAGE = 10
 
 SERVER = """
-import logging, os, sys, time
-logging.getLogger("werkzeug").setLevel(logging.ERROR)
+import logging, sys
 from moto.server import ThreadedMotoServer
+logging.getLogger("werkzeug").setLevel(logging.ERROR)
 server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
 server.start()
 print(server.get_host_and_port()[1], flush=True)
-run = int(sys.argv[1])
-while True:
-    time.sleep(1)
-    try:
-        os.kill(run, 0)
-    except OSError:
-        break
+sys.stdin.read()
 """
 
 _numbers = itertools.count(1)
 
 
-@dataclass(frozen=True)
-class Bucket:
+class Bucket(NamedTuple):
     """A bucket, and the storage at its root."""
 
     name: str
@@ -68,36 +59,21 @@ class Bucket:
 
 
 @pytest.fixture(scope="session")
-def s3_endpoint(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> str:
-    base = tmp_path_factory.getbasetemp()
-    run = os.getpid() if worker_id == "master" else os.getppid()
-    place = (base if worker_id == "master" else base.parent) / "s3"
-    with place.open("a+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # the first worker starts it
-        file.seek(0)
-        port = file.read()
-        if not port:
-            port = _start_server(run)
-            file.write(port)
-    return f"http://127.0.0.1:{port}"
-
-
-def _start_server(run: int) -> str:
-    server = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", SERVER, str(run)],
-        stdin=subprocess.DEVNULL,
+def s3_endpoint() -> Iterator[str]:
+    """It ends with its input, which is this process' end of a pipe."""
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", SERVER],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env={key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
-        | {"MOTO_S3_DEFAULT_MAX_KEYS": str(PAGE)},
+        env=environ | {"MOTO_S3_DEFAULT_MAX_KEYS": str(PAGE)},
         start_new_session=True,
         text=True,
-    )
-    assert server.stdout is not None
-    port = next(line for line in server.stdout if line.strip().isdigit()).strip()
-    server.stdout.close()
-    server.returncode = 0  # it outlives this worker
-    return port
+    ) as server:
+        assert server.stdout is not None
+        yield f"http://127.0.0.1:{server.stdout.readline().strip()}"
+        server.kill()
 
 
 @pytest.fixture
