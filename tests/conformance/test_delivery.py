@@ -31,13 +31,13 @@ SCAN_S = 6.0  # the slowest that the Go nsqd notices a timeout on a channel that
 @pytest.fixture(scope="module", params=NSQD_KINDS)
 def timed_nsqd(request: pytest.FixtureRequest) -> Iterator[Nsqd]:
     """Messages time out after 1 s, unless a client asks for more; each test has its own topic."""
-    with TemporaryDirectory(prefix="nsqd-") as directory:
-        nsqd: Nsqd = request.param(Path(directory), "-msg-timeout=1s")
-        nsqd.start()
+    with (
+        TemporaryDirectory(prefix="nsqd-") as directory,
+        request.param(Path(directory), "-msg-timeout=1s") as nsqd,
+    ):
         for topic in ("timeout", "gone", "requeue"):
             nsqd.create_channel(topic, "ch")
         yield nsqd
-        nsqd.kill()
 
 
 def test_consumers_of_a_channel_share_its_messages(any_nsqd: AnyNsqd) -> None:

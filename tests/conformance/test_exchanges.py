@@ -29,7 +29,7 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from functools import partial
 from itertools import chain, count
 from pathlib import Path
@@ -40,8 +40,7 @@ import pytest
 from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.embedded import EmbeddedLookupServer, EmbeddedServer
 from plugins.http_api import Nsqd, Nsqlookupd, answer
-from plugins.raw_client import RawClient
-from plugins.raw_peer import RawPeer
+from plugins.raw_client import RawClient, RawPeer
 from plugins.waiting import patience_s
 from plugins.wire import MESSAGE
 
@@ -88,29 +87,18 @@ def play(table: str, kinds: dict[str, Any]) -> Iterator[str]:
             name, flags, steps = json.loads(re.sub(SHORT, lambda run: run[1] * int(run[2]), line))
             topic = re.sub(r"[^a-zA-Z0-9]", "_", name)[:50]
             if table.startswith("nsqlookupd"):
-                with running(kinds["nsqlookupd"](*flags)) as lookupd:
+                with kinds["nsqlookupd"](*flags) as lookupd:
                     answers = lookup(lookupd, steps)
             else:
                 if (nsqd := nsqds.get(tuple(flags))) is None:
                     path = Path(stack.enter_context(TemporaryDirectory(prefix="nsqd-")))
-                    nsqd = nsqds[tuple(flags)] = stack.enter_context(
-                        running(kinds["nsqd"](path, *flags))
-                    )
+                    nsqd = nsqds[tuple(flags)] = stack.enter_context(kinds["nsqd"](path, *flags))
                 answers = (ask if table.startswith("http") else act)(nsqd, steps, topic)
             played = [[sent, now] for (sent, _), now in zip(steps, answers, strict=True)]
             out = json.dumps([name, flags, played])
             yield (
                 re.sub(LONG, lambda run: f"{{{run[1]}*{len(run[0]) // len(run[1])}}}", out) + "\n"
             )
-
-
-@contextmanager
-def running(daemon: Any) -> Iterator[Any]:
-    daemon.start()
-    try:
-        yield daemon
-    finally:
-        daemon.kill()
 
 
 # -- nsqd, TCP ------------------------------------------------------------------------------------

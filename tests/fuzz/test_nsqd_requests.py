@@ -10,7 +10,6 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Iterator
-from contextlib import ExitStack
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -84,11 +83,7 @@ COMMANDS = st.one_of(
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Nsqd, Nsqd]]:
     folders = [tmp_path_factory.mktemp(name) for name in ("go", "embedded")]
-    go, embedded = GoNsqd(folders[0], *FLAGS), EmbeddedServer(folders[1], *FLAGS)
-    with ExitStack() as stack:
-        for nsqd in (go, embedded):
-            stack.callback(nsqd.kill)
-            nsqd.start()
+    with GoNsqd(folders[0], *FLAGS) as go, EmbeddedServer(folders[1], *FLAGS) as embedded:
         yield go, embedded
 
 

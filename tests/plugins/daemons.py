@@ -14,9 +14,9 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Self
+from typing import IO
 
-from plugins.http_api import HttpApi, Nsqd, Nsqlookupd
+from plugins.http_api import Nsqd, Nsqlookupd, Running
 from plugins.ports import ReservedPort
 from plugins.waiting import patience_s, wait_until
 
@@ -25,8 +25,8 @@ GO_PROGRAMS = Path(__file__).parent.parent / "go" / "bin"
 _LISTENERS = {"TCP": "tcp_address", "HTTP": "http_address"}  # word in the log: our attribute
 
 
-class Daemon(HttpApi):
-    """One daemon process and its log. A context manager: entering starts it, leaving kills it."""
+class Daemon(Running):
+    """One daemon process and its log."""
 
     def __init__(self, program: str, flags: Sequence[str], *, listeners: Mapping[str, str]) -> None:
         self.name = program
@@ -98,11 +98,6 @@ class Daemon(HttpApi):
             assert self._log_reader is not None
             self._log_reader.join()
 
-    def release_ports(self) -> None:
-        """Let others have the ports: it is not to be started again."""
-        for port in self._ports:
-            port.release()
-
     def pause(self) -> None:
         """SIGSTOP: connections stay open, and nothing is answered.
 
@@ -138,14 +133,6 @@ class Daemon(HttpApi):
             return found
 
         return wait_until(look, what=f"{pattern!r} in the log of {self.name}", timeout_s=timeout_s)  # type: ignore[return-value]
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.kill()
-        self.release_ports()
 
     def _command(self) -> list[str | Path]:
         return [GO_PROGRAMS / self.name]

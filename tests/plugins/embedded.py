@@ -25,7 +25,7 @@ class _Embedded(Running):
     _kind: type[EmbeddedNsqd | EmbeddedNsqlookupd]
 
     def __init__(self, options: dict[str, Any]) -> None:
-        self._ports = [ReservedPort(), ReservedPort()]  # nobody has them between two runs
+        self._ports = [ReservedPort(), ReservedPort()]
         self.tcp_address, self.http_address = (
             str(options.get(name, f"127.0.0.1:{port.number}"))
             for name, port in zip(ADDRESSES, self._ports, strict=False)

@@ -10,9 +10,10 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlencode
 
+from plugins.ports import ReservedPort
 from plugins.waiting import patience_s
 
 REQUEST_TIMEOUT_S = patience_s(10.0)
@@ -68,7 +69,8 @@ class HttpApi:
 class Running(HttpApi):
     """A daemon on loopback ports, free ones at the first `start`, the same ones afterwards.
 
-    `start` returns when it listens; `stop` is as SIGTERM, and `kill` as SIGKILL.
+    `start` returns when it listens; `stop` is as SIGTERM, and `kill` as SIGKILL. A context manager:
+    entering starts it, leaving kills it.
     """
 
     name: str  # of the program, for messages
@@ -77,6 +79,20 @@ class Running(HttpApi):
     start: Callable[[], None]
     stop: Callable[[], None]
     kill: Callable[[], None]
+    _ports: list[ReservedPort]  # nobody has them between two runs
+
+    def release_ports(self) -> None:
+        """Let others have the ports: it is not to be started again."""
+        for port in self._ports:
+            port.release()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.kill()
+        self.release_ports()
 
 
 class Nsqlookupd(Running):

@@ -3,6 +3,10 @@
 with subscribed(nsqd.tcp_address, "topic", "channel", ready=1) as client:
     message = client.read_message()
     client.send(b"FIN " + message.id + b"\\n")
+
+with RawPeer(lookupd.tcp_address) as peer:
+    peer.identify(broadcast_address="one.example")
+    assert peer.ask(b"REGISTER clicks archive\\n") == b"OK"
 """
 
 from __future__ import annotations
@@ -168,3 +172,52 @@ def subscribed(address: str, topic: str, channel: str, *, ready: int = 0) -> Raw
     client = RawClient(address)
     client.subscribe(topic, channel, ready=ready)
     return client
+
+
+# -- of nsqlookupd ---------------------------------------------------------------------------------
+
+
+DESCRIPTION = {
+    "broadcast_address": "nsqd.example",
+    "hostname": "nsqd",
+    "http_port": 4151,
+    "tcp_port": 4150,
+    "version": "1.3.0",
+}
+
+
+def identify(**fields: object) -> bytes:
+    """The command; a field that is None is left out."""
+    given = {k: v for k, v in (DESCRIPTION | fields).items() if v is not None}
+    return b"IDENTIFY\n" + sized(json.dumps(given).encode())
+
+
+class RawPeer(RawClient):
+    """An nsqd as nsqlookupd sees it: protocol V1 by hand."""
+
+    def __init__(self, address: str, *, magic: bytes = b"  V1") -> None:
+        super().__init__(address, magic=magic)
+
+    def read_response(self) -> bytes:
+        """The next response; EOFError when nsqlookupd has closed."""
+        return self._take(int.from_bytes(self._take(4), "big"))
+
+    def identify(self, **fields: object) -> bytes:  # type: ignore[override]
+        return self.ask(identify(**fields))
+
+    def leave(self) -> bytes:
+        """End the connection and return the bytes that were still to come.
+
+        nsqlookupd closes its side when it has forgotten the peer, so it has on return.
+        """
+        rest = self._buffer
+        with self:
+            try:
+                self.socket.shutdown(socket.SHUT_WR)
+                while chunk := self.socket.recv(1 << 16):
+                    rest += chunk
+            except TimeoutError:
+                raise
+            except OSError:
+                pass  # a reset is an end, too: Go closes with input unread
+        return rest

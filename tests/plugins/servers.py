@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import pytest
-from plugins.daemons import GO_PROGRAMS, Daemon, GoNsqd, GoNsqlookupd
+from plugins.daemons import GO_PROGRAMS, GoNsqd, GoNsqlookupd
 from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd, Running
 
@@ -69,8 +69,7 @@ def serve(
     yield start
     for daemon in reversed(served):
         daemon.kill()
-        if isinstance(daemon, Daemon):
-            daemon.release_ports()
+        daemon.release_ports()
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 
 import pytest
-from plugins.raw_client import RawClient, subscribed
-from plugins.raw_peer import RawPeer
+from plugins.raw_client import RawClient, RawPeer, subscribed
 
 from nsqtools.server import EmbeddedNsqd, EmbeddedNsqlookupd
 from nsqtools.server import http_server as server

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from plugins.embedded import EmbeddedLookupServer
 from plugins.examples import examples
 from plugins.ports import ReservedPort
-from plugins.raw_peer import RawPeer, identify
+from plugins.raw_client import RawPeer, identify
 from plugins.servers import Serve
 from plugins.waiting import wait_until
 

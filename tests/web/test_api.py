@@ -13,7 +13,7 @@ from plugins.console import Answer, Console, MakeConsole, ask
 from plugins.daemons import Daemon, GoNsqd, GoNsqlookupd
 from plugins.embedded import EmbeddedLookupServer
 from plugins.http_server import MakeServer
-from plugins.raw_peer import RawPeer
+from plugins.raw_client import RawPeer
 from plugins.servers import AnyNsqd, DataPath, MakeNsqd, Serve
 from plugins.waiting import wait_until
 from starlette.exceptions import HTTPException
