@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -47,21 +45,3 @@ def test_every_error_has_a_category_and_a_place_in_the_tree() -> None:
         assert error.category in {"failed", "usage", "not_found", "connect", "refused"}
         assert name in (errors.__doc__ or "")
         assert inspect.getdoc(error)
-
-
-def loaded_by(statement: str) -> set[str]:
-    """The modules that a fresh interpreter has loaded after the statement."""
-    script = f"import sys\nbefore = set(sys.modules)\n{statement}\n"
-    script += "print(*(set(sys.modules) - before))"
-    output = subprocess.check_output([sys.executable, "-c", script], text=True)
-    return set(output.split())
-
-
-def test_a_consumer_and_a_producer_load_no_more_than_they_need() -> None:
-    loaded = loaded_by(
-        "import nsqtools\n"
-        "nsqtools.Consumer('t', 'c', nsqd_tcp_addresses=['localhost'])\n"
-        "nsqtools.Producer('localhost')"
-    )
-    heavy = {"ssl", "httpx", "snappy", "rich", "typer", "asyncio", "subprocess", "tomllib"}
-    assert loaded & heavy == set()

@@ -46,6 +46,12 @@ def test_importing_the_package_loads_nothing_else() -> None:
     assert loaded == {"nsqtools", "nsqtools.errors", "__future__"}
 
 
+def test_a_consumer_and_a_producer_load_no_more_than_they_need() -> None:
+    made = "Consumer('t', 'c', nsqd_tcp_addresses=['localhost'])", "Producer('localhost')"
+    loaded = modules_after("import nsqtools\n" + "\n".join(f"nsqtools.{each}" for each in made))
+    assert loaded & (HEAVY | {"typer", "subprocess"}) == set()
+
+
 @pytest.mark.parametrize("arguments", ["--version", "--help", "completion bash"])
 def test_the_front_door_loads_neither_typer_nor_its_like(arguments: str) -> None:
     unwanted = HEAVY | {"typer", "typing", "dataclasses", "logging", "enum", "re"}

@@ -10,7 +10,7 @@ those that anybody uses, so that a test can serve at the same one and no two mee
 reason a directory is kept with its path: checkpoints name it.
 
 What an upload to S3 leaves is in the store, and is not kept: a store's own identifiers of its parts
-cannot be restored. `tests/faults/test_upload_killed.py` has it for the present version.
+cannot be restored. `tests/faults/test_archivers.py` has it for the present version.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import contextlib
 import fcntl
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,12 +76,6 @@ class Scene:
 
 def kept_of(version: str) -> Path:
     return Path(__file__).with_name(f"left_by_{version.replace('.', '_')}")
-
-
-def version_of(nsq: str) -> str:
-    """Return the version as the scenes have it: 0.2 of "nsq 0.2.0"."""
-    told = subprocess.run([nsq, "--version"], capture_output=True, text=True, check=True).stdout
-    return told.split()[1].rpartition(".")[0]
 
 
 def body(number: int) -> bytes:
