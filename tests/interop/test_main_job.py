@@ -16,6 +16,7 @@ from subprocess import DEVNULL, PIPE, Popen, run
 import pytest
 from plugins.auth_server import AuthServer
 from plugins.certificates import Certificates
+from plugins.examples import slow
 from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s
 
@@ -33,7 +34,7 @@ TRANSPORTS = {
 
 SIZES = [
     pytest.param(3_000_000, id="3MB"),
-    pytest.param(100_000_000, id="100MB", marks=pytest.mark.slow),
+    slow(100_000_000, id="100MB"),
 ]
 
 
