@@ -29,17 +29,7 @@ from plugins.auth_server import AuthServer
 from plugins.certificates import Certificates
 from plugins.cli import RunNsq, all_commands
 from plugins.http_server import MakeServer
-from plugins.in_process import Result
-from plugins.readme import (
-    UNTIL_SIGNAL,
-    Block,
-    Command,
-    Done,
-    Place,
-    commands_of,
-    parse,
-    user_environment,
-)
+from plugins.readme import UNTIL_SIGNAL, Block, Command, Place, commands_of, parse, user_environment
 from plugins.spark import RunSpark
 from plugins.waiting import patience_s
 
@@ -57,7 +47,7 @@ BLOCKS = [block for name, text in TEXTS.items() for block in parse(name, text)]
 SHELL = ("sh", "console", "cron")
 EXCERPTS = ("", "json")
 
-NO_BUCKET = "tests/archive/test_stored_archives.py and tests/faults/test_upload_killed.py do"
+NO_BUCKET = "tests/archive/test_stored_archives.py and tests/faults/test_archivers.py do"
 NOT_RUN = {
     "tests/run": "it is what runs this test",
     "nsq web --lookupd": "it serves at a port that may be taken; tests/web runs it",
@@ -147,7 +137,7 @@ def serve(
                 config.write_text(place.fit(profiles))
             if heading in (REPLAY, SPARK_GUIDE):
                 archive = next(block for block in BLOCKS if block.language == "cron")
-                assert place.run(commands_of(archive)[0]).status == 0
+                assert place.run(commands_of(archive)[0])[0] == 0
                 # Spark compacts no day that is not over
                 ns, nsqd_of_old = time.time_ns() - 2 * 86_400 * 10**9, "old:4150"
                 ids = (b"%016x" % n for n in range(OLD))
@@ -161,11 +151,7 @@ def serve(
 
 def run_in_process(place: Place, run_nsq: RunNsq) -> None:
     """Run the commands of nsq in this process, which saves their start-up."""
-    place.in_process["nsq"] = lambda words: done(run_nsq(words, env=place.environ))
-
-
-def done(result: Result) -> Done:
-    return Done(result.status, result.out.decode() + result.err)
+    place.in_process["nsq"] = lambda words: run_nsq(words, env=place.environ)
 
 
 def make_place(directory: Path, nsqd: EmbeddedNsqd, lookupd: EmbeddedNsqlookupd) -> Place:
@@ -254,7 +240,7 @@ def test_the_guide_for_spark(
     for name in ("NSQ_NSQD_TCP_ADDRESS", "NSQ_NSQD_HTTP_ADDRESS"):
         monkeypatch.setenv(name, place.environ[name])
 
-    by_spark = {"nsq spark": lambda words: done(run_spark(*words))}
+    by_spark = {"nsq spark": lambda words: run_spark(*words)}
     place.in_process = by_spark | place.in_process  # the first that fits
     blocks = [block for block in BLOCKS if block.document == SPARK_GUIDE]
     run_all([block for block in blocks if block.language in SHELL], place)
@@ -263,7 +249,7 @@ def test_the_guide_for_spark(
     exec(compile(place.fit(script), SPARK_GUIDE, "exec"), {})
 
     for topic, messages in {"clicks-again": OLD, "clicks-by-spark": MESSAGES}.items():
-        shown = place.run(Command(f"nsq topic info {topic} --json")).output
+        _, shown = place.run(Command(f"nsq topic info {topic} --json"))
         assert json.loads(shown)["nodes"][0]["messages"] == messages
 
 
@@ -316,10 +302,10 @@ def check_unit(block: Block, place: Place) -> None:
     unit.optionxform = str  # type: ignore[assignment, method-assign]
     unit.read_string(block.text)
     service = unit["Service"]
-    ended = place.run(Command(f"timeout --preserve-status 4 {service['ExecStart']}"))
-    assert ended.status == int(service["SuccessExitStatus"]), ended.output
+    status, said = place.run(Command(f"timeout --preserve-status 4 {service['ExecStart']}"))
+    assert status == int(service["SuccessExitStatus"]), said
     written = list((place.directory / "archives").glob("clicks.*.log.gz"))
-    assert len(written) == 1, ended.output
+    assert len(written) == 1, said
 
 
 def test_the_first_command_works_for_somebody_who_has_nothing_but_python(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import pexpect
 import pytest
+from plugins.in_process import Result
 from plugins.waiting import patience_s
 
 UNTIL_INTERRUPTED = "# until Ctrl-C"
@@ -49,28 +50,16 @@ class Command(NamedTuple):
         return UNTIL_INTERRUPTED in self.text
 
 
-class Done(NamedTuple):
-    """How a command ended; stdout and stderr are one."""
-
-    status: int
-    output: str
-
-
 def parse(document: str, text: str) -> list[Block]:
-    blocks = []
-    heading, language, lines, begin = "", None, [], 0
-    for number, line in enumerate(text.splitlines(), 1):
-        if language is not None:
-            if line == "```":
-                blocks.append(Block(document, heading, language, "\n".join(lines) + "\n", begin))
-                language = None
-            else:
-                lines.append(line)
-        elif line.startswith("```"):
-            language, lines, begin = line[3:].strip(), [], number
-        elif line.startswith("#"):
-            heading = line.lstrip("#").strip()
-    assert language is None, f"{document}: the block in line {begin} does not end"
+    blocks, heading = [], ""
+    for found in re.finditer(r"^#+ (.*)$|^```(.*)\n((?:.*\n)*?)```$", text, re.MULTILINE):
+        if found[1] is None:
+            line = text.count("\n", 0, found.start()) + 1
+            blocks.append(Block(document, heading, found[2], found[3], line))
+        else:
+            heading = found[1]
+    fences = re.findall("^```", text, re.MULTILINE)
+    assert len(fences) == 2 * len(blocks), f"{document}: a block does not end"
     return blocks
 
 
@@ -97,7 +86,7 @@ class Place:
     directory: Path
     stands_for: dict[str, str]
     environ: dict[str, str] = field(default_factory=dict)
-    in_process: dict[str, Callable[[list[str]], Done]] = field(default_factory=dict)
+    in_process: dict[str, Callable[[list[str]], Result]] = field(default_factory=dict)
 
     def fit(self, text: str) -> str:
         """Put the real addresses and directories in."""
@@ -105,20 +94,22 @@ class Place:
             text = text.replace(said, real)
         return text
 
-    def run(self, command: Command) -> Done:
-        """Run one command line to its end, or interrupt it where the text says so."""
+    def run(self, command: Command) -> tuple[int, str]:
+        """Run one command line to its end, or interrupt it where the text says so: its status, and
+        what it wrote to stdout and stderr."""
         if command.runs_until_interrupted:
             return self._run_and_interrupt(command)
         for words, run in self.in_process.items():
             if command.text.startswith(f"{words} ") and not FOR_A_SHELL.search(command.text):
-                return run(shlex.split(self.fit(command.text.removeprefix(words))))
+                status, out, err = run(shlex.split(self.fit(command.text.removeprefix(words))))
+                return status, out.decode() + err
         where = {"cwd": self.directory, "env": self.environ, "timeout": DEADLINE_S}
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "input": b""}
         line = ["bash", "-o", "pipefail", "-c", self.fit(command.text)]
         done = subprocess.run(line, check=False, **where, **streams)
-        return Done(done.returncode, done.stdout.decode())
+        return done.returncode, done.stdout.decode()
 
-    def _run_and_interrupt(self, command: Command) -> Done:
+    def _run_and_interrupt(self, command: Command) -> tuple[int, str]:
         """On a terminal, as such commands are used."""
         where = {"cwd": str(self.directory), "env": self.environ, "timeout": DEADLINE_S}
         line = ["-c", f"exec {self.fit(command.text)}"]
@@ -134,7 +125,7 @@ class Place:
         finally:
             child.close(force=True)
         assert child.exitstatus is not None, output
-        return Done(child.exitstatus, output)
+        return child.exitstatus, output
 
 
 def user_environment(home: Path) -> dict[str, str]:
