@@ -1,14 +1,16 @@
-"""``nsq to-file`` killed as it drains an nsqd, stopped for long, and two of them: nothing is lost,
-nothing doubled.
+"""``nsq to-file`` killed as it drains an nsqd and uploads, stopped for long, and two of them.
 
-The long form, with 20 kills while a million messages of a Go nsqd drain, runs with ``-m slow``.
+Nothing is lost, nothing doubled, and every finished file is stored once, unchanged. The long forms,
+with 20 kills while a million messages of a Go nsqd drain, run with ``-m slow``.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import signal
 import time
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -16,9 +18,12 @@ import pytest
 from plugins.archives import (
     CHANNEL,
     TOPIC,
+    Writer,
     assert_each_once,
+    bodies_at,
     ended,
     filled,
+    finished_files,
     killed_again_and_again,
     lines_of,
     messages_of,
@@ -29,10 +34,17 @@ from plugins.archives import (
 )
 from plugins.cli import SpawnNsq
 from plugins.embedded import EmbeddedServer
+from plugins.examples import slow
 from plugins.http_api import Nsqd
 from plugins.network import TO_CLIENT, ProxyTo
+from plugins.object_store import Bucket
 from plugins.servers import MakeNsqd
 from plugins.waiting import wait_until
+
+from nsqtools.archive.finding import find_archives
+from nsqtools.archive.storage_objects import PART_SIZE
+from nsqtools.archive.upload import uploaded_of
+from nsqtools.protocol.frames import WireMessage
 
 FORMS = ["raw none", "raw gzip", "jsonl gzip", "raw zstd"]
 SHORT_FORMS = ["raw none", "raw zstd"]  # fleets and uploads are killed as they write jsonl gzip
@@ -42,10 +54,7 @@ SHORT_FORMS = ["raw none", "raw zstd"]  # fleets and uploads are killed as they 
     ("form", "messages", "kills", "rotate"),
     [
         *((form, 20_000, 3, ["--rotate-text-size", "300KB"]) for form in SHORT_FORMS),
-        *(
-            pytest.param(form, 1_000_000, 20, ["--rotate-size", "8MB"], marks=pytest.mark.slow)
-            for form in FORMS
-        ),
+        *(slow(form, 1_000_000, 20, ["--rotate-size", "8MB"]) for form in FORMS),
     ],
 )
 def test_killed_at_random_points_nothing_is_lost_or_doubled(
@@ -155,3 +164,71 @@ def test_a_pause_of_the_archiver_while_it_connects_does_not_end_it(
     wait_until_archived(nsqd)
     ended(archiver)
     assert [message["body"] for message in messages_of(tmp_path)] == [b"x"]
+
+
+def left_by_an_earlier_run(directory: Path, *, small: int, large: int) -> list[bytes]:
+    """Finished files that nobody uploaded; the large ones are written in parts."""
+    writer, rng, bodies = Writer(directory, topic=TOPIC), random.Random(7), []
+    for number in range(small + large):
+        is_large = number >= small
+        size = 600_000 + PART_SIZE // 2 if is_large else 100  # bytes, which hex doubles
+        for each in range(2 if is_large else 10):
+            body = b"%06d %02d " % (number, each) + rng.randbytes(size).hex().encode()
+            writer.write([WireMessage(1, 1, b"%08d%08d" % (number, each), body)])
+            bodies.append(body)
+        writer.finish()
+    return bodies
+
+
+def state(directory: Path) -> tuple[int, int]:
+    return len(list(directory.rglob(".*.uploading"))), len(list(directory.rglob(".*.uploaded")))
+
+
+@pytest.mark.parametrize(
+    ("kills", "small", "large", "live", "deletes"),
+    [
+        (1, 8, 1, 2000, True),
+        slow(10, 60, 6, 20_000, False, id="kept"),
+        slow(10, 60, 6, 20_000, True, id="deleted"),
+    ],
+)
+def test_killed_while_it_uploads_every_file_is_stored_once(
+    quick_nsqd: EmbeddedServer,
+    spawn_nsq: SpawnNsq,
+    bucket: Bucket,
+    tmp_path: Path,
+    kills: int,
+    small: int,
+    large: int,
+    live: int,
+    deletes: bool,
+) -> None:
+    nsqd, out = quick_nsqd, tmp_path / "out"
+    out.mkdir()
+    expected = left_by_an_earlier_run(out, small=small, large=large)
+    published = filled(nsqd, [b"live %06d %s" % (n, b"x" * 300) for n in range(live)])
+    args = to_file(nsqd.tcp_address, out, "--upload", f"{bucket.url}/lake", "--gzip")
+    args += ["--max-in-flight", "200", "--rotate-text-size", "100KB"]
+    args += ["--delete-uploaded"] if deletes else []
+
+    process = killed_again_and_again(lambda: spawn_nsq(args), lambda: state(out), kills)
+    nsqd.publish(TOPIC, b"the last one")  # which shows that the last run has begun
+    published.append(b"the last one")
+    wait_until_archived(nsqd)
+    wait_until(
+        lambda: all(uploaded_of(path).exists() for path in finished_files(out)),
+        what="all uploads",
+        timeout_s=90,
+    )
+    assert "not uploaded" not in ended(process)
+
+    stored = find_archives([bucket.url])
+    assert_each_once(bodies_at(bucket.url), expected + published)
+    assert len({archive.head for archive in stored}) == len(stored), "a file is stored twice"
+    names = bucket.names()
+    assert len(names) == 3 * len(stored), "each file has its index and its manifest, and no more"
+    if deletes:
+        assert finished_files(out) == []
+        return
+    contents = Counter(path.read_bytes() for path in finished_files(out))
+    assert contents == Counter(bucket.storage.read(each.name) for each in stored)

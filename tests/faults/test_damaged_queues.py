@@ -17,6 +17,7 @@ from plugins.cli import RunNsq
 from plugins.daemons import EmbeddedNsqdProcess, GoNsqd
 from plugins.damage import damaged
 from plugins.embedded import EmbeddedServer
+from plugins.examples import slow
 from plugins.raw_client import RawClient, subscribed
 from plugins.servers import DataPath, Serve
 from plugins.waiting import wait_until
@@ -58,7 +59,7 @@ def state_of(directory: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.real_nsqd
-@pytest.mark.parametrize("times", [20, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [20, slow(200)])
 def test_only_messages_within_a_damaged_record_are_missing(
     times: int, serve: Serve, data_path: DataPath, run_nsq: RunNsq, tmp_path: Path
 ) -> None:
@@ -173,7 +174,7 @@ def consumed(nsqd: EmbeddedServer) -> set[bytes]:
     return found
 
 
-@pytest.mark.parametrize("places", [6, pytest.param(250, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("places", [6, slow(250)])
 def test_a_damaged_place_loses_little_and_says_so(
     data_path: DataPath, tmp_path: Path, serve: Serve, places: int
 ) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from plugins.daemons import GO_PROGRAMS, EmbeddedNsqdProcess, GoNsqd
+from plugins.examples import slow
 from plugins.raw_client import RawClient, mpub, sized, subscribed
 from plugins.servers import DataPath, Serve
 from plugins.waiting import patience_s, wait_until
@@ -135,7 +136,7 @@ class Load:
 
 
 @pytest.mark.parametrize("how", ["killed", "power", "failed sync", "full"])
-@pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [2, slow(50)])
 def test_nothing_confirmed_is_missing_however_often_it_ends(
     request: pytest.FixtureRequest,
     data_path: DataPath,

@@ -22,6 +22,7 @@ import pytest
 from plugins.certificates import Certificates
 from plugins.daemons import EmbeddedNsqdProcess
 from plugins.embedded import EmbeddedServer
+from plugins.examples import slow
 from plugins.raw_client import RawClient, mpub, sized, subscribed
 from plugins.servers import DataPath, Serve
 from plugins.waiting import wait_until
@@ -104,7 +105,7 @@ def die(address: str, layer: str, sent: bytes, how: str) -> None:
             os.write(client.socket.fileno(), BROKEN_RECORD)  # beside TLS and compression
 
 
-@pytest.mark.parametrize("rounds", [1, pytest.param(16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [1, slow(16)])
 def test_a_quiet_consumer_gets_its_messages_whoever_dies(
     nsqd: EmbeddedNsqdProcess, rounds: int
 ) -> None:
@@ -129,7 +130,7 @@ def test_a_quiet_consumer_gets_its_messages_whoever_dies(
     assert "Fatal error" not in nsqd.log
 
 
-@pytest.mark.parametrize("deaths", [200, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("deaths", [200, slow(2000)])
 def test_publishers_that_die_beside_busy_ones_stop_nobody(
     nsqd: EmbeddedNsqdProcess, deaths: int
 ) -> None:
@@ -162,7 +163,7 @@ def is_closed(client: RawClient) -> bool:
         return True
 
 
-@pytest.mark.parametrize("tries", [20, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tries", [20, slow(200)])
 def test_a_broken_tls_record_during_deliveries_stops_nobody(
     nsqd: EmbeddedNsqdProcess, tries: int
 ) -> None:

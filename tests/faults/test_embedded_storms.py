@@ -15,11 +15,12 @@ from contextlib import ExitStack, contextmanager
 import pytest
 from plugins.daemons import MAX_TURN_S, EmbeddedNsqdProcess
 from plugins.embedded import EmbeddedLookupServer, EmbeddedServer
+from plugins.examples import slow
 from plugins.raw_client import RawClient, mpub, sized, subscribed
 from plugins.servers import DataPath, Serve
 from plugins.waiting import wait_until
 
-sizes = pytest.mark.parametrize("size", [1, pytest.param(10, marks=pytest.mark.slow)])
+sizes = pytest.mark.parametrize("size", [1, slow(10)])
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ import pytest
 from plugins.archives import unfinished
 from plugins.clients import CHANNEL, TOPIC
 from plugins.embedded import EmbeddedServer
+from plugins.examples import slow
 from plugins.servers import DataPath, Serve
 from plugins.waiting import wait_until
 
@@ -63,9 +64,9 @@ def cells() -> Iterator[object]:
     rounds = {0.01: 300, 0.1: 40, 0.35: 15, 0.7: 15}
     for way, nsqds, share in itertools.product(ways, (1, 12), rounds):
         messages = max(rounds[share] * way[1] * way[2], 3 * nsqds)
-        yield pytest.param(*way, nsqds, share, messages, marks=pytest.mark.slow)
+        yield slow(*way, nsqds, share, messages)
     for way in (("threads", 4, 8), ("asyncio", 1, 32)):
-        yield pytest.param(*way, 200, 0.1, 1000, marks=pytest.mark.slow)
+        yield slow(*way, 200, 0.1, 1000)
 
 
 @pytest.mark.parametrize(("way", "processes", "count", "nsqds", "share", "messages"), [*cells()])

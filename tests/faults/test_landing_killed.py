@@ -30,6 +30,7 @@ from plugins.archives import (
     wait_until_archived,
 )
 from plugins.cli import SpawnNsq
+from plugins.examples import slow
 from plugins.object_store import Bucket
 from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s
@@ -110,7 +111,7 @@ LONG += [("delta", True, 1), ("parquet", True, 1)]
 
 @pytest.mark.parametrize(
     ("store", "compacts", "every"),
-    [*SHORT, *(pytest.param(*each, marks=pytest.mark.slow) for each in LONG)],
+    [*SHORT, *(slow(*each) for each in LONG)],
 )
 def test_killed_at_each_step_every_message_lands_once(
     tmp_path: Path, bucket: Bucket, nsq_env: dict[str, str], store: str, compacts: bool, every: int
@@ -148,7 +149,7 @@ def test_killed_at_each_step_every_message_lands_once(
     [
         ("delta", False, 2, 3000),
         *(
-            pytest.param(store, is_stored, 10, 40_000, marks=pytest.mark.slow)
+            slow(store, is_stored, 10, 40_000)
             for store in ("parquet", "delta")
             for is_stored in (False, True)
         ),

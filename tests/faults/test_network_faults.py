@@ -20,6 +20,7 @@ from plugins.archives import messages_of, unfinished
 from plugins.cli import SpawnNsq
 from plugins.clients import OPTIONS
 from plugins.daemons import GoNsqd
+from plugins.examples import slow
 from plugins.network import TO_CLIENT, TO_SERVER, Proxy, ProxyTo
 from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
@@ -135,10 +136,10 @@ def course(nsqd: GoNsqd, link: Proxy, spawn_nsq: SpawnNsq, tmp_path: Path) -> It
         ("from nsqd only", 3),
         ("FINs that are cut off", 1),
         *(
-            pytest.param(fault, 20, marks=pytest.mark.slow)
+            slow(fault, 20)
             for fault in ("black hole", "from nsqd only", "to nsqd only", "nsqd stopped")
         ),
-        pytest.param("black hole", 75, marks=pytest.mark.slow),
+        slow("black hole", 75),
     ],
 )
 def test_what_was_confirmed_is_consumed_and_archived_once(
@@ -174,9 +175,9 @@ def test_what_was_confirmed_is_consumed_and_archived_once(
     ("delay_s", "piece_size", "seconds"),
     [
         pytest.param(0.1, 1000, 2, id="a moment"),
-        pytest.param(0.1, 1 << 16, 15, marks=pytest.mark.slow, id="far away"),
-        pytest.param(0.01, 1250, 12, marks=pytest.mark.slow, id="1 Mbit"),
-        pytest.param(0.3, 2500, 20, marks=pytest.mark.slow, id="both"),
+        slow(0.1, 1 << 16, 15, id="far away"),
+        slow(0.01, 1250, 12, id="1 Mbit"),
+        slow(0.3, 2500, 20, id="both"),
     ],
 )
 def test_a_bad_link_costs_time_only(
@@ -194,7 +195,7 @@ def test_a_bad_link_costs_time_only(
     course.end()
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [1, slow(4)])
 def test_kill_9_of_nsqd_costs_what_it_had_in_memory(
     kills: int, nsqd: GoNsqd, course: Course
 ) -> None:

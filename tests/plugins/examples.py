@@ -1,17 +1,23 @@
-"""How many examples hypothesis tries: few in an ordinary run, many in a thorough one.
+"""How much is tried: little in an ordinary run, much in a long or a thorough one.
 
-``NSQTOOLS_TEST_THOROUGH=1 tests/run tests/fuzz`` tries twenty times as many. A test that names a
-number of its own says ``@settings(max_examples=examples(75))``.
+    @pytest.mark.parametrize("kills", [2, slow(50)])  # ``-m slow`` runs the second
+
+``NSQTOOLS_TEST_THOROUGH=1 tests/run tests/fuzz`` tries twenty times as many examples of hypothesis.
+A test that names a number of its own says ``@settings(max_examples=examples(75))``.
 """
 
 from __future__ import annotations
 
 import os
+from functools import partial
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 ORDINARY = 50
 THOROUGH_FACTOR = 20
+
+slow = partial(pytest.param, marks=pytest.mark.slow)
 
 
 def examples(ordinary: int) -> int:

@@ -1,13 +1,21 @@
-"""Streams into Parquet, whose processes are killed again and again: nothing lost, nothing doubled.
+"""Streams into Parquet, and a replay, whose processes are killed: nothing is lost.
 
-One stream reads the topic, another one what ``nsq to-file`` archives of it. Killed are the
-archiver, the driver, the JVM, the processes that plan the batches (of ``nsq`` that is the consumer,
-too), and the workers that read: once, and with ``-m slow`` again and again.
+Of streams nothing is doubled, either. One reads the topic, another one what ``nsq to-file``
+archives of it. Killed are the archiver, the driver, the JVM, the processes that plan the batches
+(of ``nsq`` that is the consumer, too), and the workers that read: once, and with ``-m slow`` again
+and again.
+
+A replay loses nothing, and doubles little, which it says: what nsqd had taken and the ledger did
+not know yet, at most a window of unconfirmed batches for each task that was cut off. Between Spark
+and nsqd is a proxy that holds back what is sent after a part of it, so that a kill meets tasks in
+the middle of their work, however slow this test or quick the replay is.
 """
 
 from __future__ import annotations
 
 import os
+import random
+import re
 import signal
 import subprocess
 import time
@@ -17,9 +25,12 @@ from io import BytesIO
 from pathlib import Path
 
 import pytest
-from plugins.archives import assert_each_once, unfinished, write_archive
+from plugins.archives import BEGIN_NS, assert_each_once, unfinished, write_archive
 from plugins.cli import SpawnNsq
+from plugins.clients import bodies_in
 from plugins.daemons import GoNsqd
+from plugins.examples import slow
+from plugins.network import TO_SERVER, ProxyTo
 from plugins.processes import descendants, is_alive, kill
 from plugins.servers import MakeNsqd
 from plugins.spark import RunSpark
@@ -29,6 +40,7 @@ from pyarrow import Table, parquet
 
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.protocol.frames import WireMessage
+from nsqtools.spark.publishing.publish_task import BATCH_ROWS, MAX_OUTSTANDING
 
 TOPIC = "clicks"
 CHANNELS = SPARK, ARCHIVE = "spark", "archive"
@@ -53,6 +65,14 @@ def nsqd(go_nsqd: MakeNsqd) -> GoNsqd:
     for channel in CHANNELS:
         nsqd.create_channel(TOPIC, channel)
     return nsqd
+
+
+def wait_for(process: subprocess.Popen[bytes], condition: Callable[[], object]) -> None:
+    """Wait until something holds, while a process must not end."""
+    wait_until(
+        lambda: process.poll() is not None or condition(), what="progress", timeout_s=DEADLINE_S
+    )
+    assert process.poll() is None, process.communicate()
 
 
 def check(tables: Iterable[Table], messages: int) -> None:
@@ -92,12 +112,7 @@ def test_ingestion_through_kills(
 
     def wait_for_batches(process: subprocess.Popen[bytes], name: str) -> None:
         batches = lakes / f"{name}.checkpoint" / "commits"
-        wait_until(
-            lambda: process.poll() is not None or len(list(batches.glob("[0-9]*"))) > 1,
-            what="batches",
-            timeout_s=DEADLINE_S,
-        )
-        assert process.poll() is None, process.communicate()
+        wait_for(process, lambda: len(list(batches.glob("[0-9]*"))) > 1)
 
     archiver = spawn_nsq(to_file)
     first_half = in_background(publish, nsqd, 0, messages // 2)
@@ -183,16 +198,11 @@ def test_ingestion_through_many_kills(
     for victim in [WORKER, PLANNER, JVM, DRIVER] * 2:
         before = commits()
         driver = spawn_nsq([*command, "--trigger", "0s"], env)
-        wait_until(
-            lambda p=driver, n=before: p.poll() is not None or commits() > n + 2,
-            what="batches",
-            timeout_s=DEADLINE_S,
-        )
-        assert driver.poll() is None, driver.communicate()
+        wait_for(driver, lambda n=before: commits() > n + 2)  # type: ignore[misc]
         kill_one(driver, victim)
         if victim == WORKER:
             before = commits()
-            wait_until(lambda n=before: commits() > n + 1, what="more", timeout_s=DEADLINE_S)
+            wait_for(driver, lambda n=before: commits() > n + 1)  # type: ignore[misc]
             kill_one(driver, DRIVER)
     last = spawn_nsq([*command, "--once", "--max-rows-per-trigger", "5000"], env)
     _, err = last.communicate(timeout=DEADLINE_S)
@@ -201,3 +211,88 @@ def test_ingestion_through_many_kills(
     out = open_storage(f"{lake}/out")
     files = [each.name for each in out.list() if each.name.endswith(".parquet")]
     check((parquet.read_table(BytesIO(out.read(name))) for name in files), messages)
+
+
+SLOTS = 2
+BODY_BYTES = 400
+MESSAGE_BYTES = 4 + BODY_BYTES  # as MPUB sends it
+WINDOW = SLOTS * (MAX_OUTSTANDING + 2) * BATCH_ROWS
+
+
+def write_input(folder: Path, count: int) -> None:
+    """Archives of bodies that compress badly, for there shall be several partitions."""
+    dice = random.Random(count)
+    folder.mkdir()
+
+    def message(number: int) -> WireMessage:
+        body = b"%07d %s" % (number, dice.randbytes((BODY_BYTES - 8) // 2).hex().encode())
+        return WireMessage(BEGIN_NS + number, 1, b"%016x" % number, body)
+
+    for first in range(0, count, 20_000):
+        spans = (range(begin, begin + 2500) for begin in range(first, first + 20_000, 2500))
+        write_archive(folder / f"{first:07d}.gz", *([*map(message, span)] for span in spans))
+
+
+def kill_workers(driver: subprocess.Popen[bytes]) -> None:
+    """Kill the Python processes that run tasks: the children of the daemon that forks them."""
+    found = descendants(driver.pid, "pyspark.daemon")
+    daemons = {process.pid for process in found}
+    workers = [process.pid for process in found if process.parent in daemons]
+    assert workers, descendants(driver.pid)
+    for pid in workers:
+        kill(pid)
+
+
+def kill_driver(driver: subprocess.Popen[bytes]) -> None:
+    """Kill the command and its JVM; the workers publish on for a moment, then end by themselves."""
+    java = [process.pid for process in descendants(driver.pid, "SparkSubmit")]
+    assert java
+    for pid in (driver.pid, *java):
+        kill(pid)
+    driver.wait(patience_s(20))
+
+
+@pytest.mark.parametrize(
+    ("count", "runs", "kills_in_a_run"),
+    [(40_000, 1, 1), slow(400_000, 5, 3)],
+)
+def test_killed_again_and_again_nothing_is_lost_and_what_is_doubled_is_said(
+    count: int,
+    runs: int,
+    kills_in_a_run: int,
+    go_nsqd: MakeNsqd,
+    proxy_to: ProxyTo,
+    spawn_nsq: SpawnNsq,
+    run_spark: RunSpark,
+    spark_env: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    """``runs`` are killed, and the one after them is not."""
+    write_input(tmp_path / "in", count)
+    nsqd = go_nsqd()
+    nsqd.create_topic("clicks")
+    proxy = proxy_to(nsqd.tcp_address)
+    place = ["--nsqd-tcp-address", proxy.address, "--ledger", str(tmp_path / "ledger")]
+    place += ["--master", f"local[{SLOTS},9]", "--spark-log", str(tmp_path / "spark.log")]
+    args = ["spark", "replay", str(tmp_path / "in"), *place]
+    step = count * MESSAGE_BYTES // ((runs + 1) * (kills_in_a_run + 1))
+
+    kills = [kill_workers] * kills_in_a_run + [kill_driver]
+    for _ in range(runs):
+        proxy.pause_after(TO_SERVER, step)
+        driver = spawn_nsq(args, spark_env)
+        for kill_some in kills:
+            # nsqd has been sent another part, and the tasks wait for its answers
+            wait_for(driver, lambda: proxy.is_paused(TO_SERVER))
+            kill_some(driver)
+            proxy.pause_after(TO_SERVER, step)
+    proxy.resume(TO_SERVER)
+    last = run_spark(*args[1:])
+
+    assert last.status == 0, last.err
+    assert last.out == b"topic\tmessages\nclicks\t%d\n" % count
+    depth = nsqd.depth("clicks")
+    found = {body[:7] for body in bodies_in(nsqd, "clicks", depth)}
+    assert found == {b"%07d" % n for n in range(count)}
+    said = re.search(r"up to (\d+) twice", last.err)
+    assert depth - count <= (int(said[1]) if said else 0) <= runs * len(kills) * WINDOW
