@@ -20,9 +20,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / ".ci")]
 
 pytest.register_assert_rewrite("plugins")
-_PLUGINS = """auth_server browser certificates cli clients clusters console examples http_server
-disks java_classes network object_store schedule screens scripted_lookupd scripted_nsqd
-hostile_cluster servers spark spark_cluster"""
+_PLUGINS = """browser certificates cli clients clusters console disks examples hostile_cluster
+http_server java_classes network object_store schedule screens scripted_nsqd servers spark"""
 pytest_plugins = [f"plugins.{name}" for name in _PLUGINS.split()]
 
 

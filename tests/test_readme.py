@@ -25,10 +25,9 @@ from typing import Any
 
 import httpx
 import pytest
-from plugins.auth_server import AuthServer
 from plugins.certificates import Certificates
 from plugins.cli import RunNsq, all_commands
-from plugins.http_server import MakeServer
+from plugins.http_server import AuthServer, MakeServer
 from plugins.readme import UNTIL_SIGNAL, Block, Command, Place, commands_of, parse, user_environment
 from plugins.spark import RunSpark
 from plugins.waiting import patience_s

@@ -16,7 +16,7 @@ import pytest
 from plugins.archives import unfinished
 from plugins.clients import CHANNEL, OPTIONS, TOPIC, Consume, Handle
 from plugins.daemons import GoNsqd
-from plugins.scripted_lookupd import MakeScripted
+from plugins.http_server import MakeScripted
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.servers import MakeLookupd, MakeNsqd
 from plugins.waiting import patience_s, wait_until

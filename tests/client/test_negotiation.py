@@ -20,7 +20,6 @@ from typing import Any
 
 import pytest
 import snappy
-from plugins.auth_server import AuthServer
 from plugins.certificates import Certificates
 from plugins.clients import (
     CHANNEL,
@@ -35,8 +34,8 @@ from plugins.clients import (
     take,
 )
 from plugins.daemons import GoNsqd
+from plugins.http_server import AuthServer, MakeScripted
 from plugins.network import ProxyTo
-from plugins.scripted_lookupd import MakeScripted
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 from plugins.archives import unfinished
-from plugins.auth_server import AuthServer
 from plugins.clients import CHANNEL, TOPIC, InBackground, Produce, bodies_in
 from plugins.daemons import GoNsqd
+from plugins.http_server import AuthServer
 from plugins.network import TO_SERVER, ProxyTo
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.servers import MakeNsqd

@@ -10,10 +10,9 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from plugins.auth_server import AuthServer
 from plugins.clients import TOPIC, InBackground, Produce
 from plugins.daemons import EmbeddedNsqdProcess, GoNsqd
-from plugins.scripted_lookupd import MakeScripted
+from plugins.http_server import AuthServer, MakeScripted
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.servers import DataPath, MakeLookupd, MakeNsqd, Serve
 from plugins.waiting import patience_s, wait_until

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from plugins.archives import unfinished
-from plugins.auth_server import AuthServer
 from plugins.certificates import LOOPBACK, Authority, Credentials
 from plugins.cli import SpawnNsq
 from plugins.clients import CHANNEL, TOPIC, Consume, Produce, fill, take
-from plugins.http_server import MakeServer
+from plugins.http_server import AuthServer, MakeServer
 from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
 

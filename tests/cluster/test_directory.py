@@ -13,9 +13,8 @@ from plugins.cli import RunNsq
 from plugins.clusters import RunningCluster
 from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.embedded import EmbeddedServer
-from plugins.http_server import MakeServer
+from plugins.http_server import MakeScripted, MakeServer
 from plugins.network import ProxyTo
-from plugins.scripted_lookupd import MakeScripted
 from plugins.servers import MakeLookupd, MakeNsqd, Serve
 from plugins.waiting import patience_s, wait_until
 

@@ -11,7 +11,7 @@ import pytest
 from plugins.clusters import RunningCluster
 from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
-from plugins.scripted_lookupd import MakeScripted
+from plugins.http_server import MakeScripted
 from plugins.servers import DataPath, Serve
 from plugins.waiting import patience_s, wait_until
 

@@ -14,7 +14,7 @@ from plugins.cli import RunNsq
 from plugins.clients import InBackground
 from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedLookupServer, EmbeddedServer
-from plugins.scripted_lookupd import MakeScripted, ScriptedLookupd
+from plugins.http_server import MakeScripted, ScriptedLookupd
 from plugins.servers import DataPath, MakeLookupd, MakeNsqd, Serve
 from plugins.waiting import patience_s, wait_until
 

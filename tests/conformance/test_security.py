@@ -10,9 +10,9 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
-from plugins.auth_server import AuthServer
 from plugins.certificates import Certificates
 from plugins.http_api import Nsqd
+from plugins.http_server import AuthServer
 from plugins.raw_client import TIMEOUT_S, RawClient, sized
 from plugins.servers import AnyNsqd
 from plugins.waiting import wait_until

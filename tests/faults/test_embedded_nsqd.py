@@ -16,9 +16,9 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from plugins.auth_server import AuthServer
 from plugins.daemons import MAX_TURN_S, EmbeddedNsqdProcess, GoNsqd
 from plugins.embedded import EmbeddedServer
+from plugins.http_server import AuthServer
 from plugins.raw_client import CODECS, TIMEOUT_S, RawClient, mpub, sized, subscribed
 from plugins.servers import DataPath, Serve
 from plugins.waiting import patience_s, wait_until

@@ -33,8 +33,7 @@ from plugins.examples import slow
 from plugins.network import TO_SERVER, ProxyTo
 from plugins.processes import descendants, is_alive, kill
 from plugins.servers import MakeNsqd
-from plugins.spark import RunSpark
-from plugins.spark_cluster import IVY
+from plugins.spark import IVY, RunSpark
 from plugins.waiting import patience_s, wait_until
 from pyarrow import Table, parquet
 

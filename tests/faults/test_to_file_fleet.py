@@ -24,7 +24,7 @@ from plugins.archives import (
 from plugins.cli import RunNsq, SpawnNsq
 from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.examples import slow
-from plugins.scripted_lookupd import MakeScripted
+from plugins.http_server import MakeScripted
 from plugins.servers import MakeLookupd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 from plugins.certificates import Certificates
 from plugins.clients import InBackground
-from plugins.http_server import Serves, http
-from plugins.scripted_lookupd import MakeScripted
+from plugins.http_server import MakeScripted, Serves, http
 from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen, run
 
 import pytest
-from plugins.auth_server import AuthServer
 from plugins.certificates import Certificates
 from plugins.examples import slow
+from plugins.http_server import AuthServer
 from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s
 

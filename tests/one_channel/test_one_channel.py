@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 from plugins.archives import write_archive
-from plugins.auth_server import AuthServer
 from plugins.certificates import Certificates
 from plugins.cli import RunNsq, SpawnNsq
 from plugins.clusters import ValidJson
 from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.embedded import EmbeddedServer
 from plugins.http_api import HttpApi, Nsqd
+from plugins.http_server import AuthServer
 from plugins.servers import DataPath, GoProgram, MakeLookupd, MakeNsqd, Serve
 from plugins.waiting import patience_s, wait_until
 

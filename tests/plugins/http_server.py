@@ -10,14 +10,17 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import socketserver
 import ssl
 import threading
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 from plugins.certificates import Credentials
@@ -136,6 +139,93 @@ def http_server() -> Iterator[MakeServer]:
         yield lambda *plan, credentials=None: stack.enter_context(
             serving(PlannedServer(plan, credentials))
         )
+
+
+class ScriptedLookupd(HttpServer):
+    """An nsqlookupd that answers every request with ``status`` and ``answer``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.status = 200
+        self.list_nsqd()
+
+    def list_nsqd(self, *addresses: str) -> None:
+        """Answer with these nsqd."""
+        places = [address.rpartition(":") for address in addresses]
+        producers = [
+            {"broadcast_address": host.strip("[]"), "tcp_port": int(port)}
+            for host, _, port in places
+        ]
+        self.answer: Any = {"channels": [], "producers": producers}
+
+    def take(self, request: Request) -> Answer:
+        return self.status, {}, json.dumps(self.answer).encode()
+
+
+MakeScripted = Callable[[], ScriptedLookupd]
+
+
+@pytest.fixture
+def scripted_lookupd() -> Iterator[MakeScripted]:
+    """A factory."""
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(serving(ScriptedLookupd()))
+
+
+class AuthServer(HttpServer):
+    """The server that nsqd asks about secrets; what it knows may change at any time.
+
+        auth_server.allow("s3cret", topic="clicks", permissions=["subscribe"])
+        nsqd = go_nsqd(f"-auth-http-address={auth_server.address}")
+        assert auth_server.questions[0]["secret"] == "s3cret"
+
+    A secret it has not been told about is answered with 401, and nsqd then says E_AUTH_FAILED.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers: dict[str, tuple[int, bytes]] = {}
+        self.after_s = 0.0
+
+    @property
+    def questions(self) -> list[dict[str, str]]:
+        return [self._question(request) for request in self.requests]
+
+    def allow(
+        self,
+        secret: str,
+        *,
+        topic: str = ".*",
+        channels: Sequence[str] = (".*",),
+        permissions: Sequence[str] = ("subscribe", "publish"),
+        ttl_s: int = 3600,
+        identity: str = "tester",
+        after_s: float = 0.0,
+    ) -> None:
+        """Authorize `secret`; topic and channels are regular expressions for nsqd's search."""
+        self.after_s = after_s
+        authorization = {"topic": topic, "channels": [*channels], "permissions": [*permissions]}
+        document = {"ttl": ttl_s, "identity": identity, "authorizations": [authorization]}
+        self.answer(secret, 200, json.dumps(document).encode())
+
+    def answer(self, secret: str, status: int, body: bytes) -> None:
+        """Answer questions about `secret` with anything, well-formed or not."""
+        self.answers[secret] = status, body
+
+    def take(self, request: Request) -> Answer:
+        time.sleep(self.after_s)
+        secret = self._question(request).get("secret", "")
+        status, body = self.answers.get(secret, (401, b"{}"))
+        return status, {}, body
+
+    def _question(self, request: Request) -> dict[str, str]:
+        return dict(parse_qsl(urlsplit(request.target).query, keep_blank_values=True))
+
+
+@pytest.fixture
+def auth_server() -> Iterator[AuthServer]:
+    with serving(AuthServer()) as server:
+        yield server
 
 
 # -- servers that speak no HTTP, or a bad one -----------------------------------------------------

@@ -1,26 +1,42 @@
-"""One Spark session for all tests of a run, and what the tests do where there is none.
+"""Spark for the tests: one session for a run, clusters, and a session on one for several commands.
 
     spark          a session in this process, two cores; shared, so leave it as you found it
     shared_session commands that start Spark get that session
     run_spark      runs ``nsq spark ARGS`` in this process, with it, to its end
     spark_env      the environment for ``nsq spark`` in a process of its own
     spark_settings the settings of `spark`, whose log an error would name
+    small_cluster  two workers in the JVM of the driver: executors are processes of their own, and
+                   share with the driver only what is on disk or in a bucket
+    spark_cluster  a master and two workers, each a process; executors see an empty directory where
+                   the tests have theirs (as root; elsewhere they see it)
+    SparkDriver    runs ``nsq spark`` several times on one session: a driver and two executors take
+                   longer to start than what they are asked to do
 
-A test that uses one of them is skipped where pyspark, pyarrow or Java is missing; with ``CI=true``
-it fails, so that a green run proves what it seems to prove.
+A test that uses one of the first five is skipped where pyspark, pyarrow or Java is missing; with
+``CI=true`` it fails, so that a green run proves what it seems to prove.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import re
+import select
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import pytest
 from plugins.in_process import Result
+from plugins.processes import descendants
 from plugins.servers import need
+from plugins.waiting import patience_s, wait_until
+
+import nsqtools
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -114,3 +130,199 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         except NsqError as error:
             stash[REASON] = f"{error}. {error.hint}"
     need(stash[REASON])
+
+
+TIMEOUT_S = patience_s(180.0)
+MASTER, WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"
+IVY = Path(os.environ.get("NSQTOOLS_TEST_IVY") or Path.home() / ".cache/nsqtools-tests/ivy")
+"""Where the jars for object stores are kept, fetched once."""
+
+EXECUTOR = "CoarseGrainedExecutorBackend"
+SMALL = {
+    "spark.executor.memory": "512m",
+    "spark.jars.ivy": str(IVY),
+    "spark.sql.shuffle.partitions": "2",
+    "spark.shuffle.readHostLocalDisk": "false",  # executors have one host, and different disks
+}
+
+
+class SparkCluster(NamedTuple):
+    """Where a cluster is, the environment for its drivers, and its workers (none: the driver)."""
+
+    url: str
+    env: dict[str, str]
+    workers: tuple[int, ...] = ()
+
+
+@pytest.fixture(scope="module")
+def small_cluster(tmp_path_factory: pytest.TempPathFactory) -> SparkCluster:
+    """Spark's own way to test one; executors write their logs below SPARK_HOME."""
+    from nsqtools.spark.spark_settings import spark_home
+
+    home = tmp_path_factory.mktemp("spark")
+    for each in spark_home().iterdir():
+        (home / each.name).symlink_to(each)
+    return SparkCluster("local-cluster[2,1,512]", {"SPARK_HOME": str(home)})
+
+
+HIDING = 'mount -t tmpfs none "$0" && mkdir -p "$1" && cd "$1" && shift && exec "$@"'
+
+
+@pytest.fixture(scope="module")
+def spark_cluster(
+    tmp_path_factory: pytest.TempPathFactory, quick_jvm: str
+) -> Iterator[SparkCluster]:
+    """A master and two workers of one core each."""
+    from nsqtools.spark.java import find_java, java_home
+    from nsqtools.spark.spark_settings import spark_home
+
+    directory = tmp_path_factory.mktemp("cluster")
+    with ExitStack() as stack:
+        java = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        kept = {n: v for n, v in os.environ.items() if not n.startswith(("SPARK_", "AWS_"))}
+        env = kept | {
+            "JAVA_HOME": str(java_home(find_java(os.environ), os.environ, java)),
+            "SPARK_HOME": str(spark_home()),
+            "SPARK_CONF_DIR": str(java),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_LOCAL_DIRS": str(directory),
+            "SPARK_DAEMON_MEMORY": "256m",
+            "JAVA_TOOL_OPTIONS": quick_jvm,  # of executors too
+            "PYTHONPATH": str(Path(nsqtools.__file__).parents[1]),
+        }
+
+        def start(name: str, *command: str, before: Sequence[str] = ()) -> tuple[Path, int]:
+            log = directory / f"{name}.log"
+            process = subprocess.Popen(
+                [*before, spark_home() / "bin" / "spark-class", *command, "--host", "127.0.0.1"],
+                stdin=subprocess.DEVNULL,
+                stdout=stack.enter_context(log.open("wb")),
+                stderr=subprocess.STDOUT,
+                env=env,
+                cwd=directory,
+            )
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            return log, process.pid
+
+        def logged(log: Path, pattern: str) -> str:
+            return wait_until(
+                lambda: re.search(pattern, log.read_text(errors="replace")),
+                what=f"{pattern} in {log}",
+                timeout_s=TIMEOUT_S,
+            )[1]
+
+        master, _ = start("master", MASTER, "--port", "0", "--webui-port", "0")
+        url = logged(master, r"Starting Spark master at (spark://\S+)")
+        size = ("--cores", "1", "--memory", "1g", "--webui-port", "0", "--work-dir")
+        hiding = ["unshare", "--mount", "sh", "-c", HIDING, str(directory.parent), str(directory)]
+        before = hiding if os.geteuid() == 0 else []
+        workers = [
+            start(f"worker-{n}", WORKER, *size, f"{directory}/{n}", url, before=before)
+            for n in range(2)
+        ]
+        for log, _ in workers:
+            logged(log, r"Successfully registered with master (\S+)")
+        names = ("JAVA_HOME", "SPARK_CONF_DIR", "SPARK_LOCAL_IP")
+        pids = tuple(pid for _, pid in workers)
+        yield SparkCluster(url, {name: env[name] for name in names}, pids)
+
+
+PROGRAM = """
+import json, os, sys
+from contextlib import contextmanager
+from pathlib import Path
+from plugins.in_process import run_in_process
+from nsqtools.spark import session
+from nsqtools.spark.failures import spark_errors
+from nsqtools.archive.location import parse_place
+from nsqtools.spark.spark_settings import SparkSettings
+
+timeout_s, given = json.loads(sys.argv[1])
+given["places"] = tuple(map(parse_place, given["places"]))
+settings = SparkSettings(**given | {"log_file": Path(given["log_file"])})
+with session.spark_session(settings) as spark:
+
+    @contextmanager
+    def shared(settings):
+        with spark_errors(settings):
+            yield spark
+
+    session.spark_session = shared
+    for line in sys.stdin:
+        command = ["spark", *json.loads(line)]
+        status, out, err = run_in_process(command, b"", dict(os.environ), timeout_s)
+        print(json.dumps([status, out.decode(), err]), flush=True)
+"""
+
+
+class SparkDriver:
+    """One session with executors of 512 MiB. Use it as a context manager."""
+
+    def __init__(
+        self,
+        cluster: SparkCluster,
+        env: Mapping[str, str],
+        directory: Path,
+        places: tuple[str, ...] = (),
+    ) -> None:
+        self.log = directory / "spark.log"
+        self._cluster = cluster
+        small = {"app_name": "tests", "driver_memory": "512m", "conf": SMALL}
+        settings = {**small, "master": cluster.url, "log_file": str(self.log), "places": places}
+        path = os.pathsep.join([env["PYTHONPATH"], str(Path(__file__).parents[1])])
+        self._complaints = (directory / "driver.err").open("w+")
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, json.dumps([TIMEOUT_S, settings])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._complaints,
+            text=True,
+            env={**env, **cluster.env, "PYTHONPATH": path},
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def executors(self) -> list[int]:
+        """The processes that run tasks now."""
+        roots = [*self._cluster.workers, self.pid]
+        found = (each for pid in roots for each in descendants(pid, EXECUTOR))
+        return [each.pid for each in found if each.command.split()[0].endswith("java")]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if exception[0] is not None:
+            self._process.kill()
+        with self._process, self._complaints:
+            pass
+
+    def begin(self, *command: object) -> None:
+        """Have it run a command; `end` waits for it."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([str(word) for word in command]) + "\n")
+        self._process.stdin.flush()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether `end` would not wait."""
+        return bool(select.select([self._process.stdout], [], [], 0)[0])
+
+    def end(self) -> Result:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self._complaints.seek(0)
+            raise AssertionError(self._complaints.read())
+        status, out, err = json.loads(line)
+        return Result(status, out.encode(), err)
+
+    def run(self, *command: object) -> Result:
+        """Run a command to its end, which must be a good one."""
+        self.begin(*command)
+        result = self.end()
+        assert result.status == 0, result.out.decode() + result.err
+        return result

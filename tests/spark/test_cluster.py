@@ -23,7 +23,7 @@ from plugins.http_api import Nsqd
 from plugins.in_process import Result
 from plugins.object_store import Bucket
 from plugins.processes import descendants, kill, peak_bytes
-from plugins.spark_cluster import SparkCluster, SparkDriver
+from plugins.spark import SparkCluster, SparkDriver
 from plugins.waiting import wait_until
 from pyarrow import parquet
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from plugins.auth_server import AuthServer
 from plugins.certificates import Certificates
 from plugins.clients import bodies_in
 from plugins.daemons import GoNsqd
 from plugins.http_api import Nsqd
+from plugins.http_server import AuthServer
 from plugins.servers import MakeLookupd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 

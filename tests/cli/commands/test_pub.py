@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
-from plugins.auth_server import AuthServer
 from plugins.cli import RunNsq, SpawnNsq
 from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
+from plugins.http_server import AuthServer
 from plugins.servers import MakeNsqd, Serve
 from plugins.waiting import patience_s, wait_until
 
