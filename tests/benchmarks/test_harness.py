@@ -13,7 +13,7 @@ from benchmarks import parts
 from benchmarks.__main__ import main
 from benchmarks.contestants import CONSUMERS, PRODUCERS, Contestant
 from benchmarks.measure import drain, publish
-from benchmarks.pages import BLOCKS, DOCUMENTS, number, render, times
+from benchmarks.pages import BLOCKS, DOCUMENTS, render
 from benchmarks.raw import Row, load
 from plugins.daemons import GoNsqd
 
@@ -90,10 +90,3 @@ def test_a_part_whose_time_is_up_keeps_what_it_has(
     result = load("startup", tmp_path)
     assert result is not None
     assert [row.name for row in result.rows] == ["a", "the rest"]
-
-
-def test_numbers_have_the_digits_that_mean_something() -> None:
-    values = (None, 0.0123, 1.05, 99.94, 483.2, 1234, 483_219, 1_196_700)
-    shown = ["-", "0.0123", "1.05", "99.9", "483", "1,230", "483,000", "1,200,000"]
-    assert [number(value) for value in values] == shown
-    assert [times(value) for value in (None, 0.639, 3.57, 36.8)] == ["-", "0.64", "3.6", "37"]

@@ -7,13 +7,12 @@ import ssl
 import time
 from itertools import product
 from pathlib import Path
-from urllib.request import urlopen
 
 import pytest
 from plugins.certificates import Certificates
 from plugins.http_api import Nsqd
 from plugins.http_server import AuthServer
-from plugins.raw_client import TIMEOUT_S, RawClient, sized
+from plugins.raw_client import RawClient, sized
 from plugins.servers import AnyNsqd
 from plugins.waiting import wait_until
 
@@ -96,14 +95,6 @@ def test_required_tls_is_required(
     https_port = int(nsqd.https_address.rpartition(":")[2])
     refusal = b'{"message": "TLS_REQUIRED", "https_port": %d}' % https_port
     assert (status, body) == ((403, refusal) if required == "true" else (200, b"OK"))
-
-
-def test_https_serves_the_same(tls_nsqd: AnyNsqd, certificates: Certificates) -> None:
-    nsqd = tls_nsqd()
-    url = f"https://{nsqd.https_address}/pub?topic=t"
-    with urlopen(url, b"body", TIMEOUT_S, context=trusting(certificates)) as answer:
-        assert answer.read() == b"OK"
-    assert nsqd.depth("t") == 1
 
 
 def test_a_verified_client_certificate_is_asked_for_and_the_auth_server_learns_its_name(

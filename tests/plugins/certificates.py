@@ -15,7 +15,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.x509.oid import NameOID
 
 NOW = datetime.datetime.now(datetime.UTC)
 DAY = datetime.timedelta(days=1)
@@ -50,15 +50,13 @@ class Certificates(NamedTuple):
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     directory = tmp_path_factory.mktemp("certificates")
     authority = Authority(directory, "ca")
-    server, client = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
-    elsewhere = [x509.DNSName("nsqd.example.org")]
     return Certificates(
         ca=authority.cert_path,
         other_ca=Authority(directory, "other_ca").cert_path,
-        server=authority.issue("server", server, LOOPBACK),
-        expired_server=authority.issue("expired", server, LOOPBACK, until=NOW - DAY),
-        wrong_host_server=authority.issue("wrong_host", server, elsewhere),
-        client=authority.issue("client", client, []),
+        server=authority.issue("server"),
+        expired_server=authority.issue("expired", until=NOW - DAY),
+        wrong_host_server=authority.issue("wrong_host", [x509.DNSName("nsqd.example.org")]),
+        client=authority.issue("client", []),
     )
 
 
@@ -73,54 +71,42 @@ class Authority:
         basic = x509.BasicConstraints(ca=True, path_length=0)
         # digital signatures, certificates, and lists of revoked ones
         usage = x509.KeyUsage(True, False, False, False, False, True, True, False, False)
-        certificate = self._sign(self._name, self._key, NOW + DAY, (basic, True), (usage, True))
-        self.cert_path.write_bytes(certificate)
+        self._sign(self.cert_path, self._name, self._key, NOW + DAY, basic, usage)
 
     def issue(
         self,
         name: str,
-        usage: x509.ObjectIdentifier,
-        hosts: Sequence[x509.GeneralName],
+        hosts: Sequence[x509.GeneralName] = LOOPBACK,
         until: datetime.datetime = NOW + DAY,
     ) -> Credentials:
         key = ec.generate_private_key(ec.SECP256R1())
-        extensions: list[tuple[x509.ExtensionType, bool]] = [
-            (x509.BasicConstraints(ca=False, path_length=None), True),
-            (x509.ExtendedKeyUsage([usage]), False),
-        ]
-        if hosts:
-            extensions.append((x509.SubjectAlternativeName(hosts), False))
         paths = Credentials(self._directory / f"{name}.pem", self._directory / f"{name}.key")
-        paths.cert.write_bytes(self._sign(common_name(name), key, until, *extensions))
+        extensions = [x509.SubjectAlternativeName(hosts)] if hosts else []
+        self._sign(paths.cert, common_name(name), key, until, *extensions)
         form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         paths.key.write_bytes(key.private_bytes(serialization.Encoding.PEM, *form))
         return paths
 
     def _sign(
         self,
+        path: Path,
         subject: x509.Name,
         key: ec.EllipticCurvePrivateKey,
         until: datetime.datetime,
-        *extensions: tuple[x509.ExtensionType, bool],
-    ) -> bytes:
-        """Return a certificate; an extension is critical or not."""
+        *extensions: x509.ExtensionType,
+    ) -> None:
         issuer = x509.SubjectKeyIdentifier.from_public_key(self._key.public_key())
         issued_by = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer)
-        builder = (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(self._name)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(NOW - 2 * DAY)
-            .not_valid_after(until)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False)
-            .add_extension(issued_by, False)
-        )
-        for extension, is_critical in extensions:
-            builder = builder.add_extension(extension, is_critical)
+        builder = x509.CertificateBuilder(self._name, subject, key.public_key())
+        builder = builder.serial_number(x509.random_serial_number())
+        builder = builder.not_valid_before(NOW - 2 * DAY).not_valid_after(until)
+        own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+        for extension in (own, issued_by):
+            builder = builder.add_extension(extension, critical=False)
+        for extension in extensions:
+            builder = builder.add_extension(extension, critical=subject == self._name)
         signed = builder.sign(self._key, hashes.SHA256())
-        return signed.public_bytes(serialization.Encoding.PEM)
+        path.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
 
 
 def common_name(name: str) -> x509.Name:

@@ -19,7 +19,6 @@ import os
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -53,8 +52,6 @@ QUICK = (
 # what is built, or started, is shared by the tests of a file
 BUILDERS = ("tests/docker/", "tests/packaging/", "tests/web/browser/")
 OWN_JVM = ("tests/fuzz/", "tests/spark/test_cluster.py")
-
-LOCKS = pytest.StashKey[TemporaryDirectory[str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -110,27 +107,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Groups(config, log)
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node: Any) -> None:
-    """Give each worker that this process starts the directory of the locks."""
-    stash = node.config.stash
-    if LOCKS not in stash:
-        stash[LOCKS] = TemporaryDirectory(prefix="nsqtools-tests-")
-    node.workerinput["locks"] = stash[LOCKS].name
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    if directory := config.stash.get(LOCKS, None):
-        directory.cleanup()
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    worker = getattr(item.config, "workerinput", None)
-    if worker is None:
+    if not hasattr(item.config, "workerinput"):  # no other worker is there
         return (yield)
     how = fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH
-    locks = Path(worker["locks"])
+    locks = Path(item.config.getoption("basetemp")).parent  # that of the run
     with _locked(locks / "turn", fcntl.LOCK_EX) as turn, _locked(locks / "machine", how):
         fcntl.flock(turn, fcntl.LOCK_UN)
         return (yield)
