@@ -75,19 +75,6 @@ def take(
     return found
 
 
-def consume(seconds: float, rounds: int) -> Iterator[Row]:
-    return contest(drain, lambda: nullcontext(contestants.CONSUMERS), seconds, rounds)
-
-
-def publishing(seconds: float, rounds: int) -> Iterator[Row]:
-    return contest(publish, lambda: nullcontext(contestants.PRODUCERS), seconds, rounds)
-
-
-def archiving(seconds: float, rounds: int) -> Iterator[Row]:
-    longer_s = 1.6 * seconds  # of which a sync is a second
-    return contest(drain, contestants.archivers, longer_s, rounds)
-
-
 def forwarding(seconds: float, rounds: int) -> Iterator[Row]:
     for entered in (contestants.to_another_nsqd, contestants.to_http):
         yield from contest(drain, entered, seconds, rounds)
@@ -226,9 +213,10 @@ def spark_queries(seconds: float, rounds: int) -> Iterator[Row]:
 
 # by seconds of a sample, and rounds
 PARTS: dict[str, Callable[[float, int], Iterator[Row]]] = {
-    "consume": consume,
-    "publish": publishing,
-    "archive": archiving,
+    "consume": partial(contest, drain, lambda: nullcontext(contestants.CONSUMERS)),
+    "publish": partial(contest, publish, lambda: nullcontext(contestants.PRODUCERS)),
+    # longer, for a sync takes a second of it
+    "archive": lambda seconds, rounds: contest(drain, contestants.archivers, 1.6 * seconds, rounds),
     "latency": waiting,
     "server": serving,
     "forward": forwarding,

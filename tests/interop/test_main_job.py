@@ -8,7 +8,6 @@ quoting and encoding that logs have. ``pytest -m slow tests/interop/test_main_jo
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen, run
@@ -32,36 +31,26 @@ TRANSPORTS = {
     "tls-deflate": ["--tls", "--deflate-level", "1"],
 }
 
-SIZES = [
-    pytest.param(3_000_000, id="3MB"),
-    slow(100_000_000, id="100MB"),
-]
 
-
-@pytest.fixture
-def real_log(tmp_path: Path) -> Callable[[int], Path]:
-    """A factory of files of the lines of this machine's logs, at least so many bytes large."""
+def real_log(path: Path, size: int) -> Path:
+    """Write the lines of this machine's logs, at least so many bytes."""
     lines: list[bytes] = []
-    for path in sorted(LOGS.rglob("*.log")):
+    for log in sorted(LOGS.rglob("*.log")):
         with suppress(OSError):  # not everybody may read every log
-            text = path.read_bytes()
+            text = log.read_bytes()
             lines += [line for line in text.split(b"\n") if line and b"\0" not in text]
     if len(lines) < 1000:
         pytest.skip(f"only {len(lines)} log lines below {LOGS}: too few to be of use")
-
-    def make(size: int) -> Path:
-        path, block = tmp_path / "real.log", b"\n".join(lines) + b"\n"
-        path.write_bytes(block * -(-size // len(block)))
-        return path
-
-    return make
+    block = b"\n".join(lines) + b"\n"
+    path.write_bytes(block * -(-size // len(block)))
+    return path
 
 
 def sorted_lines(path: Path) -> list[bytes]:
     return sorted(path.read_bytes().split(b"\n"))  # splitlines() would also split at a lone \r
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [3_000_000, slow(100_000_000)])
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_log_goes_through_unchanged(
     transport: str,
@@ -69,11 +58,10 @@ def test_a_log_goes_through_unchanged(
     go_nsqd: MakeNsqd,
     auth_server: AuthServer,
     certificates: Certificates,
-    real_log: Callable[[int], Path],
     nsq_env: dict[str, str],
     tmp_path: Path,
 ) -> None:
-    log, out = real_log(size), tmp_path / "out.log"
+    log, out = real_log(tmp_path / "real.log", size), tmp_path / "out.log"
     flags = list(TRANSPORTS[transport])
     nsqd_flags = [f"-auth-http-address={auth_server.address}"]
     if "--tls" in flags:

@@ -1,15 +1,24 @@
-"""A data directory handed from one nsqd to the other, in every order: nothing lost or changed."""
+"""What one program left, and the other goes on with: nothing lost or changed.
+
+That is data directories, from one nsqd to the other in every order, and archives that the Go
+nsq_to_file wrote, torn ones too.
+"""
 
 from __future__ import annotations
 
 import json
+import subprocess
+from pathlib import Path
 
 import pytest
+from plugins.archives import unfinished
+from plugins.cli import RunNsq
 from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
 from plugins.raw_client import subscribed
-from plugins.servers import DataPath, Serve
+from plugins.servers import DataPath, GoProgram, Serve
+from plugins.waiting import wait_until
 
 pytestmark = pytest.mark.real_nsqd
 
@@ -131,3 +140,39 @@ def test_a_directory_in_use_is_refused(
         with pytest.raises(Exception, match="cannot flock directory"):
             other.start()
         other.kill()
+
+
+TOPIC, CHANNEL = "clicks", "archive"
+COUNT = 3000
+
+
+def test_a_torn_file_is_printed_as_far_as_zcat_reads_it_and_replayed_once_it_is_repaired(
+    nsqd: GoNsqd, tmp_path: Path, go_program: GoProgram, run_nsq: RunNsq
+) -> None:
+    """It has several gzip members, and the last one is cut off."""
+    nsqd.create_channel(TOPIC, CHANNEL)
+    nsqd.publish(TOPIC, *[b"message %d" % number for number in range(COUNT)])
+    address = f"-nsqd-tcp-address={nsqd.tcp_address}"
+    place = [f"-topic={TOPIC}", f"-channel={CHANNEL}", address, f"-output-dir={tmp_path}"]
+    command = [go_program("nsq_to_file"), *place, "-gzip", "-sync-interval=1s"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as program:
+        try:
+            wait_until(lambda: not unfinished(nsqd, TOPIC, CHANNEL), what="the end", timeout_s=20)
+        finally:
+            program.kill()
+    (path,) = tmp_path.glob("*.gz")
+    path.write_bytes(path.read_bytes().rstrip(b"\0")[:-30])
+    partly = subprocess.run(["zcat", path], capture_output=True, check=False)
+    assert partly.returncode != 0
+    *whole, _ = partly.stdout.split(b"\n")
+
+    printed = run_nsq(["archive", "cat", str(path)])
+    assert printed.status == 6
+    assert "cut off in the member" in printed.err
+    assert printed.out.split(b"\n")[: len(whole)] == whole
+
+    assert run_nsq(["archive", "repair", str(path)]).status == 0
+    assert subprocess.check_output(["zcat", path]).split(b"\n")[:-1] == whole
+
+    assert run_nsq(["replay", str(path), "--topic", "again", f"-{address}"]).status == 0
+    assert nsqd.topic_stats("again")["message_count"] == len(whole)
