@@ -9,8 +9,6 @@ A command that has a text of its own for the progress line leaves `job_progress`
 
 from __future__ import annotations
 
-import os
-import signal
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -18,13 +16,12 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 from nsqtools.cli.options.params import SELECTION
 from nsqtools.cli.parsing.binding import OptionSet, opt
 from nsqtools.cli.render.outcomes import INTERVAL_S, Progress
-from nsqtools.cli.running.runtime import SIGNALS, EndSignals, Runtime, beside, handling, stopping
+from nsqtools.cli.running.runtime import EndSignals, Runtime, beside, leaving_on_signals, stopping
 from nsqtools.errors import ConfigurationError, NsqError
 
 if TYPE_CHECKING:
@@ -196,19 +193,6 @@ def open_spark(runtime: Runtime, settings: SparkSettings) -> Iterator[SparkSessi
                 left.set()
                 if signals is not None and signals.received is not None:
                     raise SystemExit(signals.status())
-
-
-@contextmanager
-def leaving_on_signals() -> Iterator[None]:
-    """The first INT or TERM leaves by ``SystemExit``, so that the JVM is ended on the way."""
-
-    def leave(number: int, _frame: FrameType | None) -> None:
-        for each in SIGNALS:
-            signal.signal(each, lambda number, _frame: os._exit(128 + number))
-        raise SystemExit(128 + number)
-
-    with handling(SIGNALS, leave):
-        yield
 
 
 @contextmanager
