@@ -32,7 +32,7 @@ from typer import Context
 from nsqtools.cli.options.connection import ClusterSettings, cluster_connection
 from nsqtools.cli.parsing.app import HELP_NAMES, command_tree, parser_of
 from nsqtools.cli.parsing.binding import UsageError, prepare
-from nsqtools.cli.parsing.help import choices, metavar, raw_parts, rows_of
+from nsqtools.cli.parsing.help import choices, metavar, rows_of
 from nsqtools.cli.registry import COMMANDS, ROOT_OPTIONS, Command, Group
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.errors import ConfigurationError, NsqError
@@ -187,21 +187,16 @@ def spellings(options: Sequence[Any]) -> Iterator[tuple[str, str]]:
 
 
 def raw_offer(entry: Command, words: Sequence[str], current: str) -> tuple[Offer, str]:
-    """What can follow in a command that reads its arguments itself; flags of Go have one dash or
+    """What can follow in a daemon, which reads its arguments itself; flags of Go have one dash or
     two, and their values are the next word, or for a bool behind = only."""
-    page, flags = raw_parts(entry)
+    daemon: Any = entry.load()
+    flags = daemon.flags()
     name, equals, typed = current.partition("=")
-    prefix = f"{name}=" if equals else ""
-    if flags is None and not current.startswith("-"):
-        rows = page.sections["Arguments"][len(words) :]
-        return offer_of(*(value_of("", rows[0][0]) if rows else ("", ())), typed), ""
-    if flags is None:
-        return Offer([("-h", ""), ("--help", dict(ROOT_OPTIONS)["-h, --help"])]), ""
     flag = flags.get((words[-1] if words and not equals else name).lstrip("-"))
     if flag is not None and (equals or (words[-1].startswith("-") and not flag.kind.is_bool)):
         form = "true|false" if flag.kind.is_bool else flag.kind.go_name
         key = (name if equals else words[-1]).lstrip("-")
-        return offer_of(*value_of(key, form), typed), prefix
+        return offer_of(*value_of(key, form), typed), f"{name}=" if equals else ""
     dashes = "--" if current.startswith("--") else "-"
     return Offer([(dashes + each, flag.help) for each, flag in flags.items()]), ""
 
