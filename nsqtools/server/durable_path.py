@@ -30,6 +30,7 @@ from nsqtools.server.durable_database import (
     remove,
     wal_damage,
 )
+from nsqtools.server.queues.backlog import encoded
 from nsqtools.server.queues.data_path import (
     FILE_NAME,
     Queues,
@@ -50,7 +51,6 @@ from nsqtools.server.queues.queued_message import (
     BODY_AT,
     ID_AT,
     from_record,
-    to_record,
     with_attempts,
 )
 
@@ -282,7 +282,7 @@ class DurablePath:
             )
             rows = all_rows(path, queue.number)
             while some := list(islice(rows, _AT_ONCE)):
-                disk.put([to_record(with_attempts(frame, made)) for _, _, _, made, frame in some])
+                disk.put([encoded(with_attempts(frame, made) for _, _, _, made, frame in some)])
                 written += len(some)
                 for _, due_ns, _, _, frame in some:
                     if due_ns:

@@ -223,12 +223,6 @@ class Block(NamedTuple):
     sizes: list[int]
 
 
-def encode_block(records: Iterable[bytes]) -> Block:
-    """Return records as they are in a file."""
-    encoded = [encode_length(len(record)) + record for record in records]
-    return Block(b"".join(encoded), list(map(len, encoded)))
-
-
 def count_records(path: Path, position: int, max_size: int) -> int:
     """Return how many whole records a file has from a position on; 0 when it cannot be read."""
     count = 0
