@@ -10,26 +10,19 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 from typer import Argument
 
-from nsqtools.cli.main import UTILITIES, completion_script
+from nsqtools.cli.main import SCRIPTS, UTILITIES, completion_script
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.errors import ConfigurationError, OutputError
 
 
-class Shell(Enum):
-    """The shells that there is a script for."""
-
-    bash = "bash"
-    zsh = "zsh"
-    fish = "fish"
-
-
-def completion(shell: Annotated[Shell, Argument(help="Which shell.")]) -> None:
+def completion(
+    shell: Annotated[str, Argument(metavar="bash|zsh|fish", help="Which shell.")],
+) -> None:
     """Print the completion script for bash, zsh or fish.
 
     A normal installation puts the scripts where shells look for them: in share/ below the directory
@@ -41,7 +34,11 @@ def completion(shell: Annotated[Shell, Argument(help="Which shell.")]) -> None:
         eval "$(nsq completion zsh)"     # in ~/.zshrc, after compinit
         nsq completion fish > ~/.config/fish/completions/nsq.fish
     """
-    sys.stdout.write(completion_script(shell.value))
+    if shell not in SCRIPTS:
+        raise ConfigurationError(
+            "give one shell: bash, zsh or fish", hint="See nsq completion --help."
+        )
+    sys.stdout.write(completion_script(shell))
 
 
 def compat(
