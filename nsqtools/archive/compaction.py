@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -537,7 +538,10 @@ def in_processes(processes: int) -> RunJobs:
             yield from enumerate(map(run_job, jobs))
             return
         count = min(processes, len(jobs))
-        with ProcessPoolExecutor(count, get_context("spawn"), _leave_signals) as pool:
+        with (
+            _safe_path(),
+            ProcessPoolExecutor(count, get_context("spawn"), _leave_signals) as pool,
+        ):
             waiting = {pool.submit(run_job, job): number for number, job in enumerate(jobs)}
             try:
                 for future in as_completed(waiting):
@@ -552,6 +556,17 @@ def in_processes(processes: int) -> RunJobs:
                 pool.shutdown(cancel_futures=True)
 
     return run
+
+
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """Have new interpreters import nothing of the directory that one happens to be in."""
+    before = os.environ.get("PYTHONSAFEPATH", "")  # empty text is as good as none
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        os.environ["PYTHONSAFEPATH"] = before
 
 
 def _leave_signals() -> None:
