@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from plugins.archives import numbered, write_archive
 from plugins.servers import AnyNsqd
 from plugins.waiting import patience_s
 
@@ -33,6 +34,22 @@ def test_the_workers_of_a_measurement_run_nothing_of_the_current_directory(
     ran, nsqd = plant(here), any_nsqd()
     nsqd.create_topic("clicks")
     command = [NSQ, "bench", "pub", "-t", "clicks", "-n", "100", *nsqd.options]
+    done = subprocess.run(
+        command, cwd=here, env=nsq_env, capture_output=True, timeout=patience_s(60)
+    )
+
+    assert (done.returncode, ran.exists()) == (0, False), done.stderr
+
+
+def test_the_processes_of_a_compaction_run_nothing_of_the_current_directory(
+    nsq_env: dict[str, str], tmp_path: Path
+) -> None:
+    (here := tmp_path / "cloned").mkdir()
+    ran = plant(here)
+    archives = tmp_path / "archives"
+    for topic in ("clicks", "orders"):
+        write_archive(archives / f"{topic}.log.gz", numbered(0, 10), topic=topic)
+    command = [NSQ, "archive", "compact", archives, "-o", tmp_path / "lake", "--processes", "2"]
     done = subprocess.run(
         command, cwd=here, env=nsq_env, capture_output=True, timeout=patience_s(60)
     )
