@@ -7,9 +7,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from cryptography.x509.oid import ExtendedKeyUsageOID
 from plugins.archives import unfinished
-from plugins.certificates import LOOPBACK, Authority, Credentials
+from plugins.certificates import Authority, Credentials
 from plugins.cli import SpawnNsq
 from plugins.clients import CHANNEL, TOPIC, Consume, Produce, fill, take
 from plugins.http_server import AuthServer, MakeServer
@@ -33,8 +32,8 @@ class Place:
             folder = directory / str(number)
             folder.mkdir()
             authority = Authority(folder, "ca")
-            authority.issue("server", ExtendedKeyUsageOID.SERVER_AUTH, LOOPBACK)
-            authority.issue("client", ExtendedKeyUsageOID.CLIENT_AUTH, [])
+            authority.issue("server")
+            authority.issue("client", [])
             self._issued.append(folder)
         self.rotate(0)
 
