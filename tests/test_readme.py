@@ -174,8 +174,9 @@ def make_place(directory: Path, nsqd: EmbeddedNsqd, lookupd: EmbeddedNsqlookupd)
 
 def fill(nsqd: EmbeddedNsqd) -> None:
     """Topics as a site has them, with messages in every channel that the texts name."""
-    channels = set(re.findall(r"(?:-c|--channel) ([a-z]+)", "".join(TEXTS.values())))
-    assert "archive" in channels
+    named = r'(?:-c |--channel |"clicks", ")([a-z]+)'
+    channels = set(re.findall(named, "".join(TEXTS.values())))
+    assert {"archive", "sqlite"} <= channels
     clicks = [json.dumps({"n": n, "page": "/checkout"}) for n in range(MESSAGES)]
     # one client, for each reads all certificates of the machine
     with httpx.Client(base_url=f"http://{nsqd.http_address}", timeout=patience_s(5)) as api:

@@ -80,7 +80,7 @@ class Parcel:
 
     def part(self, start: int, stop: int) -> Parcel:
         """Return some of the messages as a parcel of their own."""
-        return self.chosen(range(start, stop))
+        return self.chosen(range(len(self))[start:stop])
 
     def chosen(self, places: Sequence[int]) -> Parcel:
         """Return the messages at some places as a parcel of their own."""

@@ -28,7 +28,7 @@ class PostgresSink:
         return [parcel.part(at, at + 500) for at in range(0, len(parcel), 500)]
 
     def submit(self, parcel, report):
-        self._thread.submit(lambda: report(parcel, self._insert(parcel)))
+        self._thread.submit(lambda: report([parcel], self._insert(parcel)))
 
     def check(self):
         pass
