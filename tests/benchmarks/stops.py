@@ -9,12 +9,10 @@ the exit; what runs while modules are imported does not count.
 from __future__ import annotations
 
 import inspect
-import json
 import os
 import subprocess
 import sys
 import threading
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any
@@ -60,13 +58,11 @@ def declares(frame: FrameType | None) -> bool:
 
 def in_a_process(arguments: list[str], standard_input: str = "") -> list[str]:
     """`followed`, in a fresh interpreter."""
-    with TemporaryDirectory() as directory:
-        answer = Path(directory) / "modules.json"
-        command = [sys.executable, __file__, "--follow", str(answer), *arguments]
-        environ = {**os.environ, "XDG_CONFIG_HOME": directory}
-        streams = {"input": standard_input, "capture_output": True, "text": True}
-        subprocess.run(command, env=environ, timeout=SECONDS, check=True, **streams)
-        return list(json.loads(answer.read_text()))
+    command = [sys.executable, __file__, "--follow", *arguments]
+    environ = {**os.environ, "XDG_CONFIG_HOME": "/nowhere"}
+    streams = {"input": standard_input, "capture_output": True, "text": True}
+    done = subprocess.run(command, env=environ, timeout=SECONDS, check=True, **streams)
+    return done.stderr.splitlines()[-1].split()
 
 
 def measure() -> dict[str, list[str]]:
@@ -86,7 +82,7 @@ def measure() -> dict[str, list[str]]:
 
 def main(arguments: list[str]) -> None:
     if arguments[:1] == ["--follow"]:
-        Path(arguments[1]).write_text(json.dumps(followed(arguments[2:])))
+        print(*followed(arguments[1:]), file=sys.stderr)
         return
     found = measure()
     print(f"{'command':10} {'0.1':>4} {'now':>4}")

@@ -16,7 +16,6 @@ import zipfile
 from collections.abc import Sequence
 from datetime import date
 from email import message_from_bytes
-from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +25,7 @@ import pytest
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from plugins.examples import slow
 from plugins.waiting import patience_s
 
 import nsqtools
@@ -190,23 +190,6 @@ def test_the_changelog_begins_with_this_version() -> None:
     assert kinds <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
 
 
-@cache
-def interpreters() -> dict[int, Path]:
-    """A Python of each minor version that runs here, those of pyenv included."""
-    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
-    found = {sys.version_info.minor: Path(sys.executable)}
-    for minor in SUPPORTED:
-        candidates = [
-            *pyenv.glob(f"versions/3.{minor}.*/bin/python3.{minor}"),
-            *(Path(place, f"python3.{minor}") for place in os.get_exec_path()),
-        ]
-        for candidate in filter(Path.is_file, candidates):
-            asked = subprocess.run([candidate, "-c", "import venv"], capture_output=True)
-            if asked.returncode == 0:
-                found.setdefault(minor, candidate)
-    return found
-
-
 def test_what_supports_us_is_what_we_say() -> None:
     assert PROJECT["requires-python"] == f">=3.{SUPPORTED[0]}"
     assert list(range(SUPPORTED[0], SUPPORTED[-1] + 1)) == SUPPORTED
@@ -218,24 +201,25 @@ NEEDS["to-http -t t --post http://127.0.0.1:1"] = "http"
 OTHERS = {*SUPPORTED} - {sys.version_info.minor}
 
 
-@pytest.mark.parametrize(
-    "minor",
-    [pytest.param(n, marks=[pytest.mark.slow] if n in OTHERS else []) for n in SUPPORTED],
-)
+@pytest.mark.parametrize("minor", [slow(n) if n in OTHERS else n for n in SUPPORTED])
 def test_the_wheel_works_where_nothing_else_is(
     built: Distributions, tmp_path: Path, minor: int
 ) -> None:
-    if minor not in interpreters():
-        pytest.skip(f"there is no Python 3.{minor} here")
     home, work = tmp_path / "venv", tmp_path / "elsewhere"
     work.mkdir()
-    run([interpreters()[minor], "-m", "venv", "--without-pip", home])
+    uv = [sys.executable, "-m", "uv"]
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    there = next(pyenv.glob(f"versions/3.{minor}.*/bin/python"), f"3.{minor}")
+    wanted = there if minor in OTHERS else sys.executable
+    made = [*uv, "venv", "--quiet", "--no-python-downloads", "--python", wanted, home]
+    if subprocess.run(made).returncode and minor in OTHERS:
+        pytest.skip(f"there is no Python 3.{minor} here")
     python, nsq = home / "bin/python", home / "bin/nsq"
-    install = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", python]
+    install = [*uv, "pip", "install", "--quiet", "--python", python]
     run([*install, built.wheel])
 
     assert run([nsq, "--version"], cwd=work) == f"nsq {nsqtools.__version__}\n"
-    listed = subprocess.check_output([*install[:4], "list", "-q", "--python", python], text=True)
+    listed = subprocess.check_output([*uv, "pip", "list", "-q", "--python", python], text=True)
     assert len(listed.splitlines()) - 2 <= 1 + MOST_PACKAGES, listed  # a heading, and ours
     for command, extra in NEEDS.items():
         failed = subprocess.run([nsq, *command.split()], cwd=work, capture_output=True, text=True)

@@ -189,44 +189,32 @@ def test_a_replay_goes_on_from_its_checkpoint(
     assert drained(nsqd, run_nsq) == EVERY_BODY
 
 
-def bodies_in(lake: Path, spark: SparkSession) -> list[bytes]:
-    rows = spark.read.parquet(str(lake)).select("body").collect()
-    return sorted(bytes(row.body) for row in rows)
+INTO = "--output {left}/lake --checkpoint {left}/checkpoint --once"
+JOBS = {
+    "spark-ingest": f"ingest {{left}}/archive {INTO}",
+    "spark-topic": f"ingest -t {TOPIC} -c {CHANNEL} --nsqd-tcp-address {{nsqd}} {INTO}",
+    "spark-compact": "compact {left}/archive --output {left}/lake --open-days --yes",
+}
 
 
-@of_each_version("spark-ingest")
-def test_a_stream_goes_on_from_its_offset(
-    left: Path, spark: SparkSession, run_spark: RunSpark
+@of_each_version(*JOBS)
+def test_a_job_of_spark_goes_on_from_its_checkpoint_its_spool_or_its_drafts(
+    left: Path,
+    scene: Scene,
+    request: pytest.FixtureRequest,
+    spark: SparkSession,
+    run_spark: RunSpark,
 ) -> None:
-    assert spark.read.parquet(str(left / "lake")).count() < MESSAGES
-    for path in (left / "later").iterdir():
+    is_topic, lake = scene.name == "spark-topic", str(left / "lake")
+    nsqd = request.getfixturevalue("nsqd") if is_topic else None
+    assert is_topic or 0 < spark.read.parquet(lake).count() < MESSAGES
+    for path in left.glob("later/*"):
         path.rename(left / "archive" / path.name)
-    to = ["--output", left / "lake", "--checkpoint", left / "checkpoint"]
-    done = run_spark("ingest", left / "archive", *to, "--once")
+    done = run_spark(*JOBS[scene.name].format(left=left, nsqd=scene.address).split())
     assert done.status == 0, done.err
-    assert bodies_in(left / "lake", spark) == EVERY_BODY
-
-
-@of_each_version("spark-topic")
-def test_a_stream_of_a_topic_goes_on_from_its_spool(
-    left: Path, nsqd: EmbeddedServer, spark: SparkSession, run_spark: RunSpark
-) -> None:
-    topic = ["-t", TOPIC, "-c", CHANNEL, "--nsqd-tcp-address", nsqd.tcp_address]
-    to = ["--output", left / "lake", "--checkpoint", left / "checkpoint"]
-    done = run_spark("ingest", *topic, *to, "--once")
-    assert done.status == 0, done.err
-    assert bodies_in(left / "lake", spark) == EVERY_BODY
-    assert unfinished(nsqd, TOPIC, CHANNEL) == 0
-
-
-@of_each_version("spark-compact")
-def test_a_compaction_is_repeated(left: Path, spark: SparkSession, run_spark: RunSpark) -> None:
-    lake = left / "lake"
-    assert list((lake / "_staging").rglob("*.parquet"))
-    assert 0 < spark.read.parquet(str(lake)).count() < MESSAGES
-    done = run_spark("compact", left / "archive", "--output", lake, "--open-days", "--yes")
-    assert done.status == 0, done.err
-    assert bodies_in(lake, spark) == EVERY_BODY
+    rows = spark.read.parquet(lake).select("body").collect()
+    assert sorted(bytes(row.body) for row in rows) == EVERY_BODY
+    assert nsqd is None or unfinished(nsqd, TOPIC, CHANNEL) == 0
 
 
 @of_each_version("spark-replay")
