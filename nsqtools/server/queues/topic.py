@@ -11,6 +11,7 @@ import time
 from asyncio import Event, sleep
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 from nsqtools.protocol.names import is_ephemeral
@@ -150,7 +151,7 @@ class Topic:
             done(error)
 
         backlogs = [self.backlog] if channels is None else [each.backlog for each in channels]
-        self.store.publish(backlogs, messages, due_ns, committed)
+        self.store.publish(backlogs, messages, repeat(due_ns), committed)
 
     def _committed(
         self, channels: list[Channel] | None, messages: list[bytes], delay_s: float = 0.0
@@ -214,17 +215,18 @@ class Topic:
         """Move messages to the channels in one transaction; then go on."""
         channels = list(self.channels.values())
 
-        def moved(
-            error: BackendError | None, messages: list[bytes], delay_s: float, is_last: bool
-        ) -> None:
-            if error is None:
-                self._committed(channels, messages, delay_s)
-            if is_last:
-                self._step_scheduled = False
-                if error is not None:
-                    self._loop.call_later(_RETRY_S, self._wake)
-                elif self.depth:
-                    self._wake()
+        def moved(error: BackendError | None, messages: list[bytes], delays_s: list[float]) -> None:
+            self._step_scheduled = False
+            if error is not None:
+                self._loop.call_later(_RETRY_S, self._wake)
+                return
+            if not any(delays_s):
+                self._committed(channels, messages)
+            else:
+                for message, delay_s in zip(messages, delays_s, strict=True):
+                    self._committed(channels, [message], delay_s)
+            if self.depth:
+                self._wake()
 
         backlogs = [each.backlog for each in channels]
         self._step_scheduled = store.move(self.backlog, backlogs, _STEP_COUNT, _STEP_BYTES, moved)
