@@ -68,7 +68,7 @@ def create_app(context: WebContext) -> ASGIApp:
     site = Site(context)
     routes: list[BaseRoute] = [
         Route("/ping", lambda _: PlainTextResponse("OK")),
-        *api.routes(context),
+        api.routes(context),
         Route("/metrics", _metrics(site)),
         *pages.routes(site),
     ]
