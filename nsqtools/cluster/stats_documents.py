@@ -14,8 +14,13 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from nsqtools.cluster.directory import NodeReport
-from nsqtools.cluster.queue_rows import QueueRow, channel_row, consumers_of, rows_of_topic
+from nsqtools.cluster.queue_rows import (
+    NodeReport,
+    QueueRow,
+    channel_row,
+    consumers_of,
+    rows_of_topic,
+)
 from nsqtools.cluster.sampling import Sample
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.stats import ChannelStats, ClientStats, TopicStats
@@ -121,7 +126,7 @@ def client_documents(
         {name: getattr(row, name) for name in ("topic", "channel", "node")}
         | consumer_document(row.client)
         for report in reports
-        for row in consumers_of(report.address, report.stats)
+        for row in consumers_of(report)
         if (row.topic, row.channel) in shown
     ]
 

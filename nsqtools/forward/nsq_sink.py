@@ -32,7 +32,7 @@ from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.outcomes import is_stored_in_part, may_split
 from nsqtools.client.producer import Producer
 from nsqtools.cluster.directory import Cluster, open_cluster
-from nsqtools.cluster.queue_rows import consumers_of
+from nsqtools.cluster.queue_rows import NodeReport, consumers_of
 from nsqtools.errors import (
     ConfigurationError,
     NotFoundError,
@@ -46,7 +46,6 @@ from nsqtools.forward.parcel import DELIVERED, Fate, Outcome, Parcel, Report, ch
 from nsqtools.http.http_api import NsqdHTTPClient
 from nsqtools.protocol.commands import SIZE_BYTES, mpub_size
 from nsqtools.protocol.names import check_topic
-from nsqtools.protocol.stats import read_stats
 
 log = logging.getLogger("nsqtools")
 
@@ -278,13 +277,13 @@ class LoopGuard:
             with open_cluster(self.source) as cluster:
                 self._sources = _by_name(cluster, lambda client: None)
             with open_cluster(self.destination) as cluster:
-                found = _by_name(cluster, lambda client: read_stats(client.stats(clients=True)))
+                found = _by_name(cluster, lambda client: client.stats(clients=True))
         except NsqError as exc:
             log.info("cannot check for loops: %s", exc)
             return
         self._places = tuple(found)
         for name, stats in found.items():
-            for row in consumers_of(name, stats):
+            for row in consumers_of(NodeReport(name, 0.0, stats)):
                 if edge := _EDGE.search(row.client.user_agent):
                     places = {(place, edge["topic"]) for place in edge["places"].split()}
                     self._edges.setdefault((name, row.topic), set()).update(places)

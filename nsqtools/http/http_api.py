@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     import ssl
 
     from nsqtools.http.exchange import HTTPAnswer
+    from nsqtools.protocol.stats import NsqdStats
 
 NSQ_V1 = "application/vnd.nsq; version=1.0"
 
@@ -276,12 +277,15 @@ class NsqdHTTPClient(HTTPAPI):
 
     def stats(
         self, topic: str = "", channel: str = "", *, clients: bool = False, memory: bool = False
-    ) -> dict[str, Any]:
-        """Return /stats as JSON, of one topic and channel or of all.
+    ) -> NsqdStats:
+        """Return /stats, of one topic and channel or of all.
 
         What is about clients and memory is left out unless asked for: it costs nsqd the most.
         """
-        return self.decode_stats(self.ask_stats(topic, channel, clients=clients, memory=memory))
+        from nsqtools.protocol.stats import read_stats
+
+        answer = self.ask_stats(topic, channel, clients=clients, memory=memory)
+        return read_stats(self.decode_stats(answer))
 
     def ask_stats(
         self, topic: str = "", channel: str = "", *, clients: bool = False, memory: bool = False

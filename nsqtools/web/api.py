@@ -38,7 +38,7 @@ from starlette.routing import Mount, Route
 from nsqtools.cluster.admin import Action, StepResult, TopicChange
 from nsqtools.cluster.directory import Cluster, DaemonFailure, entries_of
 from nsqtools.cluster.inventory import registered_channels
-from nsqtools.cluster.topics import named_topics
+from nsqtools.cluster.topics import all_of, named_topics, topics_on
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.http.http_api import KnownNode, NsqdHTTPClient
 from nsqtools.protocol.names import is_valid_name
@@ -118,7 +118,7 @@ def gather(
     entries = entries_of(known)
 
     def ask(client: NsqdHTTPClient) -> tuple[Document, NsqdStats]:
-        return client.info(), read_stats(client.stats(topic, channel, clients=clients))
+        return client.info(), client.stats(topic, channel, clients=clients)
 
     answers, failed = cluster.ask(nsqds, ask)
     failures += failed
@@ -315,10 +315,10 @@ def list_topics(context: WebContext, request: Request) -> object:
         raise upstream_error("nsqlookupd" if cluster.lookupds else "nsqd", [exc]) from exc
     if query.get("inactive") != "true":
         return {"topics": sorted(names), "message": warning(each.error for each in failures)}
-    stats = cluster.stats(required=False)
+    stats, silent = cluster.ask_nsqds(topics_on, required=False)
     known, _ = cluster.known_nodes()  # who is silent has topics, too
     idle = names.difference(
-        (each.topic_name for node in stats.nodes for each in node.stats.topics or ()),
+        all_of(stats),
         (topic for nodes in known.values() for each in nodes for topic in each.topics),
     )
     answers, failed = registered_channels(cluster, cluster.lookupds, idle)
@@ -326,7 +326,7 @@ def list_topics(context: WebContext, request: Request) -> object:
         topic: sorted({channel for each in answers.values() for channel in each.get(topic, ())})
         for topic in sorted(idle)
     }
-    message = warning(failure.error for failure in (*stats.failures, *failed))
+    message = warning(failure.error for failure in (*silent, *failed))
     return {"topics": {topic: each or None for topic, each in found.items()}, "message": message}
 
 
