@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 
 from nsqtools.client.connection import http_access
 from nsqtools.client.connection_settings import ConnectionSettings
-from nsqtools.errors import ConfigurationError, ConnectionFailed, NsqError
+from nsqtools.errors import ConfigurationError, ConnectionFailed, NotFoundError, NsqError
 from nsqtools.http.http_api import (
     HTTPAccess,
     KnownNode,
@@ -82,6 +82,24 @@ def open_cluster(settings: ConnectionSettings, **defaults: Any) -> Cluster:
     options = settings.client_options(**defaults)
     access = http_access(options, (*lookupds, *nsqds), settings.address_map)
     return Cluster(ClusterAddresses(nsqds, lookupds, settings.nsqd_tcp_addresses), access)
+
+
+def nsqd_addresses(settings: ConnectionSettings) -> tuple[str, ...]:
+    """Return where the nsqd take TCP connections: those given, and those that nsqlookupd know now.
+
+    Raises the error when no nsqlookupd answers, and `NotFoundError` when none knows an nsqd.
+    """
+    if not settings.lookupd_http_addresses:
+        return settings.nsqd_tcp_addresses
+    with open_cluster(settings) as cluster:
+        answers, failures = cluster.known_nodes()
+    if failures and not answers:
+        raise failures[0].error
+    known = {each.node.tcp for nodes in answers.values() for each in nodes}
+    found = {*settings.nsqd_tcp_addresses, *map(str, map(cluster.reachable, known))}
+    if not found:
+        raise NotFoundError(f"{', '.join(settings.lookupd_http_addresses)} know no nsqd")
+    return tuple(sorted(found))
 
 
 class Cluster:

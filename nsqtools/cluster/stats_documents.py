@@ -18,7 +18,6 @@ from nsqtools.cluster.queue_rows import (
     NodeReport,
     QueueRow,
     channel_row,
-    consumers_of,
     rows_of_topic,
 )
 from nsqtools.cluster.sampling import Sample
@@ -117,16 +116,14 @@ CONSUMER_NUMBERS = {
 }
 
 
-def client_documents(
-    reports: Iterable[NodeReport], rows: Iterable[QueueRow]
-) -> list[dict[str, Any]]:
+def client_documents(sample: Sample, rows: Iterable[QueueRow]) -> list[dict[str, Any]]:
     """Return every consumer of the channels among ``rows``, with its channel and nsqd."""
     shown = {(row.topic, row.channel) for row in rows}
     return [
         {name: getattr(row, name) for name in ("topic", "channel", "node")}
         | consumer_document(row.client)
-        for report in reports
-        for row in consumers_of(report)
+        for node in sample.nodes
+        for row in node.consumers
         if (row.topic, row.channel) in shown
     ]
 

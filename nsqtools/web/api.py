@@ -22,11 +22,9 @@ case, and unknown ones are ignored.
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -308,12 +306,12 @@ def newest_version(versions: Iterable[str]) -> str:
 
 
 def list_topics(context: WebContext, request: Request) -> object:
-    cluster, query = context.cluster, _query(request)
+    cluster = context.cluster
     try:
         names, failures = named_topics(cluster)
     except NsqError as exc:
         raise upstream_error("nsqlookupd" if cluster.lookupds else "nsqd", [exc]) from exc
-    if query.get("inactive") != "true":
+    if request.query_params.get("inactive") != "true":
         return {"topics": sorted(names), "message": warning(each.error for each in failures)}
     stats, silent = cluster.ask_nsqds(topics_on, required=False)
     known, _ = cluster.known_nodes()  # who is silent has topics, too
@@ -496,21 +494,8 @@ def _http_error(_: Request, error: HTTPException) -> Response:
     is_forbidden = error.status_code == 403  # which the console says in words
     message = "FORBIDDEN" if is_forbidden else CODES.get(error.detail, error.detail)
     answer = reply({"message": message}, error.status_code)
-    if error.status_code == 405:
-        methods = {*(error.headers or {})["Allow"].split(", "), "OPTIONS"} - {"HEAD"}
-        answer.headers["Allow"] = ", ".join(sorted(methods))
+    answer.headers.update(error.headers or {})
     return answer
-
-
-_BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2}).{0,2}")
-
-
-def _query(request: Request) -> dict[str, str]:
-    """Return the parameters, the first of each name. Raises ``HTTPException`` for a bad escape."""
-    text = request.scope["query_string"].decode("latin-1")
-    if bad := _BAD_ESCAPE.search(text):
-        raise HTTPException(400, f"invalid URL escape {json.dumps(bad.group())}")
-    return dict(reversed(parse_qsl(text, keep_blank_values=True)))
 
 
 def read_body(body: bytes) -> dict[str, str]:

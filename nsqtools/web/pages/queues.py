@@ -30,6 +30,7 @@ from nsqtools.errors import NotFoundError, NsqError
 from nsqtools.http.http_api import NsqlookupdHTTPClient
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.stats import NsqdStats
+from nsqtools.web.api import newest_version
 from nsqtools.web.pages.site import Site, Values, as_asked
 from nsqtools.web.pages.snapshot import (
     SHOWN,
@@ -146,7 +147,7 @@ def show_nodes(site: Site, request: Request) -> Values:
             "nodes.html",
             "Nodes",
             failures=failures,
-            newest=max((node.version for node in found), default=""),
+            newest=newest_version(node.version for node in found),
             lookupds=len(cluster.lookupds),
             nodes=[(node, sums_of(snapshot.of_node(node.address))) for node in found],
         )
