@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -30,7 +31,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
-from itertools import chain
+from itertools import accumulate, chain
 from multiprocessing import get_context
 from typing import Any
 from uuid import uuid4
@@ -73,8 +74,8 @@ from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputE
 from nsqtools.records.envelope import BodyKind
 
 LEAST_BYTES = 32 << 20  # of a file that is smaller only because more of them run at a time
-SLICE_ROWS = 400_000
-SLICE_TEXT = 128 << 20
+SLICE_ROWS = 200_000
+SLICE_TEXT = 64 << 20
 PACKED = 6  # about how much larger text is than what it is compressed to
 
 
@@ -129,19 +130,19 @@ def jobs_of(sources: Sequence[Source], job: Job, file_bytes: int) -> list[Job]:
             rows = text = 0
         rows += span.messages
         text += span.length * PACKED
-    jobs: list[Job] = []
-    held: list[Slice] = []
-    weight = 0.0
+    slices: list[Slice] = []
+    sizes: list[float] = []
     for since_ns, until_ns in zip(cuts, [*cuts[1:], end], strict=True):
         some = [(each, each.between(since_ns, until_ns)) for each in sources]
-        part = Slice(since_ns, until_ns, tuple(each for each, spans in some if spans))
-        size = sum(_share(span, since_ns, until_ns) for _, spans in some for span in spans)
-        if held and weight + size > file_bytes:
-            jobs.append(replace(job, slices=tuple(held)))
-            held, weight = [], 0.0
-        held.append(part)
-        weight += size
-    jobs.append(replace(job, slices=tuple(held)))
+        slices.append(Slice(since_ns, until_ns, tuple(each for each, spans in some if spans)))
+        sizes.append(sum(_share(span, since_ns, until_ns) for _, spans in some for span in spans))
+    # even files, a little above the size in place of a small one at the end
+    files = max(1, math.ceil(sum(sizes) / file_bytes - 0.25))
+    of_file: dict[int, list[Slice]] = {}
+    for part, size, until in zip(slices, sizes, accumulate(sizes), strict=True):
+        middle = (until - size / 2) / (sum(sizes) or 1)
+        of_file.setdefault(int(files * middle), []).append(part)
+    jobs = [replace(job, slices=tuple(some)) for some in of_file.values()]
     return [
         replace(each, present=tuple(s for s in each.present if s.between(*each.range)))
         for each in jobs
