@@ -23,6 +23,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -46,10 +47,11 @@ from nsqtools.archive.catalog import (
     Source,
     begin_ns,
     by_slot,
+    each_source,
     sources_of,
-    table_sources,
 )
 from nsqtools.archive.delta import DeltaCatalog, TableFile, is_table, refuse_other_form
+from nsqtools.archive.finding import files_in_folder, files_in_table
 from nsqtools.archive.layout import INDEX, MANIFEST, Member, aside
 from nsqtools.archive.lease import Held, held
 from nsqtools.archive.location import Location, StoredPlace, absolute, refuse_nested
@@ -257,7 +259,8 @@ class Compaction:
         """Look at what is there, and say what is to be done."""
         topics = self.selection.topics
         self.sources = sources_of(
-            self._inputs, lambda partition: partition.get("topic") in {*topics, None} or not topics
+            self._inputs.places,
+            lambda partition: partition.get("topic") in {*topics, None} or not topics,
         )
         here = {topic for topic in (source.topic for source in self.sources) if topic is not None}
         for topic in sorted(self.selection.topics - here):
@@ -367,9 +370,12 @@ class Compaction:
         def is_wanted(partition: Mapping[str, str | None]) -> bool:
             return (partition.get("topic"), partition.get("date")) in folders
 
-        is_there = self.table.exists() if self.table is not None else any(self.storage.list())
-        found: Iterable[Source] = table_sources([self.output], is_wanted) if is_there else ()
-        return {slot: some for slot, some in by_slot(found).items() if slot in slots}
+        with failing("read", self.output):
+            found = files_in_table(str(self.output), is_wanted)[1]
+            if found is None:
+                found = files_in_folder(self.storage, list(self.storage.list()), is_wanted)
+        there = by_slot(each_source(found, is_wanted))
+        return {slot: some for slot, some in there.items() if slot in slots}
 
     # -- doing it -------------------------------------------------------------------------------
 
@@ -538,7 +544,10 @@ def in_processes(processes: int) -> RunJobs:
             yield from enumerate(map(run_job, jobs))
             return
         count = min(processes, len(jobs))
-        with ProcessPoolExecutor(count, get_context("spawn"), _leave_signals) as pool:
+        with (
+            _safe_path(),
+            ProcessPoolExecutor(count, get_context("spawn"), _leave_signals) as pool,
+        ):
             waiting = {pool.submit(run_job, job): number for number, job in enumerate(jobs)}
             try:
                 for future in as_completed(waiting):
@@ -553,6 +562,17 @@ def in_processes(processes: int) -> RunJobs:
                 pool.shutdown(cancel_futures=True)
 
     return run
+
+
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """Have new interpreters import nothing of the directory that one happens to be in."""
+    before = os.environ.get("PYTHONSAFEPATH", "")  # empty text is as good as none
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        os.environ["PYTHONSAFEPATH"] = before
 
 
 def _leave_signals() -> None:
