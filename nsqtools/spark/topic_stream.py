@@ -406,8 +406,8 @@ class TopicStream:
             for key, file in files.items():
                 if isinstance(key, Head) and file.is_finished and offset.has_read(key):
                     # before its index, so that no file is without one
-                    file.path.unlink(missing_ok=True)
-                    index_of(file.path).unlink(missing_ok=True)
+                    Path(file.shown).unlink(missing_ok=True)
+                    index_of(Path(file.shown)).unlink(missing_ok=True)
             for index in list(hidden_below(spool.directory, INDEX)):
                 path = owner_of(index)
                 if not part_of(path).exists() and not path.exists():

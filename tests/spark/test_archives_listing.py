@@ -276,7 +276,7 @@ def listing_of(*roots: Path) -> Listing:
 
 
 def paths(listing: Listing) -> list[str]:
-    return [file.path.name for file in listing.files([].append).values()]
+    return [file.place.name for file in listing.files([].append).values()]
 
 
 def test_a_directory_that_did_not_change_is_not_read_again_and_one_that_did_is(
@@ -349,7 +349,7 @@ def test_while_a_file_is_being_finished_it_is_there_once(tmp_path: Path) -> None
 
     (file,) = listing_of(tmp_path).files([].append).values()
 
-    assert file.path == path
+    assert file.place == path
 
 
 def test_a_name_in_progress_that_another_file_took_over_is_noticed(tmp_path: Path) -> None:
@@ -392,7 +392,7 @@ def test_a_directory_that_cannot_be_listed_is_told(
     told: list[ArchiveDamage] = []
 
     [file] = listing_of(tmp_path).files(told.append).values()
-    assert file.path.name == "a.log"
+    assert file.place.name == "a.log"
     assert set(told) == {ArchiveDamage(str(locked), 0, "cannot be listed (Permission denied)")}
 
 

@@ -83,7 +83,7 @@ def _find(wanted: Range, settings: ReadSettings) -> Path | None:
     if is_hidden(path.name, PART) and _is_it(owner_of(path), wanted.key):
         return owner_of(path)
     files = Listing(settings).files(lambda damage: None)
-    return files[wanted.key].path if wanted.key in files else None
+    return Path(str(files[wanted.key].place)) if wanted.key in files else None
 
 
 def pieces(

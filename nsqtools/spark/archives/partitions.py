@@ -85,7 +85,7 @@ def ranges_of(
         known = [each for each in known if settings.within.may_have(each)]
 
     def range_of(begin: int, end: int, lines: bytes = b"") -> Range:
-        return Range(file.location, file.key, content, begin, end, file.shown, lines)
+        return Range(str(file.place), file.key, content, begin, end, file.shown, lines)
 
     for run in _runs(known):
         ends = list(accumulate([each[1] + row_weight * each[2] for each in run]))
