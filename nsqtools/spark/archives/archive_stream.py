@@ -61,6 +61,9 @@ GONE_PAUSE_S = 0.05
 class ArchiveStream:
     """Makes the answers of a stream's reader. Methods raise `NsqError`."""
 
+    is_spooled = False
+    """Whether its offsets name a spool."""
+
     def __init__(
         self,
         settings: ReadSettings,
@@ -255,6 +258,12 @@ class ArchiveStream:
                 self._lose(f"{name} is gone, or shorter than it was")
             elif is_read(listed, self._settings, self._tell_once):
                 yield listed, listed.readable()
+
+    def commit(self, end: Offset) -> None:
+        """Leave the archive as it is."""
+
+    def stop(self) -> None:
+        """Nothing runs."""
 
     # -- what is gone ---------------------------------------------------------------------------
 
