@@ -17,7 +17,7 @@ from plugins.waiting import patience_s
 
 from nsqtools.archive.catalog import Inputs, sources_of
 from nsqtools.archive.finding import find_archives
-from nsqtools.archive.layout import TimeRange, index_of, owner_of, part_of
+from nsqtools.archive.layout import INDEX, TimeRange, index_of, owner_of, part_of
 from nsqtools.archive.location import StoredPlace, parse_place
 from nsqtools.archive.part_file import Directories, recover
 from nsqtools.archive.storage import Entry
@@ -231,13 +231,19 @@ def test_what_plans_ask_of_each_file_is_asked_of_many_at_a_time(
     for path in local.rglob("*.gz"):
         upload_file(path, UploadPlan(local, bucket.storage, "host"))
     settings, together = ReadSettings((bucket.url,)), threading.Barrier(5)
-    real = ObjectStorage.read_range
+    read_range, read = ObjectStorage.read_range, ObjectStorage.read
 
-    def read_range(*args: Any) -> bytes:
+    def read_beginning(*args: Any) -> bytes:
         together.wait(patience_s(10))
-        return real(*args)
+        return read_range(*args)
 
-    monkeypatch.setattr(ObjectStorage, "read_range", read_range)
+    def read_index(storage: ObjectStorage, name: str) -> bytes:
+        if name.endswith(INDEX):
+            together.wait(patience_s(10))
+        return read(storage, name)
+
+    monkeypatch.setattr(ObjectStorage, "read_range", read_beginning)
+    monkeypatch.setattr(ObjectStorage, "read", read_index)
 
     assert plan_batch(settings)
     stream = ArchiveStream(settings, StreamSettings())

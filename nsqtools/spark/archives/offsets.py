@@ -34,6 +34,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from nsqtools.archive.layout import EVER, Head, Member, TimeRange
+from nsqtools.archive.storage import side_by_side
 from nsqtools.errors import ConfigurationError
 from nsqtools.spark.archives.archive_files import UNKNOWN, Key, ListedFile
 from nsqtools.spark.archives.read_settings import BatchLimits
@@ -214,7 +215,7 @@ def decode_offset(document: Any) -> Offset:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, zlib.error) as exc:
         raise ConfigurationError(
-            f"{json.dumps(document)[:200]} is not an offset of ours ({exc!r})",
+            f"{json.dumps(document)[:200]} is not an offset ({exc!r})",
             hint="The checkpoint's directory offsets shows what an offset looks like.",
         ) from None
 
@@ -278,8 +279,10 @@ def _admit(files: list[Unread], limits: BatchLimits) -> dict[Key, int]:
     """Return how far each file goes that a batch takes something of."""
     ends: dict[Key, int] = {}
     rows = size = 0
+    files = sorted(files, key=lambda each: each.file.first_ts)
+    is_remote = any(each.file.entry is not None for each in files)
+    loaded = side_by_side(Unread.members, files, is_remote=is_remote)
     heap = [(each.file.first_ts, number, 0) for number, each in enumerate(files)]
-    heapq.heapify(heap)
     members: dict[int, list[Member]] = {}
     while heap:
         _, number, at = heapq.heappop(heap)
@@ -287,7 +290,7 @@ def _admit(files: list[Unread], limits: BatchLimits) -> dict[Key, int]:
         if limits.files is not None and file.key not in ends and len(ends) >= limits.files:
             continue
         if not at:
-            members[number] = file.members()
+            members[number] = next(loaded)  # their first ones come in order
             if isinstance(file.key, str):  # an offset names it as read, or not at all
                 members[number] = _as_one(members[number])
         if at == len(members[number]):
