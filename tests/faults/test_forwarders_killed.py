@@ -258,7 +258,7 @@ def test_each_message_is_one_row_while_postgresql_and_the_program_are_killed(
 
     letters, nsqd = tmp_path / "letters", go_nsqd("-msg-timeout=2s")
     words = [sys.executable, PROGRAM, postgres.dsn, nsqd.tcp_address, TOPIC, CHANNEL, letters]
-    run = Forwarding(nsqd, 500, lambda: subprocess.Popen(words, stderr=subprocess.DEVNULL))
+    run = Forwarding(nsqd, 500, lambda: subprocess.Popen(words))
     run.body = b'{"n": %d}'
     bad = [b"not JSON %d" % number for number in range(5)]
     nsqd.publish(TOPIC, *bad)
