@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from nsqtools.cli.options.params import SAFETY, SELECTION, Delimiter, DryRun, Json, Yes
 from nsqtools.cli.options.spark_options import (
     SkipDamaged,
-    SparkOptions,
+    SparkChoice,
     Topics,
     job_progress,
     open_spark,
@@ -128,7 +128,7 @@ def archive_compact(
     return compact(runtime, chosen, count, lambda: nullcontext(in_processes(count)))
 
 
-def spark_compact(*, chosen: CompactionOptions, spark: SparkOptions, runtime: Session) -> int:
+def spark_compact(*, chosen: CompactionOptions, spark: SparkChoice, runtime: Session) -> int:
     """Do what nsq archive compact does, in the tasks of Spark.
 
     For what is more than one machine reads in time. On a cluster paths are those of executors: a

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from nsqtools.cli.options.spark_options import SparkChoice, SparkOptions, open_spark
+from nsqtools.cli.options.spark_options import SparkChoice, open_spark
 from nsqtools.cli.render.output import ListingForm, write_json, write_listing
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, explain
 from nsqtools.errors import NsqError
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from nsqtools.spark.doctor import Finding
 
 
-def doctor(*, form: ListingForm, spark: SparkOptions, runtime: Session) -> int:
+def doctor(*, form: ListingForm, spark: SparkChoice, runtime: Session) -> int:
     """Check Java, the versions of packages, a session of Spark and its executors.
 
     On a cluster (--master) this runs a small job on its executors. They need Java 17 or newer and

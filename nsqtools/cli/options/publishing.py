@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -173,13 +172,6 @@ def topic_map(texts: Iterable[str]) -> dict[str, str]:
             )
         topics[old] = new
     return topics
-
-
-class InputFormat(Enum):
-    """What a record of the input is."""
-
-    raw = "raw"
-    jsonl = "jsonl"
 
 
 class GivenInput(NamedTuple):
