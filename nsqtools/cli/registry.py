@@ -182,7 +182,8 @@ Servers
   nsqd daemons:nsqd raw Run an nsqd in Python, with the flags, files and protocol of the real one.
   nsqlookupd daemons:nsqlookupd raw Run an nsqlookupd in Python, with the flags and protocol of the real one.
 """
-"""A heading, and below it a line for each command: name, entry, ``raw``, help. Groups have no entry, and their commands and examples (``$``) below."""
+"""A heading, and below it a line for each command: name, entry, ``raw``, help. Groups
+have no entry, and their commands and examples (``$``) below."""
 
 
 def _panels(table: str) -> dict[str, dict[str, Command | Group]]:
