@@ -39,13 +39,11 @@ class End(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class RunLimits:
-    """Each None means without limit. Times are seconds. ``is_each_topic``: the count is that of
-    each topic, and the first that reaches it ends the run, as with nsq_tail."""
+    """Each None means without limit. Times are seconds."""
 
     count: int | None = None
     idle_s: float | None = None
     for_s: float | None = None
-    is_each_topic: bool = False
 
 
 UNLIMITED = RunLimits()
@@ -55,7 +53,7 @@ class LimitWatch:
     """The limits of one run that began at ``now``; times are readings of the caller's clock."""
 
     def __init__(self, limits: RunLimits, now: float) -> None:
-        self._counts = {"": 0}
+        self.count = 0  # messages taken
         self._limits = limits
         self._ends_at = math.inf if limits.for_s is None else now + limits.for_s
         self._idle_s = math.inf if limits.idle_s is None else limits.idle_s
@@ -69,23 +67,16 @@ class LimitWatch:
         """Something came: the stream is not idle."""
         self.idle_since = now
 
-    @property
-    def count(self) -> int:
-        """Messages taken."""
-        return sum(self._counts.values())
-
-    def room_for(self, count: int, topic: str = "") -> int:
+    def room_for(self, count: int) -> int:
         """Return how many of ``count`` messages may still be taken, and count them."""
-        counted = topic if self._limits.is_each_topic else ""
-        before = self._counts.get(counted, 0)
         if self._limits.count is not None:
-            count = min(count, self._limits.count - before)
-        self._counts[counted] = before + count
+            count = min(count, self._limits.count - self.count)
+        self.count += count
         return count
 
     def end(self, now: float) -> End | None:
         """Return the limit that is reached, if one is."""
-        if self._limits.count is not None and max(self._counts.values()) >= self._limits.count:
+        if self._limits.count is not None and self.count >= self._limits.count:
             return End.COUNT
         if now >= self._ends_at:
             return End.TIME
@@ -236,7 +227,7 @@ class Tail:
     def _pass_on(self, batch: Batch) -> None:
         try:
             kept = batch if self._keep is None else [m for m in batch if self._keep(m)]
-            room = self.watch.room_for(len(kept), batch.topic)
+            room = self.watch.room_for(len(kept))
             if room < len(kept):
                 beyond = kept[room]
                 kept = kept[:room]
