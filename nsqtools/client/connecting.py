@@ -302,6 +302,11 @@ class Background:
     """The threads. Use `in_background`."""
 
     def __init__(self) -> None:
+        self._start_afresh()
+        os.register_at_fork(after_in_child=self._start_afresh)
+
+    def _start_afresh(self) -> None:
+        """Have no threads, as a forked child has none of its parent's, and nothing to do."""
         self._changed = threading.Condition()
         self._waiting: dict[Hashable, collections.deque[Work]] = {}
         self._running: collections.Counter[Hashable] = collections.Counter()
@@ -391,8 +396,6 @@ class Background:
 
 
 _shared = Background()
-# a forked child has none of the threads
-os.register_at_fork(after_in_child=_shared.__init__)  # type: ignore[misc]
 
 
 def in_background(
