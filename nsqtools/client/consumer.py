@@ -325,7 +325,7 @@ class CommonConsumer:
         return ConsumerHealth(
             connections=self.connections,
             in_flight=io.rdy.in_flight,
-            backoff_level=io.backoff.level,
+            backoff_level=io.rdy.level,
             idle_s=None if last is None else max(0.0, io.now() - last),
         )
 

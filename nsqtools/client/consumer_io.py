@@ -41,7 +41,7 @@ from nsqtools.client.in_flight_limit import InFlightLimit
 from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.message import AnswerKind, Batch, Message, give_back, most_attempts
 from nsqtools.client.options import ClientOptions
-from nsqtools.client.rdy import NORMAL, PROBE_S, Backoff, ReadyControl
+from nsqtools.client.rdy import NORMAL, PROBE_S, ReadyControl
 from nsqtools.errors import NsqError, ProtocolError, ServerError
 from nsqtools.protocol import commands
 from nsqtools.protocol.frames import CLOSE_WAIT
@@ -358,7 +358,6 @@ class ConsumerIO:
             )
             for topic in topics
         }
-        self.backoff = Backoff(options)
 
     def start(self, *, quietly: bool = False) -> None:
         """Begin, from any thread. ``quietly``: the caller reports first errors."""
@@ -473,12 +472,13 @@ class ConsumerIO:
                 self.delivery.tried(subscription, message_id, late=kind == "late")
             if kind in ("requeue", "fail"):
                 self.stats.requeued += 1
-                self._apply(self.backoff.failure() if kind == "fail" else self.backoff.neutral())
+                note = self.rdy.failed if kind == "fail" else self.rdy.was_neutral
+                self._back_off(note(now))
         if finished:
             self.delivery.finished(subscription, finished)
             self.rdy.answered(subscription, len(finished), now)
-            if self.backoff.level:
-                self._apply(self.backoff.success())
+            if self.rdy.level:
+                self._back_off(self.rdy.succeeded(now))
         return len(finished)
 
     def answer_refused(self, error: ServerError) -> None:
@@ -502,22 +502,19 @@ class ConsumerIO:
             return False
         return not self.delivery.gather_more()
 
-    def _apply(self, delay_s: float | None) -> None:
+    def _back_off(self, delay_s: float | None) -> None:
         if delay_s is None or self._stopping:
             return
-        if self.backoff.mode is NORMAL:
+        if self.rdy.mode is NORMAL:
             log.info("backoff is over")
-            self.rdy.resume(self.loop.now())
             return
-        log.warning("backing off for %.2f s (level %d)", delay_s, self.backoff.level)
-        self.rdy.hold(self.loop.now())
+        log.warning("backing off for %.2f s (level %d)", delay_s, self.rdy.level)
         self.loop.call_later(delay_s, self._test)
 
     def _test(self) -> None:
         if self._stopping:
             return
         if self.rdy.test(self.loop.now()):
-            self.backoff.expire()
             self._keep_pace()
         else:
             self.loop.call_later(BACKOFF_RETRY_S, self._test)
