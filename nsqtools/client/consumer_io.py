@@ -317,6 +317,7 @@ class ConsumerIO:
         self.wake = self.loop.wake
         self.now = self.loop.now
         self.settled = threading.Event()  # every address known at the start was tried once
+        self.decided = threading.Event()  # or one of them led to a connection
         self.first_errors: list[NsqError] = []
         self.subscriptions: dict[Subscription, None] = {}
         self._answered: collections.deque[Subscription] = collections.deque()
@@ -342,7 +343,7 @@ class ConsumerIO:
         self._on_error = on_error
         self._discoveries = discoveries  # by topic
         self._expected = set(discoveries)  # topics whose first lookup has not ended
-        self._is_quiet = False
+        self.is_quiet = False  # while the caller reports first errors
         self._next_late_warning = 0.0
         self._stopping: Stopping | None = None
         self._stop_timer: Timer | None = None
@@ -361,7 +362,7 @@ class ConsumerIO:
 
     def start(self, *, quietly: bool = False) -> None:
         """Begin, from any thread. ``quietly``: the caller reports first errors."""
-        self._is_quiet = quietly
+        self.is_quiet = quietly
         self.loop.call_soon(self._begin)
         self.loop.start()
 
@@ -390,7 +391,7 @@ class ConsumerIO:
         else:
             if is_first := not self.settled.is_set():
                 self.first_errors.append(result)
-            quietly = is_first and self._is_quiet
+            quietly = is_first and self.is_quiet
             self._ended(topic, address, result, was_proven=False, quietly=quietly)
         self._settle()
 
@@ -411,6 +412,8 @@ class ConsumerIO:
     def _settle(self) -> None:
         if not self._expected and not any(each.connecting for each in self.dialers.values()):
             self.settled.set()
+        if self.subscriptions or self.settled.is_set():
+            self.decided.set()
 
     def lost(self, subscription: Subscription, error: NsqError) -> None:
         """A connection has ended: its messages come again after their timeout."""
@@ -648,6 +651,7 @@ class ConsumerIO:
             self._forget(subscription)
         self._announce_stop()
         self.settled.set()
+        self.decided.set()
 
     def _requeue_rest(self, subscription: Subscription) -> None:
         rest = list(subscription.in_flight.values())
