@@ -119,7 +119,7 @@ class ClientOptions:
     tls_insecure_skip_verify: bool = opt(False, "do not verify nsqd's certificate")
     tls_min_version: Literal["ssl3.0", "tls1.0", "tls1.1", "tls1.2", "tls1.3"] = opt(
         "tls1.2",
-        "lowest TLS version; below tls1.2 only where the TLS library still can",
+        "lowest TLS version; a name below tls1.2 means tls1.2",
         choices=("ssl3.0", "tls1.0", "tls1.1", "tls1.2", "tls1.3"),
     )
     snappy: bool = opt(False, "compress with snappy")
