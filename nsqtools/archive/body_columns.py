@@ -94,10 +94,7 @@ class BodyColumns:
             self.misfits += sum(error is not None for error in errors)
             read = self._scattered(body.filter(fits), fits, errors)
         if self.evolves and self._evolve(read):
-            again = self._texts_again(body, read)
-            if again is None:  # a field has several types within the batch
-                return self.add(batch)
-            read = again
+            return self.add(batch)
         count = batch.num_rows
         arrays = [
             read[name] if name in read else pyarrow.nulls(count, type)
@@ -108,7 +105,7 @@ class BodyColumns:
         return pyarrow.RecordBatch.from_arrays([*batch.columns, *arrays, wrong], names=names)
 
     def _evolve(self, read: Mapping[str, Any]) -> bool:
-        """Take in new fields; return whether one of them has to be read again, as text."""
+        """Take in new fields; return whether Arrow took one for times: it is text."""
         again = False
         for name, array in read.items():
             kind = array.type
@@ -121,16 +118,6 @@ class BodyColumns:
             else:
                 self._add(name, kind)
         return again
-
-    def _texts_again(self, body: Any, read: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Read the fields that Arrow took for times as what they are: text."""
-        wrong = {
-            name: type
-            for name, type in self._types.items()
-            if name in read and read[name].type != type
-        }
-        texts = _read(body, wrong, is_inferring=False)
-        return None if texts is None else {**read, **texts}
 
     # -- bodies that do not fit -----------------------------------------------------------------
 

@@ -20,22 +20,20 @@ from nsqtools.archive.finding import (
     ArchiveFile,
     Wanted,
     all_of,
-    files_in_folder,
     files_in_table,
     find_archives,
-    is_of_others,
+    is_of_parquet,
     parquet_entries,
 )
-from nsqtools.archive.layout import PART, Member, folder_of, is_hidden, partition_of
+from nsqtools.archive.layout import Member, folder_of, partition_of
 from nsqtools.archive.location import Location, absolute
 from nsqtools.archive.members import CorruptError
 from nsqtools.archive.reader import look_at, rows_of
-from nsqtools.archive.storage import Entry, LocalStorage, failing, side_by_side
+from nsqtools.archive.storage import failing, side_by_side
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.text import NS
-from nsqtools.records.naming import EXTENSIONS
 
 Seen = TypeVar("Seen")
 
@@ -43,7 +41,6 @@ DAY_NS = 86_400 * NS
 _EPOCH = date(1970, 1, 1).toordinal()
 NEEDED = ("ts_ns", "body")
 PARTITIONS = ("topic", "date")
-_OF_ARCHIVES = (".log", ".jsonl", *EXTENSIONS.values())
 
 
 def begin_ns(day: date) -> int:
@@ -82,33 +79,21 @@ def find_inputs(paths: Sequence[Location]) -> Inputs:
 
 def _kind(place: Location) -> str:
     """Return of what kind a place is. Raises `NotFoundError`, ``OSError``."""
-    is_file = isinstance(place, Path) and not place.is_dir()
+    is_folder = not isinstance(place, Path) or place.is_dir()
     storage = open_storage(str(place))
-    found = iter(()) if is_file else storage.list()
-    first = next(found, None)
+    if is_folder and is_table(storage):
+        return "delta"
+    listed = storage.list() if is_folder else iter(())
+    first = next(listed, None)
     if first is not None:
-        if is_table(storage):
-            return "delta"
-        some = chain([first], found)
-        entries: Iterator[Entry] = filter(lambda each: each.size and _may_be_data(each.name), some)
-    elif isinstance(place, Path) and not is_file:
+        return "parquet" if is_of_parquet(chain([first], listed)) else "archives"
+    if isinstance(place, Path) and is_folder:
         return "archives"
-    else:
-        storage, name = open_storage(str(place.parent)), place.name
-        try:
-            entries = iter([storage.stat(name)])
-        except FileNotFoundError:
-            raise NotFoundError(f"there is no {place}") from None
-    one = next(entries, None)
-    if one is None or storage.read_range(one.name, 0, len(PARQUET_MAGIC)) != PARQUET_MAGIC:
-        return "archives"
-    # beside Parquet any other name may be a note of somebody's, or Parquet without an ending
-    return "archives" if any(each.name.endswith(_OF_ARCHIVES) for each in entries) else "parquet"
-
-
-def _may_be_data(name: str) -> bool:
-    """Whether a name is one of data; of archives those in progress are, too."""
-    return not is_of_others(name) or is_hidden(name.rpartition("/")[2], PART)
+    try:
+        beginning = open_storage(str(place.parent)).read_range(place.name, 0, len(PARQUET_MAGIC))
+    except FileNotFoundError:
+        raise NotFoundError(f"there is no {place}") from None
+    return "parquet" if beginning == PARQUET_MAGIC else "archives"
 
 
 # -- the files of a place -----------------------------------------------------------------------
@@ -196,27 +181,28 @@ def by_slot(sources: Iterable[Source]) -> dict[Slot, list[Source]]:
     return found
 
 
-def sources_of(inputs: Inputs, wanted: Wanted = all_of) -> list[Source]:
+def sources_of(places: Iterable[Location], wanted: Wanted = all_of) -> list[Source]:
     """Return all finished files of some places, each once: of two copies the one with more.
 
     Raises `NsqError`.
     """
     found: dict[tuple[str, str | None], Source] = {}
-    in_tables = table_sources((*inputs.parquet, *inputs.delta), wanted)
-    for source in (*_archive_sources(inputs.archives, wanted), *in_tables):
+    for source in each_source(find_archives([str(place) for place in places], wanted), wanted):
         known = found.setdefault((source.key, source.topic), source)
         if source.messages > known.messages:
             found[source.key, source.topic] = source
     return list(found.values())
 
 
-def _archive_sources(places: Iterable[Location], wanted: Wanted) -> Iterator[Source]:
+def each_source(archives: Iterable[ArchiveFile], wanted: Wanted) -> Iterator[Source]:
+    """Iterate over what finished files hold. Raises `NsqError`."""
     known: dict[str, tuple[Member, ...]] = {}
     found, tables = list[ArchiveFile](), list[ArchiveFile]()
-    for archive in find_archives([str(place) for place in places]):
-        if not archive.is_in_progress and wanted(_topic_of(archive.name)):
-            (found if archive.table is None else tables).append(archive)
-    yield from chain.from_iterable(of_each(_sources_in, tables))
+    for archive in archives:
+        if archive.table is not None:
+            tables.append(archive)
+        elif not archive.is_in_progress and wanted(_topic_of(archive.name)):
+            found.append(archive)
     for archive, scan in zip(found, of_each(look_at, found), strict=True):
         head = archive.head
         key = f"{head.writer} {head.number}" if head else archive.shown
@@ -238,6 +224,7 @@ def _archive_sources(places: Iterable[Location], wanted: Wanted) -> Iterator[Sou
         is_shared = len(scan.topics) > 1
         for topic in topics or ([] if wrong else [None]):
             yield replace(source, topic=topic, is_timed=topic is not None, is_shared=is_shared)
+    yield from chain.from_iterable(of_each(_sources_in, tables))
 
 
 def of_each(look: Callable[[ArchiveFile], Seen], found: Sequence[ArchiveFile]) -> Iterator[Seen]:
@@ -248,22 +235,6 @@ def of_each(look: Callable[[ArchiveFile], Seen], found: Sequence[ArchiveFile]) -
 def _topic_of(name: str) -> Partition:
     """What the folders of an archive say: its date is only that of its first message."""
     return {key: value for key, value in partition_of(name).items() if key == "topic"}
-
-
-def table_sources(places: Iterable[Location], wanted: Wanted = all_of) -> Iterator[Source]:
-    """Iterate over the files that count of Parquet and Delta tables. Raises `NsqError`."""
-    for place in map(str, places):
-        storage = open_storage(place)
-        with failing("read", place):
-            found = files_in_table(place, wanted)[1]
-            if found is None:
-                is_file = isinstance(storage, LocalStorage) and storage.root.is_file()
-                listed = [] if is_file else list(storage.list())
-                found = (
-                    files_in_folder(storage, listed, wanted) if listed else find_archives([place])
-                )
-        tables = [archive for archive in found if archive.table is not None]
-        yield from chain.from_iterable(of_each(_sources_in, tables))
 
 
 def _sources_in(archive: ArchiveFile) -> list[Source]:

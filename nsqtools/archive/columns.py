@@ -317,16 +317,17 @@ def read_batches(
     for text in whole_lines(read_text(archive, on_damage, within), delimiter):
         if is_jsonl is None:
             is_jsonl = is_message(text.partition(b"\n")[0])
+        lines = text.count(b"\n")
         columns: Columns | None
         if not is_jsonl:
             columns = bare_columns(split_lines(text, delimiter), topic, kind)
         else:
-            columns = fast_columns(text, text.count(b"\n"), schema.names, kind)
+            columns = fast_columns(text, lines, schema.names, kind)
         if columns is None:
             columns, _, problems = exact_columns(split_lines(text, b"\n"), kind)
             for at, problem in problems:
                 on_damage(archive.shown, f"from line {number + 1} on, {problem} (at {at + 1})")
-        number += text.count(b"\n")
+        number += lines
         on_rows(len(columns["body"]))
         batch = pyarrow.RecordBatch.from_pydict(columns, schema)
         mask = wanted_rows(columns, within, {})

@@ -22,6 +22,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import os
 import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -30,7 +32,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
-from itertools import chain
+from itertools import accumulate, chain
 from multiprocessing import get_context
 from typing import Any
 from uuid import uuid4
@@ -45,10 +47,11 @@ from nsqtools.archive.catalog import (
     Source,
     begin_ns,
     by_slot,
+    each_source,
     sources_of,
-    table_sources,
 )
 from nsqtools.archive.delta import DeltaCatalog, TableFile, is_table, refuse_other_form
+from nsqtools.archive.finding import files_in_folder, files_in_table
 from nsqtools.archive.layout import INDEX, MANIFEST, Member, aside
 from nsqtools.archive.lease import Held, held
 from nsqtools.archive.location import Location, StoredPlace, absolute, refuse_nested
@@ -73,8 +76,8 @@ from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputE
 from nsqtools.records.envelope import BodyKind
 
 LEAST_BYTES = 32 << 20  # of a file that is smaller only because more of them run at a time
-SLICE_ROWS = 400_000
-SLICE_TEXT = 128 << 20
+SLICE_ROWS = 200_000
+SLICE_TEXT = 64 << 20
 PACKED = 6  # about how much larger text is than what it is compressed to
 
 
@@ -129,19 +132,19 @@ def jobs_of(sources: Sequence[Source], job: Job, file_bytes: int) -> list[Job]:
             rows = text = 0
         rows += span.messages
         text += span.length * PACKED
-    jobs: list[Job] = []
-    held: list[Slice] = []
-    weight = 0.0
+    slices: list[Slice] = []
+    sizes: list[float] = []
     for since_ns, until_ns in zip(cuts, [*cuts[1:], end], strict=True):
         some = [(each, each.between(since_ns, until_ns)) for each in sources]
-        part = Slice(since_ns, until_ns, tuple(each for each, spans in some if spans))
-        size = sum(_share(span, since_ns, until_ns) for _, spans in some for span in spans)
-        if held and weight + size > file_bytes:
-            jobs.append(replace(job, slices=tuple(held)))
-            held, weight = [], 0.0
-        held.append(part)
-        weight += size
-    jobs.append(replace(job, slices=tuple(held)))
+        slices.append(Slice(since_ns, until_ns, tuple(each for each, spans in some if spans)))
+        sizes.append(sum(_share(span, since_ns, until_ns) for _, spans in some for span in spans))
+    # even files, a little above the size in place of a small one at the end
+    files = max(1, math.ceil(sum(sizes) / file_bytes - 0.25))
+    of_file: dict[int, list[Slice]] = {}
+    for part, size, until in zip(slices, sizes, accumulate(sizes), strict=True):
+        middle = (until - size / 2) / (sum(sizes) or 1)
+        of_file.setdefault(int(files * middle), []).append(part)
+    jobs = [replace(job, slices=tuple(some)) for some in of_file.values()]
     return [
         replace(each, present=tuple(s for s in each.present if s.between(*each.range)))
         for each in jobs
@@ -256,7 +259,8 @@ class Compaction:
         """Look at what is there, and say what is to be done."""
         topics = self.selection.topics
         self.sources = sources_of(
-            self._inputs, lambda partition: partition.get("topic") in {*topics, None} or not topics
+            self._inputs.places,
+            lambda partition: partition.get("topic") in {*topics, None} or not topics,
         )
         here = {topic for topic in (source.topic for source in self.sources) if topic is not None}
         for topic in sorted(self.selection.topics - here):
@@ -366,9 +370,12 @@ class Compaction:
         def is_wanted(partition: Mapping[str, str | None]) -> bool:
             return (partition.get("topic"), partition.get("date")) in folders
 
-        is_there = self.table.exists() if self.table is not None else any(self.storage.list())
-        found: Iterable[Source] = table_sources([self.output], is_wanted) if is_there else ()
-        return {slot: some for slot, some in by_slot(found).items() if slot in slots}
+        with failing("read", self.output):
+            found = files_in_table(str(self.output), is_wanted)[1]
+            if found is None:
+                found = files_in_folder(self.storage, list(self.storage.list()), is_wanted)
+        there = by_slot(each_source(found, is_wanted))
+        return {slot: some for slot, some in there.items() if slot in slots}
 
     # -- doing it -------------------------------------------------------------------------------
 
@@ -537,7 +544,10 @@ def in_processes(processes: int) -> RunJobs:
             yield from enumerate(map(run_job, jobs))
             return
         count = min(processes, len(jobs))
-        with ProcessPoolExecutor(count, get_context("spawn"), _leave_signals) as pool:
+        with (
+            _safe_path(),
+            ProcessPoolExecutor(count, get_context("spawn"), _leave_signals) as pool,
+        ):
             waiting = {pool.submit(run_job, job): number for number, job in enumerate(jobs)}
             try:
                 for future in as_completed(waiting):
@@ -552,6 +562,17 @@ def in_processes(processes: int) -> RunJobs:
                 pool.shutdown(cancel_futures=True)
 
     return run
+
+
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """Have new interpreters import nothing of the directory that one happens to be in."""
+    before = os.environ.get("PYTHONSAFEPATH", "")  # empty text is as good as none
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        os.environ["PYTHONSAFEPATH"] = before
 
 
 def _leave_signals() -> None:

@@ -55,6 +55,7 @@ from nsqtools.archive.storage import (
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, NotFoundError, OutputError
 from nsqtools.files.opening import NotRegularError
+from nsqtools.records.naming import EXTENSIONS
 
 PARQUET_MAGIC = b"PAR1"
 
@@ -149,9 +150,10 @@ def all_of(_: Partition) -> bool:
     return True
 
 
-def find_archives(places: Sequence[Path | str]) -> list[ArchiveFile]:
+def find_archives(places: Sequence[Path | str], wanted: Wanted = all_of) -> list[ArchiveFile]:
     """Return the files at paths and URLs; of a directory all below it, those in progress last.
 
+    Of tables there are those in ``wanted`` partitions.
     Raises `NotFoundError` for a place that is not there, `ConfigurationError` for a file of another
     program, and as `failure_of` says.
     """
@@ -159,7 +161,7 @@ def find_archives(places: Sequence[Path | str]) -> list[ArchiveFile]:
     for place in places:
         with failing("read", place):
             try:
-                for archive in _find(str(place)):
+                for archive in _find(str(place), wanted):
                     found.setdefault(archive.shown, archive)
             except FileNotFoundError as exc:
                 raise NotFoundError(f"there is no {exc.filename}") from None
@@ -180,10 +182,10 @@ def why_foreign(name: str, beginning: bytes) -> str:
     return ""
 
 
-def _find(place: str) -> list[ArchiveFile]:
+def _find(place: str, wanted: Wanted) -> list[ArchiveFile]:
     storage = open_storage(place)
     is_local = isinstance(storage, LocalStorage)
-    if (in_table := files_in_table(place)[1]) is not None:
+    if (in_table := files_in_table(place, wanted)[1]) is not None:
         return in_table
     if isinstance(storage, LocalStorage) and not storage.root.is_dir():
         return [_named(LocalStorage(storage.root.parent), storage.root.name)]
@@ -192,8 +194,8 @@ def _find(place: str) -> list[ArchiveFile]:
     if not listed and not is_local:
         folder, _, name = place.rstrip("/").rpartition("/")
         return [_named(open_storage(folder), name)]
-    if _is_table(listed):
-        return files_in_folder(storage, listed)
+    if is_of_parquet(listed):
+        return files_in_folder(storage, listed, wanted)
     names = {entry.name for entry in listed}
     files = [*(entry for entry in listed if is_shown(entry.name)), *in_progress]
     indexed = partial(_with_index, storage, names=names)
@@ -290,9 +292,7 @@ def is_of_others(name: str) -> bool:
     return any(part[:1] in "._" for part in name.split("/"))
 
 
-def files_in_folder(
-    storage: Storage, listed: Sequence[Entry], wanted: Wanted = all_of
-) -> list[ArchiveFile]:
+def files_in_folder(storage: Storage, listed: Sequence[Entry], wanted: Wanted) -> list[ArchiveFile]:
     """Return the files that count of a place of Parquet, in order.
 
     Raises `OutputError` and ``OSError``.
@@ -366,11 +366,21 @@ def parquet_entries(storage: Storage, listed: Sequence[Entry]) -> list[Entry]:
     ]
 
 
-def _is_table(listed: Sequence[Entry]) -> bool:
-    """Whether a listing is that of Parquet, and of what belongs to it."""
-    data = [entry.name for entry in listed if not is_of_others(entry.name)]
-    in_progress = any(is_hidden(_base(entry), PART) for entry in listed)
-    return bool(data) and not in_progress and all(name.endswith(".parquet") for name in data)
+_OF_ARCHIVES = (".log", ".jsonl", *EXTENSIONS.values())
+
+
+def is_of_parquet(listed: Iterable[Entry]) -> bool:
+    """Whether a place is one of Parquet: beside it only what is named as an archive is taken for
+    one, and any other file may be a note of somebody's."""
+    has_some = False
+    for entry in listed:
+        if is_hidden(_base(entry), PART):
+            return False
+        if entry.size and not is_of_others(entry.name):
+            if entry.name.endswith(_OF_ARCHIVES):
+                return False
+            has_some |= entry.name.endswith(".parquet")
+    return has_some
 
 
 def committed(output: Storage, names: Iterable[str]) -> set[str] | None:

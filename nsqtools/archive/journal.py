@@ -184,16 +184,15 @@ class Journal:
         _prove(self._earlier, is_durable)
         self._loaded: dict[str, set[bytes]] | None = None
         self._number = 0
-        self._kept: collections.deque[_Generation] = collections.deque()
-        self._older: _Generation | None = None
-        self._youngest = self._new_generation()
+        self._generations: list[_Generation] = []  # the youngest first
+        self._begin_generation()
 
     def knows(self, nsqd: str, message_id: bytes) -> bool:
         """Return whether a message is written, or is in the member that is being made.
 
         Raises ``OSError``.
         """
-        if any(message_id in generation.ids[nsqd] for generation in self._generations()):
+        if any(message_id in generation.ids[nsqd] for generation in self._generations):
             return True
         if self._loaded is None:
             self._loaded = _load(self._earlier)
@@ -201,11 +200,11 @@ class Journal:
 
     def add(self, nsqd: str, ids: Sequence[bytes]) -> None:
         """Note messages of the member that is being made."""
-        self._youngest.ids[nsqd].update(ids)
+        self._generations[0].ids[nsqd].update(ids)
 
     def discard(self, nsqd: str, ids: Sequence[bytes]) -> None:
         """Forget messages that were not written. (A flush of another file may have moved them.)"""
-        for generation in self._generations():
+        for generation in self._generations:
             generation.ids[nsqd].difference_update(ids)
 
     def record(
@@ -216,50 +215,43 @@ class Journal:
         if head is not None:
             place = f"{head.writer} {head.number} {place}"
         lines = [f"{place} {nsqd} {b''.join(ids[nsqd]).hex()} {name}\n" for nsqd in ids]
-        self._youngest.write("".join(lines).encode())
+        self._generations[0].write("".join(lines).encode())
 
     def confirm(self) -> None:
         """Note that the member is durable."""
-        self._youngest.confirm()
-        if self._youngest.count >= self._size:
-            self._roll()
+        youngest, *older = self._generations
+        youngest.confirm()
+        if youngest.count >= self._size:
+            if older and not older[0].is_kept:
+                self._generations.remove(older[0])
+                older[0].remove()
+            self._begin_generation()
 
     def keep(self) -> None:
         """Hold on to what was written lately: FINs may have been lost now. Raises ``OSError``."""
-        self._youngest.settle()
-        if self._older is not None:
-            self._kept.append(self._older)
-            self._older = None
-        if self._youngest.count:
-            self._kept.append(self._youngest)
-            self._youngest = self._new_generation()
-        while len(self._kept) > KEPT_GENERATIONS:
-            self._kept.popleft().remove()
+        self._generations[0].settle()
+        for generation in self._generations[:2]:
+            generation.is_kept |= generation.count > 0
+        if self._generations[0].count:
+            self._begin_generation()
+        while len(self._generations) > 1 + KEPT_GENERATIONS:
+            self._generations.pop().remove()
 
     def close(self) -> None:
         """The run ends. Its files stay: it is not known whether the last FINs arrived."""
         try:
-            for generation in self._generations():
+            for generation in self._generations:
                 generation.settle()
-            written = [generation for generation in self._generations() if generation.size]
+            written = [generation for generation in self._generations if generation.size]
             if written:
                 max(written, key=lambda generation: generation.path).write(PROVED.encode())
         except OSError as exc:
             log.info("cannot end %s (%s): the next run will", exc.filename, exc.strerror)
 
-    def _generations(self) -> list[_Generation]:
-        return [self._youngest, *([self._older] if self._older else []), *self._kept]
-
-    def _roll(self) -> None:
-        if self._older is not None:
-            self._older.remove()
-        self._older = self._youngest
-        self._youngest = self._new_generation()
-
-    def _new_generation(self) -> _Generation:
+    def _begin_generation(self) -> None:
         path = self._folder / f"{self._stem}{self._run}-{self._number:06d}.journal"
         self._number += 1
-        return _Generation(path)
+        self._generations.insert(0, _Generation(path))
 
 
 class _Generation:
@@ -268,6 +260,7 @@ class _Generation:
     def __init__(self, path: Path) -> None:
         self.ids: collections.defaultdict[str, set[bytes]] = collections.defaultdict(set)
         self.path = path
+        self.is_kept = False  # FINs of what is in it may have been lost
         self._is_made = False
         self.size = self._written = 0  # of the lines that count, and of all
 

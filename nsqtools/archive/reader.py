@@ -22,8 +22,9 @@ import itertools
 import json
 import os
 import re
+import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -39,14 +40,21 @@ from nsqtools.archive.members import (
     codec_at,
     members_of,
     scan_file,
-    scan_members,
     topics_in,
     unpack_members,
 )
-from nsqtools.archive.storage import ChangedError, failing
+from nsqtools.archive.storage import LEFT_AFTER_S, ChangedError, failing
 from nsqtools.errors import ConnectionFailed, NsqError, OutputError, RefusedError
-from nsqtools.files.durable import NEW, copy_of, make_alike, place, replace_file, sync_folder
-from nsqtools.files.opening import NotRegularError, open_to_read
+from nsqtools.files.durable import (
+    NEW,
+    make_alike,
+    place,
+    remove_temporaries,
+    replace_file,
+    sync_folder,
+    temporary_beside,
+)
+from nsqtools.files.opening import NotRegularError
 from nsqtools.records.envelope import Envelope, Splitter, decode
 from nsqtools.records.naming import Codec, with_rev
 
@@ -360,16 +368,17 @@ def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
             f"cannot repair {archive.shown} (a table is not repaired)", hint=TABLE_REMEDY
         )
     path = archive.path
-    beside = copy_of(path)
+    beside = temporary_beside(path)
     if archive.members is not None:  # the index of before, when a repair was killed: it misleads
         both = archive, replace(archive, members=None)
         archive = max(both, key=lambda each: sum(map(len, _readable(each, delimiter))))
-    with failing("repair", path):
-        with open_to_read(path) as file:
+    with failing("repair", path), ExitStack() as stack:
+        stack.callback(beside.unlink, missing_ok=True)
+        with closing(archive.open()) as file:
             begin_member, status = members_of(codec_at(file)), os.fstat(file.fileno())
-        count = 0
-        beside.unlink(missing_ok=True)
-        with os.fdopen(os.open(beside, NEW | os.O_WRONLY), "wb") as copy:
+        count, scan = 0, Scan()
+        remove_temporaries(path.parent, time.time() - LEFT_AFTER_S)
+        with os.fdopen(os.open(beside, NEW | os.O_RDWR), "w+b") as copy:
             make_alike(copy.fileno(), status)
             for text in _readable(archive, delimiter):
                 compressor = begin_member()
@@ -377,11 +386,12 @@ def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
                 count += text.count(delimiter)
             copy.flush()
             os.fsync(copy.fileno())
-        members = scan_members(beside)
+            scan_file(copy, scan)
+        archive.open().close()  # raises when another one is there now, as of a second repair
         _keep(path)
         beside.rename(path)
         sync_folder(path.parent)
-        replace_file(index_of(path), Index(archive.head, members).encode(), status)
+        replace_file(index_of(path), Index(archive.head, scan.members).encode(), status)
     return count
 
 

@@ -378,7 +378,7 @@ def deduplicated(rows: pyarrow.Table) -> pyarrow.Table:
 
 
 def _dropping(rows: pyarrow.Table, drop: Any) -> pyarrow.Table:
-    numbers = pyarrow.array(range(rows.num_rows), pyarrow.uint64())
+    numbers = compute.indices_nonzero(pyarrow.repeat(True, rows.num_rows))
     return rows.filter(compute.invert(compute.is_in(numbers, value_set=drop)))
 
 

@@ -365,7 +365,7 @@ class LocalStorage(Storage):
 
 
 def _version(stat: os.stat_result) -> str:
-    return f"{stat.st_ino}-{stat.st_mtime_ns}"
+    return f"{stat.st_dev}-{stat.st_ino}-{stat.st_mtime_ns}"
 
 
 def _changed(path: Path) -> ChangedError:

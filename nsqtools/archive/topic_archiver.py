@@ -99,6 +99,7 @@ class TopicArchiver:
         self._on_end = on_end
         self._held_since_s = self._touched_at_s = 0.0
         self._check_at_s: float | None = None
+        self._rotates_all = False  # until it works
         self._retry_at_s = 0.0
         self._reported = ""  # why writing fails
         self._failed_at_s = 0.0
@@ -185,14 +186,19 @@ class TopicArchiver:
         self._flush_or_touch(now)
         if self._check_at_s is not None and now >= max(self._check_at_s, self._retry_at_s):
             self._check_at_s = None
-            self._attempt(lambda: self.writer.rotate(time.time()))
+            self._attempt(self._rotate)
         if self._settles_at_s is not None and now >= self._settles_at_s:
             self._reported = ""
             log.warning("topic %s: writing works again", self.topic)
         return True
 
     def _rotate_all(self) -> None:
-        self._attempt(lambda: self.writer.rotate(time.time(), all_files=True))
+        self._rotates_all = True
+        self._attempt(self._rotate)
+
+    def _rotate(self) -> None:
+        self.writer.rotate(time.time(), all_files=self._rotates_all)
+        self._rotates_all = False
 
     def _set_paused(self, is_paused: bool) -> None:
         self._is_paused = is_paused
@@ -263,7 +269,8 @@ class TopicArchiver:
         if self.writer.held_count:
             times.append(self._held_since_s + self._flush.interval_s)
             times.append(self._touched_at_s + self._touch_interval_s())
-        if (check_in_s := self.writer.check_in_s(time.time())) is None:
+        check_in_s = 0.0 if self._rotates_all else self.writer.check_in_s(time.time())
+        if check_in_s is None:
             self._check_at_s = None
         else:  # a topic that always has turns is checked, too
             at_s = now + check_in_s

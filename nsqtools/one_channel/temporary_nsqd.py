@@ -349,7 +349,7 @@ def _channels(daemon: NsqdDaemon) -> Iterable[Channel]:
 
 def _state(channel: Channel) -> QueueState:
     in_flight = channel.in_flight_count
-    left = len(channel.backlog) + len(channel.deferred) + in_flight
+    left = len(channel.backlog) + channel.backlog.deferred_count + in_flight
     return QueueState(channel.topic_name, channel.name, left, in_flight, len(channel.consumers))
 
 

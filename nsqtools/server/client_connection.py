@@ -10,6 +10,10 @@ The loop serves all clients, so a client has it for a *turn* of at most two mill
 (`LoopMeter.share_ends_s`): what was not run by then waits for its next turn, and more is not read
 meanwhile. Compressed bytes are decoded a little at a time: 30 KB can decode to 30 MB of commands.
 
+A connection may have a beat. Each time a heartbeat goes out, whatever else is sent. A client that
+has not completed a command for two intervals is dropped then, and so is one that has not taken its
+output for one.
+
 Traps: after a fatal error the client may still be sending; closing with unread input would destroy
 the error frame, so the connection is half closed and drained for a moment. A client that does not
 read its answers is not read from either.
@@ -25,6 +29,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from time import monotonic
 from typing import cast
 
 from nsqtools.protocol.codecs import StreamCodec
@@ -77,13 +82,7 @@ class ConnectionProtocol(ABC):
         """Whether a command that was run is to be answered later."""
         return False
 
-    def commands_done(self) -> None:  # noqa: B027 - a protocol without deadlines needs none
-        """At least one command of a read has been run; its answers are about to be written."""
-
-    def output_stuck(self) -> None:  # noqa: B027
-        """The client does not read: nothing more fits in, and nothing more is read from it."""
-
-    def output_flows(self) -> None:  # noqa: B027
+    def output_flows(self) -> None:  # noqa: B027 - a protocol that only answers needs none
         """The client reads again."""
 
 
@@ -109,6 +108,9 @@ class ClientConnection(asyncio.Protocol):
         self.remote_address = ""
         self.tls: TLSLayer | None = None
         self.is_stuck = False  # the client does not read
+        self._stuck_at_s = 0.0
+        self._last_command_s = 0.0
+        self._beat: asyncio.TimerHandle | None = None
         self._protocols = protocols
         self._refusal = refusal
         self._connections = connections
@@ -153,6 +155,7 @@ class ClientConnection(asyncio.Protocol):
         if self._is_idle() and self._protocol is not None:
             answer = self._protocol.quick(data)
             if answer is not None:
+                self._last_command_s = monotonic()  # the clock of the loop
                 if answer:
                     self._transport.write(answer)
                 return
@@ -181,9 +184,8 @@ class ClientConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.is_stuck = True
+        self._stuck_at_s = monotonic()
         self._update_reading()
-        if self._protocol is not None and not self._is_over:
-            self._protocol.output_stuck()
 
     def resume_writing(self) -> None:
         self.is_stuck = False
@@ -308,7 +310,7 @@ class ClientConnection(asyncio.Protocol):
             self._log.error(f"client({self.remote_address}) - line too long")
             self.close()
         if any_done and not self._is_over:
-            protocol.commands_done()
+            self._last_command_s = monotonic()
         return position
 
     async def _wait(self, until: Callable[[], Awaitable[object]]) -> None:
@@ -382,6 +384,29 @@ class ClientConnection(asyncio.Protocol):
             self._transport.write(data)
         except Exception as exc:  # such as that of TLS after a broken record
             self.fail(exc)
+
+    def beat(self, interval_s: float, heartbeat: bytes) -> None:
+        """Send a heartbeat every interval from now on, 0 for none, to a client that is there."""
+        if self._beat is not None:
+            self._beat.cancel()
+        self._last_command_s = monotonic()
+        self._beat_later(interval_s, heartbeat)
+
+    def _beat_later(self, interval_s: float, heartbeat: bytes) -> None:
+        self._beat = None
+        if interval_s and not self._is_over:
+            self._beat = self._loop.call_later(interval_s, self._on_beat, interval_s, heartbeat)
+
+    def _on_beat(self, interval_s: float, heartbeat: bytes) -> None:
+        now_s = self._loop.time()
+        if self.is_stuck and now_s >= self._stuck_at_s + interval_s:
+            self.abort()
+        elif now_s >= self._last_command_s + 2 * interval_s:
+            self.give_up()
+        else:
+            self.send(heartbeat)
+            self.flush()
+        self._beat_later(interval_s, heartbeat)
 
     # layers
 
@@ -460,6 +485,7 @@ class ClientConnection(asyncio.Protocol):
         if self._pause is not None:
             self._pause.cancel()
         self._received.clear()
+        self.beat(0, b"")
         if self._handshake_timer is not None:
             self._handshake_timer.cancel()
         if self._protocol is not None:

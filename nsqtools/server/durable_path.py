@@ -1,24 +1,21 @@
-"""The files of ``--durable`` in a data path, and their way to the files of Go's nsqd and back.
+"""The files of ``--durable`` in a data path.
 
 ``nsqd.dat`` names the database. It is no JSON, so the Go nsqd ends at once in such a directory, and
-it is replaced in one step: when a database was rewritten, and by `export` and `adopt`, which
-lose nothing when they are killed: what is not named is removed, or written again, by the next one.
+it is replaced in one step, as when a database was rewritten: what is not named is removed.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import sqlite3
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable
 from contextlib import suppress
-from itertools import count, islice
+from itertools import count
 from pathlib import Path
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.files.durable import copy_file, replace_file, sync_folder
-from nsqtools.protocol.frames import MIN_MESSAGE_SIZE
+from nsqtools.files.durable import copy_file, replace_file
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.durable_database import (
     Database,
@@ -32,42 +29,15 @@ from nsqtools.server.durable_database import (
 )
 from nsqtools.server.queues.data_path import (
     FILE_NAME,
-    Queues,
     decode_metadata,
-    encode_metadata,
-    encode_topic,
 )
-from nsqtools.server.queues.disk_queue import DiskQueue
 from nsqtools.server.queues.queue_files import (
-    DiskWork,
-    Positions,
-    QueueFile,
-    QueueFiles,
-    Record,
     queues_with_files,
-)
-from nsqtools.server.queues.queued_message import (
-    BODY_AT,
-    ID_AT,
-    from_record,
-    to_record,
-    with_attempts,
 )
 
 _NAMED = re.compile(rb"nsq nsqd --durable keeps its messages in (nsqd\.durable\.\d+\.db)\n")
 _DATABASE = re.compile(r"nsqd\.durable\.(\d+)\.db")
-DUE_FILE = "nsqd.deferred"
-_MESSAGE_LIMIT = (1 << 31) - 1 - MIN_MESSAGE_SIZE
-_AT_ONCE = 1000
 _MTIME_BEHIND_NS = 20_000_000  # the clock of files is as coarse as the kernel's ticks
-
-
-def times_kept(data_path: Path) -> int:
-    """Count the messages in files of Go's nsqd of which it is known when they are due."""
-    try:
-        return sum(map(len, json.loads((data_path / DUE_FILE).read_bytes()).values()))
-    except (OSError, ValueError, TypeError, AttributeError):
-        return 0
 
 
 def named_database(data_path: Path) -> tuple[Path | None, bool]:
@@ -159,21 +129,35 @@ class DurablePath:
         written_ns = max((each.stat().st_mtime_ns for each in files), default=0)
         return written_ns + _MTIME_BEHIND_NS
 
+    def begin(self, queues: Iterable[DurableQueue], rows: Iterable[Row]) -> Path:
+        """Write a new database and name it. Raises ``sqlite3.Error``, ``OSError``."""
+        path = self._next()
+        create(path, queues, rows)
+        self._name(path)
+        return path
+
+    def _has_queues(self) -> bool:
+        try:
+            listed = decode_metadata((self._path / FILE_NAME).read_bytes())
+        except FileNotFoundError:
+            listed = {}
+        except (ValueError, RecursionError):
+            return True
+        return bool(listed or queues_with_files(self._path))
+
     def open(self, latest_ns: int = sys.maxsize) -> Database:
         """Open the database, or begin one; nothing is deferred for longer than ``latest_ns``.
 
         Raises `ConfigurationError`, ``OSError``."""
         path = self.current()
         if path is None:
-            if self._listed() or queues_with_files(self._path):
+            if self._has_queues():
                 raise ConfigurationError(
                     f"the messages in {self._path} are those of an nsqd without --durable. "
                     "Run `nsq nsqd --recover-only --durable --data-path="
                     f"{self._path}` first, which brings them into the database.",
                 )
-            path = self._next()
-            create(path, [], [])
-            self._name(path)
+            path = self.begin([], [])
         self._remove_others(path)
         wal = Path(f"{path}-wal")
         damage, saved = wal_damage(wal)
@@ -243,122 +227,3 @@ class DurablePath:
         for each in self._path.iterdir():
             if _DATABASE.fullmatch(each.name) and each != path:
                 remove(each)
-
-    def _listed(self) -> Queues:
-        try:
-            return decode_metadata((self._path / FILE_NAME).read_bytes(), self._log.warn)
-        except FileNotFoundError:
-            return {}
-        except (ValueError, RecursionError) as exc:
-            raise ConfigurationError(
-                f"failed to parse metadata in {self._path / FILE_NAME} - {exc}"
-            ) from exc
-
-    # Go's files
-
-    def export(self, max_bytes_per_file: int) -> None:
-        """Write the messages to the files of Go's nsqd, if there is a database.
-
-        Raises `ConfigurationError`, ``OSError``.
-        """
-        if self.current() is None:
-            return
-        database = self.open()
-        path, queues = database.path, [each for each in database.queues if each.name]
-        database.close()
-        self._remove_queue_files()  # of an export that was killed
-        due: dict[str, dict[str, int]] = {}
-        written = 0
-        for queue in queues:
-            name = queue.name or ""
-            disk = DiskQueue(
-                name,
-                self._path,
-                max_bytes_per_file=max_bytes_per_file,
-                max_msg_size=_MESSAGE_LIMIT,
-                sync_every=1 << 62,  # at the end
-                log=self._log,
-                may_have_files=False,
-            )
-            rows = all_rows(path, queue.number)
-            while some := list(islice(rows, _AT_ONCE)):
-                disk.put([to_record(with_attempts(frame, made)) for _, _, _, made, frame in some])
-                written += len(some)
-                for _, due_ns, _, _, frame in some:
-                    if due_ns:
-                        message_id = frame[ID_AT:BODY_AT].decode("latin-1")
-                        due.setdefault(name, {})[message_id] = due_ns
-            disk.close()
-        replace_file(self._path / DUE_FILE, json.dumps(due).encode(), 0o600)
-        sync_folder(self._path)
-        topics = _encoded_topics({each.name: each.is_paused for each in queues if each.name})
-        replace_file(self._path / FILE_NAME, encode_metadata(topics), 0o600)
-        remove(path)
-        self._log.info(f"DURABLE: wrote {written} messages of {len(queues)} queues to files")
-
-    def adopt(self) -> None:
-        """Bring what is in the files of Go's nsqd into a database, if there is none.
-
-        Raises `ConfigurationError`, ``OSError``.
-        """
-        if self.current() is not None:
-            self.open().close()
-            return
-        listed = self._listed()
-        names = listed.keys() | queues_with_files(self._path, with_meta=True)
-        queues = [
-            DurableQueue(number, name, listed.get(name, False), 0, 0)
-            for number, name in enumerate(sorted(names), 1)
-        ]
-        path = self._next()
-        create(path, queues, (row for queue in queues for row in self._rows(queue)))
-        self._name(path)
-        self._remove_queue_files()
-        self._log.info(f"DURABLE: brought {len(queues)} queues from files into {path}")
-
-    def _rows(self, queue: DurableQueue) -> Iterator[Row]:
-        try:
-            due = json.loads((self._path / DUE_FILE).read_bytes()).get(queue.name, {})
-        except (OSError, ValueError, AttributeError):
-            due = {}
-        for turn, record in enumerate(self._records(queue.name or ""), 1):
-            attempts = int.from_bytes(record[8:10], "big")
-            frame = from_record(record[:8] + b"\0\0" + record[10:])
-            due_ns = due.get(record[10:26].decode("latin-1"), 0)
-            yield queue.number, int(due_ns), turn, attempts, frame
-
-    def _records(self, name: str) -> Iterator[bytes]:
-        """Yield the unread records of a queue. Nothing is removed."""
-        files = QueueFiles(self._path, name, DiskWork(), self._log)
-        positions = files.positions() or Positions(0, 0, 0, 0, 0)
-        for number in files.numbers():
-            if number < positions.read_file:
-                continue
-            path = files.data(number)
-            with QueueFile(path) as file:
-                for found in file.scan(positions.start_of(number)):
-                    if isinstance(found, Record):
-                        yield file.content(found)
-                        continue
-                    self._log.error(
-                        f"DISKQUEUE({name}) reading {path} - bytes {found.at} to {found.end} are "
-                        f"no messages; {path}.bad is a copy of it"
-                    )
-                    copy_file(path, Path(f"{path}.bad"))
-
-    def _remove_queue_files(self) -> None:
-        for name in queues_with_files(self._path, with_meta=True):
-            files = QueueFiles(self._path, name, DiskWork(), self._log)
-            files.remove(files.numbers())
-            files.meta.unlink(missing_ok=True)
-        (self._path / DUE_FILE).unlink(missing_ok=True)
-
-
-def _encoded_topics(queues: Queues) -> Iterator[bytes]:
-    channels: dict[str, list[tuple[str, bool]]] = {}
-    for name in sorted(queues):
-        topic, _, channel = name.partition(":")
-        found = channels.setdefault(topic, [])
-        if channel:
-            found.append((channel, queues[name]))
-    return (encode_topic(each, queues.get(each, False), channels[each]) for each in channels)

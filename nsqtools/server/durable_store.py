@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby, repeat
 from operator import itemgetter
+from typing import Any
 
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.durable_database import (
@@ -48,7 +49,6 @@ from nsqtools.server.queues.queue_files import Block
 from nsqtools.server.queues.queued_message import (
     BODY_AT,
     ID_AT,
-    DeferredMessages,
     attempts_of,
     with_attempts,
 )
@@ -400,7 +400,7 @@ class DurableBacklog(QueueBacklog):
     def __init__(self, mem_queue_size: int, store: DurableStore, name: str) -> None:
         super().__init__(mem_queue_size, None, store.health)
         self.name = name
-        self.number = self.last_turn = self.unread = self.deferred_count = 0
+        self.number = self.last_turn = self.unread = 0
         self.is_paused = False
         self._store = store
         self._room: Callable[[], int] = int  # these three are of a channel
@@ -564,17 +564,16 @@ class DurableBacklog(QueueBacklog):
             self._store.damaged(str(exc))
             return []
 
-    def empty(self) -> deque[bytes]:
+    def empty(self) -> deque[Any]:
         """Drop everything; return what was in memory, which takes a while to free."""
         self._store.drop(self)
-        self.unread = self.deferred_count = self._moving = self._cursor = 0
-        self.unsettled = 0
+        self.unread = self._moving = self._cursor = self.unsettled = 0
         self._turns.clear()
         self._next_due_s, self._is_coming_due = None, False
         self._store.register(self, is_new=True)
         return super().empty()
 
-    def delete(self) -> deque[bytes]:
+    def delete(self) -> deque[Any]:
         """Drop everything, for good."""
         self._store.drop(self)
         return super().delete()
@@ -592,12 +591,11 @@ class DurableBacklog(QueueBacklog):
 
     # deferred
 
-    def deferred_of(
+    def serve(
         self, room: Callable[[], int], wake: Callable[[], None], watch: Callable[[float], None]
-    ) -> StoredDeferred:
-        """Return the deferred messages of a channel, which hears of what becomes due."""
+    ) -> None:
+        """Belong to a channel, which hears of what becomes due."""
         self._room, self._wake, self._watch_at = room, wake, watch
-        return StoredDeferred(self)
 
     def _watch(self, due_ns: int) -> None:
         store = self._store
@@ -617,16 +615,16 @@ class DurableBacklog(QueueBacklog):
         """Return when to look at what is deferred, None when that comes by itself."""
         return None if self._is_coming_due or not self.deferred_count else self._next_due_s
 
-    def come_due(self, now_s: float) -> None:
-        """Have messages wait whose time has come."""
+    def take_due(self, now_s: float, limit: int) -> list[bytes]:
+        """Have messages wait, soon, whose time has come; none are returned."""
         due_s = self.next_due_s()
-        if due_s is None or due_s > now_s:
-            return
-        self._is_coming_due, self._next_due_s = True, None
-        store = self._store
-        store.changes.come_due.append((self.number, store.now_ns, self.last_turn))
-        self.last_turn += COME_DUE_AT_ONCE
-        store.soon()
+        if due_s is not None and due_s <= now_s:
+            self._is_coming_due, self._next_due_s = True, None
+            store = self._store
+            store.changes.come_due.append((self.number, store.now_ns, self.last_turn))
+            self.last_turn += COME_DUE_AT_ONCE
+            store.soon()
+        return []
 
     def came_due(self, count: int) -> None:
         """Messages wait now that were deferred."""
@@ -641,27 +639,3 @@ class DurableBacklog(QueueBacklog):
         if next_ns is not None:
             self._watch(next_ns if count else max(next_ns, self._store.now_ns + _AGAIN_NS))
         self._wake()
-
-
-class StoredDeferred(DeferredMessages):
-    """The deferred messages of a channel, in the database."""
-
-    def __init__(self, backlog: DurableBacklog) -> None:
-        super().__init__()
-        self._backlog = backlog
-
-    def __len__(self) -> int:
-        return self._backlog.deferred_count
-
-    def add(self, message: bytes, due_s: float) -> None:
-        """Keep the message until ``due_s``."""
-        self._backlog.defer(message, due_s)
-
-    def next_due_s(self) -> float | None:
-        """Return when the next one is due, None when there is none, or some are becoming due."""
-        return self._backlog.next_due_s()
-
-    def take_due(self, now_s: float, limit: int) -> list[bytes]:
-        """Have what is due wait in the backlog, soon."""
-        self._backlog.come_due(now_s)
-        return []

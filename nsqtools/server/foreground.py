@@ -85,12 +85,14 @@ def _run(options: Any, log: DaemonLog, without_effect: Sequence[str]) -> None:
 def _daemon(options: Any, log: DaemonLog) -> NsqdDaemon | NsqlookupdDaemon | None:
     """Return the daemon to run; None when all there is to do was done."""
     if isinstance(options, NsqdOptions):
-        from nsqtools.server.nsqd_daemon import NsqdDaemon, recover
+        if options.recover_only:
+            from nsqtools.server.recovery import recover
 
-        if not options.recover_only:
-            return NsqdDaemon(options, log)
-        recover(options, log)
-        return None
+            recover(options, log)
+            return None
+        from nsqtools.server.nsqd_daemon import NsqdDaemon
+
+        return NsqdDaemon(options, log)
     from nsqtools.server.nsqlookupd_daemon import NsqlookupdDaemon
 
     return NsqlookupdDaemon(options, log)

@@ -12,13 +12,12 @@ import socket
 from contextlib import ExitStack
 from pathlib import Path
 
-from nsqtools.files.opening import closing_fd, exposure_of_secret
+from nsqtools.files.opening import exposure_of_secret
 from nsqtools.protocol.frames import ERROR, encode_frame
 from nsqtools.protocol.requests import PeerInfo
 from nsqtools.server.auth import AuthServers
 from nsqtools.server.client_connection import ClientConnection
 from nsqtools.server.daemon_log import NSQ_VERSION, DaemonLog, version_line
-from nsqtools.server.durable_path import DurablePath
 from nsqtools.server.http_server import Call, HTTPRefusal, HTTPServer, Reply, serve_api
 from nsqtools.server.listen import (
     accept,
@@ -193,17 +192,3 @@ class NsqdDaemon:
         for server in self._http_servers:
             await server.stop()
         await asyncio.sleep(0)  # lets the transports close their sockets
-
-
-def recover(options: NsqdOptions, log: DaemonLog) -> None:
-    """Write what is in the database to the files of Go's nsqd, or the other way with --durable.
-
-    Raises `ConfigurationError`, ``OSError``.
-    """
-    data_path = Path(options.data_path)
-    with closing_fd(lock_data_path(data_path)):
-        files = DurablePath(data_path, log)
-        if options.durable:
-            files.adopt()
-        else:
-            files.export(options.max_bytes_per_file)

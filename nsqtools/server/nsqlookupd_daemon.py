@@ -48,7 +48,7 @@ from nsqtools.server.listen import (
 )
 from nsqtools.server.loop_meter import in_steps, meter_of
 from nsqtools.server.options import NsqlookupdOptions
-from nsqtools.server.registrations import RegisteredNsqd, Registration, Registrations, steady_ns
+from nsqtools.server.registrations import RegisteredNsqd, Registrations, steady_ns
 from nsqtools.server.stats import Families, loop_metrics, single
 
 _OK = sized(b"OK")
@@ -89,7 +89,7 @@ class LookupProtocolV1(ConnectionProtocol):
         address = self._connection.remote_address
         self._log.info(f"PROTOCOL(V1): [{address}] exiting ioloop")
         if self._peer is not None:
-            self._log_changes("UNREGISTER", self._registrations.disconnect(self._peer))
+            self._registrations.disconnect(self._peer)
 
     # commands
 
@@ -111,7 +111,7 @@ class LookupProtocolV1(ConnectionProtocol):
             f"HTTP:{info.http_port} Version:{info.version}"
         )
         self._peer = RegisteredNsqd(address, info)
-        self._log_changes("REGISTER", self._registrations.identify(self._peer))
+        self._registrations.identify(self._peer)
         self._connection.send(sized(self._own_info.encode()))
         return position
 
@@ -122,16 +122,14 @@ class LookupProtocolV1(ConnectionProtocol):
         topic, channel = topic_and_channel(request)
         command, registrations = request.words[0], self._registrations
         change = registrations.register if command == b"REGISTER" else registrations.unregister
-        self._log_changes(command.decode(), change(self._peer, topic, channel))
+        change(self._peer, topic, channel)
+        category = "channel" if channel else "topic"
+        self._log.info(
+            f"DB: client({self._connection.remote_address}) {command.decode()} "
+            f"category:{category} key:{topic} subkey:{channel}"
+        )
         self._connection.send(_OK)
         return request.position
-
-    def _log_changes(self, command: str, changes: list[Registration]) -> None:
-        for category, key, subkey in changes:
-            self._log.info(
-                f"DB: client({self._connection.remote_address}) {command} "
-                f"category:{category} key:{key} subkey:{subkey}"
-            )
 
 
 def nsqlookupd_metrics(daemon: NsqlookupdDaemon) -> Families:
@@ -233,9 +231,8 @@ class NsqlookupdHTTP:
 
     def delete_topic(self, call: Call) -> None:
         topic = call.argument("topic")
-        for _, name, channel in self._registrations.delete_topic(topic):
-            what = f"channel({channel}) from topic({name})" if channel else f"topic({name})"
-            self._log.info(f"DB: removing {what}")
+        self._log.info(f"DB: removing topic({topic})")
+        self._registrations.delete_topic(topic)
 
     def tombstone_topic_producer(self, call: Call) -> None:
         topic, node = call.argument("topic"), call.argument("node")

@@ -3,24 +3,18 @@
 A handler gets the command line and returns the position after the command's body. It must have no
 effect before the last point where it can raise `Incomplete` or `Pause`, because the command is run
 again then.
-
-A connection has clocks: heartbeats out, and deadlines for silent clients. Every interval a
-heartbeat goes out, whatever else is sent. A client that has not completed a command for two
-intervals is dropped, and so is one that has not taken its output for one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from asyncio import AbstractEventLoop, TimerHandle
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
 from ssl import SSLContext
-from time import monotonic
 from typing import Final
 
 from nsqtools.protocol.codecs import DeflateCodec, SnappyCodec
@@ -272,65 +266,6 @@ class PublishCommands:
 # -- the conversation ------------------------------------------------------------------------------
 
 
-class Heartbeat:
-    """Runs from `start` to `stop`; ``interval_s`` 0 means no heartbeats and no deadlines."""
-
-    def __init__(self, connection: ClientConnection, loop: AbstractEventLoop) -> None:
-        self.interval_s = 0.0
-        self._connection = connection
-        self._loop = loop
-        self._last_command_s = 0.0
-        self._beat: TimerHandle | None = None
-        self._silence: TimerHandle | None = None
-        self._stuck: TimerHandle | None = None
-
-    def start(self, interval_s: float) -> None:
-        """Start, or restart with another interval."""
-        self.stop()
-        self.interval_s = interval_s
-        if interval_s:
-            self._beat = self._loop.call_later(interval_s, self._on_beat)
-            self.command_done()
-            self._silence = self._loop.call_at(self._deadline_s, self._on_silence)
-
-    @property
-    def _deadline_s(self) -> float:
-        return self._last_command_s + 2 * self.interval_s
-
-    def command_done(self) -> None:
-        """The client has completed a command."""
-        self._last_command_s = monotonic()  # the clock of the loop
-
-    def output_stuck(self) -> None:
-        """The client does not take its output."""
-        if self.interval_s and self._stuck is None:
-            self._stuck = self._loop.call_later(self.interval_s, self._connection.abort)
-
-    def output_flows(self) -> None:
-        """The client takes its output again."""
-        if self._stuck is not None:
-            self._stuck.cancel()
-            self._stuck = None
-
-    def stop(self) -> None:
-        """Cancel all timers."""
-        for timer in (self._beat, self._silence, self._stuck):
-            if timer is not None:
-                timer.cancel()
-        self._beat = self._silence = self._stuck = None
-
-    def _on_beat(self) -> None:
-        self._beat = self._loop.call_later(self.interval_s, self._on_beat)
-        self._connection.send(_HEARTBEAT_FRAME)
-        self._connection.flush()
-
-    def _on_silence(self) -> None:
-        if self._loop.time() < self._deadline_s:
-            self._silence = self._loop.call_at(self._deadline_s, self._on_silence)
-        else:
-            self._connection.give_up()
-
-
 STATE_INIT: Final = 0
 STATE_SUBSCRIBED: Final = 3
 STATE_CLOSING: Final = 4
@@ -371,8 +306,7 @@ class ProtocolV2(ConnectionProtocol):
         self._context = context
         self._nsqd = context.nsqd
         self._options = context.nsqd.options
-        self._heartbeat = Heartbeat(connection, self._nsqd.loop)
-        self._heartbeat.start(self.terms.heartbeat_s)
+        connection.beat(self.terms.heartbeat_s, _HEARTBEAT_FRAME)
         self._handlers: dict[bytes, Handler] = {
             b"IDENTIFY": self._identify,
             b"AUTH": self._auth,
@@ -412,10 +346,7 @@ class ProtocolV2(ConnectionProtocol):
 
     def quick(self, data: bytes) -> bytes | None:
         """Run a read that is one PUB, and return the answer; None if it is not."""
-        answer = self.publishing.quick_publish(data)
-        if answer is not None:
-            self._heartbeat.command_done()
-        return answer
+        return self.publishing.quick_publish(data)
 
     @property
     def is_waiting(self) -> bool:
@@ -426,23 +357,13 @@ class ProtocolV2(ConnectionProtocol):
         """Return the error frame."""
         return encode_frame(ERROR, error.data)
 
-    def commands_done(self) -> None:
-        """Restart the deadline of a silent client."""
-        self._heartbeat.command_done()
-
-    def output_stuck(self) -> None:
-        """Give the client some time to read."""
-        self._heartbeat.output_stuck()
-
     def output_flows(self) -> None:
         """Push messages again."""
-        self._heartbeat.output_flows()
         if self.subscription is not None:
             self.subscription.channel.wake()
 
     def closed(self) -> None:
         """Leave the channel; what was in flight times out."""
-        self._heartbeat.stop()
         self._context.clients.discard(self)
         if self.subscription is not None:
             self.subscription.leave()
@@ -460,7 +381,7 @@ class ProtocolV2(ConnectionProtocol):
         identify = decode_identify(body)
         has_tls = self._context.tls_context is not None
         self.terms = negotiate(self.terms, identify, self._options, has_tls=has_tls)
-        self._heartbeat.start(self.terms.heartbeat_s)
+        self.connection.beat(self.terms.heartbeat_s, _HEARTBEAT_FRAME)
         if not identify.feature_negotiation:
             self.connection.send(_OK_FRAME)
             return position

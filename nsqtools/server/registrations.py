@@ -50,14 +50,11 @@ class RegisteredNsqd:
 
 
 class Registration(NamedTuple):
-    """The name of an entry as logs and /debug show it."""
+    """The name of an entry as /debug shows it."""
 
     category: str
     key: str = ""
     subkey: str = ""
-
-
-_CLIENT = Registration("client")
 
 
 Producers = dict[RegisteredNsqd, int | None]  # with the time of the tombstone in ns, None without
@@ -73,43 +70,34 @@ class Registrations:
         self._topics: dict[str, Producers] = {}
         self._channels: dict[str, dict[str, Producers]] = {}  # by topic
 
-    # what an nsqd says: each call returns the entries that changed for it
+    # what an nsqd says
 
-    def identify(self, peer: RegisteredNsqd) -> list[Registration]:
+    def identify(self, peer: RegisteredNsqd) -> None:
         """Add a peer."""
         self._clients[peer] = None
-        return [_CLIENT]
 
-    def register(self, peer: RegisteredNsqd, topic: str, channel: str) -> list[Registration]:
+    def register(self, peer: RegisteredNsqd, topic: str, channel: str) -> None:
         """A peer has a topic, and a channel of it unless that is ``""``."""
-        entries = [(Registration("topic", topic), self._topics.setdefault(topic, {}))]
+        # one that is there keeps its tombstone
+        self._topics.setdefault(topic, {}).setdefault(peer, None)
         if channel:
-            producers = self._channels.setdefault(topic, {}).setdefault(channel, {})
-            entries.insert(0, (Registration("channel", topic, channel), producers))
-        changed = [entry for entry, producers in entries if peer not in producers]
-        for _, producers in entries:
-            producers.setdefault(peer, None)  # one that is there keeps its tombstone
-        return changed
+            self._channels.setdefault(topic, {}).setdefault(channel, {}).setdefault(peer, None)
 
-    def unregister(self, peer: RegisteredNsqd, topic: str, channel: str) -> list[Registration]:
+    def unregister(self, peer: RegisteredNsqd, topic: str, channel: str) -> None:
         """A peer dropped a channel, or without one the topic with all its channels."""
         channels = self._channels.get(topic, {})
-        changed = [
-            Registration("channel", topic, name)
-            for name in ([channel] if channel else channels)
-            if _remove(channels.get(name, {}), peer)
-        ]
         if channel:
+            channels.get(channel, {}).pop(peer, None)
             _drop_if_ephemeral(channels, channel)
-            return changed
-        if _remove(self._topics.get(topic, {}), peer):
-            changed.append(Registration("topic", topic))
+            return
+        for producers in (self._topics.get(topic, {}), *channels.values()):
+            producers.pop(peer, None)
         _drop_if_ephemeral(self._topics, topic)
-        return changed
 
-    def disconnect(self, peer: RegisteredNsqd) -> list[Registration]:
+    def disconnect(self, peer: RegisteredNsqd) -> None:
         """Remove a peer; all names stay."""
-        return [entry for entry, producers in self.entries() if _remove(producers, peer)]
+        for _, producers in self.entries():
+            producers.pop(peer, None)
 
     # what consumers and administrators ask
 
@@ -152,7 +140,7 @@ class Registrations:
 
     def entries(self) -> Iterator[tuple[Registration, Producers]]:
         """Yield everything there is, inactive and tombstoned producers included."""
-        yield _CLIENT, self._clients
+        yield Registration("client"), self._clients
         for topic, producers in self._topics.items():
             yield Registration("topic", topic), producers
         for topic, channels in self._channels.items():
@@ -177,15 +165,11 @@ class Registrations:
         self._channels.setdefault(topic, {}).setdefault(channel, {})
         self.create_topic(topic)
 
-    def delete_topic(self, topic: str) -> list[Registration]:
-        """Forget a topic and its channels, and return what was known of them."""
-        removed = []
+    def delete_topic(self, topic: str) -> None:
+        """Forget a topic and its channels."""
         for name in [*self._topics, *self._channels] if topic == ALL else [topic]:
-            for channel in self._channels.pop(name, {}):
-                removed.append(Registration("channel", name, channel))
-            if self._topics.pop(name, None) is not None:
-                removed.append(Registration("topic", name))
-        return removed
+            self._topics.pop(name, None)
+            self._channels.pop(name, None)
 
     def delete_channel(self, topic: str, channel: str) -> None:
         """Forget a channel. Raises ``KeyError`` when it is unknown."""
@@ -203,13 +187,6 @@ def _matching(entries: Mapping[str, T], topic: str) -> list[T]:
     if topic == ALL:
         return list(entries.values())
     return [entries[topic]] if topic in entries else []
-
-
-def _remove(producers: Producers, peer: RegisteredNsqd) -> bool:
-    """Remove a producer and return whether it was there."""
-    is_there = peer in producers
-    producers.pop(peer, None)
-    return is_there
 
 
 def _drop_if_ephemeral(entries: dict[str, Producers], name: str) -> None:

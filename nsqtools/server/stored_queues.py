@@ -16,8 +16,8 @@ or not on Linux) such a queue is called orphaned.
 
 from __future__ import annotations
 
+import json
 import os
-import re
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -31,14 +31,14 @@ from typing import NamedTuple, Self
 from nsqtools.errors import NotFoundError, NsqError
 from nsqtools.files.scratch import scratch_directory
 from nsqtools.server.durable_database import all_rows, read_queues, wal_damage
-from nsqtools.server.durable_path import named_database, times_kept
-from nsqtools.server.queues.data_path import FILE_NAME, decode_metadata
-from nsqtools.server.queues.queue_files import Positions, QueueFile, Record
+from nsqtools.server.durable_path import named_database
+from nsqtools.server.queues.data_path import FILE_NAME, Queues, decode_metadata
+from nsqtools.server.queues.queue_files import QUEUE_FILE, Positions, QueueFile, Record
 from nsqtools.server.queues.queued_message import BODY_AT, ID_AT, timestamp_ns
 
-_FILE = re.compile(r"(.+)\.diskqueue\.(?:(\d{6,})\.dat(\.bad)?|meta\.dat)")
 _BODY_IN_RECORD = 26
 _COPIES = 5
+DUE_FILE = "nsqd.deferred"  # when messages in files are due, in ns by queue and id
 
 GOOD, ORPHANED, SET_ASIDE, READ = "good", "orphaned", "set aside", "read"
 """What a part is; `GOOD` is what nsqd delivers."""
@@ -136,6 +136,7 @@ class StoredQueue:
     parts: tuple[Part, ...] = ()
     problems: tuple[tuple[str, str], ...] = ()
     depth: int | None = None
+    is_paused: bool = False
 
     @property
     def name(self) -> str:
@@ -146,15 +147,15 @@ class StoredQueue:
 class StoredQueues:
     """The queues in a data path, as long as it is open. A context manager.
 
-    ``problems`` are about the directory; of ``times_kept`` messages it has the time at which they
-    are due, beside the files. Raises `NsqError`, ``OSError``.
+    ``problems`` are about the directory; ``due`` is when messages are due that are in files, in ns
+    by queue and id. Raises `NsqError`, ``OSError``.
     """
 
     def __init__(self, data_path: Path) -> None:
         self._path = data_path
         self.problems: list[tuple[str, str]] = []
         self.is_durable = False
-        self.times_kept = times_kept(data_path)
+        self.due = _due_times(data_path)
         self.queues: list[StoredQueue] = []
         if not data_path.is_dir():
             raise NotFoundError(f"there is no directory {data_path}")
@@ -178,7 +179,7 @@ class StoredQueues:
             if not is_named:
                 self._note(FILE_NAME, "does not name the database")
             rows = {each.name: each for each in self._of_database(database)}
-            listed: set[str] | None = set()
+            listed: Queues | None = {}
         elif not found and not (self._path / FILE_NAME).exists():
             raise NotFoundError(
                 f"{self._path} has no queues",
@@ -187,7 +188,7 @@ class StoredQueues:
         else:
             listed = self._listed()
         for name in sorted({*rows, *found, *(listed or ())}):
-            queue = self._of_files(name, found.get(name, []), listed is None or name in listed)
+            queue = self._of_files(name, found.get(name, []), listed)
             if name in rows:
                 parts = (*rows[name].parts, *queue.parts)
                 queue = replace(rows[name], parts=parts)
@@ -200,17 +201,17 @@ class StoredQueues:
         """Return the numbers of the files of each queue, and whether each is set aside."""
         found: dict[str, list[tuple[int, bool]]] = {}
         for name in os.listdir(self._path):
-            if match := _FILE.fullmatch(name):
+            if match := QUEUE_FILE.fullmatch(name):
                 numbers = found.setdefault(match[1], [])
                 if match[2]:
                     numbers.append((int(match[2]), bool(match[3])))
         return found
 
-    def _listed(self) -> set[str] | None:
+    def _listed(self) -> Queues | None:
         """Return the queues that nsqd.dat lists, or what it was before; None when it is damaged."""
         for name in (FILE_NAME, f"{FILE_NAME}.previous"):
             try:
-                return set(decode_metadata((self._path / name).read_bytes()))
+                return decode_metadata((self._path / name).read_bytes())
             except FileNotFoundError:
                 if name == FILE_NAME:
                     self._note(name, "is not there: no nsqd finds these queues")
@@ -218,8 +219,10 @@ class StoredQueues:
                 self._note(name, f"cannot be read ({exc})")
         return None
 
-    def _of_files(self, name: str, files: list[tuple[int, bool]], is_listed: bool) -> StoredQueue:
-        """Return a queue of files; ``is_listed`` says that its nsqd knows it."""
+    def _of_files(
+        self, name: str, files: list[tuple[int, bool]], listed: Queues | None
+    ) -> StoredQueue:
+        """Return a queue of files; ``listed`` are those that its nsqd knows, None for all."""
         meta = self._path / f"{name}.diskqueue.meta.dat"
         parts, problems = [], []
         positions = depth = None
@@ -233,6 +236,7 @@ class StoredQueues:
         except ValueError as exc:
             problems.append((str(meta), f"cannot be read ({exc})"))
         unknown = GOOD if self._is_in_use else ORPHANED  # it has not synced the metadata yet
+        is_listed = listed is None or name in listed
         live = GOOD if positions is not None and is_listed else unknown
         for number, is_bad in sorted(files):
             path = self._path / f"{name}.diskqueue.{number:06d}.dat{'.bad' if is_bad else ''}"
@@ -260,7 +264,8 @@ class StoredQueues:
                 if is_wanted and not missing.exists() and Positions.read(meta) == positions:
                     problems.append((str(missing), "is not there, and in the metadata"))
         topic, _, channel = name.partition(":")
-        return StoredQueue(topic, channel, tuple(parts), tuple(problems), depth)
+        is_paused = bool(listed and listed.get(name))
+        return StoredQueue(topic, channel, tuple(parts), tuple(problems), depth, is_paused)
 
     def _of_database(self, path: Path) -> Iterator[StoredQueue]:
         """Yield the queues of a database, after it was copied."""
@@ -293,6 +298,14 @@ class StoredQueues:
                 topic, _, channel = name.partition(":")
                 rows = StoredRows(path, copy, number, waiting + deferred)
                 yield StoredQueue(topic, channel, (rows,), problems)
+
+
+def _due_times(data_path: Path) -> dict[str, dict[str, int]]:
+    try:
+        found = json.loads((data_path / DUE_FILE).read_bytes()).items()
+        return {name: {each: int(due) for each, due in times.items()} for name, times in found}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
 
 
 def _is_locked(folder: Path) -> bool:

@@ -282,6 +282,7 @@ def test_a_file_of_a_table_is_taken_alone(tmp_path: Path) -> None:
     assert done(compact(file, tmp_path / "again")) == (2, 0)
     assert content(tmp_path / "again") == content(tmp_path / "output")  # its folders say the topic
     file.with_name("y.md").write_text("a note")
+    assert [each.path for each in find_archives([file.parent])] == [file]
     assert done(compact(file.parent, tmp_path / "beside")) == (2, 0)
     write_archive(file.with_name("x.gz"), [message(2)])
     file.with_name("y.md").unlink()

@@ -8,7 +8,7 @@ from pathlib import Path
 from unittest.mock import Mock, patch
 
 import pytest
-from plugins.archives import numbered, parts, text_of, write_archive
+from plugins.archives import bodies_at, numbered, parts, text_of, write_archive
 from plugins.disks import full, link_within
 from plugins.power_cut import PowerCut
 
@@ -18,6 +18,7 @@ from nsqtools.archive.layout import Head, Member, index_of, load_index, part_of
 from nsqtools.archive.members import gzip_members
 from nsqtools.archive.part_file import Directories, PartFile, finish, recover
 from nsqtools.archive.reader import repair, verify
+from nsqtools.errors import OutputError
 from nsqtools.files import durable
 
 NAME = "clicks.log.gz"
@@ -182,6 +183,22 @@ def test_a_file_without_any_member_leaves_nothing_also_when_its_head_is_torn_or_
     index_of(directories.work / NAME).write_bytes(index)
     assert recover(directories) == []
     assert list(directories.work.iterdir()) == []
+
+
+def test_of_two_repairs_of_a_file_at_once_the_second_changes_nothing(tmp_path: Path) -> None:
+    path = write_archive(tmp_path / "a.log", numbered(0, 2), numbered(2, 4))
+    path.write_bytes(path.read_bytes()[:-10])
+    [both_saw] = find_archives([path])
+    assert repair(both_saw) == 3
+
+    with pytest.raises(OutputError, match="it changed while it was read"):
+        repair(both_saw)
+    assert len(bodies_at(path)) == 3
+    assert {each.name for each in tmp_path.iterdir()} == {
+        "a.log",
+        ".a.log.index",
+        ".a.log.damaged",
+    }
 
 
 def test_a_repaired_file_is_the_old_or_the_new_after_a_power_cut_at_any_moment(

@@ -125,6 +125,28 @@ def test_what_nsqd_may_not_have_the_fins_of_stays_known(topic: Topic, why: str, 
     assert writer.totals.already_written == known
 
 
+def test_a_rotation_that_was_asked_for_is_done_when_the_disk_has_room_again(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    archiver = archiver_of(topic.writer(), Consumption())
+    archiver._take(topic.source.deliver(0))
+    archiver._attempt(archiver.writer.flush)
+    archiver._take(topic.source.deliver(1))
+    with pytest.MonkeyPatch.context() as broken:
+        broken.setattr(os, "fdatasync", full)
+        archiver._rotate_all()
+    due = archiver._turn()
+    assert archiver.writer.totals.files == 0
+    assert due is not None
+
+    now = due
+    archiver._turn()
+
+    assert archiver.writer.totals.files == 1
+
+
 def test_a_disk_that_takes_a_little_now_and_then_is_full(
     topic: Topic, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -6,10 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from plugins.archives import numbered, write_archive
 from plugins.servers import AnyNsqd
 from plugins.waiting import patience_s
 
-from nsqtools.demo.story import DemoStage
+from nsqtools.demo.story import demo_stage
 
 NSQ = Path(sys.executable).with_name("nsq")
 TAKEN = """nsqtools/__init__ nsqtools/__main__ nsqtools/bench/__init__
@@ -40,10 +41,26 @@ def test_the_workers_of_a_measurement_run_nothing_of_the_current_directory(
     assert (done.returncode, ran.exists()) == (0, False), done.stderr
 
 
+def test_the_processes_of_a_compaction_run_nothing_of_the_current_directory(
+    nsq_env: dict[str, str], tmp_path: Path
+) -> None:
+    (here := tmp_path / "cloned").mkdir()
+    ran = plant(here)
+    archives = tmp_path / "archives"
+    for topic in ("clicks", "orders"):
+        write_archive(archives / f"{topic}.log.gz", numbered(0, 10), topic=topic)
+    command = [NSQ, "archive", "compact", archives, "-o", tmp_path / "lake", "--processes", "2"]
+    done = subprocess.run(
+        command, cwd=here, env=nsq_env, capture_output=True, timeout=patience_s(60)
+    )
+
+    assert (done.returncode, ran.exists()) == (0, False), done.stderr
+
+
 def test_the_commands_of_a_demonstration_run_nothing_of_their_directory(
     nsq_env: dict[str, str],
 ) -> None:
-    with DemoStage(nsq_env) as stage:
+    with demo_stage(nsq_env) as stage:
         ran = plant(stage.directory)
         assert b"0." in stage.run("--version").out
         assert not ran.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from plugins.power_cut import PowerCut
 
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.queues.disk_queue import DiskQueue
-from nsqtools.server.queues.queue_files import DiskWork, Done, Work
+from nsqtools.server.queues.queue_files import Block, DiskWork, Done, Work, encode_length
 
 RECORD = b"r" * 26  # the smallest that is allowed
 ON_DISK = len(RECORD) + 4
@@ -40,6 +41,11 @@ def queue(
         log=DaemonLog(None, ""),
         behind=behind,
     )
+
+
+def put_records(disk: DiskQueue, records: Sequence[bytes]) -> None:
+    encoded = [encode_length(len(each)) + each for each in records]
+    disk.put([Block(b"".join(encoded), list(map(len, encoded)))] if records else [])
 
 
 class Later(DiskWork):
@@ -70,13 +76,13 @@ def data_files(path: Path) -> list[str]:
 def test_a_record_out_of_bounds_is_refused(tmp_path: Path, size: int) -> None:
     disk = queue(tmp_path)
     with pytest.raises(OSError, match=rf"invalid message write size \({size}\)"):
-        disk.put([RECORD, b"x" * size])
+        put_records(disk, [RECORD, b"x" * size])
     assert disk.get(9, ALL) == []
 
 
 def test_it_syncs_after_so_many_operations_files_that_only_its_user_reads(tmp_path: Path) -> None:
     disk = queue(tmp_path, sync_every=3)
-    disk.put([RECORD, RECORD])
+    put_records(disk, [RECORD, RECORD])
     assert data_files(tmp_path) == [path.name for path in tmp_path.iterdir()]
     assert disk.needs_sync
     disk.get(1, ALL)
@@ -87,13 +93,13 @@ def test_it_syncs_after_so_many_operations_files_that_only_its_user_reads(tmp_pa
 
 def test_what_was_written_after_the_last_sync_is_found(tmp_path: Path) -> None:
     disk = queue(tmp_path)
-    disk.put([record(0), record(1)])
+    put_records(disk, [record(0), record(1)])
     disk.sync()
-    disk.put([record(2)])  # and then it is killed
+    put_records(disk, [record(2)])  # and then it is killed
 
     found = queue(tmp_path)
     assert found.depth == 3
-    found.put([record(3)])
+    put_records(found, [record(3)])
     assert data_files(tmp_path)[-1] == "t:ch.diskqueue.000001.dat"
     assert found.get(9, ALL) == [record(number) for number in range(4)]
     assert (found.depth, found.has_unread) == (0, False)
@@ -110,7 +116,7 @@ def test_without_a_usable_meta_file_all_files_are_read_and_without_another_the_r
     tmp_path: Path, name: str, content: str | None
 ) -> None:
     disk = queue(tmp_path)
-    disk.put([record(number) for number in range(30)])
+    put_records(disk, [record(number) for number in range(30)])
     disk.close()
     path = tmp_path / f"t:ch.diskqueue.{name}.dat"
     path.write_text(content) if content is not None else path.unlink()
@@ -125,7 +131,7 @@ def test_without_a_usable_meta_file_all_files_are_read_and_without_another_the_r
 @pytest.mark.parametrize("rest", [b"\0\0\0\x1acut off", b"\xff" * 40], ids=["cut", "garbage"])
 def test_a_damaged_file_costs_what_follows_in_it_and_is_kept(tmp_path: Path, rest: bytes) -> None:
     disk = queue(tmp_path)
-    disk.put([record(number) for number in range(30)])
+    put_records(disk, [record(number) for number in range(30)])
     disk.close()
     path = tmp_path / "t:ch.diskqueue.000001.dat"
     path.write_bytes(path.read_bytes()[: 4 * ON_DISK] + rest)
@@ -157,7 +163,7 @@ def test_records_come_out_in_order_and_files_go_when_they_are_read(
     for step in steps:
         if isinstance(step, list):
             records = [record(next(numbers)).ljust(size, b"x") for size in step]
-            disk.put(records)
+            put_records(disk, records)
             waiting += records
         elif isinstance(step, int):
             assert disk.get(step, ALL) == waiting[:step]
@@ -184,15 +190,15 @@ def test_a_sync_on_a_thread_neither_undoes_nor_covers_what_happens_meanwhile(
 ) -> None:
     later = Later()
     disk = queue(tmp_path, behind=later)
-    disk.put([record(1)])
+    put_records(disk, [record(1)])
     disk.start_sync()
-    disk.put([record(2)])
+    put_records(disk, [record(2)])
     disk.sync()
     later.catch_up()
     assert meta(tmp_path).startswith("2\n")
 
     disk.start_sync()
-    disk.put([record(3)])
+    put_records(disk, [record(3)])
     later.catch_up()
     assert disk.needs_sync
     disk.sync()
@@ -218,7 +224,7 @@ def test_what_was_synced_is_there_after_a_power_cut_at_any_moment(
         disk = queue(tmp_path, max_bytes=4 * ON_DISK, sync_every=5, behind=behind)
         for number in range(40):
             put.append(b"%026d" % number)
-            disk.put(put[-1:])
+            put_records(disk, put[-1:])
             if number % 3 == 2:
                 got += disk.get(2, ALL)
             if number % sync_each == sync_each - 1:

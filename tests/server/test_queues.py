@@ -18,7 +18,6 @@ from nsqtools.server.queues import queued_message
 from nsqtools.server.queues.backlog import BackendError, DiskHealth, QueueBacklog, encoded
 from nsqtools.server.queues.disk_queue import DiskQueue
 from nsqtools.server.queues.queued_message import (
-    DeferredMessages,
     InFlightMessages,
     LatencyWindow,
     MessageIds,
@@ -138,17 +137,17 @@ def test_nothing_held_is_ever_lost_or_late(steps: list[tuple[str, int, int]]) ->
 
 
 def test_what_is_due_is_taken_in_order_and_in_parts() -> None:
-    deferred = DeferredMessages()
+    deferred = QueueBacklog(9, None, HEALTH)
     for message, due_s in zip(messages(b"late", b"1", b"2", b"3"), (9, 1, 1, 1), strict=True):
-        deferred.add(message, due_s)
+        deferred.defer(message, due_s)
     assert deferred.next_due_s() == 1
     assert deferred.take_due(0.9, 99) == []
 
     assert bodies(deferred.take_due(1, 2)) == [b"1", b"2"]
     assert bodies(deferred.take_due(1, 2)) == [b"3"]
-    assert (len(deferred), bodies(list(deferred))) == (1, [b"late"])
-    deferred.clear()
-    assert deferred.next_due_s() is None
+    assert (deferred.deferred_count, deferred.next_due_s()) == (1, 9)
+    deferred.empty()
+    assert (deferred.deferred_count, deferred.next_due_s()) == (0, None)
 
 
 # backlog

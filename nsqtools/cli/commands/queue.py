@@ -68,8 +68,7 @@ def list_(
         nsq queue list /var/lib/nsqd
         nsq queue list /var/lib/nsqd --nsqd-http-address 127.0.0.1:4151 --json
     """
-    from nsqtools.server.durable_path import DUE_FILE
-    from nsqtools.server.stored_queues import GOOD, StoredQueues
+    from nsqtools.server.stored_queues import DUE_FILE, GOOD, StoredQueues
 
     form.check(QUEUES)
     memory = None if nsqd_http_address is None else in_memory(nsqd_http_address, settings)
@@ -89,10 +88,10 @@ def list_(
                 shown = "damaged" if is_damaged else state
                 rows.append((queue.topic, queue.channel or None, *figures, len(parts), shown, held))
         write_listing(runtime, QUEUES, rows, form, optional=("memory", "deferred", "bytes"))
-        if stored.times_kept:
+        if times_kept := sum(map(len, stored.due.values())):
             runtime.tell(
                 f"nsq: {data_path / DUE_FILE} has the times of "
-                f"{counted(stored.times_kept, 'deferred message')}: after nsq nsqd --recover-only "
+                f"{counted(times_kept, 'deferred message')}: after nsq nsqd --recover-only "
                 "--durable they are deferred still, else they are delivered at once"
             )
         if memory is not None and not stored.is_durable:
@@ -130,11 +129,10 @@ def in_memory(address: str, settings: dict[str, str]) -> dict[tuple[str, str], i
     from nsqtools.client.connection import http_access
     from nsqtools.client.options import ClientOptions
     from nsqtools.protocol.names import NSQD_HTTP_PORT, http_url
-    from nsqtools.protocol.stats import read_stats
 
     access = http_access(ClientOptions().with_options(settings), (address,))
     with access.nsqd(http_url(address, NSQD_HTTP_PORT)) as client:
-        stats = read_stats(client.stats())
+        stats = client.stats()
     found = {}
     for topic in stats.topics or ():
         found[topic.topic_name, ""] = topic.depth - topic.backend_depth

@@ -2,7 +2,7 @@
 
 Memory holds the older part and the disk the newer one, so the order is first in, first out also
 when the queue overflowed (the Go nsqd reads both at random). An ephemeral queue has no disk: what
-does not fit is dropped, newest first.
+does not fit is dropped, newest first. What is deferred is in memory, a heap by due time.
 
 The memory may hold more than its limit between `put` and `overflow`, by as much as the waiting
 consumers have room for: the owner offers the messages to them in between, so that nothing goes to
@@ -16,18 +16,22 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from heapq import heappop, heappush
+from itertools import chain, count
+from math import inf
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nsqtools.server.options import NsqdOptions
 from nsqtools.server.queues.disk_queue import DiskQueue, Mark
 from nsqtools.server.queues.queue_files import Block, encode_length
-from nsqtools.server.queues.queued_message import ID_AT, DeferredMessages, from_record, to_record
+from nsqtools.server.queues.queued_message import ID_AT, from_record, to_record
 
 _RESERVE = 64 << 20  # --durable writes for what is finished, too
-_CLOSE_BYTES = 1 << 20  # written at a time when the queue closes
+_CLOSE_COUNT = 1000  # written at a time when the queue closes
+_CLOSE_BYTES = 1 << 20
 
 
 class BackendError(Exception):
@@ -87,14 +91,16 @@ class Undo(NamedTuple):
 class QueueBacklog:
     """The messages of one topic or channel; ``disk`` is None when it is ephemeral."""
 
-    deferred_count = 0  # of a topic with --durable
     unsettled = 0  # messages that were finished, and count as in flight until it is written
 
     def __init__(self, mem_queue_size: int, disk: DiskQueue | None, health: DiskHealth) -> None:
         self.disk = disk
         self.mem_queue_size = mem_queue_size
+        self.deferred_count = 0
         self._health = health
         self._memory: deque[bytes] = deque()
+        self._deferred: list[tuple[float, int, bytes]] = []  # by due time, then arrival
+        self._arrivals = count()
 
     def __len__(self) -> int:
         return len(self._memory) + self.disk_depth
@@ -184,7 +190,7 @@ class QueueBacklog:
 
     def _put_on_disk(self, disk: DiskQueue, blocks: Sequence[Block]) -> Mark:
         try:
-            mark = disk.put_blocks(blocks)
+            mark = disk.put(blocks)
         except OSError as exc:
             self._health.error = disk.describe(exc)
             raise BackendError(self._health.error) from exc
@@ -209,11 +215,27 @@ class QueueBacklog:
             memory.appendleft(messages.pop())
         return messages
 
-    def deferred_of(
+    def serve(
         self, room: Callable[[], int], wake: Callable[[], None], watch: Callable[[float], None]
-    ) -> DeferredMessages:
-        """Return what keeps the deferred messages of a channel, which has these methods."""
-        return DeferredMessages()
+    ) -> None:
+        """Belong to a channel, which has these methods: only --durable calls back."""
+
+    def defer(self, message: bytes, due_s: float) -> None:
+        """Keep a message of a channel until ``due_s``."""
+        heappush(self._deferred, (due_s, next(self._arrivals), message))
+        self.deferred_count += 1
+
+    def next_due_s(self) -> float | None:
+        """Return when the next deferred message is due, None when there is none."""
+        return self._deferred[0][0] if self._deferred else None
+
+    def take_due(self, now_s: float, limit: int) -> list[bytes]:
+        """Remove and return deferred messages that are due, up to a limit."""
+        due: list[bytes] = []
+        while self._deferred and self._deferred[0][0] <= now_s and len(due) < limit:
+            due.append(heappop(self._deferred)[2])
+        self.deferred_count -= len(due)
+        return due
 
     def delivered(self, messages: Sequence[bytes]) -> None:
         """Note that messages are in flight: nothing on the disk of a queue says so."""
@@ -221,32 +243,36 @@ class QueueBacklog:
     def finished(self, message_ids: Iterable[bytes]) -> None:
         """Note that messages which were delivered are done."""
 
-    def empty(self) -> deque[bytes]:
+    def empty(self) -> deque[Any]:
         """Drop everything; return what was in memory, which takes a while to free."""
-        dropped, self._memory = self._memory, deque()
+        dropped: deque[Any] = self._memory
+        self._memory = deque()
+        dropped += self._deferred
+        self._deferred.clear()
+        self.deferred_count = 0
         if self.disk is not None:
             self.disk.empty()
         return dropped
 
-    def delete(self) -> deque[bytes]:
+    def delete(self) -> deque[Any]:
         """Drop everything for good; return as `empty` does."""
         return QueueBacklog.empty(self)
 
-    def close(self, delivered: Iterable[bytes] = ()) -> None:
-        """Write the memory and the records ``delivered`` to disk. Raises ``OSError``.
+    def close(self, given_back: Iterable[list[bytes]] = ()) -> None:
+        """Write the memory to disk, what is deferred, and what is given back. Raises ``OSError``.
 
         A step at a time, and what is written leaves the memory: when everything is full, stopping
         must not need as much again.
         """
         if self.disk is not None:
-            for records in _in_steps(chain(self._records(), delivered)):
-                self.disk.put(records)
+            deferred = iter(partial(self.take_due, inf, _CLOSE_COUNT), [])
+            for messages in chain([[]], given_back, deferred):
+                self._memory.extend(messages)
+                while self._memory:
+                    step = self.get(_CLOSE_COUNT, _CLOSE_BYTES)
+                    self.disk.put([encoded(step)])
             self.disk.close()
         self._memory.clear()
-
-    def _records(self) -> Iterator[bytes]:
-        while self._memory:
-            yield to_record(self._memory.popleft())
 
 
 def encoded(messages: Iterable[bytes]) -> Block:
@@ -272,16 +298,3 @@ def _blocks_after(
     rest = blocks[used:]
     partly = messages[count:start] if blocks else messages[count:]
     return [encoded(partly), *rest] if partly else rest
-
-
-def _in_steps(records: Iterable[bytes]) -> Iterator[list[bytes]]:
-    step: list[bytes] = []
-    size = 0
-    for record in records:
-        step.append(record)
-        size += len(record)
-        if size >= _CLOSE_BYTES:
-            yield step
-            step, size = [], 0
-    if step:
-        yield step

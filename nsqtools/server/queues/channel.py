@@ -15,7 +15,7 @@ without delay.
 from __future__ import annotations
 
 from asyncio import AbstractEventLoop, TimerHandle
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
 from random import randrange
 from typing import TYPE_CHECKING, Protocol
@@ -32,7 +32,6 @@ from nsqtools.server.queues.queued_message import (
     again,
     message_ids,
     timestamp_ns,
-    to_record,
 )
 
 if TYPE_CHECKING:
@@ -86,8 +85,8 @@ class Channel:
         self._turn_scheduled = False
         self._is_closed = False
         self._timer: TimerHandle | None = None
-        self.deferred = self.backlog.deferred_of(self.room, self.wake, self.watch)
-        if len(self.deferred):
+        self.backlog.serve(self.room, self.wake, self.watch)
+        if self.backlog.deferred_count:
             self.watch(self._loop.time())
 
     @property
@@ -167,7 +166,7 @@ class Channel:
 
     def _defer(self, message: bytes, delay_s: float) -> None:
         due_s = self._loop.time() + delay_s
-        self.deferred.add(message, due_s)
+        self.backlog.defer(message, due_s)
         self.watch(due_s)
 
     def _deliver_or_overflow(self) -> None:
@@ -197,7 +196,6 @@ class Channel:
         for held in self._in_flight:
             held.clear()
         self._drop_abandoned()
-        free_in_steps(self.deferred.clear())
         free_in_steps(self.backlog.empty())
 
     def set_paused(self, is_paused: bool) -> None:
@@ -270,7 +268,7 @@ class Channel:
             return
         self._queue_what_is_due(self._loop.time())
         deadlines = [held.next_deadline_s() for held in self._in_flight]
-        deadlines.append(self.deferred.next_due_s())
+        deadlines.append(self.backlog.next_due_s())
         next_s = min((when for when in deadlines if when is not None), default=None)
         if next_s is not None:
             self.watch(next_s)
@@ -283,8 +281,7 @@ class Channel:
             self.timeout_count += len(expired)
             self._drop_abandoned()
             self._queue_again(again(expired))
-        due = self.deferred.take_due(now_s, _TURN_COUNT)
-        if due:
+        if due := self.backlog.take_due(now_s, _TURN_COUNT):
             self._queue_again(due)
 
     # the end
@@ -297,12 +294,12 @@ class Channel:
     def close(self) -> None:
         """Disconnect the consumers and write everything to disk. Raises ``OSError``."""
         self._end()
-        self.backlog.close(self._unfinished())
+        self.backlog.close(self._given_back())
 
-    def _unfinished(self) -> Iterable[bytes]:
+    def _given_back(self) -> Iterator[list[bytes]]:
         for held in self._in_flight:
-            yield from (message[8:] for message in held)  # whose attempts were made
-        yield from map(to_record, self.deferred)
+            while messages := held.take_expired(inf, _TURN_COUNT):
+                yield again(messages)
 
     def _end(self) -> None:
         self._is_closed = True

@@ -41,7 +41,6 @@ from nsqtools.server.queues.queue_files import (
     RecordReader,
     Work,
     count_records,
-    encode_block,
 )
 
 Mark = tuple[int, int, int]
@@ -93,12 +92,11 @@ class DiskQueue:
         """Whether anything happened since the last sync."""
         return self._operations > 0
 
-    def put(self, records: Sequence[bytes]) -> Mark:
-        """Append records, all or none, and return what `undo` takes. Raises ``OSError``."""
-        return self.put_blocks([encode_block(records)] if records else [])
+    def put(self, blocks: Sequence[Block]) -> Mark:
+        """Append records, all or none, and return what `undo` takes. No block may be empty.
 
-    def put_blocks(self, blocks: Sequence[Block]) -> Mark:
-        """Do as `put` does with what was encoded before. No block may be empty."""
+        Raises ``OSError``.
+        """
         end = self._write_position + blocks[0].sizes[0] if blocks and self._write_position else 0
         if end > self._max_bytes_per_file:
             self._roll()

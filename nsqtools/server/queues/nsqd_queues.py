@@ -83,7 +83,7 @@ class TopicList:
         except FileNotFoundError:
             return {}
         except (ValueError, RecursionError) as exc:
-            found = dict.fromkeys(queues_with_files(self._data_path, with_meta=True), False)
+            found = dict.fromkeys(queues_with_files(self._data_path), False)
             with suppress(OSError, ValueError, RecursionError):
                 found |= decode_metadata(self._previous.read_bytes())
             if not found:
@@ -296,7 +296,7 @@ class NsqdQueues:
 
     def _load_files(self) -> None:
         listed = self.topic_list.read()
-        self._queues_with_files = queues_with_files(self._data_path, with_meta=True)
+        self._queues_with_files = queues_with_files(self._data_path)
         self._create_all(listed)
         try:
             self.topic_list.begin()

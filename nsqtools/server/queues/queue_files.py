@@ -109,15 +109,14 @@ class DiskThread(DiskWork):
 
 # -- records ---------------------------------------------------------------------------------------
 
-_DATA_FILE = re.compile(r"(.+)\.diskqueue\.(\d{6,})\.dat")
-_ANY_FILE = re.compile(r"(.+)\.diskqueue\.(?:\d{6,}|meta)\.dat")
+QUEUE_FILE = re.compile(r"(.+)\.diskqueue\.(?:(\d{6,})\.dat(\.bad)?|meta\.dat)")
+"""Of the name of a file: the queue, its number unless it is the meta file, and ``.bad``."""
 
 
-def queues_with_files(data_path: Path, *, with_meta: bool = False) -> set[str]:
+def queues_with_files(data_path: Path) -> set[str]:
     """Return the names of the queues that have data files, or a meta file. Raises ``OSError``."""
-    pattern = _ANY_FILE if with_meta else _DATA_FILE
-    found = (pattern.fullmatch(name) for name in os.listdir(data_path))
-    return {match[1] for match in found if match}
+    found = map(QUEUE_FILE.fullmatch, os.listdir(data_path))
+    return {match[1] for match in found if match and not match[3]}
 
 
 class QueueFiles:
@@ -164,8 +163,8 @@ class QueueFiles:
         except OSError as exc:
             self._log.error(f"DISKQUEUE({self.name}) failed to look for files - {exc}")
             return []
-        found = (_DATA_FILE.fullmatch(name) for name in names)
-        return sorted(int(match[2]) for match in found if match and match[1] == self.name)
+        found = map(QUEUE_FILE.fullmatch, names)
+        return sorted(int(m[2]) for m in found if m and m[1] == self.name and m[2] and not m[3])
 
     def remove(self, numbers: Iterable[int]) -> None:
         """Remove data files, behind the loop; failures are logged."""
@@ -221,12 +220,6 @@ class Block(NamedTuple):
 
     data: bytes
     sizes: list[int]
-
-
-def encode_block(records: Iterable[bytes]) -> Block:
-    """Return records as they are in a file."""
-    encoded = [encode_length(len(record)) + record for record in records]
-    return Block(b"".join(encoded), list(map(len, encoded)))
 
 
 def count_records(path: Path, position: int, max_size: int) -> int:

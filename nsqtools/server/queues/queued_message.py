@@ -14,7 +14,7 @@ What one consumer holds until it answers or times out, and what is deferred, is 
 clock. Deliveries of a consumer all get the same timeout, so a dict in the order of delivery is
 also in the order of the deadlines, and looking at its first entry replaces a heap. Only a TOUCH
 that runs into ``max_msg_timeout`` gets a deadline earlier than those before it; these few have
-their own heap. Deferred messages, from DPUB and from REQ with a delay, are a heap by due time.
+their own heap.
 
 Latency is the time from publish to FIN, over a rolling window. As nsqd does, a channel keeps two
 sketches of half a window each: when half a window is over, the older one is dropped and a new one
@@ -25,10 +25,10 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from heapq import heapify, heappop, heappush
-from itertools import count, repeat
+from itertools import repeat
 
 from ddsketch import DDSketch
 
@@ -50,9 +50,6 @@ class InFlightMessages:
 
     def __contains__(self, message_id: bytes) -> bool:
         return message_id in self._held
-
-    def __iter__(self) -> Iterator[bytes]:
-        return (message for message, _, _ in self._held.values())
 
     def hold(self, messages: list[bytes], now_s: float, timeout_s: float) -> None:
         """Enter messages that are being delivered."""
@@ -140,40 +137,6 @@ class InFlightMessages:
         """Forget everything: the channel was emptied."""
         self._held.clear()
         self._capped.clear()
-
-
-class DeferredMessages:
-    """A heap by due time; equal times keep the order of arrival."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int, bytes]] = []
-        self._arrivals = count()
-
-    def __len__(self) -> int:
-        return len(self._heap)
-
-    def __iter__(self) -> Iterator[bytes]:
-        return (message for _, _, message in self._heap)
-
-    def add(self, message: bytes, due_s: float) -> None:
-        """Keep the message until ``due_s``."""
-        heappush(self._heap, (due_s, next(self._arrivals), message))
-
-    def next_due_s(self) -> float | None:
-        """Return when the next one is due, None when there is none."""
-        return self._heap[0][0] if self._heap else None
-
-    def take_due(self, now_s: float, limit: int) -> list[bytes]:
-        """Remove and return what is due, up to a limit."""
-        due: list[bytes] = []
-        while self._heap and self._heap[0][0] <= now_s and len(due) < limit:
-            due.append(heappop(self._heap)[2])
-        return due
-
-    def clear(self) -> list[tuple[float, int, bytes]]:
-        """Forget everything; return it, for it takes a while to free."""
-        dropped, self._heap = self._heap, []
-        return dropped
 
 
 _MIDDLE = struct.Struct(">IqH")  # type, timestamp, attempts: the same for a batch of new messages
