@@ -34,13 +34,8 @@ from nsqtools.forward.nsq_sink import NsqSink, outcome_of
 from nsqtools.forward.parcel import Counters, Fate, Parcel
 from nsqtools.protocol.commands import mpub_size
 from nsqtools.protocol.requests import BodiesReader
-from nsqtools.publish.publisher import (
-    PublishBatch,
-    Publisher,
-    PublishOptions,
-    PublishOutcome,
-    outcome_of,
-)
+from nsqtools.publish import publisher as publishing
+from nsqtools.publish.publisher import PublishBatch, Publisher, PublishOptions, PublishOutcome
 from nsqtools.testing import fake_batch
 
 # what is answered later is unknown, which is true
@@ -189,7 +184,7 @@ def test_jobs_tell_the_truth(steps: list[Step], then_gone: bool, retry_unknown: 
         for batch in ended:
             failures = batch.failures()
             for place, body in enumerate(batch.bodies):
-                match outcome_of(failures.get(place)):
+                match publishing.outcome_of(failures.get(place)):
                     case PublishOutcome.CONFIRMED:
                         assert body in stored, "confirmed, and not there"
                     case PublishOutcome.UNSENT | PublishOutcome.REJECTED as outcome:
