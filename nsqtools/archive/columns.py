@@ -77,7 +77,8 @@ def fast_columns(
     if not (_begin_with(BEGINNING, text, lines) and text.endswith(b"\n")):
         return None
     keys = {key for name, some in KEYS_OF.items() if name in wanted for key in some}
-    same = _same_in_all(text, lines) if len(keys) < len(_JSON) else {}
+    is_part = len(keys) < len(_JSON)
+    same = _same_in_all(text, lines) if is_part and keys & {"topic", "nsqd"} else {}
     read: Columns | None = {name: same[name] for name in keys & same.keys()}
     if keys := keys - same.keys():
         parsed = _parsed(text, lines, keys) if len(text) < LONGEST_BLOCK else None
