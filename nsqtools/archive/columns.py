@@ -77,11 +77,9 @@ def fast_columns(
     if not (_begin_with(BEGINNING, text, lines) and text.endswith(b"\n")):
         return None
     keys = {key for name, some in KEYS_OF.items() if name in wanted for key in some}
-    same = _same_in_all(text, lines) if len(keys) < len(_JSON) else {}
-    read: Columns | None = {name: same[name] for name in keys & same.keys()}
-    if keys := keys - same.keys():
-        parsed = _parsed(text, lines, keys) if len(text) < LONGEST_BLOCK else None
-        read = None if parsed is None or read is None else read | parsed
+    read: Columns | None = _same_in_all(text, lines, keys) if keys <= {"topic", "nsqd"} else None
+    if read is None:
+        read = _parsed(text, lines, keys) if len(text) < LONGEST_BLOCK else None
     return None if read is None or not _is_right(read) else _wanted(read, kind)
 
 
@@ -90,16 +88,16 @@ def _begin_with(beginning: bytes, text: bytes, lines: int) -> bool:
     return text.startswith(beginning) and text.count(b"\n" + beginning) == lines - 1
 
 
-def _same_in_all(text: bytes, lines: int) -> Columns:
-    """The columns of topic and nsqd where all lines have the same: most files have one topic."""
+def _same_in_all(text: bytes, lines: int, keys: Collection[str]) -> Columns | None:
+    """The columns of topic and nsqd if all lines have the same: most files have one topic."""
     first = ORIGIN.match(text)
     if first is None or not _begin_with(first[0], text, lines):
-        return {}
+        return None
     try:
         values = {"topic": first[1].decode(), "nsqd": first[2].decode()}
     except UnicodeDecodeError:
-        return {}
-    return {name: pyarrow.repeat(value, lines) for name, value in values.items()}
+        return None
+    return {name: pyarrow.repeat(values[name], lines) for name in keys}
 
 
 KEYS_OF = {
