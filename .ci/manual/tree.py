@@ -19,7 +19,6 @@ from nsqtools.cli.parsing.help import (
     group_page,
     metavar,
     notes,
-    raw_parts,
     root_page,
 )
 from nsqtools.cli.registry import ROOT_OPTIONS, Command
@@ -155,11 +154,9 @@ def _argument(argument: Any) -> Argument:
 
 
 def _raw_command(entry: Command, words: tuple[str, ...]) -> Page:
-    """A command that reads its arguments itself."""
-    page, flags = raw_parts(entry)
-    arguments = tuple(Argument(*row) for row in page.sections.get("Arguments", ()))
-    if flags is None:
-        return Page(words, entry.help, page, (HELP_OPTION,), arguments, is_raw=True)
+    """A daemon, which reads its arguments itself."""
+    daemon: Any = entry.load()
+    page, flags = daemon.page(), daemon.flags()
     texts = [text for _, text in page.sections["Flags"]]
     options = tuple(map(_flag, flags.items(), texts))
     return Page(words, entry.help, page, options, is_raw=True, has_go_flags=True)

@@ -77,9 +77,10 @@ def fast_columns(
     if not (_begin_with(BEGINNING, text, lines) and text.endswith(b"\n")):
         return None
     keys = {key for name, some in KEYS_OF.items() if name in wanted for key in some}
-    read: Columns | None = _same_in_all(text, lines, keys) if keys <= {"topic", "nsqd"} else None
-    if read is None:
-        read = _parsed(text, lines, keys) if len(text) < LONGEST_BLOCK else None
+    read: Columns | None = {}
+    if keys:
+        same = _same_in_all(text, lines, keys) if keys <= {"topic", "nsqd"} else None
+        read = same or _parsed(text, lines, keys)
     return None if read is None or not _is_right(read) else _wanted(read, kind)
 
 
@@ -111,6 +112,8 @@ _JSON |= {"ts": pyarrow.int64(), "attempts": pyarrow.int32()}
 
 
 def _parsed(text: bytes, lines: int, keys: Collection[str]) -> Columns | None:
+    if len(text) >= LONGEST_BLOCK:
+        return None
     schema = pyarrow.schema([(name, _JSON[name]) for name in _JSON if name in keys])
     others = "error" if len(keys) == len(_JSON) else "ignore"
     if (table := read_json(text, lines, schema, others)) is None:

@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
 from datetime import UTC, datetime, tzinfo
 from pathlib import Path
+from typing import Annotated
 
 from nsqtools.archive.journal import Journal, TopicLock
 from nsqtools.archive.layout import index_of, part_of
@@ -313,15 +314,14 @@ class WriteFailed(OutputError):
 
 @dataclass(slots=True)
 class ArchiveTotals:
-    """Counts of a topic since the start. ``bytes`` are of finished flushes, as on disk."""
+    """Counts of a topic since the start, as ``--json`` has them."""
 
     messages: int = 0
-    bytes: int = 0
-    files: int = 0
-    already_written: int = 0
-    failures: int = 0
-    ambiguous: int = 0
-    """Bodies with the delimiter inside, in raw files: where they end is lost."""
+    bytes: Annotated[int, "As on disk, of finished flushes."] = 0
+    files: Annotated[int, "Files finished."] = 0
+    already_written: Annotated[int, "Messages that came again and had been written."] = 0
+    failures: Annotated[int, "Writes that failed and were tried again."] = 0
+    ambiguous: Annotated[int, "Bodies in raw files that contain the delimiter."] = 0
 
     def __add__(self, other: ArchiveTotals) -> ArchiveTotals:
         return ArchiveTotals(*map(operator.add, astuple(self), astuple(other)))

@@ -245,10 +245,11 @@ class Bench:
         before, since = -1, time.monotonic()
         while not self._interrupted and time.monotonic() - since < STALLED_S:
             self._look()
+            answers, _ = cluster.ask_nsqds(lambda nsqd: nsqd.stats(self.topic, self.channel))
             queued = sum(
                 channel.depth
-                for node in cluster.stats(self.topic, self.channel).nodes
-                for topic in node.stats.topics or ()
+                for stats in answers.values()
+                for topic in stats.topics or ()
                 for channel in topic.channels
             )
             if queued >= total:

@@ -1,7 +1,7 @@
 """The entry of ``nsq``: answer at once what needs no command, run the rest, map every end.
 
-``nsq``, ``nsq --help`` and ``nsq --version`` are answered from the registry before typer is
-imported. Everything else goes to `app`. However a command ends - a result, one of our errors, a
+``nsq``, ``nsq --help``, ``nsq --version`` and ``nsq completion`` are answered here, before typer
+is imported. Everything else goes to `app`. However a command ends - a result, one of our errors, a
 usage error, a signal, a closed pipe, a bug - becomes an exit status here and nowhere else.
 """
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 UTILITIES = ("nsq_stat", "nsq_tail", "nsq_to_file", "nsq_to_http", "nsq_to_nsq", "to_nsq")
 """Names of NSQ's Go utilities: called by one of them, we take its flags (`commands.compat`)."""
+
+SCRIPTS = {"bash": "nsq.bash", "zsh": "_nsq", "fish": "nsq.fish"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,7 +62,26 @@ def quick_answer(arguments: Sequence[str]) -> str | None:
         from nsqtools.cli.parsing.help import rendered_for_stdout, root_page
 
         return rendered_for_stdout(root_page())
+    if first == "completion" and len(arguments) == 2 and arguments[1] in SCRIPTS:
+        return completion_script(arguments[1])
     return None
+
+
+def completion_script(shell: str) -> str:
+    """Read a script: the package's own, or in a checkout that of the top directory."""
+    package = os.path.dirname(__file__)
+    for directory in (package, os.path.dirname(os.path.dirname(package))):
+        try:
+            path = os.path.join(directory, "completions", SCRIPTS[shell])
+            with open(path, encoding="utf-8") as file:
+                return file.read()
+        except FileNotFoundError:
+            continue
+    from nsqtools.errors import NsqError
+
+    raise NsqError(
+        f"the script for {shell} is missing from {package}", hint="Install nsqtools again."
+    )
 
 
 def _run(arguments: Sequence[str], program: str = "nsq") -> int:

@@ -169,8 +169,8 @@ Settings
     $ nsq config use staging
     $ nsq config set log_level debug
   schema schema:schema Print the JSON Schema of what a command prints with --json.
-  compat compat:compat raw Use the names and flags of NSQ's Go utilities with this program.
-  completion completion:completion raw Print the completion script for bash, zsh or fish.
+  compat shells:compat Use the names and flags of NSQ's Go utilities with this program.
+  completion shells:completion Print the completion script for bash, zsh or fish.
 Spark
   spark Run archives and topics through Spark.
     ingest spark_ingest:ingest Stream topics or an archive into Parquet by topic and date, each message once.

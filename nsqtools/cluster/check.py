@@ -252,7 +252,7 @@ def bundle_documents(cluster: Cluster, verdict: Verdict) -> Iterator[tuple[str, 
     """Yield (name, document): what every daemon says of itself, without secrets."""
     questions = {
         "info": NsqdHTTPClient.info,
-        "stats": lambda client: client.stats(clients=True, memory=True),
+        "stats": lambda client: client.decode_stats(client.ask_stats(clients=True, memory=True)),
     }
     for name, question in questions.items():
         answers, failures = cluster.ask_nsqds(question, required=False)

@@ -1,9 +1,9 @@
 """A cluster as one thing to ask: some nsqd, and the nsqd that some nsqlookupd announce.
 
     with open_cluster(settings) as cluster:
-        stats = cluster.stats()
-        stats.nodes         what each nsqd that answered says
-        stats.failures      who did not answer, and why
+        answers, failures = cluster.ask_nsqds(NsqdHTTPClient.stats)
+        answers             what each nsqd that answered says, by address
+        failures            who did not answer, and why
 
 All are asked at the same time, and a dead one costs the others nothing but its timeout; it is named
 and left out, and not asked the next question before as much time has passed. Only when none answers
@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 
 from nsqtools.client.connection import http_access
 from nsqtools.client.connection_settings import ConnectionSettings
-from nsqtools.errors import ConfigurationError, ConnectionFailed, NsqError
+from nsqtools.errors import ConfigurationError, ConnectionFailed, NotFoundError, NsqError
 from nsqtools.http.http_api import (
     HTTPAccess,
     KnownNode,
@@ -43,7 +43,6 @@ from nsqtools.protocol.names import (
     parse_address,
     shown_url,
 )
-from nsqtools.protocol.stats import NsqdStats, read_stats
 
 HTTP_PORT_OFFSET = 1  # nsqd listens on 4150 and 4151 unless configured otherwise
 SILENT_MARGIN_S = 0.05  # a socket's time may be over a moment before that of the question
@@ -68,21 +67,6 @@ class DaemonFailure(NamedTuple):
     error: NsqError
 
 
-class NodeReport(NamedTuple):
-    """What one nsqd says. ``at_s`` is the moment of its answer on the monotonic clock."""
-
-    address: str
-    at_s: float
-    stats: NsqdStats
-
-
-class ClusterStats(NamedTuple):
-    """The statistics of every nsqd that answered, and who did not."""
-
-    nodes: tuple[NodeReport, ...]
-    failures: tuple[DaemonFailure, ...]
-
-
 Nsqds = Mapping[str, NsqdHTTPClient]
 """Those to ask, by HTTP ``host:port``."""
 Answers = tuple[dict[str, R], list[DaemonFailure]]
@@ -98,6 +82,24 @@ def open_cluster(settings: ConnectionSettings, **defaults: Any) -> Cluster:
     options = settings.client_options(**defaults)
     access = http_access(options, (*lookupds, *nsqds), settings.address_map)
     return Cluster(ClusterAddresses(nsqds, lookupds, settings.nsqd_tcp_addresses), access)
+
+
+def nsqd_addresses(settings: ConnectionSettings) -> tuple[str, ...]:
+    """Return where the nsqd take TCP connections: those given, and those that nsqlookupd know now.
+
+    Raises the error when no nsqlookupd answers, and `NotFoundError` when none knows an nsqd.
+    """
+    if not settings.lookupd_http_addresses:
+        return settings.nsqd_tcp_addresses
+    with open_cluster(settings) as cluster:
+        answers, failures = cluster.known_nodes()
+    if failures and not answers:
+        raise failures[0].error
+    known = {each.node.tcp for nodes in answers.values() for each in nodes}
+    found = {*settings.nsqd_tcp_addresses, *map(str, map(cluster.reachable, known))}
+    if not found:
+        raise NotFoundError(f"{', '.join(settings.lookupd_http_addresses)} know no nsqd")
+    return tuple(sorted(found))
 
 
 class Cluster:
@@ -180,29 +182,6 @@ class Cluster:
         self.names |= found
         return {address: self.nsqd(address) for address in found}, impostors
 
-    def stats(
-        self,
-        topic: str = "",
-        channel: str = "",
-        *,
-        clients: bool = False,
-        required: bool = True,
-        nsqds: Nsqds | None = None,
-    ) -> ClusterStats:
-        """Take the statistics of every nsqd, or of ``nsqds`` where they are known already.
-
-        Raises the first failure when no daemon answers, unless an answer is not ``required``.
-        """
-
-        def ask(client: NsqdHTTPClient) -> tuple[float, NsqdStats]:
-            began_s = time.monotonic()
-            answer = client.stats(topic, channel, clients=clients)
-            return (began_s + time.monotonic()) / 2, read_stats(answer)
-
-        answers, failures = self.ask_nsqds(ask, required=required, nsqds=nsqds)
-        nodes = (NodeReport(address, *answer) for address, answer in answers.items())
-        return ClusterStats(tuple(nodes), tuple(failures))
-
     def ask_nsqds(
         self,
         question: Callable[[NsqdHTTPClient], R],
@@ -210,7 +189,10 @@ class Cluster:
         required: bool = True,
         nsqds: Nsqds | None = None,
     ) -> Answers[R]:
-        """Put one question to every nsqd, or to ``nsqds``. Raises as `stats` does."""
+        """Put one question to every nsqd, or to ``nsqds`` where they are known already.
+
+        Raises the first failure when no daemon answers, unless an answer is not ``required``.
+        """
         failures: list[DaemonFailure] = []
         if not nsqds:
             nsqds, failures = self.nsqds()

@@ -23,7 +23,7 @@ from nsqtools.cluster.inventory import messages_of
 from nsqtools.errors import ConfigurationError, HTTPError, NsqError
 from nsqtools.http.http_api import NsqdHTTPClient
 from nsqtools.protocol.names import Address, is_ephemeral
-from nsqtools.protocol.stats import TopicStats, read_stats
+from nsqtools.protocol.stats import TopicStats
 from nsqtools.protocol.text import counted
 
 log = logging.getLogger("nsqtools")
@@ -125,7 +125,7 @@ class Drain:
         """Look at both nsqd and decide. Raises `ConfigurationError` when they are the same one."""
         if self._source.info() == self._target.info():  # an address may have several names
             raise ConfigurationError("an nsqd cannot be drained into itself")
-        source, target = (read_stats(each.stats()) for each in (self._source, self._target))
+        source, target = (each.stats() for each in (self._source, self._target))
         return plan_moves(source.topics or (), target.topics or ())
 
     def run(self, plan: DrainPlan) -> int:
@@ -137,7 +137,7 @@ class Drain:
         with Producer(tcp_address(self._target), self._options) as producer:
             for move in plan.moves:
                 self._move(move, producer)
-        stats = read_stats(self._source.stats())
+        stats = self._source.stats()
         return sum(
             topic.depth + sum(map(messages_of, topic.channels)) for topic in stats.topics or ()
         )
@@ -158,7 +158,7 @@ class Drain:
         try:
             # what is published from here on stays in it; it may be paused where this fails, too
             self._source.administer("pause", topic)
-            topics = read_stats(self._source.stats(topic)).topics or ()
+            topics = self._source.stats(topic).topics or ()
             if not any(messages_of(channel) for each in topics for channel in each.channels):
                 self._source.administer("delete", topic, DRAIN_CHANNEL)
         finally:
@@ -191,7 +191,7 @@ class Drain:
 
     def _waits(self, topic: str, channel: str) -> bool:
         """Tell whether there is something to deliver: a busy nsqd is silent, too."""
-        topics = read_stats(self._source.stats(topic, channel)).topics or ()
+        topics = self._source.stats(topic, channel).topics or ()
         return any(
             not each.paused and (each.depth or any(c.depth and not c.paused for c in each.channels))
             for each in topics

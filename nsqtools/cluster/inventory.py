@@ -15,7 +15,7 @@ from nsqtools.cluster.directory import Answers, Cluster, DaemonFailure, Nsqds, e
 from nsqtools.cluster.topics import all_of, missing
 from nsqtools.errors import ConfigurationError
 from nsqtools.http.http_api import HTTPAPI, NsqdHTTPClient, NsqlookupdHTTPClient
-from nsqtools.protocol.stats import ChannelStats, TopicStats, read_stats
+from nsqtools.protocol.stats import ChannelStats, TopicStats
 
 AT_ONCE = 10
 """Topics, in the time of one question."""
@@ -64,7 +64,7 @@ class Inventory(NamedTuple):
 def take_inventory(cluster: Cluster) -> Inventory:
     """Ask all daemons. Raises the first failure when none answers."""
     answers, failures = cluster.ask_nsqds(
-        lambda client: read_stats(client.stats(clients=True)).topics or (), required=False
+        lambda client: client.stats(clients=True).topics or (), required=False
     )
     silent = {failure.address for failure in failures}
     alive = {name: each for name, each in cluster.lookupds.items() if name not in silent}
@@ -179,7 +179,7 @@ def list_nodes(
         info = client.info()
         client.ping()
         if not cluster.lookupds:
-            info["topics"] = len(read_stats(client.stats()).topics or ())
+            info["topics"] = len(client.stats().topics or ())
         return info
 
     answers, failed = cluster.ask(nsqds, ask)

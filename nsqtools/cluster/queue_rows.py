@@ -24,11 +24,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
-from nsqtools.cluster.directory import NodeReport
 from nsqtools.protocol.stats import ChannelStats, ClientStats, LatencyStats, NsqdStats, TopicStats
 
 Key = tuple[str, str, str]
 ConsumerKey = tuple[str, str, str, str]
+
+
+class NodeReport(NamedTuple):
+    """What one nsqd says. ``at_s`` is the moment of its answer on the monotonic clock."""
+
+    address: str
+    at_s: float
+    stats: NsqdStats
 
 
 # Not frozen, though none is changed: thousands are made at a time, and a frozen one takes three
@@ -334,16 +341,16 @@ class ConsumerRow:
         return [name for name, is_set in named.items() if is_set]
 
 
-def consumers_of(node: str, stats: NsqdStats) -> Iterator[ConsumerRow]:
+def consumers_of(report: NodeReport) -> Iterator[ConsumerRow]:
     """Every consumer of every channel of an nsqd, where they were asked for."""
-    for topic in stats.topics or ():
+    for topic in report.stats.topics or ():
         for channel in topic.channels:
             for client in channel.clients or ():
-                yield ConsumerRow(node, topic.topic_name, channel.channel_name, client)
+                yield ConsumerRow(report.address, topic.topic_name, channel.channel_name, client)
 
 
 class ConsumerMeter:
-    """Turns successive statistics of one nsqd into consumers with rates.
+    """Turns successive statistics of one nsqd, or of the same ones, into consumers with rates.
 
     Between answers less than ``least_s`` apart the rates stay as they were: the moment of an answer
     is not known exactly enough.
@@ -353,10 +360,11 @@ class ConsumerMeter:
         self._least_s = least_s
         self._before: dict[ConsumerKey, tuple[float, ConsumerRow]] = {}
 
-    def measure(self, node: str, at_s: float, stats: NsqdStats) -> list[ConsumerRow]:
+    def measure(self, *reports: NodeReport) -> list[ConsumerRow]:
         """Return the consumers; those that were there before have rates."""
-        rows, seen = [*consumers_of(node, stats)], {}
-        for row in rows:
+        rows = [(each.at_s, row) for each in reports for row in consumers_of(each)]
+        seen = {}
+        for at_s, row in rows:
             seen[row.id] = at_s, row
             before_s, before = self._before.get(row.id, (0.0, row))
             if before is row or before.client.connect_ts != row.client.connect_ts:
@@ -371,4 +379,4 @@ class ConsumerMeter:
                 row.finish = max(0, finished) / elapsed_s
                 row.requeue = max(0, requeued) / elapsed_s
         self._before = seen
-        return rows
+        return [row for _, row in rows]

@@ -28,12 +28,19 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from nsqtools.cluster.directory import MAX_WORKERS, Cluster, DaemonFailure, NodeReport, Nsqds
-from nsqtools.cluster.queue_rows import ConsumerMeter, ConsumerRow, QueueRow, RateMeter, SumReader
+from nsqtools.cluster.directory import MAX_WORKERS, Cluster, DaemonFailure, Nsqds
+from nsqtools.cluster.queue_rows import (
+    ConsumerMeter,
+    ConsumerRow,
+    NodeReport,
+    QueueRow,
+    RateMeter,
+    SumReader,
+)
 from nsqtools.cluster.topics import all_of, is_pattern, matches, on_no_nsqd, select
 from nsqtools.errors import DeadlineExceeded, NotFoundError, NsqError, ProtocolError
 from nsqtools.http.http_api import MAX_NODES, NsqdHTTPClient, NsqlookupdHTTPClient
-from nsqtools.protocol.stats import StatsReader, read_stats
+from nsqtools.protocol.stats import StatsReader
 
 COUNTED_S = 5.0
 LOOKUP_S = 5.0
@@ -380,8 +387,8 @@ class Sampler:
             measured = node.meter.measure(report)
             consumers = []
             if question.consumers:
-                stats = report.stats if scoped is None else read_stats(scoped)
-                consumers = node.consumer_meter.measure(report.address, at_s, stats)
+                asked = report if scoped is None else report._replace(stats=scoped)
+                consumers = node.consumer_meter.measure(asked)
         with self._changed:
             node.report, node.measured, node.entries = report, measured, entries
             node.consumers, node.consumers_of = consumers, question

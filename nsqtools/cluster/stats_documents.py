@@ -14,8 +14,12 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from nsqtools.cluster.directory import NodeReport
-from nsqtools.cluster.queue_rows import QueueRow, channel_row, consumers_of, rows_of_topic
+from nsqtools.cluster.queue_rows import (
+    NodeReport,
+    QueueRow,
+    channel_row,
+    rows_of_topic,
+)
 from nsqtools.cluster.sampling import Sample
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.stats import ChannelStats, ClientStats, TopicStats
@@ -112,16 +116,14 @@ CONSUMER_NUMBERS = {
 }
 
 
-def client_documents(
-    reports: Iterable[NodeReport], rows: Iterable[QueueRow]
-) -> list[dict[str, Any]]:
+def client_documents(sample: Sample, rows: Iterable[QueueRow]) -> list[dict[str, Any]]:
     """Return every consumer of the channels among ``rows``, with its channel and nsqd."""
     shown = {(row.topic, row.channel) for row in rows}
     return [
         {name: getattr(row, name) for name in ("topic", "channel", "node")}
         | consumer_document(row.client)
-        for report in reports
-        for row in consumers_of(report.address, report.stats)
+        for node in sample.nodes
+        for row in node.consumers
         if (row.topic, row.channel) in shown
     ]
 

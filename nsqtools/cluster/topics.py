@@ -49,7 +49,7 @@ from nsqtools.cluster.directory import Cluster, DaemonFailure, open_cluster
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.http.http_api import NsqdHTTPClient, NsqlookupdHTTPClient
 from nsqtools.protocol.names import Address, is_ephemeral
-from nsqtools.protocol.stats import TopicStats, read_stats
+from nsqtools.protocol.stats import TopicStats
 
 
 @dataclass(slots=True)
@@ -116,16 +116,16 @@ def inspect_topic(cluster: Cluster, topic: str, newcomer: Address | None = None)
             report.backlog += stats.depth
     if not report.exists:
         listed, _ = cluster.ask(cluster.lookupds, NsqlookupdHTTPClient.topics)
-        named, _ = cluster.ask(nsqds, _topics_on)
+        named, _ = cluster.ask(nsqds, topics_on)
         report.known_topics = all_of(listed) | all_of(named)
     return report
 
 
 def _topics(nsqd: NsqdHTTPClient, topic: str = "") -> tuple[TopicStats, ...]:
-    return read_stats(nsqd.stats(topic)).topics or ()
+    return nsqd.stats(topic).topics or ()
 
 
-def _topics_on(nsqd: NsqdHTTPClient) -> list[str]:
+def topics_on(nsqd: NsqdHTTPClient) -> list[str]:
     return [each.topic_name for each in _topics(nsqd)]
 
 
@@ -203,7 +203,7 @@ def named_topics(cluster: Cluster) -> tuple[set[str], list[DaemonFailure]]:
     """
     answers, failures = cluster.ask(cluster.lookupds, NsqlookupdHTTPClient.topics)
     nsqds, impostors = cluster.nsqds_among()
-    stats, failed = cluster.ask(nsqds, _topics_on)
+    stats, failed = cluster.ask(nsqds, topics_on)
     failures += [*impostors, *failed]
     if failures and not answers and not stats:
         raise failures[0].error
@@ -483,7 +483,7 @@ class Deletions:
         """
         try:
             with open_cluster(self._connection) as cluster:
-                answers, failures = cluster.ask_nsqds(_topics_on, required=False)
+                answers, failures = cluster.ask_nsqds(topics_on, required=False)
         except (NsqError, OSError) as exc:
             self._troubles.has("", f"cannot ask which topics there are: {exc}; trying again")
             return set(), False

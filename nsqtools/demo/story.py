@@ -13,21 +13,18 @@ import os
 import random
 import re
 import shlex
-import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple, Self, TextIO
+from typing import NamedTuple, TextIO
 
 from nsqtools.errors import NsqError
 from nsqtools.server.embedded import EmbeddedNsqd, EmbeddedNsqlookupd
 
 TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 5.0
 
 THEIRS = "NSQ_"  # what the user has set
 
@@ -36,10 +33,6 @@ OWN_DIRECTORIES = ("TMPDIR", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOM
 
 class DemoFailed(NsqError):
     """A step of the demonstration did not end as it should."""
-
-
-class DemoStopped(NsqError):
-    """The demonstration was stopped in the middle."""
 
 
 class Ended(NamedTuple):
@@ -53,52 +46,35 @@ class Ended(NamedTuple):
         return self.out.splitlines()
 
 
+@contextmanager
+def demo_stage(environ: Mapping[str, str]) -> Iterator[DemoStage]:
+    """Daemons and a directory; everything is gone when it is left."""
+    with (
+        TemporaryDirectory(prefix="nsq-demo-", ignore_cleanup_errors=True) as directory,
+        EmbeddedNsqlookupd() as lookupd,
+        EmbeddedNsqd(lookupd_tcp_address=(lookupd.tcp_address,)) as nsqd,
+    ):
+        yield DemoStage(Path(directory), lookupd, nsqd, environ)
+
+
 class DemoStage:
-    """Set up by entering it; everything is gone when it is left.
+    """Where commands run: in ``directory``, beside the daemons."""
 
-    ``directory`` is where commands run. ``stop`` may be called from any thread: the command that
-    runs is ended, and `run` raises `DemoStopped`.
-    """
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self._given_environ = environ
-        self._resources = ExitStack()
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._is_stopped = False
-
-    def __enter__(self) -> Self:
-        with ExitStack() as undo:
-            directory = TemporaryDirectory(prefix="nsq-demo-", ignore_cleanup_errors=True)
-            self.directory = Path(undo.enter_context(directory))
-            self.lookupd = undo.enter_context(EmbeddedNsqlookupd())
-            nsqd = EmbeddedNsqd(lookupd_tcp_address=(self.lookupd.tcp_address,))
-            self.nsqd = undo.enter_context(nsqd)
-            self._resources = undo.pop_all()
-        self._environ = self._environment()
+    def __init__(
+        self,
+        directory: Path,
+        lookupd: EmbeddedNsqlookupd,
+        nsqd: EmbeddedNsqd,
+        environ: Mapping[str, str],
+    ) -> None:
+        self.directory, self.lookupd, self.nsqd = directory, lookupd, nsqd
+        self._environ = self._environment(environ)
         self._usual = {
-            self.lookupd.tcp_address: "127.0.0.1:4160",
-            self.lookupd.http_address: "127.0.0.1:4161",
-            self.nsqd.tcp_address: "127.0.0.1:4150",
-            self.nsqd.http_address: "127.0.0.1:4151",
+            lookupd.tcp_address: "127.0.0.1:4160",
+            lookupd.http_address: "127.0.0.1:4161",
+            nsqd.tcp_address: "127.0.0.1:4150",
+            nsqd.http_address: "127.0.0.1:4151",
         }
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._resources.close()
-
-    def stop(self) -> None:
-        """End what runs, and let nothing more begin. Returns when it has ended."""
-        with self._lock:
-            self._is_stopped = True
-            process = self._process
-            if process is None:
-                return
-            process.terminate()
-        try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            end_group(process.pid)
 
     def shown(self, *arguments: str) -> str:
         """The command line as a person would type it where the daemons have the usual ports."""
@@ -106,41 +82,30 @@ class DemoStage:
         return f"nsq {shlex.join(words)}"
 
     def run(self, *arguments: str) -> Ended:
-        """Run ``nsq`` to its end.
+        """Run ``nsq`` to its end; an exception that a signal raises here ends it.
 
-        Raises `DemoFailed` when it fails or takes too long, `DemoStopped` when it was stopped.
+        Raises `DemoFailed` when it fails or takes too long.
         """
         failed = f"the demonstration failed: {self.shown(*arguments)}"
-        with self._lock:
-            if self._is_stopped:
-                raise DemoStopped("the demonstration was stopped")
-            self._process = process = subprocess.Popen(
+        try:
+            ended = subprocess.run(
                 [sys.executable, "-P", "-m", "nsqtools", *arguments],
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                capture_output=True,
+                timeout=TIMEOUT_S,
                 cwd=self.directory,
                 env=self._environ,
                 start_new_session=True,  # ^C is for us, who then end it
             )
-        try:
-            out, err = process.communicate(timeout=TIMEOUT_S)
         except subprocess.TimeoutExpired:
             raise DemoFailed(f"{failed} took over {TIMEOUT_S:g} s") from None
-        finally:
-            end_group(process.pid)
-            process.communicate()
-            with self._lock:
-                self._process = None
-        if self._is_stopped:
-            raise DemoStopped("the demonstration was stopped")
-        said = err.decode(errors="replace")
-        if process.returncode != 0:
-            raise DemoFailed(f"{failed} ended with status {process.returncode}: {said.strip()}")
-        return Ended(out, said)
+        said = ended.stderr.decode(errors="replace")
+        if ended.returncode != 0:
+            raise DemoFailed(f"{failed} ended with status {ended.returncode}: {said.strip()}")
+        return Ended(ended.stdout, said)
 
-    def _environment(self) -> dict[str, str]:
-        environ = {k: v for k, v in self._given_environ.items() if not k.startswith(THEIRS)}
+    def _environment(self, given: Mapping[str, str]) -> dict[str, str]:
+        environ = {k: v for k, v in given.items() if not k.startswith(THEIRS)}
         for name in OWN_DIRECTORIES:
             environ[name] = str(self.directory / f".{name.lower()}")
             os.mkdir(environ[name])
@@ -151,12 +116,6 @@ class DemoStage:
             "NSQ_NSQD_TCP_ADDRESS": self.nsqd.tcp_address,
             "NSQ_NSQD_HTTP_ADDRESS": self.nsqd.http_address,
         }
-
-
-def end_group(pid: int) -> None:
-    """Kill what is left of a process and of those it has started."""
-    with suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
 
 
 PAGES = {"/": 30, "/docs": 22, "/docs/install": 12, "/pricing": 12, "/blog/2026/queues": 10}
@@ -188,8 +147,7 @@ SLICE = '"page": "/cart"'
 
 
 class Story:
-    """The steps, on a stage, each written as soon as it is known. Raises `DemoFailed` and
-    `DemoStopped`."""
+    """The steps, on a stage, each written as soon as it is known. Raises `DemoFailed`."""
 
     def __init__(self, stage: DemoStage, stdout: TextIO) -> None:
         self._stage = stage
@@ -217,7 +175,7 @@ class Story:
         return [self._stage.run(*words) for words in commands]
 
     def run(self) -> None:
-        """Everything but Spark."""
+        """All of them."""
         stage, clicks = self._stage, self._clicks
         register = ("nsqd", "--lookupd-tcp-address", stage.lookupd.tcp_address)
         self.announce(

@@ -211,19 +211,8 @@ class HttpSink:
 
     def parts(self, parcel: Parcel) -> list[Parcel]:
         """A part for each message, or for each batch."""
-        return [part for alike in self._partial.alike(parcel) for part in self._sized(alike)]
-
-    def _sized(self, parcel: Parcel) -> list[Parcel]:
-        most = self._settings.batch_count
-        if len(parcel) <= most and parcel.size <= self._settings.batch_bytes:
-            return [parcel]
-        parts, begin, size = [], 0, 0
-        for at, body in enumerate(parcel.bodies):
-            if at > begin and (at - begin == most or size + len(body) > self._settings.batch_bytes):
-                parts.append(parcel.part(begin, at))
-                begin, size = at, 0
-            size += len(body)
-        return [*parts, parcel.part(begin, len(parcel))]
+        most = self._settings.batch_count, self._settings.batch_bytes
+        return [part for alike in self._partial.alike(parcel) for part in alike.sized(*most)]
 
     def submit(self, parcel: Parcel, report: Report) -> None:
         """Send one part."""

@@ -31,11 +31,10 @@ from nsqtools import __version__
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.outcomes import is_stored_in_part, may_split
 from nsqtools.client.producer import Producer
-from nsqtools.cluster.directory import Cluster, open_cluster
-from nsqtools.cluster.queue_rows import consumers_of
+from nsqtools.cluster.directory import Cluster, nsqd_addresses, open_cluster
+from nsqtools.cluster.queue_rows import NodeReport, consumers_of
 from nsqtools.errors import (
     ConfigurationError,
-    NotFoundError,
     NsqError,
     PublishError,
     PublishInvalid,
@@ -46,7 +45,6 @@ from nsqtools.forward.parcel import DELIVERED, Fate, Outcome, Parcel, Report, ch
 from nsqtools.http.http_api import NsqdHTTPClient
 from nsqtools.protocol.commands import SIZE_BYTES, mpub_size
 from nsqtools.protocol.names import check_topic
-from nsqtools.protocol.stats import read_stats
 
 log = logging.getLogger("nsqtools")
 
@@ -55,32 +53,12 @@ MAX_MESSAGES = 1000  # in one MPUB
 T = TypeVar("T")
 
 
-def nsqd_of(destination: ConnectionSettings) -> tuple[str, ...]:
-    """Return the nsqd of a destination: those given, and those that its nsqlookupd know now.
-
-    Raises the error when no nsqlookupd answers, and `NotFoundError` when none knows an nsqd.
-    """
-    if not destination.lookupd_http_addresses:
-        return destination.nsqd_tcp_addresses
-    found = set(destination.nsqd_tcp_addresses)
-    with open_cluster(destination) as cluster:
-        answers, failures = cluster.known_nodes()
-        if failures and not answers:
-            raise failures[0].error
-        for nodes in answers.values():
-            places = [known.node.tcp for known in nodes if known.node.tcp is not None]
-            found.update(str(cluster.reachable(place)) for place in places)
-    if not found:
-        raise NotFoundError("the nsqlookupd of the destination know no nsqd")
-    return tuple(sorted(found))
-
-
 class NsqSink:
     """Publishes to one or several nsqd. ``key`` gives what ``hash`` goes by: a template's encoder.
 
     ``nsqds`` are those that there were at the start.
 
-    Raises as `nsqd_of` and `check_key`, and `ConfigurationError` for a bad address.
+    Raises as `nsqd_addresses` and `check_key`, and `ConfigurationError` for a bad address.
     """
 
     def __init__(
@@ -95,7 +73,7 @@ class NsqSink:
         self._options = options = destination.client_options(max_outstanding=100_000)
         self._key = key
         self._places: dict[Parcel, int] = {}  # of the parts, among the producers
-        self.nsqds = nsqd_of(destination)
+        self.nsqds = nsqd_addresses(destination)
         if self._key is not None:  # each begins with another one
             orders = [self.nsqds[at:] + self.nsqds[:at] for at in range(len(self.nsqds))]
             self._producers = [Producer(order, options) for order in orders]
@@ -111,7 +89,7 @@ class NsqSink:
         ]
 
     def parts(self, parcel: Parcel) -> list[Parcel]:
-        """One part for each nsqd and MPUB; a message above the limit is alone."""
+        """One part for each nsqd and MPUB."""
         if self._key is None or len(self._producers) == 1:
             return self._sized(parcel)
         by_place: dict[int, list[int]] = {}
@@ -127,15 +105,9 @@ class NsqSink:
         return parts
 
     def _sized(self, parcel: Parcel) -> list[Parcel]:
-        count, limit = len(parcel), self._options.publish_max_body_size
-        if count <= MAX_MESSAGES and mpub_size(()) + parcel.size + SIZE_BYTES * count <= limit:
-            if count == 1 or max(map(len, parcel.bodies)) <= self._options.publish_max_msg_size:
-                return [parcel]
-            return [parcel.part(at, at + 1) for at in range(count)]
-        middle = count // 2
-        if not middle:
-            return [parcel]
-        return [*self._sized(parcel.part(0, middle)), *self._sized(parcel.part(middle, count))]
+        return parcel.sized(
+            MAX_MESSAGES, self._options.publish_max_body_size - mpub_size(()), SIZE_BYTES
+        )
 
     def submit(self, parcel: Parcel, report: Report) -> None:
         """Publish one part."""
@@ -278,13 +250,13 @@ class LoopGuard:
             with open_cluster(self.source) as cluster:
                 self._sources = _by_name(cluster, lambda client: None)
             with open_cluster(self.destination) as cluster:
-                found = _by_name(cluster, lambda client: read_stats(client.stats(clients=True)))
+                found = _by_name(cluster, lambda client: client.stats(clients=True))
         except NsqError as exc:
             log.info("cannot check for loops: %s", exc)
             return
         self._places = tuple(found)
         for name, stats in found.items():
-            for row in consumers_of(name, stats):
+            for row in consumers_of(NodeReport(name, 0.0, stats)):
                 if edge := _EDGE.search(row.client.user_agent):
                     places = {(place, edge["topic"]) for place in edge["places"].split()}
                     self._edges.setdefault((name, row.topic), set()).update(places)

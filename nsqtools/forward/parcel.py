@@ -88,6 +88,19 @@ class Parcel:
         bodies = [self.bodies[place] for place in places]
         return Parcel(messages, bodies, self.topic, self.began_at)
 
+    def sized(self, most: int, most_bytes: int, extra: int = 0) -> list[Parcel]:
+        """Return it in parts of at most so many messages and bytes, ``extra`` for each message; a
+        body that is larger is alone."""
+        if len(self) <= most and self.size + extra * len(self) <= most_bytes:
+            return [self]
+        parts, begin, size = [], 0, 0
+        for at, body in enumerate(self.bodies):
+            if at > begin and (at - begin == most or size + len(body) + extra > most_bytes):
+                parts.append(self.part(begin, at))
+                begin, size = at, 0
+            size += len(body) + extra
+        return [*parts, self.part(begin, len(self))]
+
     def first_as_sent(self) -> MessageLike:
         """Return the first message with the body that is sent for it."""
         messages, message, body = self.messages, self.messages[0], self.bodies[0]

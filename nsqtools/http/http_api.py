@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     import ssl
 
     from nsqtools.http.exchange import HTTPAnswer
+    from nsqtools.protocol.stats import NsqdStats
 
 NSQ_V1 = "application/vnd.nsq; version=1.0"
 
@@ -168,7 +169,6 @@ class HTTPAPI:
         may_fail: bool = False,
     ) -> HTTPAnswer:
         """Ask. With ``may_fail`` any status is an answer, not only 2xx."""
-        import httpcore
         import httpx
 
         parts = urlsplit(url)
@@ -179,18 +179,18 @@ class HTTPAPI:
         url = urlunsplit((*parts[:2], path, query, ""))
         try:
             answer = self._exchanges.request(method, url, content, headers)
-        except (httpcore.TimeoutException, DeadlineExceeded) as exc:
+        except (httpx.TimeoutException, DeadlineExceeded) as exc:
             raise DeadlineExceeded(f"{self.url}: no answer in time") from exc
         except ProtocolError as exc:
             raise ProtocolError(f"{self.url}: {exc}", hint=exc.hint) from exc
         except (
             UnicodeError,
             httpx.InvalidURL,
-            httpcore.UnsupportedProtocol,
-            httpcore.LocalProtocolError,
+            httpx.UnsupportedProtocol,
+            httpx.LocalProtocolError,
         ) as exc:
             raise ConnectionFailed(f"{self.url}: {exc}", hint="Check the address.") from exc
-        except (httpcore.NetworkError, httpcore.ProtocolError, httpx.TransportError) as exc:
+        except httpx.TransportError as exc:
             raise self._map(exc) from exc
         if may_fail or 200 <= answer.status < 300:
             return answer
@@ -203,7 +203,6 @@ class HTTPAPI:
         )
 
     def _map(self, exc: Exception) -> NsqError:
-        import httpcore
         import httpx
 
         cause: BaseException = exc
@@ -215,11 +214,11 @@ class HTTPAPI:
                 f"{self.url}: {reason}",
                 hint="Set tls_root_ca_file (nsq: --tls-ca-file) to the CA of its certificate.",
             )
-        if isinstance(exc, httpcore.ConnectError):
+        if isinstance(exc, httpx.ConnectError):
             return ConnectionFailed(
                 f"cannot connect to {self.url} ({reason})", hint="Check the address and port."
             )
-        if isinstance(exc, httpcore.RemoteProtocolError | httpx.RemoteProtocolError):
+        if isinstance(exc, httpx.RemoteProtocolError):
             return ProtocolError(f"{self.url} does not speak HTTP ({reason})", hint=PORTS)
         return ConnectionFailed(f"{self.url}: {reason}")
 
@@ -278,12 +277,15 @@ class NsqdHTTPClient(HTTPAPI):
 
     def stats(
         self, topic: str = "", channel: str = "", *, clients: bool = False, memory: bool = False
-    ) -> dict[str, Any]:
-        """Return /stats as JSON, of one topic and channel or of all.
+    ) -> NsqdStats:
+        """Return /stats, of one topic and channel or of all.
 
         What is about clients and memory is left out unless asked for: it costs nsqd the most.
         """
-        return self.decode_stats(self.ask_stats(topic, channel, clients=clients, memory=memory))
+        from nsqtools.protocol.stats import read_stats
+
+        answer = self.ask_stats(topic, channel, clients=clients, memory=memory)
+        return read_stats(self.decode_stats(answer))
 
     def ask_stats(
         self, topic: str = "", channel: str = "", *, clients: bool = False, memory: bool = False

@@ -25,7 +25,7 @@ from nsqtools.errors import NotFoundError
 from nsqtools.http.http_api import NsqdHTTPClient
 from nsqtools.one_channel.channel_publisher import ChannelPublisher
 from nsqtools.protocol.names import is_ephemeral
-from nsqtools.protocol.stats import TopicStats, read_stats
+from nsqtools.protocol.stats import TopicStats
 
 _IDLE_S = 0.5
 
@@ -149,6 +149,4 @@ class ChannelDrain:
 
 
 def _topics(nsqd: NsqdHTTPClient) -> tuple[TopicStats, ...]:
-    return tuple(
-        each for each in read_stats(nsqd.stats()).topics or () if not is_ephemeral(each.topic_name)
-    )
+    return tuple(each for each in nsqd.stats().topics or () if not is_ephemeral(each.topic_name))

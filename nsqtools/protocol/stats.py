@@ -67,7 +67,7 @@ class ClientStats:
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object; auth and publishing fields are left out when empty."""
-        document = _document(self)
+        document = document_of(self)
         document["pub_counts"] = [{"topic": to, "count": count} for to, count in self.pub_counts]
         for name in ("authed", "auth_identity", "auth_identity_url", "pub_counts"):
             if not document[name]:
@@ -94,7 +94,7 @@ class ChannelStats:
 
     def encoded(self) -> Iterator[bytes]:
         """Yield the JSON object, a piece for each client."""
-        return _in_pieces(_document(self), clients=_clients(self.clients))
+        return _in_pieces(document_of(self), clients=_clients(self.clients))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ class TopicStats:
 
     def encoded(self) -> Iterator[bytes]:
         """Yield the JSON object in small pieces."""
-        return _in_pieces(_document(self), channels=(each.encoded() for each in self.channels))
+        return _in_pieces(document_of(self), channels=(each.encoded() for each in self.channels))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,14 +129,14 @@ class NsqdStats:
 
     def encoded(self) -> Iterator[bytes]:
         """Yield the JSON in small pieces: of thousands of topics it takes a while to make."""
-        document = _document(self)
+        document = document_of(self)
         if self.memory is None:
             del document["memory"]
         topics = None if self.topics is None else (each.encoded() for each in self.topics)
         return _in_pieces(document, topics=topics, producers=_clients(self.producers))
 
 
-def _document(stats: Any) -> dict[str, Any]:
+def document_of(stats: Any) -> dict[str, Any]:
     """Return the values of the fields; what is one of our objects as its own document."""
     document = {field.name: getattr(stats, field.name) for field in fields(stats)}
     if isinstance(latency := document.get("e2e_processing_latency"), LatencyStats):

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from nsqtools.client.connection_settings import PublishMode
 from nsqtools.client.options import ClientOptions
@@ -81,15 +82,14 @@ class PublishBatch:
 
 @dataclass(slots=True)
 class PublishCounts:
-    """Records by outcome; ``skipped`` are empty ones, which NSQ cannot carry, and
-    ``filtered`` those that were not selected."""
+    """Records by outcome, as ``--json`` has them."""
 
-    confirmed: int = 0
-    rejected: int = 0
-    unknown: int = 0
-    unsent: int = 0
-    skipped: int = 0
-    filtered: int = 0
+    confirmed: Annotated[int, "nsqd has them."] = 0
+    rejected: Annotated[int, "Above the size limit, or refused by nsqd."] = 0
+    unknown: Annotated[int, "The connection broke before the answer."] = 0
+    unsent: Annotated[int, "nsqd does not have them."] = 0
+    skipped: Annotated[int, "Empty ones, which NSQ cannot carry."] = 0
+    filtered: Annotated[int, "Not selected by --where or --pick."] = 0
 
     def add(self, outcome: PublishOutcome, count: int = 1) -> None:
         """Count records that ended so."""

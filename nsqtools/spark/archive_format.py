@@ -76,13 +76,14 @@ class ArchiveFormat(DataSource):
 
     def streamReader(self, schema: StructType) -> StreamReader:
         need_streams()
-        from nsqtools.spark.stream_format import ArchiveAnswers, StreamReader
+        from nsqtools.spark.archives.archive_stream import ArchiveStream
+        from nsqtools.spark.stream_format import StreamReader
 
         options = Options(FORMAT, self.options)
         settings, stream = archive_settings(options), stream_settings(options)
         options.end()
         names = columns(schema, settings.bodies.archived_schema())
-        make = partial(ArchiveAnswers, settings, stream)
+        make = partial(ArchiveStream, settings, stream)
         return StreamReader(make, settings, stream, names, settings.description)
 
 

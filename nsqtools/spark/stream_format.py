@@ -29,8 +29,7 @@ from pyspark.sql.streaming.datasource import (
 
 from nsqtools.errors import ConfigurationError, ConnectionFailed
 from nsqtools.spark.archives.archive_stream import ArchiveStream
-from nsqtools.spark.archives.offsets import decode_offset
-from nsqtools.spark.archives.partitions import ReadPartition
+from nsqtools.spark.archives.offsets import Offset, decode_offset
 from nsqtools.spark.archives.read_settings import BatchLimits, ReadSettings, StreamSettings
 from nsqtools.spark.nsq_writer import outcome_of, plan_of, publish
 from nsqtools.spark.publishing.publish_task import SinkPlan, prepared
@@ -45,29 +44,6 @@ if TYPE_CHECKING:
 IDLE_SHARE = 2.0  # how long to wait after a look that found nothing, as a share of its time
 
 
-class ArchiveAnswers:
-    """A stream over an archive, asked as `TopicStream` is: with offsets as Spark has them."""
-
-    def __init__(self, read: ReadSettings, options: StreamSettings) -> None:
-        self._archive = ArchiveStream(read, options)
-        self.freeze, self.lag = self._archive.freeze, self._archive.lag
-
-    def initial(self) -> dict[str, Any]:
-        return self._archive.initial().encode()
-
-    def latest(self, start: dict[str, Any], limits: BatchLimits) -> dict[str, Any]:
-        return self._archive.latest(decode_offset(start), limits).encode()
-
-    def plan(self, start: dict[str, Any], end: dict[str, Any]) -> list[ReadPartition]:
-        return self._archive.plan(decode_offset(start), decode_offset(end))
-
-    def commit(self, end: dict[str, Any]) -> None:
-        """Leave the archive as it is."""
-
-    def stop(self) -> None:
-        """Nothing runs."""
-
-
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads what comes. One of it lives as long as the query does, and decides; its copies read.
 
@@ -76,13 +52,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(
         self,
-        make: Callable[[], ArchiveAnswers | TopicStream],
+        make: Callable[[], ArchiveStream | TopicStream],
         read: ReadSettings,
         options: StreamSettings,
         names: list[str],
         source: str,
     ) -> None:
-        self._make: Callable[[], ArchiveAnswers | TopicStream] | None = make
+        self._make: Callable[[], ArchiveStream | TopicStream] | None = make
         self._read, self._options, self._names, self._source = read, options, names, source
         self._not_before_s = 0.0
 
@@ -91,12 +67,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**self.__dict__, "_make": None, "_stream": None}
 
     @cached_property
-    def _stream(self) -> ArchiveAnswers | TopicStream:
+    def _stream(self) -> ArchiveStream | TopicStream:
         assert self._make is not None
         return self._make()
 
+    def _offset(self, document: dict[str, Any]) -> Offset:
+        offset = decode_offset(document)
+        if bool(offset.run) != self._stream.is_spooled:
+            raise ConfigurationError(
+                f"{document!r} is not an offset of {self._source}",
+                hint="A checkpoint belongs to one source; use another one for another source.",
+            )
+        return offset
+
     def initialOffset(self) -> dict[str, Any]:
-        return self._stream.initial()
+        return self._stream.initial().encode()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return what Spark hands to `latestOffset`: it knows one limit, and we have several."""
@@ -112,7 +97,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         time.sleep(max(0.0, self._not_before_s - time.monotonic()))
         began_s = time.monotonic()
         wants_all = isinstance(limit, ReadAllAvailable)
-        end = self._stream.latest(start, BatchLimits() if wants_all else self._options.limits)
+        limits = BatchLimits() if wants_all else self._options.limits
+        end = self._stream.latest(self._offset(start), limits).encode()
         took_s = time.monotonic() - began_s
         pause_s = max(self._options.poll_s, took_s * (1 + IDLE_SHARE))
         self._not_before_s = began_s + pause_s if end == start else 0.0
@@ -128,7 +114,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._stream.freeze()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        return [InputPartition(planned) for planned in self._stream.plan(start, end)]
+        return [
+            InputPartition(planned)
+            for planned in self._stream.plan(*map(self._offset, (start, end)))
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         from nsqtools.spark.archives.partition_reader import read_partition
@@ -136,7 +125,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_partition(partition.value, self._read, self._names)
 
     def commit(self, end: dict[str, Any]) -> None:
-        self._stream.commit(end)
+        self._stream.commit(self._offset(end))
 
     def stop(self) -> None:
         if self.__dict__.get("_stream") is not None:

@@ -5,7 +5,8 @@
 
 Each task writes a file for each topic and date, and compares it; the rows of a partition come one
 after the other. The commit is made once, on the driver, with conditional puts where the table is in
-S3: Spark's own log store could overwrite the commit of another writer there.
+S3: Spark's own log store could overwrite the commit of another writer there. (`mapInArrow` would
+need no format, and needs pandas.)
 """
 
 from __future__ import annotations

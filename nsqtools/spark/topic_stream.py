@@ -39,7 +39,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from nsqtools.archive.archiver import Archiver
 from nsqtools.archive.layout import INDEX, Head, hidden_below, index_of, owner_of, part_of
@@ -55,7 +55,7 @@ from nsqtools.protocol.names import check_channel, check_topic
 from nsqtools.records.naming import FileNaming, Rotation
 from nsqtools.spark.archives.archive_files import Listing
 from nsqtools.spark.archives.archive_stream import ArchiveStream
-from nsqtools.spark.archives.offsets import Offset, decode_offset
+from nsqtools.spark.archives.offsets import Offset
 from nsqtools.spark.archives.partitions import ReadPartition
 from nsqtools.spark.archives.read_settings import (
     BatchLimits,
@@ -337,12 +337,11 @@ class Spool:
 
 # -- the stream ----------------------------------------------------------------------------------
 
-Document = dict[str, Any]
-"""An offset as Spark has it: ``{"run": "<32 hex>", "archive": {...}}``."""
-
 
 class TopicStream:
     """Answers what a stream's reader is asked. Methods raise `NsqError`."""
+
+    is_spooled = True
 
     def __init__(self, settings: TopicSettings) -> None:
         self._settings = settings
@@ -351,25 +350,23 @@ class TopicStream:
         self._is_bounded = False
         self._is_all_spooled: bool | None = None
 
-    def initial(self) -> Document:
+    def initial(self) -> Offset:
         """Return where a new query starts. The same each time it is asked."""
-        return _document(self._settings.spool.run, Offset(is_start=True))
+        return Offset(is_start=True, run=self._settings.spool.run)
 
     def freeze(self) -> None:
         """End once what is in the topics now has been read: ``availableNow``."""
         self._is_bounded = True
 
-    def latest(self, start: Document, limits: BatchLimits) -> Document:
+    def latest(self, start: Offset, limits: BatchLimits) -> Offset:
         """Return where the next batch ends, or ``start`` when there is nothing new."""
-        run, offset = _parse(start)
-        spool, archive = self._use(run, is_new=offset.is_start)
+        spool, archive = self._use(start.run, is_new=start.is_start)
         if self._is_bounded:
-            end = self._latest_bounded(spool, archive, offset, limits)
-        else:
-            spool.start()
-            end = archive.latest(offset, limits)
-            spool.note_unread(Fill(*archive.unread(end)))
-        return start if end == offset else _document(run, end)
+            return self._latest_bounded(spool, archive, start, limits)
+        spool.start()
+        end = archive.latest(start, limits)
+        spool.note_unread(Fill(*archive.unread(end)))
+        return end
 
     def lag(self) -> dict[str, int] | None:
         """Return how much of the spool follows the last offset; None before there is one."""
@@ -388,26 +385,23 @@ class TopicStream:
             self._is_all_spooled = spool.collect(partial(archive.has_only_younger, time.time_ns()))
             archive.freeze()
 
-    def plan(self, start: Document, end: Document) -> list[ReadPartition]:
+    def plan(self, start: Offset, end: Offset) -> list[ReadPartition]:
         """Plan to read what lies between two offsets; the run is that of the end."""
-        run, upto = _parse(end)
-        start_run, begin = _parse(start)
-        _, archive = self._use(run, is_new=False)
-        return archive.plan(begin if start_run == run else Offset(), upto)
+        _, archive = self._use(end.run, is_new=False)
+        return archive.plan(start if start.run == end.run else Offset(), end)
 
-    def commit(self, end: Document) -> None:
+    def commit(self, end: Offset) -> None:
         """Remove the files that are read to their end, and never asked for again."""
-        run, offset = _parse(end)
         spool = self._spool
-        if spool is None or spool.run != run or not spool.has_begun:
+        if spool is None or spool.run != end.run or not spool.has_begun:
             return  # what the archiver must recognize is not known yet: the next commit removes it
         files = Listing(ReadSettings((str(spool.directory),))).files(lambda damage: None)
         with failing("remove", ""):
             for key, file in files.items():
-                if isinstance(key, Head) and file.is_finished and offset.has_read(key):
+                if isinstance(key, Head) and file.is_finished and end.has_read(key):
                     # before its index, so that no file is without one
-                    file.path.unlink(missing_ok=True)
-                    index_of(file.path).unlink(missing_ok=True)
+                    Path(file.shown).unlink(missing_ok=True)
+                    index_of(Path(file.shown)).unlink(missing_ok=True)
             for index in list(hidden_below(spool.directory, INDEX)):
                 path = owner_of(index)
                 if not part_of(path).exists() and not path.exists():
@@ -446,17 +440,3 @@ class TopicStream:
                 f"the checkpoint belongs to {json.dumps(before)}, not to {json.dumps(now)}",
                 hint="Give each set of topics and each channel a checkpoint of its own.",
             )
-
-
-def _document(run: str, offset: Offset) -> Document:
-    return {"run": run, "archive": offset.encode()}
-
-
-def _parse(document: Document) -> tuple[str, Offset]:
-    try:
-        return str(document["run"]), decode_offset(document["archive"])
-    except (KeyError, TypeError):
-        raise ConfigurationError(
-            f"{document!r} is not an offset of format 'nsq'",
-            hint="A checkpoint belongs to one source; use another one for another source.",
-        ) from None

@@ -42,7 +42,6 @@ from nsqtools.errors import NsqError, OutputError
 from nsqtools.files.opening import open_to_append
 from nsqtools.http.http_api import HTTPAPI, HTTPAccess
 from nsqtools.protocol.names import Address, shown_url
-from nsqtools.protocol.stats import read_stats
 from nsqtools.protocol.text import counted, escape_line, go_json
 from nsqtools.web.access import Identities, TooManyFailures, User, WebSettings
 from nsqtools.web.watcher import Watcher
@@ -72,7 +71,7 @@ def recreators(cluster: Cluster, change: TopicChange, plan: AdminPlan) -> Iterab
         return
     nodes = {step.address for step in plan.steps if step.action is Action.DELETE}
     known = {address: cluster.nsqd(address) for address in nodes - set(cluster.lookupds)}
-    answers, _ = cluster.ask(known, lambda client: read_stats(client.stats(clients=True)))
+    answers, _ = cluster.ask(known, lambda client: client.stats(clients=True))
     for address, stats in answers.items():
         publishing = [
             client.remote_address

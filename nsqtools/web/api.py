@@ -7,11 +7,11 @@ What differs from nsqadmin 1.3.0, on purpose:
 - In the answer for a topic the sums of a channel are an object of their own, and every nsqd keeps
   its numbers; nsqadmin adds them into those of the first. The smallest latency is the smallest.
 - Tombstoned nsqd are shown and changed too, and a new topic is made on nsqd given by address.
-- A change needs ``--allow-changes``. ``/config`` can be read and not written.
+- A change needs ``--allow-changes``.
 - The texts of errors of daemons and of broken JSON are ours.
-- Graphite is not supported, so ``/api/graphite`` answers 404.
+- There is neither ``/api/graphite`` nor ``/config``.
 
-Documents have nsqadmin's keys in its order. They are those of one nsqd, under the name that it
+Documents have nsqadmin's keys. They are those of one nsqd, under the name that it
 announces, or with ``"node": "*"`` sums over several. A latency that is summed has the mean weighed
 by count, and the largest and smallest of the nsqd.
 
@@ -22,36 +22,34 @@ case, and unknown ones are ignored.
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import Mount, Route
 
 from nsqtools.cluster.admin import Action, StepResult, TopicChange
 from nsqtools.cluster.directory import Cluster, DaemonFailure, entries_of
 from nsqtools.cluster.inventory import registered_channels
-from nsqtools.cluster.topics import named_topics
+from nsqtools.cluster.topics import all_of, named_topics, topics_on
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.http.http_api import KnownNode, NsqdHTTPClient
-from nsqtools.protocol.names import is_valid_name, shown_url
+from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.stats import (
     ChannelStats,
     ClientStats,
     LatencyStats,
     NsqdStats,
     TopicStats,
+    document_of,
     read_stats,
 )
 from nsqtools.protocol.text import go_json, go_members
-from nsqtools.web.access import as_ip
 from nsqtools.web.actions import WebContext
 
 HEADERS = {
@@ -60,7 +58,6 @@ HEADERS = {
 }
 CHANGES = {each.value: each for each in (Action.PAUSE, Action.UNPAUSE, Action.EMPTY)}
 CODES = {"Not Found": "NOT_FOUND", "Method Not Allowed": "METHOD_NOT_ALLOWED"}
-LOG_LEVEL = 2  # nsqadmin's number for info
 
 Document = dict[str, Any]
 
@@ -119,7 +116,7 @@ def gather(
     entries = entries_of(known)
 
     def ask(client: NsqdHTTPClient) -> tuple[Document, NsqdStats]:
-        return client.info(), read_stats(client.stats(topic, channel, clients=clients))
+        return client.info(), client.stats(topic, channel, clients=clients)
 
     answers, failed = cluster.ask(nsqds, ask)
     failures += failed
@@ -152,65 +149,35 @@ def not_found(cluster: Cluster, failures: Sequence[DaemonFailure], code: str = "
 
 def topic_of(nsqd: Nsqd, topic: TopicStats, now_s: float) -> Document:
     """A topic on one nsqd."""
-    return {
-        "node": nsqd.name,
-        "hostname": nsqd.hostname,
-        "topic_name": topic.topic_name,
-        **_depths(topic),
-        "message_count": topic.message_count,
-        "nodes": None,
-        "channels": [channel_of(nsqd, topic.topic_name, each, now_s) for each in topic.channels],
-        "paused": topic.paused,
-        "e2e_processing_latency": latency_of(topic.e2e_processing_latency),
-    }
-
-
-CHANNEL_COUNTS = (
-    "in_flight_count deferred_count requeue_count timeout_count message_count client_count"
-)
+    document = _queue_of(nsqd, topic.topic_name, topic)
+    del document["message_bytes"]
+    channels = [channel_of(nsqd, topic.topic_name, each, now_s) for each in topic.channels]
+    return document | {"channels": channels}
 
 
 def channel_of(nsqd: Nsqd, topic: str, channel: ChannelStats, now_s: float) -> Document:
     """A channel on one nsqd."""
-    clients = channel.clients
-    return {
+    clients = channel.clients and [client_of(nsqd.name, each, now_s) for each in channel.clients]
+    return _queue_of(nsqd, topic, channel) | {"clients": clients}
+
+
+def _queue_of(nsqd: Nsqd, topic: str, queue: TopicStats | ChannelStats) -> Document:
+    return document_of(queue) | {
         "node": nsqd.name,
         "hostname": nsqd.hostname,
         "topic_name": topic,
-        "channel_name": channel.channel_name,
-        **_depths(channel),
-        **{name: getattr(channel, name) for name in CHANNEL_COUNTS.split()},
-        "nodes": None,
-        "clients": clients and [client_of(nsqd.name, client, now_s) for client in clients],
-        "paused": channel.paused,
-        "e2e_processing_latency": latency_of(channel.e2e_processing_latency),
-    }
-
-
-def _depths(queue: TopicStats | ChannelStats) -> Document:
-    return {
-        "depth": queue.depth,
         "memory_depth": queue.depth - queue.backend_depth,
-        "backend_depth": queue.backend_depth,
+        "nodes": None,
+        "e2e_processing_latency": latency_of(queue.e2e_processing_latency),
     }
-
-
-CLIENT_FACTS = "remote_address version client_id hostname user_agent connect_ts"
-CLIENT_NUMBERS = (
-    "in_flight_count ready_count finish_count requeue_count message_count sample_rate deflate"
-    " snappy authed auth_identity auth_identity_url tls tls_cipher_suite tls_version"
-    " tls_negotiated_protocol tls_negotiated_protocol_is_mutual"
-)
 
 
 def client_of(node: str, client: ClientStats, now_s: float) -> Document:
     """A consumer; ``connected`` is in nanoseconds."""
-    return {
-        "node": node,
-        **{name: getattr(client, name) for name in CLIENT_FACTS.split()},
-        "connected": (int(now_s) - client.connect_ts) * 1_000_000_000,
-        **{name: getattr(client, name) for name in CLIENT_NUMBERS.split()},
-    }
+    connected_ns = (int(now_s) - client.connect_ts) * 1_000_000_000
+    document = document_of(client) | {"node": node, "connected": connected_ns}
+    del document["state"], document["pub_counts"]
+    return document
 
 
 def latency_of(latency: LatencyStats) -> Document:
@@ -339,17 +306,17 @@ def newest_version(versions: Iterable[str]) -> str:
 
 
 def list_topics(context: WebContext, request: Request) -> object:
-    cluster, query = context.cluster, _query(request)
+    cluster = context.cluster
     try:
         names, failures = named_topics(cluster)
     except NsqError as exc:
         raise upstream_error("nsqlookupd" if cluster.lookupds else "nsqd", [exc]) from exc
-    if query.get("inactive") != "true":
+    if request.query_params.get("inactive") != "true":
         return {"topics": sorted(names), "message": warning(each.error for each in failures)}
-    stats = cluster.stats(required=False)
+    stats, silent = cluster.ask_nsqds(topics_on, required=False)
     known, _ = cluster.known_nodes()  # who is silent has topics, too
     idle = names.difference(
-        (each.topic_name for node in stats.nodes for each in node.stats.topics or ()),
+        all_of(stats),
         (topic for nodes in known.values() for each in nodes for topic in each.topics),
     )
     answers, failed = registered_channels(cluster, cluster.lookupds, idle)
@@ -357,7 +324,7 @@ def list_topics(context: WebContext, request: Request) -> object:
         topic: sorted({channel for each in answers.values() for channel in each.get(topic, ())})
         for topic in sorted(idle)
     }
-    message = warning(failure.error for failure in (*stats.failures, *failed))
+    message = warning(failure.error for failure in (*silent, *failed))
     return {"topics": {topic: each or None for topic, each in found.items()}, "message": message}
 
 
@@ -420,27 +387,6 @@ def count_messages(context: WebContext, _: Request) -> object:
         for channel in topic.channels
     }
     return {"stats": dict(sorted(stats.items())), "message": gathered.message}
-
-
-def show_option(context: WebContext, request: Request) -> object:
-    peer = as_ip(request.client.host if request.client else "")
-    if peer is None or not peer.is_loopback:
-        raise HTTPException(403, "FORBIDDEN")
-    settings, cluster = context.settings, context.cluster
-    options = {
-        "nsqlookupd_http_addresses": list(cluster.lookupds),
-        "nsqd_http_addresses": list(cluster.given),
-        "admin_users": list(settings.admin_users),
-        "acl_http_header": settings.acl_http_header,
-        "base_path": settings.base_path or "/",
-        "http_address": settings.listen,
-        "notification_http_endpoint": shown_url(settings.notification_http_endpoint),
-        "log_level": LOG_LEVEL,
-    }
-    option = request.path_params["option"]
-    if option not in options:
-        raise HTTPException(400, "INVALID_OPTION")
-    return options[option]
 
 
 # -- changes --------------------------------------------------------------------------------------
@@ -515,24 +461,15 @@ ROUTES: dict[str, dict[str, Answer]] = {
 }
 
 
-def routes(context: WebContext) -> list[BaseRoute]:
-    """Return the routes of ``/api`` and ``/config``."""
+def routes(context: WebContext) -> Mount:
+    """Return the routes of ``/api``."""
     handlers: dict[Any, Any] = {
         ConfigurationError: lambda _, error: reply({"message": str(error)}, 400),
         NsqError: lambda _, error: reply({"message": f"UPSTREAM_ERROR: {error}"}, 502),
         HTTPException: _http_error,
     }
-    tables = {"/api": ROUTES, "/config": {"/{option}": {"GET": show_option}}}
-    return [
-        Mount(
-            base,
-            Starlette(
-                routes=[_route(context, path, answers) for path, answers in table.items()],
-                exception_handlers=handlers,
-            ),
-        )
-        for base, table in tables.items()
-    ]
+    made = [_route(context, path, answers) for path, answers in ROUTES.items()]
+    return Mount("/api", Starlette(routes=made, exception_handlers=handlers))
 
 
 def _route(context: WebContext, path: str, answers: Mapping[str, Answer]) -> Route:
@@ -557,21 +494,8 @@ def _http_error(_: Request, error: HTTPException) -> Response:
     is_forbidden = error.status_code == 403  # which the console says in words
     message = "FORBIDDEN" if is_forbidden else CODES.get(error.detail, error.detail)
     answer = reply({"message": message}, error.status_code)
-    if error.status_code == 405:
-        methods = {*(error.headers or {})["Allow"].split(", "), "OPTIONS"} - {"HEAD"}
-        answer.headers["Allow"] = ", ".join(sorted(methods))
+    answer.headers.update(error.headers or {})
     return answer
-
-
-_BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2}).{0,2}")
-
-
-def _query(request: Request) -> dict[str, str]:
-    """Return the parameters, the first of each name. Raises ``HTTPException`` for a bad escape."""
-    text = request.scope["query_string"].decode("latin-1")
-    if bad := _BAD_ESCAPE.search(text):
-        raise HTTPException(400, f"invalid URL escape {json.dumps(bad.group())}")
-    return dict(reversed(parse_qsl(text, keep_blank_values=True)))
 
 
 def read_body(body: bytes) -> dict[str, str]:

@@ -6,8 +6,8 @@ gate     Host, other sites, size of the body, who asks; safety headers on every 
 /metrics the whole cluster for Prometheus
 the rest the pages
 
-`WebServer` serves it until it is stopped, by the HTTP server of the embedded daemons: connections
-have a time for each step and a number for each address.
+`Console` is the gate and the routes. `WebServer` serves it until it is stopped, by the HTTP server
+of the embedded daemons: connections have a time for each step and a number for each address.
 
 Trap: an answer that goes on (server-sent events) would keep the server from ending. Stopping the
 watcher ends those, and what is left is cut off after a moment.
@@ -28,12 +28,11 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Scope
 
 from nsqtools.cluster.sampling import Sample
 from nsqtools.cluster.stats_documents import sample_metrics
@@ -62,66 +61,113 @@ REFUSED = (401, 403, 413, 429)
 
 LOG_IN = {"WWW-Authenticate": 'Basic realm="nsq web", charset="UTF-8"'}
 
+log = logging.getLogger("nsqtools.web")
 
-def create_app(context: WebContext) -> ASGIApp:
-    """Return the ASGI application for a context."""
-    site = Site(context)
-    routes: list[BaseRoute] = [
-        Route("/ping", lambda _: PlainTextResponse("OK")),
-        *api.routes(context),
-        Route("/metrics", _metrics(site)),
-        *pages.routes(site),
-    ]
-    if base := context.settings.base_path:
-        to_base = Route(f"{base}/", lambda _: RedirectResponse(base, 301))
-        routes = [to_base, Mount(base, routes=routes)]
-    handlers: dict[Any, Any] = {NsqError: site.failed, HTTPException: site.failed}
-    return Gate(Starlette(routes=routes, exception_handlers=handlers), context)
+TURN_S = 1.0
+LIMITS = Limits(idle_s=15.0, most_idle=256, most_idle_of_one=64, finish_s=3.0)
+MAX_CONNECTIONS = 512  # that are being answered
+LENGTH = b"content-length"
+SAFE_HEADERS = {name.lower().encode(): value.encode() for name, value in HEADERS.items()}
 
 
-class Gate:
-    """Refuses what may not pass, and says who asks (``scope["nsq.user"]``, ``"client"``).
+class Console:
+    """The application as the HTTP server asks it, and the gate in front of every route.
 
-    Each refusal, also one of a page, has a line of log.
+    The gate refuses what may not pass, and says who asks (``scope["nsq.user"]``, ``"client"``);
+    each refusal, also one of a page, has a line of log. An answer that has a length is answered
+    whole; what has none (server-sent events) is a stream.
     """
 
-    def __init__(self, app: ASGIApp, context: WebContext) -> None:
-        self._app = app
+    def __init__(self, context: WebContext, scheme: str) -> None:
         self._context = context
+        self._scheme = scheme
+        self._app = _routed(context)
         settings = context.settings
         # besides addresses and names without a dot
         self._names = {settings.host, socket.gethostname(), *settings.allowed_hosts}
         self._open = f"{settings.base_path}/ping"
         self._notices = Notices()
+        self._count = 0  # calls that are being answered
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        request = Request(scope)
-        scope["nsq.peer"] = peer = request.client.host if request.client else ""
-        forwarded = ",".join(request.headers.getlist("x-forwarded-for"))
+    def find(self, call: Call) -> None:
+        call.limit = MAX_BODY_BYTES
+
+    def report(self, call: Call, status: int) -> None:
+        pass  # refusals have a line of their own
+
+    async def answer(self, call: Call) -> Reply | StreamedReply:
+        if self._count >= MAX_CONNECTIONS:
+            return plain_reply("too many connections\n", 503)
+        scope = self._scope(call)
+        messages = self._messages(scope, call.body)
+        start = await anext(messages, None)
+        if start is None:  # it has failed, and its traceback is in the log
+            return plain_reply("internal error\n", 500)
+        status, headers = start["status"], dict(start["headers"])
+        if status in REFUSED:
+            self._say(Request(scope), status)
+        has_length = headers.pop(LENGTH, None) is not None
+        fields = b"".join(b"%b: %b\r\n" % each for each in (SAFE_HEADERS | headers).items())
+        pieces = _bodies(messages)
+        if status == 200 and not has_length:
+            if call.method != "HEAD":
+                return StreamedReply(200, fields, pieces)
+            await messages.aclose()
+        return Reply(status, fields, b"".join([piece async for piece in pieces]))
+
+    def _scope(self, call: Call) -> Scope:
+        peer, _, port = call.client.rpartition(":")
+        forwarded = call.headers.get("x-forwarded-for", "")
         address = self._context.identities.real_address(peer, forwarded)
-        if address != peer:
-            scope["client"] = (address, 0)
-        refused = await self._refuse(request)
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.4"},
+            "http_version": "1.0" if call.is_old else "1.1",
+            "method": call.method if call.method != "HEAD" else "GET",  # its body is left out
+            "scheme": self._scheme,
+            "path": call.path,
+            "raw_path": call.target.partition("?")[0].encode("latin-1"),
+            "query_string": call.query_string.encode("latin-1"),
+            "root_path": "",
+            "headers": [
+                (name.encode(), value.encode("latin-1")) for name, value in call.headers.items()
+            ],
+            "client": (address, int(port or 0) if address == peer else 0),
+            "nsq.peer": peer,
+        }
 
-        async def send_safely(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                if message["status"] in REFUSED:
-                    self._say(request, message["status"], refused)
-                answered = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    answered.setdefault(name, value)
-            await send(message)
+    async def _messages(self, scope: Scope, body: bytes | None) -> AsyncGenerator[Message, None]:
+        """Call the application; yield what it sends."""
+        sent: asyncio.Queue[Message | None] = asyncio.Queue(1)
+        task = asyncio.create_task(self._call(scope, body, sent))
+        self._count += 1
+        try:
+            while (message := await sent.get()) is not None:
+                yield message
+        finally:
+            self._count -= 1
+            task.cancel()
 
-        app: ASGIApp = self._app if refused is None else refused
-        await app(scope, receive, send_safely)
+    async def _call(
+        self, scope: Scope, body: bytes | None, sent: asyncio.Queue[Message | None]
+    ) -> None:
+        requests = [{"type": "http.request", "body": body or b"", "more_body": False}]
 
-    async def _refuse(self, request: Request) -> Response | None:
-        scope = request.scope
+        async def receive() -> Message:
+            return requests.pop() if requests else await asyncio.get_running_loop().create_future()
+
+        try:
+            refused = scope["nsq.refused"] = await self._refuse(scope, is_too_large=body is None)
+            await (refused or self._app)(scope, receive, sent.put)
+        except Exception:
+            log.exception("%s %s failed", scope["method"], scope["path"])
+        await sent.put(None)
+
+    async def _refuse(self, scope: Scope, *, is_too_large: bool) -> Response | None:
+        request = Request(scope)
         if why := refusal(request.method, request.headers, self._names):
             return _answer(scope, why, 403)
-        if scope["nsq.is_too_large"]:
+        if is_too_large:
             return _answer(scope, "the request is too large", 413)
         if scope["path"] == self._open:
             return None
@@ -135,7 +181,7 @@ class Gate:
         scope["nsq.user"] = user
         return None
 
-    def _say(self, request: Request, status: int, refused: Response | None) -> None:
+    def _say(self, request: Request, status: int) -> None:
         scope, address = request.scope, request.client.host if request.client else ""
         if "nsq.user" in scope:
             name = scope["nsq.user"].name
@@ -145,10 +191,26 @@ class Gate:
         if status == 401 and not name:
             return  # a browser asks like this before it logs in
         who = f"{name[:80]!r} at {address}" if name else address
+        refused = scope["nsq.refused"]
         why = bytes(refused.body).decode().strip()[:200] if refused else "not allowed"
         if status == 401:
             why = "wrong user or password"
         self._notices.say(f"refused {who}: {scope['method']} {scope['path'][:200]} ({why})")
+
+
+def _routed(context: WebContext) -> ASGIApp:
+    site = Site(context)
+    routes: list[BaseRoute] = [
+        Route("/ping", lambda _: PlainTextResponse("OK")),
+        api.routes(context),
+        Route("/metrics", _metrics(site)),
+        *pages.routes(site),
+    ]
+    if base := context.settings.base_path:
+        to_base = Route(f"{base}/", lambda _: RedirectResponse(base, 301))
+        routes = [to_base, Mount(base, routes=routes)]
+    handlers: dict[Any, Any] = {NsqError: site.failed, HTTPException: site.failed}
+    return Starlette(routes=routes, exception_handlers=handlers)
 
 
 def _answer(
@@ -159,6 +221,12 @@ def _answer(
     body = go_json({"message": text}) if is_api else f"{text}\n"
     kind = "application/json; charset=utf-8" if is_api else "text/plain; charset=utf-8"
     return Response(body, status, {**(headers or {}), "Content-Type": kind})
+
+
+async def _bodies(messages: AsyncGenerator[Message, None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(messages):
+        async for message in messages:
+            yield message.get("body", b"")
 
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -212,101 +280,12 @@ def _metrics(site: Site) -> Callable[[Request], Awaitable[Response]]:
     return metrics
 
 
-log = logging.getLogger("nsqtools.web")
-
-TURN_S = 1.0
-LIMITS = Limits(idle_s=15.0, most_idle=256, most_idle_of_one=64, finish_s=3.0)
-MAX_CONNECTIONS = 512  # that are being answered
-LENGTH = b"content-length"
-
-
 def _url_of(listener: socket.socket, settings: WebSettings) -> str:
     scheme = "https" if settings.tls_cert else "http"
     host, port = listener.getsockname()[:2]
     if host in ("::", "0.0.0.0"):
         host = socket.gethostname()
     return f"{scheme}://{Address(host, port)}{settings.base_path}/"
-
-
-class AsgiApi:
-    """An ASGI application as an HTTP server asks it.
-
-    What has a length is answered whole; what has none (server-sent events) is a stream.
-    """
-
-    def __init__(self, app: ASGIApp, scheme: str) -> None:
-        self._app = app
-        self._scheme = scheme
-        self._count = 0  # calls that are being answered
-
-    def find(self, call: Call) -> None:
-        call.limit = MAX_BODY_BYTES
-
-    def report(self, call: Call, status: int) -> None:
-        pass  # `Gate` has a line for what it refuses
-
-    async def answer(self, call: Call) -> Reply | StreamedReply:
-        if self._count >= MAX_CONNECTIONS:
-            return plain_reply("too many connections\n", 503)
-        messages = self._messages(call)
-        start = await anext(messages, None)
-        if start is None:  # it has failed, and its traceback is in the log
-            return plain_reply("internal error\n", 500)
-        fields = b"".join(b"%b: %b\r\n" % each for each in start["headers"] if each[0] != LENGTH)
-        pieces = _bodies(messages)
-        if start["status"] == 200 and LENGTH not in dict(start["headers"]):
-            if call.method != "HEAD":
-                return StreamedReply(200, fields, pieces)
-            await messages.aclose()
-        return Reply(start["status"], fields, b"".join([piece async for piece in pieces]))
-
-    async def _messages(self, call: Call) -> AsyncGenerator[Message, None]:
-        """Call the application; yield what it sends."""
-        host, _, port = call.client.rpartition(":")
-        scope = {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.4"},
-            "http_version": "1.0" if call.is_old else "1.1",
-            "method": call.method if call.method != "HEAD" else "GET",  # its body is left out
-            "scheme": self._scheme,
-            "path": call.path,
-            "raw_path": call.target.partition("?")[0].encode("latin-1"),
-            "query_string": call.query_string.encode("latin-1"),
-            "root_path": "",
-            "headers": [
-                (name.encode(), value.encode("latin-1")) for name, value in call.headers.items()
-            ],
-            "client": (host, int(port)) if port else None,
-            "nsq.is_too_large": call.body is None,
-        }
-        sent: asyncio.Queue[Message | None] = asyncio.Queue(1)
-        body = {"type": "http.request", "body": call.body or b"", "more_body": False}
-        task = asyncio.create_task(self._call(scope, [body], sent))
-        self._count += 1
-        try:
-            while (message := await sent.get()) is not None:
-                yield message
-        finally:
-            self._count -= 1
-            task.cancel()
-
-    async def _call(
-        self, scope: Scope, requests: list[Message], sent: asyncio.Queue[Message | None]
-    ) -> None:
-        async def receive() -> Message:
-            return requests.pop() if requests else await asyncio.get_running_loop().create_future()
-
-        try:
-            await self._app(scope, receive, sent.put)
-        except Exception:
-            log.exception("%s %s failed", scope["method"], scope["path"])
-        await sent.put(None)
-
-
-async def _bodies(messages: AsyncGenerator[Message, None]) -> AsyncGenerator[bytes, None]:
-    async with aclosing(messages):
-        async for message in messages:
-            yield message.get("body", b"")
 
 
 class WebServer:
@@ -319,7 +298,7 @@ class WebServer:
         settings = context.settings
         self.url = _url_of(listener, settings)
         self._context = context
-        self._app = create_app(context)
+        self._console = Console(context, "https" if settings.tls_cert else "http")
         self._certificate = None if settings.tls_cert is None else _certificate(settings)
         self._listener = listener
         self._stopped = threading.Event()
@@ -345,8 +324,7 @@ class WebServer:
         self._wake = lambda: loop.is_closed() or loop.call_soon_threadsafe(awake.set)
         report_errors(loop, log.error)
         tls = self._certificate.get() if self._certificate else None
-        asgi = AsgiApi(self._app, "https" if tls else "http")
-        server = HTTPServer(asgi, self._listener, tls, LIMITS)
+        server = HTTPServer(self._console, self._listener, tls, LIMITS)
         await server.start()
         while not self._stopped.is_set():
             on_turn()

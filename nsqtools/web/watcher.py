@@ -13,6 +13,8 @@ import asyncio
 import logging
 import threading
 import time
+from concurrent.futures import Future
+from contextlib import suppress
 
 from nsqtools.cluster.directory import Cluster, Nsqds
 from nsqtools.cluster.history import History
@@ -38,7 +40,7 @@ class Watcher:
         self._past = Past()
         self._changed = threading.Lock()
         self._stopped = threading.Event()
-        self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = set()
+        self._coming = _coming()  # over with the next sample
         self._thread = threading.Thread(target=self._run, name="nsq-watcher", daemon=True)
         self._cost_s = 0.0
 
@@ -78,23 +80,16 @@ class Watcher:
 
         Their times do not tell: a clock may be set back.
         """
-        loop = asyncio.get_running_loop()
-        ends_at_s = loop.time() + timeout_s
-        while True:
-            with self._changed:
-                if self.latest is not than:
-                    return self.latest
-                if self._stopped.is_set():
-                    return None
-                entry = loop, loop.create_future()
-                self._waiting.add(entry)
-            try:
-                await asyncio.wait_for(entry[1], max(0.0, ends_at_s - loop.time()))
-            except TimeoutError:
-                return None
-            finally:
-                with self._changed:
-                    self._waiting.discard(entry)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    coming = self._coming  # before a look at what has come
+                    if self.latest is not than:
+                        return self.latest
+                    if self.is_stopped:
+                        return None
+                    await asyncio.wrap_future(coming)
+        return None
 
     def _run(self) -> None:
         next_s = time.monotonic()
@@ -128,12 +123,12 @@ class Watcher:
         self.interval_s = max(self.refresh_s, fair_s)
 
     def _wake(self) -> None:
-        for loop, future in self._waiting:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(_finish, future)
-        self._waiting.clear()
+        self._coming.set_result(None)
+        self._coming = _coming()
 
 
-def _finish(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+def _coming() -> Future[None]:
+    """Return what many wait for. It counts as begun: none of them cancels it for the others."""
+    future: Future[None] = Future()
+    future.set_running_or_notify_cancel()
+    return future

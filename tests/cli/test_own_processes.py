@@ -10,7 +10,7 @@ from plugins.archives import numbered, write_archive
 from plugins.servers import AnyNsqd
 from plugins.waiting import patience_s
 
-from nsqtools.demo.story import DemoStage
+from nsqtools.demo.story import demo_stage
 
 NSQ = Path(sys.executable).with_name("nsq")
 TAKEN = """nsqtools/__init__ nsqtools/__main__ nsqtools/bench/__init__
@@ -60,7 +60,7 @@ def test_the_processes_of_a_compaction_run_nothing_of_the_current_directory(
 def test_the_commands_of_a_demonstration_run_nothing_of_their_directory(
     nsq_env: dict[str, str],
 ) -> None:
-    with DemoStage(nsq_env) as stage:
+    with demo_stage(nsq_env) as stage:
         ran = plant(stage.directory)
         assert b"0." in stage.run("--version").out
         assert not ran.exists()

@@ -21,7 +21,7 @@ from plugins.waiting import patience_s, wait_until
 
 from nsqtools.cluster.directory import Cluster, ClusterAddresses
 from nsqtools.errors import DeadlineExceeded, ProtocolError
-from nsqtools.http.http_api import HTTPAccess
+from nsqtools.http.http_api import HTTPAccess, NsqdHTTPClient
 
 
 def test_a_given_nsqd_is_asked_as_given_and_counts_once(cluster: RunningCluster) -> None:
@@ -32,7 +32,7 @@ def test_a_given_nsqd_is_asked_as_given_and_counts_once(cluster: RunningCluster)
     places = ClusterAddresses([given], [lookupd.http_address for lookupd in cluster.lookupds])
 
     with Cluster(places) as asked:
-        addresses = {node.address for node in asked.stats().nodes}
+        addresses = set(asked.ask_nsqds(NsqdHTTPClient.stats)[0])
 
     assert addresses == {given, cluster.nsqds[1].http_address}
 
@@ -45,15 +45,15 @@ def test_a_silent_nsqd_is_asked_once_and_left_out_of_what_is_asked_then(
     addresses = ClusterAddresses([f"127.0.0.1:{silent.getsockname()[1]}", nsqd.http_address])
 
     with silent, Cluster(addresses, HTTPAccess(timeout_s=patience_s(0.5))) as asked:
-        surveys = [asked.stats(), asked.stats()]
+        surveys = [asked.ask_nsqds(NsqdHTTPClient.stats) for _ in range(2)]
         silent.accept()[0].close()
         silent.setblocking(False)
         with pytest.raises(BlockingIOError):  # there was no other question
             silent.accept()
 
-    for survey in surveys:
-        assert [node.address for node in survey.nodes] == [nsqd.http_address]
-        assert "no answer in time" in str(survey.failures[0].error)
+    for answers, failures in surveys:
+        assert [*answers] == [nsqd.http_address]
+        assert "no answer in time" in str(failures[0].error)
 
 
 def test_who_was_silent_is_forgotten_when_it_may_be_asked_again(dead_address: str) -> None:
@@ -77,7 +77,7 @@ def test_a_web_server_that_is_no_nsqd_is_said_to_be_none(
             Cluster(ClusterAddresses([address])) as asked,
             pytest.raises(ProtocolError, match="does not answer like nsqd"),
         ):
-            asked.stats()
+            asked.ask_nsqds(NsqdHTTPClient.stats)
 
 
 def test_a_url_without_a_port_is_asked_at_that_of_its_scheme() -> None:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqtools.cluster.directory import NodeReport
 from nsqtools.cluster.queue_rows import (
+    NodeReport,
     QueueRow,
     RateMeter,
     SumReader,

@@ -18,7 +18,7 @@ from plugins.waiting import patience_s, wait_until
 from nsqtools.client.consumer import Consumer
 from nsqtools.cluster import sampling as live
 from nsqtools.cluster.directory import Cluster, ClusterAddresses
-from nsqtools.cluster.queue_rows import ConsumerMeter
+from nsqtools.cluster.queue_rows import ConsumerMeter, NodeReport
 from nsqtools.cluster.sampling import Question, Sample, SampleFilter, Sampler
 from nsqtools.http.http_api import HTTPAccess
 from nsqtools.protocol.stats import NsqdStats, read_stats
@@ -174,7 +174,7 @@ def test_consumers_have_rates_from_the_second_answer_on() -> None:
     meter = ConsumerMeter(0.5)
 
     def rate(at_s: float, counted: NsqdStats) -> float | None:
-        [row] = meter.measure("a:1", at_s, counted)
+        [row] = meter.measure(NodeReport("a:1", at_s, counted))
         return row.finish
 
     assert rate(1.0, stats(10)) is None

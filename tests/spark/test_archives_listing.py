@@ -17,7 +17,7 @@ from plugins.waiting import patience_s
 
 from nsqtools.archive.catalog import sources_of
 from nsqtools.archive.finding import find_archives
-from nsqtools.archive.layout import TimeRange, index_of, owner_of, part_of
+from nsqtools.archive.layout import INDEX, TimeRange, index_of, owner_of, part_of
 from nsqtools.archive.location import StoredPlace, parse_place
 from nsqtools.archive.part_file import Directories, recover
 from nsqtools.archive.storage import Entry
@@ -231,13 +231,19 @@ def test_what_plans_ask_of_each_file_is_asked_of_many_at_a_time(
     for path in local.rglob("*.gz"):
         upload_file(path, UploadPlan(local, bucket.storage, "host"))
     settings, together = ReadSettings((bucket.url,)), threading.Barrier(5)
-    real = ObjectStorage.read_range
+    read_range, read = ObjectStorage.read_range, ObjectStorage.read
 
-    def read_range(*args: Any) -> bytes:
+    def read_beginning(*args: Any) -> bytes:
         together.wait(patience_s(10))
-        return real(*args)
+        return read_range(*args)
 
-    monkeypatch.setattr(ObjectStorage, "read_range", read_range)
+    def read_index(storage: ObjectStorage, name: str) -> bytes:
+        if name.endswith(INDEX):
+            together.wait(patience_s(10))
+        return read(storage, name)
+
+    monkeypatch.setattr(ObjectStorage, "read_range", read_beginning)
+    monkeypatch.setattr(ObjectStorage, "read", read_index)
 
     assert plan_batch(settings)
     stream = ArchiveStream(settings, StreamSettings())
@@ -276,7 +282,7 @@ def listing_of(*roots: Path) -> Listing:
 
 
 def paths(listing: Listing) -> list[str]:
-    return [file.path.name for file in listing.files([].append).values()]
+    return [file.place.name for file in listing.files([].append).values()]
 
 
 def test_a_directory_that_did_not_change_is_not_read_again_and_one_that_did_is(
@@ -349,7 +355,7 @@ def test_while_a_file_is_being_finished_it_is_there_once(tmp_path: Path) -> None
 
     (file,) = listing_of(tmp_path).files([].append).values()
 
-    assert file.path == path
+    assert file.place == path
 
 
 def test_a_name_in_progress_that_another_file_took_over_is_noticed(tmp_path: Path) -> None:
@@ -392,7 +398,7 @@ def test_a_directory_that_cannot_be_listed_is_told(
     told: list[ArchiveDamage] = []
 
     [file] = listing_of(tmp_path).files(told.append).values()
-    assert file.path.name == "a.log"
+    assert file.place.name == "a.log"
     assert set(told) == {ArchiveDamage(str(locked), 0, "cannot be listed (Permission denied)")}
 
 

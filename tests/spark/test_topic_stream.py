@@ -7,6 +7,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,11 @@ from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
+from nsqtools.spark.archives.archive_stream import ArchiveStream
+from nsqtools.spark.archives.offsets import Offset
 from nsqtools.spark.archives.partition_reader import read_partition
 from nsqtools.spark.archives.read_settings import BatchLimits, ReadSettings, StreamSettings
+from nsqtools.spark.stream_format import StreamReader
 from nsqtools.spark.topic_stream import SpoolSettings, TopicSettings, TopicStream, topic_settings
 
 if TYPE_CHECKING:
@@ -60,15 +64,13 @@ def new_stream(nsqd: Nsqd, settings: SpoolSettings) -> Iterator[NewStream]:
         stream.stop()
 
 
-def bodies(stream: TopicStream, start: dict[str, Any], end: dict[str, Any]) -> list[bytes]:
+def bodies(stream: TopicStream, start: Offset, end: Offset) -> list[bytes]:
     planned, settings = stream.plan(start, end), ReadSettings(("/",))
     batches = [batch for each in planned for batch in read_partition(each, settings, ["body"])]
     return [body for batch in batches for body in batch["body"].to_pylist()]
 
 
-def following(
-    stream: TopicStream, start: dict[str, Any], limits: BatchLimits = UNLIMITED
-) -> dict[str, Any]:
+def following(stream: TopicStream, start: Offset, limits: BatchLimits = UNLIMITED) -> Offset:
     """The next offset with something new."""
     return wait_until(
         lambda: end if (end := stream.latest(start, limits)) != start else None,
@@ -77,9 +79,7 @@ def following(
     )
 
 
-def upto(
-    stream: TopicStream, start: dict[str, Any], count: int
-) -> tuple[list[bytes], dict[str, Any]]:
+def upto(stream: TopicStream, start: Offset, count: int) -> tuple[list[bytes], Offset]:
     """Batches until there are so many messages; returns them, and the last offset."""
     found: list[bytes] = []
     while len(found) < count:
@@ -140,8 +140,16 @@ def test_a_checkpoint_belongs_to_its_topics_and_channel(
     stream = new_stream(replace(settings, **other))
     with pytest.raises(ConfigurationError, match=r"the checkpoint belongs to .*, not to .*other"):
         stream.latest(offset, UNLIMITED)
-    with pytest.raises(ConfigurationError, match="is not an offset of format 'nsq'"):
-        stream.latest({"version": 1, "writers": {}}, UNLIMITED)
+
+
+def test_an_offset_belongs_to_one_kind_of_source(new_stream: NewStream, tmp_path: Path) -> None:
+    read, stream = ReadSettings((str(tmp_path),)), StreamSettings()
+    topics = StreamReader(new_stream, read, stream, [], "topic clicks")
+    archive = StreamReader(partial(ArchiveStream, read, stream), read, stream, [], "archive a")
+    for reader, other in ((topics, archive), (archive, topics)):
+        reader.commit(reader.initialOffset())
+        with pytest.raises(ConfigurationError, match=f"is not an offset of {reader._source}"):
+            reader.commit(other.initialOffset())
 
 
 @pytest.mark.parametrize("is_planned", [False, True])
@@ -169,11 +177,11 @@ def test_a_spool_that_is_gone_is_said(
     start = first.initial()
     _, offset = upto(first, start, 50)
     first.stop()
-    shutil.rmtree(settings.folder / start["run"])
+    shutil.rmtree(settings.folder / start.run)
 
     stream = new_stream(fail_on_data_loss=fails)
     if fails:
-        with pytest.raises(NsqError, match=f"the spool .*{start['run']} is gone"):
+        with pytest.raises(NsqError, match=f"the spool .*{start.run} is gone"):
             stream.latest(offset, UNLIMITED)
     else:
         nsqd.publish(TOPIC, b"new")

@@ -9,8 +9,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import date
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument
-
 from nsqtools.cli.options.params import SAFETY, SELECTION, Delimiter, DryRun, Json, Yes
 from nsqtools.cli.options.spark_options import (
     SkipDamaged,
@@ -19,7 +17,7 @@ from nsqtools.cli.options.spark_options import (
     job_progress,
     open_spark,
     place,
-    places,
+    places_argument,
 )
 from nsqtools.cli.options.tables import ColumnsChoice, TableFormat
 from nsqtools.cli.parsing.binding import OptionSet, opt
@@ -50,10 +48,8 @@ class CompactionOptions(OptionSet):
 
     paths: Annotated[
         list[Any],  # of Location
-        Argument(
-            parser=places,
-            metavar="PATH",
-            help="Archives, Parquet or a Delta table: directories, files, s3://BUCKET/PREFIX.",
+        places_argument(
+            "Archives, Parquet or a Delta table: directories, files, s3://BUCKET/PREFIX."
         ),
     ]
     output: Any = opt(  # a Location or None

@@ -23,19 +23,18 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from enum import Enum
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from threading import Timer
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from typer import Argument, Context
+from typer import Context
 
-from nsqtools.cli.options.connection import ClusterConnection
+from nsqtools.cli.options.connection import ClusterSettings, cluster_connection
 from nsqtools.cli.parsing.app import HELP_NAMES, command_tree, parser_of
-from nsqtools.cli.parsing.binding import UsageError, opt
-from nsqtools.cli.parsing.help import choices, metavar, raw_parts, rows_of
+from nsqtools.cli.parsing.binding import UsageError, prepare
+from nsqtools.cli.parsing.help import choices, metavar, rows_of
 from nsqtools.cli.registry import COMMANDS, ROOT_OPTIONS, Command, Group
-from nsqtools.cli.running.runtime import Runtime, Session
+from nsqtools.cli.running.runtime import Runtime
 from nsqtools.errors import ConfigurationError, NsqError
 
 TIMEOUT_S = 0.8  # for a daemon; what another one answered in time is still shown
@@ -43,13 +42,14 @@ LIMIT_S = 1.0  # for everything: name resolution knows no time-out
 
 CURSOR = "\0"
 FILES, DIRS, CLIENT_OPTIONS = "files", "dirs", "options"
+TOPICS, CHANNELS, NODES, PROFILES = NAMES = ("topics", "channels", "nodes", "profiles")
 
-BY_NAME = {name: f"{name}s" for name in ("topic", "channel", "profile")}
+BY_NAME = {"topic": TOPICS, "channel": CHANNELS, "profile": PROFILES}
 BY_NAME |= dict.fromkeys(("consumer-opt", "producer-opt"), CLIENT_OPTIONS)
 # of the daemons
 BY_NAME |= {"data-path": DIRS}
 BY_NAME |= dict.fromkeys(("config", "tls-cert", "tls-key", "tls-root-ca-file"), FILES)
-BY_METAVAR = {"FILE": FILES, "PATH": FILES, "DIR": DIRS, "NODE": "nodes"}
+BY_METAVAR = {"FILE": FILES, "PATH": FILES, "DIR": DIRS, "NODE": NODES}
 
 CHOICES = {
     "tls-min-version": ("tls1.2", "tls1.3"),
@@ -65,15 +65,6 @@ class Offer(NamedTuple):
 
     words: Sequence[tuple[str, str]] = ()
     kind: str = "words"
-
-
-class NameKind(Enum):
-    """Which names of the cluster, or of the configuration file."""
-
-    topics = "topics"
-    channels = "channels"
-    nodes = "nodes"
-    profiles = "profiles"
 
 
 def complete_line(arguments: Sequence[str]) -> int:
@@ -157,7 +148,7 @@ def typed_offer(command: Any, words: Sequence[str], current: str) -> tuple[Offer
     for each in at_cursor:
         name = max(each.opts, key=len).lstrip("-")  # topic, of an argument or of -t, --topic
         kind, known = value_of(name, metavar(each), choices(each))
-        if kind in NameKind.__members__ and not known:
+        if kind in NAMES and not known:
             old, sign, _ = typed.rpartition("=")  # OLD=NEW
             return Offer([(name, "") for name in names_for(kind, given)]), prefix + old + sign
         return offer_of(kind, known, typed), prefix
@@ -196,21 +187,16 @@ def spellings(options: Sequence[Any]) -> Iterator[tuple[str, str]]:
 
 
 def raw_offer(entry: Command, words: Sequence[str], current: str) -> tuple[Offer, str]:
-    """What can follow in a command that reads its arguments itself; flags of Go have one dash or
+    """What can follow in a daemon, which reads its arguments itself; flags of Go have one dash or
     two, and their values are the next word, or for a bool behind = only."""
-    page, flags = raw_parts(entry)
+    daemon: Any = entry.load()
+    flags = daemon.flags()
     name, equals, typed = current.partition("=")
-    prefix = f"{name}=" if equals else ""
-    if flags is None and not current.startswith("-"):
-        rows = page.sections["Arguments"][len(words) :]
-        return offer_of(*(value_of("", rows[0][0]) if rows else ("", ())), typed), ""
-    if flags is None:
-        return Offer([("-h", ""), ("--help", dict(ROOT_OPTIONS)["-h, --help"])]), ""
     flag = flags.get((words[-1] if words and not equals else name).lstrip("-"))
     if flag is not None and (equals or (words[-1].startswith("-") and not flag.kind.is_bool)):
         form = "true|false" if flag.kind.is_bool else flag.kind.go_name
         key = (name if equals else words[-1]).lstrip("-")
-        return offer_of(*value_of(key, form), typed), prefix
+        return offer_of(*value_of(key, form), typed), f"{name}=" if equals else ""
     dashes = "--" if current.startswith("--") else "-"
     return Offer([(dashes + each, flag.help) for each, flag in flags.items()]), ""
 
@@ -245,52 +231,44 @@ def offer_of(kind: str, known: Sequence[str], typed: str) -> Offer:
 
 
 def names_for(kind: str, given: Mapping[str, Any]) -> list[str]:
-    """Names from the cluster that the options of a line name."""
-    asking = parser_of("names", names_of)
-    request = [kind]
-    for each in asking.params[1:]:
-        name = max(each.opts, key=len)
-        for value in texts_of(given.get(each.name)):
-            if isinstance(value, bool):
-                request.append(name if value else each.secondary_opts[0])
-            elif value not in (None, CURSOR) and not each.count:
-                request.append(f"{name}={value}")
-    runtime = Runtime.of_process(["names", *request])
-    with asking.make_context(
-        "names", request, obj=runtime, help_option_names=HELP_NAMES
-    ) as context:
-        names: list[str] = asking.invoke(context)
-    return names
-
-
-def names_of(
-    kind: Annotated[NameKind, Argument()],
-    topic: Annotated[str | None, opt("--topic -t TOPIC", "Whose channels.")] = None,
-    *,
-    cluster: ClusterConnection,
-    runtime: Session,
-) -> list[str]:
-    """The names, channels of all topics where none is given; none when no daemon answers."""
-    if kind is NameKind.profiles:
+    """The names of the configuration file, or of the cluster that the options of a line name; none
+    when no daemon answers. Channels are those of its topic, or of all topics."""
+    runtime = Runtime.of_process()
+    if kind == PROFILES:
         from nsqtools.settings import config_path, profile_names
 
         return profile_names(config_path(runtime.environ))
     from nsqtools.cluster.topics import channel_names, named_topics
     from nsqtools.protocol.names import is_valid_name
 
+    cluster = cluster_of(given, runtime)
     limit = Timer(LIMIT_S, os._exit, (0,))
     limit.daemon = True
     limit.start()
     try:
         with cluster.open(TIMEOUT_S) as opened:
-            if kind is NameKind.nodes:
+            if kind == NODES:
                 nsqds, _ = opened.nsqds()
                 # host:port or a URL, with nothing in it that means more to a shell
                 return [each for each in nsqds if re.fullmatch(r"[\w.:/-]+", each, re.ASCII)]
-            is_topics = kind is NameKind.topics
-            names = named_topics(opened)[0] if is_topics else channel_names(opened, topic or "")
+            if kind == TOPICS:
+                names: Iterable[str] = named_topics(opened)[0]
+            else:
+                topic = [None, *texts_of(given.get("topic"))][-1]
+                names = channel_names(opened, topic or "")
     except NsqError:
         return []
     finally:
         limit.cancel()
     return sorted(filter(is_valid_name, names))
+
+
+def cluster_of(given: Mapping[str, Any], runtime: Runtime) -> ClusterSettings:
+    """The cluster, read from what a line gives as a command reads it. Raises `NsqError`."""
+    asking = parser_of("names", cluster_connection)
+    context = Context(asking, obj=runtime)
+    for each in sorted(asking.params, key=lambda each: not each.is_eager):
+        prepare(each)
+        each.handle_parse_result(context, given, [])
+    cluster: ClusterSettings = asking.invoke(context)
+    return cluster

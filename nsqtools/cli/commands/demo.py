@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nsqtools.cli.running.runtime import ExitStatus, Session, stopping
+from nsqtools.cli.running.runtime import ExitStatus, Session, leaving_on_signals
 
 
 def demo(*, runtime: Session) -> int:
@@ -14,15 +14,10 @@ def demo(*, runtime: Session) -> int:
     Examples:
         nsq demo
     """
-    from nsqtools.demo.story import DemoStage, DemoStopped, Story
+    from nsqtools.demo.story import Story, demo_stage
 
-    stage = DemoStage(runtime.environ)
-    story = Story(stage, runtime.stdout)
-    with stopping(stage.stop) as signals:
-        try:
-            with stage:
-                story.run()
-        except DemoStopped:
-            return signals.status(otherwise=ExitStatus.FAILED)
-    story.write("Everything was there. Next: nsq --help\n")
-    return signals.status()
+    with leaving_on_signals(), demo_stage(runtime.environ) as stage:
+        story = Story(stage, runtime.stdout)
+        story.run()
+        story.write("Everything was there. Next: nsq --help\n")
+    return ExitStatus.DONE

@@ -129,11 +129,10 @@ def in_memory(address: str, settings: dict[str, str]) -> dict[tuple[str, str], i
     from nsqtools.client.connection import http_access
     from nsqtools.client.options import ClientOptions
     from nsqtools.protocol.names import NSQD_HTTP_PORT, http_url
-    from nsqtools.protocol.stats import read_stats
 
     access = http_access(ClientOptions().with_options(settings), (address,))
     with access.nsqd(http_url(address, NSQD_HTTP_PORT)) as client:
-        stats = read_stats(client.stats())
+        stats = client.stats()
     found = {}
     for topic in stats.topics or ():
         found[topic.topic_name, ""] = topic.depth - topic.backend_depth

@@ -6,8 +6,6 @@ import os
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument
-
 from nsqtools.cli.options.connection import ProducerConnection
 from nsqtools.cli.options.params import (
     SELECTION,
@@ -26,7 +24,13 @@ from nsqtools.cli.options.publishing import (
     TopicMap,
     topic_map,
 )
-from nsqtools.cli.options.spark_options import SparkOptions, job_progress, open_spark, place, places
+from nsqtools.cli.options.spark_options import (
+    SparkOptions,
+    job_progress,
+    open_spark,
+    place,
+    places_argument,
+)
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import report_damages, report_publishing
 from nsqtools.cli.render.output import Form, ListingForm, write_json, write_listing
@@ -45,11 +49,7 @@ def parse_written_moment(text: str) -> Moment:
 
 Paths = Annotated[
     list[Any],  # of Location
-    Argument(
-        parser=places,
-        metavar="PATH",
-        help="Archives or Parquet: files, or directories with all below.",
-    ),
+    places_argument("Archives or Parquet: files, or directories with all below."),
 ]
 
 

@@ -6,22 +6,15 @@ from collections.abc import Mapping
 from heapq import nlargest
 from typing import Annotated, Any
 
-from typer import Argument
-
 from nsqtools.cli.options.params import Delimiter, Since, Until, time_range
 from nsqtools.cli.options.spark_options import (
-    DamageDir,
-    SkipDamaged,
+    ArchiveReading,
     SparkOptions,
     Topics,
-    damage_place,
     job_progress,
-    naming_flags,
-    open_spark,
-    places,
+    places_argument,
 )
 from nsqtools.cli.parsing.binding import opt
-from nsqtools.cli.render.outcomes import report_damages
 from nsqtools.cli.render.output import Form, ListingForm, write_json, write_listing
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.protocol.text import NS, format_duration
@@ -48,10 +41,8 @@ def parse_gap(text: str) -> float:
 
 Paths = Annotated[
     list[Any],  # of Location
-    Argument(
-        parser=places,
-        metavar="PATH",
-        help="Archives, Parquet or Delta: files, directories with all below, or s3://... places.",
+    places_argument(
+        "Archives, Parquet or Delta: files, directories with all below, or s3://... places."
     ),
 ]
 
@@ -66,9 +57,8 @@ def report(
         "DURATION", "A topic that is silent for longer has a gap.", None, "5m", parser=parse_gap
     ),
     delimiter: Delimiter = None,
-    skip_damaged: SkipDamaged = False,
-    damage_dir: DamageDir = None,
     *,
+    reading: ArchiveReading,
     form: ListingForm,
     spark: SparkOptions,
     runtime: Session,
@@ -86,28 +76,20 @@ def report(
         nsq spark report /data/nsq --by 10m --gap 1m
     """
     from nsqtools.archive.catalog import find_inputs
-    from nsqtools.spark.archives.damage import read_damage
     from nsqtools.spark.jobs.inputs import Choice
     from nsqtools.spark.jobs.reporting import make_report
 
     inputs = find_inputs(paths)
     tables = (*inputs.parquet, *inputs.delta)
     settings = spark.settings("nsq spark report", tables, python_places=inputs.archives)
-    with damage_place(
-        damage_dir, skip_damaged=skip_damaged, is_local=settings.is_local
-    ) as damage_path:
-        choice = Choice(tuple(topic or ()), time_range(since, until), delimiter, damage_path)
-        with (
-            naming_flags(),
-            open_spark(runtime, settings) as session,
-            job_progress(runtime, session),
-        ):
+    with reading.session(runtime, settings) as opened:
+        choice = Choice(tuple(topic or ()), time_range(since, until), delimiter, opened.damage)
+        with job_progress(runtime, opened.spark):
             made = make_report(
-                session, inputs, choice, step_ns=round(by * NS), gap_ns=round(gap * NS)
+                opened.spark, inputs, choice, step_ns=round(by * NS), gap_ns=round(gap * NS)
             )
-        damages = read_damage(damage_path) if damage_path else []
-    show_report(runtime, made, form)
-    return report_damages(runtime, damages).status
+        show_report(runtime, made, form)
+    return opened.status
 
 
 MOST_GAPS = 20

@@ -11,18 +11,13 @@ from typer import Argument
 
 from nsqtools.cli.options.params import LIMITS
 from nsqtools.cli.options.spark_options import (
-    DamageDir,
-    SkipDamaged,
+    ArchiveReading,
     SparkOptions,
-    damage_place,
     job_progress,
-    naming_flags,
-    open_spark,
-    places,
+    places_argument,
 )
 from nsqtools.cli.options.tables import ColumnsOfArchives
 from nsqtools.cli.parsing.binding import opt
-from nsqtools.cli.render.outcomes import report_damages
 from nsqtools.cli.render.output import Form, FormKind, ListingForm, write_documents, write_listing
 from nsqtools.cli.running.runtime import Runtime, Session
 from nsqtools.errors import ConfigurationError, NotFoundError
@@ -35,11 +30,7 @@ ROWS_AT_A_TIME = 1000
 
 Paths = Annotated[
     list[Any] | None,  # of Location
-    Argument(
-        parser=places,
-        metavar="PATH",
-        help="Archives, called archive in the query, Parquet (parquet), or Delta (delta).",
-    ),
+    places_argument("Archives, called archive in the query, Parquet (parquet), or Delta (delta)."),
 ]
 
 
@@ -59,9 +50,8 @@ def sql(
         min=0,
         show_default="100 on a terminal, else all",
     ),
-    skip_damaged: SkipDamaged = False,
-    damage_dir: DamageDir = None,
     *,
+    reading: ArchiveReading,
     bodies: ColumnsOfArchives,
     form: ListingForm,
     spark: SparkOptions,
@@ -80,7 +70,6 @@ def sql(
         nsq spark sql 'SELECT max(n) FROM archive' /var/nsq --body json --schema clicks.json
         nsq spark sql 'SELECT body FROM parquet WHERE date = "2026-11-21"' /data --json
     """
-    from nsqtools.spark.archives.damage import read_damage
     from nsqtools.spark.archives.read_settings import Bodies
     from nsqtools.spark.format_options import read_place
     from nsqtools.spark.jobs.sql import QueryRows, named_views, places_of, plan_query
@@ -99,20 +88,18 @@ def sql(
     chosen = Bodies(bodies.body, bodies.fields(needed=True))
     tables, archives = places_of(views)
     settings = spark.settings("nsq spark sql", tables, python_places=archives)
-    with damage_place(
-        damage_dir, skip_damaged=skip_damaged, is_local=settings.is_local
-    ) as damage_path:
-        with naming_flags(), open_spark(runtime, settings) as session:
-            with job_progress(runtime, session):
-                reading = QueryRows(plan_query(session, settings, views, text, damage_path, chosen))
-                rows = reading.first(count + 1) if count else reading.all()
-                if runtime.stdout_is_tty:  # which the progress line is on, too
-                    rows = list(rows)
-                else:
-                    write_rows(runtime, reading, rows, count, form)
-            if runtime.stdout_is_tty:
-                write_rows(runtime, reading, rows, count, form)
-        return report_damages(runtime, read_damage(damage_path) if damage_path else ()).status
+    with reading.session(runtime, settings) as opened:
+        with job_progress(runtime, opened.spark):
+            plan = plan_query(opened.spark, settings, views, text, opened.damage, chosen)
+            found = QueryRows(plan)
+            rows = found.first(count + 1) if count else found.all()
+            if runtime.stdout_is_tty:  # which the progress line is on, too
+                rows = list(rows)
+            else:
+                write_rows(runtime, found, rows, count, form)
+        if runtime.stdout_is_tty:
+            write_rows(runtime, found, rows, count, form)
+    return opened.status
 
 
 def read_query(file: Path, runtime: Runtime) -> str:

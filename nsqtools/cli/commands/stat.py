@@ -148,7 +148,7 @@ def stat(
         answer = document(sample, queues)
         records = answer["queues"]
         if show is StatRows.clients:
-            records = answer["consumers"] = client_documents(sample.reports, queues)
+            records = answer["consumers"] = client_documents(sample, queues)
         elif show is StatRows.memory:
             records = [{**node, **node.get("memory", {})} for node in answer["nodes"]]
         if form.is_document:

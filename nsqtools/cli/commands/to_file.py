@@ -360,9 +360,10 @@ def to_file(
             watched.progress.clear()
             if consuming.json:
                 document = asdict(archiver.totals) | {"on_file_failures": failed}
+                document |= {"uploaded": 0, "not_uploaded": left, "misfits": 0}
                 if uploads is not None:
-                    document |= {"uploaded": uploads.totals.files, "not_uploaded": left}
-                    document |= {"misfits": uploads.totals.misfits} if is_landing else {}
+                    stored = uploads.totals
+                    document |= {"uploaded": stored.files, "misfits": stored.misfits}
                 write_json(runtime, document)
             runtime.tell(summary(archiver))
     status = ExitStatus.LIMIT_NOT_REACHED if archiver.falls_short else ExitStatus.DONE

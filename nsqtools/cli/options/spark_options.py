@@ -9,22 +9,29 @@ A command that has a text of its own for the progress line leaves `job_progress`
 
 from __future__ import annotations
 
-import os
-import signal
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Argument
 
 from nsqtools.cli.options.params import SELECTION
 from nsqtools.cli.parsing.binding import OptionSet, opt
-from nsqtools.cli.render.outcomes import INTERVAL_S, Progress
-from nsqtools.cli.running.runtime import SIGNALS, EndSignals, Runtime, beside, handling, stopping
+from nsqtools.cli.render.outcomes import INTERVAL_S, Progress, report_damages
+from nsqtools.cli.running.runtime import (
+    EndSignals,
+    ExitStatus,
+    Runtime,
+    beside,
+    leaving_on_signals,
+    stopping,
+)
 from nsqtools.errors import ConfigurationError, NsqError
 
 if TYPE_CHECKING:
@@ -61,38 +68,61 @@ SkipDamaged = Annotated[
     opt("--skip-damaged", "Read what is readable of damaged archives; report the rest.", ARCHIVES),
 ]
 
-DamageDir = Annotated[
-    Any,  # a Location or None
-    opt(
-        "--damage-dir DIR",
+
+def places_argument(help: str) -> Any:
+    """The argument that takes several places; its type is a list of `Location`."""
+    return Argument(parser=places, metavar="PATH", help=help)
+
+
+class ArchiveReading(OptionSet):
+    """What becomes of damaged archives that a query reads."""
+
+    panel = ARCHIVES
+    skip_damaged: SkipDamaged = False
+    damage_dir: Any = opt(  # a Location or None
+        "DIR",
         "Where executors of a cluster report damage: a shared directory, or s3://BUCKET/PREFIX.",
-        ARCHIVES,
         parser=place,
-    ),
-]
+    )
 
+    @contextmanager
+    def session(self, runtime: Runtime, settings: SparkSettings) -> Iterator[ArchiveSession]:
+        """A session to read archives in; at its end what was skipped is reported.
 
-@contextmanager
-def damage_place(
-    damage_dir: Location | None, *, skip_damaged: bool, is_local: bool
-) -> Iterator[Location | None]:
-    """A place where this run's tasks report damage, if it is to be skipped.
+        Raises `ConfigurationError` when the reports would stay on the machines of executors.
+        """
+        from nsqtools.spark.archives.damage import read_damage
 
-    Raises `ConfigurationError` when the reports would stay on the machines of executors.
-    """
-    if not skip_damaged:
-        yield None
-    elif damage_dir is not None:
-        folder = damage_dir.absolute() if isinstance(damage_dir, Path) else damage_dir
-        yield folder / f"damage-{uuid.uuid4().hex[:12]}"
-    elif is_local:
-        with TemporaryDirectory(prefix="nsq-damage-") as directory:
-            yield Path(directory)
-    else:
+        with TemporaryDirectory(prefix="nsq-damage-") as here:
+            damage = self._place(Path(here), is_local=settings.is_local)
+            with naming_flags(), open_spark(runtime, settings) as spark:
+                opened = ArchiveSession(spark, damage)
+                yield opened
+            damages = () if damage is None else read_damage(damage)
+        opened.status = report_damages(runtime, damages).status
+
+    def _place(self, here: Path, *, is_local: bool) -> Location | None:
+        if not self.skip_damaged:
+            return None
+        if self.damage_dir is not None:
+            folder = self.damage_dir
+            folder = folder.absolute() if isinstance(folder, Path) else folder
+            return folder / f"damage-{uuid.uuid4().hex[:12]}"
+        if is_local:
+            return here
         raise ConfigurationError(
             "--skip-damaged on a cluster needs --damage-dir, which lists what is missing",
             hint="Give a directory that all share, or a place in an object store.",
         )
+
+
+@dataclass
+class ArchiveSession:
+    """``damage`` is where tasks report it; ``status`` is what it means, once that is over."""
+
+    spark: SparkSession
+    damage: Location | None
+    status: ExitStatus = ExitStatus.DONE
 
 
 @contextmanager
@@ -196,19 +226,6 @@ def open_spark(runtime: Runtime, settings: SparkSettings) -> Iterator[SparkSessi
                 left.set()
                 if signals is not None and signals.received is not None:
                     raise SystemExit(signals.status())
-
-
-@contextmanager
-def leaving_on_signals() -> Iterator[None]:
-    """The first INT or TERM leaves by ``SystemExit``, so that the JVM is ended on the way."""
-
-    def leave(number: int, _frame: FrameType | None) -> None:
-        for each in SIGNALS:
-            signal.signal(each, lambda number, _frame: os._exit(128 + number))
-        raise SystemExit(128 + number)
-
-    with handling(SIGNALS, leave):
-        yield
 
 
 @contextmanager

@@ -134,8 +134,9 @@ def run(arguments: Sequence[str], runtime: Runtime | None = None) -> int:
 
 
 def parser_of(name: str, function: Callable[..., Any]) -> Any:
+    how = getattr(function, "context_settings", None)
     return get_command_from_info(
-        CommandInfo(name=name, callback=flatten(function), cls=RealCommand),
+        CommandInfo(name=name, callback=flatten(function), cls=RealCommand, context_settings=how),
         pretty_exceptions_short=False,
         rich_markup_mode=None,
     )

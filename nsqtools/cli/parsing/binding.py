@@ -213,12 +213,12 @@ class NativeCoercion:
         option = super().get_help_option(ctx)  # type: ignore[misc]
         if option is not None:
             option.help = "Show the usual options (-h) or all of them (--help), and exit."
-            _prepare(option)
+            prepare(option)
         return option
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         for parameter in self.params:
-            _prepare(parameter)
+            prepare(parameter)
         _refuse_single_dashes(self.params, args, ctx)
         return super().parse_args(ctx, args)  # type: ignore[misc]
 
@@ -274,7 +274,8 @@ def converter(annotation: Any, *, least: float | None, most: float | None) -> Co
     return _PLAIN.get(annotation)
 
 
-def _prepare(parameter: Any) -> None:
+def prepare(parameter: Any) -> None:
+    """Give a parameter its converter, where typer has none of it yet."""
     if getattr(parameter, "_runtime_param", parameter) is not None:
         return
     descriptor = parameter.type_descriptor

@@ -318,14 +318,6 @@ def _plain(value: Any) -> str:
     return str(getattr(value, "value", value))  # of an enum
 
 
-def raw_parts(entry: Command) -> tuple[HelpPage, Mapping[str, Flag] | None]:
-    """The help page of a raw command, and its flags if they are Go's."""
-    command: Any = entry.load()
-    if hasattr(command, "flags"):
-        return command.page(), command.flags()
-    return sys.modules[command.__module__].page(), None
-
-
 SYNTAX = (
     "The flags are those of the real one, with one dash or two. A bool takes its value after an "
     "equals sign: -verbose=false. SIGINT and SIGTERM end it, with everything on disk."

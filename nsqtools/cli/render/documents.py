@@ -4,13 +4,17 @@ An annotation is the description of a field, or more of its schema. Numbers are 
 What is printed as it is has its type where it is made.
 """
 
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
 
+from nsqtools.archive.topic_writer import ArchiveTotals
 from nsqtools.bench.bench_plan import BenchReport
 from nsqtools.cluster.inventory import NodeOfTopic, PingResult
 from nsqtools.forward.parcel import ForwardTotals
+from nsqtools.publish.publisher import PublishCounts
 from nsqtools.settings import SettingRow
 from nsqtools.spark.doctor import Finding
+from nsqtools.spark.publishing.row_outcomes import PublishReport
 
 
 class Rule(NamedTuple):
@@ -282,26 +286,19 @@ class MessageDocument(TypedDict):
     body64: NotRequired[Annotated[str, "The body in base64, if it is not UTF-8."]]
 
 
-class _PublishCounts(TypedDict):
-    confirmed: Annotated[int, "nsqd has them."]
-    rejected: Annotated[int, "Above the size limit, or refused by nsqd."]
-    unknown: Annotated[int, "The connection broke before the answer."]
-    unsent: Annotated[int, "nsqd does not have them."]
-    skipped: Annotated[int, "Empty ones, which NSQ cannot carry."]
-    filtered: Annotated[int, "Not selected by --where or --pick."]
+@dataclass
+class CountsOfNode(PublishCounts):
+    nsqd: TcpAddress = ""
 
 
-class CountsOfNode(_PublishCounts):
-    nsqd: TcpAddress
-
-
-class PublishedDocument(_PublishCounts):
+@dataclass
+class PublishedDocument(PublishCounts):
     """What became of the messages."""
 
-    repeated: Annotated[int, "Published again although nsqd may have had them."]
+    repeated: Annotated[int, "Published again although nsqd may have had them."] = 0
     destinations: Annotated[
         list[CountsOfNode], "The counts of each nsqd, where every message goes to several."
-    ]
+    ] = field(default_factory=list)
 
 
 class PlannedDocument(TypedDict):
@@ -374,21 +371,14 @@ class Verified(TypedDict):
     damaged: list[DamagedFile]
 
 
-class ArchivedDocument(TypedDict):
+@dataclass
+class ArchivedDocument(ArchiveTotals):
     """What was archived."""
 
-    messages: int
-    bytes: Annotated[int, "As on disk."]
-    files: Annotated[int, "Files finished."]
-    already_written: Annotated[int, "Messages that came again and had been written."]
-    failures: Annotated[int, "Writes that failed and were tried again."]
-    ambiguous: Annotated[int, "Bodies in raw files that contain the delimiter."]
-    on_file_failures: Annotated[int, "Times that the command of --on-file failed."]
-    uploaded: NotRequired[Annotated[int, "Files uploaded or landed; only where some are."]]
-    not_uploaded: NotRequired[
-        Annotated[int, "Files left for the next run to upload; only where some are."]
-    ]
-    misfits: NotRequired[Annotated[int, "Bodies that did not fit their columns; of tables only."]]
+    on_file_failures: Annotated[int, "Times that the command of --on-file failed."] = 0
+    uploaded: Annotated[int, "Files uploaded or landed."] = 0
+    not_uploaded: Annotated[int, "Files left for the next run to upload."] = 0
+    misfits: Annotated[int, "Bodies that did not fit their columns; of tables only."] = 0
 
 
 class ConvertedDocument(TypedDict):
@@ -450,20 +440,12 @@ class Ingested(TypedDict):
     damages: Annotated[int, "Places in archives that could not be read, reported in this run."]
 
 
-class SparkReplayed(TypedDict):
+@dataclass
+class SparkReplayed(PublishReport):
     """What became of the messages."""
 
-    topics: Annotated[dict[str, int], "Messages confirmed, by topic."]
-    confirmed: int
-    rejected: int
-    unknown: int
-    dead_lettered: int
-    retried: int
-    repeated: int
-    before: int
-    seconds: float
-    reasons: list[str]
-    is_complete: bool
+    confirmed: int = 0
+    is_complete: bool = False
 
 
 class MessagesOfTopic(TypedDict):

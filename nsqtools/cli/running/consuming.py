@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableSet, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -358,10 +359,12 @@ def watching_for_the_end(
 
 def is_empty(cluster: Cluster, channel: str, connections: Mapping[str, Collection[str]]) -> bool:
     """Tell whether nothing waits, at any of the nsqd that each topic is consumed from."""
+    from nsqtools.http.http_api import NsqdHTTPClient
+
     for topic, connected in connections.items():
-        stats = cluster.stats(topic)
-        there = [each for node in stats.nodes for each in node.stats.topics or ()]
-        if stats.failures or len(there) < len(connected):
+        answers, failures = cluster.ask_nsqds(partial(NsqdHTTPClient.stats, topic=topic))
+        there = [each for stats in answers.values() for each in stats.topics or ()]
+        if failures or len(there) < len(connected):
             return False
         for found in there:
             waiting = [each.depth for each in found.channels if each.channel_name == channel]

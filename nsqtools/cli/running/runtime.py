@@ -176,6 +176,20 @@ def handling(
 
 
 @contextmanager
+def leaving_on_signals() -> Iterator[None]:
+    """Inside, the first INT or TERM leaves by ``SystemExit``, so that all is cleaned up on the way;
+    the second exits at once."""
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        for each in SIGNALS:
+            signal.signal(each, lambda number, _frame: os._exit(128 + number))
+        raise SystemExit(128 + number)
+
+    with handling(SIGNALS, leave):
+        yield
+
+
+@contextmanager
 def beside(
     name: str, work: Callable[[threading.Event], object], wait_s: float | None = None
 ) -> Iterator[None]:

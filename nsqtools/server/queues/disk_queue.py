@@ -35,7 +35,6 @@ from nsqtools.server.queues.queue_files import (
     Block,
     CorruptFile,
     DiskWork,
-    Done,
     Positions,
     QueueFiles,
     RecordReader,
@@ -212,14 +211,13 @@ class DiskQueue:
         self._meta.write(self._positions(), self._meta.number())
         self._operations = self._not_noted = 0
 
-    def start_sync(self, then: Done = lambda _: None) -> None:
+    def start_sync(self) -> None:
         """Have what was put and read until now made durable; a failure is logged."""
         operations = self._operations
         try:
             work = self._sync(os.dup(self._writer) if self._writer >= 0 else -1, is_open=True)
         except OSError as exc:  # no descriptor left
             self._report(exc)
-            then(exc)
             return
         self._is_syncing = True
 
@@ -231,7 +229,6 @@ class DiskQueue:
                 self._start_if_due()
             if self._operations:
                 self._on_dirty(self)
-            then(error)
 
         self._behind.run(work, finished)
 

@@ -61,7 +61,7 @@ from nsqtools.archive.layout import (
     owner_of,
     split_head,
 )
-from nsqtools.archive.location import StoredPlace
+from nsqtools.archive.location import Location, StoredPlace
 from nsqtools.archive.members import CorruptError, Unpacker, codec_of
 from nsqtools.archive.reader import is_message, read_lines
 from nsqtools.archive.storage import Entry, LocalStorage, Storage, failing, side_by_side
@@ -159,110 +159,84 @@ UNKNOWN = -1  # as a member's count of messages
 OnDamage = Callable[[ArchiveDamage], None]
 
 
-class ListedFile:
-    """A file, read as far as it is asked for. Methods raise ``OSError``."""
+class Recorded(NamedTuple):
+    """What an index, a manifest, or a line of a catalog says of a file as a whole.
 
-    def __init__(self, path: Path, name: str, shown: str) -> None:
-        self.path = path
-        self.shown = shown
+    ``version`` is that of an object. ``total`` is its commit record; None where only its members
+    are known.
+    """
+
+    version: str
+    head: Head | None
+    total: Total | None
+
+
+class ListedFile:
+    """A finished file, read as far as it is asked for. Methods raise ``OSError``.
+
+    ``lines`` are those of its index, where they were read; without a ``record`` it has none.
+    ``entry`` is what a store said of an object.
+    """
+
+    is_finished = True
+
+    def __init__(
+        self,
+        place: Location,
+        name: str,
+        record: Recorded | None,
+        lines: bytes | None = None,
+        entry: Entry | None = None,
+    ) -> None:
+        self.place = place
+        self.shown = str(place)
         """Its path once it is finished, as far as is known."""
-        self.name = name
+        self.name = name or place.name
         """Its path below the listed directory, as it is or will be when finished."""
-        self.is_finished = not is_hidden(path.name, PART)
-        self._index = index_of(path if self.is_finished else owner_of(path))
-        self._index_read = 0
-        self._index_lines: bytes | None = None  # all of a short one, until they are asked for
-        self._members: list[Member] = []
-        self.total: Total | None = None
-        """The commit record of a finished file; None where only its members are known."""
-        self.head: Head | None = None
-        self.first_ts = 0  # of the first member, if there is an index
-        self.has_index = self._begin()
+        self.recorded, self.entry = record, entry
+        self.has_index = record is not None
+        self.head, self.total = record[1:] if record else (None, None)
+        self._lines = lines
+        self.first_ts = self.total.min_ts if self.total else _first_ts(lines or b"")
         self._content: FileContent | None = None
         self._beginning: bytes | None = None
-        self._is_named = name == str(path)
-        self._version = ""
+        self._is_named = name in ("", str(place))
         self.stamp, self.is_settled = (0, 0), False  # as it was when it was last found
-
-    def _begin(self) -> bool:
-        try:
-            with open_to_read(self._index) as file:
-                text = end = file.read(LOOK_SIZE)
-                if self.is_finished and len(text) == LOOK_SIZE:
-                    file.seek(-LONGEST_TOTAL, os.SEEK_END)
-                    end = file.read()
-        except FileNotFoundError:
-            return False
-        self.total = decode_total(end) if self.is_finished else None
-        head_line, newline, rest = text.partition(b"\n")
-        self.head = split_head(head_line + newline)[0]
-        lines = rest if self.head else text
-        first = decode_index(lines[: lines.find(b"\n") + 1])
-        self.first_ts = first[0].min_ts if first else 0
-        if self.is_finished and len(text) < LOOK_SIZE:
-            self._index_lines = lines
-        return True
-
-    @property
-    def location(self) -> str:
-        """Where it is now: a path, or the URL of an object."""
-        return str(self.path)
 
     @property
     def _stored(self) -> tuple[Storage, str]:
-        return LocalStorage(self.path.parent), self.path.name
+        if isinstance(self.place, Path):
+            return LocalStorage(self.place.parent), self.place.name
+        return self.place.storage, self.place.key
 
     def is_current(self) -> bool:
         """Whether the name still is this file's: one in progress moves when it is finished."""
-        return self.is_finished or head_at(self._index) == self.head
+        return True
 
     @property
     def key(self) -> Key:
         return self.head or self.name
 
     def members(self) -> list[Member]:
-        """Return the durable members, in order. The list is the file's own, and grows."""
-        if not self.has_index or (self.is_finished and self._index_read):
-            return self._members
-        if self._index_lines is not None:
-            lines, self._index_lines = self._index_lines, None
-            self._members = decode_index(lines)
-            self._index_read = len(lines)
-            return self._members
-        with open_to_read(self._index) as file:
-            if split_head(file.readline(100))[0] != self.head:
-                raise FileNotFoundError(errno.ENOENT, "it has moved", str(self.path))
-            if not self._read_on(file):  # lines were taken back after a failed flush
-                self.forget_members()
-                self._read_on(file)
-        return self._members
-
-    def _read_on(self, file: BinaryIO) -> bool:
-        """Read the new lines; return whether they continue those before."""
-        begin = self._index_read or (len(self.head.encode()) if self.head else 0)
-        if file.seek(0, os.SEEK_END) < begin:
-            return False
-        file.seek(begin)
-        lines = file.read()
-        found = decode_index(lines, self._members[-1].end if self._members else 0)
-        self._members += found
-        self._index_read = begin + len(encode_members(found))
-        return bool(found) or b"\n" not in lines
+        """Return the durable members, in order."""
+        if not self.has_index:
+            return []
+        if self._lines is None:
+            storage, name = self._stored
+            self._lines = split_head(storage.read(aside(name, INDEX)))[1]
+        return decode_index(self._lines)
 
     def forget_members(self) -> None:
         """Release the memory: the file was read."""
-        self._members, self._index_read = [], 0
+        self._lines = None
 
     def size(self) -> int:
         """Return how many bytes it has now."""
-        return self.path.stat().st_size
+        return os.stat(str(self.place)).st_size if self.entry is None else self.entry.size
 
     def end(self) -> int:
         """Return how far it can be read: of a file in progress, to the last durable member."""
-        if self.is_finished:
-            return self.size()
-        members = self.members()
-        return members[-1].end if members else 0
+        return self.size()
 
     def readable(self) -> list[Member]:
         """Return all that can be read: the members, and of a finished file what follows them.
@@ -271,7 +245,7 @@ class ListedFile:
         """
         members = self.members()
         end = members[-1].end if members else 0
-        if self.is_finished and (size := self.size()) > end:
+        if (size := self.size()) > end:
             return [*members, Member(end, size - end, UNKNOWN, 0, 0)]
         return members
 
@@ -298,7 +272,7 @@ class ListedFile:
         return self._content
 
     def _read_content(self, delimiter: bytes) -> FileContent:
-        data = self._read_beginning() if self._beginning is None else self._beginning
+        data = self.beginning()
         codec, text = beginning_of(data)
         name = "" if self._is_named or not self.is_finished else self.name
         if not self.has_index and (why := why_foreign(name, data)):
@@ -308,12 +282,94 @@ class ListedFile:
         members = self.members() if self.has_index else None
         return _look_well(ArchiveFile(*self._stored, members, self.head), delimiter, codec)
 
-    def _read_beginning(self) -> bytes:
-        storage, name = self._stored
-        data = storage.read_range(name, 0, LOOK_SIZE, self._version)
-        if codec_of(data) is Codec.ZSTD:
-            data = storage.read_range(name, 0, LOOK_SIZE + ZSTD_BLOCK_SIZE, self._version)
-        return data
+    def beginning(self) -> bytes:
+        """Return the first bytes."""
+        if self._beginning is None or not self.is_finished:
+            version = self.entry.version if self.entry else ""
+            storage, name = self._stored
+            data = storage.read_range(name, 0, LOOK_SIZE, version)
+            if codec_of(data) is Codec.ZSTD:
+                data = storage.read_range(name, 0, LOOK_SIZE + ZSTD_BLOCK_SIZE, version)
+            self._beginning = data
+        return self._beginning
+
+
+class GrowingFile(ListedFile):
+    """A file in progress: it has what its index names, of which only new lines are read."""
+
+    is_finished = False
+
+    def __init__(self, path: Path, name: str, shown: str) -> None:
+        self._index = index_of(owner_of(path))
+        record, lines = _look_at_index(self._index)
+        super().__init__(path, name, record and record._replace(total=None), lines)
+        self.shown = shown
+        self._index_read = 0
+        self._members: list[Member] = []
+
+    def is_current(self) -> bool:
+        return head_at(self._index) == self.head
+
+    def members(self) -> list[Member]:
+        """Return the durable members, in order. The list is the file's own, and grows."""
+        if not self.has_index:
+            return []
+        with open_to_read(self._index) as file:
+            if split_head(file.readline(100))[0] != self.head:
+                raise FileNotFoundError(errno.ENOENT, "it has moved", str(self.place))
+            if not self._read_on(file):  # lines were taken back after a failed flush
+                self.forget_members()
+                self._read_on(file)
+        return self._members
+
+    def _read_on(self, file: BinaryIO) -> bool:
+        """Read the new lines; return whether they continue those before."""
+        begin = self._index_read or (len(self.head.encode()) if self.head else 0)
+        if file.seek(0, os.SEEK_END) < begin:
+            return False
+        file.seek(begin)
+        lines = file.read()
+        found = decode_index(lines, self._members[-1].end if self._members else 0)
+        self._members += found
+        self._index_read = begin + len(encode_members(found))
+        return bool(found) or b"\n" not in lines
+
+    def forget_members(self) -> None:
+        self._members, self._index_read = [], 0
+
+    def end(self) -> int:
+        members = self.members()
+        return members[-1].end if members else 0
+
+    def readable(self) -> list[Member]:
+        return self.members()
+
+
+def _first_ts(lines: bytes) -> int:
+    """Return the time of the first member in lines of an index, 0 if it is not known."""
+    first = decode_index(lines[: lines.find(b"\n") + 1])
+    return first[0].min_ts if first else 0
+
+
+def _look_at_index(path: Path) -> tuple[Recorded | None, bytes | None]:
+    """Return what an index says of its file, and its lines unless they are many."""
+    try:
+        with open_to_read(path) as file:
+            text = file.read(LOOK_SIZE)
+            if len(text) == LOOK_SIZE:
+                file.seek(-LONGEST_TOTAL, os.SEEK_END)
+                if total := decode_total(file.read()):
+                    return Recorded("", split_head(text)[0], total), None
+                file.seek(len(text))
+                text += file.read()
+    except FileNotFoundError:
+        return None, None
+    return _parsed_index(text)
+
+
+def _parsed_index(text: bytes, version: str = "") -> tuple[Recorded, bytes]:
+    head, lines = split_head(text)
+    return Recorded(version, head, decode_total(text)), lines
 
 
 class Listing:
@@ -423,8 +479,8 @@ class Listing:
             except FileNotFoundError:  # it was finished or removed meanwhile
                 continue
             if longer is None:
-                problem = f"not read: {other.location} has the same identity and other data"
-                on_damage(ArchiveDamage(file.location, 0, problem))
+                problem = f"not read: {other.place} has the same identity and other data"
+                on_damage(ArchiveDamage(str(file.place), 0, problem))
             else:
                 files[file.key] = longer
         return files
@@ -437,15 +493,16 @@ class Listing:
             stamp = (stat.st_ino, 0 if is_growing else stat.st_mtime_ns)
             if file is None or file.stamp != stamp or not file.is_current():
                 name = str(path) if path == found.root else str(path.relative_to(found.root))
-                name = str(owner_of(Path(name))) if is_growing else name
-                file = ListedFile(path, name, self._shown(path, name))
+                if is_growing:
+                    name = str(owner_of(Path(name)))
+                    file = GrowingFile(path, name, self._shown(path, name))
+                else:
+                    file = ListedFile(path, name, *_look_at_index(index_of(path)))
             file.stamp, file.is_settled = stamp, found.is_settled
         self._known[path] = file
         return file
 
     def _shown(self, path: Path, name: str) -> str:
-        if not is_hidden(path.name, PART):
-            return str(path)
         roots, work_dir = list(filter(Path.is_dir, self._settings.roots())), self._settings.work_dir
         if work_dir is not None and path.is_relative_to(work_dir) and len(roots) == 1:
             return str(roots[0] / name)
@@ -474,63 +531,6 @@ def _longer(one: ListedFile, other: ListedFile) -> ListedFile | None:
     return longer if is_same else None
 
 
-class Recorded(NamedTuple):
-    """What a manifest, or a line of a catalog, says of an object of a ``version``."""
-
-    version: str
-    head: Head | None
-    total: Total
-
-
-class StoredArchive(ListedFile):
-    """A finished file in an object store: its commit record, and more when it is asked for."""
-
-    def __init__(
-        self, at: StoredPlace, name: str, entry: Entry, record: Recorded | None, index: bytes | None
-    ) -> None:
-        self.place, self.entry, self.recorded = at, entry, record
-        self.shown = str(at)
-        self.name = name or at.name
-        self.is_finished = True
-        self._is_named = not name
-        self._lines: bytes | None = None
-        self._beginning = self._content = None
-        self._version = entry.version
-        if record is not None:
-            self.has_index, self.head, self.total = True, record.head, record.total
-            self.first_ts = record.total.min_ts
-            return
-        self.has_index = index is not None
-        self.head, self._lines = split_head(index or b"")
-        self.total = decode_total(index or b"")
-        members = self.members()
-        self.first_ts = members[0].min_ts if members else 0
-        self._beginning = self._read_beginning()  # of what is listed and deleted nothing is known
-
-    @property
-    def location(self) -> str:
-        return str(self.place)
-
-    @property
-    def _stored(self) -> tuple[Storage, str]:
-        return self.place.storage, self.place.key
-
-    def members(self) -> list[Member]:
-        if self._lines is None:
-            index = aside(self.place.key, INDEX)
-            data = read_index(self.place.storage, index, is_listed=True)
-            self._lines = split_head(data or b"")[1]
-        return decode_index(self._lines)
-
-    def forget_members(self) -> None:
-        """Its index can be read again, where there is a commit record."""
-        if self.recorded is not None:
-            self._lines = None
-
-    def size(self) -> int:
-        return self.entry.size
-
-
 CATALOG = ".nsq-catalog"
 LEAST_NEW = 16
 """This many manifests that no catalog had are worth an object that has them."""
@@ -546,7 +546,7 @@ class StoredListing:
         self._within = within
         self._places = settings.stored()
         self._topics = settings.wanted_topics
-        self._known: dict[StoredPlace, StoredArchive] = {}
+        self._known: dict[Location, ListedFile] = {}
 
     def files(self, on_damage: OnDamage) -> dict[Key, ListedFile]:
         """Return the files there are, in order of their names.
@@ -554,7 +554,7 @@ class StoredListing:
         Raises `NotFoundError` for a place with nothing below it, and `OutputError`.
         """
         found: dict[Key, ListedFile] = {}
-        learned: list[StoredArchive] = []
+        learned: list[ListedFile] = []
         with failing("read", ""):
             for place in self._places:
                 for folder, entries in self._folders(place):
@@ -564,8 +564,8 @@ class StoredListing:
         for file in sorted(learned, key=lambda each: each.name):
             other = found.setdefault(file.key, file)
             if other is not file and other.members() != file.members():
-                problem = f"not read: {other.location} has the same identity and other data"
-                on_damage(ArchiveDamage(file.location, 0, problem))
+                problem = f"not read: {other.place} has the same identity and other data"
+                on_damage(ArchiveDamage(str(file.place), 0, problem))
         return found
 
     def _folders(self, place: StoredPlace) -> Iterator[tuple[str, dict[str, Entry]]]:
@@ -589,13 +589,13 @@ class StoredListing:
 
     def _learn(
         self, place: StoredPlace, folder: str, entries: Mapping[str, Entry]
-    ) -> list[StoredArchive]:
+    ) -> list[ListedFile]:
         wanted = [name for name in entries if name == "" or is_shown(name)]
         known = {name: self._known.get(place / name if name else place) for name in wanted}
         new = []
         for name in wanted:
             file = known[name]
-            is_same = file is not None and file.entry.version == entries[name].version
+            is_same = file is not None and file.entry == entries[name]
             if not is_same or (not file.has_index and aside(name, INDEX) in entries):  # type: ignore[union-attr]
                 new.append(name)
         catalog = place / f"{folder}{CATALOG}"
@@ -608,16 +608,21 @@ class StoredListing:
             and record.version == entries[name].version
         }
 
-        def learn(name: str) -> StoredArchive | None:
+        def learn(name: str) -> ListedFile | None:
             entry, at = entries[name], place / name if name else place
-            record, index = recorded.get(name), None
+            record, lines = recorded.get(name), None
             try:
                 if record is None and aside(name, MANIFEST) in entries:
                     record = _read_manifest(at, entry)
                 if record is None:
                     is_listed = aside(name, INDEX) in entries
                     index = read_index(at.storage, aside(at.key, INDEX), is_listed=is_listed)
-                return StoredArchive(at, name, entry, record, index)
+                    if index is not None:
+                        record, lines = _parsed_index(index, entry.version)
+                file = ListedFile(at, name, record, lines, entry)
+                if lines is not None or record is None:
+                    file.beginning()  # of what is listed and deleted nothing is known
+                return file
             except FileNotFoundError:
                 return None
 
@@ -625,7 +630,7 @@ class StoredListing:
         learned = {name: learn(name) for name in recorded}
         learned.update(zip(asked, side_by_side(learn, asked), strict=True))
         files = [file for name in wanted if (file := learned.get(name, known[name])) is not None]
-        told = [each for name in asked if (each := learned[name]) and each.recorded]
+        told = [each for name in asked if (each := learned[name]) and each.total]
         if len(told) >= LEAST_NEW:
             _write_catalog(catalog, folder, files)
         return files
@@ -657,11 +662,11 @@ def _read_catalog(place: StoredPlace) -> dict[str, Recorded]:
         return {}
 
 
-def _write_catalog(place: StoredPlace, folder: str, files: Iterable[StoredArchive]) -> None:
+def _write_catalog(place: StoredPlace, folder: str, files: Iterable[ListedFile]) -> None:
     lines = [
         json.dumps([each.name.removeprefix(folder), *each.recorded])
         for each in files
-        if each.recorded is not None
+        if each.recorded is not None and each.total is not None
     ]
     with suppress(OSError):  # this reader may not write there
         place.storage.put(place.key, "\n".join(lines).encode())

@@ -61,6 +61,9 @@ GONE_PAUSE_S = 0.05
 class ArchiveStream:
     """Makes the answers of a stream's reader. Methods raise `NsqError`."""
 
+    is_spooled = False
+    """Whether its offsets name a spool."""
+
     def __init__(
         self,
         settings: ReadSettings,
@@ -101,30 +104,24 @@ class ArchiveStream:
             ) from None
         return replace(decode_offset(document), is_start=True, began=None)
 
+    @planned_again
     def _everything_before(self, timestamp_ns: int | None) -> Offset:
         """Return the offset that leaves out what is older than a time; without one, all."""
-
-        def find() -> Offset:
-            unread = self._unread(Offset(), self._files())
-            older = filter(None, (_before(each, timestamp_ns) for each in unread))
-            return advance(older, Offset(), BatchLimits())
-
-        return replace(planned_again(find), is_start=True)
+        unread = self._unread(Offset(), self._files())
+        older = filter(None, (_before(each, timestamp_ns) for each in unread))
+        return replace(advance(older, Offset(), BatchLimits()), is_start=True)
 
     # -- where the next batch ends --------------------------------------------------------------
 
+    @planned_again
     def latest(self, start: Offset, limits: BatchLimits) -> Offset:
         """Return where the next batch ends, or ``start`` when there is nothing new."""
         narrowed = narrower(start.within, self._settings.within)
-
-        def find() -> Offset:
-            files = self._files_with([*start.under_way, *start.unread])
-            lost = [head for head in start.under_way if self._is_lost(head, start, files)]
-            lost += self._deleted_unread(start, files)
-            self._report_gaps(start, files)
-            return advance(self._unread(start, files), start.with_read(lost), limits)
-
-        end = planned_again(find)
+        files = self._files_with([*start.under_way, *start.unread])
+        lost = [head for head in start.under_way if self._is_lost(head, start, files)]
+        lost += self._deleted_unread(start, files)
+        self._report_gaps(start, files)
+        end = advance(self._unread(start, files), start.with_read(lost), limits)
         self._names = {head: name for head, name in self._names.items() if not start.has_read(head)}
         self._reached = start
         if end is not start and not self._waits_for_more():
@@ -140,14 +137,11 @@ class ArchiveStream:
             return False
         return lag["rows_behind"] < self._stream.min_rows
 
+    @planned_again
     def freeze(self) -> None:
         """End with what there is now: ``availableNow``."""
-
-        def find() -> dict[Key, Unread]:
-            return {each.key: each for each in self._unread(Offset(), self._files())}
-
         self._frozen = None
-        self._frozen = planned_again(find)
+        self._frozen = {each.key: each for each in self._unread(Offset(), self._files())}
 
     def _unread(self, start: Offset, files: Mapping[Key, ListedFile]) -> Iterator[Unread]:
         some = list(self._not_read(start, files))
@@ -197,9 +191,10 @@ class ArchiveStream:
 
     # -- how much there is ----------------------------------------------------------------------
 
+    @planned_again
     def unread(self, start: Offset) -> tuple[int, int]:
         """Return how many messages and bytes follow an offset."""
-        rows, size, _ = planned_again(lambda: self._amount(start, self._files()))
+        rows, size, _ = self._amount(start, self._files())
         return rows, size
 
     def lag(self) -> dict[str, int] | None:
@@ -223,32 +218,26 @@ class ArchiveStream:
         oldest_ns = min((moment for _, _, moment in found if moment), default=0)
         return sum(rows for rows, _, _ in found), sum(size for _, size, _ in found), oldest_ns
 
+    @planned_again
     def has_only_younger(self, timestamp_ns: int) -> bool:
         """Whether each writer's last member has only messages published since a time."""
-
-        def look() -> bool:
-            newest: dict[str, Member] = {}
-            files = {key: file for key, file in self._files().items() if isinstance(key, Head)}
-            for head in sorted(files):
-                if members := files[head].members():
-                    newest[head.writer] = members[-1]
-            return bool(newest) and all(m.min_ts >= timestamp_ns for m in newest.values())
-
-        return planned_again(look)
+        newest: dict[str, Member] = {}
+        files = {key: file for key, file in self._files().items() if isinstance(key, Head)}
+        for head in sorted(files):
+            if members := files[head].members():
+                newest[head.writer] = members[-1]
+        return bool(newest) and all(m.min_ts >= timestamp_ns for m in newest.values())
 
     # -- what a batch reads ---------------------------------------------------------------------
 
+    @planned_again
     def plan(self, start: Offset, end: Offset) -> list[ReadPartition]:
         """Plan to read what lies between two offsets."""
         begun = end.began or start
         moved = [head for head, at in end.under_way.items() if at != begun.position(head)]
         heads = [*end.heads_beyond(begun), *moved]
-
-        def plan() -> list[ReadPartition]:
-            files = self._files_with(heads)
-            return partitions_of(self._parts(begun, end, heads, files), self._settings)
-
-        return planned_again(plan)
+        parts = self._parts(begun, end, heads, self._files_with(heads))
+        return partitions_of(parts, self._settings)
 
     def _parts(
         self, start: Offset, end: Offset, heads: list[Head], files: Mapping[Key, ListedFile]
@@ -269,6 +258,12 @@ class ArchiveStream:
                 self._lose(f"{name} is gone, or shorter than it was")
             elif is_read(listed, self._settings, self._tell_once):
                 yield listed, listed.readable()
+
+    def commit(self, end: Offset) -> None:
+        """Leave the archive as it is."""
+
+    def stop(self) -> None:
+        """Nothing runs."""
 
     # -- what is gone ---------------------------------------------------------------------------
 

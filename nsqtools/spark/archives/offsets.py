@@ -12,6 +12,8 @@ finds a full disk, leaves one out. Files without a number, of early archivers an
 are there by name and size once they are read, which is when they are finished; many of them are
 packed.
 
+That of a stream of topics, which names the spool that it is in, is ``{"run": .., "archive": ..}``.
+
 ``began`` is in the first offset after a start that was not at the beginning. Spark does not store
 where a stream started: if the first batch is planned again after a crash, it begins there.
 
@@ -32,6 +34,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from nsqtools.archive.layout import EVER, Head, Member, TimeRange
+from nsqtools.archive.storage import side_by_side
 from nsqtools.errors import ConfigurationError
 from nsqtools.spark.archives.archive_files import UNKNOWN, Key, ListedFile
 from nsqtools.spark.archives.read_settings import BatchLimits
@@ -116,6 +119,8 @@ class Offset:
     is_start: bool = False
     """It is where the stream starts, and no batch ended there."""
     began: Offset | None = None
+    run: str = ""
+    """The spool that it is in; empty for an archive."""
 
     def has_read(self, head: Head) -> bool:
         """Whether a file is finished and read."""
@@ -167,7 +172,7 @@ class Offset:
             document["is_start"] = True
         if self.began is not None:
             document["began"] = self.began.encode()
-        return document
+        return {"run": self.run, "archive": document} if self.run else document
 
 
 def _files(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -179,6 +184,8 @@ def _files(document: Mapping[str, Any]) -> dict[str, Any]:
 def decode_offset(document: Any) -> Offset:
     """Read what `Offset.encode` made. Raises `ConfigurationError`."""
     try:
+        if run := document.get("run"):
+            return replace(decode_offset(document["archive"]), run=str(run))
         if document["version"] not in (VERSION, PACKED_VERSION):
             raise ConfigurationError(
                 f"the offset is of version {document['version']}, this program knows "
@@ -208,7 +215,7 @@ def decode_offset(document: Any) -> Offset:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, zlib.error) as exc:
         raise ConfigurationError(
-            f"{json.dumps(document)[:200]} is not an offset of an archive ({exc!r})",
+            f"{json.dumps(document)[:200]} is not an offset ({exc!r})",
             hint="The checkpoint's directory offsets shows what an offset looks like.",
         ) from None
 
@@ -261,7 +268,7 @@ def advance(files: Iterable[Unread], start: Offset, limits: BatchLimits) -> Offs
             under_way[file.key] = position
         elif file.end and not position:
             unread.append(file.key)
-    end = Offset(start.read, under_way, names).with_read(read)
+    end = Offset(start.read, under_way, names, run=start.run).with_read(read)
     if (end.read, end.under_way, end.files) == (start.read, start.under_way, start.files):
         return start
     began = start if start.is_start and (start.read or start.under_way or start.files) else None
@@ -272,8 +279,10 @@ def _admit(files: list[Unread], limits: BatchLimits) -> dict[Key, int]:
     """Return how far each file goes that a batch takes something of."""
     ends: dict[Key, int] = {}
     rows = size = 0
+    files = sorted(files, key=lambda each: each.file.first_ts)
+    is_remote = any(each.file.entry is not None for each in files)
+    loaded = side_by_side(Unread.members, files, is_remote=is_remote)
     heap = [(each.file.first_ts, number, 0) for number, each in enumerate(files)]
-    heapq.heapify(heap)
     members: dict[int, list[Member]] = {}
     while heap:
         _, number, at = heapq.heappop(heap)
@@ -281,7 +290,7 @@ def _admit(files: list[Unread], limits: BatchLimits) -> dict[Key, int]:
         if limits.files is not None and file.key not in ends and len(ends) >= limits.files:
             continue
         if not at:
-            members[number] = file.members()
+            members[number] = next(loaded)  # their first ones come in order
             if isinstance(file.key, str):  # an offset names it as read, or not at all
                 members[number] = _as_one(members[number])
         if at == len(members[number]):

@@ -83,7 +83,7 @@ def _find(wanted: Range, settings: ReadSettings) -> Path | None:
     if is_hidden(path.name, PART) and _is_it(owner_of(path), wanted.key):
         return owner_of(path)
     files = Listing(settings).files(lambda damage: None)
-    return files[wanted.key].path if wanted.key in files else None
+    return Path(str(files[wanted.key].place)) if wanted.key in files else None
 
 
 def pieces(
@@ -264,12 +264,12 @@ class _Reader:
             for piece in held:
                 yield from self._bodies(piece)
             return
-        columns = None
-        counts = [piece.text.count(b"\n") for piece in held]
-        if all(each.messages in (UNKNOWN, n) for each, n in zip(held, counts, strict=True)):
-            columns = fast_columns(
-                b"".join(piece.text for piece in held), sum(counts), self._parsed, self._kind
-            )
+        # what an index says is not counted again: it has to be as many as are parsed
+        counts = [
+            each.text.count(b"\n") if each.messages == UNKNOWN else each.messages for each in held
+        ]
+        text = b"".join(piece.text for piece in held)
+        columns = fast_columns(text, sum(counts), self._parsed, self._kind)
         if columns is not None:
             yield from self._rows(columns, self._positions(held, counts))
         else:  # one of them is not as expected

@@ -11,8 +11,9 @@ import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import wraps
 from itertools import accumulate, pairwise
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 from nsqtools.archive.layout import EVER, Member, TimeRange, decode_index, encode_members
 from nsqtools.archive.storage import failing, side_by_side
@@ -84,7 +85,7 @@ def ranges_of(
         known = [each for each in known if settings.within.may_have(each)]
 
     def range_of(begin: int, end: int, lines: bytes = b"") -> Range:
-        return Range(file.location, file.key, content, begin, end, file.shown, lines)
+        return Range(str(file.place), file.key, content, begin, end, file.shown, lines)
 
     for run in _runs(known):
         ends = list(accumulate([each[1] + row_weight * each[2] for each in run]))
@@ -171,24 +172,35 @@ def partitions_of(parts: Iterable[Part], settings: ReadSettings) -> list[ReadPar
     return pack(ranges, file_weight, limit)
 
 
+Given = ParamSpec("Given")
 Planned = TypeVar("Planned")
 
 TRIES = 5
 
 
+def planned_again(plan: Callable[Given, Planned]) -> Callable[Given, Planned]:
+    """Have a function plan again when a file has moved meanwhile. It raises `OutputError` then."""
+
+    @wraps(plan)
+    def again(*args: Given.args, **kwargs: Given.kwargs) -> Planned:
+        with failing("read", ""):
+            for _ in range(TRIES - 1):
+                with suppress(FileNotFoundError):
+                    return plan(*args, **kwargs)
+            return plan(*args, **kwargs)
+
+    return again
+
+
+@planned_again
 def plan_batch(settings: ReadSettings) -> list[ReadPartition]:
     """Plan to read every file, those in progress up to their last durable member.
 
     Raises `NotFoundError`, `OutputError`, and `NsqError` for damage that fails the query.
     """
-    listing = ArchiveListing(settings, settings.within)
     tell = damage_reporter(settings)
-
-    def plan() -> list[ReadPartition]:
-        files = listing.files(tell).values()
-        return partitions_of(_parts(files, settings, tell), settings)
-
-    return planned_again(plan)
+    files = ArchiveListing(settings, settings.within).files(tell).values()
+    return partitions_of(_parts(files, settings, tell), settings)
 
 
 def damage_reporter(settings: ReadSettings) -> OnDamage:
@@ -196,15 +208,6 @@ def damage_reporter(settings: ReadSettings) -> OnDamage:
     return lambda damage: report_damage(
         settings.damage_path, f"{damage.file} {damage.pos}", [damage], MOVE_AWAY
     )
-
-
-def planned_again(plan: Callable[[], Planned]) -> Planned:
-    """Plan again when a file has moved meanwhile. Raises `OutputError`."""
-    with failing("read", ""):
-        for _ in range(TRIES - 1):
-            with suppress(FileNotFoundError):
-                return plan()
-        return plan()
 
 
 def is_read(file: ListedFile, settings: ReadSettings, tell: OnDamage) -> bool:

@@ -264,9 +264,9 @@ class ReplayJob:
         archives = {}
         for file in self._listed():
             if file.is_finished:
-                archives[file.location] = size_of(file.location)
+                archives[str(file.place)] = size_of(str(file.place))
             else:
-                self.left_out.append(file.location)
+                self.left_out.append(str(file.place))
         found = table_files((*self._inputs.parquet, *self._inputs.delta))
         paths = [f"{root}/{name}" for root, names in found.items() for name in names]
         parquet = {path: size_of(path) for path in paths}

@@ -51,11 +51,10 @@ from nsqtools.archive.storage_objects import open_storage
 from nsqtools.client.connection_settings import ConnectionSettings, PublishMode
 from nsqtools.client.options import ClientOptions
 from nsqtools.client.outcomes import may_split
-from nsqtools.cluster.directory import open_cluster
+from nsqtools.cluster.directory import nsqd_addresses
 from nsqtools.errors import (
     ConfigurationError,
     ConnectionFailed,
-    NotFoundError,
     NsqError,
     PublishError,
     PublishUnknown,
@@ -225,30 +224,11 @@ def _rate_of_a_task(options: Options, environ: Mapping[str, str]) -> float:
     return rate / slots
 
 
-def producer_addresses(settings: ConnectionSettings) -> tuple[str, ...]:
-    """The nsqd given by address; without any, all that some nsqlookupd knows.
-
-    Raises `ConfigurationError` for a bad address, `ConnectionFailed` when no nsqlookupd answers and
-    `NotFoundError` when none knows an nsqd.
-    """
-    if settings.nsqd_tcp_addresses:
-        return tuple(str(parse_address(text)) for text in settings.nsqd_tcp_addresses)
-    with open_cluster(settings) as cluster:
-        answers, failures = cluster.known_nodes()
-    if failures and not answers:
-        raise failures[0].error
-    known = {each.node.tcp for nodes in answers.values() for each in nodes}
-    if not known:
-        asked = ", ".join(settings.lookupd_http_addresses)
-        hint = "Give one by its address: nsqdTcpAddress."
-        raise NotFoundError(f"{asked} know no nsqd", hint=hint)
-    return tuple(sorted({str(cluster.reachable(address)) for address in known}))
-
-
 def prepared(plan: SinkPlan) -> SinkPlan:
     """Look up what a job needs to begin, once. Raises `NsqError`."""
     make_folders(plan)
-    return replace(plan, addresses=producer_addresses(plan.connection))
+    given = tuple(str(parse_address(text)) for text in plan.connection.nsqd_tcp_addresses)
+    return replace(plan, addresses=given or nsqd_addresses(plan.connection))
 
 
 # -- a task --------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
 from nsqtools.archive.lease import StoredNumbers
 from nsqtools.archive.location import Location, StoredPlace
@@ -64,13 +64,13 @@ MAX_REASONS = 5
 
 @dataclass(slots=True)
 class RowCounts:
-    """Rows by what became of them. ``topics`` has those confirmed, by topic.
+    """Rows by what became of them.
 
     ``rejected`` were refused by nsqd or could not be sent at all, the fate of ``unknown`` is not
     known; ``dead_lettered`` of both are dead letters.
     """
 
-    topics: dict[str, int] = field(default_factory=dict)
+    topics: Annotated[dict[str, int], "Messages confirmed, by topic."] = field(default_factory=dict)
     rejected: int = 0
     unknown: int = 0
     dead_lettered: int = 0

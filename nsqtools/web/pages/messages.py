@@ -30,7 +30,6 @@ from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.directory import Cluster
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.protocol.names import EPHEMERAL, Address, check_topic
-from nsqtools.protocol.stats import read_stats
 from nsqtools.protocol.text import indented, json_tokens
 from nsqtools.web.pages.site import Site
 
@@ -128,7 +127,7 @@ def addresses_with_channels(
     Raises `NotFoundError` when no nsqd has the topic, `ConfigurationError` when none is left.
     """
     answers, failures = cluster.ask_nsqds(
-        lambda client: (client.info(), read_stats(client.stats(topic)).topics or ())
+        lambda client: (client.info(), client.stats(topic).topics or ())
     )
     found, left_out = [], [f"{failure.error}" for failure in failures]
     is_known = False

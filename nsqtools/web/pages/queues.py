@@ -8,22 +8,29 @@ two answers of nsqd.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from starlette.requests import Request
 
-from nsqtools.cluster.directory import ClusterStats, DaemonFailure
+from nsqtools.cluster.directory import DaemonFailure
 from nsqtools.cluster.inventory import NodeStatus, list_nodes
 from nsqtools.cluster.problems import gone_text
-from nsqtools.cluster.queue_rows import ConsumerMeter, ConsumerRow, QueueRow, sums_of
+from nsqtools.cluster.queue_rows import (
+    ConsumerMeter,
+    ConsumerRow,
+    NodeReport,
+    QueueRow,
+    sums_of,
+)
 from nsqtools.cluster.stats_documents import CONSUMER_NUMBERS
 from nsqtools.cluster.topics import all_of
 from nsqtools.errors import NotFoundError, NsqError
 from nsqtools.http.http_api import NsqlookupdHTTPClient
 from nsqtools.protocol.names import is_valid_name
-from nsqtools.protocol.stats import NsqdStats, read_stats
+from nsqtools.protocol.stats import NsqdStats
+from nsqtools.web.api import newest_version
 from nsqtools.web.pages.site import Site, Values, as_asked
 from nsqtools.web.pages.snapshot import (
     SHOWN,
@@ -69,7 +76,7 @@ def show_queues(site: Site, request: Request) -> Values:
         values["sums"] = sums_of([row, *values["channels"]])
         values["can_tombstone"] = bool(site.context.cluster.lookupds)
         return site.frame(request, "topic.html", topic, **values)
-    found = connections(site, topic, channel).each
+    found = connections(site, topic, channel)
     mine = [each for each in found if (each.topic, each.channel) == (topic, channel)]
     mine.sort(key=lambda each: (each.client.hostname, each.client.client_id, each.id))
     values |= {"consumers": mine[:MAX_CONSUMERS], "consumer_count": len(mine)}
@@ -140,7 +147,7 @@ def show_nodes(site: Site, request: Request) -> Values:
             "nodes.html",
             "Nodes",
             failures=failures,
-            newest=max((node.version for node in found), default=""),
+            newest=newest_version(node.version for node in found),
             lookupds=len(cluster.lookupds),
             nodes=[(node, sums_of(snapshot.of_node(node.address))) for node in found],
         )
@@ -151,7 +158,7 @@ def show_nodes(site: Site, request: Request) -> Values:
         )
 
     def ask(_: NsqdStats | None) -> NsqdStats:
-        return read_stats(cluster.nsqd(asked).stats(clients=True, memory=True))
+        return cluster.nsqd(asked).stats(clients=True, memory=True)
 
     stats, error = None, status.error
     try:
@@ -220,14 +227,6 @@ def show_lookup(site: Site, request: Request) -> Values:
 # -- consumers ------------------------------------------------------------------------------------
 
 
-class Connections(NamedTuple):
-    """All connections of some channels at a moment, and the meters of their rates by nsqd."""
-
-    stats: ClusterStats
-    each: tuple[ConsumerRow, ...]
-    meters: Mapping[str, ConsumerMeter]
-
-
 class Program(NamedTuple):
     """All connections of one host name and client id."""
 
@@ -258,20 +257,6 @@ class Program(NamedTuple):
         return sum(known) if known else None
 
 
-def connections_of(stats: ClusterStats, before: Connections | None) -> Connections:
-    """Return the connections in some statistics, with rates since ``before``."""
-    if before is not None and before.stats is stats:
-        return before
-    known = before.meters if before else {}
-    meters = {node.address: known.get(node.address, ConsumerMeter(0.0)) for node in stats.nodes}
-    found = (
-        row
-        for node in stats.nodes
-        for row in meters[node.address].measure(node.address, node.at_s, node.stats)
-    )
-    return Connections(stats, tuple(found), meters)
-
-
 def programs_of(connections: Iterable[ConsumerRow], text: str = "") -> list[Program]:
     """Join connections to programs, the busiest first; those that have all words of the text."""
     words = text.casefold().split()
@@ -293,24 +278,29 @@ def _has(program: Program, words: Sequence[str]) -> bool:
 MAX_CONNECTIONS = 100
 
 
-def connections(site: Site, topic: str = "", channel: str = "") -> Connections:
+def connections(site: Site, topic: str = "", channel: str = "") -> list[ConsumerRow]:
     """Return who is connected to a channel, or to any: answers are shared for a moment."""
     # a name that is none cannot be asked for
     asked = (topic, channel) if is_valid_name(topic) and is_valid_name(channel) else ("", "")
 
-    def ask(before: Connections | None) -> Connections:
-        context = site.context
-        nsqds = context.watcher.answering
-        stats = context.cluster.stats(*asked, clients=True, required=False, nsqds=nsqds)
-        return connections_of(stats, before)
+    def ask(
+        before: tuple[ConsumerMeter, list[ConsumerRow]] | None,
+    ) -> tuple[ConsumerMeter, list[ConsumerRow]]:
+        meter = before[0] if before else ConsumerMeter(0.0)
+        answers, _ = site.context.cluster.ask_nsqds(
+            lambda client: (time.monotonic(), client.stats(*asked, clients=True)),
+            required=False,
+            nsqds=site.context.watcher.answering,
+        )
+        return meter, meter.measure(*(NodeReport(at, *each) for at, each in answers.items()))
 
-    return site.recent(("consumers", *asked), ask)
+    return site.recent(("consumers", *asked), ask)[1]
 
 
 def show_consumers(site: Site, request: Request) -> Values:
     """Return the values of the list of consumers."""
     text = request.query_params.get("q", "")[:200]
-    programs = programs_of(connections(site).each, text)
+    programs = programs_of(connections(site), text)
     return site.frame(
         request,
         "consumers.html",
@@ -325,7 +315,7 @@ def show_consumers(site: Site, request: Request) -> Values:
 def show_consumer(site: Site, request: Request) -> Values:
     """Return the values of one program's page. Raises `NotFoundError`."""
     asked = hostname, client_id = _named(request, "hostname"), _named(request, "client_id")
-    for program in programs_of(connections(site).each):
+    for program in programs_of(connections(site)):
         if (as_asked(program.hostname), as_asked(program.client_id)) == asked:
             break
     else:

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
-from nsqtools.cluster.directory import NodeReport
 from nsqtools.cluster.problems import Earlier, Problem, problems_of
-from nsqtools.cluster.queue_rows import Key, QueueRow, sums_of
+from nsqtools.cluster.queue_rows import Key, NodeReport, QueueRow, sums_of
 from nsqtools.cluster.sampling import Sample
 from nsqtools.cluster.stats_documents import COLUMNS
 

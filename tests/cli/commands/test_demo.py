@@ -12,7 +12,7 @@ import pytest
 from plugins.cli import NSQ, SpawnNsq
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.demo.story import DemoFailed, DemoStage
+from nsqtools.demo.story import DemoFailed, demo_stage
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_a_step_that_fails_or_hangs_is_named_and_nothing_is_left(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
 
-    with DemoStage(os.environ) as stage:
+    with demo_stage(os.environ) as stage:
         with pytest.raises(DemoFailed) as caught:
             stage.run("tail", "-t", "nothing", "--lookupd-http-address", stage.lookupd.http_address)
         monkeypatch.setattr("nsqtools.demo.story.TIMEOUT_S", 0.5)

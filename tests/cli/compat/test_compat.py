@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from nsqtools.cli.commands import compat
-from nsqtools.cli.commands.compat import go_main, install
+from nsqtools.cli.commands.compat import go_main
 from nsqtools.cli.commands.go_utilities import UTILITIES
+from nsqtools.cli.commands.shells import make_links
 from nsqtools.cli.main import UTILITIES as NAMES
 from nsqtools.cli.running.runtime import ReaderGone
 from nsqtools.errors import OutputError
@@ -26,14 +27,14 @@ def test_links_are_made_and_nothing_else_is_replaced(
     links = tmp_path / "bin"
     links.mkdir()
 
-    assert {link.name for link in install(links)} == set(UTILITIES) == set(NAMES)
+    assert {link.name for link in make_links(links)} == set(UTILITIES) == set(NAMES)
     assert {link.resolve() for link in links.iterdir()} == {program}
-    assert install(links) == []
+    assert make_links(links) == []
 
     (links / "nsq_tail").unlink()
     (links / "nsq_tail").write_text("another program")
     with pytest.raises(OutputError, match="nsq_tail is there already, and is not ours"):
-        install(links)
+        make_links(links)
     assert (links / "nsq_tail").read_text() == "another program"
 
 

@@ -25,8 +25,7 @@ from nsqtools.cli.running.runtime import Runtime
 from nsqtools.cli.top.app import Top
 from nsqtools.cli.top.view import TopView
 from nsqtools.client.connection_settings import ConnectionSettings
-from nsqtools.cluster.directory import NodeReport
-from nsqtools.cluster.queue_rows import rows_of_topic, totals
+from nsqtools.cluster.queue_rows import NodeReport, rows_of_topic, totals
 from nsqtools.cluster.sampling import NodeState, Question, Sample, SampleFilter, Sampler
 from nsqtools.protocol.stats import read_stats
 

@@ -8,14 +8,14 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nsqtools.cluster.directory import ClusterStats, DaemonFailure, NodeReport
+from nsqtools.cluster.directory import DaemonFailure
 from nsqtools.cluster.problems import Earlier, moment, problems_of
-from nsqtools.cluster.queue_rows import QueueRow, Rates, sums_of, totals
+from nsqtools.cluster.queue_rows import ConsumerMeter, NodeReport, QueueRow, Rates, sums_of, totals
 from nsqtools.cluster.sampling import Sample
 from nsqtools.protocol.stats import read_stats
 from nsqtools.web.pages import figures
 from nsqtools.web.pages.messages import MAX_SHOWN, shown_body
-from nsqtools.web.pages.queues import connections_of, programs_of
+from nsqtools.web.pages.queues import programs_of
 from nsqtools.web.pages.site import Addresses
 from nsqtools.web.pages.snapshot import QueueQuery, Snapshot, lines_of, read_query
 
@@ -138,21 +138,20 @@ def test_names_that_a_path_cannot_hold_go_into_the_query() -> None:
     assert to.queue("\ud800") == "/x/y/topics?topic=%3F"
 
 
-def stats_at(at_s: float, finished: int) -> ClusterStats:
+def report_at(at_s: float, finished: int) -> NodeReport:
     client = {"client_id": "c", "hostname": "h", "remote_address": "r", "finish_count": finished}
     channel = {"channel_name": "archive", "clients": [client]}
     document = {"topics": [{"topic_name": "orders", "channels": [channel]}]}
-    return ClusterStats((NodeReport("n:4151", at_s, read_stats(document)),), ())
+    return NodeReport("n:4151", at_s, read_stats(document))
 
 
 def test_rates_of_a_connection_are_those_between_two_answers_of_its_nsqd() -> None:
-    first = connections_of(stats_at(10, 5), None)
-    again = connections_of(first.stats, first)
-    later = connections_of(stats_at(12, 11), again)
+    meter = ConsumerMeter(0.0)
+    [first] = meter.measure(report_at(10, 5))
+    [later] = meter.measure(report_at(12, 11))
 
-    assert first.each[0].finish is None
-    assert again is first
-    assert later.each[0].finish == 3
-    [program] = programs_of([*later.each, replace(later.each[0], node="other")], "ORDERS")
+    assert first.finish is None
+    assert later.finish == 3
+    [program] = programs_of([later, replace(later, node="other")], "ORDERS")
     assert (program.finish, len(program.connections)) == (6, 2)
-    assert programs_of(later.each, "nobody") == []
+    assert programs_of([later], "nobody") == []
