@@ -184,7 +184,8 @@ class Tail:
         try:
             if self._look is not None:
                 self._consumer.look_before_subscribing(self._look)
-            self._consumer.start(fail_fast=True, wait_s=self.watch.left_s(time.monotonic()))
+            left_s = self.watch.left_s(time.monotonic())
+            self._consumer.start(fail_fast=True, wait_s=left_s, for_all=False)
             return self._pump()
         finally:
             self._consumer.stop()
@@ -213,7 +214,7 @@ class Tail:
                 self._pass_on(entry)  # which may take as long as its reader likes
                 self.watch.saw_message(time.monotonic())
             elif end is End.IDLE:
-                if self._is_connecting():
+                if not self._consumer.has_tried_all or self._is_connecting():
                     self.watch.saw_message(now)
                 elif self._consumer.had_turns(self.watch.idle_since):
                     return end
@@ -281,14 +282,15 @@ def peek(
     there: int | None = None,
     options: ClientOptions,
     idle_s: float,
+    for_s: float = math.inf,
 ) -> Peeked:
     """Show the first ``count`` messages that ``keep`` accepts, of at most ``look_at``.
 
     Ends earlier when it has the ``there`` messages that the channel had (None: not known), when
-    none came for ``idle_s``, and before nsqd would deliver the first one again, which would then be
-    seen twice. Topic and channel must exist: subscribing creates them. Raises the connection error
-    when no nsqd can be reached, and what ``keep`` and ``show`` raise; every message is given back
-    in any case.
+    none came for ``idle_s``, after ``for_s``, and before nsqd would deliver the first one again,
+    which would then be seen twice. Topic and channel must exist: subscribing creates them. Raises
+    the connection error when no nsqd can be reached, and what ``keep`` and ``show`` raise; every
+    message is given back in any case.
     """
     most = count if keep is None else max(count, look_at)
     least = most if there is None else min(most, there)
@@ -308,8 +310,8 @@ def peek(
     consumer.start(fail_fast=True)
     with consumer:
         try:
-            ends_at = math.inf
             silent_since = time.monotonic()
+            ends_at = silent_since + for_s
             is_whole = False
             while len(kept) < count and sum(map(len, held)) < least:
                 wait_s = min(idle_s, ends_at - time.monotonic())
@@ -326,7 +328,8 @@ def peek(
                 hold(batch)
                 silent_since = time.monotonic()
                 first = held[0][0]
-                ends_at = first.received_at + HOLD_SHARE * (first.deadline - first.received_at)
+                hold_s = HOLD_SHARE * (first.deadline - first.received_at)
+                ends_at = min(ends_at, first.received_at + hold_s)
             consumer.begin_stop(drain=True)
             for batch in iter(consumer.next_batch, None):
                 hold(batch)
