@@ -39,6 +39,7 @@ from nsqtools.server.durable_database import (
     Done,
     Publish,
     Row,
+    remove,
 )
 from nsqtools.server.durable_path import DurablePath
 from nsqtools.server.options import NsqdOptions
@@ -270,7 +271,8 @@ class DurableStore:
         step, health = work.step, self.health
         is_new = work.database is not self.database
         if is_new:
-            self._files.close_old(self.database)
+            self.database.close()
+            remove(self.database.path)
             self.database = work.database
         if is_new or not self._broken:
             self._broken = work.broken

@@ -56,7 +56,6 @@ Create = Annotated[
 class StopLimits(OptionSet):
     """When to stop; without any limit, never."""
 
-    is_each_topic = False  # whether the count is that of each topic, as with nsq_tail
     count: Count = None
     until_empty: bool = opt("", "Stop when the channel is empty.", LIMITS)
     exit_idle: ExitIdle = None
@@ -67,7 +66,7 @@ class StopLimits(OptionSet):
         from nsqtools.tail.tail import RunLimits
 
         idle_s = EMPTY_AFTER_S if self.until_empty else self.exit_idle
-        return RunLimits(self.count, idle_s, self.for_, self.is_each_topic)
+        return RunLimits(self.count, idle_s, self.for_)
 
 
 class Consuming(OptionSet):
@@ -163,7 +162,7 @@ def look_before(
 ) -> bool:
     """Ask for the topics before subscribing. Raises `NotFoundError` and `ConfigurationError`.
 
-    ``looked`` gets each topic with its nsqd, where all answered. Where no daemon answers at all,
+    ``looked`` gets each topic with the nsqd that answered. Where no daemon answers at all,
     that alone is reported: raises the error of the connection. Unless it ``may_share`` a channel
     with other consumers, these are reported, and on a terminal the user is asked; returns whether
     to go on.
@@ -195,9 +194,9 @@ def look_before(
                 runtime.tell(f"nsq: {state_of_queue(report, channel)}")
             if not may_share and not agree_to_share(report, channel, runtime):
                 return False
-            if looked is not None and not report.failed:
-                given = map(parse_address, connection.nsqd_tcp_addresses)
-                looked |= {(topic, nsqd) for nsqd in (*given, *report.announced)}
+            if looked is not None:
+                given = () if report.failed else map(parse_address, connection.nsqd_tcp_addresses)
+                looked |= {(topic, nsqd) for nsqd in (*given, *report.looked_at)}
     return True
 
 
