@@ -14,7 +14,7 @@ import pytest
 from plugins.cli import RunNsq, SpawnNsq, TerminalNsq
 from plugins.clusters import RunningCluster
 from plugins.daemons import GoNsqd
-from plugins.scripted_lookupd import MakeScripted
+from plugins.http_server import MakeScripted
 from plugins.servers import MakeLookupd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
