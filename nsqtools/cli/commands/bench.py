@@ -140,18 +140,16 @@ def bench_load(
     flags: ClientFlags,
 ) -> Load:
     """The load; nsqd are given by their TCP addresses, for nsqlookupd has no part in it."""
-    from nsqtools.client.options import ClientOptions
-
     given = given_addresses(context)
     tcp, http = given.nsqd_tcp_address or (DEFAULT_NSQD_TCP_ADDRESS,), given.nsqd_http_address
     said = list(flag_statements(context))  # once: it warns of a secret that others can read
     publishing = resolve_options([*said, *opt_statements(context, "producer_opt")])
     consuming = resolve_options([*said, *opt_statements(context, "consumer_opt")])
     check_tls(consuming, http, cure="Add --tls (or --no-tls).")
+    connection = ConnectionSettings(tcp, (), http, texts_of(consuming))
     common = {
-        "nsqd_tcp_addresses": tcp,
-        "nsqd_http_addresses": http,
-        "consumer_options": ClientOptions(**CONSUMING).with_options(texts_of(consuming)),  # type: ignore[arg-type]
+        "connection": connection,
+        "consumer_options": connection.client_options(**CONSUMING),
         "topic": None if topic is None else check_topic(topic),
         "size": size,
         "connections": connections or len(tcp),
@@ -270,9 +268,9 @@ def measure(runtime: Runtime, plan: BenchPlan, form: Form, *, create: bool = Tru
 
 def look_at_topic(plan: BenchPlan, topic: str, runtime: Runtime, *, create: bool) -> None:
     """See that a channel of ours, deleted afterwards, takes nothing away from a user's topic."""
-    connection = ConnectionSettings(plan.nsqd_tcp_addresses, (), plan.nsqd_http_addresses)
+    channel = "bench#ephemeral"
     try:
-        look_before([topic], "bench#ephemeral", connection, runtime, create=create, force=False)
+        look_before([topic], channel, plan.connection, runtime, create=create, force=False)
     except ConfigurationError as error:
         raise ConfigurationError(
             f"topic {topic} has no channel and messages waiting, which would be lost",
