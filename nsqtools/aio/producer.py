@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import heapq
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Self
 
@@ -40,9 +38,8 @@ class Producer(CommonProducer):
         """Serve an event loop; what another one waited for is forgotten."""
         self._loop = loop
         self._under_way: dict[Publication, asyncio.Future[None]] = {}
-        self._waiters: list[tuple[int, asyncio.Future[None]]] = []  # a heap, by their place in line
-        self._places = itertools.count()
-        self._let_in_now = 0  # of the waiters, and not yet under way
+        # what waits for room, in order
+        self._line: dict[asyncio.Future[None], Callable[[], None]] = {}
         self._settled: collections.deque[Publication] = collections.deque()
 
     async def __aenter__(self) -> Self:
@@ -105,59 +102,46 @@ class Producer(CommonProducer):
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._serve(loop)
-        if self._waiters or not self.has_room:  # else `_submit` would block
-            timeout_s = await self._wait_in_line(loop, timeout_s)
-        try:
-            publication = self._submit(topic, bodies, defer_s, timeout_s, self._note_outcome)
-        except BaseException:
-            self._let_in()  # another may have the room
-            raise
         outcome = loop.create_future()
-        self._under_way[publication] = outcome
-        await outcome
+        limit_s = self.options.publish_timeout_s if timeout_s is None else timeout_s
+        until = loop.time() + limit_s
+
+        def begin() -> None:
+            left_s = None if timeout_s is None else max(0.0, until - loop.time())
+            publication = self._submit(topic, bodies, defer_s, left_s, self._note_outcome)
+            self._under_way[publication] = outcome
+
+        if self.has_room and not self._line:  # else `_submit` would block
+            begin()
+            await outcome
+            return
+        self._line[outcome] = begin
+        timer = loop.call_at(until, self._refuse, outcome, limit_s)
+        try:
+            await outcome
+        finally:
+            timer.cancel()
+            self._line.pop(outcome, None)  # the task was cancelled
 
     # -- the window -----------------------------------------------------------------------------
-
-    def _has_room(self, besides: int = 0) -> bool:
-        return super()._has_room(besides + self._let_in_now)
 
     def _set_aside(self, publications: Iterable[PendingPublication]) -> None:
         super()._set_aside(publications)
         self._call_soon(self._let_in)
 
-    async def _wait_in_line(
-        self, loop: asyncio.AbstractEventLoop, timeout_s: float | None
-    ) -> float | None:
-        """Wait until there is room; return what is left of the time."""
-        limit_s = self.options.publish_timeout_s if timeout_s is None else timeout_s
-        until = loop.time() + limit_s
-        place = next(self._places)
-        while True:
-            turn = loop.create_future()
-            heapq.heappush(self._waiters, (place, turn))
-            try:
-                async with asyncio.timeout_at(until):
-                    await turn
-            except BaseException as exc:
-                if turn.done() and not turn.cancelled():  # another may have the room
-                    self._let_in_now -= 1
-                    self._let_in()
-                elif (place, turn) in self._waiters:
-                    self._waiters.remove((place, turn))
-                    heapq.heapify(self._waiters)
-                if isinstance(exc, TimeoutError):
-                    raise self._no_room(limit_s) from exc
-                raise
-            self._let_in_now -= 1
-            if self.has_room:  # and not filled by the bytes of one that was let in before
-                return None if timeout_s is None else max(0.0, until - loop.time())
-
     def _let_in(self) -> None:
-        while self._waiters and self.has_room:
-            _, turn = heapq.heappop(self._waiters)
-            if not turn.done():
-                turn.set_result(None)
-                self._let_in_now += 1
+        while self._line and self.has_room:
+            outcome = next(iter(self._line))
+            begin = self._line.pop(outcome)
+            try:
+                if not outcome.done():  # else its task was cancelled
+                    begin()
+            except Exception as exc:
+                outcome.set_exception(exc)
+
+    def _refuse(self, outcome: asyncio.Future[None], waited_s: float) -> None:
+        if self._line.pop(outcome, None) is not None and not outcome.done():
+            outcome.set_exception(self._no_room(waited_s))
 
     # -- outcomes -------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from nsqtools.client.connection import Connection, longest_try_s, open_connection
 from nsqtools.client.io_loop import LoopMember, Timer
@@ -239,8 +239,7 @@ class Dialer:
                 self.look(address)
             return connect(address, self._options, subscribe, is_announced=is_announced)
 
-        done, what = partial(use, address), f"connect to {address}"
-        in_background(self._loop, address, self._options, look_and_connect, done, what)
+        background.run(self._loop, address, look_and_connect, partial(use, address))
 
     def listed(self, addresses: Iterable[Address]) -> None:
         """A lookup round has found these."""
@@ -289,19 +288,26 @@ class Dialer:
 
 # -- on threads of their own ----------------------------------------------------------------------
 
-MAX_THREADS = 8  # by default; of all that ask for work the one that allows most decides
-MAX_UNPROVEN = 2  # for one peer
+MAX_THREADS = 8
+MAX_PROVEN = 6  # for one peer that answered: it may be gone by now
+MAX_UNPROVEN = 2
+MAX_DOUBTFUL = 4  # for all that did not answer last time
 PROMPT_S = 0.5  # a peer that refuses so fast holds nothing up
 IDLE_S = 2.0
 MAX_KNOWN = 10_000
 
-Work = Callable[[], bool]  # returns whether the peer answered
+Work = tuple[LoopMember, Callable[[], Any], Callable[[Any], None]]
 
 
 class Background:
-    """The threads. Use `in_background`."""
+    """The threads, started when there is work."""
 
     def __init__(self) -> None:
+        self._start_afresh()
+        os.register_at_fork(after_in_child=self._start_afresh)
+
+    def _start_afresh(self) -> None:
+        """Have no threads, as a forked child has none of its parent's, and nothing to do."""
         self._changed = threading.Condition()
         self._waiting: dict[Hashable, collections.deque[Work]] = {}
         self._running: collections.Counter[Hashable] = collections.Counter()
@@ -309,30 +315,32 @@ class Background:
         self._count = 0  # waiting
         self._threads = 0
         self._idle = 0
-        self._max_threads = 1
 
-    def run(self, peer: Hashable, work: Work, max_threads: int = MAX_THREADS) -> None:
-        """Do work that waits for a peer on one of the threads.
-
-        Raises ``RuntimeError`` where no thread can be started for it.
-        """
+    def run(
+        self,
+        loop: LoopMember,
+        peer: Hashable,
+        work: Callable[[], T],
+        done: Callable[[T | NsqError], None],
+    ) -> None:
+        """Do what waits for a peer on one of the threads; ``done`` gets the outcome on the loop."""
         with self._changed:
-            self._max_threads = max(self._max_threads, max_threads)
-            self._waiting.setdefault(peer, collections.deque()).append(work)
+            self._waiting.setdefault(peer, collections.deque()).append((loop, work, done))
             self._count += 1
             self._changed.notify()
-            if self._count > self._idle and self._threads < self._max_threads:
+            if self._count > self._idle and self._threads < MAX_THREADS:
                 self._start_thread(peer)
 
     def _start_thread(self, peer: Hashable) -> None:
         try:
             threading.Thread(target=self._serve, name="nsq-background", daemon=True).start()
             self._threads += 1
-        except RuntimeError:  # no threads are left; or the interpreter ends
+        except RuntimeError as exc:  # no threads are left; or the interpreter ends
             if not self._threads:
-                self._waiting[peer].pop()
-                self._count -= 1
-                raise
+                loop, _, done = self._waiting.pop(peer).pop()  # nothing else can be waiting
+                self._count = 0
+                failed = ConnectionFailed(f"cannot reach {peer} ({exc})")
+                loop.call_soon(lambda: done(failed))
 
     def _serve(self) -> None:
         while True:
@@ -346,14 +354,18 @@ class Background:
                         self._threads -= 1
                         return
                     continue
-            peer, work = taken
             began_at = time.monotonic()
+            peer, (loop, work, done) = taken
             try:
-                has_answered = work() or time.monotonic() - began_at < PROMPT_S
-            except Exception:  # a defect, which must not cost a thread
-                log.exception("work for %s failed", peer)
-                has_answered = False
-            self._note(peer, has_answered)
+                result = work()
+            except NsqError as exc:
+                result = exc
+            except Exception as exc:  # a defect must cost no thread, and keep nobody waiting
+                log.exception("cannot reach %s", peer)
+                result = ConnectionFailed(f"cannot reach {peer} ({exc!r})")
+            loop.call_soon(partial(done, result))
+            is_prompt = time.monotonic() - began_at < PROMPT_S
+            self._note(peer, has_answered=is_prompt or not isinstance(result, NsqError))
 
     def _take(self) -> tuple[Hashable, Work] | None:
         for peer, works in self._waiting.items():
@@ -371,13 +383,11 @@ class Background:
         known = self._has_answered
         if known.get(peer) is False:
             doubtful = sum(n for each, n in self._running.items() if known.get(each) is False)
-            if doubtful >= max(1, self._max_threads // 2):
+            if doubtful >= MAX_DOUBTFUL:
                 return False
-        # one that answered may be gone by now: it does not get all of them
-        most_proven = max(1, self._max_threads - 2)
-        return self._running[peer] < (most_proven if known.get(peer) else MAX_UNPROVEN)
+        return self._running[peer] < (MAX_PROVEN if known.get(peer) else MAX_UNPROVEN)
 
-    def _note(self, peer: Hashable, has_answered: bool) -> None:
+    def _note(self, peer: Hashable, *, has_answered: bool) -> None:
         with self._changed:
             self._running[peer] -= 1
             if not self._running[peer]:
@@ -390,41 +400,7 @@ class Background:
                 self._changed.notify(self._idle)  # what was held back for this peer may go on
 
 
-_shared = Background()
-# a forked child has none of the threads
-os.register_at_fork(after_in_child=_shared.__init__)  # type: ignore[misc]
-
-
-def in_background(
-    loop: LoopMember,
-    peer: Hashable,
-    options: ClientOptions,
-    work: Callable[[], T],
-    done: Callable[[T | NsqError], None],
-    what: str,
-) -> None:
-    """Do on another thread what waits for a peer; ``done`` gets the outcome on the I/O thread.
-
-    ``what`` is that, for messages: "connect to .."
-    """
-
-    def run() -> bool:
-        result: T | NsqError
-        try:
-            result = work()
-        except NsqError as exc:
-            result = exc
-        except Exception as exc:  # a defect must not keep anyone waiting for ever
-            log.exception("cannot %s", what)
-            result = ConnectionFailed(f"cannot {what} ({exc!r})")
-        loop.call_soon(lambda: done(result))
-        return not isinstance(result, NsqError)
-
-    try:
-        _shared.run(peer, run, options.connect_threads)
-    except RuntimeError as exc:  # no threads are left; or Python 3.12 ends, which allows no new one
-        failed = ConnectionFailed(f"cannot {what} ({exc})")
-        loop.call_soon(lambda: done(failed))
+background = Background()
 
 
 def connect(

@@ -153,7 +153,7 @@ class CommonConsumer:
 
     # -- life -----------------------------------------------------------------------------------
 
-    def _begin(self, *, fail_fast: bool, wait_s: float = math.inf) -> None:
+    def _begin(self, *, fail_fast: bool, wait_s: float = math.inf, for_all: bool = True) -> None:
         self._check_process()
         with self._life:
             if self._is_stopping:
@@ -164,11 +164,13 @@ class CommonConsumer:
                 _started.add(self)
                 call_at_end_of_child(_stop_all)
         if fail_fast:  # of what was started without it, as by ``with``, too
-            self._io.settled.wait(min(wait_s, longest_try_s(self.options)))
+            awaited = self._io.settled if for_all else self._io.decided
+            awaited.wait(min(wait_s, longest_try_s(self.options)))
             if self._io.first_errors and not self._io.subscriptions:
                 self.begin_stop()
                 self.wait_for_end()
                 raise self._io.first_errors[0]
+            self._io.is_quiet = False
             for error in self._io.first_errors:
                 log.warning("%s; trying again", error)
 
@@ -308,6 +310,11 @@ class CommonConsumer:
         return self._io.rdy.had_turns(since, self._io.now())
 
     @property
+    def has_tried_all(self) -> bool:
+        """Tell whether each nsqd that was known at the start was tried once."""
+        return self._io.settled.is_set()
+
+    @property
     def connections(self) -> list[str]:
         """The addresses of the nsqd connected to now."""
         return list(dict.fromkeys(chain(*self.connections_by_topic().values())))
@@ -325,7 +332,7 @@ class CommonConsumer:
         return ConsumerHealth(
             connections=self.connections,
             in_flight=io.rdy.in_flight,
-            backoff_level=io.backoff.level,
+            backoff_level=io.rdy.level,
             idle_s=None if last is None else max(0.0, io.now() - last),
         )
 
@@ -430,14 +437,17 @@ class Consumer(CommonConsumer):
 
     # -- life -----------------------------------------------------------------------------------
 
-    def start(self, *, fail_fast: bool = False, wait_s: float = math.inf) -> None:
+    def start(
+        self, *, fail_fast: bool = False, wait_s: float = math.inf, for_all: bool = True
+    ) -> None:
         """Connect. With ``fail_fast`` wait for the first tries, and raise the first error if none
         of them led to a connection; otherwise failures are logged and tried again. The wait ends
-        after ``wait_s`` seconds, or the time that one try may take.
+        after ``wait_s`` seconds, or the time that one try may take; unless it is ``for_all``, with
+        the first connection.
 
         A consumer is started once: after a stop this does nothing.
         """
-        self._begin(fail_fast=fail_fast, wait_s=wait_s)
+        self._begin(fail_fast=fail_fast, wait_s=wait_s, for_all=for_all)
 
     def stop(self, *, drain: bool = False, timeout_s: float | None = None) -> bool:
         """Stop and wait for it: until everything delivered is answered, and the answers sent.

@@ -41,7 +41,7 @@ from nsqtools.client.in_flight_limit import InFlightLimit
 from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.message import AnswerKind, Batch, Message, give_back, most_attempts
 from nsqtools.client.options import ClientOptions
-from nsqtools.client.rdy import NORMAL, PROBE_S, Backoff, ReadyControl
+from nsqtools.client.rdy import NORMAL, PROBE_S, ReadyControl
 from nsqtools.errors import NsqError, ProtocolError, ServerError
 from nsqtools.protocol import commands
 from nsqtools.protocol.frames import CLOSE_WAIT
@@ -317,6 +317,7 @@ class ConsumerIO:
         self.wake = self.loop.wake
         self.now = self.loop.now
         self.settled = threading.Event()  # every address known at the start was tried once
+        self.decided = threading.Event()  # or one of them led to a connection
         self.first_errors: list[NsqError] = []
         self.subscriptions: dict[Subscription, None] = {}
         self._answered: collections.deque[Subscription] = collections.deque()
@@ -342,7 +343,7 @@ class ConsumerIO:
         self._on_error = on_error
         self._discoveries = discoveries  # by topic
         self._expected = set(discoveries)  # topics whose first lookup has not ended
-        self._is_quiet = False
+        self.is_quiet = False  # while the caller reports first errors
         self._next_late_warning = 0.0
         self._stopping: Stopping | None = None
         self._stop_timer: Timer | None = None
@@ -358,11 +359,10 @@ class ConsumerIO:
             )
             for topic in topics
         }
-        self.backoff = Backoff(options)
 
     def start(self, *, quietly: bool = False) -> None:
         """Begin, from any thread. ``quietly``: the caller reports first errors."""
-        self._is_quiet = quietly
+        self.is_quiet = quietly
         self.loop.call_soon(self._begin)
         self.loop.start()
 
@@ -391,7 +391,7 @@ class ConsumerIO:
         else:
             if is_first := not self.settled.is_set():
                 self.first_errors.append(result)
-            quietly = is_first and self._is_quiet
+            quietly = is_first and self.is_quiet
             self._ended(topic, address, result, was_proven=False, quietly=quietly)
         self._settle()
 
@@ -412,6 +412,8 @@ class ConsumerIO:
     def _settle(self) -> None:
         if not self._expected and not any(each.connecting for each in self.dialers.values()):
             self.settled.set()
+        if self.subscriptions or self.settled.is_set():
+            self.decided.set()
 
     def lost(self, subscription: Subscription, error: NsqError) -> None:
         """A connection has ended: its messages come again after their timeout."""
@@ -473,12 +475,13 @@ class ConsumerIO:
                 self.delivery.tried(subscription, message_id, late=kind == "late")
             if kind in ("requeue", "fail"):
                 self.stats.requeued += 1
-                self._apply(self.backoff.failure() if kind == "fail" else self.backoff.neutral())
+                note = self.rdy.failed if kind == "fail" else self.rdy.was_neutral
+                self._back_off(note(now))
         if finished:
             self.delivery.finished(subscription, finished)
             self.rdy.answered(subscription, len(finished), now)
-            if self.backoff.level:
-                self._apply(self.backoff.success())
+            if self.rdy.level:
+                self._back_off(self.rdy.succeeded(now))
         return len(finished)
 
     def answer_refused(self, error: ServerError) -> None:
@@ -502,22 +505,19 @@ class ConsumerIO:
             return False
         return not self.delivery.gather_more()
 
-    def _apply(self, delay_s: float | None) -> None:
+    def _back_off(self, delay_s: float | None) -> None:
         if delay_s is None or self._stopping:
             return
-        if self.backoff.mode is NORMAL:
+        if self.rdy.mode is NORMAL:
             log.info("backoff is over")
-            self.rdy.resume(self.loop.now())
             return
-        log.warning("backing off for %.2f s (level %d)", delay_s, self.backoff.level)
-        self.rdy.hold(self.loop.now())
+        log.warning("backing off for %.2f s (level %d)", delay_s, self.rdy.level)
         self.loop.call_later(delay_s, self._test)
 
     def _test(self) -> None:
         if self._stopping:
             return
         if self.rdy.test(self.loop.now()):
-            self.backoff.expire()
             self._keep_pace()
         else:
             self.loop.call_later(BACKOFF_RETRY_S, self._test)
@@ -651,6 +651,7 @@ class ConsumerIO:
             self._forget(subscription)
         self._announce_stop()
         self.settled.set()
+        self.decided.set()
 
     def _requeue_rest(self, subscription: Subscription) -> None:
         rest = list(subscription.in_flight.values())

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from nsqtools.client.connecting import in_background
+from nsqtools.client.connecting import background
 from nsqtools.client.connection import client_tls, http_access
 from nsqtools.client.connection_settings import current_secret
 from nsqtools.client.io_loop import LoopMember, Timer
@@ -121,7 +121,7 @@ class Discovery:
         self._asked.update(urls)
         for url in urls:
             ask, done = partial(self._ask, url, round_), partial(self._answered, url, round_)
-            in_background(self._loop, url, self._options, ask, done, f"ask {url}")
+            background.run(self._loop, url, ask, done)
 
     # -- in the background ----------------------------------------------------------------------
 

@@ -119,7 +119,7 @@ class ClientOptions:
     tls_insecure_skip_verify: bool = opt(False, "do not verify nsqd's certificate")
     tls_min_version: Literal["ssl3.0", "tls1.0", "tls1.1", "tls1.2", "tls1.3"] = opt(
         "tls1.2",
-        "lowest TLS version; below tls1.2 only where the TLS library still can",
+        "lowest TLS version; a name below tls1.2 means tls1.2",
         choices=("ssl3.0", "tls1.0", "tls1.1", "tls1.2", "tls1.3"),
     )
     snappy: bool = opt(False, "compress with snappy")
@@ -186,13 +186,6 @@ class ClientOptions:
         "bytes to which compressed data is expanded at a time; the rest waits its turn",
         1 << 16,
         _INT32,
-    )
-    connect_threads: int = opt(
-        8,
-        "threads that connect and look up, shared by all clients of the process; the greatest"
-        " number holds",
-        1,
-        1000,
     )
     max_http_body: int = opt(
         32 << 20, "largest answer to accept over HTTP, in bytes", 1 << 10, 1 << 32
@@ -278,8 +271,8 @@ def read_option(name: str, text: str) -> tuple[str, Any]:
         value = _read_value(wanted, option.metadata["kind"], text.strip())
         _check_bounds(wanted, value, option.metadata)
         return option.name, value
-    if wanted == "rdy_resend":
-        raise ConfigurationError(f"there is no {name} any more", hint="RDY is always sent again.")
+    if wanted in _GONE:
+        raise ConfigurationError(f"there is no {name} any more", hint=_GONE[wanted])
     near = get_close_matches(wanted, CLIENT_OPTIONS, 1)
     meant = f"Did you mean {near[0]}? " if near else ""
     hint = f"{meant}See the list with: nsq config show"
@@ -304,6 +297,10 @@ def _read_value(name: str, kind: Kind, text: str) -> Any:
     return text
 
 
+_GONE = {
+    "rdy_resend": "RDY is always sent again.",
+    "connect_threads": "Eight threads serve any number of nsqd.",
+}
 _SWITCH = {"": True, "true": True, "1": True, "t": True, "false": False, "0": False, "f": False}
 
 

@@ -267,19 +267,20 @@ class CommonProducer:
                 if self._io.loop.is_own_thread:  # no other thread makes room
                     timeout_s = 0
                 if not self._room.wait_for(self._has_room, timeout_s):
-                    cause = DeadlineExceeded(f"{self.nsqd} confirms nothing")
-                    raise self._no_room(timeout_s) from cause
+                    raise self._no_room(timeout_s)
             if self._is_stopped:
                 raise PublishNotSent(f"{self.nsqd}: the producer has stopped")
             self._unsettled[publication] = None
             self._unsettled_bytes += publication.size
 
     def _no_room(self, waited_s: float) -> PublishNotSent:
-        return PublishNotSent(f"{self.nsqd}: no room for another publish in {waited_s:.3g} s")
+        error = PublishNotSent(f"{self.nsqd}: no room for another publish in {waited_s:.3g} s")
+        error.__cause__ = DeadlineExceeded(f"{self.nsqd} confirms nothing")
+        return error
 
-    def _has_room(self, besides: int = 0) -> bool:
+    def _has_room(self) -> bool:
         return self._is_stopped or (
-            len(self._unsettled) + besides < self.options.max_outstanding
+            len(self._unsettled) < self.options.max_outstanding
             and self._unsettled_bytes < WINDOW_BYTES
         )
 

@@ -42,7 +42,7 @@ from functools import partial
 from typing import NoReturn, get_args
 
 from nsqtools.client import outcomes
-from nsqtools.client.connecting import RetryDelays, connect, in_background, warn_of_left_out
+from nsqtools.client.connecting import RetryDelays, background, connect, warn_of_left_out
 from nsqtools.client.connection import Connection
 from nsqtools.client.discovery import Discovery
 from nsqtools.client.io_loop import LoopMember, Timer
@@ -146,9 +146,8 @@ class ProducerLink:
         if self.connection is None and not self.is_connecting and now >= self.not_before:
             self.is_connecting = True
             self.tried_at = now
-            address, options, what = self.address, self._options, f"connect to {self.address}"
-            work = partial(connect, address, options, is_announced=self.is_announced)
-            in_background(self._loop, address, options, work, self._connected, what)
+            work = partial(connect, self.address, self._options, is_announced=self.is_announced)
+            background.run(self._loop, self.address, work, self._connected)
 
     @property
     def has_failed(self) -> bool:

@@ -102,14 +102,15 @@ class ReadyControl(Generic[K]):
         self._sharers = 0  # connections that are not closing
         self._quiet_share = 0  # what those that are quiet get together
         self.is_scarce = False  # some connections must wait for RDY
-        self._mode = NORMAL
+        self.mode = NORMAL
+        self.level = 0  # of backoff
         self._tester: K | None = None
         self._next_loan = 0.0
 
     @property
     def rotates(self) -> bool:
         """Tell whether connections without messages pass RDY on."""
-        return self.is_scarce or self._quiet_share > 0 or (self._mode == TEST and self._sharers > 1)
+        return self.is_scarce or self._quiet_share > 0 or (self.mode == TEST and self._sharers > 1)
 
     @property
     def is_starved(self) -> bool:
@@ -148,7 +149,7 @@ class ReadyControl(Generic[K]):
         """A connection has subscribed."""
         self.states[key] = ReadyState(cap, last_message=now, last_change=now)
         self._count_sharers()
-        if self._mode == NORMAL:
+        if self.mode == NORMAL:
             self._lower_to_share(now)
             self._set(key, 1, now)
         self._find_tester(now)
@@ -163,7 +164,7 @@ class ReadyControl(Generic[K]):
         self._changes = [change for change in self._changes if change[0] != key]
         if key == self._tester:
             self._tester = None
-        if self._mode == NORMAL:
+        if self.mode == NORMAL:
             self._raise_to_share(now)
         self._find_tester(now)
 
@@ -191,7 +192,7 @@ class ReadyControl(Generic[K]):
             self._use += in_flight - (was if was > rdy else rdy)
         state.left -= count
         state.last_message = now
-        if rdy < state.share and self._mode == NORMAL and (rdy or not self.is_scarce):
+        if rdy < state.share and self.mode == NORMAL and (rdy or not self.is_scarce):
             self._set(key, state.share, now)  # unless it was taken from it for those that wait
         is_full = in_flight >= state.rdy
         state.was_full |= is_full
@@ -205,7 +206,7 @@ class ReadyControl(Generic[K]):
         self.in_flight -= count
         if was > rdy:
             self._use -= was - (in_flight if in_flight > rdy else rdy)
-        if self._mode == NORMAL:
+        if self.mode == NORMAL:
             if rdy > self.is_scarce and state.left <= rdy * RESEND_AT:
                 self._send(key, state, rdy)
             if self._wanting:
@@ -220,42 +221,18 @@ class ReadyControl(Generic[K]):
         self.max_in_flight = max_in_flight
         self._count_sharers()
         self._wanting.clear()
-        if self._mode == NORMAL:
+        if self.mode == NORMAL:
             self._lower_to_share(now)
             self._raise_to_share(now)
         elif max_in_flight == 0:
             self._release_tester(now)
         self._find_tester(now)
 
-    def hold(self, now: float) -> None:
-        """Backoff begins to wait: RDY 0 everywhere."""
-        self._mode = WAIT
-        self._tester = None
-        self._wanting.clear()
-        for key in self.states:
-            self._set(key, 0, now)
-
-    def test(self, now: float) -> bool:
-        """Backoff tests: give RDY 1 to one connection. Return whether there is one to test on."""
-        if not self._sharers:
-            return False
-        self._mode = TEST
-        self._tester = None
-        self._find_tester(now)
-        return True
-
-    def resume(self, now: float) -> None:
-        """Backoff is over: share again."""
-        self._mode = NORMAL
-        self._tester = None
-        self._lower_to_share(now)
-        self._raise_to_share(now)
-
     def redistribute(self, now: float) -> None:
         """The periodic tick: move RDY where there is too little for all, and mend what is idle."""
-        if self._mode == WAIT or not self.states:
+        if self.mode == WAIT or not self.states:
             return
-        if self._mode == TEST:
+        if self.mode == TEST:
             self._move_idle_tester(now)
             return
         self._find_quiet(now)
@@ -263,6 +240,59 @@ class ReadyControl(Generic[K]):
             self._rotate(now)
         else:
             self._raise_to_share(now)
+
+    # -- backoff: seconds for which RDY is 0 everywhere from now on, 0 where it is over, or None --
+
+    def failed(self, now: float) -> float | None:
+        """A message was requeued with backoff. A max_backoff_duration of 0 disables that."""
+        if self.mode is WAIT or self._options.max_backoff_duration_s <= 0:
+            return None
+        if self.mode is NORMAL:
+            self.level = 1
+        elif self._backoff_s(self.level) < self._backoff_s(self.level + 1):
+            self.level += 1  # not where it would lengthen nothing, only the way back
+        return self._hold(now)
+
+    def succeeded(self, now: float) -> float | None:
+        """A message was finished by its handler."""
+        if self.mode is not TEST:
+            return None
+        self.level -= 1
+        if self.level:
+            return self._hold(now)
+        self.mode = NORMAL
+        self._tester = None
+        self._lower_to_share(now)
+        self._raise_to_share(now)
+        return 0.0
+
+    def was_neutral(self, now: float) -> float | None:
+        """A message was requeued without backoff."""
+        return self._hold(now) if self.mode is TEST else None
+
+    def _hold(self, now: float) -> float:
+        self.mode = WAIT
+        self._tester = None
+        self._wanting.clear()
+        for key in self.states:
+            self._set(key, 0, now)
+        most_s = self._backoff_s(self.level)
+        is_drawn = self._options.backoff_strategy == "full_jitter"
+        return self._rng.uniform(0, most_s) if is_drawn else most_s
+
+    def _backoff_s(self, level: int) -> float:
+        # beyond 2**62 the product overflows nothing, but it has long been past any cap
+        delay_s = self._options.backoff_multiplier_s * 2.0 ** min(level, 62)
+        return min(self._options.max_backoff_duration_s, delay_s)
+
+    def test(self, now: float) -> bool:
+        """The wait is over: give RDY 1 to one connection. Return whether there is one."""
+        if not self._sharers:
+            return False
+        self.mode = TEST
+        self._tester = None
+        self._find_tester(now)
+        return True
 
     # -- inside ---------------------------------------------------------------------------------
 
@@ -367,7 +397,7 @@ class ReadyControl(Generic[K]):
         its RDY 1 takes effect as soon as its own messages are answered, and adds nothing until
         then.
         """
-        if self._mode != TEST or self._tester is not None or self.max_in_flight == 0:
+        if self.mode != TEST or self._tester is not None or self.max_in_flight == 0:
             return
         keys = [key for key, state in self.states.items() if not state.closing]
         idle = [key for key in keys if not self.states[key].in_flight]
@@ -449,61 +479,3 @@ class ReadyControl(Generic[K]):
         state.is_probed = False
         state.has_lent = lends
         self._set(key, 0, now)
-
-
-# -- backoff --------------------------------------------------------------------------------------
-
-
-class Backoff:
-    """The machine. Each event returns None, or for how many seconds to send RDY 0 everywhere, until
-    `expire`; in mode NORMAL 0: RDY is restored on every connection.
-
-    A max_backoff_duration of 0 disables backoff. With the strategy full_jitter a delay is drawn
-    between 0 and what it would be.
-    """
-
-    def __init__(self, options: ClientOptions, rng: random.Random | None = None) -> None:
-        self._options = options
-        self._rng = rng or random.Random()
-        self.level = 0
-        self.mode = NORMAL
-
-    def ceiling_s(self, level: int) -> float:
-        """Return the delay of a level in seconds, before jitter."""
-        # beyond 2**62 the product overflows nothing, but it has long been past any cap
-        delay_s = self._options.backoff_multiplier_s * 2.0 ** min(level, 62)
-        return min(self._options.max_backoff_duration_s, delay_s)
-
-    def failure(self) -> float | None:
-        """A message was requeued with backoff."""
-        if self.mode is WAIT or self._options.max_backoff_duration_s <= 0:
-            return None
-        if self.mode is NORMAL:
-            self.level = 1
-        elif self.ceiling_s(self.level) < self.ceiling_s(self.level + 1):
-            self.level += 1  # not where it would lengthen nothing, only the way back
-        return self._wait()
-
-    def success(self) -> float | None:
-        """A message was finished by its handler."""
-        if self.mode is not TEST:
-            return None
-        self.level -= 1
-        if self.level > 0:
-            return self._wait()
-        self.mode = NORMAL
-        return 0.0
-
-    def neutral(self) -> float | None:
-        """A message was requeued without backoff."""
-        return self._wait() if self.mode is TEST else None
-
-    def expire(self) -> None:
-        """The timer ran out and a connection was found to test with RDY 1."""
-        self.mode = TEST
-
-    def _wait(self) -> float:
-        self.mode = WAIT
-        ceiling_s = self.ceiling_s(self.level)
-        is_drawn = self._options.backoff_strategy == "full_jitter"
-        return self._rng.uniform(0, ceiling_s) if is_drawn else ceiling_s

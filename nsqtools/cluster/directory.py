@@ -106,7 +106,7 @@ class Cluster:
     """The daemons at some addresses. Thread-safe; to be closed. Raises `ConfigurationError`.
 
     ``names`` are what nsqd call themselves to nsqlookupd, by address, as they last said it; ``""``
-    where that was not asked.
+    where that was not asked. ``proven`` are those given by TCP address, by their HTTP address.
     """
 
     def __init__(self, addresses: ClusterAddresses, access: HTTPAccess | None = None) -> None:
@@ -121,6 +121,7 @@ class Cluster:
         if len(urls) >= len(tcp_addresses):  # fewer are not those of all: one would be overlooked
             tcp_addresses = []
         self.names: dict[str, str] = {}
+        self.proven: dict[str, Address] = {}
         self._unproven = {
             url: tcp
             for tcp in tcp_addresses
@@ -299,6 +300,7 @@ class Cluster:
                     hint="Give the address with --nsqd-http-address.",
                 )
             self._unproven.pop(client.url, None)
+            self.proven[short_address(client.url)] = tcp
         else:
             self._tcp.add(Address(urlsplit(client.url).hostname or "", info["tcp_port"]))
         return f"{info['broadcast_address']}:{info['http_port']}"

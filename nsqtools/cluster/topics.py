@@ -59,8 +59,8 @@ class TopicReport:
     ``nodes`` counts the nsqd that have it; ``depth``, ``in_flight`` and ``consumers`` are those of
     each channel, all nsqd together, and ``paused`` the channels that one of them has paused, ""
     for the topic itself. ``backlog`` counts the messages queued in the topic itself where it has no
-    channel. ``asked`` and ``failed`` say who answered and what went wrong; ``announced`` are the
-    nsqd that nsqlookupd name, and ``known_topics`` names to suggest.
+    channel. ``asked`` and ``failed`` say who answered and what went wrong; ``looked_at`` are the
+    TCP addresses of nsqd that answered, if known, and ``known_topics`` names to suggest.
     """
 
     topic: str
@@ -74,7 +74,7 @@ class TopicReport:
     backlog: int = 0
     asked: list[str] = field(default_factory=list)
     failed: list[NsqError] = field(default_factory=list)
-    announced: list[Address] = field(default_factory=list)
+    looked_at: set[Address] = field(default_factory=set)
     known_topics: set[str] = field(default_factory=set)
 
 
@@ -92,10 +92,12 @@ def inspect_topic(cluster: Cluster, topic: str, newcomer: Address | None = None)
         for node in lookup.nodes
         if newcomer in (None, cluster.reachable(node.tcp))
     ]
-    report.announced = [cluster.reachable(node.tcp) for node in nodes]
     nsqds, impostors = cluster.nsqds_among(nodes)
     answers, failed = cluster.ask(nsqds, lambda nsqd: _topics(nsqd, topic))
     report.asked += [*lookups, *answers]
+    names = {cluster.names.get(address) for address in answers}
+    report.looked_at |= {cluster.reachable(each.tcp) for each in nodes if str(each.http) in names}
+    report.looked_at |= {tcp for address, tcp in cluster.proven.items() if address in answers}
     report.failed += [failure.error for failure in (*failures, *impostors, *failed)]
     report.exists = any(lookup.is_known for lookup in lookups.values()) or any(answers.values())
     for lookup in lookups.values():

@@ -19,16 +19,10 @@ from hashlib import blake2b
 
 from nsqtools.client.message import Message
 from nsqtools.client.options import ClientOptions
-from nsqtools.errors import ConfigurationError
+from nsqtools.errors import ConfigurationError, PublishError, PublishNotSent
 from nsqtools.one_channel.temporary_nsqd import QueueState, TemporaryNsqd
 from nsqtools.protocol.text import counted
-from nsqtools.publish.publisher import (
-    POLL_S,
-    PublishBatch,
-    Publisher,
-    PublishOptions,
-    PublishOutcome,
-)
+from nsqtools.publish.publisher import POLL_S, PublishBatch, Publisher, PublishOptions
 from nsqtools.records.envelope import MessageLike
 from nsqtools.server.queues.queued_message import new_messages, with_attempts
 
@@ -126,10 +120,9 @@ class ChannelPublisher(Publisher):
             end = min(len(bodies), start + room)
             self._take(taken, bodies[start:end], origins[start:end], defer_s)
             start = end
-        self.counts.add(PublishOutcome.CONFIRMED, start)
-        self.counts.add(PublishOutcome.UNSENT, len(bodies) - start)
-        batch.failures = dict.fromkeys(range(start, len(bodies)), PublishOutcome.UNSENT)
-        on_ended(batch)
+        error: PublishError = PublishNotSent(f"{topic}/{self._channel} took no more")
+        batch.errors = {place: {"": error} for place in range(start, len(bodies))}
+        self._count(batch)
 
     def take_over(self, topic: str, channel: str, messages: Sequence[Message]) -> None:
         """Store messages of another nsqd as they are, with their attempts, in a channel of it.

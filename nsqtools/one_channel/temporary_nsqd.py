@@ -20,6 +20,7 @@ import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
+from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
 from urllib.parse import urlsplit
@@ -201,7 +202,7 @@ class TemporaryNsqd:
                 stored.set_result(None)
 
             due_ns = durable.now_ns + int(delay_s * 1e9) if delay_s else 0
-            durable.publish([opened.backlog], messages, due_ns, done, takes, adds)
+            durable.publish([opened.backlog], messages, repeat(due_ns), done, takes, adds)
             await stored
 
         try:

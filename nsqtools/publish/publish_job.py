@@ -24,7 +24,13 @@ from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.files.durable import sync_folder, write_all
 from nsqtools.protocol.names import check_topic
 from nsqtools.publish.input import InputBatch, Record
-from nsqtools.publish.publisher import PublishBatch, PublishCounts, Publisher, PublishOutcome
+from nsqtools.publish.publisher import (
+    PublishBatch,
+    PublishCounts,
+    Publisher,
+    PublishOutcome,
+    outcome_of,
+)
 from nsqtools.records.envelope import MessageLike, decode_body, decode_dead_letter
 
 BUFFER_SIZE = 1 << 16  # of an unsent file
@@ -133,11 +139,9 @@ class PublishJob(Generic[Record]):
         origins: Sequence[MessageLike],
     ) -> None:
         def on_ended(published: PublishBatch) -> None:
-            for index, outcome in published.failures.items():
-                batch.retryable |= outcome is not PublishOutcome.REJECTED
-                batch.lacking[places[index]] = [
-                    nsqd for nsqd, missing in published.missing.items() if index in missing
-                ]
+            for index, error in published.failures().items():
+                batch.retryable |= outcome_of(error) is not PublishOutcome.REJECTED
+                batch.lacking[places[index]] = published.errors[index]
             batch.awaited -= 1
             self._keep_unconfirmed()
 

@@ -58,26 +58,19 @@ def outcome_of(error: PublishError | None) -> PublishOutcome:
 class PublishBatch:
     """Bodies for one topic, and what to call when all have their outcome.
 
-    ``awaited`` counts the answers still to come, one for each record and nsqd; ``failures`` holds
-    the worst outcome of each record that was not confirmed everywhere, by its place among the
-    bodies, ``errors`` the reason, and ``missing`` the places that each nsqd did not confirm.
+    ``awaited`` counts the answers still to come, one for each record and nsqd. ``errors`` has, by
+    the place of a record among the bodies, why each nsqd that did not confirm it did not.
     """
 
     topic: str
     bodies: Sequence[bytes]
     awaited: int
     on_ended: Callable[[PublishBatch], None]
-    failures: dict[int, PublishOutcome] = field(default_factory=dict)
-    errors: dict[int, NsqError | None] = field(default_factory=dict)
-    missing: dict[str, set[int]] = field(default_factory=dict)
+    errors: dict[int, dict[str, PublishError]] = field(default_factory=dict)
 
-    def note(self, nsqd: str, place: int, error: PublishError) -> None:
-        """Note why a record was not confirmed somewhere."""
-        outcome = outcome_of(error)
-        self.missing.setdefault(nsqd, set()).add(place)
-        if outcome >= self.failures.get(place, outcome):
-            self.failures[place] = outcome
-            self.errors[place] = error
+    def failures(self) -> dict[int, PublishError]:
+        """The worst error of each record that was not confirmed everywhere."""
+        return {at: max(each.values(), key=outcome_of) for at, each in self.errors.items()}
 
 
 @dataclass(slots=True)
@@ -335,16 +328,19 @@ class Publisher:
             for place, error in enumerate(publication.errors, start):
                 if error is not None:
                     failed += 1
-                    batch.note(nsqd, place, error)
+                    batch.errors.setdefault(place, {})[nsqd] = error
                     self._note_failure(nsqd, error)
         if nsqd in self.counts_by_nsqd:
             self.counts_by_nsqd[nsqd].add(PublishOutcome.CONFIRMED, count - failed)
         batch.awaited -= count
-        if batch.awaited:
-            return
-        self.counts.add(PublishOutcome.CONFIRMED, len(batch.bodies) - len(batch.failures))
-        for failure in batch.failures.values():
-            self.counts.add(failure)
+        if not batch.awaited:
+            self._count(batch)
+
+    def _count(self, batch: PublishBatch) -> None:
+        """Count a batch whose records have all their outcomes."""
+        self.counts.add(PublishOutcome.CONFIRMED, len(batch.bodies) - len(batch.errors))
+        for error in batch.failures().values():
+            self.counts.add(outcome_of(error))
         batch.on_ended(batch)
 
     def _note_failure(self, nsqd: str, error: PublishError) -> None:

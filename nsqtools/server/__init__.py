@@ -16,6 +16,7 @@ asyncio loop, so no lock is taken here.
     options go_flags    the options of both daemons; flags in Go's syntax, TOML files
     stats               /stats, /metrics, and what goes to statsd
     lookup_peers        registering with nsqlookupd
+    http_get            what they and auth ask by HTTP
     registrations       what nsqlookupd knows
 
 The two classes are imported when they are asked for: ``nsq nsqd --help`` must not load a server.

@@ -9,7 +9,6 @@ linear time. It takes two things more than Go, which `compile_pattern` refuses.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import re
@@ -23,17 +22,17 @@ from urllib.parse import urlencode
 
 import httpx
 
-from nsqtools.errors import ConfigurationError
+from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.protocol.frames import RESPONSE, RequestError, encode_frame
 from nsqtools.protocol.requests import Request, read_body
 from nsqtools.protocol.text import go_json, quote
 from nsqtools.server.client_connection import ClientConnection, Pause
 from nsqtools.server.daemon_log import DaemonLog
+from nsqtools.server.http_get import http_get
 from nsqtools.server.options import NsqdOptions
 from nsqtools.server.queues.nsqd_queues import NsqdQueues
 
 _PERMISSIONS = {"subscribe", "publish"}
-_MAX_ANSWER_BYTES = 1 << 20
 _REMEMBERED_NAMES = 1000  # whether they are allowed: each PUB asks
 _MAX_GROUPS = 1000  # Go nests no more, and re2 takes the square of the depth to compile them
 _QUOTED_OR_ESCAPED = re.compile(r"\\Q.*?(?:\\E|\Z)|\\.", re.DOTALL)
@@ -94,10 +93,7 @@ class AuthServers:
                 hint="Install it with: pip install 'nsqtools[server]'",
             ) from exc
         self._addresses = options.auth_http_address
-        self._timeout = httpx.Timeout(
-            options.http_client_request_timeout, connect=options.http_client_connect_timeout
-        )
-        self._deadline_s = options.http_client_connect_timeout + options.http_client_request_timeout
+        self._options = options
         self._tls = ssl.create_default_context(cafile=options.tls_root_ca_file or None)
         self._log = log
 
@@ -106,28 +102,12 @@ class AuthServers:
         start = random.randrange(len(self._addresses))
         for address in (*self._addresses[start:], *self._addresses[:start]):
             try:
-                async with asyncio.timeout(self._deadline_s):
-                    return await self._ask(address, query)
-            except (AuthFailed, httpx.HTTPError, httpx.InvalidURL, TimeoutError) as exc:
+                base = address if "://" in address else f"http://{address}/auth"
+                return decode_answer(await http_get(f"{base}?{query}", self._options, self._tls))
+            except (NsqError, AuthFailed, httpx.HTTPError, httpx.InvalidURL, TimeoutError) as exc:
                 reason = str(exc) or "timeout"
                 self._log.error(f"failed auth request to {address} - {reason}")
         raise AuthFailed("Unable to access auth server")
-
-    async def _ask(self, address: str, query: str) -> AuthState:
-        base = address if "://" in address else f"http://{address}/auth"
-        headers = {"Accept": "application/vnd.nsq; version=1.0", "Accept-Encoding": "identity"}
-        body = bytearray()
-        async with (
-            httpx.AsyncClient(timeout=self._timeout, verify=self._tls, trust_env=False) as client,
-            client.stream("GET", f"{base}?{query}", headers=headers) as response,
-        ):
-            async for piece in response.aiter_raw():
-                body += piece
-                if len(body) > _MAX_ANSWER_BYTES:
-                    raise AuthFailed(f"the answer has more than {_MAX_ANSWER_BYTES} bytes")
-        if response.status_code != 200:
-            raise AuthFailed(f"got response {response.status_code}")
-        return decode_answer(bytes(body))
 
 
 def decode_answer(body: bytes) -> AuthState:

@@ -20,7 +20,7 @@ import json
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -160,14 +160,13 @@ class Database:
 
     # writing, on one thread
 
-    def commit(self, steps: Sequence[Changes], *, with_publishes: bool) -> Counter[int]:
+    def commit(self, step: Changes, *, with_publishes: bool) -> Counter[int]:
         """Write all or nothing; return how many messages of which queue are not deferred now."""
         run = self._writer.execute
         come_due: Counter[int] = Counter()
         run("BEGIN IMMEDIATE")
         try:
-            for step in steps:
-                self._write(step, step.publishes if with_publishes else [], come_due)
+            self._write(step, step.publishes if with_publishes else [], come_due)
             oldest = self.dropped[:1]
             is_gone = bool(oldest) and not run(_DROP, oldest).rowcount
             if is_gone:
@@ -179,7 +178,7 @@ class Database:
             raise
         if is_gone:
             del self.dropped[0]
-        self.dropped += [number for step in steps for number, name, _ in step.queues if not name]
+        self.dropped += [number for number, name, _ in step.queues if not name]
         self.transactions += 1
         return come_due
 

@@ -206,11 +206,6 @@ class DurablePath:
         self._name(new)
         return database
 
-    def close_old(self, database: Database) -> None:
-        """Close a database that was rewritten, and remove it."""
-        database.close()
-        remove(database.path)
-
     def _keep(self, path: Path) -> Path:
         kept = next(
             each

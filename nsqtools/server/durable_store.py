@@ -26,7 +26,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import groupby, repeat
 from operator import itemgetter
 from typing import Any
@@ -40,6 +39,7 @@ from nsqtools.server.durable_database import (
     Done,
     Publish,
     Row,
+    remove,
 )
 from nsqtools.server.durable_path import DurablePath
 from nsqtools.server.options import NsqdOptions
@@ -61,8 +61,8 @@ _PAGE_COUNT = 256
 _AGAIN_NS = 20_000_000
 _FULL = "the disk is full; consume, or make room"
 
-Moved = Callable[[BackendError | None, list[bytes], float, bool], None]
-"""Gets messages, the delay that they have left, and whether they are the last ones."""
+Moved = Callable[[BackendError | None, list[bytes], list[float]], None]
+"""Gets messages, and the delay that each has left."""
 
 
 class DurableStore:
@@ -147,7 +147,7 @@ class DurableStore:
         self,
         backlogs: Sequence[QueueBacklog],
         messages: Sequence[bytes],
-        due_ns: int,
+        dues_ns: Iterable[int],
         done: Done,
         takes: Sequence[tuple[int, int, int]] = (),
         adds: Sequence[Row] = (),
@@ -165,7 +165,7 @@ class DurableStore:
         for backlog in stored:
             number = backlog.number
             turns = backlog.new_turns(messages)
-            rows += zip(repeat(number), repeat(due_ns), turns, made, messages, strict=False)
+            rows += zip(repeat(number), dues_ns, turns, made, messages, strict=False)
         changes.publishes.append(Publish(rows, list(takes), done))
         changes.size += sum(map(len, messages)) * len(stored)
         if changes.size >= _STEP_BYTES or len(changes.publishes) >= _STEP_COUNT:
@@ -195,33 +195,28 @@ class DurableStore:
         stored = source if isinstance(source, DurableBacklog) else None
         number = 0 if stored is None else stored.number  # one that is empty is false
         messages = source.get(count, max_bytes)
-        if messages:
-
-            def done(error: BackendError | None) -> None:
-                if error is None and stored is not None:
-                    stored.forget(messages)
-                elif error is not None and (stored is None or stored.number == number):
-                    source.put_back(messages)  # unless it was emptied meanwhile
-                moved(error, messages, 0.0, True)
-
-            takes = [] if stored is None else stored.places(messages)
-            self.publish(targets, messages, 0, done, takes)
-            return True
-        if stored is None:
+        takes = [] if stored is None else stored.places(messages)
+        deferred = [] if stored is None or messages else stored.deferred_rows(count)
+        for due_ns, turn, message in deferred:
+            messages.append(message)
+            takes.append((number, due_ns, turn))
+        if not messages:
             return False
-        rows = stored.deferred_rows(count)
+        dues_ns = [due_ns for _, due_ns, _ in takes] or [0] * len(messages)
 
-        def one_done(at: int, error: BackendError | None) -> None:
-            due_ns, _, message = rows[at]
-            if error is None and stored.number == number:
-                stored.deferred_count -= 1
-            left_s = max(0.0, (due_ns - self.now_ns) / 1_000_000_000)
-            moved(error, [message], left_s, at == len(rows) - 1)
+        def done(error: BackendError | None) -> None:
+            is_there = stored is None or stored.number == number  # not emptied meanwhile
+            if error is not None and is_there and not deferred:
+                source.put_back(messages)
+            elif error is None and is_there and deferred:
+                source.deferred_count -= len(messages)
+            elif error is None and stored is not None:
+                stored.forget(messages)
+            left_ns = (due_ns and due_ns - self.now_ns for due_ns in dues_ns)
+            moved(error, messages, [max(0.0, each / 1_000_000_000) for each in left_ns])
 
-        for at, (due_ns, turn, message) in enumerate(rows):
-            takes = [(number, due_ns, turn)]
-            self.publish(targets, [message], due_ns, partial(one_done, at), takes)
-        return bool(rows)
+        self.publish(targets, messages, dues_ns, done, takes)
+        return True
 
     # transactions
 
@@ -235,18 +230,13 @@ class DurableStore:
         pending = [step for step in self._steps if step.has_any()]
         if not (pending or self._flushed or self._broken or self.database.dropped):
             return
-        size = publishes = count = 0
-        while count < len(pending) and size < _STEP_BYTES and publishes < _STEP_COUNT:
-            size += pending[count].size
-            publishes += len(pending[count].publishes)
-            count += 1
-        self._steps = [*pending[count:], Changes()]
-        if any(step.publishes for step in pending[:count]):
+        step = pending[0] if pending else Changes()
+        self._steps = pending[1:] or [Changes()]
+        if step.publishes:
             self.health.look_at_disk()
         self._is_writing = True
-        flushed, self._flushed = ([], self._flushed) if pending[count:] else (self._flushed, [])
-        steps, low = pending[:count], self.health.low
-        work = _Transaction(self.database, steps, self._broken, low, flushed)
+        flushed, self._flushed = ([], self._flushed) if pending[1:] else (self._flushed, [])
+        work = _Transaction(self.database, step, self._broken, self.health.low, flushed)
         self._executor.submit(self._commit, work)
 
     def _commit(self, work: _Transaction) -> None:
@@ -257,12 +247,12 @@ class DurableStore:
                 work.broken = ""
             commit = work.database.commit
             try:
-                work.come_due = commit(work.steps, with_publishes=not work.refusal)
+                work.come_due = commit(work.step, with_publishes=not work.refusal)
             except sqlite3.Error as exc:
                 if work.refusal or not _is_full(exc):
                     raise
                 work.refusal = _FULL
-                work.come_due = commit(work.steps, with_publishes=False)
+                work.come_due = commit(work.step, with_publishes=False)
         except Exception as exc:
             work.failure = _FULL if _is_full(exc) else str(exc) or repr(exc)
             work.broken = work.broken or ("" if _is_full(exc) else work.failure)
@@ -278,23 +268,25 @@ class DurableStore:
         if self._is_over:
             return
         self._is_writing = False
-        steps, health = work.steps, self.health
+        step, health = work.step, self.health
         is_new = work.database is not self.database
         if is_new:
-            self._files.close_old(self.database)
+            self.database.close()
+            remove(self.database.path)
             self.database = work.database
         if is_new or not self._broken:
             self._broken = work.broken
-        publishes = [publish for step in steps for publish in step.publishes]
+        publishes = step.publishes
         reason = work.failure or work.refusal
         if work.failure:
             text = self._files.describe(work.failure)
             if health.error != text:
                 self._log.error(f"DURABLE: {text}; publishes are refused until that is over")
             health.error = reason = text
-            for step in steps:  # others are written again: later changes refer to them
-                step.publishes, step.size = [], 0
-            self._steps = [*steps, *self._steps]
+            self._steps.insert(0, step)
+            publishes = [publish for each in self._steps for publish in each.publishes]
+            for each in self._steps:  # what else happened is tried again, in its order
+                each.publishes, each.size = [], 0
             self._timer = self.loop.call_later(_RETRY_S, self._write)
         else:
             if publishes or is_new:
@@ -318,18 +310,16 @@ class DurableStore:
                 self._log.error(f"DURABLE: failed to answer a publish - {exc!r}")
 
     def _apply(self, work: _Transaction, publishes: list[Publish]) -> None:
-        backlogs = self._backlogs
-        for step in work.steps:
-            for number, _, due_ns, _, _ in step.moved:
-                if not due_ns and number in backlogs:
-                    backlogs[number].moved()
-        for step in work.steps:
-            for number, _, _ in step.come_due:
-                if number in backlogs:
-                    backlogs[number].came_due(work.come_due[number])
-            for number, _, _ in step.finished if self.is_strict else ():
-                if number in backlogs:
-                    backlogs[number].settled()
+        backlogs, step = self._backlogs, work.step
+        for number, _, due_ns, _, _ in step.moved:
+            if not due_ns and number in backlogs:
+                backlogs[number].moved()
+        for number, _, _ in step.come_due:
+            if number in backlogs:
+                backlogs[number].came_due(work.come_due[number])
+        for number, _, _ in step.finished if self.is_strict else ():
+            if number in backlogs:
+                backlogs[number].settled()
         for publish in publishes:
             for number, rows in groupby(publish.rows, itemgetter(0)):
                 if number in backlogs:  # else it was emptied meanwhile
@@ -354,7 +344,8 @@ class DurableStore:
         """Write what is left, and close."""
         self._end()
         try:
-            self.database.commit(self._steps, with_publishes=False)
+            for step in self._steps:
+                self.database.commit(step, with_publishes=False)
         except sqlite3.Error as exc:
             self._log.error(f"DURABLE: {self._files.describe(str(exc))}; messages come again")
         self.database.close()
@@ -377,7 +368,7 @@ class _Transaction:
     """Changes, and what became of them."""
 
     database: Database  # another one when it was rewritten
-    steps: list[Changes]
+    step: Changes
     broken: str  # why it has to be
     refusal: str  # of publishes
     flushed: list[Future[None]]
@@ -441,10 +432,9 @@ class DurableBacklog(QueueBacklog):
 
     def committed(self, rows: list[Row]) -> None:
         """Take messages that are in the database now."""
-        _, due_ns, *_ = rows[0]
-        if due_ns:
+        if rows[0][1]:
             self.deferred_count += len(rows)
-            self._watch(due_ns)
+            self._watch(min(due_ns for _, due_ns, *_ in rows))
             return
         fits = 0
         if not self.unread:

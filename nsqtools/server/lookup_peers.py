@@ -12,10 +12,10 @@ every nsqlookupd that can be reached has been asked.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
-
-import httpx
+from urllib.parse import quote
 
 from nsqtools.errors import NsqError, ProtocolError
 from nsqtools.protocol.names import (
@@ -35,6 +35,7 @@ from nsqtools.protocol.requests import (
     encode_unregister,
 )
 from nsqtools.server.daemon_log import DaemonLog
+from nsqtools.server.http_get import http_get
 from nsqtools.server.options import NsqdOptions
 from nsqtools.server.queues.channel import Channel
 from nsqtools.server.queues.topic import Topic
@@ -50,10 +51,7 @@ class LookupRegistry:
         self._own_info = own_info
         self._peers: dict[str, LookupPeer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._timeout = httpx.Timeout(
-            options.http_client_request_timeout, connect=options.http_client_connect_timeout
-        )
-        self._deadline_s = options.http_client_connect_timeout + options.http_client_request_timeout
+        self._options = options
 
     def set_addresses(self, addresses: Iterable[str]) -> None:
         """Connect to these, and drop the others."""
@@ -125,17 +123,12 @@ class LookupRegistry:
             topic.start()
 
     async def _channels_at(self, info: PeerInfo, topic_name: str) -> set[str]:
-        url = f"http://{Address(info.broadcast_address, info.http_port)}/channels"
-        headers = {"Accept": "application/vnd.nsq; version=1.0"}
+        address = Address(info.broadcast_address, info.http_port)
+        url = f"http://{address}/channels?topic={quote(topic_name)}"
         try:
             # plain HTTP, always: without verify=False every call would build a TLS context
-            async with (
-                asyncio.timeout(self._deadline_s),  # httpx's own timeouts are for each read
-                httpx.AsyncClient(timeout=self._timeout, verify=False, trust_env=False) as client,
-            ):
-                response = await client.get(url, params={"topic": topic_name}, headers=headers)
-                response.raise_for_status()
-                return {str(name) for name in response.json()["channels"]}
+            answer = json.loads(await http_get(url, self._options, verify=False))
+            return {str(name) for name in answer["channels"]}
         except Exception as exc:  # JSON of any shape and depth
             reason = str(exc) or "no answer in time"
             self._log.warn(f"failed to query nsqlookupd for channels - {url}: {reason}")

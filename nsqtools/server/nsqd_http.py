@@ -183,13 +183,13 @@ class NsqdHTTP:
         delay_s = self._delay_s(query["defer"]) if "defer" in query else 0.0
         if not topic.started.is_set():
             return self._publish_in_steps(topic, [body], delay_s)
-        if delay_s or topic.store is not None:
+        if delay_s:
             return self._put(topic, topic.new_messages([body]), delay_s)
         try:
-            topic.publish_one(body)
+            stored = topic.publish_one(body)
         except BackendError:
             raise HTTPRefusal(503, "EXITING") from None
-        return _PUBLISHED
+        return _PUBLISHED if stored is None else self._reply_when(stored)
 
     def _put(
         self,
@@ -198,24 +198,17 @@ class NsqdHTTP:
         delay_s: float = 0.0,
         blocks: Sequence[Block] = (),
     ) -> Reply | Awaitable[Reply]:
-        if topic.store is None:
-            try:
-                topic.put(messages, blocks, delay_s)
-            except BackendError:
-                raise HTTPRefusal(503, "EXITING") from None
-            return _PUBLISHED
-        stored: Future[BackendError | None] = self._nsqd.loop.create_future()
+        try:
+            stored = topic.put(messages, blocks, delay_s)
+        except BackendError:
+            raise HTTPRefusal(503, "EXITING") from None
+        return _PUBLISHED if stored is None else self._reply_when(stored)
 
-        def done(error: BackendError | None) -> None:
-            if not stored.done():  # else the daemon stops
-                stored.set_result(error)
-
-        topic.put_durably(messages, delay_s, done)
-        return self._reply_when(stored)
-
-    async def _reply_when(self, stored: Future[BackendError | None]) -> Reply:
-        if await stored is not None:
-            raise HTTPRefusal(503, "EXITING")
+    async def _reply_when(self, stored: Future[None]) -> Reply:
+        try:
+            await stored
+        except BackendError:
+            raise HTTPRefusal(503, "EXITING") from None
         return _PUBLISHED
 
     def _delay_s(self, text: str) -> float:

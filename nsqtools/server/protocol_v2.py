@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from asyncio import Future
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -111,15 +112,15 @@ class PublishCommands:
             return None
         if not 0 < size <= self._options.max_msg_size or topic.is_closed:
             return None
-        if topic.store is not None:
-            if self.unconfirmed_bytes > _MAX_UNCONFIRMED_BYTES:
-                return None  # the client has to wait
-            self._put_durably("PUB", topic, topic.new_messages([data[body_at:]]))
-            return b""
+        if self.unconfirmed_bytes > _MAX_UNCONFIRMED_BYTES:
+            return None  # the client has to wait
         try:
-            topic.publish_one(data[body_at:])
+            stored = topic.publish_one(data[body_at:])
         except BackendError:
             return None  # nothing was stored: the general way says why
+        if stored is not None:
+            self._answer_when(stored, "PUB", topic.name, 1, size)
+            return b""
         self.counts[topic.name] += 1
         return _OK_FRAME
 
@@ -209,28 +210,28 @@ class PublishCommands:
         delay_s: float = 0.0,
         blocks: Sequence[Block] = (),
     ) -> None:
-        if topic.store is not None:
-            self._put_durably(command, topic, messages, delay_s)
-            return
         try:
-            topic.put(messages, blocks, delay_s)
+            stored = topic.put(messages, blocks, delay_s)
         except BackendError as exc:
             raise RequestError(f"E_{command}_FAILED", f"{command} failed {exc}") from exc
-        self.counts[topic.name] += len(messages)
+        count = len(messages)
+        if stored is not None:
+            self._answer_when(stored, command, topic.name, count, sum(map(len, messages)))
+            return
+        self.counts[topic.name] += count
         self._connection.send(_OK_FRAME)
 
-    def _put_durably(
-        self, command: str, topic: Topic, messages: list[bytes], delay_s: float = 0.0
+    def _answer_when(
+        self, stored: Future[None], command: str, topic: str, count: int, size: int
     ) -> None:
-        size = sum(map(len, messages))
         self.unconfirmed_bytes += size + _COMMAND_BYTES
-        done = partial(self._confirmed, command, topic.name, len(messages), size)
-        topic.put_durably(messages, delay_s, done)
+        stored.add_done_callback(partial(self._confirmed, command, topic, count, size))
 
     def _confirmed(
-        self, command: str, topic: str, count: int, size: int, error: BackendError | None
+        self, command: str, topic: str, count: int, size: int, stored: Future[None]
     ) -> None:
         self.unconfirmed_bytes -= size + _COMMAND_BYTES
+        error = stored.exception()
         if error is None:
             self.counts[topic] += count
             self._connection.answer(_OK_FRAME)

@@ -184,7 +184,8 @@ class Tail:
         try:
             if self._look is not None:
                 self._consumer.look_before_subscribing(self._look)
-            self._consumer.start(fail_fast=True, wait_s=self.watch.left_s(time.monotonic()))
+            left_s = self.watch.left_s(time.monotonic())
+            self._consumer.start(fail_fast=True, wait_s=left_s, for_all=False)
             return self._pump()
         finally:
             self._consumer.stop()
@@ -213,7 +214,7 @@ class Tail:
                 self._pass_on(entry)  # which may take as long as its reader likes
                 self.watch.saw_message(time.monotonic())
             elif end is End.IDLE:
-                if self._is_connecting():
+                if not self._consumer.has_tried_all or self._is_connecting():
                     self.watch.saw_message(now)
                 elif self._consumer.had_turns(self.watch.idle_since):
                     return end

@@ -11,9 +11,8 @@ A client certificate that TLS 1.3 refuses shows at the first read, not in the ha
 
 TLS: settings to an ``ssl.SSLContext``, with errors that name the file at fault.
 Verification and host name check are on unless switched off together. ``PROTOCOL_TLS_CLIENT`` alone
-trusts nothing, so the system's certificates are loaded when no CA file is given. OpenSSL 3 cannot
-do less than TLS 1.2 at its default security level; the lower names are go-nsq's and are honoured
-by lowering the level, which the user asked for by writing them.
+trusts nothing, so the system's certificates are loaded when no CA file is given. Less than TLS 1.2
+is not spoken: every nsqd has that, and the lower names, which are go-nsq's, mean it.
 
 A pinned certificate is checked at the end of the handshake, by the socket itself: so it holds for
 whatever uses the context. With verification off, pins are all that is verified.
@@ -98,7 +97,8 @@ def make_context(options: TLSOptions) -> ssl.SSLContext:
         # an encrypted key must fail, not ask on the terminal
         load = functools.partial(context.load_cert_chain, *files, password=lambda: b"")
         _load("client certificate and key", " and ".join(files), load)
-    _set_min_version(context, options.min_version)
+    is_1_3 = options.min_version == "tls1.3"
+    context.minimum_version = ssl.TLSVersion.TLSv1_3 if is_1_3 else ssl.TLSVersion.TLSv1_2
     if pins := parse_pins(options.pins_sha256):
         context.sslsocket_class = _pinned_socket(pins)
     return context
@@ -150,19 +150,6 @@ def _load(what: str, path: str, load: Callable[[], None]) -> None:
         raise ConfigurationError(
             f"cannot read the {what} {path} ({exc.strerror})", hint="Check the path and its mode."
         ) from exc
-
-
-def _set_min_version(context: ssl.SSLContext, name: str) -> None:
-    import ssl
-    import warnings
-
-    lowest = "TLSv1" if name in ("tls1.0", "ssl3.0") else name.replace("tls1.", "TLSv1_")
-    version = ssl.TLSVersion[lowest]
-    if version < ssl.TLSVersion.TLSv1_2:
-        context.set_ciphers("DEFAULT:@SECLEVEL=0")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        context.minimum_version = version
 
 
 READ_SIZE = 1 << 18  # what one turn takes from a connection at most, so that others get theirs

@@ -172,7 +172,7 @@ def test_every_delay_is_drawn_afresh() -> None:
 
 def test_early_rounds_are_spaced_whatever_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flapping nsqd must not have nsqlookupd asked each second."""
-    monkeypatch.setattr(discovery_module, "in_background", lambda *_: None)
+    monkeypatch.setattr(discovery_module.background, "run", lambda *_: None)
     loop, rounds = Mock(), [1000.0]
     polls = Discovery(["127.0.0.1:1"], "clicks", ClientOptions())
     loop.now.return_value = 1000.0

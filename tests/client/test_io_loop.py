@@ -18,6 +18,7 @@ from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.connecting import MAX_THREADS, Background
 from nsqtools.client.io_loop import LoopMember
+from nsqtools.errors import ConnectionFailed
 
 
 def descriptors() -> int:
@@ -239,24 +240,31 @@ def test_joins_and_ends_meet(in_background: InBackground) -> None:
     wait_until(lambda: len(io_threads()) <= 1, what="the end of threads without members")
 
 
+NOBODY = LoopMember("nobody", lambda: None, lambda: None)
+
+
+def ignore(result: object) -> None:
+    pass
+
+
 def test_work_that_hangs_leaves_threads_to_peers_that_answer() -> None:
     background = Background()
     release = threading.Event()
     running: list[str] = []
 
-    def hang() -> bool:
+    def hang() -> None:
         running.append("")
         release.wait(patience_s(10))
-        return False
+        raise ConnectionFailed("no answer")
 
     for peer in ("a", "b", "c"):
         background._has_answered[peer] = False  # it did not last time
         for _ in range(MAX_THREADS):
-            background.run(peer, hang)
+            background.run(NOBODY, peer, hang, ignore)
     wait_until(lambda: len(running) == MAX_THREADS // 2, what="half of the threads")
     answered = [threading.Event() for _ in range(20)]
     for event in answered:
-        background.run("good", lambda event=event: event.set() or True)  # type: ignore[misc]
+        background.run(NOBODY, "good", event.set, ignore)
     assert all(event.wait(patience_s(5)) for event in answered)
     assert len(running) == MAX_THREADS // 2
     release.set()
@@ -269,11 +277,11 @@ def test_work_that_raises_costs_no_thread_and_idle_threads_end(
     monkeypatch.setattr("nsqtools.client.connecting.IDLE_S", 0.05)
     background = Background()
     for _ in range(2 * MAX_THREADS):
-        background.run("x", lambda: bool(1 // 0))
-    wait_until(lambda: "work for x failed" in caplog.text, what="the log")
+        background.run(NOBODY, "x", lambda: 1 // 0, ignore)
+    wait_until(lambda: "cannot reach x" in caplog.text, what="the log")
     wait_until(lambda: background._threads == 0, what="the end of the threads")
     done = threading.Event()
-    background.run("y", lambda: done.set() or True)
+    background.run(NOBODY, "y", done.set, ignore)
     assert done.wait(patience_s(5))
 
 
@@ -286,9 +294,11 @@ def test_without_threads_the_caller_learns_it(
     background = Background()
     monkeypatch.setattr("nsqtools.client.io_loop._shared", None)  # others may have started it
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    with pytest.raises(RuntimeError):
-        background.run("x", lambda: True)
-    assert not any(background._waiting.values())
+    loop, outcomes = LoopMember("x", lambda: None, lambda: None), list[object]()
+    background.run(loop, "x", lambda: None, outcomes.append)
+    loop.take_turn()
+    assert [str(each) for each in outcomes] == ["cannot reach x (can't start new thread)"]
+    assert not background._waiting
     consumer = consume(scripted_nsqd.address, started=False)
     with pytest.raises(RuntimeError, match="start new thread"):
         consumer.start()

@@ -34,6 +34,7 @@ from nsqtools.forward.nsq_sink import NsqSink, outcome_of
 from nsqtools.forward.parcel import Counters, Fate, Parcel
 from nsqtools.protocol.commands import mpub_size
 from nsqtools.protocol.requests import BodiesReader
+from nsqtools.publish import publisher as publishing
 from nsqtools.publish.publisher import PublishBatch, Publisher, PublishOptions, PublishOutcome
 from nsqtools.testing import fake_batch
 
@@ -181,8 +182,9 @@ def test_jobs_tell_the_truth(steps: list[Step], then_gone: bool, retry_unknown: 
         counts = publisher.counts
         assert counts.confirmed + counts.unconfirmed == sum(len(batch.bodies) for batch in ended)
         for batch in ended:
+            failures = batch.failures()
             for place, body in enumerate(batch.bodies):
-                match batch.failures.get(place, PublishOutcome.CONFIRMED):
+                match publishing.outcome_of(failures.get(place)):
                     case PublishOutcome.CONFIRMED:
                         assert body in stored, "confirmed, and not there"
                     case PublishOutcome.UNSENT | PublishOutcome.REJECTED as outcome:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import random
 import sys
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -20,7 +21,7 @@ from nsqtools.client.handling import RequeueWithoutBackoff
 from nsqtools.client.io_loop import Timer
 from nsqtools.client.message import Message
 from nsqtools.client.options import ClientOptions
-from nsqtools.client.rdy import NORMAL, PROBE_S, TEST, WAIT, Backoff, ReadyControl
+from nsqtools.client.rdy import NORMAL, PROBE_S, TEST, WAIT, ReadyControl
 
 
 def control(max_in_flight: int, *names: str, cap: int = 2500, seed: int = 1) -> ReadyControl[str]:
@@ -28,6 +29,11 @@ def control(max_in_flight: int, *names: str, cap: int = 2500, seed: int = 1) -> 
     for name in names:
         rdy.add(name, cap, 0.0)
     return rdy
+
+
+def end_backoff(rdy: ReadyControl[Any], now: float) -> None:
+    rdy.mode, rdy.level = TEST, 1
+    assert rdy.succeeded(now) == 0
 
 
 def test_a_connection_that_gave_its_rdy_back_does_not_take_it_again() -> None:
@@ -103,8 +109,8 @@ def test_all_are_full_but_for_those_that_were_idle_for_long() -> None:
     states.received("a", 5, 1.0)
     assert not states.is_full(1.9, 2.0)
     assert states.is_full(2.0, 2.0)
-    states.hold(3.0)
-    states.resume(4.0)
+    states.failed(3.0)
+    end_backoff(states, 4.0)
     assert not states.is_full(5.9, 2.0)  # RDY came back at 4
     states.received("b", 1, 6.0)
     assert not states.is_full(60.0, 2.0)
@@ -138,7 +144,7 @@ def test_rdy_that_rotates_is_not_sent_again_with_each_message() -> None:
 
 def test_when_the_tested_connection_is_lost_the_next_one_is_tested() -> None:
     rdy = control(10, "a")
-    rdy.hold(1.0)
+    rdy.failed(1.0)
     rdy.test(2.0)
     rdy.remove("a", 3.0)
     rdy.take_changes()
@@ -149,7 +155,7 @@ def test_when_the_tested_connection_is_lost_the_next_one_is_tested() -> None:
 def test_an_idle_test_moves_round_all_connections() -> None:
     names = [f"n{number}" for number in range(25)]
     rdy = control(100, *names)
-    rdy.hold(1.0)
+    rdy.failed(1.0)
     rdy.test(2.0)
     rdy.take_changes()
     tested = {name for name in names if rdy.states[name].rdy}
@@ -163,7 +169,7 @@ def test_an_idle_test_moves_round_all_connections() -> None:
 
 def test_max_in_flight_may_change_in_backoff() -> None:
     rdy = control(10, "a")
-    rdy.hold(1.0)
+    rdy.failed(1.0)
     rdy.set_max_in_flight(0, 2.0)
     assert rdy.test(3.0)
     rdy.take_changes()
@@ -220,42 +226,44 @@ def test_the_delay_doubles_up_to_the_cap_and_further_failures_do_not_lengthen_th
     multiplier_s: float, maximum_s: float, delays: list[float]
 ) -> None:
     options = ClientOptions(backoff_multiplier_s=multiplier_s, max_backoff_duration_s=maximum_s)
-    backoff = Backoff(options)
+    rdy: ReadyControl[str] = ReadyControl(1, options)
+    rdy.add("a", 1, 0.0)
     for delay_s in delays + delays[-1:] * 50:
-        assert backoff.failure() == delay_s
-        backoff.expire()
-    assert backoff.level == len(delays)
+        assert rdy.failed(0.0) == delay_s
+        assert rdy.test(0.0)
+    assert rdy.level == len(delays)
     if not delays:  # it is disabled
-        assert backoff.failure() is None
-        assert backoff.mode is NORMAL
+        assert rdy.failed(0.0) is None
+        assert rdy.mode is NORMAL
 
 
 @pytest.mark.parametrize(
     ("mode", "event", "action", "level", "next_mode"),
     [
-        *((NORMAL, event, None, 0, NORMAL) for event in ("success", "neutral")),
-        (NORMAL, "failure", 2, 1, WAIT),
-        *((WAIT, event, None, 2, WAIT) for event in ("success", "neutral", "failure")),
-        (TEST, "failure", 8, 3, WAIT),
-        (TEST, "neutral", 4, 2, WAIT),
-        (TEST, "success", 2, 1, WAIT),
+        *((NORMAL, event, None, 0, NORMAL) for event in ("succeeded", "was_neutral")),
+        (NORMAL, "failed", 2, 1, WAIT),
+        *((WAIT, event, None, 2, WAIT) for event in ("succeeded", "was_neutral", "failed")),
+        (TEST, "failed", 8, 3, WAIT),
+        (TEST, "was_neutral", 4, 2, WAIT),
+        (TEST, "succeeded", 2, 1, WAIT),
     ],
 )
 def test_every_event_in_every_mode(
     mode: str, event: str, action: float | None, level: int, next_mode: str
 ) -> None:
-    backoff = Backoff(ClientOptions())
-    backoff.level, backoff.mode = 0 if mode is NORMAL else 2, mode
-    assert getattr(backoff, event)() == action
-    assert (backoff.level, backoff.mode) == (level, next_mode)
+    rdy = control(1, "a")
+    rdy.level, rdy.mode = 0 if mode is NORMAL else 2, mode
+    assert getattr(rdy, event)(1.0) == action
+    assert (rdy.level, rdy.mode) == (level, next_mode)
 
 
 def test_jitter_is_spread_over_the_whole_delay() -> None:
-    backoff = Backoff(ClientOptions(backoff_strategy="full_jitter"), random.Random(1))
+    options = ClientOptions(backoff_strategy="full_jitter")
+    rdy: ReadyControl[str] = ReadyControl(1, options, random.Random(1))
     delays_s = set()
     for _ in range(200):
-        backoff.level, backoff.mode = 5, TEST
-        delays_s.add(backoff.neutral() or 0.0)
+        rdy.level, rdy.mode = 5, TEST
+        delays_s.add(rdy.was_neutral(0.0) or 0.0)
     assert 0 <= min(delays_s) < 3.2
     assert 28.8 < max(delays_s) <= 32
     assert len(delays_s) == 200
@@ -270,7 +278,6 @@ class ReadyMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.was_allowed = 0  # by the max_in_flight before, until its RDY is replaced
         self.begin(0, 0)
-        self.backoff = Backoff(ClientOptions())
         self.caps: dict[int, int] = {}
         self.closing: set[int] = set()
         self.at_nsqd: dict[int, int] = {}  # RDY as nsqd knows it
@@ -345,24 +352,20 @@ class ReadyMachine(RuleBasedStateMachine):
         return max(0, self.at_nsqd[name] - self.in_flight[name])
 
     @precondition(lambda self: any(self.in_flight.values()))
-    @rule(data=st.data(), result=st.sampled_from(["success", "failure", "neutral", ""]))
+    @rule(data=st.data(), result=st.sampled_from(["succeeded", "failed", "was_neutral", ""]))
     def answer(self, data: st.DataObject, result: str) -> None:
         name = data.draw(st.sampled_from([n for n in sorted(self.caps) if self.in_flight[n]]))
         count = data.draw(st.integers(1, self.in_flight[name]))
         self.in_flight[name] -= count
         self.rdy.answered(name, count, self.now)
-        delay_s = getattr(self.backoff, result)() if result else None
-        if delay_s is not None and self.backoff.mode is WAIT:
-            self.rdy.hold(self.now)
-        elif delay_s is not None:
-            self.rdy.resume(self.now)
+        if result:
+            getattr(self.rdy, result)(self.now)
         self.deliver()
 
-    @precondition(lambda self: self.backoff.mode is WAIT)
+    @precondition(lambda self: self.rdy.mode is WAIT)
     @rule()
     def wait_ends(self) -> None:
-        if self.rdy.test(self.now):
-            self.backoff.expire()
+        self.rdy.test(self.now)
         self.deliver()
 
     @rule(max_in_flight=st.integers(0, 20))
@@ -393,8 +396,8 @@ class ReadyMachine(RuleBasedStateMachine):
 
     @invariant()
     def backoff_stops_the_flow(self) -> None:
-        if self.backoff.mode is not NORMAL:
-            most = 0 if self.backoff.mode is WAIT else 1
+        if self.rdy.mode is not NORMAL:
+            most = 0 if self.rdy.mode is WAIT else 1
             assert sum(self.at_nsqd.values()) <= most
 
     def teardown(self) -> None:
@@ -402,11 +405,10 @@ class ReadyMachine(RuleBasedStateMachine):
         for name, count in self.in_flight.items():
             self.in_flight[name] = 0
             self.rdy.answered(name, count, self.now)
-        if self.backoff.mode is not NORMAL:
-            self.rdy.resume(self.now)
+        if self.rdy.mode is not NORMAL:
+            end_backoff(self.rdy, self.now)
         for later_s in (100, 200):
             self.rdy.redistribute(self.now + later_s)
-        self.backoff = Backoff(ClientOptions())
         self.deliver()
         live = set(self.caps) - self.closing
         if live and self.max_in_flight >= len(live):
@@ -457,7 +459,7 @@ def as_the_body_says(message: Message) -> bool:
 
 
 def is_at(consumer: Consumer, level: int) -> None:
-    wait_until(lambda: consumer._io.backoff.level == level, what=f"backoff level {level}")
+    wait_until(lambda: consumer._io.rdy.level == level, what=f"backoff level {level}")
 
 
 def test_the_order_of_go_nsqs_own_scenario(dialog: Dialog, handle: Handle) -> None:

@@ -34,9 +34,9 @@ def test_the_worst_outcome_of_a_record_counts() -> None:
         ("c", 0, not_sent(LOST)),
         ("c", 1, not_sent(LOST)),
     ):
-        batch.note(nsqd, place, error)
-    assert batch.failures == {0: kinds.UNSENT, 1: kinds.REJECTED}
-    assert batch.missing == {"b": {0, 1}, "c": {0, 1}}
+        batch.errors.setdefault(place, {})[nsqd] = error
+    worst = {place: outcome_of(error) for place, error in batch.failures().items()}
+    assert worst == {0: kinds.UNSENT, 1: kinds.REJECTED}
 
 
 def test_an_nsqd_without_a_port_has_the_name_that_its_outcomes_come_with() -> None:

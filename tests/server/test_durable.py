@@ -133,6 +133,7 @@ def test_messages_around_a_damaged_one_come_from_files_into_the_database(
     file.write_bytes(content[:31] + b"\xff" + content[32:])  # the length of the second
     copy = file.with_name(f"{file.name}.bad")
     copy.symlink_to(tmp_path / "elsewhere")  # which is not followed
+    (tmp_path / "nsqd.dat").write_bytes(b"\xff")  # what it was before is beside it
 
     recover(tmp_path, "-durable")
     archive = tmp_path.parent / f"{tmp_path.name}.log"

@@ -36,7 +36,7 @@ def make_tail(nsqd: GoNsqd, written: list[bytes]) -> MakeTail:
             "write": written.append,
             "encode": encode_lines,
         }
-        connection = ConnectionSettings((nsqd.tcp_address,))
+        connection = arguments.pop("connection", ConnectionSettings((nsqd.tcp_address,)))
         return Tail(topics, "c", connection, **{**settings, **arguments})
 
     return make
@@ -77,6 +77,21 @@ def test_silence_is_no_end_before_every_nsqd_could_send(
 
     assert tail.run() is End.IDLE
     assert sorted(b"".join(written).splitlines()) == lines
+
+
+def test_silence_is_no_end_before_every_nsqd_was_tried(
+    nsqd: GoNsqd, make_tail: MakeTail, written: list[bytes], unreachable_address: str
+) -> None:
+    lines = publish_lines(nsqd, "clicks", 1)
+    tail = make_tail(
+        connection=ConnectionSettings((nsqd.tcp_address, unreachable_address)),
+        options=ClientOptions(dial_timeout_s=1),
+        limits=RunLimits(idle_s=0.05),
+    )
+
+    assert tail.run() is End.IDLE
+    assert written == [lines[0] + b"\n"]
+    assert tail._consumer.has_tried_all
 
 
 def test_a_count_is_in_total_exact_and_every_written_message_is_finished(

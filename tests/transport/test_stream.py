@@ -229,4 +229,4 @@ def test_the_lowest_version_is_kept(certificates: Certificates, tls_server: Serv
     with pytest.raises(TLSError, match=f"{stream.address}: TLS failed"):
         stream.start_tls(make_context(options), Deadline(5))
     for old in ("tls1.0", "ssl3.0"):
-        assert make_context(TLSOptions(min_version=old)).minimum_version == ssl.TLSVersion.TLSv1
+        assert make_context(TLSOptions(min_version=old)).minimum_version == ssl.TLSVersion.TLSv1_2

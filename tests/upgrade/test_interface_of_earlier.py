@@ -29,6 +29,8 @@ GONE = {
     "Consumer takes no looked_up": "lookupd_http_addresses",
     "aio.Consumer.topic is gone": "topics",
     "aio.Message takes no message": "nsqtools.Message is that of asyncio too",
+    "ClientOptions takes no connect_threads": "eight threads serve any number of nsqd",
+    "ClientOptions.connect_threads is gone": "eight threads serve any number of nsqd",
     "ClientOptions takes no rdy_resend": "RDY is always sent again when a quarter is left",
     "ClientOptions.rdy_resend is gone": "RDY is always sent again when a quarter is left",
     "ClientOptions.reported_client_id is gone": "client_id, else the short name of the machine",

@@ -163,7 +163,7 @@ def look_before(
 ) -> bool:
     """Ask for the topics before subscribing. Raises `NotFoundError` and `ConfigurationError`.
 
-    ``looked`` gets each topic with its nsqd, where all answered. Where no daemon answers at all,
+    ``looked`` gets each topic with the nsqd that answered. Where no daemon answers at all,
     that alone is reported: raises the error of the connection. Unless it ``may_share`` a channel
     with other consumers, these are reported, and on a terminal the user is asked; returns whether
     to go on.
@@ -195,9 +195,9 @@ def look_before(
                 runtime.tell(f"nsq: {state_of_queue(report, channel)}")
             if not may_share and not agree_to_share(report, channel, runtime):
                 return False
-            if looked is not None and not report.failed:
-                given = map(parse_address, connection.nsqd_tcp_addresses)
-                looked |= {(topic, nsqd) for nsqd in (*given, *report.announced)}
+            if looked is not None:
+                given = () if report.failed else map(parse_address, connection.nsqd_tcp_addresses)
+                looked |= {(topic, nsqd) for nsqd in (*given, *report.looked_at)}
     return True
 
 

@@ -129,7 +129,7 @@ class QueueBacklog:
         """Append messages, all or none, and return what `undo` takes. Raises `BackendError`.
 
         ``room`` says how many of what is in memory consumers would take at once. ``blocks``
-        are what `encoded` returns for the messages, if that is known.
+        are what `encoded` returns for the messages, if that is known: then they stay together.
         """
         disk, memory = self.disk, self._memory
         count, fits = len(messages), len(messages)
@@ -139,7 +139,8 @@ class QueueBacklog:
             elif len(memory) + count > self.mem_queue_size:
                 fits = min(count, max(0, self.mem_queue_size + room() - len(memory)))
             if fits < count:
-                mark = self._put_on_disk(disk, _blocks_after(fits, messages, blocks))
+                fits = 0 if blocks else fits
+                mark = self._put_on_disk(disk, blocks or [encoded(messages[fits:])])
                 self.put_in_memory(messages[:fits])
                 return Undo(fits, mark)
         memory.extend(messages)
@@ -285,16 +286,3 @@ def encoded(messages: Iterable[bytes]) -> Block:
             start = to_record(message[:ID_AT])
         records.append(encode_length(len(message) - 8) + start + message[ID_AT:])
     return Block(b"".join(records), list(map(len, records)))
-
-
-def _blocks_after(
-    count: int, messages: Sequence[bytes], blocks: Sequence[Block]
-) -> Sequence[Block]:
-    """Return all messages but the first ``count`` as blocks; use those that are whole."""
-    start = used = 0
-    while used < len(blocks) and start < count:
-        start += len(blocks[used].sizes)
-        used += 1
-    rest = blocks[used:]
-    partly = messages[count:start] if blocks else messages[count:]
-    return [encoded(partly), *rest] if partly else rest

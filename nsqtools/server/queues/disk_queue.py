@@ -15,6 +15,10 @@ What was written after the last meta is found again by the file being longer tha
 then reading continues to its end and writing in the next file. A file that cannot be read on is
 renamed to ``.bad`` and the next one is tried.
 
+Trap: a file system needs long to remove 100 MB, so ``behind`` does it. By then a queue of the same
+name may exist again, with files of the same names. So a file is renamed at once and removed later,
+under a name that the next start recognizes as a temporary one.
+
 Two faults of the original are not copied: data files without a meta file are read and not
 overwritten, and a file that was read to its end when the writer rolled is deleted, not ``.bad``.
 """
@@ -22,7 +26,7 @@ overwritten, and a file that was read to its end when the writer rolled is delet
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -32,12 +36,11 @@ from nsqtools.protocol.frames import MIN_MESSAGE_SIZE
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.queues.queue_files import (
     LENGTH_SIZE,
+    QUEUE_FILE,
     Block,
     CorruptFile,
     DiskWork,
-    Done,
     Positions,
-    QueueFiles,
     RecordReader,
     Work,
     count_records,
@@ -73,8 +76,9 @@ class DiskQueue:
         self._max_record = max_msg_size + MIN_MESSAGE_SIZE
         self._log = log
         self._behind = behind or DiskWork()
-        self._files = QueueFiles(data_path, name, self._behind, log)
-        self._meta = NewestContent(self._files.meta, 0o600, name_is_durable=False)
+        self._folder = data_path
+        self._meta_path = data_path / f"{name}.diskqueue.meta.dat"
+        self._meta = NewestContent(self._meta_path, 0o600, name_is_durable=False)
         self._sync_every = sync_every
         self._on_dirty = on_dirty
         self._operations = 0  # since the last sync
@@ -142,10 +146,10 @@ class DiskQueue:
         if (number, position) == (self._write_file, self._write_position):
             return
         self._close_writer()
-        self._files.remove(range(number + 1, self._write_file + 1))
+        self._remove(range(number + 1, self._write_file + 1))
         self._write_file, self._write_position, self.depth = number, position, depth
         with suppress(OSError):  # what follows is overwritten by the next record
-            os.truncate(self._files.data(number), position)
+            os.truncate(self._data(number), position)
         self._count(1)
 
     def get(self, count: int, max_bytes: int) -> list[bytes]:
@@ -161,7 +165,7 @@ class DiskQueue:
             except (OSError, CorruptFile) as exc:
                 self._log.error(
                     f"DISKQUEUE({self.name}) reading at {self._read_position} of "
-                    f"{self._files.data(self._read_file)} - {exc}"
+                    f"{self._data(self._read_file)} - {exc}"
                 )
                 self._set_aside()
                 continue
@@ -201,7 +205,7 @@ class DiskQueue:
         if error.strerror is None:
             return str(error)
         operation = "open" if error.filename else "write"
-        return f"{operation} {self._files.data(self._write_file)}: {error.strerror.lower()}"
+        return f"{operation} {self._data(self._write_file)}: {error.strerror.lower()}"
 
     # syncs
 
@@ -212,14 +216,13 @@ class DiskQueue:
         self._meta.write(self._positions(), self._meta.number())
         self._operations = self._not_noted = 0
 
-    def start_sync(self, then: Done = lambda _: None) -> None:
+    def start_sync(self) -> None:
         """Have what was put and read until now made durable; a failure is logged."""
         operations = self._operations
         try:
             work = self._sync(os.dup(self._writer) if self._writer >= 0 else -1, is_open=True)
         except OSError as exc:  # no descriptor left
             self._report(exc)
-            then(exc)
             return
         self._is_syncing = True
 
@@ -231,7 +234,6 @@ class DiskQueue:
                 self._start_if_due()
             if self._operations:
                 self._on_dirty(self)
-            then(error)
 
         self._behind.run(work, finished)
 
@@ -293,9 +295,9 @@ class DiskQueue:
     # files
 
     def _open(self) -> None:
-        found = self._files.positions()
+        found = self._noted_positions()
         if found is None:
-            if numbers := self._files.numbers():
+            if numbers := self._numbers():
                 self._log.warn(f"DISKQUEUE({self.name}) has no metadata, reading all its files")
                 self._read_file = numbers[0]
                 self._write_file = numbers[-1] + 1
@@ -304,11 +306,11 @@ class DiskQueue:
         self.depth = found.depth
         self._read_file, self._read_position = found.read_file, found.read_position
         self._write_file, self._write_position = write_file, write_position = found[3:]
-        self._files.remove(self._files.below(self._read_file))  # a power failure brought them back
-        size = self._files.size(write_file)
+        self._remove(self._below(self._read_file))  # a power failure brought them back
+        size = self._size(write_file)
         if write_position != size:  # less: a kill; more: a power failure
             self._log.warn(
-                f"DISKQUEUE({self.name}) {self._files.data(write_file)} metadata writePos "
+                f"DISKQUEUE({self.name}) {self._data(write_file)} metadata writePos "
                 f"{write_position} {'<' if write_position < size else '>'} file size of {size}, "
                 "skipping to new file"
             )
@@ -321,7 +323,7 @@ class DiskQueue:
         self.depth = 0
         position = self._read_position
         for number in range(self._read_file, self._write_file):
-            self.depth += count_records(self._files.data(number), position, self._max_record)
+            self.depth += count_records(self._data(number), position, self._max_record)
             position = 0
         self._count(1)  # so that the next sync makes it durable
 
@@ -336,13 +338,13 @@ class DiskQueue:
             self._read_file, self._read_position = self._write_file, 0
         self._leave_file(full)
         if read_to_end:
-            self._files.remove([old])
+            self._remove([old])
 
     def _append(self, data: bytes, count: int) -> None:
         if not count:
             return
         if self._writer < 0:
-            path = self._files.data(self._write_file)
+            path = self._data(self._write_file)
             self._writer = open_to_write(path, os.O_RDWR | os.O_CREAT)
             self._log.info(f"DISKQUEUE({self.name}): writeOne() opened {path}")
         done = 0
@@ -382,7 +384,7 @@ class DiskQueue:
     def _next_record(self) -> bytes | None:
         """Return the record at the read position; None after having moved on to the next file."""
         if self._reader is None:
-            path = self._files.data(self._read_file)
+            path = self._data(self._read_file)
             self._reader = RecordReader(path, self._read_position, self._max_record)
             self._log.info(f"DISKQUEUE({self.name}): readOne() opened {path}")
         is_complete = self._read_file < self._write_file
@@ -401,14 +403,21 @@ class DiskQueue:
         self._read_position = 0
         self._leave_file(-1)
         if delete:
-            self._files.remove([old])
+            self._remove([old])
 
     def _set_aside(self) -> None:
         if self._read_file == self._write_file:
             self._close_writer()
             self._write_file += 1
             self._write_position = 0
-        self._files.set_aside(self._read_file)
+        bad = self._data(self._read_file)
+        self._log.warn(f"DISKQUEUE({self.name}) jump to next file and saving bad file as {bad}.bad")
+        try:
+            bad.rename(f"{bad}.bad")
+        except OSError:
+            self._log.error(
+                f"DISKQUEUE({self.name}) failed to rename bad diskqueue file {bad} to {bad}.bad"
+            )
         self._next_file(delete=False)
         self._check_tail()
 
@@ -431,7 +440,72 @@ class DiskQueue:
     def _skip_to_new_file(self) -> None:
         self._close_reader()
         self._close_writer()
-        self._files.remove(range(self._read_file, self._write_file + 1))
+        self._remove(range(self._read_file, self._write_file + 1))
         self._write_file += 1
         self._read_file = self._write_file
         self._read_position = self._write_position = self.depth = 0
+
+    # their names
+
+    def _noted_positions(self) -> Positions | None:
+        """Return what the meta file holds, None without one that can be read."""
+        try:
+            return Positions.read(self._meta_path)
+        except (OSError, ValueError) as exc:
+            if not isinstance(exc, FileNotFoundError):
+                self._log.error(f"DISKQUEUE({self.name}) failed to retrieveMetaData - {exc}")
+            return None
+
+    def _data(self, number: int) -> Path:
+        """Return the path of a data file."""
+        return self._folder / f"{self.name}.diskqueue.{number:06d}.dat"
+
+    def _size(self, number: int) -> int:
+        """Return the size of a data file, 0 without one."""
+        try:
+            return self._data(number).stat().st_size
+        except OSError:
+            return 0
+
+    def _below(self, number: int) -> list[int]:
+        """Return the numbers of the data files just below one, without a listing."""
+        start = number
+        while start and self._data(start - 1).exists():
+            start -= 1
+        return list(range(start, number))
+
+    def _numbers(self) -> list[int]:
+        """Return the numbers of the data files that are there."""
+        try:
+            names = os.listdir(self._folder)
+        except OSError as exc:
+            self._log.error(f"DISKQUEUE({self.name}) failed to look for files - {exc}")
+            return []
+        found = map(QUEUE_FILE.fullmatch, names)
+        return sorted(int(m[2]) for m in found if m and m[1] == self.name and m[2] and not m[3])
+
+    def _remove(self, numbers: Iterable[int]) -> None:
+        """Remove data files, behind the loop; failures are logged."""
+        condemned: list[str] = []
+        for number in numbers:
+            path = self._data(number)
+            beside = self._folder / f".{path.name}.{os.urandom(8).hex()}.tmp"
+            try:
+                os.rename(path, beside)
+            except FileNotFoundError:
+                continue
+            except OSError as exc:
+                self._removed(exc)
+            else:
+                condemned.append(str(beside))
+
+        def work() -> None:
+            for path in condemned:
+                os.unlink(path)
+
+        if condemned:
+            self._behind.run(work, self._removed)
+
+    def _removed(self, error: OSError | None) -> None:
+        if error is not None:
+            self._log.error(f"DISKQUEUE({self.name}) failed to remove data file - {error}")

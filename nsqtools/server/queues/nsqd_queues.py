@@ -12,7 +12,6 @@ file itself.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import gc
 import os
@@ -333,13 +332,9 @@ class NsqdQueues:
             due, self._to_sync = self._to_sync, set()
             for disk in due:
                 if disk.needs_sync:
-                    await self._sync(disk)
-
-    async def _sync(self, disk: DiskQueue) -> None:
-        """Sync one queue at a time: other work of the disk thread waits for one sync only."""
-        done = asyncio.Event()
-        disk.start_sync(lambda _: done.set())
-        await done.wait()
+                    disk.start_sync()
+                    # one at a time: other work of the disk thread waits for one sync only
+                    await self.disk_thread.wait_for(lambda: None)
 
     async def close(self) -> None:
         """Write nsqd.dat and every message that is not finished to disk."""

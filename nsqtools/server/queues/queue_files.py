@@ -1,4 +1,4 @@
-"""The files of a disk queue: their records, and the thread that waits for the disk.
+"""What is in the files of a disk queue, and the thread that waits for the disk.
 
 Data files hold records of an int32 length and that number of bytes, end to end. Reading goes
 forward in large pieces. Where the bytes are not a record there is nothing to find the next one by,
@@ -9,10 +9,6 @@ What waits for a disk must not hold up the loop: syncs, renamed files, files to 
 work of one daemon runs on one thread, in the order in which it was given, so a removal never
 overtakes the sync that stops needing the file. Without a loop (tests, recovery) `DiskWork` does the
 same on the spot.
-
-Trap: a file system needs long to remove 100 MB, so the disk thread does it. By then a queue of
-the same name may exist again, with files of the same names. So a file is renamed at once and
-removed later, under a name that the next start recognizes as a temporary one.
 
 What reads a file without its nsqd, `QueueFile`, takes every whole record around what is damaged.
 A record has no checksum and no mark, so it is believed when it looks like one (its length is
@@ -31,7 +27,7 @@ import re
 import struct
 import time
 from asyncio import AbstractEventLoop, Future
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
@@ -40,7 +36,6 @@ from typing import NamedTuple, Self
 from nsqtools.files.opening import descriptor_to_read
 from nsqtools.protocol.frames import MIN_MESSAGE_SIZE
 from nsqtools.protocol.text import NS
-from nsqtools.server.daemon_log import DaemonLog
 
 # -- the disk thread -------------------------------------------------------------------------------
 
@@ -117,91 +112,6 @@ def queues_with_files(data_path: Path) -> set[str]:
     """Return the names of the queues that have data files, or a meta file. Raises ``OSError``."""
     found = map(QUEUE_FILE.fullmatch, os.listdir(data_path))
     return {match[1] for match in found if match and not match[3]}
-
-
-class QueueFiles:
-    """The files of the queue ``name`` in a directory."""
-
-    def __init__(self, data_path: Path, name: str, behind: DiskWork, log: DaemonLog) -> None:
-        self.name = name
-        self.meta = data_path / f"{name}.diskqueue.meta.dat"
-        self._path = data_path
-        self._behind = behind
-        self._log = log
-
-    def positions(self) -> Positions | None:
-        """Return what the meta file holds, None without one that can be read."""
-        try:
-            return Positions.read(self.meta)
-        except (OSError, ValueError) as exc:
-            if not isinstance(exc, FileNotFoundError):
-                self._log.error(f"DISKQUEUE({self.name}) failed to retrieveMetaData - {exc}")
-            return None
-
-    def data(self, number: int) -> Path:
-        """Return the path of a data file."""
-        return self._path / f"{self.name}.diskqueue.{number:06d}.dat"
-
-    def size(self, number: int) -> int:
-        """Return the size of a data file, 0 without one."""
-        try:
-            return self.data(number).stat().st_size
-        except OSError:
-            return 0
-
-    def below(self, number: int) -> list[int]:
-        """Return the numbers of the data files just below one, without a listing."""
-        start = number
-        while start and self.data(start - 1).exists():
-            start -= 1
-        return list(range(start, number))
-
-    def numbers(self) -> list[int]:
-        """Return the numbers of the data files that are there."""
-        try:
-            names = os.listdir(self._path)
-        except OSError as exc:
-            self._log.error(f"DISKQUEUE({self.name}) failed to look for files - {exc}")
-            return []
-        found = map(QUEUE_FILE.fullmatch, names)
-        return sorted(int(m[2]) for m in found if m and m[1] == self.name and m[2] and not m[3])
-
-    def remove(self, numbers: Iterable[int]) -> None:
-        """Remove data files, behind the loop; failures are logged."""
-        condemned: list[str] = []
-        for number in numbers:
-            path = self.data(number)
-            beside = self._path / f".{path.name}.{os.urandom(8).hex()}.tmp"
-            try:
-                os.rename(path, beside)
-            except FileNotFoundError:
-                continue
-            except OSError as exc:
-                self._removed(exc)
-            else:
-                condemned.append(str(beside))
-
-        def work() -> None:
-            for path in condemned:
-                os.unlink(path)
-
-        if condemned:
-            self._behind.run(work, self._removed)
-
-    def _removed(self, error: OSError | None) -> None:
-        if error is not None:
-            self._log.error(f"DISKQUEUE({self.name}) failed to remove data file - {error}")
-
-    def set_aside(self, number: int) -> None:
-        """Rename a file that cannot be read to ``.bad``."""
-        bad = self.data(number)
-        self._log.warn(f"DISKQUEUE({self.name}) jump to next file and saving bad file as {bad}.bad")
-        try:
-            bad.rename(f"{bad}.bad")
-        except OSError:
-            self._log.error(
-                f"DISKQUEUE({self.name}) failed to rename bad diskqueue file {bad} to {bad}.bad"
-            )
 
 
 LENGTH_SIZE = 4

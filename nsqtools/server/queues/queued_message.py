@@ -13,8 +13,8 @@ loop never waits. Two topics can produce the same id, as in nsqd.
 What one consumer holds until it answers or times out, and what is deferred, is kept without a
 clock. Deliveries of a consumer all get the same timeout, so a dict in the order of delivery is
 also in the order of the deadlines, and looking at its first entry replaces a heap. Only a TOUCH
-that runs into ``max_msg_timeout`` gets a deadline earlier than those before it; these few have
-their own heap.
+that runs into ``max_msg_timeout`` gets a deadline earlier than those before it; these few are
+looked at one by one.
 
 Latency is the time from publish to FIN, over a rolling window. As nsqd does, a channel keeps two
 sketches of half a window each: when half a window is over, the older one is dropped and a new one
@@ -27,15 +27,12 @@ import struct
 import time
 from collections.abc import Iterable, Sequence
 from functools import partial
-from heapq import heapify, heappop, heappush
-from itertools import repeat
+from itertools import islice, repeat
 
 from ddsketch import DDSketch
 
 from nsqtools.protocol.frames import ID_LENGTH, MESSAGE, MIN_MESSAGE_SIZE
 from nsqtools.protocol.stats import LatencyStats
-
-_FEW = 64
 
 
 class InFlightMessages:
@@ -43,7 +40,7 @@ class InFlightMessages:
 
     def __init__(self) -> None:
         self._held: dict[bytes, tuple[bytes, float, float]] = {}
-        self._capped: list[tuple[float, bytes]] = []
+        self._capped: set[bytes] = set()  # of these, not in the order of the deadlines
 
     def __len__(self) -> int:
         return len(self._held)
@@ -65,6 +62,8 @@ class InFlightMessages:
         """Remove messages that were answered; return them, and the ids that are not held."""
         pop = self._held.pop
         found = [pop(id_, None) for id_ in ids]
+        if self._capped:
+            self._capped.difference_update(ids)
         messages = [held[0] for held in found if held is not None]
         if len(messages) == len(ids):
             return messages, []
@@ -91,28 +90,14 @@ class InFlightMessages:
             del all_held[id_]
             all_held[id_] = (message, deadline_s, delivered_s)
             if deadline_s < until_s:
-                heappush(self._capped, (deadline_s, id_))
-                if len(self._capped) > 2 * len(all_held) + _FEW:
-                    self._drop_answered()
+                self._capped.add(id_)
         return failed
-
-    def _drop_answered(self) -> None:
-        """Leave no more than one entry a message: a client can touch, finish and go on for ever."""
-        self._capped = [each for each in self._capped if self._is_held_until(*each)]
-        heapify(self._capped)
-
-    def _is_held_until(self, deadline_s: float, message_id: bytes) -> bool:
-        held = self._held.get(message_id)
-        return held is not None and held[1] == deadline_s
 
     def next_deadline_s(self) -> float | None:
         """Return the earliest deadline, None when nothing is held."""
-        while self._capped and not self._is_held_until(*self._capped[0]):
-            heappop(self._capped)
-        if not self._held:
-            return None
-        oldest_s = next(iter(self._held.values()))[1]
-        return min(oldest_s, self._capped[0][0]) if self._capped else oldest_s
+        deadlines_s = [self._held[each][1] for each in self._capped]
+        deadlines_s += [deadline_s for _, deadline_s, _ in islice(self._held.values(), 1)]
+        return min(deadlines_s, default=None)
 
     def of(self, message_ids: set[bytes]) -> set[bytes]:
         """Return those of some messages that are held."""
@@ -120,18 +105,15 @@ class InFlightMessages:
 
     def take_expired(self, now_s: float, limit: int) -> list[bytes]:
         """Remove and return what has timed out, up to a limit."""
-        expired: list[bytes] = []
-        while self._capped and self._capped[0][0] <= now_s and len(expired) < limit:
-            deadline_s, message_id = heappop(self._capped)
-            if self._is_held_until(deadline_s, message_id):
-                expired.append(self._held.pop(message_id)[0])
-        due: list[bytes] = []
-        for message_id, (_, deadline_s, _) in self._held.items():
-            if deadline_s > now_s or len(expired) + len(due) >= limit:
+        held = self._held
+        due = {each: None for each in self._capped if held[each][1] <= now_s}
+        for message_id, (_, deadline_s, _) in held.items():
+            if deadline_s > now_s or len(due) >= limit:
                 break
-            due.append(message_id)
-        expired += [self._held.pop(message_id)[0] for message_id in due]
-        return expired
+            due[message_id] = None
+        expired = list(due)[:limit]
+        self._capped.difference_update(expired)
+        return [held.pop(message_id)[0] for message_id in expired]
 
     def clear(self) -> None:
         """Forget everything: the channel was emptied."""

@@ -8,9 +8,10 @@ stays empty. It fills when there is no channel, the topic is paused, or the topi
 from __future__ import annotations
 
 import time
-from asyncio import Event, sleep
+from asyncio import Event, Future, sleep
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 from nsqtools.protocol.names import is_ephemeral
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 _STEP_COUNT = 1000  # messages of a backlog to copy before other work of the loop gets its turn
 _STEP_BYTES = 1 << 22
 _RETRY_S = 1.0  # after the disk of a channel failed
-
-Done = Callable[[BackendError | None], None]
-"""Called with why messages are not stored."""
 
 
 class Topic:
@@ -75,16 +73,16 @@ class Topic:
         now_ns = time.time_ns()
         return new_messages(bodies, self._ids.take(len(bodies), now_ns), now_ns)
 
-    def publish_one(self, body: bytes) -> None:
-        """Queue one new message. Raises `BackendError`."""
+    def publish_one(self, body: bytes) -> Future[None] | None:
+        """Queue one new message, as `put` does."""
         now_ns = time.time_ns()
         [message] = new_messages([body], [self._ids.take_one(now_ns)], now_ns)
-        is_simple = not (self._flows or self.is_ephemeral or self._health.low)
+        is_simple = not (self.store or self._flows or self.is_ephemeral or self._health.low)
         if is_simple and self.backlog.put_one_in_memory(message):
             self.message_count += 1
             self.message_bytes += len(body)
-        else:
-            self.put([message])
+            return None
+        return self.put([message])
 
     async def prepare_in_steps(self, bodies: Sequence[bytes]) -> tuple[list[bytes], list[Block]]:
         """Return what `put` takes, its bytes on disk if these are needed; other work of the loop
@@ -104,13 +102,15 @@ class Topic:
 
     def put(
         self, messages: list[bytes], blocks: Sequence[Block] = (), delay_s: float = 0.0
-    ) -> None:
-        """Queue messages, in all channels or in none. Raises `BackendError`.
+    ) -> Future[None] | None:
+        """Queue messages, in all channels or in none; with --durable return what waits for that.
 
         A delay starts when a channel gets the message; one that has to wait on disk for a channel
-        loses it, as in nsqd.
+        loses it, as in nsqd. Raises `BackendError`, as does what is returned.
         """
         self._health.admit()
+        if self.store is not None and messages:
+            return self._put_durably(self.store, messages, delay_s)
         if delay_s and (self._flows or self.depth < self.backlog.mem_queue_size):
             self._deferred += [(message, delay_s) for message in messages]
             self._copy_deferred()
@@ -121,36 +121,35 @@ class Topic:
             if self.is_ephemeral:
                 self.backlog.overflow()
         self._count(messages)
+        return None
 
-    def put_durably(self, messages: list[bytes], delay_s: float, done: Done) -> None:
-        """Write messages to the database, and call back when they are in their queues."""
-        assert self.store is not None
-        try:
-            self._health.admit()
-        except BackendError as exc:
-            done(exc)
-            return
-        if not messages:
-            done(None)
-            return
-        due_ns = self.store.now_ns + int(delay_s * 1_000_000_000) if delay_s else 0
+    def _put_durably(
+        self, store: DurableStore, messages: list[bytes], delay_s: float
+    ) -> Future[None] | None:
+        due_ns = store.now_ns + int(delay_s * 1_000_000_000) if delay_s else 0
         flows = self._flows and not self.backlog.has_messages
         if not flows and self.is_ephemeral:
             self.backlog.put(messages)
             self.backlog.overflow()
             self._count(messages)
-            done(None)
-            return
+            return None
         channels = list(self.channels.values()) if flows else None
+        stored: Future[None] = self._loop.create_future()
 
         def committed(error: BackendError | None) -> None:
             if error is None and not self.is_closed:
                 self._committed(channels, messages, delay_s)
                 self._count(messages)
-            done(error)
+            if stored.done():
+                return  # nobody waits: the daemon stops
+            if error is None:
+                stored.set_result(None)
+            else:
+                stored.set_exception(error)
 
         backlogs = [self.backlog] if channels is None else [each.backlog for each in channels]
-        self.store.publish(backlogs, messages, due_ns, committed)
+        store.publish(backlogs, messages, repeat(due_ns), committed)
+        return stored
 
     def _committed(
         self, channels: list[Channel] | None, messages: list[bytes], delay_s: float = 0.0
@@ -214,17 +213,18 @@ class Topic:
         """Move messages to the channels in one transaction; then go on."""
         channels = list(self.channels.values())
 
-        def moved(
-            error: BackendError | None, messages: list[bytes], delay_s: float, is_last: bool
-        ) -> None:
-            if error is None:
-                self._committed(channels, messages, delay_s)
-            if is_last:
-                self._step_scheduled = False
-                if error is not None:
-                    self._loop.call_later(_RETRY_S, self._wake)
-                elif self.depth:
-                    self._wake()
+        def moved(error: BackendError | None, messages: list[bytes], delays_s: list[float]) -> None:
+            self._step_scheduled = False
+            if error is not None:
+                self._loop.call_later(_RETRY_S, self._wake)
+                return
+            if not any(delays_s):
+                self._committed(channels, messages)
+            else:
+                for message, delay_s in zip(messages, delays_s, strict=True):
+                    self._committed(channels, [message], delay_s)
+            if self.depth:
+                self._wake()
 
         backlogs = [each.backlog for each in channels]
         self._step_scheduled = store.move(self.backlog, backlogs, _STEP_COUNT, _STEP_BYTES, moved)

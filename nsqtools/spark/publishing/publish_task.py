@@ -67,7 +67,6 @@ from nsqtools.publish.publisher import (
     PublishBatch,
     Publisher,
     PublishOptions,
-    PublishOutcome,
 )
 from nsqtools.records.envelope import Envelope
 from nsqtools.spark.format_options import LOOKUPD_HTTP, NSQD_TCP, Options, read_connection, slots_of
@@ -487,15 +486,14 @@ class PublishTask:
         self, span: RowSpan, chunk: Chunk, places: Sequence[int], batch: PublishBatch
     ) -> None:
         """A publish has its outcomes."""
-        confirmed = len(batch.bodies) - len(batch.failures)
+        confirmed = len(batch.bodies) - len(batch.errors)
         if confirmed:
             span.counts.add(RowCounts({batch.topic: confirmed}))
-        for index, outcome in sorted(batch.failures.items()):
-            error = batch.errors[index]
+        for index, error in sorted(batch.failures().items()):
             if self._publisher.has_given_up or not is_fault_of_row(error):
-                self._fatal = self._fatal or error or ConnectionFailed("nsqd took nothing")
+                self._fatal = self._fatal or error
                 return  # the span stays pending: its rows are not done
-            is_unknown = outcome is PublishOutcome.UNKNOWN
+            is_unknown = isinstance(error, PublishUnknown)
             span.counts.unknown += is_unknown
             span.counts.rejected += not is_unknown
             self._refuse(span, chunk, places[index], batch.topic, str(error))

@@ -14,6 +14,7 @@ import pytest
 from plugins.cli import RunNsq, SpawnNsq, TerminalNsq
 from plugins.clusters import RunningCluster
 from plugins.daemons import GoNsqd
+from plugins.scripted_lookupd import MakeScripted
 from plugins.servers import MakeLookupd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
@@ -81,6 +82,33 @@ def test_what_waits_on_an_nsqd_that_joins_later_is_not_lost_with_the_channel(
     assert late.depth("clicks", "keeps") == 1
     process.terminate()
     assert b"not consuming from %s" % late.tcp_address.encode() in process.communicate()[1]
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_an_nsqd_that_drops_packets_holds_up_no_other(
+    spawn_nsq: SpawnNsq,
+    clicks: GoNsqd,
+    scripted_lookupd: MakeScripted,
+    unreachable_address: str,
+    is_given: bool,
+) -> None:
+    """Neither where it is looked at, over HTTP, nor where it is connected to."""
+    if is_given:
+        http = ["--nsqd-http-address", clicks.http_address, "--nsqd-http-address"]
+        place = [*clicks.options, "--nsqd-tcp-address", unreachable_address]
+        place += [*http, unreachable_address]
+    else:
+        lookupd = scripted_lookupd()
+        lookupd.list_nsqd(clicks.tcp_address, unreachable_address)
+        ports = clicks.http_address, unreachable_address
+        for listed, address in zip(lookupd.answer["producers"], ports, strict=True):
+            listed["http_port"] = int(address.rpartition(":")[2])
+        place = ["--lookupd-http-address", lookupd.address]
+    process = spawn_nsq(["tail", "-t", "clicks", *place, "-X", "dial_timeout=1h"])
+    wait_until(lambda: is_subscribed(clicks), what="tail has subscribed", timeout_s=20)
+    clicks.publish("clicks", b"new")
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"new\n"
 
 
 @pytest.mark.alone

@@ -1,0 +1,37 @@
+"""What a daemon asks others by HTTP: auth servers about a client, nsqlookupd about a topic."""
+
+from __future__ import annotations
+
+import asyncio
+from ssl import SSLContext
+
+import httpx
+
+from nsqtools.errors import ProtocolError
+from nsqtools.server.options import NsqdOptions
+
+_MAX_ANSWER_BYTES = 1 << 20
+
+
+async def http_get(url: str, options: NsqdOptions, verify: SSLContext | bool) -> bytes:
+    """Return the body of an answer with status 200, within the times of the options.
+
+    Raises `ProtocolError`, ``httpx.HTTPError``, ``httpx.InvalidURL`` and ``TimeoutError``.
+    """
+    connect_s = options.http_client_connect_timeout
+    request_s = options.http_client_request_timeout
+    timeout = httpx.Timeout(request_s, connect=connect_s)
+    headers = {"Accept": "application/vnd.nsq; version=1.0", "Accept-Encoding": "identity"}
+    body = bytearray()
+    async with (
+        asyncio.timeout(connect_s + request_s),  # httpx's own timeouts are for each read
+        httpx.AsyncClient(timeout=timeout, verify=verify, trust_env=False) as client,
+        client.stream("GET", url, headers=headers) as response,
+    ):
+        if response.status_code != 200:
+            raise ProtocolError(f"got response {response.status_code}")
+        async for piece in response.aiter_raw():
+            body += piece
+            if len(body) > _MAX_ANSWER_BYTES:
+                raise ProtocolError(f"the answer has more than {_MAX_ANSWER_BYTES} bytes")
+    return bytes(body)
