@@ -89,7 +89,7 @@ HELP_OPTION = Option(tuple(HELP_NAMES), dict(ROOT_OPTIONS)[", ".join(HELP_NAMES)
 
 
 def read_tree() -> Page:
-    """Load every command that is not hidden, and return the page of ``nsq``."""
+    """Load every command, and return the page of ``nsq``."""
     tree = command_tree()
     context = Context(tree, info_name="nsq", help_option_names=HELP_NAMES)
     options = tuple(Option(tuple(names.split(", ")), help) for names, help in ROOT_OPTIONS)
@@ -103,10 +103,7 @@ def _commands(group: LazyGroup, context: Context, words: tuple[str, ...]) -> tup
     for name, entry in group.group.commands.items():
         path = (*words, name)
         if isinstance(entry, Command):
-            if not entry.hidden:
-                pages.append(
-                    _raw_command(entry, path) if entry.raw else _command(group, context, path)
-                )
+            pages.append(_raw_command(entry, path) if entry.raw else _command(group, context, path))
         else:
             below: Any = group.commands[name]
             inner = Context(below, info_name=name, parent=context)

@@ -285,9 +285,7 @@ def table_files(places: Iterable[Location], wanted: Wanted = all_of) -> dict[Loc
         elif inside.endswith(".parquet"):
             names += [inside] if wanted(partition_of(inside)) else []
         else:
-            storage, folder = open_storage(str(root)), f"{inside}/" if inside else ""
             with failing("read", place):
-                entries = parquet_entries(storage, list(storage.list()))
-            there = (each.name for each in entries if each.name.startswith(folder))
-            names += [name for name in there if wanted(partition_of(name))]
+                entries = parquet_entries(root, list(open_storage(str(root)).list(inside)))
+            names += [each.name for each in entries if wanted(partition_of(each.name))]
     return {root: list(dict.fromkeys(names)) for root, names in found.items()}

@@ -77,12 +77,10 @@ def fast_columns(
     if not (_begin_with(BEGINNING, text, lines) and text.endswith(b"\n")):
         return None
     keys = {key for name, some in KEYS_OF.items() if name in wanted for key in some}
-    is_part = len(keys) < len(_JSON)
-    same = _same_in_all(text, lines) if is_part and keys & {"topic", "nsqd"} else {}
-    read: Columns | None = {name: same[name] for name in keys & same.keys()}
-    if keys := keys - same.keys():
-        parsed = _parsed(text, lines, keys) if len(text) < LONGEST_BLOCK else None
-        read = None if parsed is None or read is None else read | parsed
+    read: Columns | None = {}
+    if keys:
+        same = _same_in_all(text, lines, keys) if keys <= {"topic", "nsqd"} else None
+        read = same or _parsed(text, lines, keys)
     return None if read is None or not _is_right(read) else _wanted(read, kind)
 
 
@@ -91,16 +89,16 @@ def _begin_with(beginning: bytes, text: bytes, lines: int) -> bool:
     return text.startswith(beginning) and text.count(b"\n" + beginning) == lines - 1
 
 
-def _same_in_all(text: bytes, lines: int) -> Columns:
-    """The columns of topic and nsqd where all lines have the same: most files have one topic."""
+def _same_in_all(text: bytes, lines: int, keys: Collection[str]) -> Columns | None:
+    """The columns of topic and nsqd if all lines have the same: most files have one topic."""
     first = ORIGIN.match(text)
     if first is None or not _begin_with(first[0], text, lines):
-        return {}
+        return None
     try:
         values = {"topic": first[1].decode(), "nsqd": first[2].decode()}
     except UnicodeDecodeError:
-        return {}
-    return {name: pyarrow.repeat(value, lines) for name, value in values.items()}
+        return None
+    return {name: pyarrow.repeat(values[name], lines) for name in keys}
 
 
 KEYS_OF = {
@@ -114,6 +112,8 @@ _JSON |= {"ts": pyarrow.int64(), "attempts": pyarrow.int32()}
 
 
 def _parsed(text: bytes, lines: int, keys: Collection[str]) -> Columns | None:
+    if len(text) >= LONGEST_BLOCK:
+        return None
     schema = pyarrow.schema([(name, _JSON[name]) for name in _JSON if name in keys])
     others = "error" if len(keys) == len(_JSON) else "ignore"
     if (table := read_json(text, lines, schema, others)) is None:

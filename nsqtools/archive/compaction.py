@@ -371,9 +371,9 @@ class Compaction:
             return (partition.get("topic"), partition.get("date")) in folders
 
         with failing("read", self.output):
-            found = files_in_table(str(self.output), is_wanted)[1]
+            root, found = files_in_table(str(self.output), is_wanted)
             if found is None:
-                found = files_in_folder(self.storage, list(self.storage.list()), is_wanted)
+                found = files_in_folder(root, self.storage, list(self.storage.list()), is_wanted)
         there = by_slot(each_source(found, is_wanted))
         return {slot: some for slot, some in there.items() if slot in slots}
 

@@ -185,7 +185,8 @@ def why_foreign(name: str, beginning: bytes) -> str:
 def _find(place: str, wanted: Wanted) -> list[ArchiveFile]:
     storage = open_storage(place)
     is_local = isinstance(storage, LocalStorage)
-    if (in_table := files_in_table(place, wanted)[1]) is not None:
+    root, in_table = files_in_table(place, wanted)
+    if in_table is not None:
         return in_table
     if isinstance(storage, LocalStorage) and not storage.root.is_dir():
         return [_named(LocalStorage(storage.root.parent), storage.root.name)]
@@ -195,7 +196,7 @@ def _find(place: str, wanted: Wanted) -> list[ArchiveFile]:
         folder, _, name = place.rstrip("/").rpartition("/")
         return [_named(open_storage(folder), name)]
     if is_of_parquet(listed):
-        return files_in_folder(storage, listed, wanted)
+        return files_in_folder(root, storage, listed, wanted)
     names = {entry.name for entry in listed}
     files = [*(entry for entry in listed if is_shown(entry.name)), *in_progress]
     indexed = partial(_with_index, storage, names=names)
@@ -292,13 +293,15 @@ def is_of_others(name: str) -> bool:
     return any(part[:1] in "._" for part in name.split("/"))
 
 
-def files_in_folder(storage: Storage, listed: Sequence[Entry], wanted: Wanted) -> list[ArchiveFile]:
+def files_in_folder(
+    root: Location, storage: Storage, listed: Sequence[Entry], wanted: Wanted
+) -> list[ArchiveFile]:
     """Return the files that count of a place of Parquet, in order.
 
-    Raises `OutputError` and ``OSError``.
+    The ``root`` is above its partitions. Raises `OutputError` and ``OSError``.
     """
     names = {entry.name for entry in listed}
-    found = [each for each in parquet_entries(storage, listed) if wanted(partition_of(each.name))]
+    found = [each for each in parquet_entries(root, listed) if wanted(partition_of(each.name))]
     noted = partial(_parquet, storage, names=names)
     tables = side_by_side(noted, found, is_remote=not isinstance(storage, LocalStorage))
     return [
@@ -350,13 +353,13 @@ def _has_log(place: Location) -> bool:
         return False
 
 
-def parquet_entries(storage: Storage, listed: Sequence[Entry]) -> list[Entry]:
+def parquet_entries(root: Location, listed: Sequence[Entry]) -> list[Entry]:
     """Return the Parquet files that count, of a listing, in order.
 
-    Where Spark's file sink has a log, they are those that it names. Raises
+    Where Spark's file sink has a log, at the ``root``, they are those that it names. Raises
     ``OSError`` and `OutputError`.
     """
-    counting = committed(storage, [entry.name for entry in listed])
+    counting = committed(open_storage(str(root)))
     return [
         entry
         for entry in sorted(listed, key=lambda each: each.name)
@@ -383,13 +386,13 @@ def is_of_parquet(listed: Iterable[Entry]) -> bool:
     return has_some
 
 
-def committed(output: Storage, names: Iterable[str]) -> set[str] | None:
+def committed(output: Storage) -> set[str] | None:
     """Return the names of the files that count; None where Spark's sink keeps no log.
 
-    ``names`` are all names in the output. That of a file is made up by Spark, so that it is enough
-    without its directory. Raises ``OSError``, and `OutputError`.
+    That of a file is made up by Spark, so that it is enough without its directory. Raises
+    ``OSError``, and `OutputError`.
     """
-    logs = [name for name in names if name.startswith(f"{SINK_LOG}/")]
+    logs = [entry.name for entry in output.list(SINK_LOG)]
     if not logs:
         return None
     known: set[str] = set()

@@ -168,18 +168,14 @@ def checksum(column: pyarrow.ChunkedArray | pyarrow.Array) -> int:
 
 
 def _add(array: pyarrow.Array, sums: list[int]) -> None:
-    kind = array.type
-    if types.is_string(kind) or types.is_binary(kind):
-        if array.null_count:
-            array = compute.fill_null(array, pyarrow.scalar(b"" if types.is_binary(kind) else ""))
+    array = array.drop_null()
+    if types.is_string(array.type) or types.is_binary(array.type):
         sums[1] = crc32(_values(compute.binary_length(array)), sums[1])
         sums[2] = crc32(_text_of(array), sums[2])
         return
-    if types.is_boolean(kind):
+    if types.is_boolean(array.type):
         array = array.cast(pyarrow.int8())
     if types.is_primitive(array.type):
-        if array.null_count:
-            array = array.view(f"int{array.type.bit_width}").fill_null(0)
         sums[2] = crc32(_values(array), sums[2])
         return
     for value in array.to_pylist():

@@ -97,6 +97,11 @@ def _run(arguments: Sequence[str], program: str = "nsq") -> int:
         sys.stdout.write(answer)
         return 0
 
+    if arguments[0] == "__complete_line":  # for programs: no list of commands has it
+        from nsqtools.cli.commands.complete_line import complete_line
+
+        return complete_line(arguments[1:])
+
     from nsqtools.cli.registry import COMMANDS, Command
 
     command = COMMANDS.get(arguments[0])

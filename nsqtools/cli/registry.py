@@ -17,15 +17,13 @@ class Command:
     """One command: where its function is, and what it does in a line.
 
     A *raw* command gets the list of its arguments untouched and does not pass through typer:
-    the daemons parse Go-style flags (``-data-path=/var/nsq``) themselves. A *hidden* one is for
-    programs, and no list of commands shows it.
+    the daemons parse Go-style flags (``-data-path=/var/nsq``) themselves.
     """
 
-    def __init__(self, entry: str, help: str, *, raw: bool = False, hidden: bool = False):
+    def __init__(self, entry: str, help: str, *, raw: bool = False):
         self.entry = entry
         self.help = help
         self.raw = raw
-        self.hidden = hidden
 
     def load(self) -> Callable[..., int | None]:
         """Import the command's module and return its function."""
@@ -39,8 +37,6 @@ class Command:
 
 class Group:
     """A family of commands: ``nsq topic create``, ``nsq topic delete``."""
-
-    hidden = False
 
     def __init__(self, help: str, commands: dict[str, Command | Group]):
         self.help = help
@@ -185,10 +181,8 @@ Servers
   demo demo:demo Publish, tail, archive and replay a few thousand clicks on an nsqd of its own.
   nsqd daemons:nsqd raw Run an nsqd in Python, with the flags, files and protocol of the real one.
   nsqlookupd daemons:nsqlookupd raw Run an nsqlookupd in Python, with the flags and protocol of the real one.
-Hidden
-  __complete_line complete_line:complete_line raw hidden Print what can follow a command line, for the completion of shells.
 """
-"""A heading, and below it a line for each command: name, entry, ``raw`` or ``hidden``, help. Groups
+"""A heading, and below it a line for each command: name, entry, ``raw``, help. Groups
 have no entry, and their commands and examples (``$``) below."""
 
 
@@ -200,20 +194,19 @@ def _panels(table: str) -> dict[str, dict[str, Command | Group]]:
         name, _, rest = text.partition(" ")
         entry, _, help = rest.partition(" ")
         if text == line:
-            commands = panels[text.replace("Hidden", "")] = {}
+            commands = panels[text] = {}
         elif name == "$":
             group.examples.append(rest)
         elif ":" not in entry:
             group = commands[name] = Group(rest, {})
         else:
-            marks = {mark: f"{mark} " in help[:11] for mark in ("raw", "hidden")}
-            help = help.removeprefix("raw ").removeprefix("hidden ")
+            is_raw, help = help.startswith("raw "), help.removeprefix("raw ")
             below = group.commands if line.startswith("    ") else commands
-            below[name] = Command(entry, help, **marks)
+            below[name] = Command(entry, help, raw=is_raw)
     return panels
 
 
 PANELS = _panels(TABLE)
-"""Commands by the heading under which they are listed; those without one are hidden."""
+"""Commands by the heading under which they are listed."""
 
 COMMANDS = {name: entry for commands in PANELS.values() for name, entry in commands.items()}

@@ -241,12 +241,15 @@ class Cluster:
         All of them together have the time that one has.
         """
         latest_s = time.monotonic() + self.timeout_s
-        pending = {
-            address: self._workers.submit(
-                self.ask_one, address, partial(question, client), latest_s
-            )
-            for address, client in clients.items()
-        }
+        try:
+            pending = {
+                address: self._workers.submit(
+                    self.ask_one, address, partial(question, client), latest_s
+                )
+                for address, client in clients.items()
+            }
+        except RuntimeError as exc:  # it is closed, or no thread can be started
+            raise ConnectionFailed(f"no daemon can be asked ({exc})") from exc
         answers, failures = {}, []
         for address, future in pending.items():
             try:

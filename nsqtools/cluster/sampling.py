@@ -241,11 +241,7 @@ class Sampler:
                 self._look_up()
             else:
                 self._looked_up_s = math.inf  # until it has
-                try:
-                    self._start(self._look_up)
-                except BaseException:  # no thread can be started
-                    self._looked_up_s = -math.inf
-                    raise
+                self._jobs.append(self._look_up)
         self._wait_for(self._ask_all(question))
         if self._bug is not None:
             bug, self._bug = self._bug, None
@@ -340,14 +336,28 @@ class Sampler:
         asked = [node for node in asked if node.is_due(now_s)]
         asked.sort(key=lambda node: node.error is not None)
         asked += due[:MAX_LEFT_AT_ONCE]
-        for node in asked:
-            node.asked_s = node.tried_s = now_s
-            try:
-                self._submit(lambda node=node: self._ask(node, question))  # type: ignore[misc]
-            except BaseException:  # no thread can be started
-                node.asked_s = None
-                raise
+        with self._changed:
+            for node in asked:
+                node.asked_s = node.tried_s = now_s
+                self._jobs.append(partial(self._ask, node, question))
+            # what waits where no thread can be started is begun with the next sample
+            for _ in range(min(len(self._jobs), MAX_WORKERS - self._workers)):
+                threading.Thread(target=self._work, name="nsq-sample", daemon=True).start()
+                self._workers += 1
         return asked
+
+    def _work(self) -> None:
+        """Do what waits for a thread, which `MAX_WORKERS` of them do."""
+        while True:
+            with self._changed:
+                if not self._jobs:
+                    self._workers -= 1
+                    return
+                job = self._jobs.popleft()
+            try:
+                job()
+            except Exception as exc:
+                self._bug = exc
 
     def _ask(self, node: _Node, question: Question) -> None:
         error: NsqError | None = None
@@ -420,42 +430,6 @@ class Sampler:
                 if left_s <= 0 and not (is_first and self._lacks_something()):
                     return
                 self._changed.wait(min(left_s, 0.2) if left_s > 0 else 0.2)
-
-    # -- threads ----------------------------------------------------------------------------------
-
-    def _submit(self, job: Callable[[], None]) -> None:
-        """Let a thread do a job; it waits while `MAX_WORKERS` of them have one."""
-        with self._changed:
-            self._jobs.append(job)
-            if self._workers == MAX_WORKERS:
-                return
-            self._workers += 1
-        try:
-            self._start(self._do_jobs)
-        except BaseException:  # no thread can be started
-            with self._changed:
-                self._workers -= 1
-                if not self._workers:
-                    self._jobs.remove(job)
-                    raise
-
-    def _do_jobs(self) -> None:
-        while True:
-            with self._changed:
-                if not self._jobs:
-                    self._workers -= 1
-                    return
-                job = self._jobs.popleft()
-            self._run(job)
-
-    def _start(self, work: Callable[[], None]) -> None:
-        threading.Thread(target=self._run, args=(work,), name="nsq-sample", daemon=True).start()
-
-    def _run(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except Exception as exc:
-            self._bug = exc
 
     # -- putting together -------------------------------------------------------------------------
 

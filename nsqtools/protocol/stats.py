@@ -27,11 +27,13 @@ class LatencyStats:
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
         pairs = self.percentiles
-        percentiles = pairs and [{"quantile": _number(q), "value": _number(v)} for q, v in pairs]
+        percentiles = pairs and [
+            {"quantile": go_number(q), "value": go_number(v)} for q, v in pairs
+        ]
         return {"count": self.count, "percentiles": percentiles}
 
 
-def _number(value: float) -> float | int:
+def go_number(value: float) -> float | int:
     """Return an integral float as the integer that Go writes for it."""
     return int(value) if value.is_integer() else value
 

@@ -39,13 +39,11 @@ class End(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class RunLimits:
-    """Each None means without limit. Times are seconds. ``is_each_topic``: the count is that of
-    each topic, and the first that reaches it ends the run, as with nsq_tail."""
+    """Each None means without limit. Times are seconds."""
 
     count: int | None = None
     idle_s: float | None = None
     for_s: float | None = None
-    is_each_topic: bool = False
 
 
 UNLIMITED = RunLimits()
@@ -55,7 +53,7 @@ class LimitWatch:
     """The limits of one run that began at ``now``; times are readings of the caller's clock."""
 
     def __init__(self, limits: RunLimits, now: float) -> None:
-        self._counts = {"": 0}
+        self.count = 0  # messages taken
         self._limits = limits
         self._ends_at = math.inf if limits.for_s is None else now + limits.for_s
         self._idle_s = math.inf if limits.idle_s is None else limits.idle_s
@@ -69,23 +67,16 @@ class LimitWatch:
         """Something came: the stream is not idle."""
         self.idle_since = now
 
-    @property
-    def count(self) -> int:
-        """Messages taken."""
-        return sum(self._counts.values())
-
-    def room_for(self, count: int, topic: str = "") -> int:
+    def room_for(self, count: int) -> int:
         """Return how many of ``count`` messages may still be taken, and count them."""
-        counted = topic if self._limits.is_each_topic else ""
-        before = self._counts.get(counted, 0)
         if self._limits.count is not None:
-            count = min(count, self._limits.count - before)
-        self._counts[counted] = before + count
+            count = min(count, self._limits.count - self.count)
+        self.count += count
         return count
 
     def end(self, now: float) -> End | None:
         """Return the limit that is reached, if one is."""
-        if self._limits.count is not None and max(self._counts.values()) >= self._limits.count:
+        if self._limits.count is not None and self.count >= self._limits.count:
             return End.COUNT
         if now >= self._ends_at:
             return End.TIME
@@ -237,7 +228,7 @@ class Tail:
     def _pass_on(self, batch: Batch) -> None:
         try:
             kept = batch if self._keep is None else [m for m in batch if self._keep(m)]
-            room = self.watch.room_for(len(kept), batch.topic)
+            room = self.watch.room_for(len(kept))
             if room < len(kept):
                 beyond = kept[room]
                 kept = kept[:room]
@@ -282,14 +273,15 @@ def peek(
     there: int | None = None,
     options: ClientOptions,
     idle_s: float,
+    for_s: float = math.inf,
 ) -> Peeked:
     """Show the first ``count`` messages that ``keep`` accepts, of at most ``look_at``.
 
     Ends earlier when it has the ``there`` messages that the channel had (None: not known), when
-    none came for ``idle_s``, and before nsqd would deliver the first one again, which would then be
-    seen twice. Topic and channel must exist: subscribing creates them. Raises the connection error
-    when no nsqd can be reached, and what ``keep`` and ``show`` raise; every message is given back
-    in any case.
+    none came for ``idle_s``, after ``for_s``, and before nsqd would deliver the first one again,
+    which would then be seen twice. Topic and channel must exist: subscribing creates them. Raises
+    the connection error when no nsqd can be reached, and what ``keep`` and ``show`` raise; every
+    message is given back in any case.
     """
     most = count if keep is None else max(count, look_at)
     least = most if there is None else min(most, there)
@@ -309,8 +301,8 @@ def peek(
     consumer.start(fail_fast=True)
     with consumer:
         try:
-            ends_at = math.inf
             silent_since = time.monotonic()
+            ends_at = silent_since + for_s
             is_whole = False
             while len(kept) < count and sum(map(len, held)) < least:
                 wait_s = min(idle_s, ends_at - time.monotonic())
@@ -327,7 +319,8 @@ def peek(
                 hold(batch)
                 silent_since = time.monotonic()
                 first = held[0][0]
-                ends_at = first.received_at + HOLD_SHARE * (first.deadline - first.received_at)
+                hold_s = HOLD_SHARE * (first.deadline - first.received_at)
+                ends_at = min(ends_at, first.received_at + hold_s)
             consumer.begin_stop(drain=True)
             for batch in iter(consumer.next_batch, None):
                 hold(batch)

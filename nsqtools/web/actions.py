@@ -23,11 +23,10 @@ from __future__ import annotations
 
 import json
 import logging
-import queue
 import socket
-import threading
 import time
 from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
@@ -137,24 +136,21 @@ class Notifier:
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
         self._via = socket.gethostname()
-        self._waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="nsq-notifier", daemon=True)
-        if endpoint:
-            self._thread.start()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="nsq-notifier")
+        self._waiting: set[Future[None]] = set()  # and the one that is being sent
 
     def stop(self) -> None:
         """Send what waits, for as long as one exchange may take; say what is left."""
-        if self._endpoint:
-            self._waiting.put(None)
-            self._thread.join(STOP_S)
-            if self._thread.is_alive():  # None is counted for the one that is being sent
-                self._complain(f"{counted(self._waiting.qsize(), 'notification')} not sent")
+        _, left = wait(list(self._waiting), STOP_S)
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        if left:
+            self._complain(f"{counted(len(left), 'notification')} not sent")
 
     def notify(self, change: TopicChange, origin: RequestOrigin) -> None:
         """Send nsqadmin's document about a change, soon."""
         if not self._endpoint:
             return
-        if self._waiting.qsize() >= MAX_WAITING:
+        if len(self._waiting) > MAX_WAITING:
             self._complain("a notification is dropped, too many wait")
             return
         document = {
@@ -172,22 +168,23 @@ class Notifier:
         for optional in ("channel", "node", "user"):
             if not document[optional]:
                 del document[optional]
-        self._waiting.put(go_json(document))
+        sent = self._thread.submit(self._send, go_json(document))
+        self._waiting.add(sent)
+        sent.add_done_callback(self._waiting.discard)
 
     def _complain(self, problem: str) -> None:
         log.warning("cannot notify %s (%s)", shown_url(self._endpoint), problem)
 
-    def _run(self) -> None:
+    def _send(self, body: bytes) -> None:
         import ssl
 
         tls = ssl.create_default_context() if self._endpoint.startswith("https:") else None
         access = HTTPAccess(max_body_bytes=MAX_ANSWER_BYTES, tls=tls)
         with HTTPAPI(self._endpoint, access) as api:
-            while (body := self._waiting.get()) is not None:
-                try:
-                    api.send(body)
-                except NsqError as exc:
-                    self._complain(escape_line(str(exc)[:200]))
+            try:
+                api.send(body)
+            except NsqError as exc:
+                self._complain(escape_line(str(exc)[:200]))
 
 
 TOKEN_FIELD = "csrf_token"

@@ -47,6 +47,7 @@ from nsqtools.protocol.stats import (
     NsqdStats,
     TopicStats,
     document_of,
+    go_number,
     read_stats,
 )
 from nsqtools.protocol.text import go_json, go_members
@@ -185,20 +186,15 @@ def latency_of(latency: LatencyStats) -> Document:
     given = latency.percentiles
     percentiles = given and [
         {
-            **dict.fromkeys(("average", "count", "max", "min"), _whole(value)),
+            **dict.fromkeys(("average", "count", "max", "min"), go_number(value)),
             "count": latency.count,
             "quantile": quantile,
-            "value": _whole(value),
+            "value": go_number(value),
         }
         for quantile, value in given
     ]
     nowhere = {"topic": "", "channel": "", "host": ""}
     return {"count": latency.count, "percentiles": percentiles, **nowhere}
-
-
-def _whole(value: float) -> float:
-    """Return a whole number as the integer that Go writes for it."""
-    return int(value) if float(value).is_integer() else value
 
 
 # -- several nsqd ---------------------------------------------------------------------------------
@@ -260,7 +256,7 @@ def _mean(percentiles: Sequence[Document]) -> Document:
     measured = [each for each in percentiles if each["count"]] or percentiles
     total = sum(each["average"] * each["count"] for each in percentiles)
     return {
-        "average": _whole(total / count) if count else 0,
+        "average": go_number(total / count) if count else 0,
         "count": count,
         "max": max(each["max"] for each in measured),
         "min": min(each["min"] for each in measured),

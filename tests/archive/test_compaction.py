@@ -298,6 +298,20 @@ def test_rows_without_a_time_among_others_are_damage_in_a_table_too(tmp_path: Pa
         compact(tmp_path / "in", tmp_path / "out")
 
 
+def test_a_folder_in_the_output_of_a_stream_has_what_its_log_names(tmp_path: Path) -> None:
+    one_of_each(tmp_path / "in" / "x.gz", "a")
+    compact(tmp_path / "in", tmp_path / "output")
+    [kept] = (tmp_path / "output").rglob("*.parquet")
+    kept.with_name("of-a-batch-that-failed.parquet").write_bytes(kept.read_bytes())
+    (log := tmp_path / "output" / "_spark_metadata").mkdir()
+    (log / "0").write_text(f'v1\n{{"path": "file:{kept}"}}\n')
+
+    for place in (tmp_path / "output", *kept.parents[:2]):
+        assert [each.path for each in find_archives([place])] == [kept]
+        [names] = table_files([place]).values()
+        assert names == [str(kept.relative_to(tmp_path / "output"))]
+
+
 def test_a_folder_in_a_table_has_what_the_log_of_the_table_names(tmp_path: Path) -> None:
     ones = {name: ["a"] for name in ("topic", "nsqd", "id", "body")}
     rows = pyarrow.table({"ts_ns": [BEGIN_NS], "attempts": [1], **ones})

@@ -20,7 +20,7 @@ from plugins.servers import MakeLookupd, MakeNsqd, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.cluster.directory import Cluster, ClusterAddresses
-from nsqtools.errors import DeadlineExceeded, ProtocolError
+from nsqtools.errors import ConnectionFailed, DeadlineExceeded, ProtocolError
 from nsqtools.http.http_api import HTTPAccess, NsqdHTTPClient
 
 
@@ -78,6 +78,13 @@ def test_a_web_server_that_is_no_nsqd_is_said_to_be_none(
             pytest.raises(ProtocolError, match="does not answer like nsqd"),
         ):
             asked.ask_nsqds(NsqdHTTPClient.stats)
+
+
+def test_who_asks_a_cluster_that_is_closed_is_told_so() -> None:
+    with Cluster(ClusterAddresses(["127.0.0.1:1"])) as cluster:
+        pass
+    with pytest.raises(ConnectionFailed, match="no daemon can be asked"):
+        cluster.ask_nsqds(NsqdHTTPClient.stats)
 
 
 def test_a_url_without_a_port_is_asked_at_that_of_its_scheme() -> None:

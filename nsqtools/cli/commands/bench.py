@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Context
 
@@ -45,7 +44,7 @@ WINDOW = 16
 
 Messages = Annotated[int | None, opt("--count -n N", "Measure N messages.", LIMITS, min=1)]
 
-CONSUMING = {
+CONSUMING: dict[str, Any] = {
     "max_in_flight": 2500,  # as much as an nsqd allows
     "output_buffer_timeout_s": 0.025,
     "output_buffer_size": 65536,
@@ -85,86 +84,70 @@ class BenchPublishing(OptionSet):
     )
 
 
-class Load(NamedTuple):
-    """What the three measurements have in common: fields of the plan, and the client options of
-    the publishers as text."""
+class Load(OptionSet):
+    """What the three measurements have in common; nsqd are given by their TCP addresses, for
+    nsqlookupd has no part in it."""
 
-    common: dict[str, Any]
-    publishing: dict[str, str]
-
-    def plan(self, mode: str, count: int | None, how: BenchPublishing, batch: int) -> BenchPlan:
-        """The `BenchPlan`. Raises `ConfigurationError` for what cannot be measured."""
-        from nsqtools.bench.bench_plan import BenchMode, BenchPlan
-        from nsqtools.client.options import ClientOptions
-
-        options = ClientOptions(max_outstanding=how.window).with_options(self.publishing)
-        plan = BenchPlan(
-            mode=BenchMode(mode),
-            producer_options=options,
-            batch=how.batch or batch,
-            rate=how.rate,
-            warm_up_s=how.warm_up,
-            count=count,
-            **self.common,
-        )
-        return plan if count or plan.for_s else replace(plan, for_s=FOR_S)
-
-
-def bench_load(
-    context: Context,
+    context: Context
     topic: str | None = opt(
         "-t TOPIC", "Publish into this topic; by default into one of its own, deleted afterwards."
-    ),
+    )
     size: Any = opt(  # of a tuple typer would ask for two words
         "BYTES",
         "Size of a message, or a range to draw it from (100-2KiB).",
         LOAD,
         "200",
         parser=parse_sizes,
-    ),
+    )
     connections: int | None = opt(
         "N",
         "Connections each way, each in its own process.",
         LOAD,
         min=1,
         show_default="1 for each nsqd",
-    ),
+    )
     for_: float | None = opt(
         "DURATION", "Measure for DURATION; 5s without --count and --for.", LIMITS
-    ),
-    *,
-    where: Annotated[dict[str, Any], From(some(Where, *BENCH_ADDRESSES))],
-    max_in_flight: MaxInFlight = None,
-    consumer_opt: list[str] | None = client_opt("consumer"),
-    producer_opt: list[str] | None = client_opt("producer"),
-    flags: ClientFlags,
-) -> Load:
-    """The load; nsqd are given by their TCP addresses, for nsqlookupd has no part in it."""
-    given = given_addresses(context)
-    tcp, http = given.nsqd_tcp_address or (DEFAULT_NSQD_TCP_ADDRESS,), given.nsqd_http_address
-    said = list(flag_statements(context))  # once: it warns of a secret that others can read
-    publishing = resolve_options([*said, *opt_statements(context, "producer_opt")])
-    consuming = resolve_options([*said, *opt_statements(context, "consumer_opt")])
-    check_tls(consuming, http, cure="Add --tls (or --no-tls).")
-    connection = ConnectionSettings(tcp, (), http, texts_of(consuming))
-    common = {
-        "connection": connection,
-        "consumer_options": connection.client_options(**CONSUMING),
-        "topic": None if topic is None else check_topic(topic),
-        "size": size,
-        "connections": connections or len(tcp),
-        "for_s": for_,
-    }
-    return Load(common, texts_of(publishing))
+    )
+    where: Annotated[dict[str, Any], From(some(Where, *BENCH_ADDRESSES))]
+    max_in_flight: MaxInFlight = None
+    consumer_opt: list[str] | None = client_opt("consumer")
+    producer_opt: list[str] | None = client_opt("producer")
+    flags: ClientFlags
 
+    def plan(self, mode: str, count: int | None, how: BenchPublishing, batch: int) -> BenchPlan:
+        """The `BenchPlan`. Raises `ConfigurationError` for what cannot be measured."""
+        from nsqtools.bench.bench_plan import BenchMode, BenchPlan
+        from nsqtools.client.options import ClientOptions
 
-BenchLoad = Annotated[Load, From(bench_load)]
+        given = given_addresses(self.context)
+        tcp, http = given.nsqd_tcp_address or (DEFAULT_NSQD_TCP_ADDRESS,), given.nsqd_http_address
+        said = list(flag_statements(self.context))  # once: it warns of a secret others can read
+        publishing = resolve_options([*said, *opt_statements(self.context, "producer_opt")])
+        consuming = resolve_options([*said, *opt_statements(self.context, "consumer_opt")])
+        check_tls(consuming, http, cure="Add --tls (or --no-tls).")
+        producer = ClientOptions(max_outstanding=how.window)
+        connection = ConnectionSettings(tcp, (), http, texts_of(consuming))
+        return BenchPlan(
+            mode=BenchMode(mode),
+            connection=connection,
+            producer_options=producer.with_options(texts_of(publishing)),
+            consumer_options=connection.client_options(**CONSUMING),
+            topic=None if self.topic is None else check_topic(self.topic),
+            size=self.size,
+            batch=how.batch or batch,
+            connections=self.connections or len(tcp),
+            rate=how.rate,
+            count=count,
+            for_s=self.for_ if count or self.for_ else FOR_S,
+            warm_up_s=how.warm_up,
+        )
 
 
 def pub(
     how: BenchPublishing,
     *,
-    load: BenchLoad,
+    load: Load,
     form: ListingForm,
     runtime: Session,
 ) -> int:
@@ -187,7 +170,7 @@ def sub(
     count: Messages = BACKLOG_TO_DRAIN,
     create: Create = False,
     *,
-    load: BenchLoad,
+    load: Load,
     form: ListingForm,
     runtime: Session,
 ) -> int:
@@ -210,7 +193,7 @@ def e2e(
     how: BenchPublishing,
     create: Create = False,
     *,
-    load: BenchLoad,
+    load: Load,
     form: ListingForm,
     runtime: Session,
 ) -> int:

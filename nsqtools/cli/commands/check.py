@@ -56,7 +56,7 @@ def check(
         "N", "A queue with more than N messages is critical.", BOUNDS, min=0
     ),
     behind_depth: int = opt(
-        "N", "A queue falls behind that grows and has more than N messages.", BOUNDS, 1000, min=0
+        "N", "A queue of more than N messages that grows falls behind.", BOUNDS, 1000, min=0
     ),
     max_age: float | None = opt(
         "DURATION", "A queue with a message that waits longer is critical; needs --state.", BOUNDS

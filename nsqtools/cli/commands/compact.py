@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from nsqtools.cli.options.params import SAFETY, SELECTION, Delimiter, DryRun, Json, Yes
 from nsqtools.cli.options.spark_options import (
     SkipDamaged,
-    SparkOptions,
+    SparkChoice,
     Topics,
     job_progress,
     open_spark,
@@ -24,6 +24,7 @@ from nsqtools.cli.parsing.binding import OptionSet, opt
 from nsqtools.cli.render.output import write_json, write_records
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session
 from nsqtools.errors import ConfigurationError
+from nsqtools.protocol.text import counted
 
 if TYPE_CHECKING:
     from nsqtools.archive.compaction import Compaction, Partition, RunJobs
@@ -128,7 +129,7 @@ def archive_compact(
     return compact(runtime, chosen, count, lambda: nullcontext(in_processes(count)))
 
 
-def spark_compact(*, chosen: CompactionOptions, spark: SparkOptions, runtime: Session) -> int:
+def spark_compact(*, chosen: CompactionOptions, spark: SparkChoice, runtime: Session) -> int:
     """Do what nsq archive compact does, in the tasks of Spark.
 
     For what is more than one machine reads in time. On a cluster paths are those of executors: a
@@ -256,8 +257,9 @@ def tell_outcome(runtime: Runtime, compaction: Compaction) -> ExitStatus:
     for each in compaction.grown:
         runtime.insist(f"nsq: {each.shown}: left out, as it has changed since it was compacted")
     opened = Counter(each.slot.day for each in compaction.partitions if each.state == "open")
-    for day, topics in opened.items():
-        runtime.tell(f"nsq: {day} ({topics} topics) is left out: it is not over, see --grace")
+    for day, count in opened.items():
+        topics = counted(count, "topic")
+        runtime.tell(f"nsq: {day} ({topics}) is left out: it is not over, see --grace")
     bare = sum(each.read for each in done if each.slot.day is None)
     if bare:
         runtime.tell(

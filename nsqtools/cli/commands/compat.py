@@ -1,7 +1,7 @@
 """The Go utilities' names and flags on this program: `go_main`.
 
-A utility runs as the native command that `go_utilities` translates it to, but for what no native
-command does: nsq_stat's columns, -n of each topic.
+A utility runs as the native command that `go_utilities` translates it to, but for nsq_stat, whose
+columns no native command has.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.commands.go_utilities import TRANSLATORS, UTILITIES, GoFatal
@@ -26,29 +25,6 @@ if TYPE_CHECKING:
 Given = Mapping[str, Any]
 
 HEADER_EVERY = 25
-
-
-def tail_each(given: Given, runtime: Runtime) -> int:
-    """nsq_tail of several topics with -n: it ends when one of them has shown n messages."""
-    from nsqtools.cli.commands.tail import tail
-    from nsqtools.cli.options.printing import lines_printer
-    from nsqtools.cli.running.consuming import StopLimits
-
-    opts = dict(map(option_of, given["consumer-opt"]))
-    opts["max_in_flight"] = str(given["max-in-flight"])
-    nsqds, lookupds = given["nsqd-tcp-address"], given["lookupd-http-address"]
-    connection = ConnectionSettings(nsqds, lookupds, (), opts)
-    return tail(
-        given["topic"],
-        given["channel"],
-        create=True,
-        force=False,
-        limits=StopLimits(count=given["n"], until_empty=False, is_each_topic=True),
-        printer=partial(lines_printer, print_topic=given["print-topic"]),
-        keep=None,
-        connection=connection,
-        runtime=runtime,
-    )
 
 
 def print_stat(given: Given, runtime: Runtime) -> int:
@@ -157,8 +133,6 @@ def _run(program: str, given: Given, argv: Sequence[str]) -> int:
         del os.environ[name]
     runtime = Runtime(sys.stdout, sys.stderr, {**os.environ, "XDG_CONFIG_HOME": os.devnull})
     try:
-        if program == "nsq_tail" and given["n"] > 0 and len(given["topic"]) > 1:
-            return tail_each(given, runtime)
         if program == "nsq_stat":
             return print_stat(given, runtime)
         from nsqtools.cli.parsing.app import run

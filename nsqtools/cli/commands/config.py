@@ -8,7 +8,6 @@ a stronger setting has put out of force has no value.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Context
@@ -225,8 +224,6 @@ def _plain(value: Any) -> str | bool | list[str] | None:
             return list(map(str, value))
         case bool():
             return value
-        case Enum():
-            return str(value.value)
         case float():  # seconds
             return format_duration(value)
     return str(value)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.options.connection import DESTINATION, ConsumerConnection, Destination
-from nsqtools.cli.options.params import SAFETY, SELECTION, ChannelName, Seconds
+from nsqtools.cli.options.params import SAFETY, SELECTION, ChannelName
 from nsqtools.cli.options.printing import MessageFilter, Pick
 from nsqtools.cli.options.publishing import DELIVERY, Rate
 from nsqtools.cli.parsing.binding import OptionSet, opt
@@ -271,7 +271,7 @@ class RequestOptions(OptionSet):
     batch_format: BatchForm = opt(
         "", "A batch is a line for each message, or a JSON array.", default=BatchForm.NDJSON
     )
-    linger: Seconds = opt(
+    linger: float = opt(
         "DURATION", "How long a message waits for others of its batch.", default="100ms"
     )
 
@@ -340,10 +340,10 @@ def to_http(
         "TEMPLATE", "The key of --mode hash ('{.user.id}').", ENDPOINTS, parser=compile_template
     ),
     concurrency: int = opt("N", "Requests at a time.", ENDPOINTS, 100, min=1),
-    http_client_connect_timeout: Seconds = opt(
+    http_client_connect_timeout: float = opt(
         "DURATION", "How long to try to connect.", ENDPOINTS, "2s"
     ),
-    http_client_request_timeout: Seconds = opt(
+    http_client_request_timeout: float = opt(
         "DURATION", "How long to wait for an answer.", ENDPOINTS, "20s"
     ),
     on_status: list[str] | None = opt(

@@ -12,7 +12,6 @@ from nsqtools.cli.options.params import INPUT, Json, Topic, parse_delimiter
 from nsqtools.cli.options.publishing import (
     DELIVERY,
     CheckpointFile,
-    InputFormat,
     Publishing,
     parse_defer,
     read_input,
@@ -25,6 +24,7 @@ from nsqtools.cli.running.runtime import Session
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import check_topic
 from nsqtools.records import filters
+from nsqtools.records.envelope import RecordFormat
 
 
 def pub(
@@ -49,11 +49,11 @@ def pub(
         min=1,
     ),
     interval: float | None = opt("DURATION", "Time between two rounds of --repeat.", INPUT),
-    format: InputFormat = opt(
+    format: RecordFormat = opt(
         "",
         "Records are bodies (raw), or what tail --json and archives write (jsonl).",
         INPUT,
-        InputFormat.raw,
+        RecordFormat.raw,
     ),
     delimiter: bytes | None = opt(
         "-d TEXT",
@@ -141,7 +141,7 @@ def pub(
         job = PublishJob(
             publisher,
             topic,
-            reader(topic, selection(where, pick), is_jsonl=format is InputFormat.jsonl),
+            reader(topic, selection(where, pick), is_jsonl=format is RecordFormat.jsonl),
             unsent=run.unsent,
             settled=noted.settle if noted is not None else None,
             warn=run.progress.tell,

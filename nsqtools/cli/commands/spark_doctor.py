@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from nsqtools.cli.options.spark_options import SparkChoice, SparkOptions, open_spark
-from nsqtools.cli.render.output import ListingForm, write_json, write_listing
+from nsqtools.cli.options.spark_options import SparkChoice, open_spark
+from nsqtools.cli.render.output import ListingForm, write_records
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, explain
 from nsqtools.errors import NsqError
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from nsqtools.spark.doctor import Finding
 
 
-def doctor(*, form: ListingForm, spark: SparkOptions, runtime: Session) -> int:
+def doctor(*, form: ListingForm, spark: SparkChoice, runtime: Session) -> int:
     """Check Java, the versions of packages, a session of Spark and its executors.
 
     On a cluster (--master) this runs a small job on its executors. They need Java 17 or newer and
@@ -29,11 +29,8 @@ def doctor(*, form: ListingForm, spark: SparkOptions, runtime: Session) -> int:
     from nsqtools.spark.doctor import FAILED
 
     findings = list(examine(runtime, spark))
-    if form.is_document:
-        write_json(runtime, [asdict(each) for each in findings], indent=2)
-    else:
-        rows = [(each.check, each.state, each.found) for each in findings]
-        write_listing(runtime, ("check", "state", "found"), rows, form)
+    write_records(runtime, ("check", "state", "found"), list(map(asdict, findings)), form)
+    if not form.is_document:
         for hint in dict.fromkeys(each.hint for each in findings if each.hint):
             runtime.tell(f"hint: {hint}")
     has_failed = any(each.state == FAILED for each in findings)

@@ -16,7 +16,7 @@ from nsqtools.cli.options.params import LIMITS, MONITORING, Channel, For, Json
 from nsqtools.cli.options.spark_options import (
     ARCHIVES,
     SkipDamaged,
-    SparkOptions,
+    SparkChoice,
     location,
     naming_flags,
     open_spark,
@@ -92,7 +92,7 @@ def ingest(
     *,
     bodies: ColumnsChoice,
     connection: ConsumerConnection,
-    spark: SparkOptions,
+    spark: SparkChoice,
     runtime: Session,
 ) -> int:
     """Stream topics or an archive into Parquet by topic and date, each message once.

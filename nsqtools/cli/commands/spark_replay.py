@@ -7,13 +7,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
 from nsqtools.cli.options.connection import ProducerConnection
-from nsqtools.cli.options.params import (
-    SELECTION,
-    Delimiter,
-    parse_moment,
-    since_option,
-    until_option,
-)
+from nsqtools.cli.options.params import SELECTION, Delimiter, Since, Until
 from nsqtools.cli.options.publishing import (
     DELIVERY,
     PROGRESS_HELP,
@@ -25,7 +19,7 @@ from nsqtools.cli.options.publishing import (
     topic_map,
 )
 from nsqtools.cli.options.spark_options import (
-    SparkOptions,
+    SparkChoice,
     job_progress,
     open_spark,
     place,
@@ -36,15 +30,9 @@ from nsqtools.cli.render.outcomes import report_damages, report_publishing
 from nsqtools.cli.render.output import Form, ListingForm, write_json, write_listing
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stopping
 from nsqtools.protocol.text import format_duration
-from nsqtools.records.units import Moment
 
 if TYPE_CHECKING:
     from nsqtools.spark.jobs.replay_job import ReplayOutcome
-
-
-def parse_written_moment(text: str) -> Moment:
-    """Read a time, and keep how it was written: it is the same replay that says -2h again."""
-    return Moment(text.strip(), parse_moment(text))
 
 
 Paths = Annotated[
@@ -56,8 +44,8 @@ Paths = Annotated[
 def replay(
     paths: Paths,
     topic: TopicMap = None,
-    since: Annotated[Moment | None, since_option(parse_written_moment)] = None,
-    until: Annotated[Moment | None, until_option(parse_written_moment)] = None,
+    since: Since = None,
+    until: Until = None,
     where: str | None = opt(
         "SQL",
         "Only messages for which this is true; columns: topic, nsqd, id, timestamp, ts_ns, "
@@ -79,7 +67,7 @@ def replay(
     *,
     form: ListingForm,
     connection: ProducerConnection,
-    spark: SparkOptions,
+    spark: SparkChoice,
     runtime: Session,
 ) -> int:
     """Publish messages from archives and Parquet again, in parallel.

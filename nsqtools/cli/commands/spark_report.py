@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from nsqtools.cli.options.params import Delimiter, Since, Until, time_range
 from nsqtools.cli.options.spark_options import (
     ArchiveReading,
-    SparkOptions,
+    SparkChoice,
     Topics,
     job_progress,
     places_argument,
@@ -60,7 +60,7 @@ def report(
     *,
     reading: ArchiveReading,
     form: ListingForm,
-    spark: SparkOptions,
+    spark: SparkChoice,
     runtime: Session,
 ) -> int:
     """Report what went through topics: messages, bytes, sizes, attempts, duplicates and gaps.

@@ -12,7 +12,7 @@ from typer import Argument
 from nsqtools.cli.options.params import LIMITS
 from nsqtools.cli.options.spark_options import (
     ArchiveReading,
-    SparkOptions,
+    SparkChoice,
     job_progress,
     places_argument,
 )
@@ -54,7 +54,7 @@ def sql(
     reading: ArchiveReading,
     bodies: ColumnsOfArchives,
     form: ListingForm,
-    spark: SparkOptions,
+    spark: SparkChoice,
     runtime: Session,
 ) -> int:
     """Query archives and Parquet in SQL.

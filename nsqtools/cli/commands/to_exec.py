@@ -9,7 +9,7 @@ from typer import Argument
 
 from nsqtools.cli.commands.forwarding import ForwardOptions, run_forwarder
 from nsqtools.cli.options.connection import ConsumerConnection
-from nsqtools.cli.options.params import ChannelName, Seconds
+from nsqtools.cli.options.params import ChannelName
 from nsqtools.cli.options.publishing import DELIVERY
 from nsqtools.cli.parsing.binding import OptionSet, opt
 from nsqtools.cli.running.runtime import Runtime, Session, write_whole
@@ -31,7 +31,7 @@ class CommandOptions(OptionSet):
     batch: int = opt(
         "N", "Give up to N messages, as lines, to one command.", default=1, min=1, max=10_000
     )
-    batch_wait: Seconds = opt(
+    batch_wait: float = opt(
         "DURATION", "How long a message waits for others of its batch.", default="1s"
     )
     persistent: bool = opt(
@@ -39,7 +39,7 @@ class CommandOptions(OptionSet):
         "Keep the command running: it reads JSON lines, and answers each with a line: ok, "
         "requeue [DURATION], or dead [REASON].",
     )
-    command_timeout: Seconds = opt(
+    command_timeout: float = opt(
         "DURATION", "End what takes longer (TERM, after 5s KILL); 0: never.", default="10m"
     )
     fatal_status: list[int] | None = opt(

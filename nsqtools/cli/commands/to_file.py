@@ -368,7 +368,7 @@ def to_file(
             runtime.tell(summary(archiver))
     status = ExitStatus.LIMIT_NOT_REACHED if archiver.falls_short else ExitStatus.DONE
     if failed:
-        runtime.tell(f"nsq: the command for finished files failed {failed} times")
+        runtime.tell(f"nsq: the command for finished files failed {counted(failed, 'time')}")
         status = ExitStatus.PARTLY_DONE
     if left:
         runtime.tell(f"nsq: {counted(left, 'file')} not uploaded; the next run continues")

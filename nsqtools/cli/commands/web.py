@@ -45,8 +45,8 @@ def web(
         "", "Let users create, pause, empty and delete; else it is read-only.", SAFETY
     ),
     show_messages: bool = opt("", "Let users read messages.", SAFETY),
-    auth: Path | None = opt("FILE", "Ask for a password of this file, USER:HASH.", ACCESS),
-    admin_user: list[str] | None = opt("USER", "Only this user may change something.", ACCESS),
+    auth: Path | None = opt("FILE", "Ask for a password; FILE has lines of USER:HASH.", ACCESS),
+    admin_user: list[str] | None = opt("USER", "Only this user may make changes.", ACCESS),
     acl_http_header: str = opt(
         "NAME", "The header in which a trusted proxy names the user.", ACCESS, "X-Forwarded-User"
     ),

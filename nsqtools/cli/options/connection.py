@@ -71,7 +71,7 @@ ORIGIN_OF_SOURCE = {"COMMANDLINE": Origin.FLAG, "ENVIRONMENT": Origin.ENVIRONMEN
 
 def forget_profile(context: Context, is_given: bool) -> bool:
     """Note ``--no-profile``, which typer reads before a profile that the environment names."""
-    if is_given and not context.resilient_parsing:
+    if is_given:
         if context.get_parameter_source("profile") is not None:
             raise ConfigurationError("--profile and --no-profile contradict each other")
         context.meta[NO_PROFILE] = True
@@ -86,9 +86,9 @@ def apply_profile(context: Context, name: str | None) -> str | None:
         if origin_of(context, "profile") is Origin.FLAG:
             raise ConfigurationError("--profile and --no-profile contradict each other")
         name = None
-    elif name is None and not context.resilient_parsing:
+    elif name is None:
         name = selected_profile(environ)
-    if context.resilient_parsing or not (name or os.path.exists(path)):
+    if not (name or os.path.exists(path)):
         return name
     try:
         settings = load_settings(path, name, REPEATABLE)

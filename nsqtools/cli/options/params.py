@@ -9,13 +9,12 @@ in `publishing`, of printing in `printing`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
 
 from nsqtools.cli.parsing.binding import opt
-from nsqtools.records.units import parse_span, parse_time, unescape
+from nsqtools.records.units import Moment, parse_span, parse_time, unescape
 
 if TYPE_CHECKING:
     from nsqtools.archive.layout import TimeRange
@@ -27,8 +26,6 @@ MONITORING = "Monitoring"
 OUTPUT = "Output"
 SAFETY = "Safety"
 SELECTION = "Selection"
-
-Seconds = float
 
 GLOBS = "Names, globs ('web*') or /regular expressions/."
 
@@ -54,35 +51,33 @@ ArchivePaths = Annotated[
 # -- which messages -----------------------------------------------------------------------------
 
 
-def parse_moment(text: str) -> int:
-    """Read a time, as nanoseconds since 1970. Raises ``ValueError``."""
-    return parse_time(text, now_ns=time.time_ns())
+def parse_moment(text: str) -> Moment:
+    """Read a time, and keep how it was written. Raises ``ValueError``."""
+    return Moment(text.strip(), parse_time(text, now_ns=time.time_ns()))
 
 
-def since_option(parser: Callable[[str], Any] = parse_moment) -> Any:
-    return opt(
+Since = Annotated[
+    Moment | None,
+    opt(
         "--since TIME",
         "Keep messages published at or after this time (2026-11-21T08:00:00Z, -2h).",
         SELECTION,
-        parser=parser,
-    )
+        parser=parse_moment,
+    ),
+]
+Until = Annotated[
+    Moment | None,
+    opt(
+        "--until TIME", "Keep messages published before this time.", SELECTION, parser=parse_moment
+    ),
+]
 
 
-def until_option(parser: Callable[[str], Any] = parse_moment) -> Any:
-    return opt(
-        "--until TIME", "Keep messages published before this time.", SELECTION, parser=parser
-    )
-
-
-Since = Annotated[int | None, since_option()]
-Until = Annotated[int | None, until_option()]
-
-
-def time_range(since_ns: int | None, until_ns: int | None) -> TimeRange:
+def time_range(since: Moment | None, until: Moment | None) -> TimeRange:
     """The range that ``--since`` and ``--until`` make."""
     from nsqtools.archive.layout import TimeRange
 
-    return TimeRange(since_ns, until_ns)
+    return TimeRange(since and since.ns, until and until.ns)
 
 
 # -- how it looks -------------------------------------------------------------------------------
@@ -117,10 +112,10 @@ def parse_interval(text: str) -> float:
 
 Count = Annotated[int | None, opt("--count -n N", "Stop after N.", LIMITS, min=1)]
 ExitIdle = Annotated[
-    Seconds | None,
+    float | None,
     opt("--exit-idle DURATION", "Stop after DURATION without messages (5s, 1m30s).", LIMITS),
 ]
-For = Annotated[Seconds | None, opt("--for DURATION", "Stop after DURATION.", LIMITS)]
+For = Annotated[float | None, opt("--for DURATION", "Stop after DURATION.", LIMITS)]
 
 
 # -- what is destroyed --------------------------------------------------------------------------

@@ -114,7 +114,13 @@ def message_printer(
         elif format is not None:
             encode = partial(format, escape=True) if runtime.stdout_is_tty else format
         else:
-            lines = lines_printer(runtime, delimiter=ending, print_topic=print_topic)
+            # on a terminal, bytes that would steer it are shown as \xNN
+            lines = partial(
+                encode_lines,
+                delimiter=ending,
+                print_topic=print_topic,
+                escape=runtime.stdout_is_tty,
+            )
             encode = readable(runtime, lines, pretty=pretty)
         return encode if pick is None else picking(runtime, encode, pick)
 
@@ -188,15 +194,6 @@ def json_printer(runtime: Runtime, *, pretty: bool = False) -> Encode:
         return b"".join(line + b"\n" for line in shown)
 
     return encode
-
-
-def lines_printer(
-    runtime: Runtime, *, delimiter: bytes = b"\n", print_topic: bool = False
-) -> Encode:
-    """Messages as lines; on a terminal, bytes that would steer it are shown as ``\\xNN``."""
-    return partial(
-        encode_lines, delimiter=delimiter, print_topic=print_topic, escape=runtime.stdout_is_tty
-    )
 
 
 KEEP_TOPICS = f"Keep messages of these topics. {GLOBS}"

@@ -1,6 +1,6 @@
 """The options of ``nsq spark`` commands, and a session for one command.
 
-    def ingest(..., *, spark: SparkOptions, runtime: Session) -> int:
+    def ingest(..., *, spark: SparkChoice, runtime: Session) -> int:
         with open_spark(runtime, spark) as session, job_progress(runtime, session):
             ...
 
@@ -180,9 +180,6 @@ class SparkChoice(OptionSet):
             places=tuple(places),
             python_places=tuple(python_places),
         )
-
-
-SparkOptions = SparkChoice
 
 
 def parse_conf(texts: Iterable[str]) -> dict[str, str]:

@@ -62,21 +62,15 @@ class LazyGroup(NativeCoercion, TyperGroup):
     def __init__(self, name: str, group: Group):
         super().__init__(name=name, help=group.help, rich_markup_mode=None, suggest_commands=False)
         self.group = group
-        self._hidden: dict[str, Stub] = {}  # apart: what is in commands is suggested
         for child, entry in group.commands.items():
             if isinstance(entry, Group):
                 self.commands[child] = LazyGroup(child, entry)
-                continue
-            stubs = self._hidden if entry.hidden else self.commands
-            stubs[child] = Stub(child, short_help=entry.help, rich_markup_mode=None)
+            else:
+                self.commands[child] = Stub(child, short_help=entry.help, rich_markup_mode=None)
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         """A group alone shows its help, as ``nsq`` alone does."""
         return super().parse_args(ctx, args or ["--help"])
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command by its name, hidden ones too."""
-        return super().get_command(ctx, cmd_name) or self._hidden.get(cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
         """Choose the command as typer does, and import it; suggest what it may have been.

@@ -76,7 +76,7 @@ def terminal_width(stream: TextIO) -> int:
 
 def root_page() -> HelpPage:
     """The page of ``nsq --help``."""
-    sections = {panel: rows_of(commands) for panel, commands in PANELS.items() if panel}
+    sections = {panel: rows_of(commands) for panel, commands in PANELS.items()}
     usage = "nsq COMMAND [OPTIONS]"
     return HelpPage(usage, ROOT_HELP, {**sections, "Options": ROOT_OPTIONS}, ROOT_EXAMPLES)
 
@@ -88,8 +88,8 @@ def group_page(path: str, group: Group) -> HelpPage:
 
 
 def rows_of(commands: Mapping[str, Command | Group]) -> list[Row]:
-    """Each with its help, but for those that are hidden."""
-    return [(name, each.help) for name, each in commands.items() if not each.hidden]
+    """Each with its help."""
+    return [(name, each.help) for name, each in commands.items()]
 
 
 def rendered_for_stdout(page: HelpPage) -> str:

@@ -175,26 +175,6 @@ def cell_text(cell: Cell) -> str:
     return escape_line(str(cell))
 
 
-def rendered(runtime: Runtime, *things: Any, width: int | None = None) -> str:
-    """Text and what rich can draw, each on lines of its own, for a terminal."""
-    from io import StringIO
-
-    from rich.console import Console
-
-    text = StringIO()
-    console = Console(
-        file=text,
-        width=width or runtime.width,
-        force_terminal=runtime.colour,
-        color_system="standard" if runtime.colour else None,
-        highlight=False,
-        markup=False,
-    )
-    for thing in things:
-        console.print(thing)
-    return text.getvalue()
-
-
 Columns = Annotated[
     str | None,
     opt(
@@ -238,6 +218,9 @@ def write_table(
     says_what_is_left_out: bool,
 ) -> None:
     """Write a table of rich, which is imported only here: a terminal can wait 40 ms."""
+    from io import StringIO
+
+    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -261,8 +244,16 @@ def write_table(
     for row in texts:
         # not str: rich would read "[red]" in it as markup
         table.add_row(*(Text(row[at]) for at in shown))
-    text = rendered(runtime, table, width=max(runtime.width, _total(widths, shown)))
-    runtime.write(text.encode())
+    drawn = StringIO()
+    Console(
+        file=drawn,
+        width=max(runtime.width, _total(widths, shown)),
+        force_terminal=runtime.colour,
+        color_system="standard" if runtime.colour else None,
+        highlight=False,
+        markup=False,
+    ).print(table)
+    runtime.write(drawn.getvalue().encode())
     left_out = [name for at, name in enumerate(columns) if at not in shown]
     if left_out and says_what_is_left_out:
         runtime.tell(f"nsq: left out on this narrow terminal: {', '.join(left_out)}; see -o wide")

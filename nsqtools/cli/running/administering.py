@@ -85,13 +85,10 @@ CHANGE_TIMEOUT_S = 5.0  # nsqd deletes files before it answers
 COLUMNS = ("daemon", "address", "action", "topic", "channel", "messages", "clients")
 
 
-class Changing(OptionSet):
-    """Of which cluster, and how it is shown."""
+class Changing(ClusterListing):
+    """Of which cluster something is changed, and how that is shown."""
 
     dry_run: DryRun = False
-    form: ListingForm
-    cluster: ClusterConnection
-    runtime: Session
 
     def make(
         self,

@@ -56,7 +56,6 @@ Create = Annotated[
 class StopLimits(OptionSet):
     """When to stop; without any limit, never."""
 
-    is_each_topic = False  # whether the count is that of each topic, as with nsq_tail
     count: Count = None
     until_empty: bool = opt("", "Stop when the channel is empty.", LIMITS)
     exit_idle: ExitIdle = None
@@ -67,7 +66,7 @@ class StopLimits(OptionSet):
         from nsqtools.tail.tail import RunLimits
 
         idle_s = EMPTY_AFTER_S if self.until_empty else self.exit_idle
-        return RunLimits(self.count, idle_s, self.for_, self.is_each_topic)
+        return RunLimits(self.count, idle_s, self.for_)
 
 
 class Consuming(OptionSet):

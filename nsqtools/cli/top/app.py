@@ -501,7 +501,7 @@ class Top(App[Exception]):
         """Leave the mouse to the terminal, or take it; return which of it."""
         self._has_mouse = not self._has_mouse
         self.write(MOUSE.format("h" if self._has_mouse else "l"))
-        return f"the mouse is {'ours' if self._has_mouse else 'of the terminal: m takes it back'}"
+        return "the mouse is " + ("ours" if self._has_mouse else "the terminal's: m takes it back")
 
     # -- the cluster ------------------------------------------------------------------------------
 

@@ -226,7 +226,7 @@ def remove_leftovers(output: Location) -> None:
     place = open_storage(str(absolute(output)))
     with failing("clean up", output):
         names = [entry.name for entry in place.list()]
-        known = committed(place, names)
+        known = committed(place)
         for match in filter(None, map(_DATA.fullmatch, names)):
             if known is not None and match[1] not in known:
                 folder = match[0].removesuffix(match[1])

@@ -15,8 +15,6 @@ from __future__ import annotations
 import json
 import secrets
 import threading
-import time
-from dataclasses import replace
 from typing import NamedTuple
 
 from starlette.concurrency import run_in_threadpool
@@ -24,13 +22,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from nsqtools.client.consumer import Consumer
-from nsqtools.client.message import Batch, Message
+from nsqtools.client.connection_settings import ConnectionSettings
+from nsqtools.client.message import Message
 from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.directory import Cluster
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.protocol.names import EPHEMERAL, Address, check_topic
 from nsqtools.protocol.text import indented, json_tokens
+from nsqtools.tail.tail import peek
 from nsqtools.web.pages.site import Site
 
 COUNTS = (1, 10, 50, 100)
@@ -159,34 +158,23 @@ def _listen(
 ) -> list[Message]:
     """Take copies until there are ``count`` or the time is over. Raises `NsqError`.
 
-    With a channel these are its messages, which are given back.
+    With a channel these are its messages. All are given back: the channel of copies goes with them.
     """
     if not _listeners.acquire(blocking=False):
         text = f"{MAX_LISTENERS} others are listening already"
         raise NsqError(text, hint="Try again in a moment.")
+    taken: list[Message] = []
     try:
-        consumer = Consumer(
+        peek(
             topic,
             channel or f"nsq-web-{secrets.token_hex(4)}{EPHEMERAL}",
-            nsqd_tcp_addresses=addresses,
-            # of a sample nsqd would discard the rest
-            options=replace(options, max_in_flight=max(count, len(addresses)), sample_rate=0),
+            ConnectionSettings(tuple(addresses)),
+            count,
+            taken.extend,
+            options=options,
+            idle_s=for_s,
+            for_s=for_s,
         )
-        taken: list[Message] = []
-        held: list[Batch] = []  # a batch that is dropped may be answered
-        with consumer:  # which gives back what is unanswered
-            consumer.gather(0, count)
-            consumer.start(fail_fast=True, wait_s=for_s)
-            ends_s = time.monotonic() + for_s
-            while len(taken) < count and (left_s := ends_s - time.monotonic()) > 0:
-                batch = consumer.next_batch(left_s)
-                if batch is None:
-                    break
-                taken += batch
-                if channel:
-                    held.append(batch)
-                else:
-                    batch.finish()
-        return taken[:count]
+        return taken
     finally:
         _listeners.release()

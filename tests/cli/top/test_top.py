@@ -141,7 +141,7 @@ def test_the_mouse_selects_opens_and_sorts(open_top: Open, nsqd: Nsqd) -> None:
     top.wait_until(lambda _: top.app.view.selected == "clicks", what="the wheel selects")
     top.wheel(-1)
     top.wait_until(lambda _: top.app.view.selected == "views", what="the wheel selects")
-    top.see("m", "the mouse is of the terminal")
+    top.see("m", "the mouse is the terminal's")
 
 
 def test_frozen_means_frozen(open_top: Open, sample_of: Callable[..., Any], nsqd: Nsqd) -> None:
