@@ -201,14 +201,6 @@ class Connection:
     def _send(self) -> bool:
         """Send; return whether everything is sent."""
         pending = self._pending
-        if len(pending) == 1 and not self._committed and self._codec is None:
-            data = pending.pop()  # as usual with many connections
-            sent = self._stream.send_ready(data)
-            if sent == len(data):
-                if self._watches_writes:
-                    self._last_progress = self._loop.now()
-                return True
-            self._committed, self._offset = data, sent
         while self._committed or pending:
             if not self._committed:
                 data = pending[0] if len(pending) == 1 else b"".join(pending)

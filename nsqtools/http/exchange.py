@@ -3,7 +3,7 @@
 httpx's timeouts are for each read, so a daemon that sends a byte now and then could hold a caller
 for ever. Here every read and write gets what is left of the exchange's own time; the network
 backend of httpcore, on which httpx runs, is where that can be done for the head of the answer, too,
-and its transport is given a pool with that. An answer is read up to a limit and refused when it is
+and httpx's own transport takes no backend. An answer is read up to a limit and refused when it is
 compressed: a megabyte of gzip can be a gigabyte of JSON.
 """
 
@@ -115,7 +115,7 @@ class Exchanges:
     ) -> HTTPAnswer:
         """Send a request and read the answer.
 
-        Raises what httpx raises, `DeadlineExceeded` and `ProtocolError`.
+        Raises what httpx and httpcore raise, `DeadlineExceeded` and `ProtocolError`.
         """
         _exchange.ends_at_s = min(time.monotonic() + self._timeout_s, _exchange.latest_s)
         timeout = httpx.Timeout(self._timeout_s, connect=_left_s(self._connect_timeout_s))
@@ -139,13 +139,45 @@ class Exchanges:
             return HTTPAnswer(response.status_code, response.reason_phrase, body, date)
 
 
-class _Transport(httpx.HTTPTransport):
-    """With a pool of ours in place of its own, to which it gives no network backend."""
-
+class _Transport(httpx.BaseTransport):
     def __init__(self, tls: ssl.SSLContext | None) -> None:
         self._pool = httpcore.ConnectionPool(
             ssl_context=tls, keepalive_expiry=KEEP_ALIVE_S, network_backend=_Network()
         )
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        url = request.url
+        response = self._pool.handle_request(
+            httpcore.Request(
+                request.method,
+                httpcore.URL(
+                    scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path
+                ),
+                headers=request.headers.raw,
+                content=request.stream,
+                extensions=request.extensions,
+            )
+        )
+        return httpx.Response(
+            response.status,
+            headers=response.headers,
+            stream=_Body(response),
+            extensions=response.extensions,
+        )
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+class _Body(httpx.SyncByteStream):
+    def __init__(self, response: httpcore.Response) -> None:
+        self._response = response
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._response.iter_stream()
+
+    def close(self) -> None:
+        self._response.close()
 
 
 def _left_s(timeout_s: float | None) -> float:

@@ -169,6 +169,7 @@ class HTTPAPI:
         may_fail: bool = False,
     ) -> HTTPAnswer:
         """Ask. With ``may_fail`` any status is an answer, not only 2xx."""
+        import httpcore
         import httpx
 
         parts = urlsplit(url)
@@ -179,18 +180,18 @@ class HTTPAPI:
         url = urlunsplit((*parts[:2], path, query, ""))
         try:
             answer = self._exchanges.request(method, url, content, headers)
-        except (httpx.TimeoutException, DeadlineExceeded) as exc:
+        except (httpcore.TimeoutException, DeadlineExceeded) as exc:
             raise DeadlineExceeded(f"{self.url}: no answer in time") from exc
         except ProtocolError as exc:
             raise ProtocolError(f"{self.url}: {exc}", hint=exc.hint) from exc
         except (
             UnicodeError,
             httpx.InvalidURL,
-            httpx.UnsupportedProtocol,
-            httpx.LocalProtocolError,
+            httpcore.UnsupportedProtocol,
+            httpcore.LocalProtocolError,
         ) as exc:
             raise ConnectionFailed(f"{self.url}: {exc}", hint="Check the address.") from exc
-        except httpx.TransportError as exc:
+        except (httpcore.NetworkError, httpcore.ProtocolError, httpx.TransportError) as exc:
             raise self._map(exc) from exc
         if may_fail or 200 <= answer.status < 300:
             return answer
@@ -203,6 +204,7 @@ class HTTPAPI:
         )
 
     def _map(self, exc: Exception) -> NsqError:
+        import httpcore
         import httpx
 
         cause: BaseException = exc
@@ -214,11 +216,11 @@ class HTTPAPI:
                 f"{self.url}: {reason}",
                 hint="Set tls_root_ca_file (nsq: --tls-ca-file) to the CA of its certificate.",
             )
-        if isinstance(exc, httpx.ConnectError):
+        if isinstance(exc, httpcore.ConnectError):
             return ConnectionFailed(
                 f"cannot connect to {self.url} ({reason})", hint="Check the address and port."
             )
-        if isinstance(exc, httpx.RemoteProtocolError):
+        if isinstance(exc, httpcore.RemoteProtocolError | httpx.RemoteProtocolError):
             return ProtocolError(f"{self.url} does not speak HTTP ({reason})", hint=PORTS)
         return ConnectionFailed(f"{self.url}: {reason}")
 

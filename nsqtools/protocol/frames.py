@@ -178,14 +178,6 @@ class FrameBuffer:
         end = len(data)
         limit = self._max_message_frame
         unpack = _MESSAGE_HEAD.unpack_from
-        if end >= _MESSAGE_HEAD_SIZE:  # a read of one message: usual with many connections
-            size, frame_type, timestamp_ns, attempts, message_id = unpack(data)
-            if size + 4 == end and frame_type == MESSAGE and size <= limit:
-                if chunks:
-                    self._keep(b"")
-                body = data[_MESSAGE_HEAD_SIZE:]
-                messages.append(make(source, timestamp_ns, attempts, message_id, body))
-                return messages, others
         position = 0
         wanted = 8
         append = messages.append
@@ -206,6 +198,8 @@ class FrameBuffer:
                 body = data[position + _MESSAGE_HEAD_SIZE : after]
                 append(make(source, timestamp_ns, attempts, message_id, body))
             position = after
+        if position == end and not chunks:  # whole messages: usual with many connections
+            return messages, others
         self._keep(data[position:])
         self._wanted = wanted
         # Fewer bytes are left than a message's head; whole responses can still be among them.

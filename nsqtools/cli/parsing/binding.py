@@ -275,7 +275,7 @@ def converter(annotation: Any, *, least: float | None, most: float | None) -> Co
 
 
 def prepare(parameter: Any) -> None:
-    """Give a parameter its converter, where typer has none of it yet."""
+    """Give a parameter its converter, unless typer has made one."""
     if getattr(parameter, "_runtime_param", parameter) is not None:
         return
     descriptor = parameter.type_descriptor
