@@ -132,7 +132,7 @@ class Bench:
         if plan.count is None:
             raise ConfigurationError("a backlog to drain needs a count of messages")
         with ExitStack() as stack:
-            cluster = stack.enter_context(open_cluster(plan))
+            cluster = stack.enter_context(whole_cluster(plan))
             channel = self.channel if plan.topic else ""
             stack.callback(delete_own, cluster, self.topic, channel)
             consumers = stack.enter_context(self._crew(plan, publishes=False))
@@ -187,7 +187,7 @@ class Bench:
             latency = latency_figures(sketches, "message" if is_e2e else "batch")
         return BenchReport(
             mode=plan.mode,
-            nsqds=list(plan.nsqd_tcp_addresses),
+            nsqds=list(plan.connection.nsqd_tcp_addresses),
             topic=self.topic,
             connections=plan.connections,
             size={"min": plan.size[0], "max": plan.size[1]},
@@ -261,7 +261,7 @@ class Bench:
     def _let_ephemeral_topic_go(self) -> None:
         """Enter and leave a channel of the topic, which goes with it."""
         options = replace(self._plan.consumer_options, max_in_flight=0)
-        for address in self._plan.nsqd_tcp_addresses:
+        for address in self._plan.connection.nsqd_tcp_addresses:
             consumer = Consumer(
                 self.topic, self.channel, nsqd_tcp_addresses=address, options=options
             )
@@ -275,17 +275,15 @@ class Bench:
 
 
 @contextmanager
-def open_cluster(plan: BenchPlan) -> Iterator[Cluster]:
+def whole_cluster(plan: BenchPlan) -> Iterator[Cluster]:
     """nsqd's HTTP API. Raises when a topic or channel could not be deleted afterwards."""
-    from nsqtools.client.connection import http_access
-    from nsqtools.cluster.directory import Cluster, ClusterAddresses
+    from nsqtools.cluster.directory import open_cluster
 
-    addresses, options = plan.nsqd_tcp_addresses, plan.consumer_options
-    access = http_access(options, plan.nsqd_http_addresses)
-    with Cluster(ClusterAddresses(plan.nsqd_http_addresses, (), addresses), access) as cluster:
+    addresses = plan.connection.nsqd_tcp_addresses
+    with open_cluster(plan.connection) as cluster:
         nsqds, failures = cluster.nsqds()
         if failures or len(nsqds) < len(addresses):
-            require_one(addresses, options.dial_timeout_s)
+            require_one(addresses, plan.consumer_options.dial_timeout_s)
             why = f" ({failures[0].error})" if failures else ""
             refusal = ConfigurationError(
                 f"nsqd's HTTP API is needed to delete what is measured on{why}",

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
+from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import parse_address
@@ -116,7 +117,7 @@ class BenchMode(StrEnum):
 class BenchPlan:
     """One measurement. Sizes are bytes, times seconds; None means no limit.
 
-    Each nsqd of ``nsqd_tcp_addresses`` gets at least one of the ``connections``, and as many
+    Each nsqd of the ``connection`` gets at least one of the ``connections``, and as many
     publishers as consumers where there are both. ``topic`` is one of the user's, or None for one of
     our own that is gone afterwards. ``rate`` is messages a second, all connections together, 0 for
     full speed. What happens in the first ``warm_up_s`` is not measured.
@@ -125,10 +126,9 @@ class BenchPlan:
     """
 
     mode: BenchMode
-    nsqd_tcp_addresses: tuple[str, ...]
+    connection: ConnectionSettings
     producer_options: ClientOptions
     consumer_options: ClientOptions
-    nsqd_http_addresses: tuple[str, ...] = ()
     topic: str | None = None
     size: tuple[int, int] = (200, 200)
     batch: int = 100
@@ -139,7 +139,8 @@ class BenchPlan:
     warm_up_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for address in self.nsqd_tcp_addresses:
+        addresses = self.connection.nsqd_tcp_addresses
+        for address in addresses:
             parse_address(address)
         low, high = self.size
         least = HEAD_SIZE if self.mode is BenchMode.E2E else 1
@@ -148,7 +149,7 @@ class BenchPlan:
                 f"messages of {low} to {high} bytes cannot be measured",
                 hint=f"The smallest size is {least}, and a range is written 100-2000.",
             )
-        if not (nsqds := len(self.nsqd_tcp_addresses)) <= self.connections <= MAX_CONNECTIONS:
+        if not (nsqds := len(addresses)) <= self.connections <= MAX_CONNECTIONS:
             raise ConfigurationError(
                 f"{self.connections} connections cannot be spread over {nsqds} nsqd",
                 hint=f"At least one for each, and at most {MAX_CONNECTIONS}.",
@@ -184,7 +185,7 @@ class BenchJob(NamedTuple):
 
     @property
     def nsqd_tcp_address(self) -> str:
-        addresses = self.plan.nsqd_tcp_addresses
+        addresses = self.plan.connection.nsqd_tcp_addresses
         return addresses[self.number % len(addresses)]
 
     @property

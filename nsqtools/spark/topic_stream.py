@@ -278,7 +278,7 @@ class Spool:
             on_tick=tick,
         )
         self._begun.clear()
-        self.note_unread(unread)
+        self._read_before = self._written().less(unread)
         self._thread = threading.Thread(target=self._archive, name="nsq-spool", daemon=True)
         self._thread.start()
 
@@ -314,9 +314,14 @@ class Spool:
 
     # -- not too much of it ---------------------------------------------------------------------
 
-    def note_unread(self, unread: Fill) -> None:
-        """Note what is unread now; what was written a moment ago may be missing in it."""
-        self._read_before = self._written().less(unread)
+    def note_unread(self, lag: Mapping[str, int] | None) -> None:
+        """Note what is unread now, if that is known: see `ArchiveStream.lag`.
+
+        What was written a moment ago may be missing in it.
+        """
+        if lag is not None:
+            unread = Fill(lag["rows_behind"], lag["bytes_behind"])
+            self._read_before = self._written().less(unread)
 
     def _written(self) -> Fill:
         totals = self._archiver.totals if self._archiver else None
@@ -348,7 +353,7 @@ class TopicStream:
         self._spool: Spool | None = None
         self._archive: ArchiveStream | None = None
         self._is_bounded = False
-        self._is_all_spooled: bool | None = None
+        self._is_all_spooled = False
 
     def initial(self) -> Offset:
         """Return where a new query starts. The same each time it is asked."""
@@ -365,7 +370,7 @@ class TopicStream:
             return self._latest_bounded(spool, archive, start, limits)
         spool.start()
         end = archive.latest(start, limits)
-        spool.note_unread(Fill(*archive.unread(end)))
+        spool.note_unread(archive.lag())
         return end
 
     def lag(self) -> dict[str, int] | None:
@@ -375,13 +380,13 @@ class TopicStream:
     def _latest_bounded(
         self, spool: Spool, archive: ArchiveStream, offset: Offset, limits: BatchLimits
     ) -> Offset:
-        """Spool what there is, read that; again when the spool was full before all was in it."""
+        """Read what was left; then spool what there is and read that, again when the spool was full
+        before all was in it."""
         while True:
-            if self._is_all_spooled is not None:
-                end = archive.latest(offset, limits)
-                if end != offset or self._is_all_spooled:
-                    return end
-            spool.note_unread(Fill(*archive.unread(offset)))
+            end = archive.latest(offset, limits)
+            if end != offset or self._is_all_spooled:
+                return end
+            spool.note_unread(archive.lag())
             self._is_all_spooled = spool.collect(partial(archive.has_only_younger, time.time_ns()))
             archive.freeze()
 

@@ -25,12 +25,13 @@ from nsqtools.bench.bench_plan import (
     read_stamps,
 )
 from nsqtools.bench.crew import UNKNOWN, SharedCounts
+from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError
 
 PLAN = BenchPlan(
     mode=BenchMode.PUB,
-    nsqd_tcp_addresses=("127.0.0.1:4150",),
+    connection=ConnectionSettings(),
     producer_options=ClientOptions(),
     consumer_options=ClientOptions(),
     count=10,
@@ -97,7 +98,7 @@ def test_a_plan_that_cannot_be_is_refused() -> None:
         {"mode": BenchMode.E2E, "size": (HEAD_SIZE - 1, 100)},
         {"connections": 0},
         {"connections": 1000},
-        {"nsqd_tcp_addresses": ("host:nonsense",)},
+        {"connection": ConnectionSettings(("host:nonsense",))},
     ):
         with pytest.raises(ConfigurationError):
             replace(PLAN, **change)  # type: ignore[arg-type]

@@ -126,13 +126,13 @@ class Load(OptionSet):
         publishing = resolve_options([*said, *opt_statements(self.context, "producer_opt")])
         consuming = resolve_options([*said, *opt_statements(self.context, "consumer_opt")])
         check_tls(consuming, http, cure="Add --tls (or --no-tls).")
-        producer, consumer = ClientOptions(max_outstanding=how.window), ClientOptions(**CONSUMING)
+        producer = ClientOptions(max_outstanding=how.window)
+        connection = ConnectionSettings(tcp, (), http, texts_of(consuming))
         return BenchPlan(
             mode=BenchMode(mode),
-            nsqd_tcp_addresses=tcp,
+            connection=connection,
             producer_options=producer.with_options(texts_of(publishing)),
-            consumer_options=consumer.with_options(texts_of(consuming)),
-            nsqd_http_addresses=http,
+            consumer_options=connection.client_options(**CONSUMING),
             topic=None if self.topic is None else check_topic(self.topic),
             size=self.size,
             batch=how.batch or batch,
@@ -251,9 +251,9 @@ def measure(runtime: Runtime, plan: BenchPlan, form: Form, *, create: bool = Tru
 
 def look_at_topic(plan: BenchPlan, topic: str, runtime: Runtime, *, create: bool) -> None:
     """See that a channel of ours, deleted afterwards, takes nothing away from a user's topic."""
-    connection = ConnectionSettings(plan.nsqd_tcp_addresses, (), plan.nsqd_http_addresses)
+    channel = "bench#ephemeral"
     try:
-        look_before([topic], "bench#ephemeral", connection, runtime, create=create, force=False)
+        look_before([topic], channel, plan.connection, runtime, create=create, force=False)
     except ConfigurationError as error:
         raise ConfigurationError(
             f"topic {topic} has no channel and messages waiting, which would be lost",

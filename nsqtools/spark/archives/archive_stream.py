@@ -191,12 +191,6 @@ class ArchiveStream:
 
     # -- how much there is ----------------------------------------------------------------------
 
-    @planned_again
-    def unread(self, start: Offset) -> tuple[int, int]:
-        """Return how many messages and bytes follow an offset."""
-        rows, size, _ = self._amount(start, self._files())
-        return rows, size
-
     def lag(self) -> dict[str, int] | None:
         """Return how much of what the last look found follows the offset it gave; None if unknown.
 
@@ -206,17 +200,14 @@ class ArchiveStream:
         if self._reached is None:
             return None
         try:
-            rows, size, oldest_ns = self._amount(self._reached, self._listed)
+            unread = self._unread(self._reached, self._listed)
+            found = [each.file.amount(each.begin, each.end) for each in unread]
         except OSError:  # a file is moving
             return None
+        rows, size = sum(rows for rows, _, _ in found), sum(size for _, size, _ in found)
+        oldest_ns = min((moment for _, _, moment in found if moment), default=0)
         seconds = max(0, (time.time_ns() - oldest_ns) // NS) if oldest_ns else 0
         return {"rows_behind": rows, "bytes_behind": size, "seconds_behind": seconds}
-
-    def _amount(self, start: Offset, files: Mapping[Key, ListedFile]) -> tuple[int, int, int]:
-        """Return messages and bytes that are not read, and about the time of the oldest, or 0."""
-        found = [each.file.amount(each.begin, each.end) for each in self._unread(start, files)]
-        oldest_ns = min((moment for _, _, moment in found if moment), default=0)
-        return sum(rows for rows, _, _ in found), sum(size for _, size, _ in found), oldest_ns
 
     @planned_again
     def has_only_younger(self, timestamp_ns: int) -> bool:

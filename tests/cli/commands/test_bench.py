@@ -9,12 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from plugins.certificates import Certificates
 from plugins.cli import NSQ, RunNsq, SpawnNsq, TerminalNsq
 from plugins.clusters import ValidJson
 from plugins.daemons import GoNsqd
 from plugins.http_api import Nsqd
 from plugins.processes import descendants, is_alive
-from plugins.servers import MakeNsqd
+from plugins.servers import AnyNsqd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 QUICK = "--warm-up=50ms"
@@ -176,14 +177,30 @@ def test_on_a_terminal_it_shows_progress_and_a_line_for_each_figure(
     assert re.search(r"p99\.9_ms +\d", page)
 
 
+def test_a_topic_behind_tls_is_looked_at_with_the_certificates_given(
+    any_nsqd: AnyNsqd, certificates: Certificates, run_nsq: RunNsq
+) -> None:
+    nsqd = any_nsqd(*certificates.server.nsqd_flags)
+    nsqd.create_channel("mine", "other")
+    where = [f"--nsqd-tcp-address={nsqd.tcp_address}", f"--tls-ca-file={certificates.ca}"]
+    where += [f"--nsqd-http-address=https://{nsqd.https_address}", "--tls"]
+
+    done = run_nsq(["bench", "e2e", "-t", "mine", "-n", "100", PROMPT, *where])
+    wrong = run_nsq(["bench", "e2e", "-t", "mina", "-n", "100", PROMPT, *where])
+
+    assert (done.status, nsqd.topic_stats("mine")["message_count"]) == (0, 100), done.err
+    assert (wrong.status, topics(nsqd)) == (3, ["mine"]), wrong.err
+
+
 def test_the_library_needs_no_main_module(nsqd: GoNsqd) -> None:
     """Workers are programs: a caller without ``if __name__`` is not run again."""
     script = (
         "from nsqtools import ClientOptions\n"
         "from nsqtools.bench.bench import Bench\n"
         "from nsqtools.bench.bench_plan import BenchMode, BenchPlan\n"
+        "from nsqtools.client.connection_settings import ConnectionSettings\n"
         "plan = BenchPlan(mode=BenchMode.PUB, count=500,\n"
-        f"    nsqd_tcp_addresses=({nsqd.tcp_address!r},),\n"
+        f"    connection=ConnectionSettings(({nsqd.tcp_address!r},)),\n"
         "    producer_options=ClientOptions(), consumer_options=ClientOptions())\n"
         "print(Bench(plan).run().published)\n"
     )
