@@ -232,23 +232,17 @@ def write_input(folder: Path, count: int) -> None:
         write_archive(folder / f"{first:07d}.gz", *([*map(message, span)] for span in spans))
 
 
-def kill_workers(driver: subprocess.Popen[bytes]) -> None:
-    """Kill the Python processes that run tasks: the children of the daemon that forks them."""
-    found = descendants(driver.pid, "pyspark.daemon")
+def workers(driver: subprocess.Popen[bytes]) -> list[int]:
+    """The Python processes that run tasks: the children of the daemon that forks them."""
+    found = descendants(driver.pid, WORKER)
     daemons = {process.pid for process in found}
-    workers = [process.pid for process in found if process.parent in daemons]
-    assert workers, descendants(driver.pid)
-    for pid in workers:
-        kill(pid)
+    return [process.pid for process in found if process.parent in daemons]
 
 
-def kill_driver(driver: subprocess.Popen[bytes]) -> None:
-    """Kill the command and its JVM; the workers publish on for a moment, then end by themselves."""
-    java = [process.pid for process in descendants(driver.pid, "SparkSubmit")]
-    assert java
-    for pid in (driver.pid, *java):
-        kill(pid)
-    driver.wait(patience_s(20))
+def command_and_jvm(driver: subprocess.Popen[bytes]) -> list[int]:
+    """All but the workers, which publish on for a moment, then end by themselves."""
+    java = [process.pid for process in descendants(driver.pid, JVM)]
+    return [driver.pid, *java] if java else []
 
 
 @pytest.mark.parametrize(
@@ -276,15 +270,18 @@ def test_killed_again_and_again_nothing_is_lost_and_what_is_doubled_is_said(
     args = ["spark", "replay", str(tmp_path / "in"), *place]
     step = count * MESSAGE_BYTES // ((runs + 1) * (kills_in_a_run + 1))
 
-    kills = [kill_workers] * kills_in_a_run + [kill_driver]
+    kills = [workers] * kills_in_a_run + [command_and_jvm]
     for _ in range(runs):
         proxy.pause_after(TO_SERVER, step)
         driver = spawn_nsq(args, spark_env)
-        for kill_some in kills:
-            # nsqd has been sent another part, and the tasks wait for its answers
-            wait_for(driver, lambda: proxy.is_paused(TO_SERVER))
-            kill_some(driver)
+        for victims in kills:
+            # nsqd has been sent another part (by workers of the driver before, it may be: these are
+            # not there yet then), and the tasks wait for its answers
+            wait_for(driver, lambda d=driver, v=victims: proxy.is_paused(TO_SERVER) and v(d))
+            for pid in victims(driver):
+                kill(pid)
             proxy.pause_after(TO_SERVER, step)
+        driver.wait(patience_s(20))
     proxy.resume(TO_SERVER)
     last = run_spark(*args[1:])
 
