@@ -79,3 +79,10 @@ def test_man_shows_the_pages() -> None:
         shown = run(["man", "-M", str(CHECKOUT / "man"), *page.split()], env)
         for each in words:
             assert each in shown, page
+
+
+def test_the_guides_have_all_the_lists() -> None:
+    text = "".join(guide.read_text("utf-8") for guide in GUIDES)
+
+    for name in ("options", "client-options", "exit-status", "profile-keys"):
+        assert f"<!-- {name}:begin -->\n- `" in text
