@@ -208,7 +208,8 @@ class Dialer:
         self._options = options
         self._subscribe = subscribe
         self._done = done
-        self.look: Callable[[Address], None] | None = None  # called before the first SUB
+        # asked at each try to join an nsqd for what to call before SUB
+        self.look: Callable[[Address], Callable[[], None] | None] | None = None
         self._joined: set[Address] = set()
         self.connecting = 0  # attempts under way
         self._timer: Timer | None = None
@@ -234,12 +235,13 @@ class Dialer:
     ) -> None:
         is_announced = not self._known[address].is_direct
 
-        def look_and_connect() -> Connection:
-            if subscribe and self.look is not None and address not in self._joined:
-                self.look(address)
-            return connect(address, self._options, subscribe, is_announced=is_announced)
-
-        background.run(self._loop, address, look_and_connect, partial(use, address))
+        look = None
+        if subscribe and self.look is not None and address not in self._joined:
+            look = self.look(address)
+        work = partial(
+            connect, address, self._options, subscribe, is_announced=is_announced, look=look
+        )
+        background.run(self._loop, address, work, partial(use, address))
 
     def listed(self, addresses: Iterable[Address]) -> None:
         """A lookup round has found these."""
@@ -404,14 +406,14 @@ background = Background()
 
 
 def connect(
-    address: Address, options: ClientOptions, subscribe: bytes = b"", *, is_announced: bool
+    address: Address, options: ClientOptions, subscribe: bytes = b"", **more: Any
 ) -> Connection:
     """Do `open_connection`.
 
     A try that took longer than it may says that this process stood still, perhaps with its machine,
     and nothing about nsqd: there is one more.
     """
-    attempt = partial(open_connection, address, options, subscribe, is_announced=is_announced)
+    attempt = partial(open_connection, address, options, subscribe, **more)
     too_late = time.monotonic() + longest_try_s(options) + PAUSE_S
     try:
         return attempt()

@@ -345,9 +345,16 @@ def http_access(
 
 
 def open_connection(
-    address: Address, options: ClientOptions, subscribe: bytes = b"", *, is_announced: bool = False
+    address: Address,
+    options: ClientOptions,
+    subscribe: bytes = b"",
+    *,
+    is_announced: bool = False,
+    look: Callable[[], None] | None = None,
 ) -> Connection:
     """Connect, negotiate and, for a consumer, subscribe.
+
+    ``look`` is called when nsqd has taken the connection, before anything is sent.
 
     ``is_announced``: nsqlookupd named the address, the user did not. Certificates and secret are
     those that their files hold now.
@@ -357,6 +364,8 @@ def open_connection(
     tls = client_tls(options).get() if options.tls_v1 else None
     stream = connect(address, Deadline(options.dial_timeout_s), options.local_addr)
     try:
+        if look is not None:  # nsqd waits for the first command without heartbeats
+            look()
         deadline = Deadline(max(MIN_HANDSHAKE_S, options.dial_timeout_s))
         handshake = _Handshake(stream, options, deadline, is_announced=is_announced)
         connection = handshake.run(tls, subscribe)

@@ -291,9 +291,14 @@ class CommonConsumer:
         """Ask nsqlookupd in a second or a few, and not only when its interval has passed."""
         self._io.loop.call_soon(self._io.look_up_soon)
 
-    def look_before_subscribing(self, look: Callable[[str, Address], None]) -> None:
-        """Call ``look`` with topic and nsqd before the first subscription there, on the thread that
-        connects. An `NsqError` of it keeps the consumer from this nsqd for a while."""
+    def look_before_subscribing(
+        self, look: Callable[[str, Address], Callable[[], None] | None]
+    ) -> None:
+        """Ask ``look``, with topic and nsqd, at each try to subscribe for the first time.
+
+        What it returns is called when that nsqd has taken the connection, on that thread, before
+        SUB. An `NsqError` of it keeps the consumer from this nsqd for a while.
+        """
         for topic, dialer in self._io.dialers.items():
             dialer.look = partial(look, topic)
 

