@@ -406,14 +406,21 @@ background = Background()
 
 
 def connect(
-    address: Address, options: ClientOptions, subscribe: bytes = b"", **more: Any
+    address: Address,
+    options: ClientOptions,
+    subscribe: bytes = b"",
+    *,
+    is_announced: bool,
+    look: Callable[[], None] | None = None,
 ) -> Connection:
     """Do `open_connection`.
 
     A try that took longer than it may says that this process stood still, perhaps with its machine,
     and nothing about nsqd: there is one more.
     """
-    attempt = partial(open_connection, address, options, subscribe, **more)
+    attempt = partial(
+        open_connection, address, options, subscribe, is_announced=is_announced, look=look
+    )
     too_late = time.monotonic() + longest_try_s(options) + PAUSE_S
     try:
         return attempt()

@@ -14,12 +14,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from nsqtools.cluster.queue_rows import (
-    NodeReport,
-    QueueRow,
-    channel_row,
-    rows_of_topic,
-)
+from nsqtools.cluster.queue_rows import NodeReport, QueueRow, channel_row, rows_of_topic
 from nsqtools.cluster.sampling import Sample
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.stats import ChannelStats, ClientStats, TopicStats

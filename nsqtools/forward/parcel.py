@@ -89,8 +89,10 @@ class Parcel:
         return Parcel(messages, bodies, self.topic, self.began_at)
 
     def sized(self, most: int, most_bytes: int, extra: int = 0) -> list[Parcel]:
-        """Return it in parts of at most so many messages and bytes, ``extra`` for each message; a
-        body that is larger is alone."""
+        """Return parts of at most ``most`` messages and ``most_bytes``; a larger body is alone.
+
+        Each message counts ``extra`` bytes beside its body.
+        """
         if len(self) <= most and self.size + extra * len(self) <= most_bytes:
             return [self]
         parts, begin, size = [], 0, 0

@@ -27,13 +27,8 @@ from nsqtools.server.durable_database import (
     remove,
     wal_damage,
 )
-from nsqtools.server.queues.data_path import (
-    FILE_NAME,
-    decode_metadata,
-)
-from nsqtools.server.queues.queue_files import (
-    queues_with_files,
-)
+from nsqtools.server.queues.data_path import FILE_NAME, decode_metadata
+from nsqtools.server.queues.queue_files import queues_with_files
 
 _NAMED = re.compile(rb"nsq nsqd --durable keeps its messages in (nsqd\.durable\.\d+\.db)\n")
 _DATABASE = re.compile(r"nsqd\.durable\.(\d+)\.db")
@@ -50,7 +45,7 @@ def named_database(data_path: Path) -> tuple[Path | None, bool]:
         raise ConfigurationError(
             f"{data_path} has a log of --durable that nsqtools 0.2 wrote. "
             "Run `nsq nsqd --recover-only` of nsqtools 0.2 on it, and then "
-            "`nsq nsqd --recover-only --durable` of this one.",
+            "`nsq nsqd --recover-only --durable` of this one."
         )
     found = sorted(each for each in data_path.iterdir() if _DATABASE.fullmatch(each.name))
     try:
@@ -70,12 +65,12 @@ def named_database(data_path: Path) -> tuple[Path | None, bool]:
         if len(found) > 1:
             raise ConfigurationError(
                 f"{data_path / FILE_NAME} does not say which database has the messages. "
-                f"Keep one of {', '.join(each.name for each in found)} in {data_path}.",
+                f"Keep one of {', '.join(each.name for each in found)} in {data_path}."
             )
     if not path.exists():
         raise ConfigurationError(
             f"{path} is not there, which has the messages. "
-            f"Bring it back, or remove {data_path / FILE_NAME} to begin without any.",
+            f"Bring it back, or remove {data_path / FILE_NAME} to begin without any."
         )
     return path, named is not None
 
@@ -110,7 +105,7 @@ class DurablePath:
             raise ConfigurationError(
                 f"the messages in {self._path} are those of an nsqd with --durable. "
                 "Start it with --durable, or run `nsq nsqd --recover-only --data-path="
-                f"{self._path}` first, which writes the files of Go's nsqd.",
+                f"{self._path}` first, which writes the files of Go's nsqd."
             )
 
     def _name(self, path: Path) -> None:
@@ -155,7 +150,7 @@ class DurablePath:
                 raise ConfigurationError(
                     f"the messages in {self._path} are those of an nsqd without --durable. "
                     "Run `nsq nsqd --recover-only --durable --data-path="
-                    f"{self._path}` first, which brings them into the database.",
+                    f"{self._path}` first, which brings them into the database."
                 )
             path = self.begin([], [])
         self._remove_others(path)
@@ -180,7 +175,7 @@ class DurablePath:
                 raise ConfigurationError(
                     f"{path} is damaged: {exc}. "
                     f"`sqlite3 {path} .recover` may read messages out of it. Move it and "
-                    f"{FILE_NAME} away to begin without them.",
+                    f"{FILE_NAME} away to begin without them."
                 ) from exc
         self._remove_others(database.path)
         database.defer_until(latest_ns)

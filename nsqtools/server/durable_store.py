@@ -46,12 +46,7 @@ from nsqtools.server.options import NsqdOptions
 from nsqtools.server.queues.backlog import BackendError, DiskHealth, QueueBacklog, Undo
 from nsqtools.server.queues.data_path import Queues
 from nsqtools.server.queues.queue_files import Block
-from nsqtools.server.queues.queued_message import (
-    BODY_AT,
-    ID_AT,
-    attempts_of,
-    with_attempts,
-)
+from nsqtools.server.queues.queued_message import BODY_AT, ID_AT, attempts_of, with_attempts
 
 _DELAY_S = 0.02  # for what no publisher waits for
 _RETRY_S = 0.5

@@ -31,11 +31,7 @@ from nsqtools.cli.options.connection import (
 )
 from nsqtools.cli.parsing.binding import From, opt
 from nsqtools.cli.render.outcomes import tell_left_out
-from nsqtools.cli.render.output import (
-    ListingForm,
-    write_json,
-    write_listing,
-)
+from nsqtools.cli.render.output import ListingForm, write_json, write_listing
 from nsqtools.cli.running.administering import ClusterListing
 from nsqtools.cli.running.runtime import Session
 from nsqtools.client.connection_settings import OPTION_OF_FLAG, GivenOption, resolve_options

@@ -62,12 +62,7 @@ from nsqtools.errors import (
     ServerError,
 )
 from nsqtools.protocol.names import check_topic, is_valid_name, parse_address
-from nsqtools.publish.publisher import (
-    RETRY_TIMEOUT_S,
-    PublishBatch,
-    Publisher,
-    PublishOptions,
-)
+from nsqtools.publish.publisher import RETRY_TIMEOUT_S, PublishBatch, Publisher, PublishOptions
 from nsqtools.records.envelope import Envelope
 from nsqtools.spark.format_options import LOOKUPD_HTTP, NSQD_TCP, Options, read_connection, slots_of
 from nsqtools.spark.publishing.row_outcomes import (

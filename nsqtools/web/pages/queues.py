@@ -17,13 +17,7 @@ from starlette.requests import Request
 from nsqtools.cluster.directory import DaemonFailure
 from nsqtools.cluster.inventory import NodeStatus, list_nodes
 from nsqtools.cluster.problems import gone_text
-from nsqtools.cluster.queue_rows import (
-    ConsumerMeter,
-    ConsumerRow,
-    NodeReport,
-    QueueRow,
-    sums_of,
-)
+from nsqtools.cluster.queue_rows import ConsumerMeter, ConsumerRow, NodeReport, QueueRow, sums_of
 from nsqtools.cluster.stats_documents import CONSUMER_NUMBERS
 from nsqtools.cluster.topics import all_of
 from nsqtools.errors import NotFoundError, NsqError
