@@ -90,7 +90,10 @@ class PublishJob(Generic[Record]):
                 if self.is_over():
                     break
         finally:
-            self._publisher.finish()
+            try:
+                self._publisher.drain()
+            finally:  # where a file cannot be written that ended early
+                self._publisher.finish()
             self._keep_unconfirmed()
             if self._unsent is not None:
                 self._unsent.sync()  # while signals still wait, and before consumers are waited for
@@ -152,11 +155,15 @@ class PublishJob(Generic[Record]):
         """Write what was not confirmed to the unsent file, in the order of the input."""
         while self._open_batches and self._open_batches[0].has_ended:
             batch = self._open_batches.popleft()
-            if self._unsent is not None:
-                for place in sorted(batch.lacking):
-                    self._unsent.write(self._line(batch.records[place]), batch.lacking[place])
-            if self._settled is not None:
-                self._settled(batch)
+            try:
+                if self._unsent is not None:
+                    for place in sorted(batch.lacking):
+                        self._unsent.write(self._line(batch.records[place]), batch.lacking[place])
+                if self._settled is not None:
+                    self._settled(batch)
+            except OutputError:
+                self._unsent = self._settled = None  # the others are counted all the same
+                raise
 
     def _outgoing(
         self, batch: InputBatch[Record]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -156,7 +157,12 @@ class PublishRun(NamedTuple):
     def finish(self, publish: Callable[[], object]) -> EndSignals:
         """Publish all, and wait until it is consumed where that is not nsqd's affair."""
         with stopping(self.publisher.stop) as signals:
-            publish()
+            try:
+                publish()
+            except NsqError:
+                if any(astuple(self.publisher.counts)):
+                    self.progress.tell(self.publisher.counts.summary())
+                raise
             self.publisher.deliver(lambda count: self.progress.show(lambda: f"{count:,} consumed"))
         return signals
 

@@ -61,6 +61,21 @@ def test_a_record_is_sent_again_or_given_up_while_the_input_is_silent(
     wait_for(serve(nsqd), 1)
 
 
+def test_what_ends_a_run_early_hides_no_counts(
+    run_nsq: RunNsq, nsqd: GoNsqd, unreachable_address: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "lines"
+    path.write_bytes((b"x" * 100 + b"\n") * 3000)
+    nowhere = ["pub", "-t", "events", "--nsqd-tcp-address", unreachable_address]
+    full = [*nowhere, "--retry-timeout", "0s", "--unsent-file", "/dev/full", "-f", str(path)]
+    unread = run_nsq([*to(nsqd), "-f", str(path), "-f", str(tmp_path)])
+    unkept = run_nsq(full)
+
+    assert (unread.status, unkept.status) == (1, 1)
+    assert "nsq: 3000 confirmed, 0 rejected, 0 unknown, 0 unsent\n" in unread.err
+    assert "nsq: 0 confirmed, 0 rejected, 0 unknown, 3000 unsent\n" in unkept.err
+
+
 @pytest.mark.alone
 def test_a_high_rate_is_kept(spawn_nsq: SpawnNsq, nsqd: GoNsqd, tmp_path: Path) -> None:
     """Low ones, to the message, are in tests/publish/test_publisher.py."""
