@@ -16,7 +16,7 @@ from typing import Annotated
 from nsqtools.cli.options.params import GLOBS, OUTPUT, SELECTION, Json
 from nsqtools.cli.parsing.binding import From, opt
 from nsqtools.cli.running.runtime import Runtime
-from nsqtools.errors import NotFoundError
+from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.protocol.text import escape_json, indented, json_tokens
 from nsqtools.records import filters
 from nsqtools.records.envelope import Envelope, MessageLike, encode_lines, encode_many
@@ -49,9 +49,14 @@ def message_filter(
         parser=filters.parse_share,
     ),
 ) -> filters.Filter | None:
-    """The filter that the options make; None when all messages are kept."""
+    """The filter that the options make; None when all messages are kept.
+
+    Raises `ConfigurationError` for an option that does nothing.
+    """
     wanted = []
-    if grep:
+    if grep is None and (invert or ignore_case):
+        raise ConfigurationError(f"{'--invert' if invert else '--ignore-case'} is for --grep")
+    if grep is not None:
         wanted.append(filters.grep(grep, ignore_case=ignore_case, invert=invert))
     if where is not None:
         wanted.append(where)
@@ -105,8 +110,18 @@ def message_printer(
     ),
     print_topic: bool = opt("", "Print 'TOPIC | ' before a message.", OUTPUT),
 ) -> Printer:
-    """How the options want messages printed."""
+    """How the options want messages printed.
+
+    Raises `ConfigurationError` for an option that does nothing.
+    """
     ending = b"\n" if delimiter is None else delimiter
+    if json or format is not None:
+        others = {"--format": json and format is not None, "--pretty": pretty and not json}
+        others |= {"--delimiter": delimiter is not None, "--print-topic": print_topic}
+        if name := next(filter(others.get, others), None):
+            raise ConfigurationError(
+                f"{name} has no effect with {'--json' if json else '--format'}"
+            )
 
     def printer(runtime: Runtime) -> Encode:
         if json:
