@@ -223,7 +223,8 @@ class InputCheckpoint:
     """
 
     def __init__(self, path: Path, files: Sequence[str]) -> None:
-        self.place = self._saved = BEGIN
+        self.place = BEGIN
+        self._saved: InputPlace | None = None
         self._path = path.absolute()
         self._files = [str(Path(file).absolute()) for file in files]
         self._is_open = True
@@ -242,12 +243,14 @@ class InputCheckpoint:
                 f"{path} is the checkpoint of other files: {', '.join(map(str, before))}",
                 hint="Give the same files in the same order, or another checkpoint.",
             )
-        if not head or head != self._head(place):  # none: it had been cut when this was written
+        if place != BEGIN and (
+            not head or head != self._head(place)
+        ):  # none: it had been cut when this was written
             raise ConfigurationError(
                 f"{self._files[place.file]} is not the file that {path} was written for",
                 hint="It was replaced, or cut; remove the checkpoint to start over.",
             )
-        self.place = self._saved = place
+        self.place = place
 
     def settle(self, batch: InputBatch[bytes]) -> None:
         """Note that the next batch has ended."""
@@ -262,7 +265,8 @@ class InputCheckpoint:
         """Make it durable. Raises `OutputError`."""
         if self.place == self._saved:
             return
-        more = {"files": self._files, "head": self._head(self.place)}
+        head = self._head(self.place) if self.place != BEGIN else ""
+        more = {"files": self._files, "head": head}
         write_checkpoint(self._path, {"version": VERSION, **self.place._asdict(), **more})
         self._saved = self.place
 

@@ -183,6 +183,8 @@ class Replay:
 
     def run(self) -> None:
         """Replay everything selected. Raises `OutputError` and `ConfigurationError`."""
+        if self._checkpoint is not None:
+            self._checkpoint.save()  # what cannot be written down is not published
         self._job.run(self._batches())
 
     def _batches(self) -> Iterator[InputBatch[Archived]]:

@@ -128,6 +128,7 @@ def pub(
                 hint="With a checkpoint, the next run publishes what was not sent.",
             )
         noted = InputCheckpoint(checkpoint, given.paths)
+        noted.save()  # where it cannot be written, each run would publish all again
         if noted.place.records:
             runtime.tell(f"nsq: going on after {noted.place.records:,} records")
     ending = delimiter or b"\n"

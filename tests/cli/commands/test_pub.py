@@ -70,10 +70,12 @@ def test_what_ends_a_run_early_hides_no_counts(
     full = [*nowhere, "--retry-timeout", "0s", "--unsent-file", "/dev/full", "-f", str(path)]
     unread = run_nsq([*to(nsqd), "-f", str(path), "-f", str(tmp_path)])
     unkept = run_nsq(full)
+    unnoted = run_nsq([*to(nsqd), "-f", str(path), "--checkpoint", str(tmp_path / "no" / "place")])
 
-    assert (unread.status, unkept.status) == (1, 1)
+    assert (unread.status, unkept.status, unnoted.status) == (1, 1, 1)
     assert "nsq: 3000 confirmed, 0 rejected, 0 unknown, 0 unsent\n" in unread.err
     assert "nsq: 0 confirmed, 0 rejected, 0 unknown, 3000 unsent\n" in unkept.err
+    assert "confirmed" not in unnoted.err  # each run would publish it again
 
 
 @pytest.mark.alone
