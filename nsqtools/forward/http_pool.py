@@ -38,14 +38,15 @@ PRIVATE = "a private address, which is not allowed"
 
 
 class Answer(NamedTuple):
-    """What a server answered; without an answer ``error`` says why, and ``was_sent`` whether the
-    server may have acted on the request."""
+    """What a server answered; without an answer ``error`` says why, ``was_sent`` whether the
+    server may have acted on the request, and ``is_forbidden`` that it must not be connected to."""
 
     status: int
     retry_after: str = ""
     location: str = ""
     error: str = ""
     was_sent: bool = True
+    is_forbidden: bool = False
 
 
 Done = Callable[[Answer, bool], None]
@@ -156,7 +157,8 @@ class _Transfer:
             message = PRIVATE
         elif code == pycurl.E_COULDNT_CONNECT and (number := self.curl.getinfo(pycurl.OS_ERRNO)):
             message = os.strerror(number)
-        return Answer(0, error=f"cannot connect to {name} ({message})", was_sent=False)
+        error = f"cannot connect to {name} ({message})"
+        return Answer(0, error=error, was_sent=False, is_forbidden=self._is_refused)
 
     def _field(self, name: bytes) -> str:
         for line in reversed(self._head):  # what comes before 100 Continue is not the answer's
