@@ -244,7 +244,12 @@ class HttpPool:
     def send(self, request: HttpRequest, done: Done) -> None:
         """Send a request; ``done`` is called once, on this thread."""
         transfer = self._idle.pop() if self._idle else _Transfer(self)
-        transfer.begin(request, done)
+        try:
+            transfer.begin(request, done)
+        except pycurl.error as exc:  # a URL may be longer than libcurl allows
+            self._idle.append(transfer)
+            done(Answer(0, error=f"{request.name}: {exc.args[1]}"), False)
+            return
         self._busy[transfer.curl] = transfer
         self._multi.add_handle(transfer.curl)
 

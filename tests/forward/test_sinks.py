@@ -21,8 +21,8 @@ from nsqtools.forward import BatchForm, EndpointMode, Redirects
 from nsqtools.forward.command_starter import Starter
 from nsqtools.forward.exec_sink import ExecSettings, ExecSink
 from nsqtools.forward.forwarder import forward_to
-from nsqtools.forward.http_pool import Answer
-from nsqtools.forward.http_requests import Endpoint, RequestBuilder, parse_header
+from nsqtools.forward.http_pool import Answer, HttpPool
+from nsqtools.forward.http_requests import Endpoint, HttpRequest, RequestBuilder, parse_header
 from nsqtools.forward.http_sink import HttpSettings, HttpSink
 from nsqtools.forward.nsq_sink import LoopGuard
 from nsqtools.forward.parcel import Outcome, Parcel
@@ -101,6 +101,18 @@ def test_another_host_does_not_get_the_secrets_that_it_is_redirected_to() -> Non
 
     assert [str(request.headers).count("secret") for request, _ in pool.sent] == [2, 2, 2, 0]
     assert b"X-Id: 1" in pool.sent[3][0].headers
+
+
+def test_a_url_that_is_too_long_for_libcurl_fails_alone() -> None:
+    pool, answers = HttpPool(1.0, 1.0, None), queue.SimpleQueue[Answer]()
+    request = HttpRequest("http://a/" + "x" * 9_000_000, [], None, "a:80", allows_private=True)
+    pool.start(lambda now: None, lambda: None)
+    try:
+        pool.call_soon(lambda: pool.send(request, lambda answer, _: answers.put(answer)))
+        assert answers.get(timeout=patience_s(10)).error.startswith("a:80: ")
+        assert pool.failure is None
+    finally:
+        pool.stop()
 
 
 @pytest.mark.parametrize("form", BatchForm)
