@@ -25,7 +25,7 @@ from nsqtools.forward.http_pool import Answer, HttpPool
 from nsqtools.forward.http_requests import Endpoint, HttpRequest, RequestBuilder, parse_header
 from nsqtools.forward.http_sink import HttpSettings, HttpSink
 from nsqtools.forward.nsq_sink import LoopGuard
-from nsqtools.forward.parcel import Outcome, Parcel
+from nsqtools.forward.parcel import Fate, Outcome, Parcel, Report
 from nsqtools.testing import fake_batch
 
 
@@ -146,6 +146,30 @@ def test_a_forwarder_does_not_go_on_without_a_consumer_that_a_defect_has_ended(
     )
     with pytest.raises(RuntimeError, match="the I/O thread failed"):
         forwarder.run()
+
+
+def test_a_sink_that_is_busy_adds_to_no_count_of_attempts(nsqd: GoNsqd, tmp_path: Path) -> None:
+    nsqd.create_channel("clicks", "c")
+    nsqd.publish("clicks", b"1")
+    fates = [Fate.BUSY, Fate.BUSY, Fate.FAILED, Fate.DELIVERED]
+
+    class Scripted:
+        def parts(self, parcel: Parcel) -> list[Parcel]:
+            return [parcel]
+
+        def submit(self, parcel: Parcel, report: Report) -> None:
+            report([parcel], Outcome(fates.pop(0), "scripted", retry_after_s=0))
+
+        def check(self) -> None: ...
+        def stop(self, timeout_s: float) -> None: ...
+
+    letters = {"max_attempts": 2, "dead_letter_file": tmp_path / "dead"}
+    place = {"nsqd_tcp_addresses": nsqd.tcp_address, "exit_idle_s": patience_s(1)}
+    forwarder = forward_to(Scripted(), "clicks", "c", **place, **letters)  # type: ignore[arg-type]
+    forwarder.run()
+
+    totals = forwarder.counters.totals
+    assert (totals.delivered, totals.dead_lettered, totals.requeued) == (1, 0, 3)
 
 
 def test_an_nsqd_that_hangs_holds_up_one_check_for_loops_and_not_that_of_each_topic(
