@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import collections
 import ipaddress
-import math
 import os
 import select
 import socket
@@ -33,7 +32,7 @@ from nsqtools.transport.stream import TLSOptions, make_context
 
 MAX_BODY = 1 << 20  # of an answer: above it a new connection is cheaper
 MAX_IDLE = 1000  # connections
-TICK_S = 0.1
+TICK_MS = 100
 PRIVATE = "a private address, which is not allowed"
 
 
@@ -202,7 +201,6 @@ class HttpPool:
         self.failure: Exception | None = None
         self._idle: list[_Transfer] = []
         self._busy: dict[pycurl.Curl, _Transfer] = {}
-        self._timer_at = math.inf
         self._thread = threading.Thread(target=self._run, name="nsq-http", daemon=True)
 
     def start(self, on_tick: Callable[[float], None], after_turn: Callable[[], None]) -> None:
@@ -216,7 +214,6 @@ class HttpPool:
         self._multi = pycurl.CurlMulti()
         self._multi.setopt(pycurl.M_MAXCONNECTS, MAX_IDLE)
         self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch)
-        self._multi.setopt(pycurl.M_TIMERFUNCTION, self._set_timer)
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_receiver.setblocking(False)
         self._wake_sender.setblocking(False)
@@ -261,8 +258,7 @@ class HttpPool:
         try:
             while not self._is_stopping:
                 self._is_asleep = not self._calls
-                wait_s = 0.0 if self._calls else min(TICK_S, self._timer_at - time.monotonic())
-                ready = self._poll.poll(max(0.0, wait_s) * 1000)
+                ready = self._poll.poll(0 if self._calls else self._wait_ms())
                 self._is_asleep = False
                 for number, events in ready:
                     if number == woken_by:
@@ -271,18 +267,22 @@ class HttpPool:
                         self._multi.socket_action(number, _CURL_EVENTS[events & _POLL_BOTH])
                 for _ in range(len(self._calls)):
                     self._calls.popleft()()
-                if (now := time.monotonic()) >= self._timer_at:
-                    self._timer_at = math.inf
+                if not self._wait_ms():
                     self._multi.socket_action(pycurl.SOCKET_TIMEOUT, 0)
                 self._end_requests()
                 self._after_turn()
-                if now >= next_tick:
-                    next_tick = now + TICK_S
+                if (now := time.monotonic()) >= next_tick:
+                    next_tick = now + TICK_MS / 1000
                     self._on_tick(now)
         except Exception as exc:
             self.failure = exc
         finally:
             self._close()
+
+    def _wait_ms(self) -> int:
+        """How long to wait: until libcurl has something to do, which it need not tell each time."""
+        wait_ms = int(self._multi.timeout())
+        return TICK_MS if wait_ms < 0 else min(wait_ms, TICK_MS)
 
     def _end_requests(self) -> None:
         left = 1
@@ -314,9 +314,6 @@ class HttpPool:
             self._poll.unregister(number)
         else:
             self._poll.register(number, _POLL_EVENTS[what])
-
-    def _set_timer(self, milliseconds: int) -> None:
-        self._timer_at = math.inf if milliseconds < 0 else time.monotonic() + milliseconds / 1000
 
 
 _POLL_BOTH = select.POLLIN | select.POLLOUT
