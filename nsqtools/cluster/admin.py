@@ -180,18 +180,22 @@ def _plan(
 def plan_tombstone(cluster: Cluster, topic: str, node: str) -> AdminPlan:
     """Plan to take a topic from one nsqd: hide it with every nsqlookupd, then delete it there.
 
-    ``node`` is the nsqd as ``nsq nodes`` shows it. Raises `NotFoundError`.
+    ``node`` is the nsqd as ``nsq nodes`` shows it. Raises `NotFoundError`, and its failure when it
+    does not answer.
     """
     inventory = take_inventory(cluster)
     nsqds, _ = cluster.nsqds()
     names = {address: name for address in nsqds if (name := cluster.names.get(address))}
     found = next((pair for pair in names.items() if node in pair), None)
+    nsqd, announced = found or (node, "")
+    for failure in inventory.failures:
+        if failure.address == nsqd:
+            raise failure.error
     if found is None:
         there = ", ".join(names) or "none"
         raise NotFoundError(
             f"no nsqlookupd knows the nsqd {node}", hint=f"Known HTTP addresses: {there}."
         )
-    nsqd, announced = found
     steps = [
         Step(DaemonKind.NSQLOOKUPD, address, Action.TOMBSTONE, topic, node=announced)
         for address in inventory.lookupds_that_know(topic)

@@ -306,7 +306,7 @@ class Cluster:
             self.proven[short_address(client.url)] = tcp
         else:
             self._tcp.add(Address(urlsplit(client.url).hostname or "", info["tcp_port"]))
-        return f"{info['broadcast_address']}:{info['http_port']}"
+        return str(Address(info["broadcast_address"], info["http_port"]))
 
     def nsqd(self, address: str) -> NsqdHTTPClient:
         """Return the client of an nsqd, made once."""

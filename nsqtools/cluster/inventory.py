@@ -15,6 +15,7 @@ from nsqtools.cluster.directory import Answers, Cluster, DaemonFailure, Nsqds, e
 from nsqtools.cluster.topics import all_of, missing
 from nsqtools.errors import ConfigurationError
 from nsqtools.http.http_api import HTTPAPI, NsqdHTTPClient, NsqlookupdHTTPClient
+from nsqtools.protocol.names import Address
 from nsqtools.protocol.stats import ChannelStats, TopicStats
 
 AT_ONCE = 10
@@ -191,7 +192,7 @@ def list_nodes(
     for address in sorted(nsqds):
         entries = registered.get(cluster.names.get(address, ""), {})
         info = answers.get(address, {})
-        tcp = f"{info.get('broadcast_address')}:{info['tcp_port']}" if info else ""
+        tcp = str(Address(info["broadcast_address"], info["tcp_port"])) if info else ""
         hostname, version = (str(info.get(name, "")) for name in ("hostname", "version"))
         topics: int | None = info.get("topics")
         for entry in list(entries.values())[:1]:  # what the first one knows

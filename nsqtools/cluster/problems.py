@@ -58,7 +58,10 @@ class Kind(enum.Enum):
         CRITICAL,
         "Start it again; if it left on purpose, take it from the file of --state or --expect.",
     )
-    UNREACHABLE = CRITICAL, "Set nsqd's -broadcast-address to one that consumers reach."
+    UNREACHABLE = (
+        CRITICAL,
+        "Look at its process; if it runs, set its -broadcast-address to one that consumers reach.",
+    )
     STUCK = (
         CRITICAL,
         "Look at the consumers' handlers, and whether their RDY is 0: nsq stat --show clients.",

@@ -402,7 +402,8 @@ class NsqlookupdHTTPClient(HTTPAPI):
 
     def tombstone(self, topic: str, node: str) -> None:
         """Hide the nsqd ``node`` (its broadcast ``host:http_port``) for a topic, for a while."""
-        self.post("/topic/tombstone", topic=topic, node=node)
+        bare = node.replace("[", "").replace("]", "")  # as nsqlookupd writes an address of IPv6
+        self.post("/topic/tombstone", topic=topic, node=bare)
 
 
 def decode_lookup(answer: Any, url: str, access: HTTPAccess) -> Lookup:

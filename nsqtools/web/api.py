@@ -39,7 +39,7 @@ from nsqtools.cluster.inventory import registered_channels
 from nsqtools.cluster.topics import all_of, named_topics, topics_on
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.http.http_api import KnownNode, NsqdHTTPClient
-from nsqtools.protocol.names import is_valid_name
+from nsqtools.protocol.names import Address, is_valid_name
 from nsqtools.protocol.stats import (
     ChannelStats,
     ClientStats,
@@ -123,7 +123,8 @@ def gather(
     failures += failed
     found = []
     for address, (info, stats) in answers.items():
-        name = cluster.names.get(address) or f"{info['broadcast_address']}:{info['http_port']}"
+        told = Address(info["broadcast_address"], info["http_port"])
+        name = cluster.names.get(address) or str(told)
         registered = entries.get(name, {})
         hosts = [*(entry.hostname for entry in registered.values()), str(info.get("hostname", ""))]
         found.append(Nsqd(name, hosts[0], stats, registered, info))

@@ -207,8 +207,8 @@ def _routed(context: WebContext) -> ASGIApp:
         *pages.routes(site),
     ]
     if base := context.settings.base_path:
-        to_base = Route(f"{base}/", lambda _: RedirectResponse(base, 301))
-        routes = [to_base, Mount(base, routes=routes)]
+        to_pages = Route(base, lambda _: RedirectResponse(f"{base}/", 301))
+        routes = [to_pages, Mount(base, routes=routes)]
     handlers: dict[Any, Any] = {NsqError: site.failed, HTTPException: site.failed}
     return Starlette(routes=routes, exception_handlers=handlers)
 

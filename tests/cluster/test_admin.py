@@ -5,6 +5,7 @@ What is emptied, asked and refused on one nsqd is in the transcripts of topic, c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from nsqtools.cluster.admin import (
     DaemonKind,
     apply,
     plan_channels,
+    plan_tombstone,
     plan_topics,
 )
 from nsqtools.cluster.directory import Cluster, ClusterAddresses
@@ -29,8 +31,8 @@ from nsqtools.errors import ConnectionFailed, DeadlineExceeded, NotFoundError
 from nsqtools.http.http_api import NsqlookupdHTTPClient
 
 
-def places(cluster: RunningCluster) -> ClusterAddresses:
-    return ClusterAddresses(lookupd_http=[each.http_address for each in cluster.lookupds])
+def places(cluster: RunningCluster, nsqds: Sequence[str] = ()) -> ClusterAddresses:
+    return ClusterAddresses(nsqds, [each.http_address for each in cluster.lookupds])
 
 
 def topics(nsqd: Nsqd) -> set[str]:
@@ -96,9 +98,13 @@ def test_one_that_is_down_is_named_and_stops_no_other(cluster: RunningCluster) -
     first, second = cluster.nsqds
     for nsqd in cluster.nsqds:
         nsqd.create_topic("clicks")
-    with Cluster(ClusterAddresses([first.http_address, second.http_address])) as asked:
+    given = [first.http_address, second.http_address]
+    with Cluster(ClusterAddresses(given)) as asked, Cluster(places(cluster, given)) as announced:
         plan = plan_topics(asked, Action.PAUSE, ["clicks"])
+        announced.nsqds()
         first.kill()
+        with pytest.raises(ConnectionFailed, match=first.http_address):
+            plan_tombstone(announced, "clicks", first.http_address)
         outcomes = {outcome.step.address: outcome.error for outcome in apply(asked, plan)}
         late = plan_topics(asked, Action.DELETE, ["clicks"])
         with pytest.raises(NotFoundError, match=f"left out: .*{first.http_address}"):

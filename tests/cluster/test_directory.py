@@ -18,7 +18,9 @@ from plugins.network import ProxyTo
 from plugins.servers import MakeLookupd, MakeNsqd, Serve
 from plugins.waiting import patience_s, wait_until
 
+from nsqtools.cluster.admin import apply, plan_tombstone
 from nsqtools.cluster.directory import Cluster, ClusterAddresses
+from nsqtools.cluster.inventory import list_nodes
 from nsqtools.errors import ConnectionFailed, DeadlineExceeded, ProtocolError
 from nsqtools.http.http_api import HTTPAccess, NsqdHTTPClient
 
@@ -194,6 +196,22 @@ def test_every_command_reaches_an_announced_nsqd_by_the_address_map(
     nsqd.publish("payments", b"more")
     peeked = run_nsq(["peek", "-t", "payments", "-c", "archive", "-n", "1", *where])
     assert (peeked.status, peeked.out) == (0, b"more\n"), peeked.err
+
+
+def test_an_nsqd_that_announces_an_address_of_ipv6_counts_once_and_is_tombstoned(
+    lookupd: GoNsqlookupd, go_nsqd: MakeNsqd
+) -> None:
+    nsqd = registered(go_nsqd, lookupd, "::1")
+    with Cluster(ClusterAddresses([nsqd.http_address])) as asked:
+        [node] = list_nodes(asked)[0]
+    assert node.tcp_address == f"[::1]:{nsqd.tcp_address.rpartition(':')[2]}"
+
+    with Cluster(ClusterAddresses([nsqd.http_address], [lookupd.http_address])) as asked:
+        answers, failures = asked.ask_nsqds(NsqdHTTPClient.stats)
+        assert ([*answers], failures) == ([nsqd.http_address], [])
+        plan = plan_tombstone(asked, "payments", nsqd.http_address)
+        apply(asked, plan._replace(steps=plan.steps[:1]))
+    assert [each["tombstones"] for each in lookupd.json("/nodes")["producers"]] == [[True]]
 
 
 def test_how_long_a_daemon_may_take_is_one_option_of_every_command(

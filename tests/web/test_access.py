@@ -97,6 +97,9 @@ def test_a_call_under_a_foreign_name_or_from_another_site_is_refused_below_a_bas
     assert running.url.endswith("/x/y")
     assert running.get("/ping").text == "OK"
     assert ask(origin + "/ping").status == 404
+    moved = ask(running.url)
+    assert (moved.status, moved.headers["location"]) == (301, "/x/y/")
+    assert running.get("/").status == 200
 
 
 def test_only_whole_credentials_are_read() -> None:

@@ -107,7 +107,7 @@ def apply(
             if before is not None:
                 steps = (*found.steps, *idle_steps(cluster, before, wanted))
                 found = AdminPlan(in_order(steps), found.failures, found.notes)
-            if not (found.steps or found.failures):
+            if not any(found):
                 change.runtime.tell("nsq: nothing is lacking")
             return change.carry_out(cluster, found, yes=yes)
 
