@@ -122,8 +122,8 @@ class _Transfer:
         self._sent = 0
         self._is_refused = False
         if request.url != self._url:
-            self._url = request.url
             curl.setopt(pycurl.URL, request.url)
+            self._url = request.url  # not before: it may be refused
         if request.body is not None:
             curl.setopt(pycurl.POSTFIELDS, request.body)
         curl.setopt(pycurl.HTTPHEADER, request.headers)
