@@ -73,7 +73,7 @@ class TopicState:
     totals: ArchiveTotals
     held: int = 0
     is_failing: bool = False
-    error: OutputError | None = None
+    error: NsqError | None = None
     """Why nothing can be written now."""
 
 

@@ -246,7 +246,7 @@ class Spool:
         written: nobody would hear of it.
         """
         began_s = time.monotonic()
-        problem: OutputError | None = None
+        problem: NsqError | None = None
 
         def stop_when_enough() -> None:
             nonlocal problem
