@@ -378,6 +378,7 @@ class DeadLetterFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._problem: str | None = None  # that was told, of the last put
         try:
             with self._opened():
                 pass
@@ -412,9 +413,12 @@ class DeadLetterFile:
             with self._opened() as fd:
                 _append(fd, lines)
         except OSError as exc:
-            log.error("cannot write %s (%s)", self._path, exc.strerror)
+            if exc.strerror != self._problem:  # or there is a line for each message
+                log.error("cannot write %s (%s)", self._path, exc.strerror)
+            self._problem = exc.strerror
             kept(parcel, False)
         else:
+            self._problem = None
             kept(parcel, True)
 
     def close(self) -> None:
