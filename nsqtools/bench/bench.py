@@ -302,6 +302,17 @@ def delete_own(cluster: Cluster, topic: str, channel: str) -> None:
     for failure in failures:
         what = f"channel {channel} of topic {topic}" if channel else f"topic {topic}"
         log.warning("%s may not have been deleted: %s", what, failure.error)
+    registered, _ = cluster.ask_nsqds(
+        lambda nsqd: channel and nsqd.config("nsqlookupd_tcp_addresses"), required=False
+    )
+    if any(registered.values()):
+        log.warning(
+            "an nsqd that gets the topic later makes channel %s again, which nsqlookupd goes on"
+            " naming: nsq channel delete %s %s",
+            channel,
+            topic,
+            channel,
+        )
 
 
 def _cpu_us_per_message(results: Results) -> float:
