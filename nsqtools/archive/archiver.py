@@ -73,6 +73,8 @@ class TopicState:
     totals: ArchiveTotals
     held: int = 0
     is_failing: bool = False
+    error: NsqError | None = None
+    """Why nothing can be written now."""
 
 
 class Archiver:
@@ -154,7 +156,8 @@ class Archiver:
         for archiver in self._running():
             topic, writer = archiver.topic, archiver.writer
             totals = writer.totals + self._ended.get(topic, ArchiveTotals())
-            states[topic] = TopicState(totals, writer.held_count, archiver.last_error is not None)
+            error = archiver.last_error
+            states[topic] = TopicState(totals, writer.held_count, error is not None, error)
         for topic in self._waiting:
             states[topic] = TopicState(self._ended.get(topic, ArchiveTotals()), is_failing=True)
         return states

@@ -296,12 +296,16 @@ def whole_cluster(plan: BenchPlan) -> Iterator[Cluster]:
 
 def delete_own(cluster: Cluster, topic: str, channel: str) -> None:
     """Delete a topic, or only the channel; warn where that did not work."""
+    from nsqtools.cluster.admin import tell_where_named
+
     _, failures = cluster.ask_nsqds(
         lambda nsqd: nsqd.administer("delete", topic, channel), required=False
     )
     for failure in failures:
         what = f"channel {channel} of topic {topic}" if channel else f"topic {topic}"
         log.warning("%s may not have been deleted: %s", what, failure.error)
+    if channel:
+        tell_where_named(cluster, topic, channel)
 
 
 def _cpu_us_per_message(results: Results) -> float:

@@ -76,6 +76,10 @@ class Attempts:
         """The message is finished."""
         self._known.pop(key, None)
 
+    def counted(self, key: Key, attempts: int) -> int:
+        """Return how many deliveries count, of those that nsqd has counted."""
+        return attempts - self._known.get(key, (0, False))[0]
+
     def verdict(self, key: Key, attempts: int) -> Literal["usual", "alone", "give up"]:
         """Tell what to do with a delivery, going by nsqd's count of ``attempts``."""
         if not self._limit or attempts <= self._limit:

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import enum
 import json
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ from nsqtools.errors import ConfigurationError, HTTPError, NotFoundError, NsqErr
 from nsqtools.http.http_api import NsqdHTTPClient
 from nsqtools.protocol.names import check_channel, check_topic
 from nsqtools.protocol.stats import ChannelStats, ClientStats, TopicStats
+
+log = logging.getLogger("nsqtools")
 
 
 class Action(enum.Enum):
@@ -358,6 +361,19 @@ def set_option(cluster: Cluster, name: str, value: str) -> Answers[Any]:
         f"does not take {value!r} for {option}",
         "log_level is debug, info, warn, error or fatal.",
     )
+
+
+def tell_where_named(cluster: Cluster, topic: str, channel: str) -> None:
+    """Warn when nsqlookupd goes on naming a channel that was deleted on all nsqd of a cluster."""
+    registered, _ = cluster.ask_nsqds(lambda nsqd: nsqd.config(ADDRESSES), required=False)
+    if any(registered.values()):
+        log.warning(
+            "an nsqd that gets the topic later makes channel %s again, which nsqlookupd goes on"
+            " naming: nsq channel delete %s %s",
+            channel,
+            topic,
+            channel,
+        )
 
 
 def _ask(

@@ -116,6 +116,7 @@ class Drain:
         self._options = options
         self._stopped = threading.Event()
         self.moved = 0
+        self.bare: list[str] = []  # topics that had `DRAIN_CHANNEL`
 
     def stop(self) -> None:
         """Ask `run` to end after the present batch."""
@@ -161,6 +162,7 @@ class Drain:
             topics = self._source.stats(topic).topics or ()
             if not any(messages_of(channel) for each in topics for channel in each.channels):
                 self._source.administer("delete", topic, DRAIN_CHANNEL)
+                self.bare.append(topic)
         finally:
             try:
                 self._source.administer("unpause", topic)

@@ -56,10 +56,10 @@ from nsqtools.protocol.stats import TopicStats
 class TopicReport:
     """What was found out about a topic.
 
-    ``nodes`` counts the nsqd that have it; ``depth``, ``in_flight`` and ``consumers`` are those of
-    each channel, all nsqd together, and ``paused`` the channels that one of them has paused, ""
-    for the topic itself. ``backlog`` counts the messages queued in the topic itself where it has no
-    channel. ``asked`` and ``failed`` say who answered and what went wrong; ``looked_at`` are the
+    ``nodes`` counts the nsqd that have it; ``depth`` to ``consumers`` are those of each channel,
+    all nsqd together, and ``paused`` the channels that one of them has paused, "" for the topic
+    itself. ``backlog`` counts the messages queued in the topic itself where it has no channel.
+    ``asked`` and ``failed`` say who answered and what went wrong; ``looked_at`` are the
     TCP addresses of nsqd that answered, if known, and ``known_topics`` names to suggest.
     """
 
@@ -69,6 +69,7 @@ class TopicReport:
     channels: set[str] = field(default_factory=set)
     depth: collections.Counter[str] = field(default_factory=collections.Counter)
     in_flight: collections.Counter[str] = field(default_factory=collections.Counter)
+    deferred: collections.Counter[str] = field(default_factory=collections.Counter)
     consumers: collections.Counter[str] = field(default_factory=collections.Counter)
     paused: set[str] = field(default_factory=set)
     backlog: int = 0
@@ -111,6 +112,7 @@ def inspect_topic(cluster: Cluster, topic: str, newcomer: Address | None = None)
             report.channels.add(name)
             report.depth[name] += channel.depth
             report.in_flight[name] += channel.in_flight_count
+            report.deferred[name] += channel.deferred_count
             report.consumers[name] += channel.client_count
             if channel.paused:
                 report.paused.add(name)
@@ -147,9 +149,12 @@ def state_of_queue(report: TopicReport, channel: str) -> str:
         return f"channel {queue} is new: it gets what is published from now on"
     if paused := report.paused & {"", channel}:
         return f"topic {topic} is paused" if "" in paused else f"channel {queue} is paused"
-    waiting, in_flight = report.depth[channel], report.in_flight[channel]
+    waiting = report.depth[channel]
     text = f"{waiting} messages are in channel {queue}" if waiting else f"channel {queue} is empty"
-    return f"{text}, {in_flight} in flight" if in_flight else text
+    others = {"in flight": report.in_flight, "deferred": report.deferred}
+    return ", ".join(
+        [text, *(f"{n} {what}" for what, all in others.items() if (n := all[channel]))]
+    )
 
 
 def is_new_channel(report: TopicReport, channel: str) -> bool:

@@ -37,8 +37,8 @@ from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
-from nsqtools.client.giving_up import DeadLetters
-from nsqtools.client.message import Answers, Batch, touch_when_due
+from nsqtools.client.giving_up import Attempts, DeadLetters, Key
+from nsqtools.client.message import Answers, Batch, Message, touch_when_due
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import NsqError, OutputError
 from nsqtools.files.durable import sync_folder, write_all
@@ -77,6 +77,7 @@ class Courier:
         self._sink = sink
         self._counters = counters
         self._max_attempts = max_attempts
+        self._attempts = Attempts(max_attempts)
         self._dead_letters = dead_letters
         self._on_circuit = on_circuit
         self._lock = threading.Lock()
@@ -208,7 +209,7 @@ class Courier:
             case Fate.UNREACHABLE:
                 self._hold(parcel, outcome.error, now)
             case Fate.BUSY:
-                self._requeue(parcel, outcome.error, outcome.retry_after_s)
+                self._requeue(parcel, outcome.error, outcome.retry_after_s, counts=False)
                 self._open_circuit(outcome.error, now)
             case Fate.FAILED:
                 self._failed(parcel, outcome)
@@ -217,16 +218,23 @@ class Courier:
 
     def _failed(self, parcel: Parcel, outcome: Outcome) -> None:
         limit = self._max_attempts
-        over = [limit > 0 and message.attempts >= limit for message in parcel.messages]
+        over = [
+            limit > 0 and self._attempts.counted(key, message.attempts) >= limit
+            for key, message in _keyed(parcel)
+        ]
         if refused := [at for at, is_over in enumerate(over) if is_over]:
             self.refuse(parcel.chosen(refused), f"{outcome.error}, after {limit} attempts")
         if rest := [at for at, is_over in enumerate(over) if not is_over]:
             self._requeue(parcel.chosen(rest), outcome.error, outcome.retry_after_s)
 
-    def _requeue(self, parcel: Parcel, error: str, delay_s: float | None) -> None:
+    def _requeue(
+        self, parcel: Parcel, error: str, delay_s: float | None, *, counts: bool = True
+    ) -> None:
         self._warn("requeued", f"{parcel.messages[0]!r} is requeued: {error}")
         self._counters.add(parcel.messages.topic, requeued=len(parcel))
-        for message in parcel.messages:
+        for key, message in _keyed(parcel):
+            if not counts:
+                self._attempts.does_not_count(key)
             own_s = min(REQUEUE_MAX_S, REQUEUE_BASE_S * 2.0 ** min(message.attempts - 1, 20))
             message.requeue(own_s if delay_s is None else delay_s, backoff=False)
 
@@ -261,7 +269,7 @@ class Courier:
         """Send one parcel; the others follow when it has arrived."""
         # give back what others may be able to deliver, but for one parcel to try with
         while len(self._held) > 1 and now - self._held[-1].began_at > HOLD_S:
-            self._requeue(self._held.pop(), self.last_error, None)
+            self._requeue(self._held.pop(), self.last_error, None, counts=False)
         while self._held:
             parcel = self._held.popleft().unanswered()
             if parcel is not None:
@@ -322,6 +330,12 @@ class Courier:
             self._counters.add(parcel.messages.topic, requeued=count)
 
 
+def _keyed(parcel: Parcel) -> Iterator[tuple[Key, Message]]:
+    messages = parcel.messages
+    for message in messages:
+        yield (messages.topic, messages.nsqd, message.id), message
+
+
 # -- where dead letters are kept -------------------------------------------------------------------
 
 
@@ -364,6 +378,7 @@ class DeadLetterFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._problem: str | None = None  # that was told, of the last put
         try:
             with self._opened():
                 pass
@@ -398,9 +413,12 @@ class DeadLetterFile:
             with self._opened() as fd:
                 _append(fd, lines)
         except OSError as exc:
-            log.error("cannot write %s (%s)", self._path, exc.strerror)
+            if exc.strerror != self._problem:  # or there is a line for each message
+                log.error("cannot write %s (%s)", self._path, exc.strerror)
+            self._problem = exc.strerror
             kept(parcel, False)
         else:
+            self._problem = None
             kept(parcel, True)
 
     def close(self) -> None:

@@ -37,14 +37,15 @@ PRIVATE = "a private address, which is not allowed"
 
 
 class Answer(NamedTuple):
-    """What a server answered; without an answer ``error`` says why, and ``was_sent`` whether the
-    server may have acted on the request."""
+    """What a server answered; without an answer ``error`` says why, ``was_sent`` whether the
+    server may have acted on the request, and ``is_forbidden`` that it must not be connected to."""
 
     status: int
     retry_after: str = ""
     location: str = ""
     error: str = ""
     was_sent: bool = True
+    is_forbidden: bool = False
 
 
 Done = Callable[[Answer, bool], None]
@@ -121,8 +122,8 @@ class _Transfer:
         self._sent = 0
         self._is_refused = False
         if request.url != self._url:
-            self._url = request.url
             curl.setopt(pycurl.URL, request.url)
+            self._url = request.url  # not before: it may be refused
         if request.body is not None:
             curl.setopt(pycurl.POSTFIELDS, request.body)
         curl.setopt(pycurl.HTTPHEADER, request.headers)
@@ -155,7 +156,8 @@ class _Transfer:
             message = PRIVATE
         elif code == pycurl.E_COULDNT_CONNECT and (number := self.curl.getinfo(pycurl.OS_ERRNO)):
             message = os.strerror(number)
-        return Answer(0, error=f"cannot connect to {name} ({message})", was_sent=False)
+        error = f"cannot connect to {name} ({message})"
+        return Answer(0, error=error, was_sent=False, is_forbidden=self._is_refused)
 
     def _field(self, name: bytes) -> str:
         for line in reversed(self._head):  # what comes before 100 Continue is not the answer's
@@ -239,7 +241,12 @@ class HttpPool:
     def send(self, request: HttpRequest, done: Done) -> None:
         """Send a request; ``done`` is called once, on this thread."""
         transfer = self._idle.pop() if self._idle else _Transfer(self)
-        transfer.begin(request, done)
+        try:
+            transfer.begin(request, done)
+        except pycurl.error as exc:  # a URL may be longer than libcurl allows
+            self._idle.append(transfer)
+            done(Answer(0, error=f"{request.name}: {exc.args[1]}"), False)
+            return
         self._busy[transfer.curl] = transfer
         self._multi.add_handle(transfer.curl)
 

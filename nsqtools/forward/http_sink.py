@@ -280,6 +280,7 @@ class HttpSink:
                 self._finish(exchange, exchange.last or nowhere)
                 return
             exchange.tried.append(circuit)
+            exchange.hops = 0
         endpoint = exchange.target or self._endpoints[exchange.circuit]
         try:
             request = self._builder.build(endpoint, exchange.parcels)
@@ -326,6 +327,9 @@ class HttpSink:
     # -- what came back -------------------------------------------------------------------------
 
     def _broke(self, exchange: _Exchange, broken: Answer) -> None:
+        if broken.is_forbidden and exchange.hops:  # a redirect: the endpoint itself works
+            self._refuse(exchange, Outcome(Fate.REFUSED, broken.error))
+            return
         exchange.circuit.failed(time.monotonic(), is_hopeless=not broken.was_sent)
         if broken.was_sent:
             exchange.last = Outcome(Fate.FAILED, broken.error)

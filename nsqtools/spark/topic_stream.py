@@ -242,14 +242,19 @@ class Spool:
 
         Returns whether all that was there is spooled.
         On a busy topic that never happens, so it also ends once ``is_past`` returns that messages
-        now received were published after the start.
+        now received were published after the start. Raises `OutputError` where nothing can be
+        written: nobody would hear of it.
         """
         began_s = time.monotonic()
+        problem: NsqError | None = None
 
         def stop_when_enough() -> None:
+            nonlocal problem
+            assert self._archiver is not None
             has_seen_all = time.monotonic() - began_s > self._settings.idle_s
-            if self._fill().exceeds(self._settings) or (has_seen_all and is_past()):
-                assert self._archiver is not None
+            errors = (each.error for each in self._archiver.states.values())
+            problem = problem or (next(filter(None, errors), None) if has_seen_all else None)
+            if problem or self._fill().exceeds(self._settings) or (has_seen_all and is_past()):
                 self._archiver.stop()
 
         self._begin(RunLimits(idle_s=self._settings.idle_s), stop_when_enough)
@@ -258,6 +263,8 @@ class Spool:
         self._thread = None
         if self._failure is not None:
             raise self._failure
+        if problem is not None:
+            raise OutputError(f"the spool is not written: {problem}")
         return not self._fill().exceeds(self._settings)
 
     def _begin(self, limits: RunLimits, on_tick: Callable[[], None]) -> None:

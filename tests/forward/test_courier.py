@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plugins.disks import full
 from plugins.power_cut import PowerCut
 from plugins.waiting import patience_s
 
@@ -216,6 +217,16 @@ def test_a_dead_letter_is_kept_under_the_name_that_was_given(tmp_path: Path) -> 
 
     one, rest, two = path.read_bytes().splitlines()
     assert (b'"body 1"' in one, rest, b'"body 2"' in two) == (True, b"torn", True)
+
+
+def test_a_full_disk_is_said_once_and_not_for_each_dead_letter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    box, sync = DeadLetterFile(tmp_path / "dead.jsonl"), os.fdatasync
+    for number, disk in enumerate([full, full, sync, full]):
+        monkeypatch.setattr(os, "fdatasync", disk)
+        box.put(Source().parcel(number), "HTTP 400", lambda parcel, is_kept: None)
+    assert caplog.text.count("No space left on device") == 2
 
 
 def test_what_one_process_cannot_write_takes_nothing_of_another_along(

@@ -21,11 +21,11 @@ from nsqtools.forward import BatchForm, EndpointMode, Redirects
 from nsqtools.forward.command_starter import Starter
 from nsqtools.forward.exec_sink import ExecSettings, ExecSink
 from nsqtools.forward.forwarder import forward_to
-from nsqtools.forward.http_pool import Answer
-from nsqtools.forward.http_requests import Endpoint, RequestBuilder, parse_header
+from nsqtools.forward.http_pool import Answer, HttpPool
+from nsqtools.forward.http_requests import Endpoint, HttpRequest, RequestBuilder, parse_header
 from nsqtools.forward.http_sink import HttpSettings, HttpSink
 from nsqtools.forward.nsq_sink import LoopGuard
-from nsqtools.forward.parcel import Outcome, Parcel
+from nsqtools.forward.parcel import Fate, Outcome, Parcel, Report
 from nsqtools.testing import fake_batch
 
 
@@ -103,6 +103,19 @@ def test_another_host_does_not_get_the_secrets_that_it_is_redirected_to() -> Non
     assert b"X-Id: 1" in pool.sent[3][0].headers
 
 
+def test_a_url_that_is_too_long_for_libcurl_fails_alone() -> None:
+    pool, answers = HttpPool(1.0, 1.0, None), queue.SimpleQueue[Answer]()
+    request = HttpRequest("http://a/" + "x" * 9_000_000, [], None, "a:80", allows_private=True)
+    pool.start(lambda now: None, lambda: None)
+    try:
+        for _ in range(2):  # the second one does not get the address of what was sent before
+            pool.call_soon(lambda: pool.send(request, lambda answer, _: answers.put(answer)))
+            assert answers.get(timeout=patience_s(10)).error.startswith("a:80: ")
+        assert pool.failure is None
+    finally:
+        pool.stop()
+
+
 @pytest.mark.parametrize("form", BatchForm)
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
 def test_json_in_a_batch_is_plain_utf8(form: BatchForm, encoding: str) -> None:
@@ -134,6 +147,30 @@ def test_a_forwarder_does_not_go_on_without_a_consumer_that_a_defect_has_ended(
     )
     with pytest.raises(RuntimeError, match="the I/O thread failed"):
         forwarder.run()
+
+
+def test_a_sink_that_is_busy_adds_to_no_count_of_attempts(nsqd: GoNsqd, tmp_path: Path) -> None:
+    nsqd.create_channel("clicks", "c")
+    nsqd.publish("clicks", b"1")
+    fates = [Fate.BUSY, Fate.BUSY, Fate.FAILED, Fate.DELIVERED]
+
+    class Scripted:
+        def parts(self, parcel: Parcel) -> list[Parcel]:
+            return [parcel]
+
+        def submit(self, parcel: Parcel, report: Report) -> None:
+            report([parcel], Outcome(fates.pop(0), "scripted", retry_after_s=0))
+
+        def check(self) -> None: ...
+        def stop(self, timeout_s: float) -> None: ...
+
+    letters = {"max_attempts": 2, "dead_letter_file": tmp_path / "dead"}
+    place = {"nsqd_tcp_addresses": nsqd.tcp_address, "exit_idle_s": patience_s(1)}
+    forwarder = forward_to(Scripted(), "clicks", "c", **place, **letters)  # type: ignore[arg-type]
+    forwarder.run()
+
+    totals = forwarder.counters.totals
+    assert (totals.delivered, totals.dead_lettered, totals.requeued) == (1, 0, 3)
 
 
 def test_an_nsqd_that_hangs_holds_up_one_check_for_loops_and_not_that_of_each_topic(

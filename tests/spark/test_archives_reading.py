@@ -303,6 +303,16 @@ def test_an_index_that_counts_otherwise_is_damage(tmp_path: Path) -> None:
         bodies(tmp_path)
 
 
+def test_counts_whose_sum_is_right_give_no_row_the_place_of_another(tmp_path: Path) -> None:
+    path = write_archive(tmp_path / "a.log.gz", messages(0, 10), messages(10, 20))
+    one, two, total = (line.split() for line in index_of(path).read_bytes().splitlines())
+    lines = [*one[:2], b"11", *one[3:]], [*two[:2], b"9", *two[3:]], total
+    index_of(path).write_bytes(b"".join(b" ".join(each) + b"\n" for each in lines))
+
+    with pytest.raises(NsqError, match="it has 10 lines, and 11 in its index"):
+        rows(ReadSettings((str(tmp_path),)))
+
+
 def test_parquet_is_refused_or_reported_and_never_read_as_bodies(tmp_path: Path) -> None:
     archive = tmp_path / "archive"
     archive.mkdir()

@@ -210,6 +210,16 @@ def test_a_full_spool_takes_no_more_until_half_of_it_is_read(
     assert sorted(found + more) == numbered(0, 300)
 
 
+def test_available_now_ends_with_an_error_where_the_spool_has_no_room(
+    nsqd: Nsqd, new_stream: NewStream, settings: SpoolSettings, small_disk: Path
+) -> None:
+    nsqd.publish(TOPIC, *(b"x" * 5000 for _ in range(50)))
+    stream = new_stream(replace(settings, folder=small_disk))
+    stream.freeze()
+    with pytest.raises(OutputError, match="No space left on device"):
+        stream.latest(stream.initial(), UNLIMITED)
+
+
 def test_two_queries_cannot_have_one_spool(
     new_stream: NewStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -178,7 +178,8 @@ def sub(
 
     Fills a topic of its own with --count messages, then drains it, and deletes it through nsqd's
     HTTP API. With --topic the messages stay for the other channels, and only the channel that was
-    measured is deleted. Latency is not measured: it would be the time in the backlog.
+    measured is deleted, on these nsqd: nsqlookupd goes on naming it. Latency is not measured: it
+    would be the time in the backlog.
 
     Examples:
         nsq bench sub

@@ -385,7 +385,7 @@ def to_http(
     Examples:
         nsq to-http -t clicks --post http://127.0.0.1:8080/hook
         nsq to-http -t clicks --post https://a/hook --post https://b/hook --mode failover
-        nsq to-http -t log --batch 500 --linger 1s --batch-format ndjson --post http://es:9200/_bulk
+        nsq to-http -t log --batch 500 --linger 1s --batch-format ndjson --post http://logs:8080/bulk
         nsq to-http -t orders --sign-key-file key --dead-letter-file dead.jsonl --max-attempts 20 \\
             --header 'X-Customer: {.customer.id}' --post https://example.com/webhook
     """

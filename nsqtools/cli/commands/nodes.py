@@ -231,8 +231,9 @@ def drain(
     """
     from nsqtools.client.connection import http_access
     from nsqtools.client.options import ClientOptions
+    from nsqtools.cluster.admin import tell_where_named
     from nsqtools.cluster.directory import Cluster, ClusterAddresses, short_address
-    from nsqtools.cluster.drain import Drain
+    from nsqtools.cluster.drain import DRAIN_CHANNEL, Drain
 
     defaults = ClientOptions(max_in_flight=IN_FLIGHT, output_buffer_timeout_s=0.025)
     options = replace(defaults.with_options(settings), sample_rate=0)  # nsqd discards the rest
@@ -251,6 +252,8 @@ def drain(
         with stopping(service.stop) as signals:
             if not form.dry_run:
                 left = service.run(plan)
+        for topic in service.bare:
+            tell_where_named(cluster, topic, DRAIN_CHANNEL)
     form.write(runtime, plan.moves, plan.left, service.moved, left)
     if not form.dry_run:
         runtime.tell(f"nsq: {counted(service.moved, 'message')} moved, {left} left")

@@ -263,7 +263,9 @@ def render_brief(command: TyperCommand, ctx: Any, *, colour: bool, width: int) -
         name, text = row
         lines = _row(name, text, label_width, width, paint(CYAN, name))
         if len(lines) > MOST_LINES and "; " in text:
-            lines = _row(name, text.partition("; ")[0] + ".", label_width, width, paint(CYAN, name))
+            text = text.partition("; ")[0]
+            text += "]" if "[" in text else "."
+            lines = _row(name, text, label_width, width, paint(CYAN, name))
         return lines
 
     last = [line for row in folded.values() for line in laid_out(row)]

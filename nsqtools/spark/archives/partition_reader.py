@@ -264,12 +264,16 @@ class _Reader:
             for piece in held:
                 yield from self._bodies(piece)
             return
-        # what an index says is not counted again: it has to be as many as are parsed
+        # what an index says is not counted again: the sum has to be as many as are parsed
+        needs_each = "pos" in self._parsed  # else it does not matter which member a row is of
         counts = [
-            each.text.count(b"\n") if each.messages == UNKNOWN else each.messages for each in held
+            each.text.count(b"\n") if needs_each or each.messages == UNKNOWN else each.messages
+            for each in held
         ]
-        text = b"".join(piece.text for piece in held)
-        columns = fast_columns(text, sum(counts), self._parsed, self._kind)
+        columns = None
+        if all(each.messages in (UNKNOWN, n) for each, n in zip(held, counts, strict=True)):
+            text = b"".join(piece.text for piece in held)
+            columns = fast_columns(text, sum(counts), self._parsed, self._kind)
         if columns is not None:
             yield from self._rows(columns, self._positions(held, counts))
         else:  # one of them is not as expected

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from plugins.certificates import Certificates
 from plugins.cli import NSQ, RunNsq, SpawnNsq, TerminalNsq
-from plugins.clusters import ValidJson
+from plugins.clusters import RunningCluster, ValidJson
 from plugins.daemons import GoNsqd
 from plugins.http_api import Nsqd
 from plugins.processes import descendants, is_alive
@@ -109,6 +109,18 @@ def test_messages_that_nsqd_discards_are_missed(go_nsqd: MakeNsqd, measure: Meas
     document = measure("e2e", "--count=1000", "--batch=1000", PROMPT, of=small, status=1)
 
     assert document["missing"] == 1000 - document["consumed"] > 0
+
+
+def test_a_channel_that_nsqlookupd_goes_on_naming_is_said(
+    cluster: RunningCluster, run_nsq: RunNsq
+) -> None:
+    nsqd = cluster.nsqds[0]
+    nsqd.create_topic("clicks")
+    cluster.wait_for_topic("clicks", 1)
+
+    result = run_nsq(["bench", "sub", "-t", "clicks", "-n", "10", *nsqd.options])
+
+    assert re.search(r"nsq channel delete clicks bench_\w+\n", result.err), result.err
 
 
 @pytest.mark.parametrize("mode", ["e2e", "sub"])

@@ -46,3 +46,16 @@ def test_a_silent_nsqd_is_drained_until_nothing_waits_there(
 
     assert result.status == 0, result.err
     assert "2 messages moved, 0 left" in result.err
+
+
+def test_the_channel_of_a_drain_that_nsqlookupd_goes_on_naming_is_said(
+    run_nsq: RunNsq, cluster: RunningCluster
+) -> None:
+    first, second = cluster.nsqds
+    first.publish("bare", b"waits for a channel")
+    cluster.wait_for_topic("bare", 1)
+
+    drained = run_nsq(["drain", first.http_address, "--to", second.http_address, "--yes"])
+
+    assert drained.status == 0, drained.err
+    assert "nsq channel delete bare nsq-drain\n" in drained.err

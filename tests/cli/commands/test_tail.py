@@ -207,9 +207,16 @@ def test_off_a_terminal_too_it_says_that_a_channel_is_empty_and_for_what_it_wait
     new = run_nsq(["tail", *place, "--for=100ms", "-c", "hook"])
     empty = run_nsq(["to-exec", *place, f"--for={patience_s(0.4):g}s", "-c", "a", "true"])
 
+    nsqd.post("/pub", b"late", topic="orders", defer="60000")
+    wait_until(
+        lambda: nsqd.channel_stats("orders", "a")["deferred_count"] == 1, what="it is deferred"
+    )
+    deferred = run_nsq(["peek", *place, "-c", "a"])
+
     line = "nsq: channel orders/hook is new: it gets what is published from now on\n"
     assert new.err.startswith(line)
     assert empty.err.startswith("nsq: no message for 100ms: channel orders/a is empty\n")
+    assert deferred == (0, b"", "nsq: channel orders/a is empty, 1 deferred\n")
 
 
 def test_a_look_lasts_until_every_nsqd_could_send(

@@ -60,6 +60,7 @@ def test_the_brief_help_of_every_command_is_at_most_40_lines_of_80_columns(run_n
         assert max(map(len, lines)) <= 80, page
         assert lines[-1] == "--help: all options", page
         assert page.index("Examples:") < page.index("Options:"), page
+        assert page.count("[") == page.count("]"), page
 
 
 def test_a_long_example_goes_on_after_a_backslash_and_never_inside_quotes() -> None:
