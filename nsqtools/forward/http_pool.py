@@ -245,7 +245,10 @@ class HttpPool:
             transfer.begin(request, done)
         except pycurl.error as exc:  # a URL may be longer than libcurl allows
             self._idle.append(transfer)
-            done(Answer(0, error=f"{request.name}: {exc.args[1]}"), False)
+            answer = Answer(0, error=f"{request.name}: {exc.args[1]}")
+            self.call_soon(
+                lambda: done(answer, False)
+            )  # now it would begin another one in this one
             return
         self._busy[transfer.curl] = transfer
         self._multi.add_handle(transfer.curl)

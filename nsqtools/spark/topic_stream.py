@@ -243,7 +243,7 @@ class Spool:
         Returns whether all that was there is spooled.
         On a busy topic that never happens, so it also ends once ``is_past`` returns that messages
         now received were published after the start. Raises `OutputError` where nothing can be
-        written: nobody would hear of it.
+        written: otherwise only Spark's log would say so.
         """
         began_s = time.monotonic()
         problem: NsqError | None = None
