@@ -300,7 +300,7 @@ def _of_window(
 ) -> Iterator[Problem]:
     """What two looks at the total of a channel show, and the rates between them."""
     waiting = f"{now.depth:,} messages wait"
-    growth = (now.depth - then.depth) / ago_s
+    growth = rates.ingress - rates.finish  # depth grows, too, when messages in flight come back
     returned = now.requeued + now.timed_out - then.requeued - then.timed_out
     if now.clients and now.depth and then.depth and not (rates.finish or rates.requeue):
         took = f", {now.in_flight:,} are in flight" if now.in_flight else ""
@@ -313,7 +313,7 @@ def _of_window(
     if returned >= LEAST_REQUEUED and rates.requeue > bounds.requeue_share * rates.egress:
         share = min(1.0, rates.requeue / rates.egress) if rates.egress else 1.0
         yield of_row(Kind.REQUEUES, f"{share:.0%} of what was sent came back", now)
-    if now.disk > then.disk and now.disk > bounds.behind_depth:
+    if growth > 0 and now.disk > then.disk and now.disk > bounds.behind_depth:
         yield of_row(Kind.ON_DISK, f"{now.disk:,} messages are on disk, and they become more", now)
 
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from email.utils import formatdate
 from pathlib import Path
 
@@ -22,6 +23,9 @@ from plugins.servers import DataPath, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.cluster.check import without_secrets
+from nsqtools.cluster.problems import Bounds, Earlier, problems_of
+from nsqtools.cluster.queue_rows import QueueRow
+from nsqtools.cluster.sampling import Sample
 from nsqtools.errors import DeadlineExceeded
 from nsqtools.http.http_api import NsqlookupdHTTPClient
 from nsqtools.server import http_server as server
@@ -64,6 +68,15 @@ def test_a_healthy_cluster_has_no_problem(
     verdict = valid_json("check", result.out)
     assert (result.status, verdict["problems"], verdict["not_judged"]) == (0, [], [])
     assert (verdict["nodes"], verdict["queues"]) == (3, 2)
+
+
+def test_messages_that_come_back_to_their_queue_are_no_growth() -> None:
+    queue = {"node": "", "topic": "clicks", "channel": "c", "messages": 60, "paused": False}
+    then = QueueRow(**queue, depth=30, disk=30, in_flight=30, clients=1)
+    now = replace(then, depth=60, disk=60, in_flight=0, requeued=30)
+    sample = Sample(1.0, [], [now], (), ())
+    found = problems_of(sample, Earlier([then], 10.0), Bounds(behind_depth=20))
+    assert [each.kind for each in found] == ["requeues"]
 
 
 def test_each_of_twenty_faults_is_named(
