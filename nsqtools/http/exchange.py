@@ -35,6 +35,7 @@ class _Exchange(threading.local):
 
     ends_at_s = math.inf
     latest_s = math.inf  # the end of all exchanges `within` it
+    has_answered = False  # with a byte
 
 
 _exchange = _Exchange()
@@ -118,6 +119,7 @@ class Exchanges:
         Raises what httpx and httpcore raise, `DeadlineExceeded` and `ProtocolError`.
         """
         _exchange.ends_at_s = min(time.monotonic() + self._timeout_s, _exchange.latest_s)
+        _exchange.has_answered = False
         timeout = httpx.Timeout(self._timeout_s, connect=_left_s(self._connect_timeout_s))
         with (
             self._counted(),
@@ -220,7 +222,11 @@ class _Stream(httpcore.NetworkStream):
         self._stream = stream
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        return self._stream.read(max_bytes, _left_s(timeout))
+        data = self._stream.read(max_bytes, _left_s(timeout))
+        if not data and not _exchange.has_answered:  # it ends; what speaks no HTTP says something
+            raise httpcore.ReadError("the connection was closed without an answer")
+        _exchange.has_answered = True
+        return data
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         self._stream.write(buffer, _left_s(timeout))

@@ -164,7 +164,7 @@ def answer(body: bytes, *headers: str) -> list[bytes]:
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [
-        (b"", ProtocolError),
+        (b"", ConnectionFailed),  # one that is being stopped
         (b"\x00\x00\x00\x0eE_BAD_PROTOCOL", ProtocolError),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", ProtocolError),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{", NsqError),
