@@ -84,8 +84,8 @@ class Attempts:
         """Tell what to do with a delivery, going by nsqd's count of ``attempts``."""
         if not self._limit or attempts <= self._limit:
             return "usual"
-        uncounted, is_tried = self._known.get(key, (0, False))
-        beyond = attempts - uncounted - self._limit
+        _, is_tried = self._known.get(key, (0, False))
+        beyond = self.counted(key, attempts) - self._limit
         if beyond > 0 and (is_tried or (self._keeps and beyond > ALONE)):
             return "give up"
         return "alone" if beyond > 0 and self._keeps else "usual"

@@ -37,8 +37,8 @@ from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
-from nsqtools.client.giving_up import Attempts, DeadLetters, Key
-from nsqtools.client.message import Answers, Batch, Message, touch_when_due
+from nsqtools.client.giving_up import Attempts, DeadLetters
+from nsqtools.client.message import Answers, Batch, touch_when_due
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import NsqError, OutputError
 from nsqtools.files.durable import sync_folder, write_all
@@ -220,7 +220,7 @@ class Courier:
         limit = self._max_attempts
         over = [
             limit > 0 and self._attempts.counted(key, message.attempts) >= limit
-            for key, message in _keyed(parcel)
+            for key, message in zip(parcel.keys(), parcel.messages, strict=True)
         ]
         if refused := [at for at, is_over in enumerate(over) if is_over]:
             self.refuse(parcel.chosen(refused), f"{outcome.error}, after {limit} attempts")
@@ -232,7 +232,7 @@ class Courier:
     ) -> None:
         self._warn("requeued", f"{parcel.messages[0]!r} is requeued: {error}")
         self._counters.add(parcel.messages.topic, requeued=len(parcel))
-        for key, message in _keyed(parcel):
+        for key, message in zip(parcel.keys(), parcel.messages, strict=True):
             if not counts:
                 self._attempts.does_not_count(key)
             own_s = min(REQUEUE_MAX_S, REQUEUE_BASE_S * 2.0 ** min(message.attempts - 1, 20))
@@ -328,12 +328,6 @@ class Courier:
             parcel = parcels.popleft()
             count = parcel.messages.requeue(0, backoff=False)
             self._counters.add(parcel.messages.topic, requeued=count)
-
-
-def _keyed(parcel: Parcel) -> Iterator[tuple[Key, Message]]:
-    messages = parcel.messages
-    for message in messages:
-        yield (messages.topic, messages.nsqd, message.id), message
 
 
 # -- where dead letters are kept -------------------------------------------------------------------

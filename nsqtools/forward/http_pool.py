@@ -246,9 +246,7 @@ class HttpPool:
         except pycurl.error as exc:  # a URL may be longer than libcurl allows
             self._idle.append(transfer)
             answer = Answer(0, error=f"{request.name}: {exc.args[1]}")
-            self.call_soon(
-                lambda: done(answer, False)
-            )  # now it would begin another one in this one
+            self.call_soon(lambda: done(answer, False))  # not here: it begins the next one
             return
         self._busy[transfer.curl] = transfer
         self._multi.add_handle(transfer.curl)

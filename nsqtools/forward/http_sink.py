@@ -20,10 +20,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.client import responses
+from itertools import chain
 from typing import NamedTuple
 from urllib.parse import urljoin
 from zlib import crc32
 
+from nsqtools.client.giving_up import Key
 from nsqtools.errors import ConfigurationError
 from nsqtools.forward import EndpointMode, Redirects
 from nsqtools.forward.http_pool import Answer, HttpPool
@@ -35,8 +37,6 @@ FAILURES_TO_OPEN = 5  # in a row
 OPEN_BASE_S, OPEN_MAX_S = 0.5, 5.0
 MAX_REDIRECTS = 3
 MAX_KNOWN = 10_000  # messages; the oldest are forgotten, and may be doubled
-
-_Key = tuple[str, str, bytes]
 
 
 class StatusAction(enum.Enum):
@@ -121,7 +121,7 @@ class _PartialDeliveries:
     """
 
     def __init__(self) -> None:
-        self._holders: OrderedDict[_Key, frozenset[Hashable]] = OrderedDict()
+        self._holders: OrderedDict[Key, frozenset[Hashable]] = OrderedDict()
 
     def holders(self, parcels: Sequence[Parcel]) -> frozenset[Hashable]:
         """Return the endpoints that have every one of the messages."""
@@ -149,15 +149,13 @@ class _PartialDeliveries:
         if not self._holders:
             return [parcel]
         places: dict[frozenset[Hashable], list[int]] = {}
-        for at, key in enumerate(_keys((parcel,))):
+        for at, key in enumerate(parcel.keys()):
             places.setdefault(self._holders.get(key, frozenset()), []).append(at)
         return [parcel.chosen(chosen) for chosen in places.values()]
 
 
-def _keys(parcels: Sequence[Parcel]) -> Iterator[_Key]:
-    for messages in (parcel.messages for parcel in parcels):
-        for message in messages:
-            yield messages.topic, messages.nsqd, message.id
+def _keys(parcels: Iterable[Parcel]) -> Iterator[Key]:
+    return chain.from_iterable(parcel.keys() for parcel in parcels)
 
 
 @dataclass(slots=True, eq=False)

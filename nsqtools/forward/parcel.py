@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, Protocol
 
 from nsqtools.client.connecting import RetryDelays
+from nsqtools.client.giving_up import Key
 from nsqtools.client.message import Batch
 from nsqtools.errors import ConfigurationError
 from nsqtools.records.envelope import Envelope, MessageLike
@@ -77,6 +78,11 @@ class Parcel:
 
     def __len__(self) -> int:
         return len(self.bodies)
+
+    def keys(self) -> Iterator[Key]:
+        """Yield what identifies each message."""
+        topic, nsqd = self.messages.topic, self.messages.nsqd
+        return ((topic, nsqd, message.id) for message in self.messages)
 
     def part(self, start: int, stop: int) -> Parcel:
         """Return some of the messages as a parcel of their own."""
