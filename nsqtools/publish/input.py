@@ -243,9 +243,7 @@ class InputCheckpoint:
                 f"{path} is the checkpoint of other files: {', '.join(map(str, before))}",
                 hint="Give the same files in the same order, or another checkpoint.",
             )
-        if place != BEGIN and (
-            not head or head != self._head(place)
-        ):  # none: it had been cut when this was written
+        if not head or head != self._head(place):  # none: it had been cut when this was written
             raise ConfigurationError(
                 f"{self._files[place.file]} is not the file that {path} was written for",
                 hint="It was replaced, or cut; remove the checkpoint to start over.",
@@ -265,13 +263,14 @@ class InputCheckpoint:
         """Make it durable. Raises `OutputError`."""
         if self.place == self._saved:
             return
-        head = self._head(self.place) if self.place != BEGIN else ""
-        more = {"files": self._files, "head": head}
+        more = {"files": self._files, "head": self._head(self.place)}
         write_checkpoint(self._path, {"version": VERSION, **self.place._asdict(), **more})
         self._saved = self.place
 
     def _head(self, place: InputPlace) -> str:
         """A digest of the beginning of the file; another one where it is shorter than it was."""
+        if place == BEGIN:  # nothing was read of it yet, and perhaps it cannot be
+            return sha256().hexdigest()
         try:
             with open(self._files[place.file], "rb") as file:
                 head = file.read(min(HEAD, place.offset))
