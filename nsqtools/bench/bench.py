@@ -305,7 +305,7 @@ def delete_own(cluster: Cluster, topic: str, channel: str) -> None:
         what = f"channel {channel} of topic {topic}" if channel else f"topic {topic}"
         log.warning("%s may not have been deleted: %s", what, failure.error)
     if channel:
-        tell_where_named(cluster, topic, channel)
+        tell_where_named(cluster, [topic], channel)
 
 
 def _cpu_us_per_message(results: Results) -> float:

@@ -363,10 +363,12 @@ def set_option(cluster: Cluster, name: str, value: str) -> Answers[Any]:
     )
 
 
-def tell_where_named(cluster: Cluster, topic: str, channel: str) -> None:
+def tell_where_named(cluster: Cluster, topics: Sequence[str], channel: str) -> None:
     """Warn when nsqlookupd goes on naming a channel that was deleted on all nsqd of a cluster."""
+    if not topics:
+        return
     registered, _ = cluster.ask_nsqds(lambda nsqd: nsqd.config(ADDRESSES), required=False)
-    if any(registered.values()):
+    for topic in topics if any(registered.values()) else ():
         log.warning(
             "an nsqd that gets the topic later makes channel %s again, which nsqlookupd goes on"
             " naming: nsq channel delete %s %s",

@@ -252,8 +252,7 @@ def drain(
         with stopping(service.stop) as signals:
             if not form.dry_run:
                 left = service.run(plan)
-        for topic in service.bare:
-            tell_where_named(cluster, topic, DRAIN_CHANNEL)
+        tell_where_named(cluster, service.bare, DRAIN_CHANNEL)
     form.write(runtime, plan.moves, plan.left, service.moved, left)
     if not form.dry_run:
         runtime.tell(f"nsq: {counted(service.moved, 'message')} moved, {left} left")
