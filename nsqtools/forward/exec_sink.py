@@ -372,7 +372,8 @@ class _Run(_Worker):
         environ = {"TOPIC": messages[0].topic, "CHANNEL": settings.channel}
         environ["ATTEMPTS"] = str(most_attempts(messages))
         if settings.batch == 1:
-            environ["MESSAGE_ID"] = messages[0].id.decode("latin-1")
+            message_id = messages[0].id.decode("latin-1")
+            environ["MESSAGE_ID"] = message_id.replace("\0", "")  # which begins another variable
             environ["TIMESTAMP"] = str(messages[0].timestamp_ns)
             given = bodies[0]
         else:

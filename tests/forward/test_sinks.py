@@ -17,12 +17,19 @@ from plugins.waiting import patience_s, wait_until
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.consumer_io import ConsumerIO
 from nsqtools.errors import ConfigurationError
+from nsqtools.files.opening import Renewed
 from nsqtools.forward import BatchForm, EndpointMode, Redirects
 from nsqtools.forward.command_starter import Starter
 from nsqtools.forward.exec_sink import ExecSettings, ExecSink
 from nsqtools.forward.forwarder import forward_to
 from nsqtools.forward.http_pool import Answer, HttpPool
-from nsqtools.forward.http_requests import Endpoint, HttpRequest, RequestBuilder, parse_header
+from nsqtools.forward.http_requests import (
+    Endpoint,
+    HttpRequest,
+    RequestBuilder,
+    RequestSecrets,
+    parse_header,
+)
 from nsqtools.forward.http_sink import HttpSettings, HttpSink
 from nsqtools.forward.nsq_sink import LoopGuard
 from nsqtools.forward.parcel import Fate, Outcome, Parcel, Report
@@ -184,3 +191,31 @@ def test_an_nsqd_that_hangs_holds_up_one_check_for_loops_and_not_that_of_each_to
     guard.check("b")
     with pytest.raises(ConfigurationError, match="would come back"):  # by what is begun itself
         guard.check("c")
+
+
+EVIL = b"\r\nX-Evil: \0A=\xff"
+
+
+def test_an_id_that_is_none_is_no_header_and_no_variable_of_a_command() -> None:
+    """A hostile nsqd may send anything as one."""
+    parcel = parcel_of(b"1")
+    [message] = parcel.messages
+    message.id = EVIL
+    parcel.messages.source.in_flight[EVIL] = message
+    secrets = Renewed((), lambda: RequestSecrets(key=b"key"))
+    builder = RequestBuilder(content_type="", secrets=secrets)
+    headers = builder.build(Endpoint("http://a/"), [parcel]).headers
+    assert not [each for each in headers if b"\n" in each or b"\0" in each]
+
+    printed: list[bytes] = []
+    outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+    settings = ExecSettings("/usr/bin/env", ("env",), "run")
+    sink = ExecSink(settings, lambda stream, data: printed.append(data))
+    try:
+        sink.submit(parcel, lambda parcels, outcome: outcomes.put(outcome))
+        assert outcomes.get(timeout=patience_s(10)).fate is Fate.DELIVERED
+    finally:
+        sink.stop(1.0)
+    assert b"\nNSQ_MESSAGE_ID=" in (environment := b"".join(printed))
+    assert b"\nA=" not in environment
+    assert "\\xff" in repr(message)
