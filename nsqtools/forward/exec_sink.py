@@ -359,13 +359,14 @@ class _Run(_Worker):
 
     def give(self, work: _Work, now: float) -> None:
         """Run a command, unless what it would be given is answered or cannot be given."""
-        live = [parcel for parcel in work if not parcel.messages[0].is_answered]
-        if not live:
-            self.sink.report(work, TAKEN_BACK)
-            return
+        if gone := [parcel for parcel in work if parcel.messages[0].is_answered]:
+            self.sink.report(gone, TAKEN_BACK)
+            work = [parcel for parcel in work if parcel not in gone]
+            if not work:
+                return
         settings, words = self.settings, self.sink.words
-        bodies = [parcel.bodies[0] for parcel in live]
-        messages = [parcel.messages[0] for parcel in live]
+        bodies = [parcel.bodies[0] for parcel in work]
+        messages = [parcel.messages[0] for parcel in work]
         if fault := _fault(settings, bodies):
             self._answer(work, Outcome(Fate.REFUSED, fault, may_split=True))
             return

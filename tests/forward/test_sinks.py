@@ -64,6 +64,24 @@ def test_a_command_of_which_its_starter_had_no_time_to_tell_ends_with_it(tmp_pat
     wait_until(lambda: not is_alive(command), what="the end of the command")
 
 
+def test_of_a_batch_only_what_the_command_got_is_delivered() -> None:
+    outcomes: queue.SimpleQueue[tuple[int, Outcome]] = queue.SimpleQueue()
+    settings = ExecSettings("/bin/cat", ("cat",), "run", batch=2)
+    sink = ExecSink(settings, lambda stream, data: None)
+    parcel = Parcel(fake_batch([b"1", b"2"]), [b"1", b"2"], "clicks", 0.0)
+    parcel.messages[0].finish()  # as if nsqd had taken it back
+    try:
+        for part in sink.parts(parcel):
+            sink.submit(part, lambda parcels, outcome: outcomes.put((len(parcels), outcome)))
+        ended = [outcomes.get(timeout=patience_s(10)) for _ in range(2)]
+    finally:
+        sink.stop(1.0)
+    assert [(count, outcome.fate) for count, outcome in ended] == [
+        (1, Fate.FAILED),
+        (1, Fate.DELIVERED),
+    ]
+
+
 class Pool:
     """In place of an `HttpPool`: the test answers, in its order."""
 
