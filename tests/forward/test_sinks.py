@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -139,6 +141,25 @@ def test_a_url_that_is_too_long_for_libcurl_fails_alone() -> None:
         assert pool.failure is None
     finally:
         pool.stop()
+
+
+def test_a_process_without_a_file_to_spare_says_so(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def no_socket(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    pool, answers = HttpPool(1.0, 1.0, None), queue.SimpleQueue[Answer]()
+    request = HttpRequest("http://127.0.0.1:1/", [], None, "a:1", allows_private=True)
+    pool.start(lambda now: None, lambda: None)
+    monkeypatch.setattr("nsqtools.forward.http_pool.socket", SimpleNamespace(socket=no_socket))
+    try:
+        pool.call_soon(lambda: pool.send(request, lambda answer, _: answers.put(answer)))
+        error = answers.get(timeout=patience_s(10)).error
+    finally:
+        pool.stop()
+    assert error == "cannot connect to a:1 (Too many open files)"
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("form", BatchForm)
