@@ -331,8 +331,7 @@ class HttpSink:
         exchange.circuit.failed(time.monotonic(), is_hopeless=not broken.was_sent)
         if broken.was_sent:
             exchange.last = Outcome(Fate.FAILED, broken.error)
-            if len(exchange.tried) < len(self._circuits):
-                exchange.repeated += 1
+            exchange.repeated += 1  # now by the next endpoint, or when it comes again
         elif exchange.last is None or exchange.last.fate is Fate.UNREACHABLE:
             exchange.last = Outcome(Fate.UNREACHABLE, broken.error)
         self._pending.appendleft(exchange)  # for the next endpoint

@@ -182,6 +182,14 @@ def test_what_all_endpoints_have_from_two_deliveries_of_it_is_delivered() -> Non
     assert [each.fate.value for each in pool.outcomes] == ["failed", "failed", "delivered"]
 
 
+def test_what_no_endpoint_has_answered_may_be_there_from_each() -> None:
+    pool = Pool()
+    pool.submit(pool.sink(), parcel_of(b"1"))
+    for number in range(2):
+        pool.answer(number, 0, error="broken")
+    assert [(each.fate, each.repeated) for each in pool.outcomes] == [(Fate.FAILED, 2)]
+
+
 def test_a_forwarder_does_not_go_on_without_a_consumer_that_a_defect_has_ended(
     nsqd: GoNsqd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
