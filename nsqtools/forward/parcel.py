@@ -215,11 +215,6 @@ class Counters:
             for name, count in counts.items():  # `Counter.update` takes four times as long
                 known[name] += count
 
-    def requeued(self, topic: str) -> int:
-        """How many messages of a topic went back to their queue."""
-        with self._lock:
-            return self._topics[topic]["requeued"]
-
     @property
     def totals(self) -> ForwardTotals:
         """All topics together."""
