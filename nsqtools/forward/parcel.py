@@ -210,6 +210,11 @@ class ForwardTotals:
     failures: int = _count("Tries to deliver that failed.")
     bytes: int = _count("Bytes of the bodies delivered.")
 
+    @property
+    def finished(self) -> int:
+        """Messages that came to their end."""
+        return self.filtered + self.delivered + self.dead_lettered + self.dropped
+
 
 class Counters:
     """The counts of each topic. Thread-safe."""

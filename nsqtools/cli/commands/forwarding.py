@@ -121,7 +121,7 @@ def run_forwarder(
         metrics=lambda: counters.metrics(courier.held, courier.is_failing),
         health=lambda: (not courier.is_failing, courier.last_error or "forwarding"),
         queue=(connection, channel),
-        done=lambda: counters.totals.delivered,
+        done=lambda: counters.totals.finished,
     ) as watched:
         try:
             forwarder.run()
