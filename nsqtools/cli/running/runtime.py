@@ -35,6 +35,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
+from itertools import takewhile
 from types import FrameType
 from typing import Annotated, TextIO
 
@@ -423,9 +424,15 @@ class Runtime:
         return False
 
 
+def before_dashes(arguments: Sequence[str]) -> list[str]:
+    """The words before ``--``: what follows is another program's."""
+    return list(takewhile(lambda argument: argument != "--", arguments))
+
+
 def asks_for_json(arguments: Sequence[str]) -> bool:
     """Whether a command line asks for JSON, be it one that cannot be parsed."""
-    pairs = zip(("", *arguments), arguments, strict=False)
+    own = before_dashes(arguments)
+    pairs = zip(("", *own), own, strict=False)
     return any(
         argument == "--json"
         or argument.startswith(("--output=json", "-ojson"))
