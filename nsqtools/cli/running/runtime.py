@@ -51,7 +51,7 @@ ONCE_S = 0.2  # timeout(1) sends a signal to the process, and at once to its pro
 
 
 class ExitStatus(IntEnum):
-    """What a script learns from ``$?``; ``meaning`` is its line in the manual and README.md.
+    """What a script learns from ``$?``; ``meaning`` is its line in the manual.
 
     Those of errors have the names of the errors' categories.
     """
