@@ -155,7 +155,7 @@ class HTTPAPI:
         now_s = (began_s + time.time()) / 2
         try:
             return parsedate_to_datetime(date).timestamp() + 0.5 - now_s  # it has whole seconds
-        except ValueError:
+        except (ValueError, OverflowError):
             return None
 
     def _request(

@@ -188,6 +188,12 @@ def test_a_charset_is_not_believed(sends: Sends) -> None:
         nsqd.ping()
 
 
+def test_a_date_that_no_calendar_has_is_none(sends: Sends) -> None:
+    for date in ("Mon, 01 Jan 99999999999 00:00:00 GMT", "soon"):
+        with HTTPAPI(sends(answer(b"OK", f"Date: {date}"))) as api:
+            assert api.clock_ahead_s() is None
+
+
 def test_an_info_that_makes_no_sense_is_not_an_answer_of_nsqd(sends: Sends) -> None:
     wrong = {"tcp_port": "x"}, {"tcp_port": 10**400}, {"http_port": [1]}, {"broadcast_address": {}}
     for each in wrong:
