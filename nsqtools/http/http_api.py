@@ -275,6 +275,7 @@ class NsqdHTTPClient(HTTPAPI):
         host = info.setdefault("broadcast_address", "")
         if not isinstance(host, str) or not all(type(p) is int and 0 <= p < 65536 for p in ports):
             raise _unlike(self.url, self.kind)
+        info["broadcast_address"] = announced_host(host) or host
         return info
 
     def stats(

@@ -205,6 +205,13 @@ def test_an_info_that_makes_no_sense_is_not_an_answer_of_nsqd(sends: Sends) -> N
             nsqd.info()
 
 
+def test_an_address_of_ipv6_is_announced_with_brackets_or_without(sends: Sends) -> None:
+    for host in ("::1", "[::1]"):
+        body = json.dumps({"tcp_port": 4150, "broadcast_address": host}).encode()
+        with NsqdHTTPClient(sends(answer(body))) as nsqd:
+            assert nsqd.info()["broadcast_address"] == "::1"
+
+
 def test_of_too_many_nsqd_some_are_believed(caplog: pytest.LogCaptureFixture) -> None:
     producers = [{"broadcast_address": f"h{n}", "tcp_port": 1} for n in range(20)]
     answer, access = {"channels": [], "producers": producers}, HTTPAccess(max_nodes=10)
