@@ -142,6 +142,26 @@ def test_addresses_and_secrets_beyond_ascii_are_sent_as_http_wants_them(
     assert lookupd.requests[1].headers["Authorization"] == "Basic dXNlcjpwQHNz"
 
 
+@pytest.mark.parametrize(
+    ("address", "paths"),
+    [
+        ("", ["/lookup?topic=x%23ephemeral", "/topics"]),
+        ("/nsq/lookup", ["/nsq/lookup?topic=x%23ephemeral", "/nsq/lookup/topics"]),
+        ("?token=a%20b", ["/lookup?token=a%20b&topic=x%23ephemeral", "/topics?token=a%20b"]),
+        ("/l?topic=y&x=", ["/l?x=&topic=x%23ephemeral", "/l/topics?topic=y&x="]),
+    ],
+)
+def test_each_question_has_the_path_and_the_query_of_the_address(
+    scripted_lookupd: MakeScripted, address: str, paths: list[str]
+) -> None:
+    lookupd = scripted_lookupd()
+    lookupd.answer = {"topics": [], "channels": [], "producers": []}
+    with NsqlookupdHTTPClient(f"http://{lookupd.address}{address}") as api:
+        api.lookup("x#ephemeral")
+        api.topics()
+    assert [request.target for request in lookupd.requests] == paths
+
+
 # -- what a hostile or broken daemon sends ---------------------------------------------------------
 
 Sends = Callable[[Iterable[bytes]], str]
