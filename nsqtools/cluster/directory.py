@@ -235,6 +235,17 @@ class Cluster:
         """Return where an nsqd that announces this TCP address is connected to."""
         return self._access.reachable(announced)
 
+    def tcp_address(self, address: str, info: Mapping[str, Any]) -> str:
+        """Return where to connect to the nsqd at an HTTP address, which says ``info`` of itself.
+
+        One that was given is there, too, unless the address map has what it announces.
+        """
+        announced = Address(info["broadcast_address"], info["tcp_port"])
+        place = self.reachable(announced)
+        if place == announced and address in self.given:
+            place = Address(urlsplit(self.nsqd(address).url).hostname or "", announced.port)
+        return str(place)
+
     def ask(self, clients: Mapping[str, C], question: Callable[[C], R]) -> Answers[R]:
         """Put one question to several daemons at once; answers by address, and failures.
 

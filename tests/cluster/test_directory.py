@@ -214,6 +214,18 @@ def test_an_nsqd_that_announces_an_address_of_ipv6_counts_once_and_is_tombstoned
     assert [each["tombstones"] for each in lookupd.json("/nodes")["producers"]] == [[True]]
 
 
+def test_an_nsqd_that_is_given_is_connected_to_there_unless_it_is_in_the_address_map(
+    go_nsqd: MakeNsqd,
+) -> None:
+    nsqd = go_nsqd("-broadcast-address=nsqd.invalid")
+    place = ClusterAddresses([nsqd.http_address])
+    mapped = HTTPAccess(address_map={"nsqd.invalid": "10.0.0.1:1"})
+    for access, address in ((HTTPAccess(), nsqd.tcp_address), (mapped, "10.0.0.1:1")):
+        with Cluster(place, access) as asked:
+            info = asked.nsqd(nsqd.http_address).info()
+            assert asked.tcp_address(nsqd.http_address, info) == address
+
+
 def test_how_long_a_daemon_may_take_is_one_option_of_every_command(
     run_nsq: RunNsq, lookupd: GoNsqlookupd, proxy_to: ProxyTo, tmp_path: Path
 ) -> None:
