@@ -251,7 +251,7 @@ def test_changes_are_written_down_and_notified_of_and_not_made_where_they_cannot
 ) -> None:
     nsqd, endpoint, log = go_nsqd(), http_server(), tmp_path / "audit"
     where = f"--nsqd-http-address={nsqd.http_address}", f"--audit-log={log}"
-    notified = f"--notification-http-endpoint={endpoint.url}/noted"
+    notified = f"--notification-http-endpoint={endpoint.url.removeprefix('http://')}/noted"
     running = console(*where, notified, "--allow-changes")
 
     headers = {"User-Agent": "x/1"}
