@@ -47,7 +47,7 @@ from typing import NamedTuple
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.cluster.directory import Cluster, DaemonFailure, open_cluster
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
-from nsqtools.http.http_api import NsqdHTTPClient, NsqlookupdHTTPClient
+from nsqtools.http.http_api import KnownNode, NsqdHTTPClient, NsqlookupdHTTPClient
 from nsqtools.protocol.names import Address, is_ephemeral
 from nsqtools.protocol.stats import TopicStats
 
@@ -136,6 +136,11 @@ def topics_on(nsqd: NsqdHTTPClient) -> list[str]:
 def all_of(answers: Mapping[str, Iterable[str]]) -> set[str]:
     """Return the names that any daemon has answered."""
     return {name for names in answers.values() for name in names}
+
+
+def announced_topics(known: Mapping[str, Iterable[KnownNode]]) -> set[str]:
+    """Return the topics that any nsqlookupd names an nsqd for, which may be silent."""
+    return {topic for nodes in known.values() for node in nodes for topic in node.topics}
 
 
 def state_of_queue(report: TopicReport, channel: str) -> str:
@@ -363,7 +368,7 @@ class UnlistedTopics:
             return None
         if not answers:
             return None
-        return {topic for nodes in answers.values() for node in nodes for topic in node.topics}
+        return announced_topics(answers)
 
 
 log = logging.getLogger("nsqtools")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -289,10 +290,12 @@ def test_an_nsqd_that_is_silent_is_listed_and_its_topics_are_not_inactive(
         running = console(f"--lookupd-http-address={lookupd.http_address}")
         found = running.get("/api/topics?inactive=true").json()
         [node] = running.get("/api/nodes").json()["nodes"]
+        page = running.get("/lookup").text
 
     assert (node["hostname"], node["http_port"], node["version"]) == ("nsqd", 1, "1.3.0")
     assert node["topics"] == [{"topic": "orders", "tombstoned": False}]
     assert found["topics"] == {"old": None}
+    assert re.findall('<th scope="row">(old|orders)<', page) == ["old"]
     assert found["message"].startswith("WARNING: cannot connect to ")
 
 
