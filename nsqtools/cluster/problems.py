@@ -161,16 +161,26 @@ class Earlier(NamedTuple):
     ago_s: float
 
 
+def comparable(first: Sample, sample: Sample) -> list[QueueRow]:
+    """Return the first totals of the queues whose nsqd have answered both times, in the same run:
+    sums of others do not compare."""
+    changed = {address for address, _ in first.started.items() ^ sample.started.items()}
+    rows = (row for each in (first, sample) for row in each.rows if row.node in changed)
+    left_out = {(row.topic, row.channel) for row in rows}
+    return [row for row in first.totals if (row.topic, row.channel) not in left_out]
+
+
 class _Kept(NamedTuple):
     time_s: float
     totals: Sequence[QueueRow]
-    nsqds: frozenset[str]
+    started: dict[str, int]
 
 
 class Past:
     """Keeps the totals of a minute, of samples that come one after the other.
 
-    Sums of other nsqd do not compare: one that went away takes its messages with it.
+    Sums of other nsqd, or runs of them, do not compare: one that went away takes its messages with
+    it, and one that restarted counts from 0 again.
     """
 
     def __init__(self) -> None:
@@ -184,18 +194,15 @@ class Past:
         while kept and sample.time_s - kept[0].time_s > PAST_S:
             kept.popleft()
         if not kept or sample.time_s - kept[-1].time_s >= PAST_STEP_S:
-            kept.append(_Kept(sample.time_s, sample.totals, _counted(sample)))
+            kept.append(_Kept(sample.time_s, sample.totals, sample.started))
 
     def before(self, sample: Sample) -> Earlier | None:
         """Return the oldest totals of the same nsqd, None where there are none yet."""
+        started = sample.started
         for kept in self._kept:
-            if kept.time_s < sample.time_s and kept.nsqds == _counted(sample):
+            if kept.time_s < sample.time_s and kept.started == started:
                 return Earlier(kept.totals, sample.time_s - kept.time_s)
         return None
-
-
-def _counted(sample: Sample) -> frozenset[str]:
-    return frozenset(report.address for report in sample.reports)
 
 
 DEFAULT_BOUNDS = Bounds()

@@ -23,11 +23,12 @@ from plugins.servers import DataPath, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.cluster.check import without_secrets
-from nsqtools.cluster.problems import Bounds, Earlier, problems_of
-from nsqtools.cluster.queue_rows import QueueRow
+from nsqtools.cluster.problems import Bounds, Earlier, Kind, comparable, problems_of
+from nsqtools.cluster.queue_rows import NodeReport, QueueRow, totals
 from nsqtools.cluster.sampling import Sample
 from nsqtools.errors import DeadlineExceeded
 from nsqtools.http.http_api import NsqlookupdHTTPClient
+from nsqtools.protocol.stats import read_stats
 from nsqtools.server import http_server as server
 
 Three = tuple[RunningCluster, Callable[..., Nsqd]]
@@ -77,6 +78,22 @@ def test_messages_that_come_back_to_their_queue_are_no_growth() -> None:
     sample = Sample(1.0, [], [now], (), ())
     found = problems_of(sample, Earlier([then], 10.0), Bounds(behind_depth=20))
     assert [each.kind for each in found] == ["requeues"]
+
+
+def test_an_nsqd_that_answers_the_second_time_alone_is_no_growth() -> None:
+    def sample_of(**depths: int) -> Sample:
+        rows = [
+            QueueRow(node=at, topic="t", channel="c", depth=n, disk=0, messages=n, paused=False)
+            for at, n in depths.items()
+        ]
+        reports = [NodeReport(at, 0.0, read_stats({"start_time": 1})) for at in depths]
+        return Sample(1.0, rows, totals(rows), tuple(reports), ())
+
+    def found(then: Sample, now: Sample) -> list[Kind]:
+        return [each.what for each in problems_of(now, Earlier(comparable(then, now), 10.0))]
+
+    assert found(sample_of(a=1), sample_of(a=1, b=2000)) == [Kind.NO_CONSUMERS]
+    assert found(sample_of(a=1, b=1), sample_of(a=1, b=2000)) == [Kind.GROWS]
 
 
 def test_each_of_twenty_faults_is_named(
