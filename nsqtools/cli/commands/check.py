@@ -100,34 +100,35 @@ def check(
     memory = _load(state) if state is not None else None
     expected = read_topology(expect) if expect is not None else None
     stopped = threading.Event()
-    with cluster.open() as opened, stopping(stopped.set) as signals:
-        verdict = take_verdict(
-            opened,
-            memory,
-            wanted=SampleFilter(topic or (), channel or ()),
-            window_s=window,
-            bounds=Bounds(max_depth, behind_depth, max_age_s=max_age),
-            expected=expected,
-            stopped=stopped,
-        )
+    with cluster.open() as opened:
+        with stopping(stopped.set) as signals:
+            verdict = take_verdict(
+                opened,
+                memory,
+                wanted=SampleFilter(topic or (), channel or ()),
+                window_s=window,
+                bounds=Bounds(max_depth, behind_depth, max_age_s=max_age),
+                expected=expected,
+                stopped=stopped,
+            )
+        if signals.received is not None:
+            return signals.status()
+        shown = [each for each in verdict.problems if not _is_ignored(each, ignore or ())]
+        status = status_of(verdict, shown)
+        form = CheckFormat.json if as_json else format
+        if form is CheckFormat.json:
+            write_json(runtime, check_document(verdict, shown, status))
+        else:
+            lines = {
+                CheckFormat.text: _text,
+                CheckFormat.nagios: _nagios,
+                CheckFormat.prometheus: _prometheus,
+            }[form](verdict, shown, status)
+            runtime.write("".join(f"{each}\n" for each in lines).encode())
+        if state is not None:
+            _save(state, verdict.memory)
         if bundle is not None:
             _write_bundle(bundle, opened, verdict)
-    if signals.received is not None:
-        return signals.status()
-    shown = [each for each in verdict.problems if not _is_ignored(each, ignore or ())]
-    status = status_of(verdict, shown)
-    form = CheckFormat.json if as_json else format
-    if form is CheckFormat.json:
-        write_json(runtime, check_document(verdict, shown, status))
-    else:
-        lines = {
-            CheckFormat.text: _text,
-            CheckFormat.nagios: _nagios,
-            CheckFormat.prometheus: _prometheus,
-        }[form](verdict, shown, status)
-        runtime.write("".join(f"{each}\n" for each in lines).encode())
-    if state is not None:
-        _save(state, verdict.memory)
     return status
 
 
