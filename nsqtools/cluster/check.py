@@ -36,7 +36,7 @@ from nsqtools.cluster.problems import (
 )
 from nsqtools.cluster.sampling import Sample, SampleFilter, Sampler
 from nsqtools.cluster.topology import Topology, plan_topology
-from nsqtools.errors import ConnectionFailed, NsqError
+from nsqtools.errors import ConnectionFailed, NotFoundError, NsqError
 from nsqtools.http.http_api import HTTPAPI, NsqdHTTPClient
 from nsqtools.protocol.names import parse_address
 
@@ -86,7 +86,7 @@ def take_verdict(
     what ought to be there.
 
     Raises `NotFoundError` for a topic or channel that is nowhere. A daemon that does not answer is
-    a problem, not an error.
+    a problem, not an error; it may have what is named.
     """
     sampler = Sampler(cluster, wanted, required=False)
     first, first_s = sampler.sample(), time.monotonic()
@@ -109,6 +109,12 @@ def take_verdict(
         *_clocks(cluster, sampler.answering),
     ]
     not_judged = [*_not_judged(sample, earlier, window_s, lookupds, memory)]
+    try:
+        wanted.check(sample.rows, sample.failures)
+    except NotFoundError as exc:
+        if not sample.failures:
+            raise
+        not_judged.append(str(exc))
     before = memory or Memory()
     if bounds.max_age_s is not None:
         counts = _counts(before, sample, bounds.max_age_s)

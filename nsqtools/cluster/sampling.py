@@ -143,13 +143,13 @@ class SampleFilter(NamedTuple):
             and (matches(row.channel, self.channels) if row.channel else not self.channels)
         ]
 
-    def check(self, rows: Sequence[QueueRow]) -> None:
+    def check(self, rows: Sequence[QueueRow], failures: Sequence[DaemonFailure] = ()) -> None:
         """Raise `NotFoundError` for a name or pattern that no row has: an alarm must not be silent
-        because its topic is gone or misspelt."""
+        because its topic is gone or misspelt. ``failures`` are daemons that may have it."""
         topics = {row.topic for row in rows}
-        select("topic", self.topics, topics)
+        select("topic", self.topics, topics, failures)
         channels = {row.channel for row in rows if matches(row.topic, self.topics)} - {""}
-        select("channel", self.channels, channels)
+        select("channel", self.channels, channels, failures)
 
 
 @dataclass(slots=True)
@@ -189,7 +189,7 @@ class Sampler:
     """Samples a cluster, again and again, on one thread. `stop` it from any.
 
     Without ``interval_s`` a sample waits for all daemons. With ``required`` the first sample fails
-    where none answers.
+    where none answers, and where none that answers has what is named.
     """
 
     def __init__(
@@ -233,7 +233,7 @@ class Sampler:
 
         The first one waits until a daemon has answered, and a moment longer for the others. It
         raises `NotFoundError` for a name or pattern that is nowhere, and the first failure when
-        none answers. Later that is a sample with nothing but failures: a long run outlives a bad
+        none answers, unless an answer is not ``required``. Later that is a sample with nothing but failures: a long run outlives a bad
         moment.
         """
         if time.monotonic() - self._looked_up_s >= LOOKUP_S:
@@ -250,7 +250,8 @@ class Sampler:
         if not self._has_begun and not self._is_interrupted:
             if self._required and sample.failures and not sample.reports:
                 raise sample.failures[0].error
-            self._check_named()
+            if self._required or not sample.failures:
+                self._check_named(sample.failures)
             self._has_begun = True
         return sample
 
@@ -443,15 +444,17 @@ class Sampler:
             return True
         return all(node.report is None for node in self._nodes.values())
 
-    def _check_named(self) -> None:
+    def _check_named(self, failures: Sequence[DaemonFailure]) -> None:
         """Raise `NotFoundError` as `SampleFilter.check` does.
 
         Topics that only nsqlookupd knows have an error of their own.
         """
         wanted, rows = self._wanted, self._all_rows()
         try:
-            wanted.check(rows)
+            wanted.check(rows, failures)
         except NotFoundError:
+            if failures:
+                raise
             cluster = self._cluster
             listed, _ = cluster.ask(cluster.lookupds, NsqlookupdHTTPClient.topics)
             registered = all_of(listed)

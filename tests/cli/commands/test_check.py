@@ -96,6 +96,17 @@ def test_an_nsqd_that_answers_the_second_time_alone_is_no_growth() -> None:
     assert found(sample_of(a=1, b=1), sample_of(a=1, b=2000)) == [Kind.GROWS]
 
 
+def test_what_a_daemon_that_does_not_answer_may_have_is_not_judged(
+    run_nsq: RunNsq, quick_nsqd: Nsqd, dead_address: str
+) -> None:
+    places = [f"--nsqd-http-address={each}" for each in (dead_address, quick_nsqd.http_address)]
+    told = "topic clicks does not exist on the daemons that answer; left out: cannot connect to"
+    result = run_nsq(["check", "--window=0", "-t", "clicks", *places])
+    assert (result.status, f"not judged: {told}" in result.out.decode()) == (2, True)
+    result = run_nsq(["stat", "--once", "-t", "clicks", *places])
+    assert (result.status, told in result.err) == (3, True)
+
+
 def test_each_of_twenty_faults_is_named(
     in_background: InBackground,
     run_nsq: RunNsq,
