@@ -174,9 +174,12 @@ class Cluster:
             if tcp in self._tcp:  # it was given twice, and its HTTP port is another one
                 self._unproven.pop(url, None)
                 self._given = [each for each in self._given if each != url]
-                impostors = [each for each in impostors if each.address != short_address(url)]
-        # those, too, that do not say their name just now
-        own = {*found.values(), *(self.names.get(address, "") for address in given)}
+        unproven = set(map(short_address, list(self._unproven)))
+        for address in self.given:  # those, too, that do not say their name just now
+            if address not in unproven:
+                found.setdefault(address, self.names.get(address, ""))
+        impostors = [each for each in impostors if each.address in unproven]
+        own = set(found.values())
         for node in nodes:
             if node.http is not None and (name := str(node.http)) not in own:
                 found[short_address(self._access.url_of(node.http))] = name

@@ -350,7 +350,8 @@ def _of_topology(rows: Sequence[QueueRow]) -> Iterator[Problem]:
 def problems_of_nodes(nodes: Iterable[NodeStatus], lookupds: Sequence[str]) -> Iterator[Problem]:
     """Yield where nsqlookupd and nsqd differ. ``lookupds`` are those that answered."""
     for node in nodes:
-        if missing := ", ".join(sorted(set(lookupds) - set(node.lookupds))):
+        missing = ", ".join(sorted(set(lookupds) - set(node.lookupds)))
+        if missing and (node.lookupds or not node.error):
             text = f"{missing} does not know it"
             yield Problem(Kind.NOT_REGISTERED, text, node=node.address)
         for topic in node.tombstoned:

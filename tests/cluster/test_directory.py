@@ -15,6 +15,7 @@ from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.embedded import EmbeddedServer
 from plugins.http_server import MakeScripted, MakeServer
 from plugins.network import ProxyTo
+from plugins.raw_client import RawPeer
 from plugins.servers import MakeLookupd, MakeNsqd, Serve
 from plugins.waiting import patience_s, wait_until
 
@@ -212,6 +213,22 @@ def test_an_nsqd_that_announces_an_address_of_ipv6_counts_once_and_is_tombstoned
         plan = plan_tombstone(asked, "payments", nsqd.http_address)
         apply(asked, plan._replace(steps=plan.steps[:1]))
     assert [each["tombstones"] for each in lookupd.json("/nodes")["producers"]] == [[True]]
+
+
+def test_an_nsqd_that_is_given_and_does_not_answer_is_listed_and_named_once(
+    lookupd: GoNsqlookupd, dead_address: str
+) -> None:
+    places = ClusterAddresses([dead_address], [lookupd.http_address])
+    with Cluster(places) as asked, RawPeer(lookupd.tcp_address) as nsqd:
+        for is_announced in (False, True):
+            if is_announced:
+                port = int(dead_address.rpartition(":")[2])
+                nsqd.identify(broadcast_address="127.0.0.1", http_port=port)
+            nodes, failures = list_nodes(asked)
+            _, failed = asked.ask_nsqds(NsqdHTTPClient.stats, required=False)
+            assert [each.address for each in nodes if each.error] == [dead_address]
+            assert failures == []
+            assert [each.address for each in failed] == [dead_address]
 
 
 def test_an_nsqd_that_is_given_is_connected_to_there_unless_it_is_in_the_address_map(
