@@ -233,7 +233,7 @@ class Sampler:
 
         The first one waits until a daemon has answered, and a moment longer for the others. It
         raises `NotFoundError` for a name or pattern that is nowhere, and the first failure when
-        none answers, unless an answer is not ``required``. Later that is a sample with nothing but failures: a long run outlives a bad
+        none answers. Later that is a sample with nothing but failures: a long run outlives a bad
         moment.
         """
         if time.monotonic() - self._looked_up_s >= LOOKUP_S:
@@ -461,7 +461,7 @@ class Sampler:
             present = {row.topic for row in rows}
             for topic in wanted.topics:
                 if topic in registered and topic not in present:
-                    raise NotFoundError(on_no_nsqd(topic)) from None
+                    raise NotFoundError(on_no_nsqd(f"topic {topic}")) from None
             raise
 
     def _put_together(self, question: Question) -> Sample:

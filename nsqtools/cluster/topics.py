@@ -305,9 +305,10 @@ def _glob_hint(pattern: str, names: Collection[str]) -> str:
     return f"This is a glob; write '/{pattern}/' for a regular expression." if meant else ""
 
 
-def on_no_nsqd(topic: str) -> str:
-    """Return the message about a topic that only nsqlookupd knows."""
-    return f"topic {topic} is registered with nsqlookupd, but no nsqd has it"
+def on_no_nsqd(subject: str, failures: Collection[DaemonFailure] = ()) -> str:
+    """Return the message about a topic or channel that only nsqlookupd knows."""
+    which = "no nsqd that answers" if failures else "no nsqd"
+    return f"{subject} is registered with nsqlookupd, but {which} has it"
 
 
 UNLISTED_S = 20.0  # nsqd registers at a restarted nsqlookupd within 15

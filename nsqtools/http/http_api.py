@@ -167,7 +167,7 @@ class HTTPAPI:
         *,
         may_fail: bool = False,
     ) -> HTTPAnswer:
-        """Ask at a path below the address; its query is sent, too, but for what ``parameters`` name.
+        """Ask at a path below the address, with its query but for what ``parameters`` name.
 
         With ``may_fail`` any status is an answer, not only 2xx.
         """
