@@ -258,7 +258,7 @@ class TopicChange:
         steps = tuple(step for step in plan.steps if step.address == self.node)
         if not steps:
             raise NotFoundError(f"{self.node} does not have it, or does not answer")
-        return AdminPlan(steps, (), plan.notes)
+        return AdminPlan(steps)  # the notes are about all nsqd
 
 
 def _create(

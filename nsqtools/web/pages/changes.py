@@ -54,7 +54,9 @@ def _form(site: Site, request: Request, topic: str, typed: str = "", refusal: st
 
 def _plan(site: Site, request: Request, change: TopicChange, refusal: str = "") -> Response:
     plan = plan_change(site.context.cluster, change)
-    channels = site.snapshot().channels(change.topic)
+    snapshot = site.snapshot()
+    rows = snapshot.of_node(change.node) if change.node else snapshot.totals
+    channels = [row for row in rows if row.topic == change.topic and row.channel]
     return _page(
         site,
         request,
