@@ -290,14 +290,14 @@ def _of_queue(
     waiting = f"{row.depth:,} messages wait"
     ingress = rates.ingress if rates else 0.0
     if row.channel and row.depth and not row.clients and not row.paused:
-        coming = f" and {_rate(ingress)} come every second" if ingress > 0 else ""
+        coming = f" and {rate_text(ingress)} come every second" if ingress > 0 else ""
         yield of_row(Kind.GROWS if coming else Kind.NO_CONSUMERS, waiting + coming, row)
     elif not row.channel and row.depth and not has_channels:
         yield of_row(Kind.NO_CHANNELS, f"{waiting} for the first channel", row)
     if bounds.max_depth is not None and row.depth > bounds.max_depth:
         yield of_row(Kind.DEEP, f"{waiting}, more than {bounds.max_depth:,}", row)
     if rates and rates.timed_out > 0:
-        text = f"{_rate(rates.timed_out)} messages time out every second"
+        text = f"{rate_text(rates.timed_out)} messages time out every second"
         problem = of_row(Kind.TIMEOUTS, f"{text}, {row.timed_out:,} so far", row)
         yield problem._replace(weight=row.timed_out)
 
@@ -314,8 +314,8 @@ def _of_window(
         text = f"{waiting}{took}, and none was finished in {ago_s:.0f} s"
         yield of_row(Kind.STUCK, text, now)
     elif now.clients and now.depth > bounds.behind_depth and growth > 0:
-        moved = f"{_rate(rates.ingress)} come, {_rate(rates.finish)} are finished"
-        text = f"{waiting}, {_rate(growth)} more every second: {moved}"
+        moved = f"{rate_text(rates.ingress)} come, {rate_text(rates.finish)} are finished"
+        text = f"{waiting}, {rate_text(growth)} more every second: {moved}"
         yield of_row(Kind.FALLS_BEHIND, text, now)
     if returned >= LEAST_REQUEUED and rates.requeue > bounds.requeue_share * rates.egress:
         share = min(1.0, rates.requeue / rates.egress) if rates.egress else 1.0
@@ -358,5 +358,8 @@ def problems_of_nodes(nodes: Iterable[NodeStatus], lookupds: Sequence[str]) -> I
             yield Problem(Kind.TOMBSTONED, "hidden by nsqlookupd", topic, node=node.address)
 
 
-def _rate(per_s: float) -> str:
-    return f"{per_s:.1f}" if per_s < 10 else f"{per_s:,.0f}"
+def rate_text(per_s: float) -> str:
+    """Return messages a second, with a decimal where there are few."""
+    if 0 < per_s < 0.05:
+        return "<0.1"
+    return f"{per_s:.1f}" if 0 < per_s < 10 else f"{per_s:,.0f}"

@@ -23,7 +23,7 @@ from plugins.servers import DataPath, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.cluster.check import without_secrets
-from nsqtools.cluster.problems import Bounds, Earlier, Kind, comparable, problems_of
+from nsqtools.cluster.problems import Bounds, Earlier, Kind, Problem, comparable, problems_of
 from nsqtools.cluster.queue_rows import NodeReport, QueueRow, totals
 from nsqtools.cluster.sampling import Sample
 from nsqtools.errors import DeadlineExceeded
@@ -89,11 +89,13 @@ def test_an_nsqd_that_answers_the_second_time_alone_is_no_growth() -> None:
         reports = [NodeReport(at, 0.0, read_stats({"start_time": 1})) for at in depths]
         return Sample(1.0, rows, totals(rows), tuple(reports), ())
 
-    def found(then: Sample, now: Sample) -> list[Kind]:
-        return [each.what for each in problems_of(now, Earlier(comparable(then, now), 10.0))]
+    def found(then: Sample, now: Sample, ago_s: float = 10.0) -> list[Problem]:
+        return problems_of(now, Earlier(comparable(then, now), ago_s))
 
-    assert found(sample_of(a=1), sample_of(a=1, b=2000)) == [Kind.NO_CONSUMERS]
-    assert found(sample_of(a=1, b=1), sample_of(a=1, b=2000)) == [Kind.GROWS]
+    [later] = found(sample_of(a=1), sample_of(a=1, b=2000))
+    [grows] = found(sample_of(a=1, b=1), sample_of(a=1, b=2), 60.0)
+    assert (later.what, grows.what) == (Kind.NO_CONSUMERS, Kind.GROWS)
+    assert grows.text == "3 messages wait and <0.1 come every second"
 
 
 def test_what_a_daemon_that_does_not_answer_may_have_is_not_judged(
