@@ -155,7 +155,7 @@ def _text(verdict: Verdict, shown: Sequence[Problem], status: int) -> Iterator[s
         yield _line(problem, verdict)
         yield f"          {problem.what.remedy}"
     for line in verdict.not_judged:
-        yield f"not judged: {line}"
+        yield escape_line(f"not judged: {line}")
     yield f"{WORDS[status]}: {_summary(verdict, shown)}"
 
 
@@ -183,10 +183,9 @@ def _nagios(verdict: Verdict, shown: Sequence[Problem], status: int) -> Iterator
     first = "; ".join(f"{each.kind} {each.where}".strip() for each in shown[:3])
     text = f"NSQ {WORDS[status]} - {first or _summary(verdict, shown)}".replace("|", "/")
     yield f"{escape_line(text)} | {figures}"
-    for problem in shown:  # a bar would begin figures
-        yield f"{_line(problem, verdict)}. {problem.what.remedy}".replace("|", "/")
-    for line in verdict.not_judged:
-        yield f"not judged: {line}"
+    said = [f"{_line(problem, verdict)}. {problem.what.remedy}" for problem in shown]
+    said += [f"not judged: {line}" for line in verdict.not_judged]
+    yield from (escape_line(line).replace("|", "/") for line in said)  # a bar would begin figures
 
 
 def _prometheus(verdict: Verdict, shown: Sequence[Problem], status: int) -> Iterator[str]:
