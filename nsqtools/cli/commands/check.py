@@ -97,6 +97,8 @@ def check(
     from nsqtools.cluster.problems import Bounds
     from nsqtools.cluster.sampling import SampleFilter
 
+    if as_json and format not in (CheckFormat.text, CheckFormat.json):
+        raise ConfigurationError("--json and --format contradict each other")
     memory = _load(state) if state is not None else None
     expected = read_topology(expect) if expect is not None else None
     stopped = threading.Event()
