@@ -66,8 +66,6 @@ def _plan(site: Site, request: Request, change: TopicChange, refusal: str = "") 
         change.channel,
         change=change,
         plan=plan,
-        # how the command line says it is of no use here
-        notes=[note.partition("; --")[0] for note in plan.notes],
         kept=sum(row.depth + row.in_flight + row.deferred for row in channels),
         csrf_token=site.context.token(request),
         refusal=refusal,
