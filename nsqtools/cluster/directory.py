@@ -80,8 +80,9 @@ def open_cluster(settings: ConnectionSettings, **defaults: Any) -> Cluster:
     """
     lookupds, nsqds = settings.lookupd_http_addresses, settings.nsqd_http_addresses
     options = settings.client_options(**defaults)
-    access = http_access(options, (*lookupds, *nsqds), settings.address_map)
-    return Cluster(ClusterAddresses(nsqds, lookupds, settings.nsqd_tcp_addresses), access)
+    access = partial(http_access, options, (*lookupds, *nsqds), settings.address_map)
+    addresses = ClusterAddresses(nsqds, lookupds, settings.nsqd_tcp_addresses)
+    return Cluster(addresses, access(), access)
 
 
 def nsqd_addresses(settings: ConnectionSettings) -> tuple[str, ...]:
@@ -105,12 +106,20 @@ def nsqd_addresses(settings: ConnectionSettings) -> tuple[str, ...]:
 class Cluster:
     """The daemons at some addresses. Thread-safe; to be closed. Raises `ConfigurationError`.
 
+    ``renewed`` gives the access with certificates and secret as their files are now; each look-up
+    asks for it.
     ``names`` are what nsqd call themselves to nsqlookupd, by address, as they last said it; ``""``
     where that was not asked. ``proven`` are those given by TCP address, by their HTTP address.
     """
 
-    def __init__(self, addresses: ClusterAddresses, access: HTTPAccess | None = None) -> None:
+    def __init__(
+        self,
+        addresses: ClusterAddresses,
+        access: HTTPAccess | None = None,
+        renewed: Callable[[], HTTPAccess] | None = None,
+    ) -> None:
         self._access = access or HTTPAccess()
+        self._renewed = renewed
         self._workers = ThreadPoolExecutor(MAX_WORKERS, thread_name_prefix="nsq-cluster")
         self._clients: dict[str, NsqdHTTPClient] = {}
         self._silent: dict[str, tuple[float, NsqError]] = {}  # until when, and why
@@ -130,10 +139,26 @@ class Cluster:
         }
         self._given = list(dict.fromkeys([*self._logins, *self._unproven]))
         self._tcp: set[Address] = set()  # of those given by HTTP address
-        self.lookupds = {
-            short_address(url): self._access.nsqlookupd(url)
-            for url in (http_url(text, LOOKUPD_HTTP_PORT) for text in addresses.lookupd_http)
-        }
+        self._lookupd_urls = [http_url(text, LOOKUPD_HTTP_PORT) for text in addresses.lookupd_http]
+        self.lookupds = self._clients_of_lookupds()
+
+    def _clients_of_lookupds(self) -> dict[str, NsqlookupdHTTPClient]:
+        return {short_address(url): self._access.nsqlookupd(url) for url in self._lookupd_urls}
+
+    def _renew(self) -> None:
+        """Go on with certificates and secret as their files are now."""
+        try:
+            access = self._renewed() if self._renewed else self._access
+        except ConfigurationError:
+            return  # of certificate and key one alone was replaced as yet
+        if access == self._access:
+            return
+        with self._lock:
+            before = [*self._clients.values(), *self.lookupds.values()]
+            self._access, self._clients = access, {}
+            self.lookupds = self._clients_of_lookupds()
+        for client in before:
+            client.close()
 
     def close(self) -> None:
         """Close all connections."""
@@ -160,6 +185,7 @@ class Cluster:
 
     def look_up(self) -> tuple[dict[str, list[KnownNode]], Nsqds, list[DaemonFailure]]:
         """Find the nsqd as `nsqds` does; return what each nsqlookupd knows, too."""
+        self._renew()
         answers, failures = self.known_nodes()
         found, impostors = self.nsqds_among(
             known.node for nodes in answers.values() for known in nodes

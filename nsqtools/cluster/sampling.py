@@ -305,6 +305,7 @@ class Sampler:
             if address not in self._nodes:
                 meters = RateMeter(self._least_s), ConsumerMeter(self._least_s)
                 self._nodes[address] = _Node(address, client, *meters, now_s, now_s)
+            self._nodes[address].client = client  # certificates are renewed
         for address, node in self._nodes.items():
             if address in known or address in given:
                 node.is_announced, node.announced_s = True, now_s
