@@ -27,7 +27,13 @@ from urllib.parse import urlsplit
 
 from nsqtools.client.connection import http_access
 from nsqtools.client.connection_settings import ConnectionSettings
-from nsqtools.errors import ConfigurationError, ConnectionFailed, NotFoundError, NsqError
+from nsqtools.errors import (
+    ConfigurationError,
+    ConnectionFailed,
+    DeadlineExceeded,
+    NotFoundError,
+    NsqError,
+)
 from nsqtools.http.http_api import (
     HTTPAccess,
     KnownNode,
@@ -45,7 +51,6 @@ from nsqtools.protocol.names import (
 )
 
 HTTP_PORT_OFFSET = 1  # nsqd listens on 4150 and 4151 unless configured otherwise
-SILENT_MARGIN_S = 0.05  # a socket's time may be over a moment before that of the question
 MAX_WORKERS = 128  # half of a large cluster may hang, and the other half is to be asked in time
 
 C = TypeVar("C")
@@ -301,7 +306,7 @@ class Cluster:
     def ask_one(self, address: str, question: Callable[[], R], latest_s: float) -> R:
         """Put a question to a daemon, until ``latest_s`` on the monotonic clock.
 
-        One that let the whole time pass is not asked again for as long: it fails as before.
+        One that does not answer in time is not asked again for as long: it fails as before.
         """
         from nsqtools.http.exchange import within
 
@@ -311,9 +316,8 @@ class Cluster:
         try:
             with within(latest_s):
                 return question()
-        except NsqError as exc:
-            if (now_s := time.monotonic()) >= latest_s - SILENT_MARGIN_S:
-                self._silent[address] = now_s + self.timeout_s, exc
+        except DeadlineExceeded as exc:
+            self._silent[address] = time.monotonic() + self.timeout_s, exc
             raise
 
     def _name(self, client: NsqdHTTPClient) -> str:

@@ -71,6 +71,18 @@ def test_who_was_silent_is_forgotten_when_it_may_be_asked_again(dead_address: st
         assert not asked._silent
 
 
+def test_who_cannot_be_connected_to_in_time_is_not_asked_the_next_question(
+    dead_address: str,
+) -> None:
+    def wait() -> list[str]:
+        raise DeadlineExceeded("no answer in time")  # of a connection, whose time is shorter
+
+    with Cluster(ClusterAddresses([dead_address]), HTTPAccess(timeout_s=60)) as asked:
+        for question in (wait, list[str]):
+            with pytest.raises(DeadlineExceeded):
+                asked.ask_one(dead_address, question, time.monotonic() + 60)
+
+
 def test_a_web_server_that_is_no_nsqd_is_said_to_be_none(
     cluster: RunningCluster, http_server: MakeServer
 ) -> None:
