@@ -17,6 +17,7 @@ from plugins.waiting import patience_s
 
 from nsqtools.client.message import Batch, Message
 from nsqtools.client.options import ClientOptions
+from nsqtools.errors import OutputError
 from nsqtools.forward.courier import Courier, DeadLetterFile, DeadLetterTopic, Kept
 from nsqtools.forward.parcel import DELIVERED, Counters, Fate, Outcome, Parcel, Report
 from nsqtools.protocol.frames import OK, RESPONSE, encode_frame
@@ -230,6 +231,12 @@ def test_a_dead_letter_is_kept_under_the_name_that_was_given(tmp_path: Path) -> 
 
     one, rest, two = path.read_bytes().splitlines()
     assert (b'"body 1"' in one, rest, b'"body 2"' in two) == (True, b"torn", True)
+
+
+def test_dead_letters_go_to_no_pipe_which_keeps_nothing(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OutputError, match="is no file on a disk"):
+        DeadLetterFile(tmp_path / "pipe")
 
 
 def test_a_full_disk_is_said_once_and_not_for_each_dead_letter(
