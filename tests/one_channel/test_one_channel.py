@@ -189,8 +189,11 @@ def test_what_one_channel_has_no_room_for_is_in_the_unsent_file(
     """In one, whatever nsqd the settings name: it is for none of them."""
     words = ["pub", "-t", "orders", "a", "b", "--data-path", tmp_path / "place", "--max-depth", 1]
     command = orders.command(*words, "--wait", "0.2s", "--unsent-file", tmp_path / "u")
+    http = orders.lookupd.http_address
+    command = [f"http://u:secret@{word}" if word == http else word for word in command]
     result = run_nsq(command, env={"NSQ_NSQD_TCP_ADDRESS": "127.0.0.1:2,127.0.0.1:1"})
     assert result.status == 7, result.err
+    assert f"; nsqlookupd {http} names this nsqd" in result.err
     assert (tmp_path / "u").read_bytes() == b"b\n"
 
 
