@@ -95,18 +95,18 @@ class ChannelDrain:
     def run(self, moves: list[ChannelMove], show: Callable[[], None] = lambda: None) -> int:
         """Move everything, also what arrives meanwhile; return how many messages are left there.
 
-        Raises as `ChannelPublisher.publish`, and `ConnectionFailed`; what was not stored is on the
-        nsqd still.
+        Raises as `TemporaryNsqd.join`, and `OutputError`; what was not stored is on the nsqd still.
         """
         if not moves:
             return 0
         address = tcp_address(self._source)
         ready: SimpleQueue[Queue] = SimpleQueue()
         consumers: dict[Queue, Consumer] = {}
+        keys = [(move.topic, move.channel) for move in moves]
+        for key in keys:  # before any message waits here, as its attempts would count
+            self._publisher.join(*key)
         with ExitStack() as stack:
-            for move in moves:
-                key = move.topic, move.channel
-                self._publisher.join(*key)
+            for key in keys:
                 consumers[key] = Consumer(
                     *key,
                     nsqd_tcp_addresses=address,
@@ -120,7 +120,7 @@ class ChannelDrain:
                 try:
                     key = ready.get(timeout=_IDLE_S)
                 except Empty:
-                    if not self._left(consumers):
+                    if not self._left(consumers, paused=False):
                         break
                 else:
                     while (batch := consumers[key].next_batch(0)) is not None:
@@ -139,12 +139,18 @@ class ChannelDrain:
         self.moved[key] += len(batch)
         batch.finish()
 
-    def _left(self, keys: Container[Queue]) -> int:
+    def _left(self, keys: Container[Queue], *, paused: bool = True) -> int:
+        """Count what is there; without ``paused``, what comes: none does where that is set."""
         return sum(
-            messages_of(channel) + topic.depth
+            count
             for topic in _topics(self._source)
             for channel in topic.channels
             if (topic.topic_name, channel.channel_name) in keys
+            for count, waits in (
+                (topic.depth, topic.paused),
+                (messages_of(channel), channel.paused),
+            )
+            if paused or not waits
         )
 
 

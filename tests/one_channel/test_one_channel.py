@@ -442,3 +442,35 @@ def test_what_was_moved_is_delivered_after_the_nsqd_is_gone(
     assert consumed.counts("orders", "billing") == {b"a": 1, b"b": 1}
     assert not place.exists()
     assert run_nsq(drain).status == 4
+
+
+def test_a_drain_ends_beside_a_paused_topic_and_waits_once_for_an_nsqlookupd_that_is_dead(
+    source: Nsqd, consumed: Consumed, run_nsq: RunNsq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for topic in TOPICS:
+        source.create_channel(topic, "billing")
+    source.post("/topic/pause", topic="orders")
+    source.publish("orders", b"a")
+    dead = "127.0.0.1:1"
+    wait, lacking = TemporaryNsqd._wait_for_nodes, list[list[str]]()
+
+    def look(temporary: TemporaryNsqd, topics: list[str], *, shown: bool) -> list[str]:
+        if shown and not lacking:
+            monkeypatch.setattr(temporary_nsqd, "_REGISTERED_S", 0.0)
+            wait_until(lambda: wait(temporary, topics, shown=True) == [dead], what="the other does")
+            monkeypatch.setattr(temporary_nsqd, "_REGISTERED_S", patience_s(10))
+            found = [dead]
+        else:
+            found = wait(temporary, topics, shown=shown)
+        if shown:
+            lacking.append(found)
+        return found
+
+    monkeypatch.setattr(TemporaryNsqd, "_wait_for_nodes", look)
+    options = consumed.options("--lookupd-http-address", dead, "--yes")
+    result = run_nsq(["drain", source.http_address, *options])
+
+    assert result.status == 6, result.err
+    assert lacking == [[dead], [], []]
+    assert result.err.count(f"{dead} does not show this nsqd: its consumers will not come") == 1
+    assert "nsq: 0 messages moved, 1 left\n" in result.err
