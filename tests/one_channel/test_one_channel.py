@@ -427,12 +427,13 @@ def test_what_was_moved_is_delivered_after_the_nsqd_is_gone(
 ) -> None:
     source.create_channel("orders", "billing")
     source.publish("orders", b"a", b"b")
-    drain = ["drain", source.http_address, *consumed.options("--yes")]
+    drain = ["drain", f"http://u:secret@{source.http_address}", *consumed.options("--yes")]
 
     alone = run_nsq([*drain, "--wait", "100ms"])
     place = next(tmp_path.glob("nsqd-127*"))
     assert (alone.status, left(source)) == (7, 0), alone.err
     assert f"{place.name} has 2 messages, and how far this came: run it again" in alone.err
+    assert "secret" not in alone.err
     source.stop()
     consumed.begin("orders", "billing")
     result = run_nsq(drain)
