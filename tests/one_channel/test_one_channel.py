@@ -29,7 +29,7 @@ from nsqtools.client.message import Message
 from nsqtools.client.options import ClientOptions
 from nsqtools.client.producer import Producer
 from nsqtools.cluster.directory import Cluster, ClusterAddresses
-from nsqtools.errors import PublishError
+from nsqtools.errors import OutputError, PublishError
 from nsqtools.one_channel import temporary_nsqd
 from nsqtools.one_channel.temporary_nsqd import MARK, TemporaryNsqd
 from nsqtools.protocol.frames import WireMessage
@@ -197,8 +197,31 @@ def test_what_one_channel_has_no_room_for_is_in_the_unsent_file(
     assert (tmp_path / "u").read_bytes() == b"b\n"
 
 
+@pytest.mark.parametrize("is_disk_full", [False, True])
+def test_what_cannot_be_stored_is_in_the_unsent_file(
+    orders: Consumed,
+    run_nsq: RunNsq,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_disk_full: bool,
+) -> None:
+    def put(*_: object, **__: object) -> None:
+        raise OutputError("the disk is full")
+
+    if is_disk_full:
+        monkeypatch.setattr(TemporaryNsqd, "put", put)
+    topic = "orders" if is_disk_full else "nope"
+    lines = [b"%d %b\n" % (n, b"x" * 1000) for n in range(4000 if is_disk_full else 2)]
+    command = orders.command("pub", "-t", topic, "--unsent-file", tmp_path / "u")
+    result = run_nsq(command, stdin=b"".join(lines))
+    assert result.status == (1 if is_disk_full else 3)
+    assert f"nsq: 0 confirmed, 0 rejected, 0 unknown, {len(lines)} unsent\n" in result.err
+    assert (tmp_path / "u").read_bytes() == b"".join(lines)
+
+
+@pytest.mark.parametrize("others", [False, True])
 def test_without_a_consumer_it_ends_and_the_next_run_goes_on(
-    orders: Consumed, run_nsq: RunNsq, tmp_path: Path
+    orders: Consumed, run_nsq: RunNsq, tmp_path: Path, others: bool
 ) -> None:
     archive, other = archived(tmp_path / "a.gz", 5), archived(tmp_path / "b.gz", 5, what="new")
     place = tmp_path / "place"

@@ -159,11 +159,12 @@ class PublishRun(NamedTuple):
         with stopping(self.publisher.stop) as signals:
             try:
                 publish()
+                show = self.progress.show
+                self.publisher.deliver(lambda count: show(lambda: f"{count:,} consumed"))
             except NsqError:
                 if any(astuple(self.publisher.counts)):
                     self.progress.tell(self.publisher.counts.summary())
                 raise
-            self.publisher.deliver(lambda count: self.progress.show(lambda: f"{count:,} consumed"))
         return signals
 
 
