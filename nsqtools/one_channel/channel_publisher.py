@@ -248,7 +248,7 @@ class ChannelPublisher(Publisher):
                 break
             show(self.delivered)
             self.stopped.wait(POLL_S)
-        self._nsqd.leave(is_over=is_over)
+        self._nsqd.leave(is_over=is_over and (self._resumes or not self._number))
         self.delivered = self._stored - self._nsqd.left
 
     def rest(self) -> str:
@@ -258,6 +258,8 @@ class ChannelPublisher(Publisher):
         how = "which the next run delivers; its input may be empty"
         if self._resumes:
             how = "and how far this came: run it again"
+        elif self._number:
+            how = "and how far an earlier run came: run that again"
         return f"{self._nsqd.data_path} has {counted(self._nsqd.left, 'message')}, {how}"
 
     def _look_for_consumers(self, states: Sequence[QueueState]) -> None:
