@@ -149,6 +149,8 @@ class BenchPlan:
                 f"messages of {low} to {high} bytes cannot be measured",
                 hint=f"The smallest size is {least}, and a range is written 100-2000.",
             )
+        if self.for_s == 0:
+            raise ConfigurationError("nothing can be measured in 0 seconds")
         if not (nsqds := len(addresses)) <= self.connections <= MAX_CONNECTIONS:
             raise ConfigurationError(
                 f"{self.connections} connections cannot be spread over {nsqds} nsqd",
