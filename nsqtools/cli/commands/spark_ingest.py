@@ -157,8 +157,8 @@ def ingest(
                 f"a spool cannot be in {checkpoint}: it is a log that is appended to and synced",
                 hint="Give a local or shared directory with --spool-dir.",
             )
-        source = topic_source(topic or [], topic_pattern, channel, spool, connection, common)
         hand_on_secrets(connection, os.environ)
+        source = topic_source(topic or [], topic_pattern, channel, spool, connection, common)
     places = IngestPlaces(output, checkpoint, chosen, format is TableFormat.delta)
     settings = spark.settings(
         f"nsq spark ingest: {source.name}",
@@ -209,16 +209,19 @@ def topic_source(
     connection: ConnectionSettings,
     options: Mapping[str, str],
 ) -> IngestSource:
-    """The source for live topics, or for those of a pattern."""
+    """The source for live topics, or for those of a pattern. Raises `ConfigurationError`."""
     from nsqtools.spark.format_options import as_options
     from nsqtools.spark.jobs.ingestion import IngestSource
+    from nsqtools.spark.topic_stream import topic_settings
 
     chosen = {"topic": ",".join(topics)} if pattern is None else {"topicPattern": pattern}
     place = {**chosen, "channel": channel, "spoolDir": str(spool.absolute())}
     known = sorted(set(topics))
     names = ", ".join(known) if pattern is None else f"pattern {pattern}"
     name = f"the topic{'s' if len(known) > 1 else ''} {names}, channel {channel}"
-    return IngestSource(name, "nsq", {**as_options(connection), **place, **options})
+    options = {**as_options(connection), **place, **options}
+    topic_settings(options, os.environ)  # refused before Spark is started
+    return IngestSource(name, "nsq", options)
 
 
 def tell_progress(counts: IngestCounts, progress: Progress, metrics_file: Path | None) -> None:

@@ -52,6 +52,8 @@ def test_what_cannot_be_done_is_one_line_and_makes_nothing(
         (["ingest", "-t", "clicks", "--skip-damaged", *TO_LAKE], 2, "are for archives"),
         (["ingest", "s3://b/nsq", *TO_LAKE, "--work-dir", "archive"], 2, "in directories"),
         (["ingest", "archive", "-o", "s3://b/o", "--checkpoint", "s3://b/c"], 4, "to the store"),
+        (["ingest", "--topic-pattern", "[", *TO_LAKE], 2, "is not a regular expression"),
+        (["ingest", "--topic-pattern", "x", "-c", "x#ephemeral", *TO_LAKE], 2, "would be deleted"),
         (["ingest", "-t", "clicks", *TO_LAKE, AWAY], 4, "127.0.0.1:1 (connection refused)"),
         (["replay", "/no/such/path"], 3, "there is no /no/such/path"),
         (["replay", "archive", "--topic", "a="], 2, "invalid --topic 'a='"),
