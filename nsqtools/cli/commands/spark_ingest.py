@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 STREAM = "Stream"
 CHANNEL = "spark-ingest"
+TRIGGER_S = 10.0
 
 
 def ingest(
@@ -63,7 +64,9 @@ def ingest(
     channel: Channel = None,
     once: bool = opt("", "Take what is there and end.", LIMITS),
     for_: For = None,
-    trigger: float = opt("DURATION", "Time between batches; 0s for none.", STREAM, "10s"),
+    trigger: float | None = opt(
+        "DURATION", "Time between batches; 0s for none.", STREAM, show_default="10s"
+    ),
     max_rows_per_trigger: int = opt(
         "N", "At most about N messages in a batch.", STREAM, 1_000_000, min=1
     ),
@@ -119,6 +122,8 @@ def ingest(
     )
     from nsqtools.spark.jobs.inputs import damage_options
 
+    if once and trigger is not None:
+        raise ConfigurationError("--trigger has no effect with --once")
     common = {"maxRowsPerTrigger": str(max_rows_per_trigger)}
     if not fail_on_data_loss:
         common["failOnDataLoss"] = "false"
@@ -172,7 +177,8 @@ def ingest(
         open_spark(runtime, replace(settings, inherited=held.descriptors)) as session,
         Progress(runtime) as progress,
     ):
-        query = start_query(session, source, made, None if once else trigger)
+        between_s = TRIGGER_S if trigger is None else trigger
+        query = start_query(session, source, made, None if once else between_s)
         follower = QueryFollower(
             query,
             for_s=for_,

@@ -50,6 +50,8 @@ def test_what_cannot_be_done_is_one_line_and_makes_nothing(
         (["ingest", "archive", "-t", "clicks", *TO_LAKE], 2, "give topics (-t TOPIC)"),
         (["ingest", "archive", "-c", "spark", *TO_LAKE], 2, "are for topics"),
         (["ingest", "-t", "clicks", "--skip-damaged", *TO_LAKE], 2, "are for archives"),
+        (["ingest", "archive", *TO_LAKE, "--once", "--trigger", "1s"], 2, "no effect with --once"),
+        (["sql", "SELECT 1", "--damage-dir", "d"], 2, "--damage-dir is for --skip-damaged"),
         (["ingest", "s3://b/nsq", *TO_LAKE, "--work-dir", "archive"], 2, "in directories"),
         (["ingest", "archive", "-o", "s3://b/o", "--checkpoint", "s3://b/c"], 4, "to the store"),
         (["ingest", "--topic-pattern", "[", *TO_LAKE], 2, "is not a regular expression"),
