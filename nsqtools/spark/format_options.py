@@ -93,9 +93,9 @@ class Options:
         """Return values separated by commas."""
         return [part.strip() for part in (self.text(name) or "").split(",") if part.strip()]
 
-    def integer(self, name: str, *, low: int = 1) -> int | None:
-        """Return a number that is not below ``low``."""
-        return self._read(name, "a whole number", int, low)
+    def integer(self, name: str) -> int | None:
+        """Return a number, 1 at least."""
+        return self._read(name, "a whole number", int, 1)
 
     def number(self, name: str) -> float | None:
         """Return a number that is not negative, whole or not."""
