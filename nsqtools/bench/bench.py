@@ -148,10 +148,8 @@ class Bench:
             self._counters.target = total
             self._phase = "consuming"
             before = _processor_ticks()
-            consumers.begin()
-            consumed = consumers.results()
-            began = min((r.began_at for r in consumed if r.measured), default=0.0)
-            return self._report(published, consumed, began, before)
+            began = consumers.begin()
+            return self._report(published, consumers.results(), began, before)
 
     def _report(
         self,

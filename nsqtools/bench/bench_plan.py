@@ -252,9 +252,9 @@ class WorkerResult:
     """What a publisher or a consumer did: all it published or consumed, and of that what was
     measured.
 
-    ``redelivered`` messages had been delivered before. ``began_at`` and ``ended_at`` are monotonic
-    times of the first and the last batch that was measured. ``cpu_s`` is the processor time of
-    ``cpu_messages``, and ``cpu_share`` that over its duration.
+    ``redelivered`` messages had been delivered before. ``ended_at`` is the monotonic time of the
+    last batch that was measured. ``cpu_s`` is the processor time of ``cpu_messages``, and
+    ``cpu_share`` that over its duration.
     """
 
     messages: int = 0
@@ -262,7 +262,6 @@ class WorkerResult:
     redelivered: int = 0
     measured: int = 0
     measured_bytes: int = 0
-    began_at: float = 0.0
     ended_at: float = 0.0
     cpu_s: float = 0.0
     cpu_messages: int = 0

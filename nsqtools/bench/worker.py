@@ -230,7 +230,6 @@ class LoadSubscriber:
                     result.latencies.add(max(0, now_ns - time_ns) / 1e6, count)
                     measured += count
         if measured:
-            result.began_at = result.began_at or now
             result.ended_at = now
             result.measured += measured
             size = sum(map(len, bodies))

@@ -52,6 +52,7 @@ def test_a_measurement_counts_what_nsqd_counts(nsqd: GoNsqd, measure: Measure) -
     e2e = measure("e2e", "-n", "5000", "--batch=10", "--connections=2", QUICK)
     sub = measure("sub", "-n", "10000", "--connections=2")
     part = measure("sub", "-n", "50000", "--for=20ms")
+    one = measure("sub", "-n", "1")
     idle = measure("pub", "-n", "1", PROMPT, "--connections=2")  # one of which publishes nothing
 
     assert (named["messages"], named["published"], named["consumed"]) == (1234, 1234, None)
@@ -59,6 +60,7 @@ def test_a_measurement_counts_what_nsqd_counts(nsqd: GoNsqd, measure: Measure) -
     assert nsqd.topic_stats("mine")["message_count"] == 1234
     assert 50 < own["bytes"] / own["messages"] < 100
     assert own["topic"].endswith("#ephemeral")
+    assert one["messages_per_s"] > 0
     assert idle["client_cpu"] < 2  # of a processor
     latency = e2e["latency_ms"]
     assert e2e["messages"] == latency["count"] == 5000
