@@ -66,7 +66,7 @@ def plan_channel_moves(nsqd: NsqdHTTPClient, only: str) -> tuple[list[ChannelMov
         raise NotFoundError(f"{nsqd.url} has no channel {only}")
     for topic in topics:
         name = topic.topic_name
-        if topic.depth:
+        if topic.depth and (topic.paused or not topic.channels):  # else they are on their way
             why = "paused" if topic.paused else "without a channel"
             stays.append(f"topic {name} is {why}, with {topic.depth} messages in it")
         for channel in topic.channels:

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from plugins.archives import write_archive
@@ -31,8 +33,10 @@ from nsqtools.client.producer import Producer
 from nsqtools.cluster.directory import Cluster, ClusterAddresses
 from nsqtools.errors import OutputError, PublishError
 from nsqtools.one_channel import temporary_nsqd
+from nsqtools.one_channel.channel_drain import plan_channel_moves
 from nsqtools.one_channel.temporary_nsqd import MARK, TemporaryNsqd
 from nsqtools.protocol.frames import WireMessage
+from nsqtools.protocol.stats import read_stats
 
 SECOND = 1_000_000_000
 BEGIN = 1_790_000_000 * SECOND
@@ -503,3 +507,21 @@ def test_a_drain_ends_beside_a_paused_topic_and_waits_once_for_an_nsqlookupd_tha
     assert lacking == [[dead], [], []]
     assert result.err.count(f"{dead} does not show this nsqd: its consumers will not come") == 1
     assert "nsq: 0 messages moved, 1 left\n" in result.err
+
+
+@pytest.mark.parametrize(
+    ("is_paused", "has_channel", "why"),
+    [(True, True, "paused"), (False, False, "without a channel"), (False, True, "")],
+)
+def test_what_is_on_its_way_from_a_topic_to_its_channels_does_not_stay(
+    is_paused: bool, has_channel: bool, why: str
+) -> None:
+    channel = {"channel_name": "c"}
+    topic = {"topic_name": "t", "depth": 5, "paused": is_paused, "channels": [channel]}
+    topic |= {} if has_channel else {"channels": []}
+    nsqd: Any = SimpleNamespace(stats=lambda: read_stats({"topics": [topic]}))
+
+    moves, stays = plan_channel_moves(nsqd, "")
+
+    assert len(moves) == has_channel
+    assert stays == ([f"topic t is {why}, with 5 messages in it"] if why else [])
