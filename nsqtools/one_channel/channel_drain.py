@@ -11,13 +11,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Container
 from contextlib import ExitStack
-from functools import partial
-from queue import Empty, SimpleQueue
+from threading import Event
 from typing import NamedTuple
 
 from nsqtools.client.backlog import Backlog
 from nsqtools.client.consumer import Consumer
-from nsqtools.client.message import Batch
 from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.drain import tcp_address
 from nsqtools.cluster.inventory import messages_of
@@ -100,7 +98,7 @@ class ChannelDrain:
         if not moves:
             return 0
         address = tcp_address(self._source)
-        ready: SimpleQueue[Queue] = SimpleQueue()
+        arrived = Event()
         consumers: dict[Queue, Consumer] = {}
         keys = [(move.topic, move.channel) for move in moves]
         for key in keys:  # before any message waits here, as its attempts would count
@@ -111,26 +109,28 @@ class ChannelDrain:
                     *key,
                     nsqd_tcp_addresses=address,
                     options=self._options,
-                    _backlog=Backlog(partial(ready.put, key)),
+                    _backlog=Backlog(arrived.set),
                 )
                 stack.callback(consumers[key].abort)
                 consumers[key].gather(self, self._options.max_in_flight)  # they are stored together
                 consumers[key].start(fail_fast=True)
             while not self._publisher.is_stopped:
-                try:
-                    key = ready.get(timeout=_IDLE_S)
-                except Empty:
-                    if not self._left(consumers, paused=False):
-                        break
-                else:
-                    while (batch := consumers[key].next_batch(0)) is not None:
-                        self._take(key, batch)
+                arrived.clear()
+                took = [self._take(key, consumer) for key, consumer in consumers.items()]
                 show()
+                if any(took) or arrived.wait(_IDLE_S):
+                    continue
+                if not self._left(consumers, paused=False):
+                    break
         for consumer in consumers.values():
             consumer.wait_for_end()
         return self._left(consumers)
 
-    def _take(self, key: Queue, batch: Batch) -> None:
+    def _take(self, key: Queue, consumer: Consumer) -> bool:
+        """Move a batch, if one is there and no stop was asked for: then it is another's turn."""
+        batch = None if self._publisher.is_stopped else consumer.next_batch(0)
+        if batch is None:
+            return False
         try:
             self._publisher.take_over(*key, list(batch))
         except BaseException:
@@ -138,6 +138,7 @@ class ChannelDrain:
             raise
         self.moved[key] += len(batch)
         batch.finish()
+        return True
 
     def _left(self, keys: Container[Queue], *, paused: bool = True) -> int:
         """Count what is there; without ``paused``, what comes: none does where that is set."""

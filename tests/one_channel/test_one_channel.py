@@ -34,6 +34,7 @@ from nsqtools.cluster.directory import Cluster, ClusterAddresses
 from nsqtools.errors import OutputError, PublishError
 from nsqtools.one_channel import temporary_nsqd
 from nsqtools.one_channel.channel_drain import plan_channel_moves
+from nsqtools.one_channel.channel_publisher import ChannelPublisher
 from nsqtools.one_channel.temporary_nsqd import MARK, TemporaryNsqd
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.protocol.stats import read_stats
@@ -525,3 +526,26 @@ def test_what_is_on_its_way_from_a_topic_to_its_channels_does_not_stay(
 
     assert len(moves) == has_channel
     assert stays == ([f"topic t is {why}, with 5 messages in it"] if why else [])
+
+
+def test_no_channel_waits_until_another_is_empty_and_a_stop_waits_for_neither(
+    source: Nsqd, consumed: Consumed, run_nsq: RunNsq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for channel in CHANNELS[:2]:
+        source.create_channel("orders", channel)
+    source.publish("orders", *(b"%d" % n for n in range(5000)))
+    taken: list[str] = []
+    take_over = ChannelPublisher.take_over
+
+    def slowly(self: ChannelPublisher, topic: str, channel: str, messages: list[Message]) -> None:
+        taken.append(channel)
+        threading.Event().wait(0.02)  # more comes meanwhile
+        take_over(self, topic, channel, messages)
+        if len(taken) == 10:
+            self.stop()
+
+    monkeypatch.setattr(ChannelPublisher, "take_over", slowly)
+    result = run_nsq(["drain", source.http_address, *consumed.options("--yes")])
+
+    assert result.status == 6, result.err
+    assert (len(taken), set(taken)) == (10, set(CHANNELS[:2]))
