@@ -54,7 +54,7 @@ class DiskQueue:
     """One queue. ``name`` is ``TOPIC`` or ``TOPIC:CHANNEL``.
 
     ``may_have_files`` false means that it is new. ``on_dirty`` is called when there is something to
-    sync, once or more often; with ``sync_every`` 0 nothing is.
+    sync, once or more often.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class DiskQueue:
         self._folder = data_path
         self._meta_path = data_path / f"{name}.diskqueue.meta.dat"
         self._meta = NewestContent(self._meta_path, 0o600, name_is_durable=False)
-        self._sync_every = sync_every
+        self._sync_every = max(1, sync_every)
         self._on_dirty = on_dirty
         self._operations = self._synced = 0  # in all, and of these before the last sync
         self._not_noted = 0  # of these, since the meta file was written
@@ -245,8 +245,6 @@ class DiskQueue:
 
     def _count(self, operations: int) -> None:
         """Note that something happened which is not on disk yet."""
-        if not self._sync_every:
-            return
         if not self.needs_sync:
             self._on_dirty(self)
         self._operations += operations
@@ -268,11 +266,8 @@ class DiskQueue:
 
     def _leave_file(self, data: int) -> None:
         """Sync and close a file (-1: none) that is not written or read any more."""
-        if self._sync_every:
-            self._note()
-            self._behind.run(self._sync(data, is_open=False), self._report)
-        elif data >= 0:
-            os.close(data)
+        self._note()
+        self._behind.run(self._sync(data, is_open=False), self._report)
 
     def _sync(self, data: int, *, is_open: bool) -> Work:
         positions, number = self._positions(), self._meta.number()
