@@ -623,4 +623,6 @@ class DurableBacklog(QueueBacklog):
             next_ns = None
         if next_ns is not None:
             self._watch(next_ns if count else max(next_ns, self._store.now_ns + _AGAIN_NS))
+        if self._next_due_s is not None:  # it may be that of one that is not written yet
+            self._watch_at(self._next_due_s)
         self._wake()

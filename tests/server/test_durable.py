@@ -298,6 +298,37 @@ def test_settings_that_weaken_a_commit_are_refused(
         EmbeddedServer(tmp_path, "-durable").start()
 
 
+def test_what_is_deferred_while_another_comes_due_comes_in_its_time(
+    nsqd: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is so late that its time comes before it is written."""
+    nsqd.create_channel("t", "ch")
+    nsqd.publish("t", b"first", b"second")
+    is_written, is_second_due = Event(), Event()
+    real_commit = Database.commit
+
+    def commit(database: Database, step: Changes, *, with_publishes: bool) -> Counter[int]:
+        come_due = real_commit(database, step, with_publishes=with_publishes)
+        if step.come_due:
+            is_written.set()
+            is_second_due.wait(patience_s(10))
+        return come_due
+
+    with subscribed(nsqd.tcp_address, "t", "ch", ready=2) as client:
+        first, second = client.read_messages(2)
+        client.send(b"RDY 0\n")
+        monkeypatch.setattr(Database, "commit", commit)
+        client.send(b"REQ %b 1\n" % first.id)
+        assert is_written.wait(patience_s(10))
+        client.send(b"REQ %b 1\n" % second.id)
+        client.settle()
+        time.sleep(0.1)  # its time comes, and passes
+        is_second_due.set()
+        wait_until(
+            lambda: nsqd.channel_stats("t", "ch")["deferred_count"] == 0, what="both are due"
+        )
+
+
 # answers
 
 
