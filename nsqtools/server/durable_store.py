@@ -282,6 +282,8 @@ class DurableStore:
             publishes = [publish for each in self._steps for publish in each.publishes]
             for each in self._steps:  # what else happened is tried again, in its order
                 each.publishes, each.size = [], 0
+            work.flushed += self._flushed  # they wait for this one, too
+            self._flushed = []
             self._timer = self.loop.call_later(_RETRY_S, self._write)
         else:
             if publishes or is_new:

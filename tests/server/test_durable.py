@@ -266,6 +266,31 @@ def test_a_full_disk_refuses_publishes_and_takes_answers_later(
     assert nsqd.channel_stats("t", "ch")["deferred_count"] == 1
 
 
+def test_a_pause_that_a_full_disk_does_not_take_is_refused_whatever_waits_to_be_written(
+    nsqd: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nsqd.create_channel("t", "ch")
+    nsqd.publish("t", b"1", b"2", b"3", b"4")
+    is_full = Event()
+
+    def commit(*_: object, **__: object) -> object:
+        is_full.wait(patience_s(10))
+        return failing(sqlite3.SQLITE_FULL, "full")()
+
+    with subscribed(nsqd.tcp_address, "t", "ch", ready=4) as client:
+        messages = client.read_messages(4)
+        client.settle()
+        with monkeypatch.context() as patch:
+            patch.setattr(Database, "commit", commit)
+            publishes = (b"PUB u\n" + sized(b"x")) * durable_store._STEP_COUNT
+            client.send(b"".join(b"FIN %b\n%b" % (each.id, publishes) for each in messages))
+            wait_until(
+                lambda: nsqd.channel_stats("t", "ch")["in_flight_count"] == 0, what="all are taken"
+            )
+            is_full.set()
+            assert nsqd.request("POST", "/channel/pause?topic=t&channel=ch")[0] == 500
+
+
 def test_after_a_failed_sync_the_database_is_written_anew_before_a_publish_is_confirmed(
     nsqd: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
