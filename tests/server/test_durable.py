@@ -7,22 +7,28 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from plugins.cli import RunNsq
 from plugins.embedded import EmbeddedServer
-from plugins.raw_client import RawClient, sized, subscribed
+from plugins.raw_client import RawClient, mpub, sized, subscribed
 from plugins.servers import Serve
-from plugins.waiting import wait_until
+from plugins.waiting import patience_s, wait_until
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.server import durable_database as database
-from nsqtools.server.durable_database import Database
+from nsqtools.server import durable_store
+from nsqtools.server.durable_database import Changes, Database
 from nsqtools.server.durable_path import DurablePath
+from nsqtools.server.protocol_v2 import PublishCommands
 from nsqtools.server.queues import topic
 
 
@@ -355,6 +361,31 @@ def test_what_is_deferred_while_another_comes_due_comes_in_its_time(
 
 
 # answers
+
+
+@pytest.mark.parametrize("count", [500, 2000])
+def test_a_client_that_sends_faster_than_the_disk_has_to_wait(
+    nsqd: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    waits = Event()
+    fewer_unconfirmed, real_commit = PublishCommands.fewer_unconfirmed, Database.commit
+
+    async def note(self: PublishCommands, limit: int) -> None:
+        if limit:
+            waits.set()
+        await fewer_unconfirmed(self, limit)
+
+    def commit(*args: Any, **options: Any) -> object:
+        assert waits.wait(patience_s(10))
+        return real_commit(*args, **options)
+
+    monkeypatch.setattr(PublishCommands, "fewer_unconfirmed", note)
+    monkeypatch.setattr(Database, "commit", commit)
+    publishes = [mpub("t", [b"x" * 1000] * count)] * (12_000 // count)
+    with RawClient(nsqd.tcp_address) as client, ThreadPoolExecutor(1) as thread:
+        thread.submit(client.send, b"".join(publishes))
+        for _ in publishes:
+            assert client.read_response() == b"OK"
 
 
 def test_answers_come_in_order_however_late_the_disk_is(nsqd: EmbeddedServer) -> None:
