@@ -46,7 +46,12 @@ def run_daemon(
         config = read_config(line.config, options_class) if line.config else {}
         options = options_class(**{**config, **line.options})
         log = DaemonLog(sys.stderr, options.log_prefix, options.log_level)
-        _run(options, log, line.without_effect)
+        if isinstance(options, NsqdOptions) and options.recover_only:
+            from nsqtools.server.recovery import recover
+
+            recover(options, log)  # without a loop: a signal ends it, and that loses nothing
+        else:
+            _run(options, log, line.without_effect)
         return 0
     except ConfigurationError as exc:
         log.fatal(f"failed to instantiate {program} - {exc}")
@@ -71,25 +76,18 @@ def _run(options: Any, log: DaemonLog, without_effect: Sequence[str]) -> None:
         daemon = _daemon(options, log)  # its first line is the version
         for name in without_effect:
             log.warn(f"the flag -{name} is deprecated and has no effect")
-        if daemon is not None:
-            await daemon.start()
-            daemon.owns_process()
-            await asked_to_stop.wait()
-            await daemon.stop()
+        await daemon.start()
+        daemon.owns_process()
+        await asked_to_stop.wait()
+        await daemon.stop()
 
     allow_many()
     with asyncio.Runner(loop_factory=MeteredLoop) as runner:
         runner.run(serve())
 
 
-def _daemon(options: Any, log: DaemonLog) -> NsqdDaemon | NsqlookupdDaemon | None:
-    """Return the daemon to run; None when all there is to do was done."""
+def _daemon(options: Any, log: DaemonLog) -> NsqdDaemon | NsqlookupdDaemon:
     if isinstance(options, NsqdOptions):
-        if options.recover_only:
-            from nsqtools.server.recovery import recover
-
-            recover(options, log)
-            return None
         from nsqtools.server.nsqd_daemon import NsqdDaemon
 
         return NsqdDaemon(options, log)

@@ -122,6 +122,14 @@ def test_neither_kind_of_nsqd_starts_on_the_files_of_the_other(
         killed(nsqd)
 
 
+def test_a_signal_ends_a_recovery(tmp_path: Path, spawn_nsq: SpawnNsq) -> None:
+    os.mkfifo(tmp_path / "nsqd.dat")
+    recovery = spawn_nsq(["nsqd", "-recover-only", f"-data-path={tmp_path}"])
+    with (tmp_path / "nsqd.dat").open("wb"):  # so it reads that now
+        recovery.terminate()
+        assert recovery.wait(patience_s(10)) == -signal.SIGTERM
+
+
 def recover(path: Path, *flags: str) -> None:
     command = [sys.executable, "-m", "nsqtools", "nsqd", "-recover-only", *flags]
     done = subprocess.run([*command, f"-data-path={path}"], capture_output=True, text=True)
