@@ -153,7 +153,7 @@ class DurablePath:
                     f"{self._path}` first, which brings them into the database."
                 )
             path = self.begin([], [])
-        self._remove_others(path)
+        self.remove_others(path)
         wal = Path(f"{path}-wal")
         damage, saved = wal_damage(wal)
         if damage:
@@ -172,12 +172,13 @@ class DurablePath:
             try:
                 database = self._write_anew(path, f"cannot be opened ({exc})")
             except sqlite3.Error:
-                raise ConfigurationError(
-                    f"{path} is damaged: {exc}. "
-                    f"`sqlite3 {path} .recover` may read messages out of it. Move it and "
-                    f"{FILE_NAME} away to begin without them."
+                raise self._unusable(
+                    path,
+                    exc,
+                    f". If that is room enough it is damaged: `sqlite3 {path} .recover` may read "
+                    f"messages out of it. Move it and {FILE_NAME} away to begin without them.",
                 ) from exc
-        self._remove_others(database.path)
+        self.remove_others(database.path)
         database.defer_until(latest_ns)
         return database
 
@@ -207,13 +208,17 @@ class DurablePath:
             for number in count(1)
             if not (each := path.with_name(f"{path.name}.damaged.{number}")).exists()
         )
-        for suffix in ("", "-wal"):
-            with suppress(FileNotFoundError):
-                copy_file(Path(f"{path}{suffix}"), Path(f"{kept}{suffix}"))
+        try:
+            for suffix in ("", "-wal"):
+                with suppress(FileNotFoundError):
+                    copy_file(Path(f"{path}{suffix}"), Path(f"{kept}{suffix}"))
+        except OSError:
+            remove(kept)
+            raise
         return kept
 
-    def _remove_others(self, path: Path | None) -> None:
+    def remove_others(self, path: Path | None) -> None:
         """Remove what was being written when it was killed."""
-        for each in self._path.iterdir():
-            if _DATABASE.fullmatch(each.name) and each != path:
+        for each in self._path.glob("nsqd.durable.*"):
+            if (_DATABASE.fullmatch(each.name) and each != path) or each.suffix == UNFINISHED:
                 remove(each)

@@ -111,7 +111,12 @@ def test_neither_kind_of_nsqd_starts_on_the_files_of_the_other(
     with pytest.raises(ConfigurationError, match="are those of an nsqd with --durable") as refused:
         EmbeddedServer(path).start()
     assert "--recover-only" in str(refused.value)
+    [database] = path.glob("nsqd.durable.*.db")
+    content = database.read_bytes()
     recover(path)
+    database.write_bytes(content)  # it was killed before it removed that
+    recover(path)
+    assert not database.exists()
     with pytest.raises(ConfigurationError, match="are those of an nsqd without --durable"):
         nsqd.start()
     recover(path, "-durable")
