@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import sqlite3
 import subprocess
@@ -10,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
@@ -17,15 +20,16 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from plugins.cli import RunNsq
+from plugins.cli import RunNsq, SpawnNsq
+from plugins.disks import full
 from plugins.embedded import EmbeddedServer
 from plugins.raw_client import RawClient, mpub, sized, subscribed
 from plugins.servers import Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.server import durable_database as database
-from nsqtools.server import durable_store
+from nsqtools.server import durable_database, durable_path, durable_store
+from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.durable_database import Changes, Database
 from nsqtools.server.durable_path import DurablePath
 from nsqtools.server.protocol_v2 import PublishCommands
@@ -334,10 +338,34 @@ def test_after_a_failed_sync_the_database_is_written_anew_before_a_publish_is_co
     assert killed(nsqd).depth("t", "ch") == 0
 
 
+@pytest.mark.parametrize("fails", ["the database", "the copy of the old one"])
+def test_a_rewrite_that_fails_leaves_nothing(
+    nsqd: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    def copy(source: Path, target: Path) -> None:
+        target.touch()
+        full()
+
+    nsqd.publish("t", b"1")
+    nsqd.stop()
+    if fails == "the database":
+        monkeypatch.setattr(durable_database, "_RECOUNT", "nonsense")
+    else:
+        monkeypatch.setattr(durable_path, "copy_file", copy)
+    files = DurablePath(nsqd.data_path, DaemonLog(None, ""))
+    with closing(files.open()) as opened:
+        before = sorted(nsqd.data_path.iterdir())
+        with pytest.raises((sqlite3.Error, OSError)):
+            files.renew(opened, "it is damaged")
+        assert sorted(nsqd.data_path.iterdir()) == before
+
+
 def test_settings_that_weaken_a_commit_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "_SETTINGS", [*database._SETTINGS, ("synchronous", "1")])
+    monkeypatch.setattr(
+        durable_database, "_SETTINGS", [*durable_database._SETTINGS, ("synchronous", "1")]
+    )
     with pytest.raises(ConfigurationError, match="SQLite has synchronous"):
         EmbeddedServer(tmp_path, "-durable").start()
 

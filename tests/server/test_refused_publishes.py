@@ -14,6 +14,8 @@ from plugins.raw_client import RawClient, mpub, sized, subscribed
 from plugins.servers import Serve
 from plugins.waiting import wait_until
 
+from nsqtools.errors import ConfigurationError
+
 
 def publish(nsqd: EmbeddedServer, kind: str, bodies: list[bytes]) -> bool:
     """Publish in one of the ways there are; return whether it was accepted."""
@@ -105,6 +107,28 @@ def publish_until_refused(nsqd: EmbeddedServer, size: int, count: int) -> list[b
     return confirmed
 
 
+def fill(file: Path) -> None:
+    with suppress(OSError), file.open("wb", buffering=0) as filling:
+        while True:
+            filling.write(bytes(4096))
+
+
+@pytest.mark.parametrize("small_disk", ["600k"], indirect=True)
+def test_a_durable_nsqd_that_does_not_start_on_a_full_disk_says_so_and_starts_with_room(
+    small_disk: Path, serve: Serve
+) -> None:
+    nsqd = EmbeddedServer(small_disk, "-durable", "-min-disk-free=1")
+    for number in range(2):
+        fill(small_disk / "of others")
+        with pytest.raises(ConfigurationError, match=r"cannot be used: .*, with \d+ bytes free"):
+            nsqd.start()
+        (small_disk / "of others").unlink()
+        serve(nsqd)
+        nsqd.publish("t", b"x")
+        assert nsqd.depth("t") == number + 1
+        nsqd.stop()
+
+
 @pytest.mark.parametrize("small_disk", ["3m"], indirect=True)
 @pytest.mark.parametrize("is_filled_by_others", [False, True])
 def test_a_durable_nsqd_on_a_full_disk_takes_publishes_again_after_consuming(
@@ -115,9 +139,7 @@ def test_a_durable_nsqd_on_a_full_disk_takes_publishes_again_after_consuming(
     filling = small_disk / "of others"
     confirmed = publish_until_refused(nsqd, size=1000, count=20)
     if is_filled_by_others:
-        with suppress(OSError), filling.open("wb", buffering=0) as file:
-            while True:
-                file.write(bytes(4096))
+        fill(filling)
     with subscribed(nsqd.tcp_address, "t", "a", ready=2500) as client:
         found = client.read_messages(len(confirmed))
         client.finish(found)
