@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import socket
 import struct
 from asyncio import IncompleteReadError, StreamReader, StreamWriter
 from collections.abc import Callable, Coroutine, Iterator
@@ -19,6 +20,7 @@ from plugins.waiting import patience_s, wait_until
 
 from nsqtools.protocol.names import Address
 from nsqtools.protocol.requests import PeerInfo, encode_register
+from nsqtools.server import EmbeddedNsqd
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.lookup_peers import LookupPeer
 
@@ -58,6 +60,27 @@ async def announce_while_more_come(lookupd: EmbeddedLookupServer) -> None:
             await asyncio.sleep(0.01)
     assert "ERROR" not in log.getvalue()
     await peer.stop()
+
+
+def test_a_name_server_that_does_not_answer_does_not_hold_up_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, answers = Event(), Event()
+    ended: list[object] = []
+    real_look_up = socket.getaddrinfo
+
+    def look_up(host: str, *args: object, **hints: object) -> object:
+        if host != "slow.example":
+            return real_look_up(host, *args, **hints)  # type: ignore[arg-type]
+        asked.set()
+        ended.append(answers.wait(TIMEOUT_S))
+        raise socket.gaierror(socket.EAI_AGAIN, "no answer")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    with EmbeddedNsqd(lookupd_tcp_address=("slow.example:4160",)):
+        assert asked.wait(TIMEOUT_S)
+    assert not ended
+    answers.set()
 
 
 async def answer_tcp(
