@@ -9,10 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from plugins.daemons import EmbeddedNsqdProcess
 from plugins.embedded import EmbeddedServer
 from plugins.raw_client import RawClient, mpub, sized, subscribed
 from plugins.servers import Serve
-from plugins.waiting import wait_until
+from plugins.waiting import patience_s, wait_until
 
 from nsqtools.errors import ConfigurationError
 
@@ -90,6 +91,17 @@ def test_a_full_disk_has_what_was_confirmed_and_nothing_else(
     spare.unlink()  # as an operator would
     nsqd.start()
     assert all_messages(nsqd, "a", len(confirmed)) == sorted(confirmed)
+
+
+def test_a_stop_that_cannot_write_what_is_in_memory_ends_with_status_1(
+    small_disk: Path, serve: Serve
+) -> None:
+    nsqd = serve(EmbeddedNsqdProcess(small_disk))
+    nsqd.publish("t", bytes(100 << 10))
+    process = nsqd._process
+    process.terminate()
+    assert process.wait(patience_s(20)) == 1
+    nsqd.wait_for_log(r"ERROR: TOPIC\(t\): failed to close - .*No space left on device")
 
 
 def publish_until_refused(nsqd: EmbeddedServer, size: int, count: int) -> list[bytes]:
