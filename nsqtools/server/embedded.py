@@ -81,7 +81,7 @@ class DaemonThread(Generic[D]):
             self._loop.run_forever()
 
     def stop(self) -> None:
-        """Stop as on SIGTERM: everything unfinished is on disk afterwards, or an error in the log."""
+        """Stop as on SIGTERM: everything unfinished is on disk then, or an error in the log."""
         self.end(lambda daemon: daemon.stop())
 
     def end(self, how: Callable[[D], Coroutine[Any, Any, object]]) -> None:

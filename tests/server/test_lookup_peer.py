@@ -12,9 +12,11 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from functools import partial
 from threading import Event
+from unittest.mock import Mock
 
 import pytest
 from plugins.embedded import EmbeddedLookupServer, EmbeddedServer
+from plugins.http_server import Serves
 from plugins.servers import DataPath, Serve
 from plugins.waiting import patience_s, wait_until
 
@@ -60,6 +62,19 @@ async def announce_while_more_come(lookupd: EmbeddedLookupServer) -> None:
             await asyncio.sleep(0.01)
     assert "ERROR" not in log.getvalue()
     await peer.stop()
+
+
+def test_one_that_is_silent_and_what_never_was_foreseen_are_logged_and_tried_again(
+    serves: Serves, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = serves(lambda accepted: Event().wait(TIMEOUT_S))
+    log = io.StringIO()
+    with EmbeddedNsqd(lookupd_tcp_address=(silent,), log=log):
+        wait_until(lambda: f"LOOKUPD({silent}): TimeoutError\n" in log.getvalue(), what="silence")
+        fault = Mock(side_effect=RuntimeError("can't start new thread"))
+        monkeypatch.setattr(asyncio, "open_connection", fault)
+        said = f"LOOKUPD({silent}): can't start new thread\n"
+        wait_until(lambda: log.getvalue().count(said) > 1, what="it goes on")
 
 
 def test_a_name_server_that_does_not_answer_does_not_hold_up_the_end(

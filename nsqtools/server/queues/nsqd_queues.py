@@ -349,7 +349,8 @@ class NsqdQueues:
             except OSError as exc:
                 self.log.error(f"failed to persist metadata - {exc}")
         self.log.info("NSQ: closing topics")
-        return all([topic.close() for topic in self.topics.values()])
+        closed = [topic.close() for topic in self.topics.values()]  # all, whatever fails
+        return all(closed)
 
     def abandon(self) -> None:
         """Stop the timers and write nothing, as after a kill."""
