@@ -29,6 +29,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Self
 
 from nsqtools.client import outcomes
@@ -133,7 +134,8 @@ class CommonProducer:
         self._is_stopped = False
 
     def __repr__(self) -> str:
-        state = "stopped" if self._is_stopped else f"{len(self._unsettled)} publishes under way"
+        count = len(self._aside) + len(self._unsettled)
+        state = "stopped" if self._is_stopped else f"{count} publishes under way"
         return f"<Producer to {self.nsqd}, {state}>"
 
     # -- life -----------------------------------------------------------------------------------
@@ -243,11 +245,11 @@ class CommonProducer:
     def health(self) -> ProducerHealth:
         """How the producer is now: for a probe, or for metrics."""
         with self._lock:
-            oldest = next(iter(self._unsettled), None)
+            under_way = [each.submitted_at for each in chain(self._aside, self._unsettled)]
             return ProducerHealth(
                 [str(link.address) for link in self._io.links if link.connection is not None],
-                len(self._unsettled),
-                0.0 if oldest is None else time.monotonic() - oldest.submitted_at,
+                len(under_way),
+                time.monotonic() - min(under_way) if under_way else 0.0,
             )
 
     # -- the window -----------------------------------------------------------------------------
