@@ -163,7 +163,7 @@ class CommonConsumer:
                 self._is_started = True
                 _started.add(self)
                 call_at_end_of_child(_stop_all)
-        if fail_fast:  # of what was started without it, as by ``with``, too
+        if fail_fast and wait_s:  # of what was started without it, as by ``with``, too
             awaited = self._io.settled if for_all else self._io.decided
             awaited.wait(min(wait_s, longest_try_s(self.options)))
             if self._io.first_errors and not self._io.subscriptions:
@@ -447,8 +447,8 @@ class Consumer(CommonConsumer):
     ) -> None:
         """Connect. With ``fail_fast`` wait for the first tries, and raise the first error if none
         of them led to a connection; otherwise failures are logged and tried again. The wait ends
-        after ``wait_s`` seconds, or the time that one try may take; unless it is ``for_all``, with
-        the first connection.
+        after ``wait_s`` seconds (0: it is for a later call), or the time that one try may take;
+        unless it is ``for_all``, with the first connection.
 
         A consumer is started once: after a stop this does nothing.
         """
@@ -639,11 +639,10 @@ class Consumer(CommonConsumer):
 
 
 def start_all(consumers: Sequence[Consumer]) -> None:
-    """Start consumers with ``fail_fast``; wait for those that have no connection, together."""
-    for consumer in consumers:
-        consumer.start(fail_fast=True, wait_s=0.0)
-    for consumer in consumers:
-        consumer.start(fail_fast=True, wait_s=0.0 if consumer.connections else math.inf)
+    """Start consumers with ``fail_fast``; wait for a connection of each, together."""
+    for wait_s in (0.0, math.inf):
+        for consumer in consumers:
+            consumer.start(fail_fast=True, wait_s=wait_s, for_all=False)
 
 
 # -- the process ----------------------------------------------------------------------------------
