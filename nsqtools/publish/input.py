@@ -159,10 +159,10 @@ class RecordSource:
 
     def _take(self) -> InputBatch[bytes]:
         batch = self._pending[:BATCH_RECORDS]
-        self._pending = self._pending[BATCH_RECORDS:]
-        left = sum(map(len, self._pending))
-        taken = self._pending_bytes - left + len(batch) * len(self._delimiter)
-        self._pending_bytes = left
+        del self._pending[:BATCH_RECORDS]
+        size = sum(map(len, batch))
+        self._pending_bytes -= size
+        taken = size + len(batch) * len(self._delimiter)
         if not self._pending:
             taken -= self._lacking
             self._lacking = 0
