@@ -138,7 +138,8 @@ class Publication(Future[None]):
             waiter = threading.Lock()
             waiter.acquire()
             self._waiters.append(waiter)  # in this order: `settle` looks at them last
-            limit_s = -1 if timeout is None else timeout
+            # -1 would wait without end
+            limit_s = -1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)
             if not self.is_settled and not waiter.acquire(timeout=limit_s):
                 raise DeadlineExceeded(f"a publish to {self.topic} is not settled yet")
         return self.error
