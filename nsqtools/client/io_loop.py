@@ -122,7 +122,8 @@ class LoopMember:
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait until the member has ended; return whether it has. On the I/O thread, False."""
-        return not self.is_own_thread and self._ended.wait(timeout_s)
+        limit_s = None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX)
+        return not self.is_own_thread and self._ended.wait(limit_s)
 
     @property
     def is_own_thread(self) -> bool:

@@ -268,7 +268,7 @@ class CommonProducer:
                     timeout_s = publication.timeout_s
                 if self._io.loop.is_own_thread:  # no other thread makes room
                     timeout_s = 0
-                if not self._room.wait_for(self._has_room, timeout_s):
+                if not self._room.wait_for(self._has_room, min(timeout_s, threading.TIMEOUT_MAX)):
                     raise self._no_room(timeout_s)
             if self._is_stopped:
                 raise PublishNotSent(f"{self.nsqd}: the producer has stopped")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import threading
 import time
 import weakref
@@ -317,7 +318,7 @@ def test_leaving_the_block_waits_for_retries(nsqd: GoNsqd, in_background: InBack
     nsqd.stop()
     timeout_s = patience_s(0.1)  # for the answer of nsqd, too
     options = ClientOptions(publish_timeout_s=timeout_s)
-    with Producer(nsqd.tcp_address, options, retry_timeout_s=patience_s(20)) as producer:
+    with Producer(nsqd.tcp_address, options, retry_timeout_s=math.inf) as producer:
         publication = producer.submit(TOPIC, [b"x"])
         started = in_background(lambda: (time.sleep(5 * timeout_s), nsqd.start()))
     started.result()
