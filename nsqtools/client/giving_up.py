@@ -23,6 +23,7 @@ confirmed that; until then it counts as in flight, and if the publish fails it c
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -175,6 +176,7 @@ class DeadLetters:
         with self._lock:
             if nsqd not in self._producers:
                 self._producers[nsqd] = Producer(nsqd, self._options)
+                self._producers[nsqd]._window_bytes = math.inf
             producer = self._producers[nsqd]
         try:
             producer.submit(self.topic, bodies, on_settled=lambda sent: ended(sent.error))

@@ -82,6 +82,8 @@ def _check_topic(topic: str) -> str:
 
 class CommonProducer:
     """What producers for threads and for asyncio have in common: all but waiting."""
+    _window_bytes: float = WINDOW_BYTES  # under way, above which a publish waits for room
+
 
     def __init__(
         self,
@@ -283,7 +285,7 @@ class CommonProducer:
     def _has_room(self) -> bool:
         return self._is_stopped or (
             len(self._unsettled) < self.options.max_outstanding
-            and self._unsettled_bytes < WINDOW_BYTES
+            and self._unsettled_bytes < self._window_bytes
         )
 
     def _leave_window(self, publication: PendingPublication) -> bool:

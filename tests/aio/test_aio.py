@@ -24,7 +24,6 @@ from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions, RequeueWithoutBackoff, errors
 from nsqtools.aio import Consumer, Message, Producer
-from nsqtools.client import producer as producer_module
 
 CHANNEL = "tasks"
 DEAD = "127.0.0.1:1"
@@ -333,7 +332,7 @@ async def test_a_window_full_of_bytes_does_not_hold_the_event_loop(
     scripted_nsqd: ScriptedNsqd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that wait are let in together, the first of them fills it, and the order stays."""
-    monkeypatch.setattr(producer_module, "WINDOW_BYTES", 10)
+    monkeypatch.setattr(Producer, "_window_bytes", 10)
     bodies = [b"%010d" % number for number in range(10)]
     producer = Producer(scripted_nsqd.address, ClientOptions(max_outstanding=4))
     tasks = [asyncio.create_task(producer.publish(TOPIC, body)) for body in bodies]

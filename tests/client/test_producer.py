@@ -27,7 +27,6 @@ from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions, Producer, Publication, errors
-from nsqtools.client import producer as producer_module
 from nsqtools.client import producer_io
 
 DEAD = "127.0.0.1:1"
@@ -94,8 +93,8 @@ def test_what_no_byte_was_sent_of_is_not_unknown(
     nsqd: GoNsqd, proxy_to: ProxyTo, produce: Produce, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More than the buffers on the way hold: what came after it was never offered."""
-    for module in (producer_module, producer_io):
-        monkeypatch.setattr(module, "WINDOW_BYTES", 1 << 30)
+    monkeypatch.setattr(producer_io, "WINDOW_BYTES", 1 << 30)
+    monkeypatch.setattr(Producer, "_window_bytes", 1 << 30)
     proxy = proxy_to(nsqd.tcp_address)
     limit_s, large = patience_s(0.4), 1 << 24
     producer = produce(proxy.address, publish_timeout_s=limit_s, publish_max_msg_size=large)
