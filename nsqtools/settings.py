@@ -60,8 +60,9 @@ class SettingRow(NamedTuple):
 def config_path(environ: Mapping[str, str]) -> Path:
     """The configuration file: ``$XDG_CONFIG_HOME/nsqtools/config.toml``, by default ~/.config."""
     home = environ.get("XDG_CONFIG_HOME")
-    base = Path(home) if home else Path(environ.get("HOME", "~")).expanduser() / ".config"
-    return base / "nsqtools" / "config.toml"
+    # "/~" for a user whom nothing gives a home
+    base = home or Path("/", environ.get("HOME") or os.path.expanduser("~"), ".config")
+    return Path(base, "nsqtools", "config.toml")
 
 
 def selection_path(environ: Mapping[str, str]) -> Path:

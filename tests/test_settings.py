@@ -29,6 +29,18 @@ def test_the_file_is_in_the_users_configuration_directory() -> None:
     )
 
 
+def test_a_user_without_a_home_has_no_file_in_the_current_directory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unknown(_: int) -> None:
+        raise KeyError
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    for environ in ({}, {"HOME": ""}):
+        assert config_path(environ) == Path("/~/.config/nsqtools/config.toml")
+
+
 @pytest.mark.parametrize(
     ("text", "settings"),
     [
