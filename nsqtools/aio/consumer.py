@@ -247,6 +247,8 @@ class Consumer(CommonConsumer):
                 self._return_rest()
                 await asyncio.sleep(0)
                 continue
+            if self.backlog.loop is None:
+                await self.start()
             has_stopped = self.backlog.has_stopped
             self.backlog.expect()
             if taken := self._take(0, self._most):

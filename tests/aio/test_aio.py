@@ -96,11 +96,12 @@ async def test_a_failing_task_of_a_group_requeues_what_the_others_hold(nsqd: GoN
 @in_loop
 async def test_waiting_for_a_message_can_time_out_and_go_on(nsqd: GoNsqd) -> None:
     nsqd.create_channel(TOPIC, CHANNEL)
-    async with consumer_of(nsqd) as consumer:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(anext(consumer), 0.2)
-        fill(nsqd, 1, CHANNEL)
-        message = await anext(consumer)
+    consumer = consumer_of(nsqd)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(anext(consumer), 0.2)
+    fill(nsqd, 1, CHANNEL)
+    message = await asyncio.wait_for(anext(consumer), patience_s(5))
+    async with consumer:
         await message.finish()
         assert message.body == b"0"
 
