@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Self
 
 from nsqtools.client import outcomes
 from nsqtools.client.connection import tls_context
+from nsqtools.client.connection_settings import DEFAULT_NSQD_TCP_ADDRESS
 from nsqtools.client.discovery import Discovery
 from nsqtools.client.io_loop import call_at_end_of_child
 from nsqtools.client.options import ClientOptions
@@ -54,8 +55,6 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 log = logging.getLogger("nsqtools")
-
-DEFAULT_ADDRESS = "127.0.0.1:4150"  # where neither nsqd nor nsqlookupd are given
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +81,8 @@ def _check_topic(topic: str) -> str:
 
 class CommonProducer:
     """What producers for threads and for asyncio have in common: all but waiting."""
-    _window_bytes: float = WINDOW_BYTES  # under way, above which a publish waits for room
 
+    _window_bytes: float = WINDOW_BYTES  # under way, above which a publish waits for room
 
     def __init__(
         self,
@@ -102,7 +101,7 @@ class CommonProducer:
         self.options = options or ClientOptions()
         self._lookupds = one_or_several(lookupd_http_addresses)
         if nsqd_tcp_addresses is None:
-            nsqd_tcp_addresses = [] if self._lookupds else DEFAULT_ADDRESS
+            nsqd_tcp_addresses = [] if self._lookupds else DEFAULT_NSQD_TCP_ADDRESS
         given = map(parse_address, one_or_several(nsqd_tcp_addresses))
         self._addresses = list(dict.fromkeys(given))
         if not self._addresses and not self._lookupds:
