@@ -113,6 +113,8 @@ class CommonConsumer:
         urls = one_or_several(lookupd_http_addresses)
         if not self.topics:
             raise ConfigurationError("a consumer needs a topic")
+        if dead_letter in self.topics:
+            raise ConfigurationError(f"dead letters cannot go to {dead_letter}, which is consumed")
         if not nsqd_tcp_addresses and not urls:
             hint = "Give one of an nsqd or an nsqlookupd."
             raise ConfigurationError("a consumer needs an address", hint=hint)

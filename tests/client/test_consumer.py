@@ -49,6 +49,7 @@ from nsqtools.errors import ConfigurationError
         {"nsqd_tcp_addresses": [], "lookupd_http_addresses": ["ftp://localhost"]},
         {"lookupd_http_addresses": ["localhost"], "address_map": {"a:1": "b:x"}},
         {"options": ClientOptions(heartbeat_interval_s=-1)},
+        {"dead_letter": TOPIC},
     ],
     ids=str,
 )
