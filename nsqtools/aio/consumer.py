@@ -181,7 +181,7 @@ class Consumer(CommonConsumer):
                 self.begin_stop()
                 return
 
-    async def batches(self, size: int = 500, within_s: float = 1.0) -> AsyncIterator[Batch]:
+    async def batches(self, size: int = 100, within_s: float = 1.0) -> AsyncIterator[Batch]:
         """Iterate over batches of ``size`` messages until the consumer stops.
 
         A batch has fewer where no more came ``within_s`` seconds after the first, or in a quarter

@@ -238,7 +238,7 @@ async def test_batches_come_by_size_and_by_time(go_nsqd: MakeNsqd) -> None:
 async def test_a_task_that_is_cancelled_gives_back_what_it_gathers(nsqd: GoNsqd) -> None:
     fill(nsqd, 5, CHANNEL)
     async with consumer_of(nsqd) as consumer:
-        gathering = asyncio.ensure_future(anext(consumer.batches(size=100, within_s=3600)))
+        gathering = asyncio.ensure_future(anext(consumer.batches(within_s=3600)))
         while consumer.stats.received < 5:
             await asyncio.sleep(0.05)
         gathering.cancel()
