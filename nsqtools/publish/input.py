@@ -295,7 +295,7 @@ def repeated(
     for first in range(1, times + 1, rounds):
         numbers = range(first, min(first + rounds, times + 1))
         yield InputBatch([filled(text, number) for number in numbers for text in texts])
-        next_s += interval_s
+        next_s = max(next_s + interval_s, time.monotonic())  # after a stall no faster
         while (left_s := next_s - time.monotonic()) > 0 and numbers.stop <= times:
             if is_stopped():
                 return

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from plugins.waiting import patience_s
 
-from nsqtools.publish.input import BATCH_BYTES, BATCH_RECORDS, RecordSource
+from nsqtools.publish.input import BATCH_BYTES, BATCH_RECORDS, RecordSource, repeated
 
 
 @pytest.fixture
@@ -80,3 +80,13 @@ def test_stopping_ends_a_wait_for_input(pipe: tuple[int, str]) -> None:
     threading.Timer(0.05, stopped.set).start()
     assert list(source.batches()) == []
     os.close(writer)
+
+
+def test_rounds_that_were_held_up_are_not_made_up_for_in_a_burst() -> None:
+    rounds = repeated([b"{n}"], 3, 0.2, lambda: False)
+    assert next(rounds).records == [b"1"]
+    time.sleep(0.5)
+    assert next(rounds).records == [b"2"]
+    began = time.monotonic()
+    assert next(rounds).records == [b"3"]
+    assert time.monotonic() - began > 0.15
