@@ -273,9 +273,7 @@ class IOThread:
 
     def wake(self, member: LoopMember) -> None:
         """See that a member has a turn after this call."""
-        if not member.is_due:
-            member.is_due = True
-            self._due.append(member)
+        self._make_due(member)
         self._is_woken = True
         if self._asleep:
             self._asleep = False
@@ -355,8 +353,7 @@ class IOThread:
                         connection.flush()
                 except BaseException as exc:
                     self._fail(member, exc)
-                if not member.is_due:
-                    self._make_due(member)
+                self._make_due(member)
         self._is_woken = False  # before the work is looked at: what comes later is seen next turn
         if not self._catches_up:
             self._run_timers()
