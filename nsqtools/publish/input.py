@@ -118,8 +118,11 @@ class RecordSource:
             if file < self.place.file:
                 continue
             with _blaming(path):
-                descriptor = 0 if path == "-" else os.open(path, os.O_RDONLY)
-            if path == "-":
+                # a FIFO that nobody writes to yet would hold up a stop
+                descriptor = 0 if path == "-" else os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            if path != "-":
+                os.set_blocking(descriptor, True)
+            else:
                 import fcntl
 
                 with suppress(OSError, AttributeError):  # no pipe, or not on Linux

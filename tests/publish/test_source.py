@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from plugins.clients import InBackground
 from plugins.waiting import patience_s
 
 from nsqtools.publish.input import BATCH_BYTES, BATCH_RECORDS, RecordSource, repeated
@@ -80,6 +81,23 @@ def test_stopping_ends_a_wait_for_input(pipe: tuple[int, str]) -> None:
     threading.Timer(0.05, stopped.set).start()
     assert list(source.batches()) == []
     os.close(writer)
+
+
+def test_a_fifo_waits_for_a_writer_and_can_be_stopped(
+    tmp_path: Path, in_background: InBackground
+) -> None:
+    os.mkfifo(path := tmp_path / "fifo")
+    stopped = threading.Event()
+    batches = RecordSource([str(path)], b"\n", stopped.is_set).batches()
+    first = in_background(next, batches)
+    with path.open("wb") as writer:
+        writer.write(b"one\n")
+        writer.flush()
+        assert first.result(patience_s(5)).records == [b"one"]
+    assert list(batches) == []
+    waiting = in_background(list, RecordSource([str(path)], b"\n", stopped.is_set).batches())
+    stopped.set()
+    assert waiting.result(patience_s(5)) == []
 
 
 def test_rounds_that_were_held_up_are_not_made_up_for_in_a_burst() -> None:
