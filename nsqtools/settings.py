@@ -150,6 +150,8 @@ def _settings(
         place = f"{prefix}{key} in {path}"
         if name not in known:
             raise ConfigurationError(f"unknown setting {place}", hint=_suggestion(name, known))
+        if name in settings:
+            raise ConfigurationError(f"{place}: it is there twice, with - and with _")
         read = _values if known[name] else _value
         settings[name] = Setting(read(value, place), origin, place)
     return settings

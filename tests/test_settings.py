@@ -72,3 +72,8 @@ def test_a_file_that_is_not_utf8_is_named(path: Path) -> None:
     path.write_bytes(b"\xff")
     with pytest.raises(ConfigurationError, match=r"config\.toml"):
         load_settings(path, None, KNOWN)
+
+
+def test_a_setting_that_is_there_twice_is_refused(path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"tls-ca-file in .*: it is there twice"):
+        load(path, "tls_ca_file = 'a'\ntls-ca-file = 'b'")
