@@ -34,6 +34,7 @@ from nsqtools.client.message import Batch, Message
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError, NsqError, PublishError
 from nsqtools.protocol.names import check_topic
+from nsqtools.protocol.text import INT32
 
 if TYPE_CHECKING:
     from nsqtools.client.producer import Producer
@@ -162,8 +163,10 @@ class DeadLetters:
 
     def __init__(self, topic: str, options: ClientOptions) -> None:
         self.topic = check_topic(topic)
-        # at most what is in flight: an nsqd that hangs holds up no letters of the others
-        self._options = replace(options, max_outstanding=100_000)
+        # at most what is in flight: an nsqd that hangs holds up no letters of the others; and what
+        # nsqd has delivered it takes, whatever its size
+        most = INT32.stop - 1
+        self._options = replace(options, max_outstanding=100_000, publish_max_msg_size=most)
         self._producers: dict[str, Producer] = {}  # by nsqd
         self._lock = threading.Lock()
 
