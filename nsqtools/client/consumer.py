@@ -431,7 +431,8 @@ class Consumer(CommonConsumer):
     - with ``dead_letter`` it is published to that topic on the same nsqd, and finished when nsqd
       has confirmed that,
     - with ``on_giving_up`` that is called with it, on a handler's thread. If it returns True, it
-      has taken the message, which is finished; otherwise the message is requeued with backoff.
+      has taken the message, which is finished; otherwise the message is requeued with backoff, or
+      left to ``dead_letter``.
     - with ``giving_up="finish"`` it is finished, which loses it.
 
     A message is given up only after a handler of this process has requeued it. Deliveries do not

@@ -125,11 +125,10 @@ class GivingUp:
         """Give up messages that have no answer yet."""
         for message in batch:
             log.warning("giving up %r", message)
-            is_taken = self._is_taken(message)
-            if self._dead_letters is not None:
-                self._publish(message, self._dead_letters)
-            elif is_taken or self._policy == "finish":
+            if self._is_taken(message) or self._policy == "finish":
                 message.give_up()
+            elif self._dead_letters is not None:
+                self._publish(message, self._dead_letters)
             elif message.requeue():
                 log.warning("%r goes back to its queue: on_giving_up did not take it", message)
 

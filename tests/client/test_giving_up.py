@@ -56,11 +56,18 @@ def test_only_who_says_so_takes_a_message(policy: Policy, outcome: object, answe
 
 
 @pytest.mark.parametrize(
-    ("fate", "answer"), [("published", "give_up"), ("failed", "requeue"), ("refused", "requeue")]
+    ("fate", "answer"),
+    [
+        ("published", "give_up"),
+        ("failed", "requeue"),
+        ("refused", "requeue"),
+        ("taken", "give_up"),  # by the callback, and published nowhere
+    ],
 )
 def test_a_dead_letter_is_finished_when_it_has_arrived(fate: str, answer: str) -> None:
     batch: Any = fake_batch([b"x", b"x"])
-    producer, dead_letters = FakeProducer(), giving_up(dead_letter="clicks.dead")
+    on_giving_up = Mock(return_value=fate == "taken")
+    producer, dead_letters = FakeProducer(), giving_up(dead_letter="clicks.dead", on=on_giving_up)
     if fate == "failed":
         producer.error = PublishNotSent("nsqd is away")
     if fate == "refused":
