@@ -185,6 +185,7 @@ class CommonConsumer:
         with self._life:
             self._drains = drain and (self._drains or not self._is_stopping)
             if not self._is_started and not self._is_stopping:
+                self.is_delivered = True
                 self.backlog.put(Stopped(self))
             self._is_stopping = True
             if self._is_started:
