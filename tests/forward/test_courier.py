@@ -33,9 +33,9 @@ class Source:
     def __init__(self) -> None:
         self.in_flight: dict[bytes, Message] = {}
 
-    def parcel(self, *numbers: int) -> Parcel:
+    def parcel(self, *numbers: int, size: int = 1) -> Parcel:
         source: Any = self
-        messages = [Message(source, 1, 1, b"%016d" % n, b"body %d" % n) for n in numbers]
+        messages = [Message(source, 1, 1, b"%016d" % n, b"body %d" % n * size) for n in numbers]
         self.in_flight.update({message.id: message for message in messages})
         return Parcel(Batch(source, messages), [each.body for each in messages], "clicks", 0.0)
 
@@ -184,7 +184,7 @@ def test_dead_letters_for_an_nsqd_that_hangs_hold_nothing_up() -> None:
         source.nsqd = "{}:{}".format(*hanging.getsockname())
         topic = DeadLetterTopic("dead", ClientOptions(publish_timeout_s=patience_s(60)))
         courier = courier_to(Destination(), dead_letters=topic)
-        letters = source.parcel(*range(200))
+        letters = source.parcel(*range(200), size=10_000)  # more than the window of a producer
         work = threading.Thread(target=courier.refuse, args=(letters, "HTTP 400"), daemon=True)
         work.start()
         connection, _ = hanging.accept()
