@@ -305,9 +305,13 @@ class FileSet:
 
 
 class WriteFailed(OutputError):
-    """Nothing of what was held is written; it is back in the queue. ``reason`` is the system's."""
+    """Nothing of what was held, ``count`` messages, is written; it is back in the queue.
 
-    def __init__(self, message: str, reason: str) -> None:
+    ``reason`` is the system's.
+    """
+
+        self.count = count
+    def __init__(self, message: str, reason: str, count: int) -> None:
         super().__init__(message)
         self.reason = reason
 
@@ -355,11 +359,6 @@ class TopicWriter:
     def taken(self) -> int:
         """Messages that are written or held."""
         return self.totals.messages + self.held_count
-
-    @property
-    def progress(self) -> tuple[int, int]:
-        """What grows when writing works."""
-        return self.totals.messages, self.totals.files
 
     # -- messages -------------------------------------------------------------------------------
 
@@ -519,4 +518,4 @@ class TopicWriter:
             path = exc.filename or self._settings.directories.work
             back = f": {count} messages are back in the queue" if count else ""
             reason = exc.strerror or str(exc)
-            raise WriteFailed(f"cannot write {path} ({exc.strerror}){back}", reason) from exc
+            raise WriteFailed(f"cannot write {path} ({reason}){back}", reason, count) from exc

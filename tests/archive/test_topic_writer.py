@@ -145,6 +145,7 @@ def test_a_rotation_that_was_asked_for_is_done_when_the_disk_has_room_again(
     archiver._turn()
 
     assert archiver.writer.totals.files == 1
+    assert archiver.last_error is not None  # the message that went back is not written
 
 
 def test_a_disk_that_takes_a_little_now_and_then_is_full(
