@@ -6,7 +6,7 @@
     .clicks.host-000000.2026-11-21_08.log.gz.copy      on its way from another file system
     .nsq-archive.locks                                 who works at what: see `FolderLocks`
     .clicks@archive.lock                               counts files: see `TopicLock`
-    .clicks@archive@18f3a-000000.journal               see `journal`
+    .clicks@archive@18f3a-000000000000.journal         see `journal`
 
 Everything unfinished is hidden by its dot, from globs and from Spark's and Hadoop's own readers.
 
