@@ -398,7 +398,7 @@ class Uploads:
 
     def regulate(self, archiver: Archiver) -> None:
         """Pause or resume consumption, as what waits on the local disk demands."""
-        if self._most is None:
+        if not self._most:
             return
         waiting = self.totals.waiting_bytes
         if not self._is_pausing and waiting >= self._most:
