@@ -386,14 +386,14 @@ class TopicWriter:
             return encode_many(batch.topic, batch.nsqd, batch)
         delimiter = self._settings.delimiter
         text = encode_lines(batch.topic, batch.nsqd, batch, delimiter=delimiter)
-        if delimiter and (more := text.count(delimiter) - len(batch)):
+        if delimiter and text.count(delimiter) > len(batch):
             if not self.totals.ambiguous:
                 log.warning(
                     "topic %s: bodies contain the delimiter; where they end is lost in raw "
                     "files; --format jsonl keeps it",
                     batch.topic,
                 )
-            self.totals.ambiguous += more
+            self.totals.ambiguous += sum(delimiter in message.body for message in batch)
         return text
 
     def _by_file(self, batch: Batch, now_s: float) -> Iterator[tuple[str, Batch]]:

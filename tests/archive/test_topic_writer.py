@@ -196,6 +196,12 @@ def test_what_cannot_be_written_goes_back_and_is_written_when_it_comes_again(top
     assert following.totals.already_written == 2
 
 
+def test_bodies_that_contain_the_delimiter_are_counted_once_each(topic: Topic) -> None:
+    writer = topic.writer(delimiter=b"1")
+    writer.take(topic.source.deliver(1, 2, 11), NOW_S)
+    assert writer.totals.ambiguous == 2
+
+
 def test_partitions_by_message_time_are_written_side_by_side(topic: Topic) -> None:
     writer = topic.writer(by_message_time=True)
     writer.take(topic.source.deliver(1), NOW_S)
