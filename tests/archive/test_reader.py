@@ -11,7 +11,7 @@ from pyarrow import parquet
 
 from nsqtools.archive import columns
 from nsqtools.archive.finding import find_archives
-from nsqtools.archive.layout import index_of, part_of
+from nsqtools.archive.layout import TimeRange, index_of, part_of
 from nsqtools.archive.reader import look_at, read_messages, read_text, repair
 from nsqtools.records.naming import Codec
 
@@ -91,6 +91,15 @@ def test_a_delimiter_is_that_of_bare_bodies_and_not_of_messages(
         batches = columns.read_batches(file, failing, delimiter=b",")
         assert read == [body for batch in batches for body in batch["body"].to_pylist()] == bodies
     assert repair(archive, b",") == 3
+
+
+@pytest.mark.parametrize(
+    ("within", "count"),
+    [(TimeRange(10**20), 0), (TimeRange(None, -(10**20)), 0), (TimeRange(-(10**20), 10**20), 2)],
+)
+def test_a_range_may_end_where_no_time_of_a_row_can_be(within: TimeRange, count: int) -> None:
+    times = pyarrow.array([-(2**63), 2**63 - 2])
+    assert len(times.filter(within.mask(times))) == count
 
 
 def test_a_folder_of_rows_without_a_topic_names_none(tmp_path: Path) -> None:
