@@ -222,7 +222,7 @@ def each_source(archives: Iterable[ArchiveFile], wanted: Wanted) -> Iterator[Sou
             source = replace(source, damage=source.damage or problem)
         topics: list[str | None] = [*sorted(scan.topics - set(wrong))]
         is_shared = len(scan.topics) > 1
-        for topic in topics or ([] if wrong else [None]):
+        for topic in topics or [None]:
             yield replace(source, topic=topic, is_timed=topic is not None, is_shared=is_shared)
     yield from chain.from_iterable(of_each(_sources_in, tables))
 

@@ -258,6 +258,8 @@ def index_that_promises_more(path: Path) -> None:
         (changed_byte, "", [0, 2]),
         (index_that_promises_more, "it has 3 messages, and 4 in its index", [0, 1, 2]),
         (lambda path: one_of_each(path, "aba"), "it has topics that its first and last", [0, 2]),
+        (lambda path: one_of_each(path, "aa/"), "it has messages of invalid topics: '/'", [0, 1]),
+        (lambda path: one_of_each(path, "//"), "it has messages of invalid topics: '/'", []),
     ],
 )
 def test_damage_is_refused_or_left_out_and_told(
