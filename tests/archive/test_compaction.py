@@ -276,6 +276,14 @@ def test_damage_is_refused_or_left_out_and_told(
     assert told.deletable()[0] == []
 
 
+def test_days_without_messages_are_none_of_a_file_where_a_clock_was_wrong(tmp_path: Path) -> None:
+    wrong = WireMessage(1, 1, b"%016d" % 0, b"x")
+    write_archive(tmp_path / "in" / "x.log", [wrong, message(1)], [message(2)])
+    told = compact(tmp_path / "in", tmp_path / "out")
+    assert [len(each.files) for each in told.partitions] == [1, 1]
+    assert done(told) == (3, 0)
+
+
 def test_a_file_of_a_table_is_taken_alone(tmp_path: Path) -> None:
     write_archive(tmp_path / "archive" / "x.log", [message(0), message(1)], topic="t")
     compact(tmp_path / "archive", tmp_path / "output")
