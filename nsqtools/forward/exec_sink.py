@@ -188,7 +188,7 @@ class ExecSink:
     def go_on(self) -> None:
         """Give out what waits, as far as a command is free for it."""
         now = time.monotonic()
-        while self.waiting and not self.is_stopping:
+        while self.waiting and not self.is_stopping and self.failure is None:
             worker = min(self._workers, key=lambda each: (not each.is_able(now), len(each.work)))
             if not worker.is_able(now):
                 return
@@ -406,6 +406,8 @@ class _Run(_Worker):
 
     def settle(self, status: int, error: int) -> None:
         if self.sink.is_stopping and (status or error):
+            return
+        if self.sink.failure is not None:  # what it has printed is lost
             return
         if self.error:
             outcome = Outcome(Fate.FAILED, self.error)

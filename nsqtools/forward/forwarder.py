@@ -231,6 +231,7 @@ class Forwarder:
             options = replace(options, max_in_flight=min(options.max_in_flight, limits.count))
         self.counters = Counters()
         self._settings = settings
+        self._sink = sink
         self._sources = TopicSources(settings._replace(options=options))
         self.courier = Courier(
             sink,
@@ -407,7 +408,12 @@ class Forwarder:
         for batch in self._ready:
             batch.requeue(0, backoff=False)
         self._ready.clear()
-        self.courier.drain(self._settings.options.drain_timeout_s, self._on_tick)
+        drain_s = self._settings.options.drain_timeout_s
+        try:
+            self._sink.check()
+        except (NsqError, RuntimeError):  # nothing comes of what is under way
+            drain_s = 0.0
+        self.courier.drain(drain_s, self._on_tick)
         self._sources.stop()
         self._on_tick()
 

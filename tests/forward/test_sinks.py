@@ -19,7 +19,7 @@ from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.consumer_io import ConsumerIO
-from nsqtools.errors import ConfigurationError
+from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.files.opening import Renewed
 from nsqtools.forward import BatchForm, EndpointMode, Redirects
 from nsqtools.forward.command_starter import Starter
@@ -235,6 +235,20 @@ def test_a_forwarder_does_not_go_on_without_a_consumer_that_a_defect_has_ended(
     )
     with pytest.raises(RuntimeError, match="the I/O thread failed"):
         forwarder.run()
+
+
+def test_a_command_whose_output_is_lost_has_finished_nothing(nsqd: GoNsqd) -> None:
+    def cannot_write(stream: int, data: bytes) -> None:
+        raise OutputError("cannot write to stdout (No space left on device)")
+
+    nsqd.create_channel("clicks", "c")
+    nsqd.publish("clicks", b"1")
+    sink = ExecSink(ExecSettings("/bin/echo", ("echo", "1"), "c"), cannot_write)
+    forwarder = forward_to(sink, "clicks", "c", nsqd_tcp_addresses=nsqd.tcp_address)
+    with pytest.raises(OutputError):
+        forwarder.run()
+    assert forwarder.counters.totals.delivered == 0
+    wait_until(lambda: nsqd.depth("clicks", "c") == 1, what="it is given back")
 
 
 def test_a_sink_that_is_busy_adds_to_no_count_of_attempts(nsqd: GoNsqd, tmp_path: Path) -> None:
