@@ -419,27 +419,6 @@ class ReadyMachine(RuleBasedStateMachine):
                 assert sum(self.at_nsqd[n] for n in live) == self.max_in_flight
         elif live:
             assert sum(self.at_nsqd.values()) == self.max_in_flight
-        self.everybody_has_a_turn(live)
-
-    def everybody_has_a_turn(self, live: set[int]) -> None:
-        """Even while some always have messages and each message takes a moment."""
-        served: set[int] = set()
-        self.now += 200
-        busy = sorted(live)[: self.max_in_flight]
-        for _ in range(60 * len(live) if self.max_in_flight else 0):
-            self.now += PROBE_S
-            for name in busy:
-                if self.in_flight[name]:
-                    self.in_flight[name] -= 1
-                    self.rdy.answered(name, 1, self.now)
-                    self.deliver()
-                if self.room(name):
-                    self.receive(name, 1)
-            self.tick()
-            served |= {name for name in live if self.at_nsqd[name]}
-            if served == live:
-                return
-        assert served == live or not self.max_in_flight
 
 
 ReadyMachine.TestCase.settings = settings(max_examples=examples(50), stateful_step_count=40)
