@@ -8,6 +8,7 @@ import signal
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from plugins.daemons import GoNsqd
@@ -17,7 +18,7 @@ from plugins.waiting import patience_s, wait_until
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.consumer_io import ConsumerIO
 from nsqtools.errors import ConfigurationError
-from nsqtools.forward import BatchForm, EndpointMode, Redirects
+from nsqtools.forward import BatchForm, Redirects
 from nsqtools.forward.command_starter import Starter
 from nsqtools.forward.exec_sink import ExecSettings, ExecSink
 from nsqtools.forward.forwarder import forward_to
@@ -57,50 +58,19 @@ def test_a_command_of_which_its_starter_had_no_time_to_tell_ends_with_it(tmp_pat
     wait_until(lambda: not is_alive(command), what="the end of the command")
 
 
-class Pool:
-    """In place of an `HttpPool`: the test answers, in its order."""
-
-    def __init__(self) -> None:
-        self.sent: list[Any] = []  # requests, and what to call with the answer
-        self.outcomes: list[Outcome] = []
-
-    def sink(self, *headers: str, **settings: Any) -> HttpSink:
-        given = list(map(parse_header, headers))
-        builder = RequestBuilder(content_type="text/plain", headers=given)
-        endpoints = [Endpoint(f"http://{name}/") for name in "ab"]
-        pool: Any = self
-        return HttpSink(endpoints, builder, HttpSettings(**settings), pool)
-
-    def submit(self, sink: HttpSink, parcel: Parcel) -> None:
-        sink.submit(parcel, lambda parcel, outcome: self.outcomes.append(outcome))
-
-    failure = None
-
-    def start(self, on_tick: Any, after_turn: Any) -> None:
-        self.after_turn = after_turn
-
-    def stop(self) -> None: ...
-    def call_soon(self, call: Any) -> None:
-        call()
-        self.after_turn()
-
-    def send(self, *request: Any) -> None:
-        self.sent.append(request)
-
-    def answer(self, number: int, status: int, **more: str) -> None:
-        self.call_soon(lambda: self.sent[number][1](Answer(status, **more), False))
-
-
 def test_another_host_does_not_get_the_secrets_that_it_is_redirected_to() -> None:
-    pool = Pool()
     secrets = ["Authorization: Bearer secret", "cookie: secret", "X-Id: 1"]
-    pool.submit(pool.sink(*secrets, redirects=Redirects.FOLLOW), parcel_of(b"1"))
-    pool.answer(0, 307, location="/there")
-    pool.answer(1, 307, location=pool.sent[0][0].url.replace("http", "https"))
-    pool.answer(2, 307, location="https://elsewhere/")
+    builder = RequestBuilder(content_type="text/plain", headers=list(map(parse_header, secrets)))
+    pool = Mock(call_soon=lambda call: (call(), pool.start.call_args.args[1]()))
+    settings = HttpSettings(redirects=Redirects.FOLLOW)
+    HttpSink([Endpoint("http://a/")], builder, settings, pool).submit(parcel_of(b"1"), Mock())
+    for place in ("/there", "https://a/there", "https://elsewhere/"):
+        _, answered = pool.send.call_args.args
+        pool.call_soon(lambda: answered(Answer(307, location=place), False))  # noqa: B023
 
-    assert [str(request.headers).count("secret") for request, _ in pool.sent] == [2, 2, 2, 0]
-    assert b"X-Id: 1" in pool.sent[3][0].headers
+    requests = [call.args[0] for call in pool.send.call_args_list]
+    assert [str(request.headers).count("secret") for request in requests] == [2, 2, 2, 0]
+    assert b"X-Id: 1" in requests[3].headers
 
 
 def test_a_url_that_is_too_long_for_libcurl_fails_alone() -> None:
@@ -125,26 +95,14 @@ def test_json_in_a_batch_is_plain_utf8(form: BatchForm, encoding: str) -> None:
         builder.build(Endpoint("http://a/"), [parcel_of('["\u0a05",\n2]'.encode(encoding))])
 
 
-def test_what_all_endpoints_have_from_two_deliveries_of_it_is_delivered() -> None:
-    pool, parcel = Pool(), parcel_of(b"1")
-    sink = pool.sink(mode=EndpointMode.ALL)
-    pool.submit(sink, parcel)
-    pool.submit(sink, parcel)
-    for number, status in ((0, 200), (1, 500), (3, 200), (2, 500)):
-        pool.answer(number, status)
-    pool.submit(sink, parcel)
-    assert [each.fate.value for each in pool.outcomes] == ["failed", "failed", "delivered"]
-
-
 def test_a_forwarder_does_not_go_on_without_a_consumer_that_a_defect_has_ended(
     nsqd: GoNsqd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nsqd.create_channel("clicks", "c")
     nsqd.publish("clicks", b"1")
     monkeypatch.setattr(ConsumerIO, "received", None)
-    forwarder = forward_to(
-        Pool().sink(), "clicks", "c", nsqd_tcp_addresses=nsqd.tcp_address, exit_idle_s=patience_s(1)
-    )
+    place: Any = {"nsqd_tcp_addresses": nsqd.tcp_address, "exit_idle_s": patience_s(1)}
+    forwarder = forward_to(Mock(), "clicks", "c", **place)
     with pytest.raises(RuntimeError, match="the I/O thread failed"):
         forwarder.run()
 
@@ -154,19 +112,13 @@ def test_a_sink_that_is_busy_adds_to_no_count_of_attempts(nsqd: GoNsqd, tmp_path
     nsqd.publish("clicks", b"1")
     fates = [Fate.BUSY, Fate.BUSY, Fate.FAILED, Fate.DELIVERED]
 
-    class Scripted:
-        def parts(self, parcel: Parcel) -> list[Parcel]:
-            return [parcel]
+    def submit(parcel: Parcel, report: Report) -> None:
+        report([parcel], Outcome(fates.pop(0), "scripted", retry_after_s=0))
 
-        def submit(self, parcel: Parcel, report: Report) -> None:
-            report([parcel], Outcome(fates.pop(0), "scripted", retry_after_s=0))
-
-        def check(self) -> None: ...
-        def stop(self, timeout_s: float) -> None: ...
-
-    letters = {"max_attempts": 2, "dead_letter_file": tmp_path / "dead"}
-    place = {"nsqd_tcp_addresses": nsqd.tcp_address, "exit_idle_s": patience_s(1)}
-    forwarder = forward_to(Scripted(), "clicks", "c", **place, **letters)  # type: ignore[arg-type]
+    sink = Mock(parts=lambda parcel: [parcel], submit=submit)
+    more: Any = {"nsqd_tcp_addresses": nsqd.tcp_address, "exit_idle_s": patience_s(1)}
+    more |= {"max_attempts": 2, "dead_letter_file": tmp_path / "dead"}
+    forwarder = forward_to(sink, "clicks", "c", **more)
     forwarder.run()
 
     totals = forwarder.counters.totals
