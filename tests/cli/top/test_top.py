@@ -209,6 +209,7 @@ def test_what_is_not_agreed_to_is_not_done(open_top: Open, nsqd: Nsqd) -> None:
         top.wait_for("? help", gone="y go on")
         top.press("y")
         assert not nsqd.topic_stats("clicks")["paused"]
+    top.see("e", "the channels of clicks keep their", gone="--channels")
 
 
 def test_a_plan_that_comes_after_another_key_is_not_shown(open_top: Open, nsqd: Nsqd) -> None:
