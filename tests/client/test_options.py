@@ -27,12 +27,6 @@ lookupd_poll_timeout
 """
 
 
-def test_every_option_has_help_and_a_duration_is_in_seconds() -> None:
-    for option in OPTIONS.values():
-        assert option.metadata["help"], option.name
-        assert option.name.endswith("_s") == (option.metadata["kind"] == "duration"), option.name
-
-
 def test_every_name_of_go_nsq_is_known() -> None:
     for name in GO_NSQ_NAMES.split():
         option: Any = read_option(name, "")[0] if name.startswith("skip") else OPTIONS[name].name
