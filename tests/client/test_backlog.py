@@ -140,7 +140,9 @@ def test_a_message_that_only_waited_is_not_given_up(dialog: Dialog, handle: Hand
     for attempts in range(1, 10):
         conn.message(b"x", message_id=message_id, attempts=attempts)
         wait_until(lambda n=attempts: consumer.stats.received == n, what="a delivery")  # type: ignore[misc]
-    end_turn(consumer)
+    is_through = threading.Event()  # the I/O thread, with what it has received
+    consumer._io.loop.call_soon(is_through.set)
+    assert is_through.wait(patience_s(5))
     handled: list[int] = []
     handle(consumer, lambda message: handled.append(message.attempts))
     wait_until(lambda: handled == [9], what="the last delivery")
@@ -248,13 +250,6 @@ def test_a_pool_gets_no_more_than_it_can_take(quick_nsqd: EmbeddedServer, way: s
         wait_until(lambda: unfinished(nsqd, TOPIC, CHANNEL) == 0, what="an empty channel")
     assert len(seen) == 60
     assert seen.total() <= 60 + 4  # a machine that stands still for a second costs a round
-
-
-def end_turn(consumer: Consumer) -> None:
-    """Wait until the I/O thread is through with what it has received."""
-    is_through = threading.Event()
-    consumer._io.loop.call_soon(is_through.set)
-    assert is_through.wait(patience_s(5))
 
 
 # -- what waits: announced, taken by parts, put back and withdrawn --------------------------------

@@ -390,6 +390,14 @@ def test_what_cannot_work_is_refused() -> None:
             Producer(**{"nsqd_tcp_addresses": DEAD, **more})
 
 
+def test_retrying_ends_with_the_retry_timeout(produce: Produce) -> None:
+    producer = produce(DEAD, more={"retry_timeout_s": 0.5})
+    began = time.monotonic()
+    with pytest.raises(errors.PublishNotSent, match=f"connect to {DEAD}"):
+        producer.publish(TOPIC, b"x")
+    assert time.monotonic() - began >= 0.5
+
+
 def test_a_refused_client_is_not_told_that_publishing_again_is_safe(
     go_nsqd: MakeNsqd, auth_server: AuthServer, produce: Produce
 ) -> None:

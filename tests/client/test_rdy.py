@@ -16,7 +16,6 @@ from plugins.examples import examples
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.client.consumer import Consumer
 from nsqtools.client.handling import RequeueWithoutBackoff
 from nsqtools.client.io_loop import Timer
 from nsqtools.client.message import Message
@@ -437,10 +436,6 @@ def as_the_body_says(message: Message) -> bool:
     return message.body == b"good"
 
 
-def is_at(consumer: Consumer, level: int) -> None:
-    wait_until(lambda: consumer._io.rdy.level == level, what=f"backoff level {level}")
-
-
 def test_the_order_of_go_nsqs_own_scenario(dialog: Dialog, handle: Handle) -> None:
     """Fail, fail, good, good: RDY 0 before each answer, RDY 1 after each wait, all at the end.
 
@@ -481,7 +476,7 @@ def test_giving_up_is_neither_success_nor_failure(
     conn.message(b"bad", message_id=hopeless, attempts=4)
     conn.expect(f"FIN {hopeless}")
     assert given_up.get(timeout=patience_s(5)) == b"bad"
-    is_at(consumer, 1)
+    wait_until(lambda: consumer._io.rdy.level == 1, what="backoff level 1")
     conn.message(b"good")
     conn.expect("RDY 5")
 
