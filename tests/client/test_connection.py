@@ -16,6 +16,7 @@ from plugins.embedded import EmbeddedServer
 from plugins.network import TO_CLIENT, TO_SERVER, ProxyTo
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
+from plugins.wire import RESPONSE, frame
 
 import nsqtools
 from nsqtools.client.connection import silence_limit_s
@@ -49,6 +50,15 @@ def test_a_failed_send_reports_the_reason_that_nsqd_gave(dialog: Dialog) -> None
     is_gone.set()
     wait_until(lambda: errors, what="the loss")
     assert "E_INVALID bad" in str(errors[0])
+
+
+def test_heartbeats_pile_up_no_answers(dialog: Dialog) -> None:
+    consumer, conn = dialog("RDY 200")
+    conn.send(3 * frame(RESPONSE, b"_heartbeat_"))
+    conn.expect("NOP")
+    message_id = conn.message(b"x")
+    take(consumer, 1)[0].finish()
+    conn.expect(f"FIN {message_id}")
 
 
 # nsqd closes when a process does not run for two of them

@@ -17,6 +17,7 @@ from plugins.power_cut import PowerCut
 from plugins.waiting import patience_s
 
 from nsqtools.client.options import ClientOptions
+from nsqtools.errors import OutputError
 from nsqtools.forward.courier import Courier, DeadLetterFile, DeadLetterTopic
 from nsqtools.forward.parcel import DELIVERED, Counters, Fate, Outcome, Parcel, Report
 from nsqtools.protocol.frames import OK, RESPONSE, encode_frame
@@ -25,10 +26,10 @@ from nsqtools.testing import fake_batch
 AWAY = Outcome(Fate.UNREACHABLE, "connection refused")
 
 
-def parcel(*numbers: int, nsqd: str = "127.0.0.1:4150") -> Parcel:
+def parcel(*numbers: int, nsqd: str = "127.0.0.1:4150", size: int = 1) -> Parcel:
     """Messages that are in flight, of a connection that takes every answer."""
-    batch = fake_batch([b"body %d" % number for number in numbers], topic="clicks", nsqd=nsqd)
-    return Parcel(batch, [each.body for each in batch], "clicks", 0.0)
+    bodies = [b"body %d" % number * size for number in numbers]
+    return Parcel(fake_batch(bodies, topic="clicks", nsqd=nsqd), bodies, "clicks", 0.0)
 
 
 class Destination:
@@ -152,7 +153,9 @@ def test_what_is_refused_while_the_sink_stops_has_its_dead_letter() -> None:
 
 def test_dead_letters_for_an_nsqd_that_hangs_hold_nothing_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as hanging:
-        letters = parcel(*range(200), nsqd="{}:{}".format(*hanging.getsockname()))
+        address = "{}:{}".format(*hanging.getsockname())
+        # more than the window of a producer
+        letters = parcel(*range(200), nsqd=address, size=10_000)
         topic = DeadLetterTopic("dead", ClientOptions(publish_timeout_s=patience_s(60)))
         courier = courier_to(Destination(), dead_letters=topic)
         work = threading.Thread(target=courier.refuse, args=(letters, "HTTP 400"), daemon=True)
@@ -201,6 +204,12 @@ def test_a_dead_letter_is_kept_under_the_name_that_was_given(tmp_path: Path) -> 
 
     one, rest, two = path.read_bytes().splitlines()
     assert (b'"body 1"' in one, rest, b'"body 2"' in two) == (True, b"torn", True)
+
+
+def test_dead_letters_go_to_no_pipe_which_keeps_nothing(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OutputError, match="is no file on a disk"):
+        DeadLetterFile(tmp_path / "pipe")
 
 
 def test_a_full_disk_is_said_once_and_not_for_each_dead_letter(

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
+from plugins.clients import InBackground
+from plugins.waiting import patience_s
 
-from nsqtools.publish.input import BATCH_BYTES, BATCH_RECORDS, RecordSource
+from nsqtools.publish.input import BATCH_BYTES, BATCH_RECORDS, RecordSource, repeated
 
 
 def batches_of(*paths: Path) -> list[list[bytes]]:
@@ -47,3 +52,30 @@ def test_large_records_make_small_batches(tmp_path: Path) -> None:
     batches = batches_of(tmp_path / "large")
     assert sum(map(len, batches)) == 20
     assert max(sum(map(len, batch)) for batch in batches) < BATCH_BYTES + (1 << 18)
+
+
+def test_a_fifo_waits_for_a_writer_and_can_be_stopped(
+    tmp_path: Path, in_background: InBackground
+) -> None:
+    os.mkfifo(path := tmp_path / "fifo")
+    stopped = threading.Event()
+    batches = RecordSource([str(path)], b"\n", stopped.is_set).batches()
+    first = in_background(next, batches)
+    with path.open("wb") as writer:
+        writer.write(b"one\n")
+        writer.flush()
+        assert first.result(patience_s(5)).records == [b"one"]
+    assert list(batches) == []
+    waiting = in_background(list, RecordSource([str(path)], b"\n", stopped.is_set).batches())
+    stopped.set()
+    assert waiting.result(patience_s(5)) == []
+
+
+def test_rounds_that_were_held_up_are_not_made_up_for_in_a_burst() -> None:
+    rounds = repeated([b"{n}"], 3, 0.2, lambda: False)
+    assert next(rounds).records == [b"1"]
+    time.sleep(0.5)
+    assert next(rounds).records == [b"2"]
+    began = time.monotonic()
+    assert next(rounds).records == [b"3"]
+    assert time.monotonic() - began > 0.15
