@@ -131,16 +131,6 @@ def test_a_first_address_that_drops_packets_costs_a_quarter_of_a_second(
     assert 0.45 < took_s < 2
 
 
-def test_addresses_that_all_drop_packets_end_with_the_deadline(
-    monkeypatch: pytest.MonkeyPatch, unreachable_address: str
-) -> None:
-    resolve_to(monkeypatch, unreachable_address, unreachable_address)
-    deadline = Deadline(0.6)
-    with pytest.raises(DeadlineExceeded, match=r"two-addresses:4150 \(timed out"):
-        connect(Address("two-addresses", 4150), deadline)
-    assert not deadline.remaining_s()
-
-
 # -- TLS, against a server that does as the test says ----------------------------------------------
 
 Serve = Callable[..., tuple[Stream, "Future[ssl.SSLSocket]"]]
