@@ -417,9 +417,11 @@ def convert(
                     break
             known = writer.columns.fields if writer.columns else known
             rows = sum(each.file.rows or 0 for each in made)
-            files = table.commit(made, _app_of(stem), rows)
-            for each in made:
-                Path(each.path).unlink()
+            try:
+                files = table.commit(made, _app_of(stem), rows)
+            finally:
+                for each in made:
+                    Path(each.path).unlink()
         except NotUploadable as exc:
             yield archive, [], str(exc.strerror), 0
         else:
