@@ -229,13 +229,12 @@ _TIME_PARTITIONS: dict[str, tuple[int, Callable[[Any], str | None]]] = {
 
 
 def _split(batch: Any, keys: Any) -> Iterator[tuple[Any, Any]]:
-    values = keys.unique()
-    if len(values) == 1:
-        yield values[0].as_py(), batch
+    coded = keys.dictionary_encode(null_encoding="encode")  # not a number equals nothing
+    if len(coded.dictionary) == 1:
+        yield coded.dictionary[0].as_py(), batch
         return
-    for value in values:
-        mask = compute.equal(keys, value) if value.is_valid else keys.is_null()
-        yield value.as_py(), batch.filter(mask)
+    for number, value in enumerate(coded.dictionary):
+        yield value.as_py(), batch.filter(compute.equal(coded.indices, number))
 
 
 def stem_of(archive: ArchiveFile, host: str) -> str:

@@ -289,6 +289,16 @@ def test_a_landing_names_what_was_written_down_and_is_damaged(tmp_path: Path) ->
     landings.close()
 
 
+def test_each_message_is_in_one_partition_whatever_its_value_equals(tmp_path: Path) -> None:
+    fields = {"properties": {"n": {"type": "number"}}}
+    plan = TablePlan(str(tmp_path / "lake"), False, "h", BodyKind.json, fields, ("n",))
+    bodies = [b'{"n": NaN}', b'{"n": 0.0}', b'{"n": -0.0}', b"{}"]
+    some = [WireMessage(BASE_NS, 1, b"%016d" % n, body) for n, body in enumerate(bodies)]
+    path = write_archive(tmp_path / "a.log", some)
+    [(_, files, problem, _)] = convert(find_archives([path]), plan, tmp_path)
+    assert (problem, [each.rows for each in files]) == ("", [1, 1, 1, 1])
+
+
 @pytest.mark.parametrize("is_delta", [False, True])
 def test_an_archive_is_converted_once_and_what_is_left_out_is_said(
     tmp_path: Path, is_delta: bool, monkeypatch: pytest.MonkeyPatch
