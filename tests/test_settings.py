@@ -29,6 +29,18 @@ def test_the_file_is_in_the_users_configuration_directory() -> None:
     )
 
 
+def test_a_user_without_a_home_has_no_file_in_the_current_directory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unknown(_: int) -> None:
+        raise KeyError
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    for environ in ({}, {"HOME": ""}):
+        assert config_path(environ) == Path("/~/.config/nsqtools/config.toml")
+
+
 @pytest.mark.parametrize(
     ("text", "settings"),
     [
@@ -60,3 +72,8 @@ def test_a_file_that_is_not_utf8_is_named(path: Path) -> None:
     path.write_bytes(b"\xff")
     with pytest.raises(ConfigurationError, match=r"config\.toml"):
         load_settings(path, None, KNOWN)
+
+
+def test_a_setting_that_is_there_twice_is_refused(path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"tls-ca-file in .*: it is there twice"):
+        load(path, "tls_ca_file = 'a'\ntls-ca-file = 'b'")

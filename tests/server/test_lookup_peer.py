@@ -67,7 +67,7 @@ async def announce_while_more_come(lookupd: EmbeddedLookupServer) -> None:
 def test_one_that_is_silent_and_what_never_was_foreseen_are_logged_and_tried_again(
     serves: Serves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    silent = serves(lambda accepted: Event().wait(TIMEOUT_S))
+    silent = serves(lambda accepted: accepted.makefile().read())
     log = io.StringIO()
     with EmbeddedNsqd(lookupd_tcp_address=(silent,), log=log):
         wait_until(lambda: f"LOOKUPD({silent}): TimeoutError\n" in log.getvalue(), what="silence")
