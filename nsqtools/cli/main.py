@@ -37,12 +37,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         _settle(sys.stdout)  # what was printed comes before the error
         from nsqtools.cli.registry import OWN_FAILURE
-        from nsqtools.cli.running.runtime import asks_for_json, report_error
+        from nsqtools.cli.running.runtime import asks_for_json, before_dashes, report_error
 
         return report_error(
             error,
             sys.stderr,
-            debug="--debug" in arguments or bool(os.environ.get("NSQ_DEBUG")),
+            debug="--debug" in before_dashes(arguments) or bool(os.environ.get("NSQ_DEBUG")),
             json=asks_for_json(arguments[1:]),
             status=OWN_FAILURE.get(arguments[0]) if arguments else None,
         )

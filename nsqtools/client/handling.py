@@ -22,6 +22,8 @@ from nsqtools.errors import ConfigurationError
 
 log = logging.getLogger("nsqtools")
 
+ONCE_S = 0.2  # timeout(1) sends a signal to the process, and at once to its process group as well
+
 _SignalHandler = Callable[[int, FrameType | None], Any] | int | None
 
 
@@ -173,7 +175,7 @@ class StopSignals:
             if wanted or (wanted is None and is_main and _is_unhandled(number))
         ]
         self._before: dict[int, _SignalHandler] = {}
-        self._is_first = True
+        self._first_at: float | None = None
         self.ends_now = False
 
     def __enter__(self) -> Self:
@@ -189,9 +191,11 @@ class StopSignals:
         return bool(self._numbers)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        if self._is_first:
-            self._is_first = False
+        if self._first_at is None:
+            self._first_at = time.monotonic()
             self._begin_stop()
+            return
+        if time.monotonic() - self._first_at < ONCE_S:  # it is the same one
             return
         for each in self._numbers:  # a third one ends a program that catches even what is raised
             signal.signal(each, signal.SIG_DFL)

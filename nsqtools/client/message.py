@@ -152,8 +152,9 @@ class Message:
         return in_flight.get(self.id) is self and in_flight.pop(self.id, None) is not None
 
     def __repr__(self) -> str:
+        shown = self.id.decode("ascii", "backslashreplace")
         return (
-            f"<Message {self.id.decode()} of {self.topic} from {self.nsqd},"
+            f"<Message {shown} of {self.topic} from {self.nsqd},"
             f" {len(self.body)} bytes, attempt {self.attempts}>"
         )
 

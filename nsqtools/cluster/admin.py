@@ -258,7 +258,7 @@ class TopicChange:
         steps = tuple(step for step in plan.steps if step.address == self.node)
         if not steps:
             raise NotFoundError(f"{self.node} does not have it, or does not answer")
-        return AdminPlan(steps, (), plan.notes)
+        return AdminPlan(steps)  # the notes are about all nsqd
 
 
 def _create(
@@ -315,7 +315,7 @@ def _kept(inventory: Inventory, names: Iterable[str]) -> Iterator[str]:
     for name in names:
         channels = (channel for _, topic in inventory.where(name) for channel in topic.channels)
         if kept := sum(map(messages_of, channels)):
-            yield f"the channels of {name} keep their {kept} messages; --channels empties them too"
+            yield f"the channels of {name} keep their {kept} messages"
 
 
 def in_order(steps: Iterable[Step]) -> tuple[Step, ...]:

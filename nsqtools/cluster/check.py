@@ -27,6 +27,7 @@ from nsqtools.cluster.problems import (
     Earlier,
     Kind,
     Problem,
+    comparable,
     in_order,
     moment,
     of_row,
@@ -35,7 +36,7 @@ from nsqtools.cluster.problems import (
 )
 from nsqtools.cluster.sampling import Sample, SampleFilter, Sampler
 from nsqtools.cluster.topology import Topology, plan_topology
-from nsqtools.errors import ConnectionFailed, NsqError
+from nsqtools.errors import ConnectionFailed, NotFoundError, NsqError
 from nsqtools.http.http_api import HTTPAPI, NsqdHTTPClient
 from nsqtools.protocol.names import parse_address
 
@@ -85,13 +86,13 @@ def take_verdict(
     what ought to be there.
 
     Raises `NotFoundError` for a topic or channel that is nowhere. A daemon that does not answer is
-    a problem, not an error.
+    a problem, not an error; it may have what is named.
     """
     sampler = Sampler(cluster, wanted, required=False)
     first, first_s = sampler.sample(), time.monotonic()
     stopped.wait(window_s)
     sample = sampler.sample() if window_s else first
-    ago_s = time.monotonic() - first_s
+    earlier = Earlier(comparable(first, sample), time.monotonic() - first_s)
     try:
         nodes, failures = list_nodes(cluster, sampler.answering)
     except NsqError:  # no daemon answers, which the sample says too
@@ -100,14 +101,20 @@ def take_verdict(
     lookupds = [address for address in cluster.lookupds if address not in silent]
     unreachable = [*_unreachable(cluster, nodes)]
     announced = {(Kind.NO_ANSWER, problem.node) for problem in unreachable}
-    shown = problems_of(sample, Earlier(first.totals, ago_s), bounds)
+    shown = problems_of(sample, earlier, bounds)
     found = [
         *(problem for problem in shown if (problem.what, problem.node) not in announced),
         *unreachable,
         *problems_of_nodes(nodes, lookupds),
         *_clocks(cluster, sampler.answering),
     ]
-    not_judged = [*_not_judged(sample, window_s, lookupds, memory)]
+    not_judged = [*_not_judged(sample, earlier, window_s, lookupds, memory)]
+    try:
+        wanted.check(sample.rows, sample.failures)
+    except NotFoundError as exc:
+        if not sample.failures:
+            raise
+        not_judged.append(str(exc))
     before = memory or Memory()
     if bounds.max_age_s is not None:
         counts = _counts(before, sample, bounds.max_age_s)
@@ -231,14 +238,20 @@ def _since(memory: Memory, sample: Sample, found: Sequence[Problem]) -> Iterator
 
 
 def _not_judged(
-    sample: Sample, window_s: float, lookupds: Sequence[str], memory: Memory | None
+    sample: Sample,
+    earlier: Earlier,
+    window_s: float,
+    lookupds: Sequence[str],
+    memory: Memory | None,
 ) -> Iterator[str]:
     if not sample.reports and not sample.failures:
         yield "anything: no nsqlookupd announces an nsqd"
+    known = {row.key for row in earlier.totals}
     if window_s < LEAST_WINDOW_S:
         yield f"what is stuck or grows: --window is below {LEAST_WINDOW_S:.0f} s"
-    elif unknown := sum(row.rates is None for row in sample.totals):
-        yield f"what is stuck or grows, of {unknown} queues: they are new, or their nsqd restarted"
+    elif unknown := sum(row.key not in known or row.rates is None for row in sample.totals):
+        why = "they are new, or an nsqd of theirs came, left or restarted"
+        yield f"what is stuck or grows, of {unknown} queues: {why}"
     if not lookupds:
         yield "whether consumers find each nsqd: no nsqlookupd was asked, or none answered"
     if memory is None:

@@ -27,7 +27,13 @@ from urllib.parse import urlsplit
 
 from nsqtools.client.connection import http_access
 from nsqtools.client.connection_settings import ConnectionSettings
-from nsqtools.errors import ConfigurationError, ConnectionFailed, NotFoundError, NsqError
+from nsqtools.errors import (
+    ConfigurationError,
+    ConnectionFailed,
+    DeadlineExceeded,
+    NotFoundError,
+    NsqError,
+)
 from nsqtools.http.http_api import (
     HTTPAccess,
     KnownNode,
@@ -45,7 +51,6 @@ from nsqtools.protocol.names import (
 )
 
 HTTP_PORT_OFFSET = 1  # nsqd listens on 4150 and 4151 unless configured otherwise
-SILENT_MARGIN_S = 0.05  # a socket's time may be over a moment before that of the question
 MAX_WORKERS = 128  # half of a large cluster may hang, and the other half is to be asked in time
 
 C = TypeVar("C")
@@ -80,8 +85,9 @@ def open_cluster(settings: ConnectionSettings, **defaults: Any) -> Cluster:
     """
     lookupds, nsqds = settings.lookupd_http_addresses, settings.nsqd_http_addresses
     options = settings.client_options(**defaults)
-    access = http_access(options, (*lookupds, *nsqds), settings.address_map)
-    return Cluster(ClusterAddresses(nsqds, lookupds, settings.nsqd_tcp_addresses), access)
+    access = partial(http_access, options, (*lookupds, *nsqds), settings.address_map)
+    addresses = ClusterAddresses(nsqds, lookupds, settings.nsqd_tcp_addresses)
+    return Cluster(addresses, access(), access)
 
 
 def nsqd_addresses(settings: ConnectionSettings) -> tuple[str, ...]:
@@ -105,12 +111,20 @@ def nsqd_addresses(settings: ConnectionSettings) -> tuple[str, ...]:
 class Cluster:
     """The daemons at some addresses. Thread-safe; to be closed. Raises `ConfigurationError`.
 
+    ``renewed`` gives the access with certificates and secret as their files are now; each look-up
+    asks for it.
     ``names`` are what nsqd call themselves to nsqlookupd, by address, as they last said it; ``""``
     where that was not asked. ``proven`` are those given by TCP address, by their HTTP address.
     """
 
-    def __init__(self, addresses: ClusterAddresses, access: HTTPAccess | None = None) -> None:
+    def __init__(
+        self,
+        addresses: ClusterAddresses,
+        access: HTTPAccess | None = None,
+        renewed: Callable[[], HTTPAccess] | None = None,
+    ) -> None:
         self._access = access or HTTPAccess()
+        self._renewed = renewed
         self._workers = ThreadPoolExecutor(MAX_WORKERS, thread_name_prefix="nsq-cluster")
         self._clients: dict[str, NsqdHTTPClient] = {}
         self._silent: dict[str, tuple[float, NsqError]] = {}  # until when, and why
@@ -130,10 +144,26 @@ class Cluster:
         }
         self._given = list(dict.fromkeys([*self._logins, *self._unproven]))
         self._tcp: set[Address] = set()  # of those given by HTTP address
-        self.lookupds = {
-            short_address(url): self._access.nsqlookupd(url)
-            for url in (http_url(text, LOOKUPD_HTTP_PORT) for text in addresses.lookupd_http)
-        }
+        self._lookupd_urls = [http_url(text, LOOKUPD_HTTP_PORT) for text in addresses.lookupd_http]
+        self.lookupds = self._clients_of_lookupds()
+
+    def _clients_of_lookupds(self) -> dict[str, NsqlookupdHTTPClient]:
+        return {short_address(url): self._access.nsqlookupd(url) for url in self._lookupd_urls}
+
+    def _renew(self) -> None:
+        """Go on with certificates and secret as their files are now."""
+        try:
+            access = self._renewed() if self._renewed else self._access
+        except ConfigurationError:
+            return  # of certificate and key one alone was replaced as yet
+        if access == self._access:
+            return
+        with self._lock:
+            before = [*self._clients.values(), *self.lookupds.values()]
+            self._access, self._clients = access, {}
+            self.lookupds = self._clients_of_lookupds()
+        for client in before:
+            client.close()
 
     def close(self) -> None:
         """Close all connections."""
@@ -160,6 +190,7 @@ class Cluster:
 
     def look_up(self) -> tuple[dict[str, list[KnownNode]], Nsqds, list[DaemonFailure]]:
         """Find the nsqd as `nsqds` does; return what each nsqlookupd knows, too."""
+        self._renew()
         answers, failures = self.known_nodes()
         found, impostors = self.nsqds_among(
             known.node for nodes in answers.values() for known in nodes
@@ -174,9 +205,12 @@ class Cluster:
             if tcp in self._tcp:  # it was given twice, and its HTTP port is another one
                 self._unproven.pop(url, None)
                 self._given = [each for each in self._given if each != url]
-                impostors = [each for each in impostors if each.address != short_address(url)]
-        # those, too, that do not say their name just now
-        own = {*found.values(), *(self.names.get(address, "") for address in given)}
+        unproven = set(map(short_address, list(self._unproven)))
+        for address in self.given:  # those, too, that do not say their name just now
+            if address not in unproven:
+                found.setdefault(address, self.names.get(address, ""))
+        impostors = [each for each in impostors if each.address in unproven]
+        own = set(found.values())
         for node in nodes:
             if node.http is not None and (name := str(node.http)) not in own:
                 found[short_address(self._access.url_of(node.http))] = name
@@ -235,6 +269,17 @@ class Cluster:
         """Return where an nsqd that announces this TCP address is connected to."""
         return self._access.reachable(announced)
 
+    def tcp_address(self, address: str, info: Mapping[str, Any]) -> str:
+        """Return where to connect to the nsqd at an HTTP address, which says ``info`` of itself.
+
+        One that was given is there, too, unless the address map has what it announces.
+        """
+        announced = Address(info["broadcast_address"], info["tcp_port"])
+        place = self.reachable(announced)
+        if place == announced and address in self.given:
+            place = Address(urlsplit(self.nsqd(address).url).hostname or "", announced.port)
+        return str(place)
+
     def ask(self, clients: Mapping[str, C], question: Callable[[C], R]) -> Answers[R]:
         """Put one question to several daemons at once; answers by address, and failures.
 
@@ -261,7 +306,7 @@ class Cluster:
     def ask_one(self, address: str, question: Callable[[], R], latest_s: float) -> R:
         """Put a question to a daemon, until ``latest_s`` on the monotonic clock.
 
-        One that let the whole time pass is not asked again for as long: it fails as before.
+        One that does not answer in time is not asked again for as long: it fails as before.
         """
         from nsqtools.http.exchange import within
 
@@ -271,9 +316,8 @@ class Cluster:
         try:
             with within(latest_s):
                 return question()
-        except NsqError as exc:
-            if (now_s := time.monotonic()) >= latest_s - SILENT_MARGIN_S:
-                self._silent[address] = now_s + self.timeout_s, exc
+        except DeadlineExceeded as exc:
+            self._silent[address] = time.monotonic() + self.timeout_s, exc
             raise
 
     def _name(self, client: NsqdHTTPClient) -> str:

@@ -161,16 +161,26 @@ class Earlier(NamedTuple):
     ago_s: float
 
 
+def comparable(first: Sample, sample: Sample) -> list[QueueRow]:
+    """Return the first totals of the queues whose nsqd have answered both times, in the same run:
+    sums of others do not compare."""
+    changed = {address for address, _ in first.started.items() ^ sample.started.items()}
+    rows = (row for each in (first, sample) for row in each.rows if row.node in changed)
+    left_out = {(row.topic, row.channel) for row in rows}
+    return [row for row in first.totals if (row.topic, row.channel) not in left_out]
+
+
 class _Kept(NamedTuple):
     time_s: float
     totals: Sequence[QueueRow]
-    nsqds: frozenset[str]
+    started: dict[str, int]
 
 
 class Past:
     """Keeps the totals of a minute, of samples that come one after the other.
 
-    Sums of other nsqd do not compare: one that went away takes its messages with it.
+    Sums of other nsqd, or runs of them, do not compare: one that went away takes its messages with
+    it, and one that restarted counts from 0 again.
     """
 
     def __init__(self) -> None:
@@ -184,18 +194,15 @@ class Past:
         while kept and sample.time_s - kept[0].time_s > PAST_S:
             kept.popleft()
         if not kept or sample.time_s - kept[-1].time_s >= PAST_STEP_S:
-            kept.append(_Kept(sample.time_s, sample.totals, _counted(sample)))
+            kept.append(_Kept(sample.time_s, sample.totals, sample.started))
 
     def before(self, sample: Sample) -> Earlier | None:
         """Return the oldest totals of the same nsqd, None where there are none yet."""
+        started = sample.started
         for kept in self._kept:
-            if kept.time_s < sample.time_s and kept.nsqds == _counted(sample):
+            if kept.time_s < sample.time_s and kept.started == started:
                 return Earlier(kept.totals, sample.time_s - kept.time_s)
         return None
-
-
-def _counted(sample: Sample) -> frozenset[str]:
-    return frozenset(report.address for report in sample.reports)
 
 
 DEFAULT_BOUNDS = Bounds()
@@ -283,14 +290,14 @@ def _of_queue(
     waiting = f"{row.depth:,} messages wait"
     ingress = rates.ingress if rates else 0.0
     if row.channel and row.depth and not row.clients and not row.paused:
-        coming = f" and {_rate(ingress)} come every second" if ingress > 0 else ""
+        coming = f" and {rate_text(ingress)} come every second" if ingress > 0 else ""
         yield of_row(Kind.GROWS if coming else Kind.NO_CONSUMERS, waiting + coming, row)
     elif not row.channel and row.depth and not has_channels:
         yield of_row(Kind.NO_CHANNELS, f"{waiting} for the first channel", row)
     if bounds.max_depth is not None and row.depth > bounds.max_depth:
         yield of_row(Kind.DEEP, f"{waiting}, more than {bounds.max_depth:,}", row)
     if rates and rates.timed_out > 0:
-        text = f"{_rate(rates.timed_out)} messages time out every second"
+        text = f"{rate_text(rates.timed_out)} messages time out every second"
         problem = of_row(Kind.TIMEOUTS, f"{text}, {row.timed_out:,} so far", row)
         yield problem._replace(weight=row.timed_out)
 
@@ -307,8 +314,8 @@ def _of_window(
         text = f"{waiting}{took}, and none was finished in {ago_s:.0f} s"
         yield of_row(Kind.STUCK, text, now)
     elif now.clients and now.depth > bounds.behind_depth and growth > 0:
-        moved = f"{_rate(rates.ingress)} come, {_rate(rates.finish)} are finished"
-        text = f"{waiting}, {_rate(growth)} more every second: {moved}"
+        moved = f"{rate_text(rates.ingress)} come, {rate_text(rates.finish)} are finished"
+        text = f"{waiting}, {rate_text(growth)} more every second: {moved}"
         yield of_row(Kind.FALLS_BEHIND, text, now)
     if returned >= LEAST_REQUEUED and rates.requeue > bounds.requeue_share * rates.egress:
         share = min(1.0, rates.requeue / rates.egress) if rates.egress else 1.0
@@ -343,12 +350,16 @@ def _of_topology(rows: Sequence[QueueRow]) -> Iterator[Problem]:
 def problems_of_nodes(nodes: Iterable[NodeStatus], lookupds: Sequence[str]) -> Iterator[Problem]:
     """Yield where nsqlookupd and nsqd differ. ``lookupds`` are those that answered."""
     for node in nodes:
-        if missing := ", ".join(sorted(set(lookupds) - set(node.lookupds))):
+        missing = ", ".join(sorted(set(lookupds) - set(node.lookupds)))
+        if missing and (node.lookupds or not node.error):
             text = f"{missing} does not know it"
             yield Problem(Kind.NOT_REGISTERED, text, node=node.address)
         for topic in node.tombstoned:
             yield Problem(Kind.TOMBSTONED, "hidden by nsqlookupd", topic, node=node.address)
 
 
-def _rate(per_s: float) -> str:
-    return f"{per_s:.1f}" if per_s < 10 else f"{per_s:,.0f}"
+def rate_text(per_s: float) -> str:
+    """Return messages a second, with a decimal where there are few."""
+    if 0 < per_s < 0.05:
+        return "<0.1"
+    return f"{per_s:.1f}" if 0 < per_s < 10 else f"{per_s:,.0f}"

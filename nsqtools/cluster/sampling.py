@@ -143,13 +143,13 @@ class SampleFilter(NamedTuple):
             and (matches(row.channel, self.channels) if row.channel else not self.channels)
         ]
 
-    def check(self, rows: Sequence[QueueRow]) -> None:
+    def check(self, rows: Sequence[QueueRow], failures: Sequence[DaemonFailure] = ()) -> None:
         """Raise `NotFoundError` for a name or pattern that no row has: an alarm must not be silent
-        because its topic is gone or misspelt."""
+        because its topic is gone or misspelt. ``failures`` are daemons that may have it."""
         topics = {row.topic for row in rows}
-        select("topic", self.topics, topics)
+        select("topic", self.topics, topics, failures)
         channels = {row.channel for row in rows if matches(row.topic, self.topics)} - {""}
-        select("channel", self.channels, channels)
+        select("channel", self.channels, channels, failures)
 
 
 @dataclass(slots=True)
@@ -189,7 +189,7 @@ class Sampler:
     """Samples a cluster, again and again, on one thread. `stop` it from any.
 
     Without ``interval_s`` a sample waits for all daemons. With ``required`` the first sample fails
-    where none answers.
+    where none answers, and where none that answers has what is named.
     """
 
     def __init__(
@@ -250,7 +250,8 @@ class Sampler:
         if not self._has_begun and not self._is_interrupted:
             if self._required and sample.failures and not sample.reports:
                 raise sample.failures[0].error
-            self._check_named()
+            if self._required or not sample.failures:
+                self._check_named(sample.failures)
             self._has_begun = True
         return sample
 
@@ -304,6 +305,7 @@ class Sampler:
             if address not in self._nodes:
                 meters = RateMeter(self._least_s), ConsumerMeter(self._least_s)
                 self._nodes[address] = _Node(address, client, *meters, now_s, now_s)
+            self._nodes[address].client = client  # certificates are renewed
         for address, node in self._nodes.items():
             if address in known or address in given:
                 node.is_announced, node.announced_s = True, now_s
@@ -443,22 +445,24 @@ class Sampler:
             return True
         return all(node.report is None for node in self._nodes.values())
 
-    def _check_named(self) -> None:
+    def _check_named(self, failures: Sequence[DaemonFailure]) -> None:
         """Raise `NotFoundError` as `SampleFilter.check` does.
 
         Topics that only nsqlookupd knows have an error of their own.
         """
         wanted, rows = self._wanted, self._all_rows()
         try:
-            wanted.check(rows)
+            wanted.check(rows, failures)
         except NotFoundError:
+            if failures:
+                raise
             cluster = self._cluster
             listed, _ = cluster.ask(cluster.lookupds, NsqlookupdHTTPClient.topics)
             registered = all_of(listed)
             present = {row.topic for row in rows}
             for topic in wanted.topics:
                 if topic in registered and topic not in present:
-                    raise NotFoundError(on_no_nsqd(topic)) from None
+                    raise NotFoundError(on_no_nsqd(f"topic {topic}")) from None
             raise
 
     def _put_together(self, question: Question) -> Sample:

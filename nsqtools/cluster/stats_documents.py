@@ -112,14 +112,15 @@ CONSUMER_NUMBERS = {
 
 
 def client_documents(sample: Sample, rows: Iterable[QueueRow]) -> list[dict[str, Any]]:
-    """Return every consumer of the channels among ``rows``, with its channel and nsqd."""
-    shown = {(row.topic, row.channel) for row in rows}
+    """Return every consumer of the channels among ``rows``, in their order, with its channel and
+    nsqd."""
+    places = {(row.topic, row.channel): number for number, row in enumerate(rows)}
+    consumers = [row for node in sample.nodes for row in node.consumers]
+    shown = [row for row in consumers if (row.topic, row.channel) in places]
     return [
         {name: getattr(row, name) for name in ("topic", "channel", "node")}
         | consumer_document(row.client)
-        for node in sample.nodes
-        for row in node.consumers
-        if (row.topic, row.channel) in shown
+        for row in sorted(shown, key=lambda row: places[row.topic, row.channel])
     ]
 
 

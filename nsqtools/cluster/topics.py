@@ -47,7 +47,7 @@ from typing import NamedTuple
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.cluster.directory import Cluster, DaemonFailure, open_cluster
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
-from nsqtools.http.http_api import NsqdHTTPClient, NsqlookupdHTTPClient
+from nsqtools.http.http_api import KnownNode, NsqdHTTPClient, NsqlookupdHTTPClient
 from nsqtools.protocol.names import Address, is_ephemeral
 from nsqtools.protocol.stats import TopicStats
 
@@ -136,6 +136,11 @@ def topics_on(nsqd: NsqdHTTPClient) -> list[str]:
 def all_of(answers: Mapping[str, Iterable[str]]) -> set[str]:
     """Return the names that any daemon has answered."""
     return {name for names in answers.values() for name in names}
+
+
+def announced_topics(known: Mapping[str, Iterable[KnownNode]]) -> set[str]:
+    """Return the topics that any nsqlookupd names an nsqd for, which may be silent."""
+    return {topic for nodes in known.values() for node in nodes for topic in node.topics}
 
 
 def state_of_queue(report: TopicReport, channel: str) -> str:
@@ -300,9 +305,10 @@ def _glob_hint(pattern: str, names: Collection[str]) -> str:
     return f"This is a glob; write '/{pattern}/' for a regular expression." if meant else ""
 
 
-def on_no_nsqd(topic: str) -> str:
-    """Return the message about a topic that only nsqlookupd knows."""
-    return f"topic {topic} is registered with nsqlookupd, but no nsqd has it"
+def on_no_nsqd(subject: str, failures: Collection[DaemonFailure] = ()) -> str:
+    """Return the message about a topic or channel that only nsqlookupd knows."""
+    which = "no nsqd that answers" if failures else "no nsqd"
+    return f"{subject} is registered with nsqlookupd, but {which} has it"
 
 
 UNLISTED_S = 20.0  # nsqd registers at a restarted nsqlookupd within 15
@@ -363,7 +369,7 @@ class UnlistedTopics:
             return None
         if not answers:
             return None
-        return {topic for nodes in answers.values() for node in nodes for topic in node.topics}
+        return announced_topics(answers)
 
 
 log = logging.getLogger("nsqtools")

@@ -37,7 +37,7 @@ from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
-from nsqtools.client.giving_up import Attempts, DeadLetters
+from nsqtools.client.giving_up import MAX_KNOWN, Attempts, DeadLetters, Key
 from nsqtools.client.message import Answers, Batch, touch_when_due
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import NsqError, OutputError
@@ -72,8 +72,10 @@ class Courier:
         on_circuit: Callable[[bool], None],
     ) -> None:
         self.changed = threading.Event()
-        self.last_error = ""  # why something was not delivered
+        self.last_error = ""  # why something was not delivered, and nothing since
         self.is_open = False
+        self.came_again = 0  # messages, of those that went back to their queue
+        self._went_back: set[Key] = set()
         self._sink = sink
         self._counters = counters
         self._max_attempts = max_attempts
@@ -115,6 +117,13 @@ class Courier:
         for part in parts:
             self._sink.submit(part, self._report)
 
+    def received(self, batch: Batch) -> None:
+        """Count what comes again."""
+        if self._went_back:
+            keys = {(batch.topic, batch.nsqd, message.id) for message in batch}
+            self.came_again += len(keys & self._went_back)
+            self._went_back -= keys
+
     def refuse(self, parcel: Parcel, error: str) -> None:
         """Keep messages that cannot be delivered; where there is no place, in their queue."""
         if self._dead_letters is None:
@@ -154,6 +163,7 @@ class Courier:
                 size = sum(each.size for each in some)
                 self._counters.add(topic, delivered=messages, bytes=size)
         if is_delivered:
+            self.last_error = ""
             self._settle(*parcels)
         if not is_delivered or self.is_failing:
             for parcel in parcels:
@@ -166,10 +176,15 @@ class Courier:
             self._counters.add(topic, dead_lettered=len(parcel))
             parcel.messages.finish()
         else:
-            self._counters.add(topic, requeued=len(parcel))
+            self._goes_back(parcel)
             parcel.messages.requeue(UNKEPT_S, backoff=False)
         self._settle(parcel)
         self.changed.set()
+
+    def _goes_back(self, parcel: Parcel) -> None:
+        self._counters.add(parcel.messages.topic, requeued=len(parcel))
+        if len(self._went_back) < MAX_KNOWN:  # else it counts as one that did not come again
+            self._went_back.update(parcel.keys())
 
     # -- outcomes -------------------------------------------------------------------------------
 
@@ -231,7 +246,7 @@ class Courier:
         self, parcel: Parcel, error: str, delay_s: float | None, *, counts: bool = True
     ) -> None:
         self._warn("requeued", f"{parcel.messages[0]!r} is requeued: {error}")
-        self._counters.add(parcel.messages.topic, requeued=len(parcel))
+        self._goes_back(parcel)
         for key, message in zip(parcel.keys(), parcel.messages, strict=True):
             if not counts:
                 self._attempts.does_not_count(key)

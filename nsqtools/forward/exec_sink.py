@@ -317,6 +317,15 @@ class _Worker(ABC):
         reason = os.strerror(error or 0)
         return Outcome(Fate.UNREACHABLE, f"cannot start {self.settings.words[0]} ({reason})")
 
+    def failed_with(self, status: int) -> Outcome:
+        """What an exit status means that is no success."""
+        said = f"{self.settings.words[0]} {_ended(status)}"
+        if status in self.settings.fatal:
+            return Outcome(Fate.REFUSED, said, may_split=True)
+        if status == TEMPORARY_FAILURE:
+            return Outcome(Fate.BUSY, said)
+        return Outcome(Fate.FAILED, said, may_split=status > 0)
+
     # -- what it prints
 
     def _has_printed(self, stream: int) -> None:
@@ -359,20 +368,22 @@ class _Run(_Worker):
 
     def give(self, work: _Work, now: float) -> None:
         """Run a command, unless what it would be given is answered or cannot be given."""
-        live = [parcel for parcel in work if not parcel.messages[0].is_answered]
-        if not live:
-            self.sink.report(work, TAKEN_BACK)
-            return
+        if gone := [parcel for parcel in work if parcel.messages[0].is_answered]:
+            self.sink.report(gone, TAKEN_BACK)
+            work = [parcel for parcel in work if parcel not in gone]
+            if not work:
+                return
         settings, words = self.settings, self.sink.words
-        bodies = [parcel.bodies[0] for parcel in live]
-        messages = [parcel.messages[0] for parcel in live]
+        bodies = [parcel.bodies[0] for parcel in work]
+        messages = [parcel.messages[0] for parcel in work]
         if fault := _fault(settings, bodies):
             self._answer(work, Outcome(Fate.REFUSED, fault, may_split=True))
             return
         environ = {"TOPIC": messages[0].topic, "CHANNEL": settings.channel}
         environ["ATTEMPTS"] = str(most_attempts(messages))
         if settings.batch == 1:
-            environ["MESSAGE_ID"] = messages[0].id.decode("latin-1")
+            message_id = messages[0].id.decode("latin-1")
+            environ["MESSAGE_ID"] = message_id.replace("\0", "")  # which begins another variable
             environ["TIMESTAMP"] = str(messages[0].timestamp_ns)
             given = bodies[0]
         else:
@@ -390,7 +401,6 @@ class _Run(_Worker):
             self.sink.report(self.work.popleft(), self.cannot_start(exc.errno))
 
     def settle(self, status: int, error: int) -> None:
-        said = f"{self.settings.words[0]} {_ended(status)}"
         if self.sink.is_stopping and (status or error):
             return
         if self.error:
@@ -399,14 +409,8 @@ class _Run(_Worker):
             outcome = Outcome(Fate.REFUSED, "its body is too long for an argument")
         elif error:
             outcome = self.cannot_start(error)
-        elif status == 0:
-            outcome = DELIVERED
-        elif status == TEMPORARY_FAILURE:
-            outcome = Outcome(Fate.BUSY, said)
-        elif status in self.settings.fatal:
-            outcome = Outcome(Fate.REFUSED, said, may_split=True)
         else:
-            outcome = Outcome(Fate.FAILED, said, may_split=status > 0)
+            outcome = DELIVERED if status == 0 else self.failed_with(status)
         self._answer(self.work.popleft(), outcome)
 
     def _answer(self, work: _Work, outcome: Outcome) -> None:
@@ -488,15 +492,14 @@ class _Kept(_Worker):
         self._unwritten.clear()
         if self.sink.is_stopping:
             return
-        why = self.error or f"{self.settings.words[0]} {_ended(status)}"
-        outcome = Outcome(Fate.BUSY if status == TEMPORARY_FAILURE else Fate.FAILED, why)
+        outcome = Outcome(Fate.FAILED, self.error) if self.error else self.failed_with(status)
         if error:
             outcome = self.cannot_start(error)
         if self.work:
             self._rest(outcome)
         elif status or self.error:
             self.error = ""
-            log.warning("%s", why)
+            log.warning("%s", outcome.error)
 
     def _rest(self, outcome: Outcome) -> None:
         delay_s = self._delays.next_delay_s()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -246,7 +246,6 @@ class Forwarder:
         self._ready: deque[Batch] = deque()  # taken, and not allowed to go yet
         self._next_tick = 0.0
         self._is_late = False  # the time was over before what was counted had arrived
-        self._came_again: Counter[str] = Counter()  # of what went back, by topic
         self.left = 0  # messages that went back to their queue, where a limit ended the run
 
     # -- from any thread ------------------------------------------------------------------------
@@ -275,10 +274,10 @@ class Forwarder:
         try:
             self._sources.start(now)
             end = self._pump()
-            if end in (End.COUNT, End.IDLE):
-                self.left = self.counters.totals.requeued - self._came_again.total()
         finally:
             self._end()
+        if end is not End.STOPPED:
+            self.left = self.counters.totals.requeued - self.courier.came_again
         if end is End.IDLE:
             self._sources.unlisted.refuse(self._settings.topics)
         return end
@@ -348,9 +347,7 @@ class Forwarder:
     def _accept(self, batch: Batch, now: float) -> None:
         self._watch.saw_message(now)
         self.counters.add(batch.topic, received=len(batch))
-        if again := sum([message.attempts > 1 for message in batch]):  # or failed in another run
-            again += self._came_again[batch.topic]
-            self._came_again[batch.topic] = min(again, self.counters.requeued(batch.topic))
+        self.courier.received(batch)
         if self._settings.keep is not None:
             batch = self._selected(batch, self._settings.keep)
         room = self._watch.room_for(len(batch))

@@ -98,7 +98,7 @@ class _Transfer:
         self._url = ""
         self._head: list[bytes] = []
         self._sent = 0
-        self._is_refused = False
+        self._problem = ""  # why no connection is opened
         self._given: list[bytes | None] | None = None
         curl.setopt(pycurl.NOSIGNAL, 1)
         curl.setopt(pycurl.PROXY, "")
@@ -120,7 +120,7 @@ class _Transfer:
         self._request, self._done = request, done
         self._head.clear()
         self._sent = 0
-        self._is_refused = False
+        self._problem = ""
         if request.url != self._url:
             curl.setopt(pycurl.URL, request.url)
             self._url = request.url  # not before: it may be refused
@@ -148,16 +148,16 @@ class _Transfer:
 
     def _broken(self, code: int, message: str) -> Answer:
         name = self._request.name
-        if self._sent and not self._is_refused:
+        if self._sent and not self._problem:
             if code == pycurl.E_OPERATION_TIMEDOUT:
                 message = f"no answer within {self._pool.request_timeout_s:.3g} s"
             return Answer(0, error=f"{name}: {message}")
-        if self._is_refused:
-            message = PRIVATE
+        if self._problem:
+            message = self._problem
         elif code == pycurl.E_COULDNT_CONNECT and (number := self.curl.getinfo(pycurl.OS_ERRNO)):
             message = os.strerror(number)
         error = f"cannot connect to {name} ({message})"
-        return Answer(0, error=error, was_sent=False, is_forbidden=self._is_refused)
+        return Answer(0, error=error, was_sent=False, is_forbidden=self._problem == PRIVATE)
 
     def _field(self, name: bytes) -> str:
         for line in reversed(self._head):  # what comes before 100 Continue is not the answer's
@@ -168,21 +168,25 @@ class _Transfer:
 
     def _open(self, purpose: int, address: tuple[int, int, int, tuple[str, int]]) -> int:
         family, kind, protocol, (host, *_) = address
-        if not self._is_allowed(host):
-            return int(pycurl.SOCKET_BAD)
-        return socket.socket(family, kind, protocol).detach()
+        if self._is_allowed(host):
+            try:
+                return socket.socket(family, kind, protocol).detach()
+            except OSError as exc:
+                self._problem = exc.strerror or str(exc)
+        return int(pycurl.SOCKET_BAD)
 
     def _before(self, host: str, *more: object) -> int:
         """Connected, now or for a request before: this one may be allowed less."""
         if not self._is_allowed(host):
             return int(pycurl.PREREQFUNC_ABORT)
+        self._problem = ""  # of another address
         self._sent += 1
         return int(pycurl.PREREQFUNC_OK)
 
     def _is_allowed(self, host: str) -> bool:
         if self._request.allows_private or ipaddress.ip_address(host).is_global:
             return True
-        self._is_refused = True
+        self._problem = PRIVATE
         return False
 
 

@@ -179,7 +179,7 @@ class RequestBuilder:
             message = messages[0]
             headers += (
                 b"X-Nsq-Topic: %b" % messages.topic.encode(),
-                b"X-Nsq-Message-Id: %b" % message.id,
+                b"X-Nsq-Message-Id: %b" % _CONTROL.sub(b" ", message.id),
                 b"X-Nsq-Attempts: %d" % message.attempts,
                 b"X-Nsq-Timestamp: %d" % message.timestamp_ns,
             )
@@ -226,7 +226,8 @@ def identity_of(parcels: Sequence[Parcel]) -> bytes:
     parcel = parcels[0]
     if len(parcels) == 1 and len(parcel) == 1:
         messages = parcel.messages
-        return f"{messages.topic}/{messages.nsqd}/".encode() + messages[0].id
+        place = f"{messages.topic}/{messages.nsqd}/".encode()
+        return place + _CONTROL.sub(b" ", messages[0].id)
     digest = hashlib.sha256()
     for parcel in parcels:
         for message in parcel.messages:

@@ -6,7 +6,7 @@ doubles, and the others take its share. Only when all circuits are open nothing 
 and then the forwarder holds what it has.
 
 Everything but `parts` and `submit` runs on the thread of the pool. With batches, what comes within
-``linger_s`` goes together, from whichever topic and nsqd.
+``linger_s`` goes together, from whichever topic and nsqd; with ``hash`` what goes to one endpoint.
 """
 
 from __future__ import annotations
@@ -23,14 +23,23 @@ from http.client import responses
 from itertools import chain
 from typing import NamedTuple
 from urllib.parse import urljoin
-from zlib import crc32
 
 from nsqtools.client.giving_up import Key
+from nsqtools.client.message import Message
 from nsqtools.errors import ConfigurationError
 from nsqtools.forward import EndpointMode, Redirects
 from nsqtools.forward.http_pool import Answer, HttpPool
 from nsqtools.forward.http_requests import Endpoint, RequestBuilder
-from nsqtools.forward.parcel import DELIVERED, Circuit, Fate, Outcome, Parcel, Report, check_key
+from nsqtools.forward.parcel import (
+    DELIVERED,
+    Circuit,
+    Fate,
+    Outcome,
+    Parcel,
+    Report,
+    check_key,
+    place_of,
+)
 from nsqtools.protocol.names import Address
 
 FAILURES_TO_OPEN = 5  # in a row
@@ -116,20 +125,22 @@ class _PartialDeliveries:
     """Which endpoints have a message that others lack, for when it comes again (mode ``all``).
 
     It is kept by message, not by request: what comes again comes in other batches, and a batch that
-    was refused is split. Trap: the messages of one request must lack it at the same endpoints, or
-    some endpoint is sent what it has. `holders` and `alike` may be called on any thread.
+    was refused is split. `of` may be called on any thread.
     """
 
     def __init__(self) -> None:
         self._holders: OrderedDict[Key, frozenset[Hashable]] = OrderedDict()
 
-    def holders(self, parcels: Sequence[Parcel]) -> frozenset[Hashable]:
-        """Return the endpoints that have every one of the messages."""
+    def of(self, message: Message) -> frozenset[Hashable]:
+        """Return the endpoints that have a message."""
         if not self._holders:
             return frozenset()
-        return frozenset.intersection(
-            *(self._holders.get(key, frozenset()) for key in _keys(parcels))
-        )
+        return self._holders.get((message.topic, message.nsqd, message.id), frozenset())
+
+    def holders(self, parcels: Sequence[Parcel]) -> frozenset[Hashable]:
+        """Return the endpoints that have every one of the messages."""
+        messages = chain.from_iterable(parcel.messages for parcel in parcels)
+        return frozenset.intersection(*map(self.of, messages))
 
     def note(self, parcels: Sequence[Parcel], endpoint: Hashable) -> None:
         """An endpoint has the messages."""
@@ -144,18 +155,19 @@ class _PartialDeliveries:
             for key in _keys(parcels):
                 self._holders.pop(key, None)
 
-    def alike(self, parcel: Parcel) -> list[Parcel]:
-        """Return a parcel in parts, each of messages that the same endpoints have."""
-        if not self._holders:
-            return [parcel]
-        places: dict[frozenset[Hashable], list[int]] = {}
-        for at, key in enumerate(parcel.keys()):
-            places.setdefault(self._holders.get(key, frozenset()), []).append(at)
-        return [parcel.chosen(chosen) for chosen in places.values()]
-
 
 def _keys(parcels: Iterable[Parcel]) -> Iterator[Key]:
     return chain.from_iterable(parcel.keys() for parcel in parcels)
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """Parcels that wait for others of a batch."""
+
+    since: float
+    parcels: list[Parcel] = field(default_factory=list)
+    count: int = 0  # messages
+    size: int = 0  # bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -197,9 +209,7 @@ class HttpSink:
         self._turn = 0
         self._pending: collections.deque[_Exchange] = collections.deque()
         self._under_way = 0
-        self._gathered: list[Parcel] = []
-        self._gathered_bytes = 0
-        self._gathered_at = 0.0
+        self._gathered: dict[Hashable, _Gathered] = {}  # by their way
         self._partial = _PartialDeliveries()
         self._ended: list[tuple[_Exchange, Outcome]] = []
         self._report: Report
@@ -210,7 +220,8 @@ class HttpSink:
     def parts(self, parcel: Parcel) -> list[Parcel]:
         """A part for each message, or for each batch."""
         most = self._settings.batch_count, self._settings.batch_bytes
-        return [part for alike in self._partial.alike(parcel) for part in alike.sized(*most)]
+        alike = [parcel] if most[0] == 1 else parcel.grouped(self._way).values()
+        return [part for each in alike for part in each.sized(*most)]
 
     def submit(self, parcel: Parcel, report: Report) -> None:
         """Send one part."""
@@ -229,28 +240,40 @@ class HttpSink:
     # -- batches --------------------------------------------------------------------------------
 
     def _gather(self, parcel: Parcel) -> None:
-        settings, count = self._settings, sum(map(len, self._gathered))
-        if self._gathered and (
-            count + len(parcel) > settings.batch_count
-            or self._gathered_bytes + parcel.size > settings.batch_bytes
-            or self._partial.holders((parcel,)) != self._partial.holders(self._gathered[:1])
+        settings, count = self._settings, len(parcel)
+        if settings.batch_count == 1:
+            self._begin(_Exchange((parcel,)))
+            return
+        way = self._way(parcel.messages[0])
+        gathered = self._gathered.get(way)
+        if gathered is not None and (
+            gathered.count + count > settings.batch_count
+            or gathered.size + parcel.size > settings.batch_bytes
         ):
-            self._send_gathered()
-            count = 0
-        if not self._gathered:
-            self._gathered_at = time.monotonic()
-        self._gathered.append(parcel)
-        self._gathered_bytes += parcel.size
-        if count + len(parcel) >= settings.batch_count or not settings.linger_s:
-            self._send_gathered()
+            self._send_gathered(way)
+            gathered = None
+        if gathered is None:
+            gathered = self._gathered[way] = _Gathered(time.monotonic())
+        gathered.parcels.append(parcel)
+        gathered.count += count
+        gathered.size += parcel.size
+        if gathered.count >= settings.batch_count or not settings.linger_s:
+            self._send_gathered(way)
 
-    def _send_gathered(self) -> None:
-        parcels, self._gathered, self._gathered_bytes = self._gathered, [], 0
-        self._begin(_Exchange(parcels))
+    def _way(self, message: Message) -> Hashable:
+        """What the messages of a batch have in common: the place of their keys, or the endpoints
+        that have them already, or some would be sent what they have."""
+        if self._settings.key is not None:
+            return place_of(message, self._settings.key, len(self._circuits))
+        return self._partial.of(message)
+
+    def _send_gathered(self, way: Hashable) -> None:
+        self._begin(_Exchange(self._gathered.pop(way).parcels))
 
     def _tick(self, now: float) -> None:
-        if self._gathered and now - self._gathered_at >= self._settings.linger_s:
-            self._send_gathered()
+        for way, gathered in list(self._gathered.items()):
+            if now - gathered.since >= self._settings.linger_s:
+                self._send_gathered(way)
         if self._pending:
             self._go_on()
 
@@ -313,9 +336,8 @@ class HttpSink:
             circuits = circuits[self._turn :] + circuits[: self._turn]
         elif mode is EndpointMode.HASH and len(circuits) > 1:
             assert self._settings.key is not None
-            messages = exchange.parcels[0].messages
-            key = self._settings.key(messages.topic, messages.nsqd, messages[:1])
-            place = crc32(key) % len(circuits)
+            message = exchange.parcels[0].messages[0]
+            place = place_of(message, self._settings.key, len(circuits))
             circuits = circuits[place:] + circuits[:place]
         for circuit in circuits:
             if circuit not in exchange.tried and not circuit.is_open(now):
@@ -331,8 +353,7 @@ class HttpSink:
         exchange.circuit.failed(time.monotonic(), is_hopeless=not broken.was_sent)
         if broken.was_sent:
             exchange.last = Outcome(Fate.FAILED, broken.error)
-            if len(exchange.tried) < len(self._circuits):
-                exchange.repeated += 1
+            exchange.repeated += 1  # now by the next endpoint, or when it comes again
         elif exchange.last is None or exchange.last.fate is Fate.UNREACHABLE:
             exchange.last = Outcome(Fate.UNREACHABLE, broken.error)
         self._pending.appendleft(exchange)  # for the next endpoint

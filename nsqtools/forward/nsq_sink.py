@@ -23,9 +23,8 @@ import re
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import TypeVar
-from zlib import crc32
 
 from nsqtools import __version__
 from nsqtools.client.connection_settings import ConnectionSettings
@@ -41,7 +40,7 @@ from nsqtools.errors import (
     PublishUnknown,
 )
 from nsqtools.forward import ForwardMode
-from nsqtools.forward.parcel import DELIVERED, Fate, Outcome, Parcel, Report, check_key
+from nsqtools.forward.parcel import DELIVERED, Fate, Outcome, Parcel, Report, check_key, place_of
 from nsqtools.http.http_api import NsqdHTTPClient
 from nsqtools.protocol.commands import SIZE_BYTES, mpub_size
 from nsqtools.protocol.names import check_topic
@@ -92,14 +91,10 @@ class NsqSink:
         """One part for each nsqd and MPUB."""
         if self._key is None or len(self._producers) == 1:
             return self._sized(parcel)
-        by_place: dict[int, list[int]] = {}
-        messages = parcel.messages
-        for at, message in enumerate(messages):
-            key = self._key(messages.topic, messages.nsqd, [message])
-            by_place.setdefault(crc32(key) % len(self._producers), []).append(at)
+        by = partial(place_of, key=self._key, count=len(self._producers))
         parts = []
-        for place, chosen in by_place.items():
-            for part in self._sized(parcel.chosen(chosen)):
+        for place, chosen in parcel.grouped(by).items():
+            for part in self._sized(chosen):
                 self._places[part] = place
                 parts.append(part)
         return parts
@@ -115,7 +110,7 @@ class NsqSink:
         def ended(error: PublishError | None) -> None:
             report([parcel], outcome_of(error))
 
-        producer = self._producers[self._places.pop(parcel, 0) % len(self._producers)]
+        producer = self._producers[self._places.pop(parcel, 0)]
         try:
             producer.submit(parcel.topic, parcel.bodies, on_settled=lambda p: ended(p.error))
         except PublishError as exc:

@@ -11,16 +11,19 @@ from __future__ import annotations
 import enum
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
+from zlib import crc32
 
 from nsqtools.client.connecting import RetryDelays
 from nsqtools.client.giving_up import Key
-from nsqtools.client.message import Batch
+from nsqtools.client.message import Batch, Message
 from nsqtools.errors import ConfigurationError
 from nsqtools.records.envelope import Envelope, MessageLike
 from nsqtools.records.prometheus import Metric, metric_of
+
+T = TypeVar("T", bound=Hashable)
 
 
 class Fate(enum.Enum):
@@ -93,6 +96,13 @@ class Parcel:
         messages = Batch(self.messages.source, [self.messages[place] for place in places])
         bodies = [self.bodies[place] for place in places]
         return Parcel(messages, bodies, self.topic, self.began_at)
+
+    def grouped(self, by: Callable[[Message], T]) -> dict[T, Parcel]:
+        """Return the messages in parcels, by what ``by`` says of each."""
+        places: dict[T, list[int]] = {}
+        for at, message in enumerate(self.messages):
+            places.setdefault(by(message), []).append(at)
+        return {each: self.chosen(chosen) for each, chosen in places.items()}
 
     def sized(self, most: int, most_bytes: int, extra: int = 0) -> list[Parcel]:
         """Return parts of at most ``most`` messages and ``most_bytes``; a larger body is alone.
@@ -200,6 +210,11 @@ class ForwardTotals:
     failures: int = _count("Tries to deliver that failed.")
     bytes: int = _count("Bytes of the bodies delivered.")
 
+    @property
+    def finished(self) -> int:
+        """Messages that came to their end."""
+        return self.filtered + self.delivered + self.dead_lettered + self.dropped
+
 
 class Counters:
     """The counts of each topic. Thread-safe."""
@@ -214,11 +229,6 @@ class Counters:
             known = self._topics[topic]
             for name, count in counts.items():  # `Counter.update` takes four times as long
                 known[name] += count
-
-    def requeued(self, topic: str) -> int:
-        """How many messages of a topic went back to their queue."""
-        with self._lock:
-            return self._topics[topic]["requeued"]
 
     @property
     def totals(self) -> ForwardTotals:
@@ -246,3 +256,8 @@ def check_key(key: object | None, *, is_hash: bool) -> None:
         raise ConfigurationError("hash needs a key", hint="For example --key '{.user.id}'.")
     if key is not None and not is_hash:
         raise ConfigurationError("--key is for --mode hash")
+
+
+def place_of(message: Message, key: Callable[..., bytes], count: int) -> int:
+    """Return which of ``count`` destinations the mode hash chooses: the same for the same key."""
+    return crc32(key(message.topic, message.nsqd, [message])) % count

@@ -49,7 +49,6 @@ from nsqtools.protocol.names import (
     http_url,
     is_allowed,
     is_valid_name,
-    lookup_url,
     parse_address,
     shown_url,
 )
@@ -97,7 +96,7 @@ class HTTPAPI:
             raise ConfigurationError(f"invalid HTTP address {self.url!r}") from None
         parts = urlsplit(url)
         login, _, netloc = parts.netloc.rpartition("@")
-        self._url = urlunsplit(parts._replace(netloc=netloc))
+        self._base = parts._replace(netloc=netloc)
         self._access = limits = access or HTTPAccess()
         headers = {"Accept": NSQ_V1}
         if login:
@@ -120,15 +119,15 @@ class HTTPAPI:
 
     def get(self, path: str, **parameters: str) -> Any:
         """GET and decode JSON. Raises `ConnectionFailed`, `HTTPError`, `ProtocolError`."""
-        return self._decode(self._request("GET", self.url + path, parameters).body)
+        return self._decode(self._request("GET", path, parameters).body)
 
     def post(self, path: str, **parameters: str) -> None:
         """POST with nothing but parameters, with the same errors."""
-        self._request("POST", self.url + path, parameters)
+        self._request("POST", path, parameters)
 
     def send(self, document: bytes) -> None:
         """POST a document of JSON to the address itself, with the same errors."""
-        self._request("POST", self._url, NOTHING, document, JSON)
+        self._request("POST", "", NOTHING, document, JSON)
 
     def administer(self, action: str, topic: str, channel: str = "") -> None:
         """Create or delete a topic, or one channel of it; nsqd also empties, pauses, unpauses.
@@ -140,7 +139,7 @@ class HTTPAPI:
 
     def ping(self) -> None:
         """Ask /ping, which fails where the daemon is not healthy, with the same errors."""
-        if self._request("GET", self.url + "/ping").body != b"OK":
+        if self._request("GET", "/ping").body != b"OK":
             raise _unlike(self.url, "NSQ")
 
     def clock_ahead_s(self) -> float | None:
@@ -151,33 +150,36 @@ class HTTPAPI:
         from email.utils import parsedate_to_datetime
 
         began_s = time.time()
-        date = self._request("GET", self.url + "/ping", may_fail=True).date
+        date = self._request("GET", "/ping", may_fail=True).date
         now_s = (began_s + time.time()) / 2
         try:
             return parsedate_to_datetime(date).timestamp() + 0.5 - now_s  # it has whole seconds
-        except ValueError:
+        except (ValueError, OverflowError):
             return None
 
     def _request(
         self,
         method: str,
-        url: str,
+        path: str,
         parameters: Mapping[str, str] = NOTHING,
         content: bytes | None = None,
         headers: Mapping[str, str] = NOTHING,
         *,
         may_fail: bool = False,
     ) -> HTTPAnswer:
-        """Ask. With ``may_fail`` any status is an answer, not only 2xx."""
+        """Ask at a path below the address, with its query but for what ``parameters`` name.
+
+        With ``may_fail`` any status is an answer, not only 2xx.
+        """
         import httpcore
         import httpx
 
-        parts = urlsplit(url)
+        base = self._base
+        own = (each for each in base.query.split("&") if each.partition("=")[0] not in parameters)
         # a name that a daemon gave may hold what is not UTF-8: the daemon shall refuse it
-        given = urlencode(parameters, errors="surrogatepass")
-        query = "&".join(filter(None, (parts.query, given)))
-        path, query = (quote(each, safe=_URL_MARKS) for each in (parts.path or "/", query))
-        url = urlunsplit((*parts[:2], path, query, ""))
+        query = "&".join(filter(None, (*own, urlencode(parameters, errors="surrogatepass"))))
+        path, query = (quote(each, safe=_URL_MARKS) for each in (base.path + path or "/", query))
+        url = urlunsplit((*base[:2], path, query, ""))
         try:
             answer = self._exchanges.request(method, url, content, headers)
         except (httpcore.TimeoutException, DeadlineExceeded) as exc:
@@ -227,7 +229,7 @@ class HTTPAPI:
     def _answer(self, path: str, **parameters: str) -> bytearray:
         """GET a path that every daemon of the kind has: 404 is the answer of another server."""
         try:
-            return self._request("GET", self.url + path, parameters).body
+            return self._request("GET", path, parameters).body
         except HTTPError as exc:
             if exc.status == 404:
                 raise _unlike(self.url, self.kind) from exc
@@ -275,6 +277,7 @@ class NsqdHTTPClient(HTTPAPI):
         host = info.setdefault("broadcast_address", "")
         if not isinstance(host, str) or not all(type(p) is int and 0 <= p < 65536 for p in ports):
             raise _unlike(self.url, self.kind)
+        info["broadcast_address"] = announced_host(host) or host
         return info
 
     def stats(
@@ -312,7 +315,7 @@ class NsqdHTTPClient(HTTPAPI):
 
     def _config(self, method: str, option: str, value: bytes | None = None) -> Any:
         """nsqd writes text bare, and everything else as JSON."""
-        body = self._request(method, f"{self.url}/config/{option}", content=value).body
+        body = self._request(method, f"/config/{option}", content=value).body
         try:
             return load_json(body)
         except (ValueError, RecursionError):
@@ -376,9 +379,13 @@ class NsqlookupdHTTPClient(HTTPAPI):
     gets_bearer = True
 
     def lookup(self, topic: str) -> Lookup:
-        """Ask for a topic. Raises what `HTTPAPI.get` raises."""
+        """Ask for a topic, at the path of the address where it has one, as go-nsq does.
+
+        Raises what `HTTPAPI.get` raises.
+        """
+        path = "" if self._base.path else "/lookup"
         try:
-            answer = self._decode(self._request("GET", lookup_url(self._url, topic)).body)
+            answer = self.get(path, topic=topic)
         except HTTPError as exc:
             if exc.status == 404 and exc.code in ("TOPIC_NOT_FOUND", ""):
                 return Lookup(False, frozenset(), frozenset())

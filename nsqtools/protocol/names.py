@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import urlsplit, urlunsplit
 
 from nsqtools.errors import ConfigurationError
 
@@ -186,18 +186,6 @@ def shown_url(url: str) -> str:
     """Return a URL as it may be shown and written down: without user, password and query."""
     parts = urlsplit(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))
-
-
-def lookup_url(text: str, topic: str) -> str:
-    """Return the URL that asks the nsqlookupd at an HTTP address for the producers of a topic.
-
-    An empty path becomes ``/lookup``, any other is kept, and so is a query (some sites put a token
-    there), with its ``topic`` replaced. Raises `ConfigurationError`.
-    """
-    parts = urlsplit(http_url(text, LOOKUPD_HTTP_PORT))
-    query = [(k, v) for k, v in parse_qsl(parts.query, keep_blank_values=True) if k != "topic"]
-    query.append(("topic", topic))
-    return urlunsplit(parts._replace(path=parts.path or "/lookup", query=urlencode(query)))
 
 
 def one_or_several(addresses: str | Sequence[str]) -> Sequence[str]:

@@ -156,6 +156,11 @@ class Tail:
         self.watch = LimitWatch(limits, 0.0)
 
     @property
+    def received(self) -> int:
+        """How many messages came, with those that are left out."""
+        return self._consumer.stats.received
+
+    @property
     def connections(self) -> dict[str, list[str]]:
         """The nsqd that each topic is consumed from now."""
         return self._consumer.connections_by_topic()

@@ -172,7 +172,8 @@ class Identities:
         """Return who asks: the peer, or the last address in X-Forwarded-For that is no proxy's."""
         address = peer
         for text in reversed(forwarded.split(",")):
-            before = as_ip(re.sub(r"^\[?([^]]*?)\]?(:\d+)?$", r"\1", text.strip()))
+            text = text.strip()  # an address of IPv6 without brackets ends with no port
+            before = as_ip(text) or as_ip(re.sub(r"^\[?([^]]*?)\]?(:\d+)?$", r"\1", text))
             if before is None or not self._is_proxy(address):
                 break
             address = str(before)

@@ -134,7 +134,8 @@ class Notifier:
     """Sends notifications to an endpoint, "" for none, until `stop`."""
 
     def __init__(self, endpoint: str) -> None:
-        self._endpoint = endpoint
+        # without a scheme it is one of http, as every address
+        self._endpoint = f"http://{endpoint}" if endpoint and "://" not in endpoint else endpoint
         self._via = socket.gethostname()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="nsq-notifier")
         self._waiting: set[Future[None]] = set()  # and the one that is being sent

@@ -36,7 +36,7 @@ from starlette.routing import Mount, Route
 from nsqtools.cluster.admin import Action, StepResult, TopicChange
 from nsqtools.cluster.directory import Cluster, DaemonFailure, entries_of
 from nsqtools.cluster.inventory import registered_channels
-from nsqtools.cluster.topics import all_of, named_topics, topics_on
+from nsqtools.cluster.topics import all_of, announced_topics, named_topics, topics_on
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.http.http_api import KnownNode, NsqdHTTPClient
 from nsqtools.protocol.names import Address, is_valid_name
@@ -312,10 +312,7 @@ def list_topics(context: WebContext, request: Request) -> object:
         return {"topics": sorted(names), "message": warning(each.error for each in failures)}
     stats, silent = cluster.ask_nsqds(topics_on, required=False)
     known, _ = cluster.known_nodes()  # who is silent has topics, too
-    idle = names.difference(
-        all_of(stats),
-        (topic for nodes in known.values() for each in nodes for topic in each.topics),
-    )
+    idle = names.difference(all_of(stats), announced_topics(known))
     answers, failed = registered_channels(cluster, cluster.lookupds, idle)
     found = {
         topic: sorted({channel for each in answers.values() for channel in each.get(topic, ())})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import pytest
 from plugins.clients import CHANNEL, TOPIC, Consume, InBackground, bodies_in, fill, run_program
 from plugins.daemons import GoNsqd
 from plugins.waiting import patience_s, wait_until
+
+from nsqtools.client import handling
 
 COUNT = 300
 STATE_CLOSING = 4  # of nsqd
@@ -149,10 +152,24 @@ def test_a_second_signal_ends_what_is_stuck(nsqd: GoNsqd, workers: int, number: 
         process.stdout.readline()
         process.send_signal(number)
         wait_until(lambda: is_closing(nsqd), what="the CLS of the first signal")
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.5)
         process.send_signal(number)
         process.communicate(timeout=patience_s(20))
     assert process.returncode == (143 if number == signal.SIGTERM else -signal.SIGINT)
     assert left(nsqd) == (COUNT, 0)
+
+
+def test_a_signal_that_is_sent_twice_at_once_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As timeout(1) does it: to the process, and to its process group."""
+    monkeypatch.setattr(handling, "ONCE_S", 600.0)
+    said: list[str] = []
+    with handling.StopSignals(
+        True, stop=lambda: said.append("stop"), end=lambda: said.append("end")
+    ):
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert said == ["stop"]
 
 
 def is_closing(nsqd: GoNsqd) -> bool:

@@ -15,6 +15,9 @@ from plugins.http_server import AuthServer, MakeServer
 from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
+from nsqtools.client.connection_settings import ConnectionSettings
+from nsqtools.cluster import sampling
+from nsqtools.cluster.directory import open_cluster
 from nsqtools.errors import ConfigurationError
 from nsqtools.transport.stream import RenewedContext, TLSOptions, make_context
 
@@ -137,6 +140,24 @@ def test_https_nsqlookupd_are_asked_with_the_certificates_of_now(
     assert not servers[1].requests
     place.rotate(1)
     wait_until(lambda: bool(servers[1].requests), what="a lookup with the new authority")
+
+
+def test_https_nsqd_of_a_cluster_are_sampled_with_the_certificates_of_now(
+    place: Place, http_server: MakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling, "LOOKUP_S", 0.0)
+    lookupd, nsqd = (
+        http_server(credentials=Credentials(each / "server.pem", each / "server.key"))
+        for each in (tmp_path / "0", tmp_path / "1")
+    )
+    options = {"tls_root_ca_file": place.path("ca.pem")}
+    with open_cluster(ConnectionSettings((), (lookupd.url,), (nsqd.url,), options)) as cluster:
+        sampler = sampling.Sampler(cluster, sampling.SampleFilter(), required=False)
+        sampler.sample()
+        assert [bool(each.requests) for each in (lookupd, nsqd)] == [True, False]
+        place.rotate(1)
+        sampler.sample()
+    assert any(request.target.startswith("/stats") for request in nsqd.requests)
 
 
 def test_to_http_sends_with_the_certificates_and_the_token_of_now(

@@ -15,6 +15,7 @@ from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.embedded import EmbeddedServer
 from plugins.http_server import MakeScripted, MakeServer
 from plugins.network import ProxyTo
+from plugins.raw_client import RawPeer
 from plugins.servers import MakeLookupd, MakeNsqd, Serve
 from plugins.waiting import patience_s, wait_until
 
@@ -68,6 +69,18 @@ def test_who_was_silent_is_forgotten_when_it_may_be_asked_again(dead_address: st
         time.sleep(0.02)
         asked.keep_only({})
         assert not asked._silent
+
+
+def test_who_cannot_be_connected_to_in_time_is_not_asked_the_next_question(
+    dead_address: str,
+) -> None:
+    def wait() -> list[str]:
+        raise DeadlineExceeded("no answer in time")  # of a connection, whose time is shorter
+
+    with Cluster(ClusterAddresses([dead_address]), HTTPAccess(timeout_s=60)) as asked:
+        for question in (wait, list[str]):
+            with pytest.raises(DeadlineExceeded):
+                asked.ask_one(dead_address, question, time.monotonic() + 60)
 
 
 def test_a_web_server_that_is_no_nsqd_is_said_to_be_none(
@@ -212,6 +225,34 @@ def test_an_nsqd_that_announces_an_address_of_ipv6_counts_once_and_is_tombstoned
         plan = plan_tombstone(asked, "payments", nsqd.http_address)
         apply(asked, plan._replace(steps=plan.steps[:1]))
     assert [each["tombstones"] for each in lookupd.json("/nodes")["producers"]] == [[True]]
+
+
+def test_an_nsqd_that_is_given_and_does_not_answer_is_listed_and_named_once(
+    lookupd: GoNsqlookupd, dead_address: str
+) -> None:
+    places = ClusterAddresses([dead_address], [lookupd.http_address])
+    with Cluster(places) as asked, RawPeer(lookupd.tcp_address) as nsqd:
+        for is_announced in (False, True):
+            if is_announced:
+                port = int(dead_address.rpartition(":")[2])
+                nsqd.identify(broadcast_address="127.0.0.1", http_port=port)
+            nodes, failures = list_nodes(asked)
+            _, failed = asked.ask_nsqds(NsqdHTTPClient.stats, required=False)
+            assert [each.address for each in nodes if each.error] == [dead_address]
+            assert failures == []
+            assert [each.address for each in failed] == [dead_address]
+
+
+def test_an_nsqd_that_is_given_is_connected_to_there_unless_it_is_in_the_address_map(
+    go_nsqd: MakeNsqd,
+) -> None:
+    nsqd = go_nsqd("-broadcast-address=nsqd.invalid")
+    place = ClusterAddresses([nsqd.http_address])
+    mapped = HTTPAccess(address_map={"nsqd.invalid": "10.0.0.1:1"})
+    for access, address in ((HTTPAccess(), nsqd.tcp_address), (mapped, "10.0.0.1:1")):
+        with Cluster(place, access) as asked:
+            info = asked.nsqd(nsqd.http_address).info()
+            assert asked.tcp_address(nsqd.http_address, info) == address
 
 
 def test_how_long_a_daemon_may_take_is_one_option_of_every_command(

@@ -99,6 +99,19 @@ def test_it_fails_until_something_has_arrived(caplog: pytest.LogCaptureFixture) 
     assert (courier.is_failing, courier.is_open) == (False, False)
     assert circuit == [True, False, True, False]
     assert caplog.messages[-1] == "delivering again"
+    assert courier.last_error == ""
+
+
+def test_what_failed_in_another_run_is_not_taken_for_what_failed_in_this() -> None:
+    destination, source = Destination(), Source()
+    courier = courier_to(destination)
+    destination.outcome = Outcome(Fate.FAILED, "HTTP 500")
+    for number in (1, 2):
+        courier.send(source.parcel(number))
+    courier.act(0.0)
+    for number, again in ((3, 0), (1, 1), (1, 1)):  # the third was requeued before we began
+        courier.received(source.parcel(number).messages)
+        assert courier.came_again == again
 
 
 def test_what_was_stored_in_part_is_sent_again_one_by_one() -> None:

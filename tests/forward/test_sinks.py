@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,12 +19,19 @@ from plugins.waiting import patience_s, wait_until
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.consumer_io import ConsumerIO
 from nsqtools.errors import ConfigurationError
+from nsqtools.files.opening import Renewed
 from nsqtools.forward import BatchForm, EndpointMode, Redirects
 from nsqtools.forward.command_starter import Starter
 from nsqtools.forward.exec_sink import ExecSettings, ExecSink
 from nsqtools.forward.forwarder import forward_to
 from nsqtools.forward.http_pool import Answer, HttpPool
-from nsqtools.forward.http_requests import Endpoint, HttpRequest, RequestBuilder, parse_header
+from nsqtools.forward.http_requests import (
+    Endpoint,
+    HttpRequest,
+    RequestBuilder,
+    RequestSecrets,
+    parse_header,
+)
 from nsqtools.forward.http_sink import HttpSettings, HttpSink
 from nsqtools.forward.nsq_sink import LoopGuard
 from nsqtools.forward.parcel import Fate, Outcome, Parcel, Report
@@ -55,6 +64,24 @@ def test_a_command_of_which_its_starter_had_no_time_to_tell_ends_with_it(tmp_pat
     os.kill(parent, signal.SIGKILL)
     starter.lost()  # and nothing of it was read
     wait_until(lambda: not is_alive(command), what="the end of the command")
+
+
+def test_of_a_batch_only_what_the_command_got_is_delivered() -> None:
+    outcomes: queue.SimpleQueue[tuple[int, Outcome]] = queue.SimpleQueue()
+    settings = ExecSettings("/bin/cat", ("cat",), "run", batch=2)
+    sink = ExecSink(settings, lambda stream, data: None)
+    parcel = Parcel(fake_batch([b"1", b"2"]), [b"1", b"2"], "clicks", 0.0)
+    parcel.messages[0].finish()  # as if nsqd had taken it back
+    try:
+        for part in sink.parts(parcel):
+            sink.submit(part, lambda parcels, outcome: outcomes.put((len(parcels), outcome)))
+        ended = [outcomes.get(timeout=patience_s(10)) for _ in range(2)]
+    finally:
+        sink.stop(1.0)
+    assert [(count, outcome.fate) for count, outcome in ended] == [
+        (1, Fate.FAILED),
+        (1, Fate.DELIVERED),
+    ]
 
 
 class Pool:
@@ -116,6 +143,25 @@ def test_a_url_that_is_too_long_for_libcurl_fails_alone() -> None:
         pool.stop()
 
 
+def test_a_process_without_a_file_to_spare_says_so(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def no_socket(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    pool, answers = HttpPool(1.0, 1.0, None), queue.SimpleQueue[Answer]()
+    request = HttpRequest("http://127.0.0.1:1/", [], None, "a:1", allows_private=True)
+    pool.start(lambda now: None, lambda: None)
+    monkeypatch.setattr("nsqtools.forward.http_pool.socket", SimpleNamespace(socket=no_socket))
+    try:
+        pool.call_soon(lambda: pool.send(request, lambda answer, _: answers.put(answer)))
+        error = answers.get(timeout=patience_s(10)).error
+    finally:
+        pool.stop()
+    assert error == "cannot connect to a:1 (Too many open files)"
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.parametrize("form", BatchForm)
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
 def test_json_in_a_batch_is_plain_utf8(form: BatchForm, encoding: str) -> None:
@@ -134,6 +180,14 @@ def test_what_all_endpoints_have_from_two_deliveries_of_it_is_delivered() -> Non
         pool.answer(number, status)
     pool.submit(sink, parcel)
     assert [each.fate.value for each in pool.outcomes] == ["failed", "failed", "delivered"]
+
+
+def test_what_no_endpoint_has_answered_may_be_there_from_each() -> None:
+    pool = Pool()
+    pool.submit(pool.sink(), parcel_of(b"1"))
+    for number in range(2):
+        pool.answer(number, 0, error="broken")
+    assert [(each.fate, each.repeated) for each in pool.outcomes] == [(Fate.FAILED, 2)]
 
 
 def test_a_forwarder_does_not_go_on_without_a_consumer_that_a_defect_has_ended(
@@ -184,3 +238,31 @@ def test_an_nsqd_that_hangs_holds_up_one_check_for_loops_and_not_that_of_each_to
     guard.check("b")
     with pytest.raises(ConfigurationError, match="would come back"):  # by what is begun itself
         guard.check("c")
+
+
+EVIL = b"\r\nX-Evil: \0A=\xff"
+
+
+def test_an_id_that_is_none_is_no_header_and_no_variable_of_a_command() -> None:
+    """A hostile nsqd may send anything as one."""
+    parcel = parcel_of(b"1")
+    [message] = parcel.messages
+    message.id = EVIL
+    parcel.messages.source.in_flight[EVIL] = message
+    secrets = Renewed((), lambda: RequestSecrets(key=b"key"))
+    builder = RequestBuilder(content_type="", secrets=secrets)
+    headers = builder.build(Endpoint("http://a/"), [parcel]).headers
+    assert not [each for each in headers if b"\n" in each or b"\0" in each]
+
+    printed: list[bytes] = []
+    outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+    settings = ExecSettings("/usr/bin/env", ("env",), "run")
+    sink = ExecSink(settings, lambda stream, data: printed.append(data))
+    try:
+        sink.submit(parcel, lambda parcels, outcome: outcomes.put(outcome))
+        assert outcomes.get(timeout=patience_s(10)).fate is Fate.DELIVERED
+    finally:
+        sink.stop(1.0)
+    assert b"\nNSQ_MESSAGE_ID=" in (environment := b"".join(printed))
+    assert b"\nA=" not in environment
+    assert "\\xff" in repr(message)

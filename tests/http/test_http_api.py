@@ -142,6 +142,26 @@ def test_addresses_and_secrets_beyond_ascii_are_sent_as_http_wants_them(
     assert lookupd.requests[1].headers["Authorization"] == "Basic dXNlcjpwQHNz"
 
 
+@pytest.mark.parametrize(
+    ("address", "paths"),
+    [
+        ("", ["/lookup?topic=x%23ephemeral", "/topics"]),
+        ("/nsq/lookup", ["/nsq/lookup?topic=x%23ephemeral", "/nsq/lookup/topics"]),
+        ("?token=a%20b", ["/lookup?token=a%20b&topic=x%23ephemeral", "/topics?token=a%20b"]),
+        ("/l?topic=y&x=", ["/l?x=&topic=x%23ephemeral", "/l/topics?topic=y&x="]),
+    ],
+)
+def test_each_question_has_the_path_and_the_query_of_the_address(
+    scripted_lookupd: MakeScripted, address: str, paths: list[str]
+) -> None:
+    lookupd = scripted_lookupd()
+    lookupd.answer = {"topics": [], "channels": [], "producers": []}
+    with NsqlookupdHTTPClient(f"http://{lookupd.address}{address}") as api:
+        api.lookup("x#ephemeral")
+        api.topics()
+    assert [request.target for request in lookupd.requests] == paths
+
+
 # -- what a hostile or broken daemon sends ---------------------------------------------------------
 
 Sends = Callable[[Iterable[bytes]], str]
@@ -188,6 +208,12 @@ def test_a_charset_is_not_believed(sends: Sends) -> None:
         nsqd.ping()
 
 
+def test_a_date_that_no_calendar_has_is_none(sends: Sends) -> None:
+    for date in ("Mon, 01 Jan 99999999999 00:00:00 GMT", "soon"):
+        with HTTPAPI(sends(answer(b"OK", f"Date: {date}"))) as api:
+            assert api.clock_ahead_s() is None
+
+
 def test_an_info_that_makes_no_sense_is_not_an_answer_of_nsqd(sends: Sends) -> None:
     wrong = {"tcp_port": "x"}, {"tcp_port": 10**400}, {"http_port": [1]}, {"broadcast_address": {}}
     for each in wrong:
@@ -197,6 +223,13 @@ def test_an_info_that_makes_no_sense_is_not_an_answer_of_nsqd(sends: Sends) -> N
             pytest.raises(ProtocolError, match="does not answer like nsqd"),
         ):
             nsqd.info()
+
+
+def test_an_address_of_ipv6_is_announced_with_brackets_or_without(sends: Sends) -> None:
+    for host in ("::1", "[::1]"):
+        body = json.dumps({"tcp_port": 4150, "broadcast_address": host}).encode()
+        with NsqdHTTPClient(sends(answer(body))) as nsqd:
+            assert nsqd.info()["broadcast_address"] == "::1"
 
 
 def test_of_too_many_nsqd_some_are_believed(caplog: pytest.LogCaptureFixture) -> None:

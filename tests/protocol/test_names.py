@@ -99,23 +99,22 @@ def test_any_text_is_an_address_or_a_configuration_error(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "url"),
     [
-        ("localhost", "http://localhost:4161/lookup?topic=t"),
-        ("localhost:4161", "http://localhost:4161/lookup?topic=t"),
-        ("localhost:4161/", "http://localhost:4161/lookup?topic=t"),
-        ("http://localhost:4161", "http://localhost:4161/lookup?topic=t"),
-        ("http://localhost", "http://localhost/lookup?topic=t"),
-        ("https://lookup.example.org/", "https://lookup.example.org/lookup?topic=t"),
-        ("https://h:1/nsq/lookup", "https://h:1/nsq/lookup?topic=t"),
-        ("http://h:1?token=a%20b", "http://h:1/lookup?token=a+b&topic=t"),
-        ("http://h:1/lookup?topic=other&x=", "http://h:1/lookup?x=&topic=t"),
-        ("[::1]:4161", "http://[::1]:4161/lookup?topic=t"),
-        ("http://[::1]:4161/", "http://[::1]:4161/lookup?topic=t"),
-        ("10.0.0.1:4161/prefix", "http://10.0.0.1:4161/prefix?topic=t"),
+        ("localhost", "http://localhost:4161"),
+        ("localhost:4161", "http://localhost:4161"),
+        ("localhost:4161/", "http://localhost:4161"),
+        ("http://localhost:4161", "http://localhost:4161"),
+        ("http://localhost", "http://localhost"),
+        ("https://lookup.example.org/", "https://lookup.example.org"),
+        ("https://h:1/nsq/lookup", "https://h:1/nsq/lookup"),
+        ("http://h:1?token=a%20b", "http://h:1?token=a%20b"),
+        ("http://h:1/lookup?topic=other&x=", "http://h:1/lookup?topic=other&x="),
+        ("[::1]:4161", "http://[::1]:4161"),
+        ("http://[::1]:4161/", "http://[::1]:4161"),
+        ("10.0.0.1:4161/prefix", "http://10.0.0.1:4161/prefix"),
     ],
 )
-def test_every_form_of_a_lookupd_address_asks_for_one_topic(text: str, url: str) -> None:
-    assert names.lookup_url(text, "t") == url
-    assert names.lookup_url(text, "x#ephemeral").endswith("topic=x%23ephemeral")  # not a fragment
+def test_every_form_of_an_http_address_is_a_url(text: str, url: str) -> None:
+    assert http_url(text, names.LOOKUPD_HTTP_PORT) == url
 
 
 NO_URLS = """

@@ -170,6 +170,8 @@ def test_behind_a_proxy_the_address_is_that_of_the_client() -> None:
     assert real("10.0.0.1", "192.0.2.7") == "192.0.2.7"
     assert real("10.0.0.1", "203.0.113.1, 192.0.2.7, 10.0.0.2") == "192.0.2.7"
     assert real("10.0.0.1", "[2001:db8::1]:99") == "2001:db8::1"
+    assert real("10.0.0.1", "2001:db8::1:2") == "2001:db8::1:2"
+    assert real("10.0.0.1", "2001:db8::1") == "2001:db8::1"
     assert real("10.0.0.1", "192.0.2.7:4711") == "192.0.2.7"
     assert real("10.0.0.1", "") == "10.0.0.1"
     assert real("10.0.0.1", "nonsense") == "10.0.0.1"

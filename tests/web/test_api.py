@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -251,7 +252,7 @@ def test_changes_are_written_down_and_notified_of_and_not_made_where_they_cannot
 ) -> None:
     nsqd, endpoint, log = go_nsqd(), http_server(), tmp_path / "audit"
     where = f"--nsqd-http-address={nsqd.http_address}", f"--audit-log={log}"
-    notified = f"--notification-http-endpoint={endpoint.url}/noted"
+    notified = f"--notification-http-endpoint={endpoint.url.removeprefix('http://')}/noted"
     running = console(*where, notified, "--allow-changes")
 
     headers = {"User-Agent": "x/1"}
@@ -289,10 +290,12 @@ def test_an_nsqd_that_is_silent_is_listed_and_its_topics_are_not_inactive(
         running = console(f"--lookupd-http-address={lookupd.http_address}")
         found = running.get("/api/topics?inactive=true").json()
         [node] = running.get("/api/nodes").json()["nodes"]
+        page = running.get("/lookup").text
 
     assert (node["hostname"], node["http_port"], node["version"]) == ("nsqd", 1, "1.3.0")
     assert node["topics"] == [{"topic": "orders", "tombstoned": False}]
     assert found["topics"] == {"old": None}
+    assert re.findall('<th scope="row">(old|orders)<', page) == ["old"]
     assert found["message"].startswith("WARNING: cannot connect to ")
 
 

@@ -71,20 +71,23 @@ def info(topic: OneTopic, channel: OneChannel, *, listing: ClusterListing) -> in
         nsq channel info clicks archive
         nsq channel info clicks archive --json | jq '.nodes[].consumers'
     """
-    from nsqtools.cluster.inventory import channel_of, take_inventory
+    from nsqtools.cluster.inventory import channel_of, take_inventory, with_channels
     from nsqtools.cluster.queue_rows import channel_row
     from nsqtools.cluster.stats_documents import channel_document
-    from nsqtools.cluster.topics import missing
+    from nsqtools.cluster.topics import missing, on_no_nsqd
 
     with listing.open(CHANNEL_NODES) as opened:
-        inventory = take_inventory(opened)
+        inventory = with_channels(opened, take_inventory(opened), [topic])
     if topic not in inventory.topics:
         raise missing("topic", topic, inventory.topics, inventory.failures)
-    where = list(inventory.where(topic))
+    known = inventory.channels(topic)
+    if channel not in known:
+        raise missing("channel", channel, known, inventory.failures)
+    where = inventory.where(topic)
     found = [(at, each) for at, stats in where if (each := channel_of(stats, channel)) is not None]
     if not found:
-        there = {each.channel_name for _, stats in where for each in stats.channels}
-        raise missing("channel", channel, there, inventory.failures)
+        what = on_no_nsqd(f"channel {topic}/{channel}", inventory.failures)
+        listing.runtime.tell(f"nsq: {what}")
     if listing.form.is_document:
         nodes = [channel_document(at, topic, each) for at, each in found]
         document = {"topic": topic, "channel": channel, "nodes": nodes}

@@ -97,37 +97,40 @@ def check(
     from nsqtools.cluster.problems import Bounds
     from nsqtools.cluster.sampling import SampleFilter
 
+    if as_json and format not in (CheckFormat.text, CheckFormat.json):
+        raise ConfigurationError("--json and --format contradict each other")
     memory = _load(state) if state is not None else None
     expected = read_topology(expect) if expect is not None else None
     stopped = threading.Event()
-    with cluster.open() as opened, stopping(stopped.set) as signals:
-        verdict = take_verdict(
-            opened,
-            memory,
-            wanted=SampleFilter(topic or (), channel or ()),
-            window_s=window,
-            bounds=Bounds(max_depth, behind_depth, max_age_s=max_age),
-            expected=expected,
-            stopped=stopped,
-        )
+    with cluster.open() as opened:
+        with stopping(stopped.set) as signals:
+            verdict = take_verdict(
+                opened,
+                memory,
+                wanted=SampleFilter(topic or (), channel or ()),
+                window_s=window,
+                bounds=Bounds(max_depth, behind_depth, max_age_s=max_age),
+                expected=expected,
+                stopped=stopped,
+            )
+        if signals.received is not None:
+            return signals.status()
+        shown = [each for each in verdict.problems if not _is_ignored(each, ignore or ())]
+        status = status_of(verdict, shown)
+        form = CheckFormat.json if as_json else format
+        if form is CheckFormat.json:
+            write_json(runtime, check_document(verdict, shown, status))
+        else:
+            lines = {
+                CheckFormat.text: _text,
+                CheckFormat.nagios: _nagios,
+                CheckFormat.prometheus: _prometheus,
+            }[form](verdict, shown, status)
+            runtime.write("".join(f"{each}\n" for each in lines).encode())
+        if state is not None:
+            _save(state, verdict.memory)
         if bundle is not None:
             _write_bundle(bundle, opened, verdict)
-    if signals.received is not None:
-        return signals.status()
-    shown = [each for each in verdict.problems if not _is_ignored(each, ignore or ())]
-    status = status_of(verdict, shown)
-    form = CheckFormat.json if as_json else format
-    if form is CheckFormat.json:
-        write_json(runtime, check_document(verdict, shown, status))
-    else:
-        lines = {
-            CheckFormat.text: _text,
-            CheckFormat.nagios: _nagios,
-            CheckFormat.prometheus: _prometheus,
-        }[form](verdict, shown, status)
-        runtime.write("".join(f"{each}\n" for each in lines).encode())
-    if state is not None:
-        _save(state, verdict.memory)
     return status
 
 
@@ -154,7 +157,7 @@ def _text(verdict: Verdict, shown: Sequence[Problem], status: int) -> Iterator[s
         yield _line(problem, verdict)
         yield f"          {problem.what.remedy}"
     for line in verdict.not_judged:
-        yield f"not judged: {line}"
+        yield escape_line(f"not judged: {line}")
     yield f"{WORDS[status]}: {_summary(verdict, shown)}"
 
 
@@ -182,10 +185,9 @@ def _nagios(verdict: Verdict, shown: Sequence[Problem], status: int) -> Iterator
     first = "; ".join(f"{each.kind} {each.where}".strip() for each in shown[:3])
     text = f"NSQ {WORDS[status]} - {first or _summary(verdict, shown)}".replace("|", "/")
     yield f"{escape_line(text)} | {figures}"
-    for problem in shown:  # a bar would begin figures
-        yield f"{_line(problem, verdict)}. {problem.what.remedy}".replace("|", "/")
-    for line in verdict.not_judged:
-        yield f"not judged: {line}"
+    said = [f"{_line(problem, verdict)}. {problem.what.remedy}" for problem in shown]
+    said += [f"not judged: {line}" for line in verdict.not_judged]
+    yield from (escape_line(line).replace("|", "/") for line in said)  # a bar would begin figures
 
 
 def _prometheus(verdict: Verdict, shown: Sequence[Problem], status: int) -> Iterator[str]:

@@ -21,7 +21,7 @@ from nsqtools.cli.render.output import write_json
 from nsqtools.cli.running.consuming import Consuming, look_before
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, status_of_work
 from nsqtools.client.connection_settings import ConnectionSettings, read_secret
-from nsqtools.errors import ConfigurationError
+from nsqtools.errors import ConfigurationError, ConnectionFailed
 from nsqtools.files.opening import Renewed
 from nsqtools.forward import BatchForm, EndpointMode, ForwardMode, Redirects
 from nsqtools.records.template import compile_template
@@ -94,10 +94,12 @@ def run_forwarder(
     options: ForwardOptions,
     runtime: Runtime,
     destinations: Sequence[str] = (),
+    hint: str | None = None,
 ) -> int:
     """Forward until it is stopped or a limit is reached; report, and return the exit status.
 
-    One of the ``destinations``, each HOST:PORT, has to take a connection before that.
+    One of the ``destinations``, each HOST:PORT, has to take a connection before that; ``hint`` is
+    what to do where none does and it is no nsqd.
     """
     from nsqtools.client.connection import require_one
     from nsqtools.files.opening import allow_many
@@ -106,7 +108,11 @@ def run_forwarder(
     allow_many()
     connection, channel = settings.connection, settings.channel
     look_before(settings.topics, channel, connection, runtime, create=options.create, force=True)
-    require_one(destinations, settings.options.dial_timeout_s)
+    try:
+        require_one(destinations, settings.options.dial_timeout_s)
+    except ConnectionFailed as error:
+        error.hint = hint or error.hint
+        raise
     forwarder = Forwarder(
         settings,
         sink,
@@ -121,7 +127,7 @@ def run_forwarder(
         metrics=lambda: counters.metrics(courier.held, courier.is_failing),
         health=lambda: (not courier.is_failing, courier.last_error or "forwarding"),
         queue=(connection, channel),
-        done=lambda: counters.totals.delivered,
+        done=lambda: counters.totals.finished,
     ) as watched:
         try:
             forwarder.run()
@@ -408,5 +414,6 @@ def to_http(
         settings,
         HttpPool(http_client_connect_timeout, http_client_request_timeout, tls),
     )
+    way = forwarding.settings(channel, connection), sink, forwarding, runtime
     there = [str(each.origin[1]) for each in endpoints]
-    return run_forwarder(forwarding.settings(channel, connection), sink, forwarding, runtime, there)
+    return run_forwarder(*way, there, "Check the URL, and that a server listens there.")

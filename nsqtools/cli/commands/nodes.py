@@ -73,7 +73,7 @@ def lookup(topic: OneTopic, *, listing: ClusterListing) -> int:
     with listing.open(LOOKUP) as opened:
         where = lookup_topic(opened, topic)
     if not where.nodes:
-        listing.runtime.tell(f"nsq: {on_no_nsqd(topic)}")
+        listing.runtime.tell(f"nsq: {on_no_nsqd(f'topic {topic}')}")
     nodes = [each._asdict() for each in where.nodes]
     if listing.form.is_document:
         document = {"topic": topic, "channels": where.channels, "nodes": nodes}

@@ -121,7 +121,7 @@ def pub(
     noted = None
     if checkpoint is not None:
         if given.texts or "-" in given.paths:
-            raise ConfigurationError("--checkpoint is for files, and standard input is none")
+            raise ConfigurationError("--checkpoint is for files, not for texts or standard input")
         if publishing.unsent_file is not None:
             raise ConfigurationError(
                 "--checkpoint and --unsent-file exclude each other",

@@ -106,7 +106,7 @@ def tail(
     with (
         stopping(service.stop) as signals,
         watch if limits.until_empty else nullcontext(),
-        saying_why_nothing_comes(runtime, connection, channel, topics, lambda: service.watch.count),
+        saying_why_nothing_comes(runtime, connection, channel, topics, lambda: service.received),
     ):
         end = service.run()
     if notice is not None:

@@ -68,7 +68,7 @@ def info(topic: OneTopic, *, listing: ClusterListing) -> int:
         raise missing("topic", topic, inventory.topics, inventory.failures)
     found = list(inventory.where(topic))
     if not found:
-        listing.runtime.tell(f"nsq: {on_no_nsqd(topic)}")
+        listing.runtime.tell(f"nsq: {on_no_nsqd(f'topic {topic}', inventory.failures)}")
     if listing.form.is_document:
         nodes = [topic_document(address, each) for address, each in found]
         known = inventory.lookupds_that_know(topic)

@@ -124,6 +124,8 @@ def keep(wanted: Topology, change: Changing, ended: threading.Event) -> int:
                 if found.steps:
                     change.carry_out(cluster, found, yes=False)
             trouble = ""
+        except ConfigurationError:
+            raise  # which no time mends
         except NsqError as exc:
             if str(exc) != trouble:
                 change.runtime.tell(f"nsq: {exc}; trying again")

@@ -249,10 +249,10 @@ KEY, STRING, NUMBER, WORD, RESET = "\x1b[34m", "\x1b[32m", "\x1b[36m", "\x1b[35m
 
 def lay_out(body: bytes, *, indent: bool, colour: bool) -> bytes | None:
     """Return the body laid out, harmless for a terminal; None if it is not an object or array."""
-    text = body.decode("utf-8", "replace").strip()
-    if text[:1] not in ("{", "["):
-        return None
     try:
+        text = body.decode().strip()
+        if text[:1] not in ("{", "["):
+            return None
         loads(text)
     except (ValueError, RecursionError):
         return None

@@ -26,6 +26,7 @@ fail where one is gone.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from copy import copy
 from enum import Enum
@@ -301,6 +302,8 @@ def _number(kind: type[int] | type[float], least: float | None, most: float | No
     def convert(value: Any) -> int | float:
         try:
             number = kind(value)
+            if kind is float and not math.isfinite(number):
+                raise ValueError
         except ValueError:
             noun = "an integer" if kind is int else "a number"
             raise ValueError(f"{value!r} is not {noun}") from None

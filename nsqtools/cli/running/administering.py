@@ -106,6 +106,8 @@ class Changing(ClusterListing):
         with self.cluster.open(CHANGE_TIMEOUT_S) as cluster:
             if channels is None:
                 plan = plan_topics(cluster, kind, topics, with_channels=with_channels)
+                notes = (f"{note}; --channels empties them too" for note in plan.notes)
+                plan = plan._replace(notes=tuple(notes))
             else:
                 plan = plan_channels(cluster, kind, topics, channels)
             return self.carry_out(cluster, plan, yes=yes)

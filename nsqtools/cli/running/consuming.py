@@ -30,7 +30,7 @@ from nsqtools.cli.parsing.binding import OptionSet, opt
 from nsqtools.cli.render.outcomes import Progress
 from nsqtools.cli.running.runtime import EndSignals, Runtime, beside, stopping
 from nsqtools.client.connection_settings import ConnectionSettings
-from nsqtools.errors import ConfigurationError
+from nsqtools.errors import ConfigurationError, NsqError
 
 if TYPE_CHECKING:
     from nsqtools.cli.running.service import Health, Metrics, Service
@@ -65,7 +65,9 @@ class StopLimits(OptionSet):
         """The same, as those who consume take it."""
         from nsqtools.tail.tail import RunLimits
 
-        idle_s = EMPTY_AFTER_S if self.until_empty else self.exit_idle
+        idle_s = self.exit_idle
+        if self.until_empty:
+            idle_s = EMPTY_AFTER_S if idle_s is None else min(idle_s, EMPTY_AFTER_S)
         return RunLimits(self.count, idle_s, self.for_)
 
 
@@ -280,7 +282,10 @@ def saying_why_nothing_comes(
             if ended.wait(after_s - waited_s) or done():
                 return
             waited_s = after_s
-            reason = why()
+            try:
+                reason = why()
+            except NsqError:  # the program ends, and nobody can be asked any more
+                return
             if ended.is_set() or done():
                 return
             make_room()
@@ -345,7 +350,6 @@ def watching_for_the_end(
     is called: the limit of silence is left to end the run. ``connections`` are those of each topic.
     """
     from nsqtools.cluster.directory import open_cluster
-    from nsqtools.errors import NsqError
 
     def watch(ended: threading.Event) -> None:
         with open_cluster(connection) as cluster:

@@ -35,6 +35,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
+from itertools import takewhile
 from types import FrameType
 from typing import Annotated, TextIO
 
@@ -46,10 +47,11 @@ from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.protocol.text import escape_json, escape_line, harmless_traceback, utc_text
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+ONCE_S = 0.2  # timeout(1) sends a signal to the process, and at once to its process group as well
 
 
 class ExitStatus(IntEnum):
-    """What a script learns from ``$?``; ``meaning`` is its line in the manual and README.md.
+    """What a script learns from ``$?``; ``meaning`` is its line in the manual.
 
     Those of errors have the names of the errors' categories.
     """
@@ -127,6 +129,7 @@ class EndSignals:
     def __init__(self, stop: Callable[[], object], at_once: Callable[[], object] | None = None):
         self._stop = stop
         self._at_once = at_once
+        self._received_at = 0.0
         self.received: int | None = None
 
     def status(self, *, otherwise: int = 0) -> int:
@@ -136,10 +139,12 @@ class EndSignals:
     def handle(self, number: int, _frame: FrameType | None) -> None:
         """The signal handler."""
         if self.received is not None:
+            if time.monotonic() - self._received_at < ONCE_S:  # it is the same one
+                return
             if self._at_once is not None:
                 self._at_once()
             os._exit(128 + number)
-        self.received = number
+        self._received_at, self.received = time.monotonic(), number
         # On a thread of its own, for the code that was interrupted may hold the lock that `stop`
         # takes: called from here, it would wait for itself.
         threading.Thread(target=self._stop, name="stop", daemon=True).start()
@@ -181,8 +186,13 @@ def leaving_on_signals() -> Iterator[None]:
     the second exits at once."""
 
     def leave(number: int, _frame: FrameType | None) -> None:
+        def leave_at_once(number: int, _frame: FrameType | None) -> None:
+            if time.monotonic() - left_at >= ONCE_S:
+                os._exit(128 + number)
+
+        left_at = time.monotonic()
         for each in SIGNALS:
-            signal.signal(each, lambda number, _frame: os._exit(128 + number))
+            signal.signal(each, leave_at_once)
         raise SystemExit(128 + number)
 
     with handling(SIGNALS, leave):
@@ -414,9 +424,15 @@ class Runtime:
         return False
 
 
+def before_dashes(arguments: Sequence[str]) -> list[str]:
+    """The words before ``--``: what follows is another program's."""
+    return list(takewhile(lambda argument: argument != "--", arguments))
+
+
 def asks_for_json(arguments: Sequence[str]) -> bool:
     """Whether a command line asks for JSON, be it one that cannot be parsed."""
-    pairs = zip(("", *arguments), arguments, strict=False)
+    own = before_dashes(arguments)
+    pairs = zip(("", *own), own, strict=False)
     return any(
         argument == "--json"
         or argument.startswith(("--output=json", "-ojson"))

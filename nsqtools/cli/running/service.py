@@ -81,6 +81,7 @@ class Service:
         self._metrics = metrics
         self._metrics_file = metrics_file
         self._next_metrics_s = 0.0
+        self._problem = ""  # of the last write
         self._health = health
         self._is_ready = False
         self._alive_at = time.monotonic()
@@ -112,7 +113,7 @@ class Service:
     def write_metrics(self) -> None:
         """Replace the file for node_exporter's textfile collector, if there is one."""
         if self._metrics_file is not None:
-            write_metrics(self._metrics_file, self._metrics())
+            self._problem = write_metrics(self._metrics_file, self._metrics(), self._problem)
 
     def stopping(self) -> None:
         """The command drains what it has taken, and ends."""
@@ -139,9 +140,16 @@ class Service:
         return self._health()
 
 
-def write_metrics(path: Path, metrics: Iterable[Metric]) -> None:
-    """Replace the file at once: its readers never see a part. A failure is logged."""
+def write_metrics(path: Path, metrics: Iterable[Metric], said: str = "") -> str:
+    """Replace the file at once: its readers never see a part. Return what is wrong, or nothing.
+
+    That is logged, unless it is what was ``said`` before.
+    """
     try:
         replace_file(path, encode_metrics(metrics).encode(), 0o644, is_durable=False)
     except OSError as exc:  # the work is more important
-        log.warning("cannot write %s (%s)", path, exc.strerror)
+        problem = f"cannot write {path} ({exc.strerror})"
+        if problem != said:
+            log.warning("%s", problem)
+        return problem
+    return ""

@@ -15,8 +15,8 @@ from nsqtools.cli.options.printing import message_printer
 from nsqtools.cli.running.consuming import StopLimits
 from nsqtools.cli.running.runtime import Runtime, stopping
 from nsqtools.client.connection_settings import ConnectionSettings
-from nsqtools.cluster.drain import tcp_address
 from nsqtools.errors import NsqError
+from nsqtools.http.http_api import NsqdHTTPClient
 
 PRINTER = message_printer(False, None, None, False, b"\n", False)
 
@@ -63,8 +63,9 @@ def with_tcp_addresses(settings: ClusterSettings) -> ConnectionSettings:
     if connection.lookupd_http_addresses or connection.nsqd_tcp_addresses:
         return connection
     with settings.open() as cluster:
-        found, _ = cluster.ask_nsqds(tcp_address)
-    return replace(connection, nsqd_tcp_addresses=tuple(found.values()))
+        found, _ = cluster.ask_nsqds(NsqdHTTPClient.info)
+        addresses = tuple(cluster.tcp_address(at, info) for at, info in found.items())
+    return replace(connection, nsqd_tcp_addresses=addresses)
 
 
 def _run(connection: ConnectionSettings, topic: str, channel: str, runtime: Runtime) -> int:

@@ -54,7 +54,9 @@ def _form(site: Site, request: Request, topic: str, typed: str = "", refusal: st
 
 def _plan(site: Site, request: Request, change: TopicChange, refusal: str = "") -> Response:
     plan = plan_change(site.context.cluster, change)
-    channels = site.snapshot().channels(change.topic)
+    snapshot = site.snapshot()
+    rows = snapshot.of_node(change.node) if change.node else snapshot.totals
+    channels = [row for row in rows if row.topic == change.topic and row.channel]
     return _page(
         site,
         request,
@@ -64,8 +66,6 @@ def _plan(site: Site, request: Request, change: TopicChange, refusal: str = "") 
         change.channel,
         change=change,
         plan=plan,
-        # how the command line says it is of no use here
-        notes=[note.partition("; --")[0] for note in plan.notes],
         kept=sum(row.depth + row.in_flight + row.deferred for row in channels),
         csrf_token=site.context.token(request),
         refusal=refusal,

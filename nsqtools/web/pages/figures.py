@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from nsqtools.cluster.history import History
+from nsqtools.cluster.problems import rate_text
 from nsqtools.cluster.queue_rows import Key
 
 UNKNOWN = "—"
@@ -21,14 +22,8 @@ def count(value: int | None) -> str:
 
 
 def rate(per_s: float | None) -> str:
-    """Return messages a second, with a decimal where there are few."""
-    if per_s is None:
-        return UNKNOWN
-    if per_s == 0:
-        return "0"
-    if per_s < 0.05:
-        return "<0.1"
-    return f"{per_s:.1f}" if per_s < 10 else f"{per_s:,.0f}"
+    """Return messages a second."""
+    return UNKNOWN if per_s is None else rate_text(per_s)
 
 
 def seconds(value_s: float | None) -> str:

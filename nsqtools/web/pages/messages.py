@@ -27,7 +27,7 @@ from nsqtools.client.message import Message
 from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.directory import Cluster
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
-from nsqtools.protocol.names import EPHEMERAL, Address, check_topic
+from nsqtools.protocol.names import EPHEMERAL, check_topic
 from nsqtools.protocol.text import indented, json_tokens
 from nsqtools.tail.tail import peek
 from nsqtools.web.pages.site import Site
@@ -137,8 +137,7 @@ def addresses_with_channels(
                 why = "the topic has no channel there, and its backlog would be lost"
                 left_out.append(f"{address}: {why}")
             elif not channel or channel in names:
-                announced = Address(info["broadcast_address"], info["tcp_port"])
-                found.append(str(cluster.reachable(announced)))
+                found.append(cluster.tcp_address(address, info))
     if not is_known:
         raise NotFoundError(f"no nsqd that answers has the topic {topic}")
     if not found:

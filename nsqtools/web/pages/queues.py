@@ -19,7 +19,7 @@ from nsqtools.cluster.inventory import NodeStatus, list_nodes
 from nsqtools.cluster.problems import gone_text
 from nsqtools.cluster.queue_rows import ConsumerMeter, ConsumerRow, NodeReport, QueueRow, sums_of
 from nsqtools.cluster.stats_documents import CONSUMER_NUMBERS
-from nsqtools.cluster.topics import all_of
+from nsqtools.cluster.topics import all_of, announced_topics
 from nsqtools.errors import NotFoundError, NsqError
 from nsqtools.http.http_api import NsqlookupdHTTPClient
 from nsqtools.protocol.names import is_valid_name
@@ -204,7 +204,8 @@ def show_lookup(site: Site, request: Request) -> Values:
 
     (known, failures), (topics, failed) = site.recent("lookup", ask)
     errors = {failure.address: str(failure.error) for failure in (*failures, *failed)}
-    inactive = sorted(all_of(topics) - {row.topic for row in site.snapshot().totals})
+    there = {row.topic for row in site.snapshot().totals}
+    inactive = sorted(all_of(topics) - there - announced_topics(known))
     return site.frame(
         request,
         "lookup.html",

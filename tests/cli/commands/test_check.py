@@ -23,11 +23,12 @@ from plugins.servers import DataPath, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.cluster.check import without_secrets
-from nsqtools.cluster.problems import Bounds, Earlier, problems_of
-from nsqtools.cluster.queue_rows import QueueRow
+from nsqtools.cluster.problems import Bounds, Earlier, Kind, Problem, comparable, problems_of
+from nsqtools.cluster.queue_rows import NodeReport, QueueRow, totals
 from nsqtools.cluster.sampling import Sample
 from nsqtools.errors import DeadlineExceeded
 from nsqtools.http.http_api import NsqlookupdHTTPClient
+from nsqtools.protocol.stats import read_stats
 from nsqtools.server import http_server as server
 
 Three = tuple[RunningCluster, Callable[..., Nsqd]]
@@ -77,6 +78,37 @@ def test_messages_that_come_back_to_their_queue_are_no_growth() -> None:
     sample = Sample(1.0, [], [now], (), ())
     found = problems_of(sample, Earlier([then], 10.0), Bounds(behind_depth=20))
     assert [each.kind for each in found] == ["requeues"]
+
+
+def test_an_nsqd_that_answers_the_second_time_alone_is_no_growth() -> None:
+    def sample_of(**depths: int) -> Sample:
+        rows = [
+            QueueRow(node=at, topic="t", channel="c", depth=n, disk=0, messages=n, paused=False)
+            for at, n in depths.items()
+        ]
+        reports = [NodeReport(at, 0.0, read_stats({"start_time": 1})) for at in depths]
+        return Sample(1.0, rows, totals(rows), tuple(reports), ())
+
+    def found(then: Sample, now: Sample, ago_s: float = 10.0) -> list[Problem]:
+        return problems_of(now, Earlier(comparable(then, now), ago_s))
+
+    [later] = found(sample_of(a=1), sample_of(a=1, b=2000))
+    [grows] = found(sample_of(a=1, b=1), sample_of(a=1, b=2), 60.0)
+    assert (later.what, grows.what) == (Kind.NO_CONSUMERS, Kind.GROWS)
+    assert grows.text == "3 messages wait and <0.1 come every second"
+
+
+def test_what_a_daemon_that_does_not_answer_may_have_is_not_judged(
+    run_nsq: RunNsq, quick_nsqd: Nsqd, dead_address: str
+) -> None:
+    places = [f"--nsqd-http-address={each}" for each in (dead_address, quick_nsqd.http_address)]
+    told = "topic clicks does not exist on the daemons that answer; left out: cannot connect to"
+    result = run_nsq(["check", "--window=0", "-t", "clicks", *places])
+    assert (result.status, f"not judged: {told}" in result.out.decode()) == (2, True)
+    result = run_nsq(["check", "--window=0", "-t", "/a|\udcff/", *places, "--format=nagios"])
+    assert b"\nnot judged: no topic matches /a/" in result.out
+    result = run_nsq(["stat", "--once", "-t", "clicks", *places])
+    assert (result.status, told in result.err) == (3, True)
 
 
 def test_each_of_twenty_faults_is_named(

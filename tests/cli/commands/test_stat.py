@@ -14,6 +14,10 @@ from plugins.servers import AnyNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.consumer import Consumer
+from nsqtools.cluster.queue_rows import NodeReport, consumers_of, rows_of_topic, totals
+from nsqtools.cluster.sampling import NodeState, Sample
+from nsqtools.cluster.stats_documents import client_documents
+from nsqtools.protocol.stats import read_stats
 
 
 @pytest.fixture
@@ -46,6 +50,18 @@ def test_clients_and_memory_have_views(
     assert memory["nodes"][0]["memory"]["heap_in_use_bytes"] > 0
     table = run_nsq(at(nsqd, "--show", "clients", "--once")).out.decode().splitlines()
     assert table[1].split("\t")[:3] == ["clicks", "arch", nsqd.http_address]
+
+
+def test_consumers_are_in_the_order_of_their_queues() -> None:
+    channels = [{"channel_name": "c", "clients": [{}]}]
+    topics = [{"topic_name": name, "channels": channels} for name in "ab"]
+    report = NodeReport("nsqd:4151", 0.0, read_stats({"topics": topics}))
+    node = NodeState(report.address, [], list(consumers_of(report)))
+    rows = totals(row for each in report.stats.topics or () for row in rows_of_topic("", each))
+
+    shown = client_documents(Sample(0.0, [], rows, (), (), (node,)), reversed(rows))
+
+    assert [each["topic"] for each in shown] == ["b", "a"]
 
 
 def test_latency_is_shown_where_nsqd_measures_it(

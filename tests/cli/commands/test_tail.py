@@ -9,6 +9,9 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from plugins.cli import RunNsq, SpawnNsq, TerminalNsq
@@ -217,6 +220,24 @@ def test_off_a_terminal_too_it_says_that_a_channel_is_empty_and_for_what_it_wait
     assert new.err.startswith(line)
     assert empty.err.startswith("nsq: no message for 100ms: channel orders/a is empty\n")
     assert deferred == (0, b"", "nsq: channel orders/a is empty, 1 deferred\n")
+
+
+@pytest.mark.parametrize("command", [["tail"], ["to-exec", "true"]])
+def test_it_is_not_said_that_no_message_came_where_a_filter_left_out_what_did(
+    run_nsq: RunNsq, clicks: GoNsqd, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    done: list[Callable[[], int]] = []
+
+    @contextmanager
+    def at_the_end(*given: Any, **_: Any) -> Iterator[None]:
+        done.append(given[-1])
+        yield
+
+    monkeypatch.setattr(consuming, "saying_why_nothing_comes", at_the_end)
+    monkeypatch.setattr("nsqtools.cli.commands.tail.saying_why_nothing_comes", at_the_end)
+    limits = ["--where", "false", "--exit-idle", f"{patience_s(1):g}s"]
+    run_nsq([command[0], *place(clicks)[1:], *limits, *command[1:]])
+    assert done[0]() == 3
 
 
 def test_a_look_lasts_until_every_nsqd_could_send(

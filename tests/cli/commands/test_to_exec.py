@@ -229,6 +229,17 @@ def test_what_a_limit_leaves_in_its_queue_is_no_success_in_any_run(
         assert "1 requeued; 1 of them did not come again" in result.err
 
 
+@pytest.mark.parametrize(
+    ("status", "more", "shell"), [("75", "--workers=1", "exit 75"), ("3", "--persistent", "exit 3")]
+)
+def test_a_fatal_status_makes_a_dead_letter_of_any_kind_of_run(
+    run: Run, source: EmbeddedServer, status: str, more: str, shell: str
+) -> None:
+    source.publish(TOPIC, b"one")
+    result = run("-n", "1", "--fatal-status", status, *LETTERS, more, shell=shell)
+    assert (result.status, "nsq: 0 delivered, 1 dead letters\n" in result.err) == (6, True)
+
+
 @pytest.mark.parametrize("command", ["to-exec", "to-file"])
 def test_silence_is_no_end_before_every_nsqd_could_send(
     run_nsq: RunNsq, serve: Serve, data_path: DataPath, tmp_path: Path, command: str

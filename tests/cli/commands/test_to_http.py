@@ -214,17 +214,20 @@ def test_all_means_that_one_endpoint_decides_for_no_other(
         assert sorted(b"".join(server.bodies).splitlines()) == sorted(BODIES)
 
 
+@pytest.mark.parametrize("batch", ["1", "10"])
 def test_a_key_always_goes_to_the_same_endpoint(
-    forward: Forward, source: EmbeddedServer, http_server: MakeServer
+    forward: Forward, source: EmbeddedServer, http_server: MakeServer, batch: str
 ) -> None:
     servers = [http_server(), http_server()]
     source.post("/channel/empty", topic=TOPIC, channel=CHANNEL)
     source.publish(TOPIC, *(b'{"user": %d, "n": %d}' % (n % 7, n) for n in range(42)))
     urls = [word for server in servers for word in ("--post", server.url)]
-    result = forward("-n", "42", "--mode", "hash", "--key", "{.user}", *urls)
+    key = ["--mode", "hash", "--key", "{.user}", "--batch", batch]
+    result = forward("-n", "42", *key, *urls)
 
     assert result.status == 0, result.err
-    users = [{json.loads(body)["user"] for body in server.bodies} for server in servers]
+    lines = [b"\n".join(server.bodies).split(b"\n") for server in servers]
+    users = [{json.loads(line)["user"] for line in each if line} for each in lines]
     assert all(users)
     assert users[0].isdisjoint(users[1])
     assert users[0] | users[1] == set(range(7))

@@ -95,7 +95,7 @@ def test_without_a_place_for_dead_letters_messages_stay_in_the_queue(
     pair.publish(*BODIES)
     result = run_nsq(pair.args(*A_MOMENT, "--pick", ".status"))
 
-    assert result.status == 0, result.err
+    assert result.status == 6, result.err
     assert pair.left() == 2
     assert "is requeued: its body cannot be transformed" in result.err
 

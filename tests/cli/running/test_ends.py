@@ -16,10 +16,12 @@ from plugins.waiting import patience_s
 
 from nsqtools import errors
 from nsqtools.cli.main import main
+from nsqtools.cli.running import runtime
 from nsqtools.cli.running.runtime import (
     SIGNALS,
     ExitStatus,
     ReaderGone,
+    leaving_on_signals,
     stopping,
     write_whole,
 )
@@ -130,17 +132,37 @@ def shell(line: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_stop_runs_on_another_thread_and_handlers_are_put_back() -> None:
+def test_stop_runs_on_another_thread_and_handlers_are_put_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runtime, "ONCE_S", 600.0)
     before = [signal.getsignal(number) for number in SIGNALS]
     called: queue.SimpleQueue[threading.Thread] = queue.SimpleQueue()
 
     with stopping(lambda: called.put(threading.current_thread())) as signals:
         assert signals.status(otherwise=7) == 7
-        os.kill(os.getpid(), signal.SIGTERM)
+        for _ in range(2):  # timeout(1) sends it twice
+            os.kill(os.getpid(), signal.SIGTERM)
         assert called.get(timeout=patience_s(30)) is not threading.main_thread()
 
     assert signals.status(otherwise=7) == 143
     assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_what_a_signal_leaves_is_cleaned_up_where_it_is_sent_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runtime, "ONCE_S", 600.0)
+
+    def be_stopped() -> None:
+        with leaving_on_signals():
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+            finally:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit, match="143"):
+        be_stopped()
 
 
 @pytest.mark.parametrize("blocking", [True, False])

@@ -110,6 +110,15 @@ def test_what_cannot_be_listened_on_is_one_clear_error() -> None:
                 pass
 
 
+def test_that_metrics_cannot_be_written_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = tmp_path / "nowhere" / "metrics"
+    with service(None, {}, metrics=list, health=lambda: (True, ""), metrics_file=place) as running:
+        running.write_metrics()
+    assert caplog.messages == [f"cannot write {place} (No such file or directory)"]
+
+
 def test_clients_that_send_nothing_do_not_keep_others_from_being_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

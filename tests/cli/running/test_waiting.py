@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import io
+import threading
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from plugins.cli import TerminalNsq
 from plugins.clusters import RunningCluster
 from plugins.embedded import EmbeddedLookupServer
 from plugins.servers import Serve
+from plugins.waiting import wait_until
 
-from nsqtools.cli.running.consuming import EAGER_S, WaitingNotice, is_empty
+from nsqtools.cli.running import consuming
+from nsqtools.cli.running.consuming import (
+    EAGER_S,
+    StopLimits,
+    WaitingNotice,
+    is_empty,
+    saying_why_nothing_comes,
+)
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.cluster.directory import open_cluster
+from nsqtools.errors import ConnectionFailed
 
 
 def test_a_topic_that_grows_onto_another_nsqd_is_found_long_before_the_interval(
@@ -50,6 +61,28 @@ def test_after_the_first_minute_the_interval_that_is_configured_holds() -> None:
     for clock.now in (100.0, 130.0, 100.0 + EAGER_S - 1, 100.0 + EAGER_S, 1000.0):
         notice(tail)
     assert looks == [100.0, 130.0, 100.0 + EAGER_S - 1]
+
+
+def test_a_program_that_ends_while_it_asks_why_nothing_comes_says_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def cannot_ask(*_: object) -> None:
+        raise ConnectionFailed("no daemon can be asked (cannot schedule new futures)")
+
+    monkeypatch.setattr("nsqtools.cluster.topics.inspect_topic", cannot_ask)
+    monkeypatch.setattr(consuming, "SAID_AFTER_S", (0.0,))
+    said, place = io.StringIO(), ConnectionSettings(("127.0.0.1:1",))
+    with saying_why_nothing_comes(Runtime(io.StringIO(), said), place, "c", ["events"], lambda: 0):
+        wait_until(
+            lambda: all(each.name != "waiting" for each in threading.enumerate()),
+            what="the end of the thread",
+        )
+    assert said.getvalue() == ""
+
+
+def test_a_shorter_silence_than_that_of_an_empty_channel_ends_a_run() -> None:
+    limits = StopLimits(count=None, until_empty=True, exit_idle=0.5, for_=None)
+    assert limits.run_limits().idle_s == 0.5
 
 
 def test_a_channel_is_not_empty_because_a_restarted_nsqlookupd_knows_no_nsqd(serve: Serve) -> None:

@@ -193,6 +193,7 @@ def test_what_is_not_agreed_to_is_not_done(top: TerminalScreen, nsqd: Nsqd) -> N
         top.see("y/x", "filter: x_")  # the y was taken, too
         top.see(ESCAPE, gone="filter")
         assert not nsqd.topic_stats("clicks")["paused"]
+    top.see("e", "the channels of clicks keep their", gone="--channels")
 
 
 def test_a_plan_that_comes_after_another_key_is_not_shown(top: TerminalScreen) -> None:
