@@ -300,6 +300,30 @@ def test_a_publisher_gets_the_error_and_the_health_shows_it(nsqd: EmbeddedServer
     assert nsqd.depth("t") == 3
 
 
+def test_what_consumers_give_back_is_kept(nsqd: EmbeddedServer) -> None:
+    with (
+        subscribed(nsqd.tcp_address, "t", "ch", ready=8) as client,
+        RawClient(nsqd.tcp_address) as producer,
+    ):
+        client.settle()
+        producer.publish("t", *[b"%d" % number for number in range(8)])
+        held = client.read_messages(8)
+        client.send(b"RDY 0\n")
+        client.settle()
+        obstruct(nsqd, "t:ch")
+        client.send(b"".join(b"REQ %b 0\n" % message.id for message in held))
+        client.settle()
+        assert nsqd.depth("t", "ch") == 8
+        producer.send(b"PUB t\n" + sized(b"refused"))
+        assert producer.read_error().startswith(b"E_PUB_FAILED PUB failed open")
+
+        client.send(b"RDY 100\n")
+        bodies = [message.body for message in client.read_messages(8)]
+        assert bodies == [message.body for message in held]
+        client.settle()
+        assert nsqd.depth("t", "ch") == 0
+
+
 TOPICS = 200
 
 
