@@ -129,8 +129,6 @@ class ServerError(NsqError):
 class ServerRefused(ServerError, RefusedError):
     """nsqd refused the secret, what the secret allows, or a connection without TLS."""
 
-    category = "refused"
-
 
 class HTTPError(NsqError):
     """An HTTP API answered with an error.
@@ -160,8 +158,6 @@ class PublishError(NsqError):
 
 class PublishInvalid(PublishError, ConfigurationError):
     """nsqd would refuse the topic, the delay or a body; nothing was sent."""
-
-    category = "usage"
 
 
 class PublishRejected(PublishError):

@@ -60,8 +60,9 @@ class SettingRow(NamedTuple):
 def config_path(environ: Mapping[str, str]) -> Path:
     """The configuration file: ``$XDG_CONFIG_HOME/nsqtools/config.toml``, by default ~/.config."""
     home = environ.get("XDG_CONFIG_HOME")
-    base = Path(home) if home else Path(environ.get("HOME", "~")).expanduser() / ".config"
-    return base / "nsqtools" / "config.toml"
+    # "/~" for a user whom nothing gives a home
+    base = home or Path("/", environ.get("HOME") or os.path.expanduser("~"), ".config")
+    return Path(base, "nsqtools", "config.toml")
 
 
 def selection_path(environ: Mapping[str, str]) -> Path:
@@ -149,6 +150,8 @@ def _settings(
         place = f"{prefix}{key} in {path}"
         if name not in known:
             raise ConfigurationError(f"unknown setting {place}", hint=_suggestion(name, known))
+        if name in settings:
+            raise ConfigurationError(f"{place}: it is there twice, with - and with _")
         read = _values if known[name] else _value
         settings[name] = Setting(read(value, place), origin, place)
     return settings

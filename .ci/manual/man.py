@@ -38,7 +38,7 @@ Destructive commands show a plan first and ask; without a terminal they need `--
 
 DAEMON_STATUS = {
     0: "stopped by SIGINT or SIGTERM, with everything on disk",
-    1: "it could not start",
+    1: "it could not start, or could not write everything to disk",
     2: "the command line cannot work",
 }
 FEW_STATUSES = (ExitStatus.DONE, ExitStatus.FAILED, ExitStatus.USAGE)

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Self
 
 from nsqtools.client.backlog import MAX_SLEEP_S, Backlog
-from nsqtools.client.consumer import SHARE_S, CommonConsumer, Gathering, Stopped
+from nsqtools.client.consumer import SHARE_S, CommonConsumer, Gathering
 from nsqtools.client.handling import Handling, OnHandled, check_count
 from nsqtools.client.message import Batch, Message, give_back
 
@@ -29,18 +29,12 @@ class _LoopBacklog(Backlog):
 
     def __init__(self) -> None:
         super().__init__(on_entry=self._wake)
-        self.has_stopped = False
         self.takers = weakref.WeakSet()
         self._waiting = 0  # tasks
         self.loop: asyncio.AbstractEventLoop | None = None
         self._filled = asyncio.Event()
         self._is_expected = False
         self._wakes = threading.Lock()
-
-    def put(self, entry: object, *, is_first: bool = False) -> None:
-        if isinstance(entry, Stopped):
-            self.has_stopped = True  # before it wakes a task: what came earlier is taken first
-        super().put(entry, is_first=is_first)
 
     def _wake(self) -> None:
         with self._wakes:
@@ -181,7 +175,7 @@ class Consumer(CommonConsumer):
                 self.begin_stop()
                 return
 
-    async def batches(self, size: int = 500, within_s: float = 1.0) -> AsyncIterator[Batch]:
+    async def batches(self, size: int = 100, within_s: float = 1.0) -> AsyncIterator[Batch]:
         """Iterate over batches of ``size`` messages until the consumer stops.
 
         A batch has fewer where no more came ``within_s`` seconds after the first, or in a quarter
@@ -214,10 +208,10 @@ class Consumer(CommonConsumer):
         """Take what is there, or what comes next in ``wait_s``: `_take` without blocking."""
         until = None if wait_s is None else asyncio.get_running_loop().time() + wait_s
         while True:
-            has_stopped = self.backlog.has_stopped
+            is_delivered = self.is_delivered  # read before the backlog
             self.backlog.expect()
             taken = self._take(0, most, several=True)
-            if taken or has_stopped or wait_s == 0:
+            if taken or is_delivered or wait_s == 0:
                 return taken
             try:
                 # no longer where another task takes what wakes this one
@@ -247,11 +241,13 @@ class Consumer(CommonConsumer):
                 self._return_rest()
                 await asyncio.sleep(0)
                 continue
-            has_stopped = self.backlog.has_stopped
+            if self.backlog.loop is None:
+                await self.start()
+            is_delivered = self.is_delivered  # read before the backlog
             self.backlog.expect()
             if taken := self._take(0, self._most):
                 self._hold(taken[0])
-            elif has_stopped:
+            elif is_delivered:
                 raise StopAsyncIteration
             else:
                 await self.backlog.wait()

@@ -524,7 +524,7 @@ class FileHook:
 PREFIX = "nsq_to_file_"
 METRICS = (  # name, help, and what of the `TopicState` of a topic
     ("messages_total", "Messages written.", "totals.messages"),
-    ("bytes_total", "Bytes of text written.", "totals.bytes"),
+    ("bytes_total", "Bytes written, as on disk.", "totals.bytes"),
     ("files_total", "Files finished.", "totals.files"),
     ("already_written_total", "Messages that came again, not written.", "totals.already_written"),
     ("write_failures_total", "Failures to write.", "totals.failures"),

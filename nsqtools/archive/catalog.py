@@ -28,7 +28,7 @@ from nsqtools.archive.finding import (
 from nsqtools.archive.layout import Member, folder_of, partition_of
 from nsqtools.archive.location import Location, absolute
 from nsqtools.archive.members import CorruptError
-from nsqtools.archive.reader import look_at, rows_of
+from nsqtools.archive.reader import look_at, read_messages, rows_of
 from nsqtools.archive.storage import failing, side_by_side
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, NotFoundError
@@ -38,6 +38,7 @@ from nsqtools.protocol.text import NS
 Seen = TypeVar("Seen")
 
 DAY_NS = 86_400 * NS
+LONG_NS = 366 * DAY_NS
 _EPOCH = date(1970, 1, 1).toordinal()
 NEEDED = ("ts_ns", "body")
 PARTITIONS = ("topic", "date")
@@ -206,7 +207,7 @@ def each_source(archives: Iterable[ArchiveFile], wanted: Wanted) -> Iterator[Sou
     for archive, scan in zip(found, of_each(look_at, found), strict=True):
         head = archive.head
         key = f"{head.writer} {head.number}" if head else archive.shown
-        spans = tuple(scan.members)
+        spans = _spans_of(archive, scan.members)
         both = zip(spans, known.setdefault(key, spans), strict=False)  # a copy may be cut off
         if any(one != other for one, other in both):
             key = archive.shown
@@ -222,9 +223,28 @@ def each_source(archives: Iterable[ArchiveFile], wanted: Wanted) -> Iterator[Sou
             source = replace(source, damage=source.damage or problem)
         topics: list[str | None] = [*sorted(scan.topics - set(wrong))]
         is_shared = len(scan.topics) > 1
-        for topic in topics or ([] if wrong else [None]):
+        for topic in topics or [None]:
             yield replace(source, topic=topic, is_timed=topic is not None, is_shared=is_shared)
     yield from chain.from_iterable(of_each(_sources_in, tables))
+
+
+def _spans_of(archive: ArchiveFile, members: Sequence[Member]) -> tuple[Member, ...]:
+    """The members of a file; where one is of more than a year, as by a clock that was wrong, a span
+    for each day that has messages: all days between would be partitions. Raises `NsqError`."""
+    if all(member.max_ts - member.min_ts < LONG_NS for member in members):
+        return tuple(members)
+    days: dict[int, Member] = {}
+    for message in read_messages(archive, lambda path, problem: None):
+        at = message.timestamp_ns
+        known = days.setdefault(at // DAY_NS, Member(0, 0, 0, at, at))
+        days[at // DAY_NS] = Member(
+            0,
+            known.length + len(message.body),
+            known.messages + 1,
+            min(known.min_ts, at),
+            max(known.max_ts, at),
+        )
+    return tuple(days.values())
 
 
 def of_each(look: Callable[[ArchiveFile], Seen], found: Sequence[ArchiveFile]) -> Iterator[Seen]:

@@ -36,7 +36,13 @@ from pyarrow import json as arrow_json
 
 from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.layout import EVER, TimeRange
-from nsqtools.archive.reader import LONGEST_LINE, is_message, read_text, split_lines
+from nsqtools.archive.reader import (
+    LONGEST_LINE,
+    ending_in,
+    is_message,
+    read_text,
+    split_lines,
+)
 from nsqtools.records.envelope import BodyKind, decode
 
 IDENTITY = ("topic", "nsqd", "id")
@@ -312,7 +318,7 @@ def read_batches(
     ``topic`` is that of bare bodies. Damage is reported and skipped, as by `read_text`, which says
     what is raised. Memory is bounded by `BATCH_TEXT` and a member, or one body if that is longer.
     """
-    schema = message_schema(kind)
+    schema, delimiter = message_schema(kind), ending_in(archive, delimiter)
     is_jsonl: bool | None = None
     number = 0
     for text in whole_lines(read_text(archive, on_damage, within), delimiter):

@@ -243,8 +243,7 @@ def _with_index(
         elif why := why_foreign("" if is_named else entry.name, beginning):
             raise ConfigurationError(
                 f"cannot read {storage.where(entry.name)} as an archive ({why})",
-                hint="Parquet and Delta tables are read by nsq spark sql, report and replay; "
-                "an archive whose name begins with _ is read when the file itself is given.",
+                hint="An archive whose name begins with _ is read when the file itself is given.",
             )
     return ArchiveFile(storage, entry.name, None, entry=known, table=table)
 

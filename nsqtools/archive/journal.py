@@ -57,7 +57,7 @@ KEPT_GENERATIONS = 16
 KEPT_FILES = 64
 KEPT_FOR_S = 7 * 86_400.0
 
-_NAME = re.compile(r"(?P<stem>\.[^@]+@[^@]+@)(?P<run>[0-9a-f]+)-\d{6}\.journal")
+_NAME = re.compile(r"(?P<stem>\.[^@]+@[^@]+@)(?P<run>[0-9a-f]+)-\d{6,12}\.journal")
 _LINE = re.compile(
     r"(?:(?P<writer>[0-9a-f]{32}) (?P<number>\d{1,18}) )?"
     r"(?P<offset>\d{1,18}) (?P<length>\d{1,18}) (?P<nsqd>\S+) (?P<ids>(?:[0-9a-f]{32})+)"
@@ -249,7 +249,7 @@ class Journal:
             log.info("cannot end %s (%s): the next run will", exc.filename, exc.strerror)
 
     def _begin_generation(self) -> None:
-        path = self._folder / f"{self._stem}{self._run}-{self._number:06d}.journal"
+        path = self._folder / f"{self._stem}{self._run}-{self._number:012d}.journal"
         self._number += 1
         self._generations.insert(0, _Generation(path))
 

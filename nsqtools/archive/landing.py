@@ -287,7 +287,7 @@ class Landings(Uploads):
                     log.error("%s does not land: %s; it stays where it is", path, reason)
                     self._ended(path, conflicts=1)
                 else:
-                    self._ended(path, files=1, uploaded=self._sizes[path])
+                    self._ended(path, uploaded=self._sizes[path])
 
     def _batch(self) -> list[Path]:
         """Take a file that waits, and more of them: one commit is for all."""

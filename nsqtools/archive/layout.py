@@ -6,7 +6,7 @@
     .clicks.host-000000.2026-11-21_08.log.gz.copy      on its way from another file system
     .nsq-archive.locks                                 who works at what: see `FolderLocks`
     .clicks@archive.lock                               counts files: see `TopicLock`
-    .clicks@archive@18f3a-000000.journal               see `journal`
+    .clicks@archive@18f3a-000000000000.journal         see `journal`
 
 Everything unfinished is hidden by its dot, from globs and from Spark's and Hadoop's own readers.
 
@@ -35,6 +35,7 @@ from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, unquote
 
 from nsqtools.files.opening import open_to_read, walk
+from nsqtools.protocol.text import INT64
 
 PART = ".part"
 INDEX = ".index"
@@ -154,10 +155,12 @@ class TimeRange:
         from pyarrow import compute
 
         mask = compute.is_valid(times)
+        least, most = INT64[0], INT64[-1]  # Arrow compares with no others
         if self.since_ns is not None:
-            mask = compute.and_(mask, compute.greater_equal(times, self.since_ns))
-        if self.until_ns is not None:
-            mask = compute.and_(mask, compute.less(times, self.until_ns))
+            since_ns = min(max(self.since_ns, least), most)
+            mask = compute.and_(mask, compute.greater_equal(times, since_ns))
+        if self.until_ns is not None and self.until_ns <= most:
+            mask = compute.and_(mask, compute.less(times, max(self.until_ns, least)))
         return compute.fill_null(mask, True)
 
 

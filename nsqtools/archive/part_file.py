@@ -242,7 +242,7 @@ def finish(path: Path, directories: Directories) -> Path:
         final = wanted.with_name(with_rev(wanted.name, rev))
         try:
             if not _is_same(part, index, final):
-                if final.exists():  # an index beside it would be taken for its own
+                if os.path.lexists(final):  # an index beside it would be taken for its own
                     continue
                 there = load_index(index_of(final))
                 if there is None or there != load_index(index):  # else of a try that failed then

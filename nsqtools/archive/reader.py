@@ -207,6 +207,15 @@ def rows_of(archive: ArchiveFile) -> Contents:
     return found if topic is None else found._replace(topics=[topic])
 
 
+def ending_in(archive: ArchiveFile, delimiter: bytes) -> bytes:
+    """Return what ends the lines of a file: ``delimiter`` bare bodies, a newline messages."""
+    if delimiter == b"\n":
+        return delimiter
+    texts = filter(None, read_text(archive, lambda path, problem: None))
+    line, newline, _ = next(texts, b"").partition(b"\n")
+    return newline if newline and is_message(line) else delimiter
+
+
 def split_lines(text: bytes, delimiter: bytes) -> list[bytes]:
     """Return the lines of a text, whose last one may lack its delimiter."""
     lines = text.split(delimiter)
@@ -223,7 +232,7 @@ def read_lines(
     within: TimeRange = EVER,
 ) -> Iterator[list[bytes]]:
     """Iterate over a file's lines, in lists, without their delimiters. Raises as `read_text`."""
-    splitter = Splitter(delimiter, limit=LONGEST_LINE)
+    splitter = Splitter(ending_in(archive, delimiter), limit=LONGEST_LINE)
     try:
         for text in read_text(archive, on_damage, within):
             if lines := splitter.feed(text):
@@ -367,7 +376,7 @@ def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
         raise OutputError(
             f"cannot repair {archive.shown} (a table is not repaired)", hint=TABLE_REMEDY
         )
-    path = archive.path
+    path, delimiter = archive.path, ending_in(archive, delimiter)
     beside = temporary_beside(path)
     if archive.members is not None:  # the index of before, when a repair was killed: it misleads
         both = archive, replace(archive, members=None)

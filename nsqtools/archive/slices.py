@@ -215,14 +215,15 @@ class _Reading:
         return fitted(batch, self.schema, self._job.settings.body)
 
     def _of_topic(self, batch: pyarrow.RecordBatch, source: Source) -> pyarrow.RecordBatch:
-        if not source.is_shared and (source.is_parquet or source.topic is None):
+        if source.is_parquet and not source.is_shared:
             return batch
         topics = batch["topic"].cast(pyarrow.string())  # from large ones, and from dictionaries
         mask = compute.is_in(topics, value_set=pyarrow.array([source.topic], topics.type))
         if compute.all(mask, min_count=0).as_py():
             return batch
-        if not source.is_shared:
-            self._on_damage(source, "it has topics that its first and last messages do not have")
+        if source.damage or not source.is_shared:
+            other = "it has topics that its first and last messages do not have"
+            self._on_damage(source, source.damage or other)
         return batch.filter(mask)
 
     def _on_damage(self, source: Source, problem: str) -> None:

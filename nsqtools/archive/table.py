@@ -212,7 +212,7 @@ class TableWriter:
         yield from parts
 
 
-_TIMES = "_partition_ts_ns"
+_TIMES = "partition ts_ns"  # no column of a body has a space in its name
 
 
 def _plain(value: Any) -> str | None:

@@ -32,7 +32,6 @@ from nsqtools.client.backlog import Backlog
 from nsqtools.client.connecting import RetryDelays
 from nsqtools.client.consumer import Consumer, Stopped
 from nsqtools.client.message import Batch
-from nsqtools.errors import NsqError
 
 log = logging.getLogger("nsqtools")
 
@@ -87,7 +86,7 @@ class TopicArchiver:
         self._is_stopping = False
         self._is_paused = False
         self.failure: BaseException | None = None
-        self.last_error: NsqError | None = None  # of writing; None since it works again
+        self.last_error: WriteFailed | None = None  # None since writing works again
         self.last_message_s = time.monotonic()
         self._max_in_flight = max_in_flight
         self._turns = Scheduled(turns, self._turn)
@@ -242,7 +241,8 @@ class TopicArchiver:
 
     def _attempt(self, write: Callable[[], None], granted: int = 0) -> None:
         """Do something that may fail; what was granted and not taken goes back to the quota."""
-        taken, progress = self.writer.taken, self.writer.progress
+        totals, taken = self.writer.totals, self.writer.taken
+        messages, files = totals.messages, totals.files
         try:
             write()
         except WriteFailed as exc:
@@ -253,7 +253,8 @@ class TopicArchiver:
             self.last_error, self._failed_at_s = exc, now
             self._retry_at_s = now + self._retries.next_delay_s()
         else:
-            if self.last_error and self.writer.progress != progress:
+            error = self.last_error  # of messages: a file that is finished says nothing of them
+            if error and (totals.messages > messages or (totals.files > files and not error.count)):
                 self.last_error = None
                 self._retries.reset()
         self._quota.give_back(granted - (self.writer.taken - taken))

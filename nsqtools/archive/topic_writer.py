@@ -44,7 +44,6 @@ LATEST_S = 253_000_000_000.0  # in the year 9987
 CHECK_S = 1.0
 MAX_CHECK_S = 60.0  # whole minutes; a thousand topics that are quiet cost little
 PARTITION_IDLE_S = 60.0
-MOST_PARTITIONS = 32
 REMEMBERED_STEMS = 1000  # a name is not used twice, even if its file was moved away
 
 THROUGHPUT = {
@@ -237,10 +236,8 @@ class FileSet:
             return True
         if not self._settings.by_message_time:
             return file.stem != self.stem(now_s, now_s)
-        is_idlest = file is min(self._files.values(), key=lambda other: other.last_used_s)
-        is_one_too_many = is_idlest and len(self._files) > MOST_PARTITIONS
         # a clock that was set back keeps no file open
-        return is_one_too_many or abs(now_s - file.last_used_s) > PARTITION_IDLE_S
+        return abs(now_s - file.last_used_s) > PARTITION_IDLE_S
 
     def check_in_s(self, now_s: float) -> float | None:
         """Return in how many seconds `over` may have something new; None for never."""
@@ -254,7 +251,7 @@ class FileSet:
             into_it_s = (now_s + self._utc_offset_s(now_s)) % rotation.interval_s
             wait_s = min(wait_s, rotation.interval_s - into_it_s)
         if rotation.age_s is not None:
-            oldest_s = min((file.began_s for file in self._files.values()), default=0.0)
+            oldest_s = min(file.began_s for file in self._files.values())
             wait_s = min(wait_s, oldest_s + rotation.age_s - time.monotonic())
         return max(CHECK_S, wait_s)
 
@@ -305,11 +302,15 @@ class FileSet:
 
 
 class WriteFailed(OutputError):
-    """Nothing of what was held is written; it is back in the queue. ``reason`` is the system's."""
+    """Nothing of what was held, ``count`` messages, is written; it is back in the queue.
 
-    def __init__(self, message: str, reason: str) -> None:
+    ``reason`` is the system's.
+    """
+
+    def __init__(self, message: str, reason: str, count: int) -> None:
         super().__init__(message)
         self.reason = reason
+        self.count = count
 
 
 @dataclass(slots=True)
@@ -356,11 +357,6 @@ class TopicWriter:
         """Messages that are written or held."""
         return self.totals.messages + self.held_count
 
-    @property
-    def progress(self) -> tuple[int, int]:
-        """What grows when writing works."""
-        return self.totals.messages, self.totals.files
-
     # -- messages -------------------------------------------------------------------------------
 
     def take(self, batch: Batch, now_s: float) -> None:
@@ -387,14 +383,14 @@ class TopicWriter:
             return encode_many(batch.topic, batch.nsqd, batch)
         delimiter = self._settings.delimiter
         text = encode_lines(batch.topic, batch.nsqd, batch, delimiter=delimiter)
-        if delimiter and (more := text.count(delimiter) - len(batch)):
+        if delimiter and text.count(delimiter) > len(batch):
             if not self.totals.ambiguous:
                 log.warning(
                     "topic %s: bodies contain the delimiter; where they end is lost in raw "
                     "files; --format jsonl keeps it",
                     batch.topic,
                 )
-            self.totals.ambiguous += more
+            self.totals.ambiguous += sum(delimiter in message.body for message in batch)
         return text
 
     def _by_file(self, batch: Batch, now_s: float) -> Iterator[tuple[str, Batch]]:
@@ -519,4 +515,4 @@ class TopicWriter:
             path = exc.filename or self._settings.directories.work
             back = f": {count} messages are back in the queue" if count else ""
             reason = exc.strerror or str(exc)
-            raise WriteFailed(f"cannot write {path} ({exc.strerror}){back}", reason) from exc
+            raise WriteFailed(f"cannot write {path} ({reason}){back}", reason, count) from exc

@@ -173,20 +173,20 @@ class UploadPlan:
     deletes: bool = False
 
 
-def upload(path: Path, plan: UploadPlan) -> int:
-    """Upload a finished file; return its size, 0 if there was nothing to do.
+def upload(path: Path, plan: UploadPlan) -> int | None:
+    """Upload a finished file; return its size, None if there was nothing to do.
 
     Raises `NotUploadable`, and ``OSError`` when it did not work: try again later.
     """
     if _is_uploaded(path):
         _clear_up(path, plan)
-        return 0
+        return None
     record = lock_file(uploading_of(path))
     if record is None:
-        return 0
+        return None
     with closing_fd(record):
         is_over = not os.fstat(record).st_nlink or _is_uploaded(path) or not path.exists()
-        return 0 if is_over else _upload(path, plan, record)  # over by another process meanwhile
+        return None if is_over else _upload(path, plan, record)  # over by another process meanwhile
 
 
 def _is_uploaded(path: Path) -> bool:
@@ -398,7 +398,7 @@ class Uploads:
 
     def regulate(self, archiver: Archiver) -> None:
         """Pause or resume consumption, as what waits on the local disk demands."""
-        if self._most is None:
+        if not self._most:
             return
         waiting = self.totals.waiting_bytes
         if not self._is_pausing and waiting >= self._most:
@@ -480,9 +480,9 @@ class Uploads:
                 log.exception("%r is not uploaded", str(path))
                 self._ended(path, conflicts=1)
             else:
-                if uploaded:
+                if uploaded is not None:
                     log.info("uploaded %s", path)
-                self._ended(path, files=1 if uploaded else 0, uploaded=uploaded)
+                self._ended(path, uploaded=uploaded)
 
     def _next(self) -> Path:
         with self._changed:
@@ -494,14 +494,14 @@ class Uploads:
                     return self._waiting.popleft()
                 self._changed.wait(max(pause_s, 0.01) if self._waiting else None)
 
-    def _ended(self, path: Path, *, files: int = 0, uploaded: int = 0, conflicts: int = 0) -> None:
+    def _ended(self, path: Path, *, uploaded: int | None = None, conflicts: int = 0) -> None:
         with self._changed:
-            self.totals.files += files
-            self.totals.bytes += uploaded
             self.totals.conflicts += conflicts
             self.totals.waiting_files -= 1
             self.totals.waiting_bytes -= self._sizes.pop(path)
-            if uploaded:
+            if uploaded is not None:
+                self.totals.files += 1
+                self.totals.bytes += uploaded
                 if self._failing_since is not None:
                     log.warning("uploading works again")
                 self._failing_since, self._retry_s, self._retry_at = None, FIRST_RETRY_S, 0.0

@@ -149,6 +149,8 @@ class BenchPlan:
                 f"messages of {low} to {high} bytes cannot be measured",
                 hint=f"The smallest size is {least}, and a range is written 100-2000.",
             )
+        if self.for_s == 0:
+            raise ConfigurationError("nothing can be measured in 0 seconds")
         if not (nsqds := len(addresses)) <= self.connections <= MAX_CONNECTIONS:
             raise ConfigurationError(
                 f"{self.connections} connections cannot be spread over {nsqds} nsqd",
@@ -250,9 +252,9 @@ class WorkerResult:
     """What a publisher or a consumer did: all it published or consumed, and of that what was
     measured.
 
-    ``redelivered`` messages had been delivered before. ``began_at`` and ``ended_at`` are monotonic
-    times of the first and the last batch that was measured. ``cpu_s`` is the processor time of
-    ``cpu_messages``, and ``cpu_share`` that over its duration.
+    ``redelivered`` messages had been delivered before. ``ended_at`` is the monotonic time of the
+    last batch that was measured. ``cpu_s`` is the processor time of ``cpu_messages``, and
+    ``cpu_share`` that over its duration.
     """
 
     messages: int = 0
@@ -260,7 +262,6 @@ class WorkerResult:
     redelivered: int = 0
     measured: int = 0
     measured_bytes: int = 0
-    began_at: float = 0.0
     ended_at: float = 0.0
     cpu_s: float = 0.0
     cpu_messages: int = 0

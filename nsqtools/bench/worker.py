@@ -100,14 +100,14 @@ class LoadPublisher:
         self._measured_from = begin + plan.warm_up_s
         with self._producer:
             self._publish_between(begin, self._measured_from, None)
-            cpu_s = time.process_time()
+            began, cpu_s = time.monotonic(), time.process_time()
             ends_at = self._measured_from + plan.for_s if plan.for_s else None
             self._publish_between(self._measured_from, ends_at, plan.share(self._job.number))
         if self._error is not None:
             raise self._error
         result.cpu_s = time.process_time() - cpu_s
         result.cpu_messages = result.measured
-        result.cpu_share = result.cpu_s / max(result.ended_at - self._measured_from, 1e-9)
+        result.cpu_share = result.cpu_s / (time.monotonic() - began)
         return result
 
     def _publish_between(self, begin: float, ends_at: float | None, count: int | None) -> None:
@@ -230,7 +230,6 @@ class LoadSubscriber:
                     result.latencies.add(max(0, now_ns - time_ns) / 1e6, count)
                     measured += count
         if measured:
-            result.began_at = result.began_at or now
             result.ended_at = now
             result.measured += measured
             size = sum(map(len, bodies))

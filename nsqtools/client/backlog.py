@@ -359,7 +359,6 @@ class Delivery:
             else:
                 (given_up if verdict == "give up" else usual).append(message)
         if given_up:
-            self.stats.given_up += len(given_up)
             self._backlog.put(Arrival(self, [given_up], to_give_up=True))
         if self._suspects and self._apart_since is None:
             self._apart_since = self._loop.now()

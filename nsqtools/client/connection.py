@@ -150,7 +150,8 @@ class Connection:
     def _on_frame(self, frame_type: int, data: bytes) -> None:
         if data == HEARTBEAT:
             self.has_received = True
-            self.write(commands.NOP)
+            if not self.has_unsent:  # what waits answers it; a peer that takes little may send many
+                self.write(commands.NOP)
         elif frame_type == frames.ERROR:
             self._user.on_server_error(frames.decode_error(data, self.nsqd))
         else:

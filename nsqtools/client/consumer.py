@@ -113,6 +113,8 @@ class CommonConsumer:
         urls = one_or_several(lookupd_http_addresses)
         if not self.topics:
             raise ConfigurationError("a consumer needs a topic")
+        if dead_letter in self.topics:
+            raise ConfigurationError(f"dead letters cannot go to {dead_letter}, which is consumed")
         if not nsqd_tcp_addresses and not urls:
             hint = "Give one of an nsqd or an nsqlookupd."
             raise ConfigurationError("a consumer needs an address", hint=hint)
@@ -163,7 +165,7 @@ class CommonConsumer:
                 self._is_started = True
                 _started.add(self)
                 call_at_end_of_child(_stop_all)
-        if fail_fast:  # of what was started without it, as by ``with``, too
+        if fail_fast and wait_s:  # of what was started without it, as by ``with``, too
             awaited = self._io.settled if for_all else self._io.decided
             awaited.wait(min(wait_s, longest_try_s(self.options)))
             if self._io.first_errors and not self._io.subscriptions:
@@ -183,6 +185,7 @@ class CommonConsumer:
         with self._life:
             self._drains = drain and (self._drains or not self._is_stopping)
             if not self._is_started and not self._is_stopping:
+                self.is_delivered = True
                 self.backlog.put(Stopped(self))
             self._is_stopping = True
             if self._is_started:
@@ -429,7 +432,8 @@ class Consumer(CommonConsumer):
     - with ``dead_letter`` it is published to that topic on the same nsqd, and finished when nsqd
       has confirmed that,
     - with ``on_giving_up`` that is called with it, on a handler's thread. If it returns True, it
-      has taken the message, which is finished; otherwise the message is requeued with backoff.
+      has taken the message, which is finished; otherwise the message is requeued with backoff, or
+      left to ``dead_letter``.
     - with ``giving_up="finish"`` it is finished, which loses it.
 
     A message is given up only after a handler of this process has requeued it. Deliveries do not
@@ -447,8 +451,8 @@ class Consumer(CommonConsumer):
     ) -> None:
         """Connect. With ``fail_fast`` wait for the first tries, and raise the first error if none
         of them led to a connection; otherwise failures are logged and tried again. The wait ends
-        after ``wait_s`` seconds, or the time that one try may take; unless it is ``for_all``, with
-        the first connection.
+        after ``wait_s`` seconds (0: it is for a later call), or the time that one try may take;
+        unless it is ``for_all``, with the first connection.
 
         A consumer is started once: after a stop this does nothing.
         """
@@ -639,11 +643,10 @@ class Consumer(CommonConsumer):
 
 
 def start_all(consumers: Sequence[Consumer]) -> None:
-    """Start consumers with ``fail_fast``; wait for those that have no connection, together."""
-    for consumer in consumers:
-        consumer.start(fail_fast=True, wait_s=0.0)
-    for consumer in consumers:
-        consumer.start(fail_fast=True, wait_s=0.0 if consumer.connections else math.inf)
+    """Start consumers with ``fail_fast``; wait for a connection of each, together."""
+    for wait_s in (0.0, math.inf):
+        for consumer in consumers:
+            consumer.start(fail_fast=True, wait_s=wait_s, for_all=False)
 
 
 # -- the process ----------------------------------------------------------------------------------

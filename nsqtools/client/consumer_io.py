@@ -471,6 +471,7 @@ class ConsumerIO:
                 self.delivery.do_not_count(subscription, [message_id])
             elif is_final:
                 self.delivery.in_flight_limit.answered(1)
+                self.stats.given_up += kind == "give_up"
             if kind in ("late", "requeue", "fail"):
                 self.delivery.tried(subscription, message_id, late=kind == "late")
             if kind in ("requeue", "fail"):

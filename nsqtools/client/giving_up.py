@@ -23,6 +23,7 @@ confirmed that; until then it counts as in flight, and if the publish fails it c
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -33,6 +34,7 @@ from nsqtools.client.message import Batch, Message
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError, NsqError, PublishError
 from nsqtools.protocol.names import check_topic
+from nsqtools.protocol.text import INT32
 
 if TYPE_CHECKING:
     from nsqtools.client.producer import Producer
@@ -123,11 +125,10 @@ class GivingUp:
         """Give up messages that have no answer yet."""
         for message in batch:
             log.warning("giving up %r", message)
-            is_taken = self._is_taken(message)
-            if self._dead_letters is not None:
-                self._publish(message, self._dead_letters)
-            elif is_taken or self._policy == "finish":
+            if self._is_taken(message) or self._policy == "finish":
                 message.give_up()
+            elif self._dead_letters is not None:
+                self._publish(message, self._dead_letters)
             elif message.requeue():
                 log.warning("%r goes back to its queue: on_giving_up did not take it", message)
 
@@ -161,8 +162,10 @@ class DeadLetters:
 
     def __init__(self, topic: str, options: ClientOptions) -> None:
         self.topic = check_topic(topic)
-        # at most what is in flight: an nsqd that hangs holds up no letters of the others
-        self._options = replace(options, max_outstanding=100_000)
+        # at most what is in flight: an nsqd that hangs holds up no letters of the others; and what
+        # nsqd has delivered it takes, whatever its size
+        most = INT32.stop - 1
+        self._options = replace(options, max_outstanding=100_000, publish_max_msg_size=most)
         self._producers: dict[str, Producer] = {}  # by nsqd
         self._lock = threading.Lock()
 
@@ -175,6 +178,7 @@ class DeadLetters:
         with self._lock:
             if nsqd not in self._producers:
                 self._producers[nsqd] = Producer(nsqd, self._options)
+                self._producers[nsqd]._window_bytes = math.inf
             producer = self._producers[nsqd]
         try:
             producer.submit(self.topic, bodies, on_settled=lambda sent: ended(sent.error))

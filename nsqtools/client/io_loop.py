@@ -122,7 +122,8 @@ class LoopMember:
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait until the member has ended; return whether it has. On the I/O thread, False."""
-        return not self.is_own_thread and self._ended.wait(timeout_s)
+        limit_s = None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX)
+        return not self.is_own_thread and self._ended.wait(limit_s)
 
     @property
     def is_own_thread(self) -> bool:
@@ -248,7 +249,6 @@ class IOThread:
         self._is_over = False
         self.selector = selectors.DefaultSelector()
         self._wake_receiver, self._wake_sender = socket.socketpair()
-        self._wake_receiver.setblocking(False)
         self._wake_sender.setblocking(False)
         self.selector.register(self._wake_receiver, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._run, name="nsq-io", daemon=True)
@@ -272,9 +272,7 @@ class IOThread:
 
     def wake(self, member: LoopMember) -> None:
         """See that a member has a turn after this call."""
-        if not member.is_due:
-            member.is_due = True
-            self._due.append(member)
+        self._make_due(member)
         self._is_woken = True
         if self._asleep:
             self._asleep = False
@@ -344,18 +342,14 @@ class IOThread:
         self._note_poll(any(key.data is not None for key, _ in ready))
         for key, events in ready:
             if key.data is None:
-                self._drain_wake_ups()
+                self._wake_receiver.recv(4096)
             else:
                 connection, member = key.data
-                try:
-                    if events & selectors.EVENT_READ:
-                        connection.on_readable()
-                    if events & selectors.EVENT_WRITE:
-                        connection.flush()
-                except BaseException as exc:
-                    self._fail(member, exc)
-                if not member.is_due:
-                    self._make_due(member)
+                if events & selectors.EVENT_READ:
+                    self._call(member, connection.on_readable)
+                if events & selectors.EVENT_WRITE:
+                    self._call(member, connection.flush)
+                self._make_due(member)
         self._is_woken = False  # before the work is looked at: what comes later is seen next turn
         if not self._catches_up:
             self._run_timers()
@@ -379,10 +373,7 @@ class IOThread:
         for _ in range(len(self._due)):
             member = self._due.popleft()
             member.is_due = False  # before it looks at its work, as above
-            try:
-                member.take_turn()
-            except BaseException as exc:
-                self._fail(member, exc)
+            self._call(member, member.take_turn)
             if member.is_leaving and not member.has_ended:
                 leaving.append(member)
         return leaving
@@ -391,10 +382,7 @@ class IOThread:
         while self.unflushed:
             unflushed, self.unflushed = self.unflushed, []
             for connection, member in unflushed:
-                try:
-                    connection.flush()
-                except BaseException as exc:
-                    self._fail(member, exc)
+                self._call(member, connection.flush)
 
     def _do_at_last(self) -> None:
         calls, self.at_last = self.at_last, []
@@ -460,13 +448,6 @@ class IOThread:
         if self._timers:
             sleep_s = max(0.0, min(sleep_s, self._timers[0][0] - time.monotonic()))
         return sleep_s if sleep_s < math.inf else None
-
-    def _drain_wake_ups(self) -> None:
-        try:
-            while len(self._wake_receiver.recv(64)) == 64:
-                pass
-        except BlockingIOError:
-            pass
 
     def _run_timers(self) -> None:
         now = time.monotonic()

@@ -60,7 +60,7 @@ class ClientOptions:
     ssl_context: ssl.SSLContext | None = field(default=None, repr=False)
 
     # connecting
-    dial_timeout_s: float = opt(5.0, "time to connect, name resolution included", 0.001)
+    dial_timeout_s: float = opt(5.0, "time to connect, name resolution included", 0.001, 86_400)
     read_timeout_s: float = opt(60.0, "give up a connection silent for this long", 0.1, 300)
     write_timeout_s: float = opt(
         10.0, "give up a connection whose writes made no progress for this long", 0.1, 300

@@ -29,10 +29,12 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Self
 
 from nsqtools.client import outcomes
 from nsqtools.client.connection import tls_context
+from nsqtools.client.connection_settings import DEFAULT_NSQD_TCP_ADDRESS
 from nsqtools.client.discovery import Discovery
 from nsqtools.client.io_loop import call_at_end_of_child
 from nsqtools.client.options import ClientOptions
@@ -53,8 +55,6 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 log = logging.getLogger("nsqtools")
-
-DEFAULT_ADDRESS = "127.0.0.1:4150"  # where neither nsqd nor nsqlookupd are given
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,8 @@ def _check_topic(topic: str) -> str:
 class CommonProducer:
     """What producers for threads and for asyncio have in common: all but waiting."""
 
+    _window_bytes: float = WINDOW_BYTES  # under way, above which a publish waits for room
+
     def __init__(
         self,
         nsqd_tcp_addresses: str | Sequence[str] | None = None,
@@ -99,7 +101,7 @@ class CommonProducer:
         self.options = options or ClientOptions()
         self._lookupds = one_or_several(lookupd_http_addresses)
         if nsqd_tcp_addresses is None:
-            nsqd_tcp_addresses = [] if self._lookupds else DEFAULT_ADDRESS
+            nsqd_tcp_addresses = [] if self._lookupds else DEFAULT_NSQD_TCP_ADDRESS
         given = map(parse_address, one_or_several(nsqd_tcp_addresses))
         self._addresses = list(dict.fromkeys(given))
         if not self._addresses and not self._lookupds:
@@ -133,7 +135,8 @@ class CommonProducer:
         self._is_stopped = False
 
     def __repr__(self) -> str:
-        state = "stopped" if self._is_stopped else f"{len(self._unsettled)} publishes under way"
+        count = len(self._aside) + len(self._unsettled)
+        state = "stopped" if self._is_stopped else f"{count} publishes under way"
         return f"<Producer to {self.nsqd}, {state}>"
 
     # -- life -----------------------------------------------------------------------------------
@@ -243,11 +246,11 @@ class CommonProducer:
     def health(self) -> ProducerHealth:
         """How the producer is now: for a probe, or for metrics."""
         with self._lock:
-            oldest = next(iter(self._unsettled), None)
+            under_way = [each.submitted_at for each in chain(self._aside, self._unsettled)]
             return ProducerHealth(
                 [str(link.address) for link in self._io.links if link.connection is not None],
-                len(self._unsettled),
-                0.0 if oldest is None else time.monotonic() - oldest.submitted_at,
+                len(under_way),
+                time.monotonic() - min(under_way) if under_way else 0.0,
             )
 
     # -- the window -----------------------------------------------------------------------------
@@ -266,7 +269,7 @@ class CommonProducer:
                     timeout_s = publication.timeout_s
                 if self._io.loop.is_own_thread:  # no other thread makes room
                     timeout_s = 0
-                if not self._room.wait_for(self._has_room, timeout_s):
+                if not self._room.wait_for(self._has_room, min(timeout_s, threading.TIMEOUT_MAX)):
                     raise self._no_room(timeout_s)
             if self._is_stopped:
                 raise PublishNotSent(f"{self.nsqd}: the producer has stopped")
@@ -281,7 +284,7 @@ class CommonProducer:
     def _has_room(self) -> bool:
         return self._is_stopped or (
             len(self._unsettled) < self.options.max_outstanding
-            and self._unsettled_bytes < WINDOW_BYTES
+            and self._unsettled_bytes < self._window_bytes
         )
 
     def _leave_window(self, publication: PendingPublication) -> bool:

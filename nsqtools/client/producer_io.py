@@ -691,7 +691,7 @@ class ProducerIO:
             error = outcomes.kept_unknown(error)
         failure = publication.settle(error)
         if (parts := publication.parts) is not None:
-            if parts.are_settled:
+            if parts.settled_one():
                 self._settle(parts.whole, parts.error())
             return
         self._settled.append(publication)

@@ -138,7 +138,8 @@ class Publication(Future[None]):
             waiter = threading.Lock()
             waiter.acquire()
             self._waiters.append(waiter)  # in this order: `settle` looks at them last
-            limit_s = -1 if timeout is None else timeout
+            # -1 would wait without end
+            limit_s = -1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)
             if not self.is_settled and not waiter.acquire(timeout=limit_s):
                 raise DeadlineExceeded(f"a publish to {self.topic} is not settled yet")
         return self.error
@@ -265,6 +266,7 @@ class Parts:
     def __init__(self, whole: PendingPublication) -> None:
         self.whole = whole
         self._parts = [whole]
+        self._unsettled = 1  # of them
 
     def split(self, part: PendingPublication, size: int) -> list[PendingPublication]:
         """Return publications of ``size`` messages at most in place of a part."""
@@ -279,12 +281,14 @@ class Parts:
             smaller.append(each)
         at = self._parts.index(part)
         self._parts[at : at + 1] = smaller
+        self._unsettled += len(smaller) - 1
         self.whole.may_be_stored = False  # each part knows it by itself
         return smaller
 
-    @property
-    def are_settled(self) -> bool:
-        return all(part.is_settled for part in self._parts)
+    def settled_one(self) -> bool:
+        """Note that a part has settled; return whether it was the last."""
+        self._unsettled -= 1
+        return not self._unsettled
 
     def error(self) -> PublishError | None:
         """The error of the whole, with the outcome of each message."""

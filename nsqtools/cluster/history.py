@@ -115,6 +115,10 @@ class History:
 
     def _add(self, at_s: float, values: Mapping[Key, Values]) -> None:
         """Add a moment. After a clock was set back what lies in its future is forgotten."""
+        finest = self._levels[0].frames
+        if finest and finest[-1].at_s >= at_s:
+            of_all = self._places.items()
+            self._places = {key: (place, min(from_s, at_s)) for key, (place, from_s) in of_all}
         self._assign(values, at_s)
         # by the place, which is not the order of the dict once a place has changed hands
         rows: list[Values] = [(math.nan,) * len(QUANTITIES)] * len(self._places)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -173,14 +173,13 @@ def comparable(first: Sample, sample: Sample) -> list[QueueRow]:
 class _Kept(NamedTuple):
     time_s: float
     totals: Sequence[QueueRow]
-    started: dict[str, int]
+    nsqds: Set[str]
 
 
 class Past:
     """Keeps the totals of a minute, of samples that come one after the other.
 
-    Sums of other nsqd, or runs of them, do not compare: one that went away takes its messages with
-    it, and one that restarted counts from 0 again.
+    Sums of other nsqd do not compare: one that went away takes its messages with it.
     """
 
     def __init__(self) -> None:
@@ -194,13 +193,13 @@ class Past:
         while kept and sample.time_s - kept[0].time_s > PAST_S:
             kept.popleft()
         if not kept or sample.time_s - kept[-1].time_s >= PAST_STEP_S:
-            kept.append(_Kept(sample.time_s, sample.totals, sample.started))
+            kept.append(_Kept(sample.time_s, sample.totals, sample.started.keys()))
 
     def before(self, sample: Sample) -> Earlier | None:
         """Return the oldest totals of the same nsqd, None where there are none yet."""
-        started = sample.started
+        nsqds = sample.started.keys()
         for kept in self._kept:
-            if kept.time_s < sample.time_s and kept.started == started:
+            if kept.time_s < sample.time_s and kept.nsqds == nsqds:
                 return Earlier(kept.totals, sample.time_s - kept.time_s)
         return None
 

@@ -125,9 +125,9 @@ PAGES |= {"/login": 8, "/cart": 6}
 AGENTS = ("Firefox/145.0", "Chrome/142.0", "Safari/26.1", "curl/8.16.0")
 
 
-def click_events(count: int, seed: int = 1) -> Iterator[bytes]:
+def click_events(count: int) -> Iterator[bytes]:
     """Log lines, one JSON object each, without newlines."""
-    rng = random.Random(seed)
+    rng = random.Random(1)
     for number in range(count):
         event = {
             "n": number,

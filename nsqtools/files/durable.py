@@ -126,11 +126,11 @@ class NewestContent:
                 if is_newer := number > self._written:
                     beside.replace(self._path)
                     self._written = number
+                    noted, newer = self._noted
+                    if noted > number:  # in the file that was replaced
+                        _overwrite(self._path, newer)
             if not is_newer:
                 beside.unlink()
-        noted, newer = self._noted
-        if noted > number:  # in the file that was replaced
-            _overwrite(self._path, newer)
         if is_newer and self._name_is_durable:
             sync_folder(self._path.parent)
 

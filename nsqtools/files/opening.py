@@ -271,7 +271,7 @@ def _place(name: str) -> int:
     """Return the byte of a name: two names share one with a probability of 2^-62."""
     import hashlib  # takes 5 ms, which a command without such files does not pay
 
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 2
+    return int.from_bytes(hashlib.sha256(os.fsencode(name)).digest()[:8], "big") >> 2
 
 
 _FLOCK = struct.Struct("hhqqi4x")  # of 64-bit systems: type, whence, start, length, pid

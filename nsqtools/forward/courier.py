@@ -29,6 +29,7 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import stat
 import threading
 import time
 from collections import deque
@@ -379,20 +380,22 @@ class DeadLetterTopic:
 class DeadLetterFile:
     """Appends lines to a file, each on disk before its message is finished.
 
-    Raises `OutputError` when the file cannot be opened. It is opened for each put, because it may
-    be renamed or removed meanwhile. A line that a crash tore is ended first. Several processes may
-    share a file: it is locked while one writes, because what could not be written whole is cut off
-    again, and nothing of another's must be.
+    Raises `OutputError` when the file cannot be opened, or is none. It is opened for each put,
+    because it may be renamed or removed meanwhile. A line that a crash tore is ended first. Several
+    processes may share a file: it is locked while one writes, because what could not be written
+    whole is cut off again, and nothing of another's must be.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._problem: str | None = None  # that was told, of the last put
         try:
-            with self._opened():
-                pass
+            with self._opened() as fd:
+                is_file = stat.S_ISREG(os.fstat(fd).st_mode)
         except OSError as exc:
             raise OutputError(f"cannot write {path} ({exc.strerror})") from exc
+        if not is_file:
+            raise OutputError(f"{path} is no file on a disk, which dead letters have to be on")
 
     @contextmanager
     def _opened(self) -> Iterator[int]:

@@ -248,13 +248,17 @@ class _Worker(ABC):
 
     def open(self, *, has_stdin: bool = False) -> None:
         """Make the pipes. Raises ``OSError``."""
-        if has_stdin:
-            theirs, self.fds[0] = os.pipe()
-            self.theirs.append(theirs)
-        for stream in (1, 2):
-            self.fds[stream], theirs = os.pipe()
-            self.theirs.append(theirs)
-            self.sink.loop.add_reader(self.fds[stream], self._has_printed, stream)
+        try:
+            if has_stdin:
+                theirs, self.fds[0] = os.pipe()
+                self.theirs.append(theirs)
+            for stream in (1, 2):
+                self.fds[stream], theirs = os.pipe()
+                self.theirs.append(theirs)
+                self.sink.loop.add_reader(self.fds[stream], self._has_printed, stream)
+        except OSError:
+            self.close()
+            raise
         for fd in self.fds.values():
             os.set_blocking(fd, False)
 

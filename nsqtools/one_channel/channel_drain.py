@@ -11,13 +11,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Container
 from contextlib import ExitStack
-from functools import partial
-from queue import Empty, SimpleQueue
+from threading import Event
 from typing import NamedTuple
 
 from nsqtools.client.backlog import Backlog
 from nsqtools.client.consumer import Consumer
-from nsqtools.client.message import Batch
 from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.drain import tcp_address
 from nsqtools.cluster.inventory import messages_of
@@ -66,7 +64,7 @@ def plan_channel_moves(nsqd: NsqdHTTPClient, only: str) -> tuple[list[ChannelMov
         raise NotFoundError(f"{nsqd.url} has no channel {only}")
     for topic in topics:
         name = topic.topic_name
-        if topic.depth:
+        if topic.depth and (topic.paused or not topic.channels):  # else they are on their way
             why = "paused" if topic.paused else "without a channel"
             stays.append(f"topic {name} is {why}, with {topic.depth} messages in it")
         for channel in topic.channels:
@@ -95,42 +93,44 @@ class ChannelDrain:
     def run(self, moves: list[ChannelMove], show: Callable[[], None] = lambda: None) -> int:
         """Move everything, also what arrives meanwhile; return how many messages are left there.
 
-        Raises as `ChannelPublisher.publish`, and `ConnectionFailed`; what was not stored is on the
-        nsqd still.
+        Raises as `TemporaryNsqd.join`, and `OutputError`; what was not stored is on the nsqd still.
         """
         if not moves:
             return 0
         address = tcp_address(self._source)
-        ready: SimpleQueue[Queue] = SimpleQueue()
+        arrived = Event()
         consumers: dict[Queue, Consumer] = {}
+        keys = [(move.topic, move.channel) for move in moves]
+        for key in keys:  # before any message waits here, as its attempts would count
+            self._publisher.join(*key)
         with ExitStack() as stack:
-            for move in moves:
-                key = move.topic, move.channel
-                self._publisher.join(*key)
+            for key in keys:
                 consumers[key] = Consumer(
                     *key,
                     nsqd_tcp_addresses=address,
                     options=self._options,
-                    _backlog=Backlog(partial(ready.put, key)),
+                    _backlog=Backlog(arrived.set),
                 )
                 stack.callback(consumers[key].abort)
                 consumers[key].gather(self, self._options.max_in_flight)  # they are stored together
                 consumers[key].start(fail_fast=True)
             while not self._publisher.is_stopped:
-                try:
-                    key = ready.get(timeout=_IDLE_S)
-                except Empty:
-                    if not self._left(consumers):
-                        break
-                else:
-                    while (batch := consumers[key].next_batch(0)) is not None:
-                        self._take(key, batch)
+                arrived.clear()
+                took = [self._take(key, consumer) for key, consumer in consumers.items()]
                 show()
+                if any(took) or arrived.wait(_IDLE_S):
+                    continue
+                if not self._left(consumers, paused=False):
+                    break
         for consumer in consumers.values():
             consumer.wait_for_end()
         return self._left(consumers)
 
-    def _take(self, key: Queue, batch: Batch) -> None:
+    def _take(self, key: Queue, consumer: Consumer) -> bool:
+        """Move a batch, if one is there and no stop was asked for: then it is another's turn."""
+        batch = None if self._publisher.is_stopped else consumer.next_batch(0)
+        if batch is None:
+            return False
         try:
             self._publisher.take_over(*key, list(batch))
         except BaseException:
@@ -138,13 +138,20 @@ class ChannelDrain:
             raise
         self.moved[key] += len(batch)
         batch.finish()
+        return True
 
-    def _left(self, keys: Container[Queue]) -> int:
+    def _left(self, keys: Container[Queue], *, paused: bool = True) -> int:
+        """Count what is there; without ``paused``, what comes: none does where that is set."""
         return sum(
-            messages_of(channel) + topic.depth
+            count
             for topic in _topics(self._source)
             for channel in topic.channels
             if (topic.topic_name, channel.channel_name) in keys
+            for count, waits in (
+                (topic.depth, topic.paused),
+                (messages_of(channel), channel.paused),
+            )
+            if paused or not waits
         )
 
 

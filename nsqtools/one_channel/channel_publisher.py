@@ -19,7 +19,13 @@ from hashlib import blake2b
 
 from nsqtools.client.message import Message
 from nsqtools.client.options import ClientOptions
-from nsqtools.errors import ConfigurationError, PublishError, PublishNotSent
+from nsqtools.errors import (
+    ConfigurationError,
+    NsqError,
+    OutputError,
+    PublishError,
+    PublishNotSent,
+)
 from nsqtools.one_channel.temporary_nsqd import QueueState, TemporaryNsqd
 from nsqtools.protocol.text import counted
 from nsqtools.publish.publisher import POLL_S, PublishBatch, Publisher, PublishOptions
@@ -89,6 +95,7 @@ class ChannelPublisher(Publisher):
         before = json.loads(note) if note and resumes else {}
         self._taken = {topic: _Taken(topic, *values) for topic, values in before.items()}
         self._is_offered = False
+        self._failure: NsqError | None = None
         self._stored = sum(each.left for each in nsqd.states())
 
     def publish(
@@ -102,24 +109,29 @@ class ChannelPublisher(Publisher):
     ) -> None:
         """Store a batch; block while the channel is full.
 
-        What is not stored counts as unsent. Raises `NotFoundError` and `ConnectionFailed` as
-        `TemporaryNsqd.join`, `OutputError`, and `ConfigurationError` when an earlier run on this
-        data path took other messages.
+        What is not stored counts as unsent, and `deliver` says why, where it is not for a `stop`.
         """
-        self.join(topic, self._channel)
         defer_s = defer_s or self._options.defer_s or 0.0
         self.took(len(bodies))
         batch = PublishBatch(topic, bodies, 0, on_ended)
         start = 0
-        while start < len(bodies):
-            taken = self._taken.setdefault(topic, _Taken(topic))
-            room = taken.to_skip or self._room(topic)
-            if not room:
-                self.has_given_up = True
-                break
-            end = min(len(bodies), start + room)
-            self._take(taken, bodies[start:end], origins[start:end], defer_s)
-            start = end
+        try:
+            self.join(topic, self._channel)
+            while start < len(bodies):
+                taken = self._taken.setdefault(topic, _Taken(topic))
+                room = taken.to_skip or self._room(topic)
+                if not room:
+                    self.has_given_up = True
+                    break
+                end = min(len(bodies), start + room)
+                self._take(taken, bodies[start:end], origins[start:end], defer_s)
+                start = end
+        except OutputError as exc:  # the rest of the input may go where what is unsent is kept
+            self._failure, self.has_given_up = exc, True
+            self._tell(str(exc))
+        except NsqError as exc:
+            self._failure = exc
+            self.stop()
         error: PublishError = PublishNotSent(f"{topic}/{self._channel} took no more")
         batch.errors = {place: {"": error} for place in range(start, len(bodies))}
         self._count(batch)
@@ -127,7 +139,7 @@ class ChannelPublisher(Publisher):
     def take_over(self, topic: str, channel: str, messages: Sequence[Message]) -> None:
         """Store messages of another nsqd as they are, with their attempts, in a channel of it.
 
-        One that is here already, delivered once more, is not stored again. Raises as `publish`.
+        One that is here already, delivered once more, is not stored again. Raises `OutputError`.
         """
         held = self._nsqd.held(topic, channel, {message.id for message in messages})
         new = [each for each in messages if held.get(each.id) != each.timestamp_ns]
@@ -219,8 +231,11 @@ class ChannelPublisher(Publisher):
         """Wait until all is consumed, and leave the cluster.
 
         ``show`` is called with how many are. Some are left after `stop`, or when `lonely` is set.
-        Raises as `publish`.
+        Raises as `TemporaryNsqd.join`, `OutputError` when something could not be stored, and
+        `ConfigurationError` when an earlier run on this data path took other messages.
         """
+        if self._failure is not None:
+            raise self._failure
         is_over = not (self.is_stopped or self.has_given_up)
         if is_over and self._is_offered and any(each.to_skip for each in self._taken.values()):
             raise self._other_messages()
@@ -233,7 +248,7 @@ class ChannelPublisher(Publisher):
                 break
             show(self.delivered)
             self.stopped.wait(POLL_S)
-        self._nsqd.leave(is_over=is_over)
+        self._nsqd.leave(is_over=is_over and (self._resumes or not self._number))
         self.delivered = self._stored - self._nsqd.left
 
     def rest(self) -> str:
@@ -243,6 +258,8 @@ class ChannelPublisher(Publisher):
         how = "which the next run delivers; its input may be empty"
         if self._resumes:
             how = "and how far this came: run it again"
+        elif self._number:
+            how = "and how far an earlier run came: run that again"
         return f"{self._nsqd.data_path} has {counted(self._nsqd.left, 'message')}, {how}"
 
     def _look_for_consumers(self, states: Sequence[QueueState]) -> None:

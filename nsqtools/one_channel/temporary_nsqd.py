@@ -20,6 +20,7 @@ import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
+from functools import cache
 from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
@@ -68,8 +69,9 @@ class TemporaryNsqd:
 
     ``lookupd_tcp_addresses`` are taken from the cluster's nsqlookupd where none is given: the port
     below that of HTTP. ``config`` is a file with flags of nsqd: TLS, auth, ports. ``tell`` gets
-    what a user should know. After `leave`, ``left`` counts the messages in the data path, and
-    ``is_kept`` tells whether that is there still.
+    what a user should know. ``shown_by`` are the nsqlookupd that show it, as far as was looked: one
+    that once did not is not waited for again. After `leave`, ``left`` counts the messages in the
+    data path, and ``is_kept`` tells whether that is there still.
     """
 
     def __init__(
@@ -89,7 +91,8 @@ class TemporaryNsqd:
             )
         self.data_path = data_path
         self._cluster = cluster
-        self._tell = tell
+        self.shown_by = list(cluster.lookupds)
+        self._tell = cache(tell)  # what is so for each topic is told once
         self._lookupds = tuple(lookupd_tcp_addresses) or tuple(
             _tcp_beside(client.url) for client in cluster.lookupds.values()
         )
@@ -257,27 +260,35 @@ class TemporaryNsqd:
             break
 
     def _see_registration(self, topic: str) -> None:
-        unseen = self._wait_for_nodes(topic, shown=True)
-        if len(unseen) == len(self._cluster.lookupds):
+        unseen = self._wait_for_nodes([topic], shown=True)
+        if len(unseen) == len(self.shown_by):
             raise ConnectionFailed(
                 f"nsqlookupd {', '.join(unseen)} does not show the nsqd that registered at "
                 f"{', '.join(self._lookupds)}",
                 hint="Give the TCP address of nsqlookupd with --lookupd-tcp-address.",
             )
         for address in unseen:
+            self.shown_by.remove(address)
             self._tell(f"nsqlookupd {address} does not show this nsqd: its consumers will not come")
 
-    def _wait_for_nodes(self, topic: str, *, shown: bool) -> list[str]:
-        """Wait until each nsqlookupd shows this nsqd, or none does; return those that differ."""
+    def _wait_for_nodes(self, topics: Iterable[str], *, shown: bool) -> list[str]:
+        """Wait until each nsqlookupd shows this nsqd, or none does; return those that differ.
+
+        It counts as shown when it is with one of the topics.
+        """
         ends_s = time.monotonic() + _REGISTERED_S
-        tcp = self.address
+        tcp, asked = self.address, self.shown_by if shown else self._cluster.lookupds
         while True:
             answers, _ = self._cluster.known_nodes()
             seen = {
-                address: [each for each in nodes if each.node.tcp == tcp and topic in each.topics]
+                address: [
+                    each
+                    for each in nodes
+                    if each.node.tcp == tcp and not each.topics.isdisjoint(topics)
+                ]
                 for address, nodes in answers.items()
             }
-            differ = [each for each in self._cluster.lookupds if bool(seen.get(each)) != shown]
+            differ = [each for each in asked if bool(seen.get(each)) != shown]
             if not differ or time.monotonic() >= ends_s:
                 break
             time.sleep(_POLL_S)
@@ -323,9 +334,7 @@ class TemporaryNsqd:
             time.sleep(_POLL_S)
         self.left = sum(each.left for each in self.states())
         self.is_kept = bool(self.left or (self.note()[0] and not is_over))
-        topics = self._ask(_deregister)
-        for topic in topics:
-            self._wait_for_nodes(topic, shown=False)
+        self._wait_for_nodes(self._ask(_deregister), shown=False)
         self._thread.end(lambda daemon: daemon.stop())
         if not self.is_kept:
             self._remove()

@@ -103,7 +103,7 @@ def parse_address(text: str, default_port: int = NSQD_TCP_PORT) -> Address:
         raise _bad_address(text)
     if not rest:
         return Address(host, default_port)
-    if not (port_text.isascii() and port_text.isdigit() and 0 < int(port_text[:6]) < 65536):
+    if not re.fullmatch(r"[0-9]{1,5}", port_text) or not 0 < int(port_text) < 65536:
         raise _bad_address(text)
     return Address(host, int(port_text))
 

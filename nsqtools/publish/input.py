@@ -118,8 +118,11 @@ class RecordSource:
             if file < self.place.file:
                 continue
             with _blaming(path):
-                descriptor = 0 if path == "-" else os.open(path, os.O_RDONLY)
-            if path == "-":
+                # a FIFO that nobody writes to yet would hold up a stop
+                descriptor = 0 if path == "-" else os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            if path != "-":
+                os.set_blocking(descriptor, True)
+            else:
                 import fcntl
 
                 with suppress(OSError, AttributeError):  # no pipe, or not on Linux
@@ -159,10 +162,10 @@ class RecordSource:
 
     def _take(self) -> InputBatch[bytes]:
         batch = self._pending[:BATCH_RECORDS]
-        self._pending = self._pending[BATCH_RECORDS:]
-        left = sum(map(len, self._pending))
-        taken = self._pending_bytes - left + len(batch) * len(self._delimiter)
-        self._pending_bytes = left
+        del self._pending[:BATCH_RECORDS]
+        size = sum(map(len, batch))
+        self._pending_bytes -= size
+        taken = size + len(batch) * len(self._delimiter)
         if not self._pending:
             taken -= self._lacking
             self._lacking = 0
@@ -295,7 +298,7 @@ def repeated(
     for first in range(1, times + 1, rounds):
         numbers = range(first, min(first + rounds, times + 1))
         yield InputBatch([filled(text, number) for number in numbers for text in texts])
-        next_s += interval_s
+        next_s = max(next_s + interval_s, time.monotonic())  # after a stall no faster
         while (left_s := next_s - time.monotonic()) > 0 and numbers.stop <= times:
             if is_stopped():
                 return

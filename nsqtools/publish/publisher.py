@@ -180,7 +180,7 @@ class Publisher:
             Producer(
                 nsqd,
                 client_options,
-                mode="round-robin" if options.mode is PublishMode.ROUND_ROBIN else "failover",
+                mode="round-robin" if is_shared else "failover",
                 retry_timeout_s=options.retry_timeout_s,
                 retry_unknown=options.retry_unknown,
             )

@@ -142,6 +142,11 @@ def _field(fields: dict[str, Any], key: str, kind: type) -> Any:
         raise ValueError(f'"{key}" is missing')
     if type(fields[key]) is not kind:
         raise ValueError(f'"{key}" is not {"text" if kind is str else "an integer"}')
+    if kind is str:
+        try:
+            fields[key].encode()
+        except UnicodeEncodeError:
+            raise ValueError(f'"{key}" contains half of a surrogate pair') from None
     return fields[key]
 
 
@@ -167,10 +172,7 @@ def _body(fields: dict[str, Any]) -> bytes:
         except (Base64Error, UnicodeEncodeError):
             raise ValueError('"body64" is not base64') from None
     text = _field(fields, "body", str)
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        raise ValueError('"body" contains half of a surrogate pair') from None
+    return text.encode()
 
 
 def encode_dead_letter(

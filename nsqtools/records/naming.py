@@ -122,7 +122,7 @@ def _check(name: str) -> None:
     parts = name.split("/")
     if name.startswith("/") or "" in parts or "." in parts or ".." in parts:
         reason = "does not stay inside its directory"
-    elif parts[-1].startswith("."):
+    elif any(part.startswith(".") for part in parts):
         reason = "is hidden, as only files in progress are"
     elif not name.isprintable():
         reason = "contains control characters"

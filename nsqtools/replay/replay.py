@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from threading import TIMEOUT_MAX
 from typing import Any, NamedTuple
 
 from nsqtools.archive.finding import ArchiveFile
@@ -202,7 +203,8 @@ class Replay:
                 batch, size = [], 0
             if not batch:
                 most = publisher.allowance(BATCH_RECORDS)
-            if publisher.stopped.wait(max(0.0, due_at - time.monotonic())):
+            wait_s = min(max(0.0, due_at - time.monotonic()), TIMEOUT_MAX)
+            if publisher.stopped.wait(wait_s):
                 return
             batch.append(archived)
             size += len(message.body)

@@ -17,12 +17,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 import httpx
 
 from nsqtools.errors import ConfigurationError, NsqError
+from nsqtools.files.durable import blaming
 from nsqtools.protocol.frames import RESPONSE, RequestError, encode_frame
 from nsqtools.protocol.requests import Request, read_body
 from nsqtools.protocol.text import go_json, quote
@@ -94,7 +96,8 @@ class AuthServers:
             ) from exc
         self._addresses = options.auth_http_address
         self._options = options
-        self._tls = ssl.create_default_context(cafile=options.tls_root_ca_file or None)
+        with blaming(Path(options.tls_root_ca_file)):
+            self._tls = ssl.create_default_context(cafile=options.tls_root_ca_file or None)
         self._log = log
 
     async def ask(self, query: str) -> AuthState:

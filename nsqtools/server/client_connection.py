@@ -11,8 +11,8 @@ The loop serves all clients, so a client has it for a *turn* of at most two mill
 meanwhile. Compressed bytes are decoded a little at a time: 30 KB can decode to 30 MB of commands.
 
 A connection may have a beat. Each time a heartbeat goes out, whatever else is sent. A client that
-has not completed a command for two intervals is dropped then, and so is one that has not taken its
-output for one.
+has not completed a command for two intervals, and is not kept waiting by a *pause*, is dropped
+then, and so is one that has not taken its output for one.
 
 Traps: after a fatal error the client may still be sending; closing with unread input would destroy
 the error frame, so the connection is half closed and drained for a moment. A client that does not
@@ -323,6 +323,7 @@ class ClientConnection(asyncio.Protocol):
             self._report(exc)
             self.abort()
         self._pause = None
+        self._last_command_s = monotonic()
         if refusal is not None:
             self.refuse(refusal)
         elif not self._is_over:
@@ -401,7 +402,7 @@ class ClientConnection(asyncio.Protocol):
         now_s = self._loop.time()
         if self.is_stuck and now_s >= self._stuck_at_s + interval_s:
             self.abort()
-        elif now_s >= self._last_command_s + 2 * interval_s:
+        elif self._pause is None and now_s >= self._last_command_s + 2 * interval_s:
             self.give_up()
         else:
             self.send(heartbeat)

@@ -56,6 +56,7 @@ _RECOUNT = """UPDATE queue SET
     waiting=(SELECT count(*) FROM message WHERE queue=number AND due=0),
     deferred=(SELECT count(*) FROM message WHERE queue=number AND due>0)"""
 _INSERT = "INSERT OR IGNORE INTO message VALUES (?,?,?,?,?,?)"
+UNFINISHED = ".new"
 COME_DUE_AT_ONCE = 1000  # at most, of a queue in one transaction
 _WAL_BYTES = 8 << 20
 
@@ -404,8 +405,21 @@ def remove(path: Path) -> None:
 
 
 def create(path: Path, queues: Iterable[DurableQueue], rows: Iterable[Row]) -> None:
-    """Write a new file whole. Raises ``sqlite3.Error``, ``OSError``."""
-    remove(path)
+    """Write a new file, which is there whole or not at all. Raises ``sqlite3.Error``, ``OSError``.
+
+    A kill leaves one that ends in `UNFINISHED`.
+    """
+    beside = path.with_suffix(UNFINISHED)
+    remove(beside)
+    try:
+        _fill(beside, queues, rows)
+        beside.replace(path)
+    finally:
+        remove(beside)
+    sync_folder(path.parent)
+
+
+def _fill(path: Path, queues: Iterable[DurableQueue], rows: Iterable[Row]) -> None:
     Database(path, is_new=True).close()
     with closing(_connect(path)) as target:
         target.executemany(
@@ -422,7 +436,6 @@ def create(path: Path, queues: Iterable[DurableQueue], rows: Iterable[Row]) -> N
         blocked, *_ = target.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if blocked:
             raise sqlite3.OperationalError("the checkpoint of the new file did not end")
-    sync_folder(path.parent)
 
 
 # -- the log that a kill left ----------------------------------------------------------------------

@@ -6,6 +6,7 @@ it is replaced in one step, as when a database was rewritten: what is not named 
 
 from __future__ import annotations
 
+import os
 import re
 import sqlite3
 import sys
@@ -18,6 +19,7 @@ from nsqtools.errors import ConfigurationError
 from nsqtools.files.durable import copy_file, replace_file
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.durable_database import (
+    UNFINISHED,
     Database,
     DurableQueue,
     Row,
@@ -125,9 +127,12 @@ class DurablePath:
         return written_ns + _MTIME_BEHIND_NS
 
     def begin(self, queues: Iterable[DurableQueue], rows: Iterable[Row]) -> Path:
-        """Write a new database and name it. Raises ``sqlite3.Error``, ``OSError``."""
+        """Write a new database and name it. Raises `ConfigurationError`, ``OSError``."""
         path = self._next()
-        create(path, queues, rows)
+        try:
+            create(path, queues, rows)
+        except sqlite3.Error as exc:
+            raise self._unusable(path, exc) from exc
         self._name(path)
         return path
 
@@ -153,7 +158,7 @@ class DurablePath:
                     f"{self._path}` first, which brings them into the database."
                 )
             path = self.begin([], [])
-        self._remove_others(path)
+        self.remove_others(path)
         wal = Path(f"{path}-wal")
         damage, saved = wal_damage(wal)
         if damage:
@@ -172,14 +177,22 @@ class DurablePath:
             try:
                 database = self._write_anew(path, f"cannot be opened ({exc})")
             except sqlite3.Error:
-                raise ConfigurationError(
-                    f"{path} is damaged: {exc}. "
-                    f"`sqlite3 {path} .recover` may read messages out of it. Move it and "
-                    f"{FILE_NAME} away to begin without them."
+                raise self._unusable(
+                    path,
+                    exc,
+                    f". If that is room enough it is damaged: `sqlite3 {path} .recover` may read "
+                    f"messages out of it. Move it and {FILE_NAME} away to begin without them.",
                 ) from exc
-        self._remove_others(database.path)
+        self.remove_others(database.path)
         database.defer_until(latest_ns)
         return database
+
+    def _unusable(self, path: Path, exc: sqlite3.Error, advice: str = "") -> ConfigurationError:
+        found = os.statvfs(self._path)
+        free = found.f_bavail * found.f_frsize  # SQLite calls it an I/O error, too
+        return ConfigurationError(
+            f"{path} cannot be used: {exc}, with {free} bytes free on the disk{advice}"
+        )
 
     def renew(self, database: Database, reason: str) -> Database:
         """Rewrite a database while it is open. Raises ``sqlite3.Error``, ``OSError``."""
@@ -193,7 +206,12 @@ class DurablePath:
         expected = sum(each.waiting + each.deferred for each in queues if each.name)
         found = sum(each.waiting + each.deferred for each in database.queues if each.name)
         if why or found < expected:
-            kept = self._keep(old)
+            try:
+                kept = self._keep(old)
+            except OSError:
+                database.close()
+                remove(new)
+                raise
             self._log.error(
                 f"DURABLE: {old} {why or 'is damaged'}: {max(0, expected - found)} of {expected} "
                 f"messages cannot be read; {kept} is a copy of it"
@@ -207,13 +225,17 @@ class DurablePath:
             for number in count(1)
             if not (each := path.with_name(f"{path.name}.damaged.{number}")).exists()
         )
-        for suffix in ("", "-wal"):
-            with suppress(FileNotFoundError):
-                copy_file(Path(f"{path}{suffix}"), Path(f"{kept}{suffix}"))
+        try:
+            for suffix in ("", "-wal"):
+                with suppress(FileNotFoundError):
+                    copy_file(Path(f"{path}{suffix}"), Path(f"{kept}{suffix}"))
+        except OSError:
+            remove(kept)
+            raise
         return kept
 
-    def _remove_others(self, path: Path | None) -> None:
+    def remove_others(self, path: Path | None) -> None:
         """Remove what was being written when it was killed."""
-        for each in self._path.iterdir():
-            if _DATABASE.fullmatch(each.name) and each != path:
+        for each in self._path.glob("nsqd.durable.*"):
+            if (_DATABASE.fullmatch(each.name) and each != path) or each.suffix == UNFINISHED:
                 remove(each)

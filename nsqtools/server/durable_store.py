@@ -282,6 +282,8 @@ class DurableStore:
             publishes = [publish for each in self._steps for publish in each.publishes]
             for each in self._steps:  # what else happened is tried again, in its order
                 each.publishes, each.size = [], 0
+            work.flushed += self._flushed  # they wait for this one, too
+            self._flushed = []
             self._timer = self.loop.call_later(_RETRY_S, self._write)
         else:
             if publishes or is_new:
@@ -623,4 +625,6 @@ class DurableBacklog(QueueBacklog):
             next_ns = None
         if next_ns is not None:
             self._watch(next_ns if count else max(next_ns, self._store.now_ns + _AGAIN_NS))
+        if self._next_due_s is not None:  # it may be that of one that is not written yet
+            self._watch_at(self._next_due_s)
         self._wake()

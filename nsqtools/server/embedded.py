@@ -81,10 +81,10 @@ class DaemonThread(Generic[D]):
             self._loop.run_forever()
 
     def stop(self) -> None:
-        """Stop as on SIGTERM: everything unfinished is on disk afterwards."""
+        """Stop as on SIGTERM: everything unfinished is on disk then, or an error in the log."""
         self.end(lambda daemon: daemon.stop())
 
-    def end(self, how: Callable[[D], Coroutine[Any, Any, None]]) -> None:
+    def end(self, how: Callable[[D], Coroutine[Any, Any, object]]) -> None:
         """Await ``how`` in the daemon's loop, and end the thread. Does nothing when none runs."""
         if self._daemon is None:
             return
@@ -143,7 +143,7 @@ class EmbeddedNsqd(DaemonThread[NsqdDaemon]):
         """Stop as on SIGKILL: what was not on disk is lost."""
         self.end(lambda daemon: daemon.kill())
 
-    def end(self, how: Callable[[NsqdDaemon], Coroutine[Any, Any, None]]) -> None:
+    def end(self, how: Callable[[NsqdDaemon], Coroutine[Any, Any, object]]) -> None:
         """Await ``how``, end the thread, and forget a directory that is temporary."""
         super().end(how)
         self._forget()

@@ -1,7 +1,7 @@
 """Run a daemon in the foreground until SIGTERM or SIGINT, as ``nsqd`` and ``nsqlookupd`` do.
 
-Exit status: 0 after a signal (everything is on disk then), 1 when it could not start, 2 for a
-command line that Go's flag package would refuse.
+Exit status: 0 after a signal (everything is on disk then), 1 when it could not start, or not write
+everything to disk, 2 for a command line that Go's flag package would refuse.
 
 Trap: start-up is a feature. The arguments are read before anything that serves is imported.
 """
@@ -46,8 +46,12 @@ def run_daemon(
         config = read_config(line.config, options_class) if line.config else {}
         options = options_class(**{**config, **line.options})
         log = DaemonLog(sys.stderr, options.log_prefix, options.log_level)
-        _run(options, log, line.without_effect)
-        return 0
+        if isinstance(options, NsqdOptions) and options.recover_only:
+            from nsqtools.server.recovery import recover
+
+            recover(options, log)  # without a loop: a signal ends it, and that loses nothing
+            return 0
+        return 0 if _run(options, log, line.without_effect) else 1
     except ConfigurationError as exc:
         log.fatal(f"failed to instantiate {program} - {exc}")
     except OSError as exc:
@@ -56,14 +60,14 @@ def run_daemon(
     return 1
 
 
-def _run(options: Any, log: DaemonLog, without_effect: Sequence[str]) -> None:
+def _run(options: Any, log: DaemonLog, without_effect: Sequence[str]) -> bool:
     import asyncio
     import signal
 
     from nsqtools.files.opening import allow_many
     from nsqtools.server.loop_meter import MeteredLoop
 
-    async def serve() -> None:
+    async def serve() -> bool:
         asked_to_stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -71,25 +75,18 @@ def _run(options: Any, log: DaemonLog, without_effect: Sequence[str]) -> None:
         daemon = _daemon(options, log)  # its first line is the version
         for name in without_effect:
             log.warn(f"the flag -{name} is deprecated and has no effect")
-        if daemon is not None:
-            await daemon.start()
-            daemon.owns_process()
-            await asked_to_stop.wait()
-            await daemon.stop()
+        await daemon.start()
+        daemon.owns_process()
+        await asked_to_stop.wait()
+        return await daemon.stop()
 
     allow_many()
     with asyncio.Runner(loop_factory=MeteredLoop) as runner:
-        runner.run(serve())
+        return runner.run(serve())
 
 
-def _daemon(options: Any, log: DaemonLog) -> NsqdDaemon | NsqlookupdDaemon | None:
-    """Return the daemon to run; None when all there is to do was done."""
+def _daemon(options: Any, log: DaemonLog) -> NsqdDaemon | NsqlookupdDaemon:
     if isinstance(options, NsqdOptions):
-        if options.recover_only:
-            from nsqtools.server.recovery import recover
-
-            recover(options, log)
-            return None
         from nsqtools.server.nsqd_daemon import NsqdDaemon
 
         return NsqdDaemon(options, log)

@@ -2,7 +2,7 @@
 
 Trap: asyncio turns Nagle's algorithm off only for sockets that name their protocol, which those of
 `socket.create_server` do not; an answer in two writes would then take 40 ms. It is turned off here,
-and accepted sockets inherit that.
+and accepted sockets inherit that, as they do SO_KEEPALIVE: a peer whose machine died says nothing.
 
 Trap: at each wake-up asyncio accepts as often as ``backlog`` says, and when descriptors run out
 each of these fails, is reported with a traceback, and is tried again a second later. So asyncio is
@@ -62,6 +62,7 @@ def _listen_tcp(host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     return listener
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
-from nsqtools.errors import NsqError, ProtocolError
+from nsqtools.errors import ProtocolError
 from nsqtools.protocol.names import (
     LOOKUPD_TCP_PORT,
     Address,
@@ -176,8 +176,8 @@ class LookupPeer:
         while True:
             try:
                 await self._converse()
-            except (OSError, EOFError, NsqError, TimeoutError, UnicodeError) as exc:  # no host
-                self._log.error(f"LOOKUPD({self.address}): {exc or type(exc).__name__}")
+            except Exception as exc:  # of any kind, such as no thread to look the name up
+                self._log.error(f"LOOKUPD({self.address}): {str(exc) or type(exc).__name__}")
             await asyncio.sleep(_RETRY_S)
 
     async def _converse(self) -> None:

@@ -164,7 +164,8 @@ def server_context(options: NsqdOptions) -> ssl.SSLContext | None:
             if not options.tls_root_ca_file:
                 context.load_default_certs(ssl.Purpose.CLIENT_AUTH)
     except (OSError, ssl.SSLError) as exc:
-        paths = f"{options.tls_cert!r}, {options.tls_key!r}"
+        files = options.tls_cert, options.tls_key, options.tls_root_ca_file
+        paths = ", ".join(filter(None, files))
         raise ConfigurationError(f"failed to build TLS config - {exc} ({paths})") from exc
     return context
 

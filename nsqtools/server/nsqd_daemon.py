@@ -167,13 +167,17 @@ class NsqdDaemon:
     def _refuse(self, call: Call) -> Reply:
         raise HTTPRefusal(403, self._refusal)
 
-    async def stop(self) -> None:
-        """Close all connections, write everything to disk and release the data path."""
+    async def stop(self) -> bool:
+        """Close all connections, write everything to disk and release the data path.
+
+        Return whether every message is on disk.
+        """
         self._log.info("NSQ: stopping subsystems")
         await self._disconnect()
-        await self.nsqd.close()
+        is_whole = await self.nsqd.close()
         self._undo.close()
         self._log.info("NSQ: bye")
+        return is_whole
 
     async def kill(self) -> None:
         """Stop and write nothing, as if the process had been killed."""

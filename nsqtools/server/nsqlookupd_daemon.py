@@ -329,7 +329,7 @@ class NsqlookupdDaemon:
         """Leave what is loaded out of garbage collections."""
         gc.freeze()
 
-    async def stop(self) -> None:
+    async def stop(self) -> bool:
         """Close all connections. Nothing is kept: every nsqd registers again with the next one."""
         stop_listening(self._tcp_server)
         for connection in list(self.connections):
@@ -338,3 +338,4 @@ class NsqlookupdDaemon:
         await self._http_server.stop()
         self.log.info(f"HTTP: closing {self.http_address}")
         await asyncio.sleep(0)  # lets the transports close their sockets
+        return True

@@ -196,6 +196,9 @@ class NsqdOptions:
             raise ConfigurationError("--node-id must be [0,1024)")
         if not 1 <= self.max_deflate_level <= 9:
             raise ConfigurationError("--max-deflate-level must be [1,9]")
+        for name in ("sync_timeout", "statsd_interval"):  # Go's nsqd panics
+            if getattr(self, name) <= 0:
+                raise ConfigurationError(f"--{name.replace('_', '-')} must be above 0")
         for percentile in self.e2e_processing_latency_percentile:
             if not 0 < percentile <= 1:
                 raise ConfigurationError(

@@ -112,8 +112,8 @@ class PublishCommands:
             return None
         if not 0 < size <= self._options.max_msg_size or topic.is_closed:
             return None
-        if self.unconfirmed_bytes > _MAX_UNCONFIRMED_BYTES:
-            return None  # the client has to wait
+        if self._nsqd.health.low or self.unconfirmed_bytes > _MAX_UNCONFIRMED_BYTES:
+            return None  # it is refused, or the client has to wait
         try:
             stored = topic.publish_one(data[body_at:])
         except BackendError:
@@ -139,7 +139,6 @@ class PublishCommands:
         self._authorization.check(command, name, "", request.start)
         topic = self._topic(command, name, request.start)
         self._put(command, topic, topic.new_messages([body]), delay_s)
-        self.wait_for_room(position)
         return topic, position
 
     def deferred_publish(self, request: Request) -> int:
@@ -171,6 +170,8 @@ class PublishCommands:
     def _topic(self, command: str, name: str, start: int) -> Topic:
         if self._nsqd.refusal:
             raise RequestError(f"E_{command}_FAILED", f"{command} failed {self._nsqd.refusal}")
+        if self.unconfirmed_bytes > _MAX_UNCONFIRMED_BYTES:  # the client sends faster than the disk
+            raise Pause(start, partial(self.fewer_unconfirmed, _MAX_UNCONFIRMED_BYTES // 2))
         return topic_to_use(self._nsqd, name, start)
 
     def read_bodies(self, topic: Topic, reader: BodiesReader, data: bytes, position: int) -> int:
@@ -189,7 +190,6 @@ class PublishCommands:
             raise Pause(position, partial(asyncio.shield, putting))
         self._check_exists(topic)
         self._put("MPUB", topic, topic.new_messages(reader.bodies))
-        self.wait_for_room(position)
         return position
 
     def _check_exists(self, topic: Topic) -> None:
@@ -256,12 +256,6 @@ class PublishCommands:
         """
         if self.unconfirmed_bytes:
             raise Pause(position, partial(self.fewer_unconfirmed, 0))
-
-    def wait_for_room(self, position: int) -> None:
-        """Have the client wait that sends faster than the disk. Raises `Pause`."""
-        if self.unconfirmed_bytes > _MAX_UNCONFIRMED_BYTES:
-            half = _MAX_UNCONFIRMED_BYTES // 2
-            raise Pause(position, partial(self.fewer_unconfirmed, half))
 
 
 # -- the conversation ------------------------------------------------------------------------------

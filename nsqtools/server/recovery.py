@@ -45,6 +45,7 @@ def recover(options: NsqdOptions, log: DaemonLog) -> None:
     with closing_fd(lock_data_path(data_path)):
         files = DurablePath(data_path, log)
         if files.current() is None:
+            files.remove_others(None)
             if options.durable:
                 _adopt(data_path, files, log)
         elif options.durable:

@@ -24,6 +24,7 @@ from contextlib import suppress
 from datetime import datetime
 from operator import attrgetter
 
+from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import is_ephemeral, parse_address
 from nsqtools.protocol.requests import PeerInfo
 from nsqtools.protocol.stats import ChannelStats, ClientStats, LatencyStats, NsqdStats, TopicStats
@@ -404,7 +405,7 @@ async def push_to_statsd(context: ClientContext, prefix: str) -> None:
         datagrams = pack_datagrams(lines, options.statsd_udp_packet_size)
         try:
             await _send(datagrams, address, max(0.0, interval_s - _TAIL_S))
-        except OSError as exc:
+        except (OSError, ConfigurationError, UnicodeError) as exc:  # no host
             log.error(f"failed to create UDP socket to statsd({address}) - {exc}")
 
 

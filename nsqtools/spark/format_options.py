@@ -18,6 +18,7 @@ a password comes from the environment.
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
@@ -92,9 +93,9 @@ class Options:
         """Return values separated by commas."""
         return [part.strip() for part in (self.text(name) or "").split(",") if part.strip()]
 
-    def integer(self, name: str, *, low: int = 1) -> int | None:
-        """Return a number that is not below ``low``."""
-        return self._read(name, "a whole number", int, low)
+    def integer(self, name: str) -> int | None:
+        """Return a number, 1 at least."""
+        return self._read(name, "a whole number", int, 1)
 
     def number(self, name: str) -> float | None:
         """Return a number that is not negative, whole or not."""
@@ -199,6 +200,8 @@ FLAGS = ["tls", "tlsCaFile", "tlsCert", "tlsKey", "tlsInsecure", "tlsMinVersion"
 FLAGS += ["snappy", "deflate", "deflateLevel"]
 """Options that are flags on the command line, where they are written ``tls-ca-file``."""
 
+FILES = ("tls_root_ca_file", "tls_cert", "tls_key")
+
 
 def _addresses_of(settings: ConnectionSettings) -> dict[str, tuple[str, ...]]:
     return {
@@ -215,6 +218,8 @@ def _has_password(addresses: Mapping[str, Iterable[str]]) -> bool:
 def as_options(settings: ConnectionSettings) -> dict[str, str]:
     """Write a connection as options, without what is secret: see `hand_on_secrets`."""
     said = {name: text for name, text in settings.options.items() if name != "auth_secret"}
+    # executors of a cluster run in other directories
+    said |= {name: os.path.abspath(said[name]) for name in FILES if said.get(name)}
     if not _has_password(addresses := _addresses_of(settings)):
         said |= {kind: ",".join(some) for kind, some in addresses.items() if some}
     if settings.address_map:

@@ -3,9 +3,9 @@
 Spark reads its settings from many places. Here is decided which of them count: ours, below those of
 the user; and of the environment nothing that would make pyspark start something else.
 
-PySpark comes without Hadoop's connectors and without Delta. Spark fetches them from Maven when a
-session first needs them, and keeps them below ``~/.ivy2``; where there is no network,
-``--conf spark.jars=FILES`` names them, and nothing is fetched.
+PySpark comes without Hadoop's connectors. Spark fetches them from Maven when a session first needs
+them, and keeps them below ``~/.ivy2``; where there is no network, ``--conf spark.jars=FILES`` names
+them, and nothing is fetched.
 
 Credentials are found once, as for our own reading of the store (`archive.storage_objects`). The
 JVM and the Python workers have them in their environment, and the executors of a cluster through a

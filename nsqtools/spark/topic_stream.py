@@ -150,6 +150,8 @@ def topic_settings(given: Mapping[str, str], environ: Mapping[str, str]) -> Topi
     read = shared_settings(options, ReadSettings(paths=(str(folder),)))
     stream = batch_settings(options, DEFAULT_POLL_S)
     connection = read_connection(options, environ)
+    if pattern:
+        TopicDiscovery(pattern, connection)  # refuses what is none
     options.end()
     return TopicSettings(spool, read, stream, connection)
 

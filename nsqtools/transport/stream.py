@@ -205,8 +205,9 @@ class Stream:
     @contextlib.contextmanager
     def _mapped(self, doing: str, deadline: Deadline) -> Iterator[None]:
         try:
-            # a timeout of 0 would mean non-blocking
-            self._socket.settimeout(max(deadline.remaining_s(), 0.001))
+            if not (left_s := deadline.remaining_s()):  # a peer may send without end
+                raise TimeoutError
+            self._socket.settimeout(left_s)
             yield
         except TimeoutError as exc:
             raise DeadlineExceeded(f"{self.address}: no answer in time, {doing}") from exc

@@ -35,6 +35,7 @@ import re
 import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -183,7 +184,7 @@ class Identities:
         """Return the user who asks, None where a login is needed. Raises `TooManyFailures`."""
         settings, headers, name = self._settings, request.headers, ""
         if self._is_proxy(request.scope["nsq.peer"]):
-            name = headers.get(settings.acl_http_header.lower(), "")[:MAX_USER]
+            name = _as_sent(headers.get(settings.acl_http_header.lower(), ""))[:MAX_USER]
         if not name and self._passwords is not None:
             given = basic_credentials(headers.get("authorization", ""))
             address = request.client.host if request.client else ""
@@ -206,6 +207,13 @@ class Identities:
         return address is not None and any(
             address in each for each in self._settings.trusted_proxies
         )
+
+
+def _as_sent(value: str) -> str:
+    """Return the value of a header, which proxies send in UTF-8, and HTTP reads as Latin-1."""
+    with suppress(UnicodeDecodeError):
+        return value.encode("latin-1").decode()
+    return value
 
 
 HEADERS = {

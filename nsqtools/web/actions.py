@@ -23,7 +23,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import socket
+import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -38,6 +40,7 @@ from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.admin import Action, AdminPlan, StepResult, TopicChange, apply
 from nsqtools.cluster.directory import Cluster
 from nsqtools.errors import NsqError, OutputError
+from nsqtools.files.durable import write_all
 from nsqtools.files.opening import open_to_append
 from nsqtools.http.http_api import HTTPAPI, HTTPAccess
 from nsqtools.protocol.names import Address, shown_url
@@ -105,6 +108,7 @@ class AuditLog:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
+        self._busy = threading.Lock()
         self._append("")
 
     def write(self, state: str, action: str, origin: RequestOrigin, **more: Any) -> None:
@@ -124,8 +128,13 @@ class AuditLog:
         if self._path is None:
             return
         try:
-            with open_to_append(self._path) as file:
-                file.write(line.encode())
+            with self._busy, open_to_append(self._path) as file:
+                size = os.fstat(file.fileno()).st_size
+                try:
+                    write_all(file.fileno(), line.encode())
+                except OSError:
+                    file.truncate(size)  # the next line would go on in what a full disk took
+                    raise
         except OSError as exc:
             raise OutputError(f"cannot write the audit log {self._path} ({exc.strerror})") from exc
 

@@ -24,7 +24,6 @@ from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions, RequeueWithoutBackoff, errors
 from nsqtools.aio import Consumer, Message, Producer
-from nsqtools.client import producer as producer_module
 
 CHANNEL = "tasks"
 DEAD = "127.0.0.1:1"
@@ -97,11 +96,12 @@ async def test_a_failing_task_of_a_group_requeues_what_the_others_hold(nsqd: GoN
 @in_loop
 async def test_waiting_for_a_message_can_time_out_and_go_on(nsqd: GoNsqd) -> None:
     nsqd.create_channel(TOPIC, CHANNEL)
-    async with consumer_of(nsqd) as consumer:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(anext(consumer), 0.2)
-        fill(nsqd, 1, CHANNEL)
-        message = await anext(consumer)
+    consumer = consumer_of(nsqd)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(anext(consumer), 0.2)
+    fill(nsqd, 1, CHANNEL)
+    message = await asyncio.wait_for(anext(consumer), patience_s(5))
+    async with consumer:
         await message.finish()
         assert message.body == b"0"
 
@@ -238,7 +238,7 @@ async def test_batches_come_by_size_and_by_time(go_nsqd: MakeNsqd) -> None:
 async def test_a_task_that_is_cancelled_gives_back_what_it_gathers(nsqd: GoNsqd) -> None:
     fill(nsqd, 5, CHANNEL)
     async with consumer_of(nsqd) as consumer:
-        gathering = asyncio.ensure_future(anext(consumer.batches(size=100, within_s=3600)))
+        gathering = asyncio.ensure_future(anext(consumer.batches(within_s=3600)))
         while consumer.stats.received < 5:
             await asyncio.sleep(0.05)
         gathering.cancel()
@@ -333,7 +333,7 @@ async def test_a_window_full_of_bytes_does_not_hold_the_event_loop(
     scripted_nsqd: ScriptedNsqd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that wait are let in together, the first of them fills it, and the order stays."""
-    monkeypatch.setattr(producer_module, "WINDOW_BYTES", 10)
+    monkeypatch.setattr(Producer, "_window_bytes", 10)
     bodies = [b"%010d" % number for number in range(10)]
     producer = Producer(scripted_nsqd.address, ClientOptions(max_outstanding=4))
     tasks = [asyncio.create_task(producer.publish(TOPIC, body)) for body in bodies]

@@ -258,6 +258,8 @@ def index_that_promises_more(path: Path) -> None:
         (changed_byte, "", [0, 2]),
         (index_that_promises_more, "it has 3 messages, and 4 in its index", [0, 1, 2]),
         (lambda path: one_of_each(path, "aba"), "it has topics that its first and last", [0, 2]),
+        (lambda path: one_of_each(path, "aa/"), "it has messages of invalid topics: '/'", [0, 1]),
+        (lambda path: one_of_each(path, "//"), "it has messages of invalid topics: '/'", []),
     ],
 )
 def test_damage_is_refused_or_left_out_and_told(
@@ -272,6 +274,14 @@ def test_damage_is_refused_or_left_out_and_told(
     assert content(tmp_path / "out") == expected(left, "a")
     assert {shown for job in told.work[0].done for shown, _ in job.damages} == {str(path)}
     assert told.deletable()[0] == []
+
+
+def test_days_without_messages_are_none_of_a_file_where_a_clock_was_wrong(tmp_path: Path) -> None:
+    wrong = WireMessage(1, 1, b"%016d" % 0, b"x")
+    write_archive(tmp_path / "in" / "x.log", [wrong, message(1)], [message(2)])
+    told = compact(tmp_path / "in", tmp_path / "out")
+    assert [len(each.files) for each in told.partitions] == [1, 1]
+    assert done(told) == (3, 0)
 
 
 def test_a_file_of_a_table_is_taken_alone(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from nsqtools.archive import columns
 from nsqtools.archive.finding import find_archives
-from nsqtools.archive.layout import index_of, part_of
-from nsqtools.archive.reader import look_at, read_messages, read_text
+from nsqtools.archive.layout import TimeRange, index_of, part_of
+from nsqtools.archive.reader import look_at, read_messages, read_text, repair
 from nsqtools.records.naming import Codec
 
 LINE = b'{"topic": "%s", "nsqd": "n", "id": "%016d", "ts": %d, "attempts": 1, "body": "x"}\n'
@@ -30,6 +31,10 @@ def written(path: Path, pieces: list[bytes], *, indexed: int | None = None) -> P
         ]
         index_of(path).write_bytes(b"".join(lines))
     return path
+
+
+def failing(path: str, problem: str) -> None:
+    pytest.fail(problem)
 
 
 @pytest.mark.parametrize("is_packed", [True, False])
@@ -75,11 +80,33 @@ def test_a_plain_file_that_is_cut_off_says_where(tmp_path: Path) -> None:
     assert look_at(archive).damage == f"cut off in the line at byte {len(b''.join(PIECES))}"
 
 
+def test_a_delimiter_is_that_of_bare_bodies_and_not_of_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(columns, "BATCH_TEXT", 10)
+    (tmp_path / "bare").write_bytes(b"a,b")
+    bare, archive = find_archives([tmp_path / "bare", written(tmp_path / "x", PIECES)])
+    for file, bodies in ((bare, ["a", "b"]), (archive, ["x"] * 3)):
+        read = [message.body.decode() for message in read_messages(file, failing, delimiter=b",")]
+        batches = columns.read_batches(file, failing, delimiter=b",")
+        assert read == [body for batch in batches for body in batch["body"].to_pylist()] == bodies
+    assert repair(archive, b",") == 3
+
+
+@pytest.mark.parametrize(
+    ("within", "count"),
+    [(TimeRange(10**20), 0), (TimeRange(None, -(10**20)), 0), (TimeRange(-(10**20), 10**20), 2)],
+)
+def test_a_range_may_end_where_no_time_of_a_row_can_be(within: TimeRange, count: int) -> None:
+    times = pyarrow.array([-(2**63), 2**63 - 2])
+    assert len(times.filter(within.mask(times))) == count
+
+
 def test_a_folder_of_rows_without_a_topic_names_none(tmp_path: Path) -> None:
     path = tmp_path / "topic=__HIVE_DEFAULT_PARTITION__" / "a.parquet"
     path.parent.mkdir()
-    columns = {"ts_ns": pyarrow.array([7], pyarrow.int64()), "body": ["a"]}
-    parquet.write_table(pyarrow.table(columns), path)
+    rows = {"ts_ns": pyarrow.array([7], pyarrow.int64()), "body": ["a"]}
+    parquet.write_table(pyarrow.table(rows), path)
     [archive] = find_archives([tmp_path])
     assert look_at(archive).topics == set()
     assert [m.topic for m in read_messages(archive, lambda *damage: None)] == [""]

@@ -30,7 +30,7 @@ from nsqtools.archive.landing import Lander, Landings
 from nsqtools.archive.layout import Head, TimeRange
 from nsqtools.archive.storage import LocalStorage
 from nsqtools.archive.storage_objects import ObjectStorage
-from nsqtools.archive.table import TablePlan, convert
+from nsqtools.archive.table import _TIMES, TablePlan, convert
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import BodyKind, encode_many
@@ -278,7 +278,9 @@ def test_an_archive_is_converted_once_and_what_is_left_out_is_said(
     plan = TablePlan(str(tmp_path / "lake"), is_delta, "h", BodyKind.json, fields, ("n",))
     drafts, bare = tmp_path / "drafts", tmp_path / "bare.log"
     drafts.mkdir()
-    some = [WireMessage(BASE_NS + n, 1, b"%016d" % n, b'{"n": %d}' % (n > 1)) for n in range(4)]
+    odd = _TIMES.encode()  # of a column that is ours
+    bodies = [b'{"n": %d, "%b": 7}' % (n > 1, odd) for n in range(4)]
+    some = [WireMessage(BASE_NS + n, 1, b"%016d" % n, body) for n, body in enumerate(bodies)]
     for name, count in (("cut", 3), ("whole", 4)):
         write_archive(tmp_path / name / "a.log", some[:2], some[2:count], head=Head("a" * 32, 1))
 

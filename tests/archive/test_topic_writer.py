@@ -145,6 +145,7 @@ def test_a_rotation_that_was_asked_for_is_done_when_the_disk_has_room_again(
     archiver._turn()
 
     assert archiver.writer.totals.files == 1
+    assert archiver.last_error is not None  # the message that went back is not written
 
 
 def test_a_disk_that_takes_a_little_now_and_then_is_full(
@@ -193,6 +194,12 @@ def test_what_cannot_be_written_goes_back_and_is_written_when_it_comes_again(top
 
     assert lines_of(topic.out) == [b"body 1", b"body 3", b"body 2"]
     assert following.totals.already_written == 2
+
+
+def test_bodies_that_contain_the_delimiter_are_counted_once_each(topic: Topic) -> None:
+    writer = topic.writer(delimiter=b"1")
+    writer.take(topic.source.deliver(1, 2, 11), NOW_S)
+    assert writer.totals.ambiguous == 2
 
 
 def test_a_partition_that_is_quiet_is_finished(topic: Topic) -> None:

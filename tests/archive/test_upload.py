@@ -91,7 +91,7 @@ def test_what_is_stored_is_not_stored_again(out: Path, storage: Storage, writer:
     path = finished(writer)
     upload(path, plan(out, storage))
     before = {entry.name: entry.modified_ns for entry in storage.list()}
-    assert upload(path, plan(out, storage)) == 0
+    assert upload(path, plan(out, storage)) is None
     uploaded_of(path).unlink()  # the record is lost
     upload(path, plan(out, storage))
     assert {entry.name: entry.modified_ns for entry in storage.list()} == before
@@ -111,7 +111,7 @@ def test_a_file_stays_until_a_whole_record_says_that_it_is_uploaded(
     assert upload(path, plan(out, storage, deletes=True)) == size
     assert len(data_names(storage)) == 1
     assert (path.exists(), index_of(path).exists()) == (False, True)  # for the journal
-    assert upload(path, plan(out, storage, deletes=True)) == 0
+    assert upload(path, plan(out, storage, deletes=True)) is None
 
 
 def test_a_kill_between_the_upload_and_the_removal_leaves_the_removal_to_the_next_run(
@@ -123,7 +123,7 @@ def test_a_kill_between_the_upload_and_the_removal_leaves_the_removal_to_the_nex
         killed.setattr(upload_module, "_clear_up", lambda path, plan: None)
         upload(path, plan(out, storage, deletes=True))
     assert list(files_to_upload(out)) == [path]
-    assert upload(path, plan(out, storage, deletes=True)) == 0
+    assert upload(path, plan(out, storage, deletes=True)) is None
     assert (path.exists(), other.exists()) == (False, True)
     assert list(files_to_upload(out)) == []
 
@@ -215,10 +215,10 @@ def test_two_processes_do_not_upload_one_file(out: Path, storage: Storage, write
     path = finished(writer)
     other = os.open(uploading_of(path), os.O_RDWR | os.O_CREAT)
     fcntl.flock(other, fcntl.LOCK_EX)
-    assert upload(path, plan(out, storage)) == 0
+    assert upload(path, plan(out, storage)) is None
     assert data_names(storage) == []
     os.close(other)
-    assert upload(path, plan(out, storage)) > 0
+    assert upload(path, plan(out, storage)) == path.stat().st_size
 
 
 def test_encryption_is_asked_of_the_store(out: Path, bucket: Bucket, writer: Writer) -> None:
@@ -254,6 +254,7 @@ def test_what_earlier_runs_left_is_uploaded_first(
 ) -> None:
     odd = finished(writer, name="caf\udce9.log")  # no object is called so
     files = [finished(writer) for _ in range(3)]
+    files[0].write_bytes(b"")  # as one without messages and compression
     (out / "README").write_text("not an archive")
     uploads = Uploads(plan(out, storage, deletes=True))
 

@@ -52,6 +52,7 @@ def test_a_plan_that_cannot_be_is_refused() -> None:
         {"mode": BenchMode.E2E, "size": (HEAD_SIZE - 1, 100)},
         {"connections": 0},
         {"connections": 1000},
+        {"for_s": 0.0},
         {"connection": ConnectionSettings(("host:nonsense",))},
     ):
         with pytest.raises(ConfigurationError):

@@ -19,6 +19,7 @@ from plugins.embedded import EmbeddedServer
 from plugins.network import TO_CLIENT, TO_SERVER, ProxyTo
 from plugins.scripted_nsqd import Connection, ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
+from plugins.wire import RESPONSE, frame
 
 import nsqtools
 from nsqtools.client.connection import open_connection, silence_limit_s
@@ -63,6 +64,13 @@ def test_a_write_after_a_long_idle_time_is_not_stuck(attached: Attached) -> None
     connection.write(b"NOP\n")  # a heartbeat is answered in the turn that checks
     connection.check_liveness()
     assert connection.is_open
+
+
+def test_heartbeats_pile_up_no_answers(attached: Attached) -> None:
+    connection, _ = attached
+    connection._frames.feed(3 * frame(RESPONSE, b"_heartbeat_"))
+    connection.on_readable()
+    assert connection.untouched == [b"NOP\n"]
 
 
 def test_writes_are_watched_only_while_something_waits(attached: Attached) -> None:

@@ -49,6 +49,7 @@ from nsqtools.errors import ConfigurationError
         {"nsqd_tcp_addresses": [], "lookupd_http_addresses": ["ftp://localhost"]},
         {"lookupd_http_addresses": ["localhost"], "address_map": {"a:1": "b:x"}},
         {"options": ClientOptions(heartbeat_interval_s=-1)},
+        {"dead_letter": TOPIC},
     ],
     ids=str,
 )
@@ -146,13 +147,15 @@ def test_health_tells_connections_messages_and_backoff(nsqd: GoNsqd, consume: Co
     wait_until(lambda: not consumer.health().connections, what="the loss")
 
 
-def test_health_of_a_producer_is_told(scripted_nsqd: ScriptedNsqd, produce: Produce) -> None:
-    producer = produce(scripted_nsqd.address)
+def test_health_of_a_producer_is_told(
+    scripted_nsqd: ScriptedNsqd, dead_address: str, produce: Produce
+) -> None:
+    producer = produce([scripted_nsqd.address, dead_address])  # what hangs waits aside
     assert asdict(producer.health()) == {"connections": [], "under_way": 0, "oldest_s": 0}
     publications = [producer.submit(TOPIC, [b"x"]) for _ in range(2)]
     conn = scripted_nsqd.identified()
-    wait_until(lambda: producer.health().oldest_s > 0.1, what="time to pass")
-    wait_until(lambda: producer.health().connections, what="the connection")
+    wait_until(lambda: producer.health().oldest_s > 1.0, what="time to pass")
+    assert "2 publishes under way" in repr(producer)
     assert producer.health().connections == [scripted_nsqd.address]
     assert producer.health().under_way == 2
     for publication in publications:

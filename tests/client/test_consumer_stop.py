@@ -159,6 +159,23 @@ def test_several_start_at_once(unreachable_address: str, nsqd: GoNsqd, consume: 
     wait_until(lambda: second.connections == [nsqd.tcp_address], what="the other")
 
 
+def test_a_failure_while_several_start_is_said_once(
+    dead_address: str,
+    scripted_nsqd: ScriptedNsqd,
+    consume: Consume,
+    in_background: InBackground,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    consumer = consume([dead_address, scripted_nsqd.address], started=False, reconnect_base_s=3600)
+    started = in_background(start_all, [consumer])
+    conn = scripted_nsqd.accept()
+    wait_until(lambda: consumer._io.first_errors, what="the refusal")
+    conn.subscribe(TOPIC, CHANNEL)
+    started.result(patience_s(5))
+    wait_until(lambda: dead_address in caplog.text, what="the warning")
+    assert caplog.text.count(f"cannot connect to {dead_address}") == 1
+
+
 @pytest.mark.parametrize("is_worker", [False, True])
 def test_a_handler_thread_that_dies_ends_the_others(
     nsqd: GoNsqd, consume: Consume, in_background: InBackground, is_worker: bool

@@ -12,7 +12,7 @@ from unittest.mock import Mock, call
 
 import pytest
 from plugins.archives import unfinished
-from plugins.clients import CHANNEL, TOPIC, bodies_in, take
+from plugins.clients import CHANNEL, TOPIC, Consume, Handle, bodies_in, take
 from plugins.embedded import EmbeddedServer
 from plugins.servers import DataPath, MakeNsqd, Serve
 from plugins.waiting import patience_s, wait_until
@@ -56,11 +56,18 @@ def test_only_who_says_so_takes_a_message(policy: Policy, outcome: object, answe
 
 
 @pytest.mark.parametrize(
-    ("fate", "answer"), [("published", "give_up"), ("failed", "requeue"), ("refused", "requeue")]
+    ("fate", "answer"),
+    [
+        ("published", "give_up"),
+        ("failed", "requeue"),
+        ("refused", "requeue"),
+        ("taken", "give_up"),  # by the callback, and published nowhere
+    ],
 )
 def test_a_dead_letter_is_finished_when_it_has_arrived(fate: str, answer: str) -> None:
     batch: Any = fake_batch([b"x", b"x"])
-    producer, dead_letters = FakeProducer(), giving_up(dead_letter="clicks.dead")
+    on_giving_up = Mock(return_value=fate == "taken")
+    producer, dead_letters = FakeProducer(), giving_up(dead_letter="clicks.dead", on=on_giving_up)
     if fate == "failed":
         producer.error = PublishNotSent("nsqd is away")
     if fate == "refused":
@@ -221,6 +228,20 @@ def test_the_poison_alone_reaches_the_dead_letters(
     assert handled.union(dead) == set(bodies)
     if len(poisoned) == 1:  # of several that come together, those between them may go with them
         assert dead == [b"poison %d" % poisoned[0]]
+
+
+def test_a_dead_letter_may_be_as_large_as_the_message_that_nsqd_has_delivered(
+    go_nsqd: MakeNsqd, consume: Consume, handle: Handle
+) -> None:
+    nsqd = go_nsqd("-max-msg-size=3000000")
+    nsqd.create_channel(TOPIC, CHANNEL)
+    nsqd.publish(TOPIC, bytes(2_000_000))
+    quick: dict[str, Any] = {"default_requeue_delay_s": 0.0, "max_backoff_duration_s": 0.0}
+    more = {"dead_letter": "dead"}
+    consumer = consume(nsqd.tcp_address, max_attempts=1, more=more, **quick)
+    handle(consumer, lambda message: False)
+    wait_until(lambda: consumer.stats.given_up == 1, what="the dead letter")
+    assert nsqd.depth("dead") == 1
 
 
 def test_a_handler_that_hangs_holds_up_what_is_to_be_alone_for_a_moment(go_nsqd: MakeNsqd) -> None:

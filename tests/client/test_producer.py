@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import threading
 import time
 import weakref
@@ -26,7 +27,6 @@ from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions, Producer, Publication, errors
-from nsqtools.client import producer as producer_module
 from nsqtools.client import producer_io
 
 DEAD = "127.0.0.1:1"
@@ -93,8 +93,8 @@ def test_what_no_byte_was_sent_of_is_not_unknown(
     nsqd: GoNsqd, proxy_to: ProxyTo, produce: Produce, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More than the buffers on the way hold: what came after it was never offered."""
-    for module in (producer_module, producer_io):
-        monkeypatch.setattr(module, "WINDOW_BYTES", 1 << 30)
+    monkeypatch.setattr(producer_io, "WINDOW_BYTES", 1 << 30)
+    monkeypatch.setattr(Producer, "_window_bytes", 1 << 30)
     proxy = proxy_to(nsqd.tcp_address)
     limit_s, large = patience_s(0.4), 1 << 24
     producer = produce(proxy.address, publish_timeout_s=limit_s, publish_max_msg_size=large)
@@ -286,8 +286,9 @@ def test_a_publish_ends_in_its_own_time(scripted_nsqd: ScriptedNsqd, produce: Pr
     after = producer.submit(TOPIC, [b"after"])
     conn.expect(f"PUB {TOPIC}")
     conn.ok()
-    with pytest.raises(TimeoutError):
-        after.wait(0.2)
+    for timeout_s in (0.2, -1):
+        with pytest.raises(TimeoutError):
+            after.wait(timeout_s)
     conn.ok()
     after.wait(patience_s(5))
 
@@ -316,7 +317,7 @@ def test_leaving_the_block_waits_for_retries(nsqd: GoNsqd, in_background: InBack
     nsqd.stop()
     timeout_s = patience_s(0.1)  # for the answer of nsqd, too
     options = ClientOptions(publish_timeout_s=timeout_s)
-    with Producer(nsqd.tcp_address, options, retry_timeout_s=patience_s(20)) as producer:
+    with Producer(nsqd.tcp_address, options, retry_timeout_s=math.inf) as producer:
         publication = producer.submit(TOPIC, [b"x"])
         started = in_background(lambda: (time.sleep(5 * timeout_s), nsqd.start()))
     started.result()

@@ -491,7 +491,7 @@ def test_giving_up_is_neither_success_nor_failure(
 
     def take(message: Message) -> bool:
         given_up.put(message.body)
-        return True
+        return message.attempts > 4
 
     options = {"max_in_flight": 5, "max_attempts": 3, "more": {"on_giving_up": take}, **QUICK}
     consumer = consume(scripted_nsqd.address, **options)
@@ -500,11 +500,16 @@ def test_giving_up_is_neither_success_nor_failure(
     hopeless = conn.message(b"bad")
     conn.skip_to("RDY 1")
     conn.message(b"bad", message_id=hopeless, attempts=4)
+    conn.skip_to(f"REQ {hopeless} 360000")
+    conn.skip_to("RDY 1")
+    conn.message(b"bad", message_id=hopeless, attempts=5)
     conn.expect(f"FIN {hopeless}")
     assert given_up.get(timeout=patience_s(5)) == b"bad"
-    is_at(consumer, 1)
-    conn.message(b"good")
-    conn.expect("RDY 5")
+    is_at(consumer, 2)
+    assert (consumer.stats.given_up, consumer.stats.requeued) == (1, 2)
+    for ready in (1, 5):
+        conn.message(b"good")
+        conn.skip_to(f"RDY {ready}")
 
 
 def test_an_nsqd_without_messages_holds_up_no_test(

@@ -11,7 +11,7 @@ from plugins.archives import unfinished
 from plugins.certificates import Authority, Credentials
 from plugins.cli import SpawnNsq
 from plugins.clients import CHANNEL, TOPIC, Consume, Produce, fill, take
-from plugins.http_server import AuthServer, MakeServer
+from plugins.http_server import AuthServer, MakeServer, PlannedServer
 from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
@@ -153,11 +153,15 @@ def test_https_nsqd_of_a_cluster_are_sampled_with_the_certificates_of_now(
     options = {"tls_root_ca_file": place.path("ca.pem")}
     with open_cluster(ConnectionSettings((), (lookupd.url,), (nsqd.url,), options)) as cluster:
         sampler = sampling.Sampler(cluster, sampling.SampleFilter(), required=False)
-        sampler.sample()
-        assert [bool(each.requests) for each in (lookupd, nsqd)] == [True, False]
+
+        def targets(server: PlannedServer) -> list[str]:
+            sampler.sample()
+            return [request.target.partition("?")[0] for request in server.requests]
+
+        wait_until(lambda: "/nodes" in targets(lookupd), what="a look with the old authority")
+        assert not nsqd.requests
         place.rotate(1)
-        sampler.sample()
-    assert any(request.target.startswith("/stats") for request in nsqd.requests)
+        wait_until(lambda: "/stats" in targets(nsqd), what="a look with the new authority")
 
 
 def test_to_http_sends_with_the_certificates_and_the_token_of_now(

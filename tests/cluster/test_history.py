@@ -85,6 +85,7 @@ def test_several_series_are_summed_up_and_of_latencies_the_worst_counts() -> Non
         ),
         # a clock that was set back goes on from there
         ([*((at_s, at_s) for at_s in range(0, 60, 2)), (10, 1)], 7, [(8, 8), (10, 1)]),
+        ([(0, 1), (2, 2), (-600, 3), (-598, 4)], -700, [(-600, 3), (-598, 4)]),
         # means leave out what is not known
         (
             [(0, 2), (4, 4), (8, None), (10, None), (20, None)],

@@ -195,6 +195,18 @@ def test_a_bad_answer_of_the_auth_server_fails(auth_nsqd: Nsqd, auth_server: Aut
             assert auth(client) == expected, answer
 
 
+def test_no_client_is_dropped_while_the_auth_server_is_slow(
+    any_nsqd: AnyNsqd, auth_server: AuthServer
+) -> None:
+    auth_server.allow("secret", after_s=3.5)
+    address = f"-auth-http-address={auth_server.address}"
+    nsqd = any_nsqd(address, "-http-client-request-timeout=1m")
+    with RawClient(nsqd.tcp_address) as client:
+        client.identify(heartbeat_interval=1000)
+        client.send(b"AUTH\n" + sized(b"secret"))
+        assert b"permission_count" in client.read_response()
+
+
 def test_an_expired_answer_is_asked_for_again(auth_nsqd: Nsqd, auth_server: AuthServer) -> None:
     auth_server.allow("secret", ttl_s=1)
     with RawClient(auth_nsqd.tcp_address) as client:

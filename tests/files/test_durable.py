@@ -34,6 +34,7 @@ def test_older_content_never_replaces_newer(tmp_path: Path) -> None:
     assert path.read_bytes() == b"second"
 
     late = file.number()
+    file.note(b"noted")
     file.remove(file.number())
     file.write(b"late", late)
     assert not path.exists()

@@ -17,6 +17,7 @@ from plugins.waiting import patience_s
 
 from nsqtools.client.message import Batch, Message
 from nsqtools.client.options import ClientOptions
+from nsqtools.errors import OutputError
 from nsqtools.forward.courier import Courier, DeadLetterFile, DeadLetterTopic, Kept
 from nsqtools.forward.parcel import DELIVERED, Counters, Fate, Outcome, Parcel, Report
 from nsqtools.protocol.frames import OK, RESPONSE, encode_frame
@@ -32,9 +33,9 @@ class Source:
     def __init__(self) -> None:
         self.in_flight: dict[bytes, Message] = {}
 
-    def parcel(self, *numbers: int) -> Parcel:
+    def parcel(self, *numbers: int, size: int = 1) -> Parcel:
         source: Any = self
-        messages = [Message(source, 1, 1, b"%016d" % n, b"body %d" % n) for n in numbers]
+        messages = [Message(source, 1, 1, b"%016d" % n, b"body %d" % n * size) for n in numbers]
         self.in_flight.update({message.id: message for message in messages})
         return Parcel(Batch(source, messages), [each.body for each in messages], "clicks", 0.0)
 
@@ -183,7 +184,7 @@ def test_dead_letters_for_an_nsqd_that_hangs_hold_nothing_up() -> None:
         source.nsqd = "{}:{}".format(*hanging.getsockname())
         topic = DeadLetterTopic("dead", ClientOptions(publish_timeout_s=patience_s(60)))
         courier = courier_to(Destination(), dead_letters=topic)
-        letters = source.parcel(*range(200))
+        letters = source.parcel(*range(200), size=10_000)  # more than the window of a producer
         work = threading.Thread(target=courier.refuse, args=(letters, "HTTP 400"), daemon=True)
         work.start()
         connection, _ = hanging.accept()
@@ -230,6 +231,12 @@ def test_a_dead_letter_is_kept_under_the_name_that_was_given(tmp_path: Path) -> 
 
     one, rest, two = path.read_bytes().splitlines()
     assert (b'"body 1"' in one, rest, b'"body 2"' in two) == (True, b"torn", True)
+
+
+def test_dead_letters_go_to_no_pipe_which_keeps_nothing(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OutputError, match="is no file on a disk"):
+        DeadLetterFile(tmp_path / "pipe")
 
 
 def test_a_full_disk_is_said_once_and_not_for_each_dead_letter(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import queue
 import signal
@@ -64,6 +65,27 @@ def test_a_command_of_which_its_starter_had_no_time_to_tell_ends_with_it(tmp_pat
     os.kill(parent, signal.SIGKILL)
     starter.lost()  # and nothing of it was read
     wait_until(lambda: not is_alive(command), what="the end of the command")
+
+
+def test_a_run_without_a_pipe_to_spare_holds_up_no_later_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls, pipe = itertools.count(1), os.pipe
+
+    def scarce() -> tuple[int, int]:
+        if next(calls) == 3:  # after the one of the process that starts it, and that of its stdout
+            raise OSError(errno.EMFILE, "Too many open files")
+        return pipe()
+
+    outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+    sink = ExecSink(ExecSettings("/bin/cat", ("cat",), "run"), lambda stream, data: None)
+    monkeypatch.setattr(os, "pipe", scarce)
+    try:
+        for fate in (Fate.UNREACHABLE, Fate.DELIVERED):
+            sink.submit(parcel_of(b"1"), lambda parcel, outcome: outcomes.put(outcome))
+            assert outcomes.get(timeout=patience_s(10)).fate is fate
+    finally:
+        sink.stop(1.0)
 
 
 def test_of_a_batch_only_what_the_command_got_is_delivered() -> None:

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from plugins.archives import write_archive
@@ -29,10 +31,13 @@ from nsqtools.client.message import Message
 from nsqtools.client.options import ClientOptions
 from nsqtools.client.producer import Producer
 from nsqtools.cluster.directory import Cluster, ClusterAddresses
-from nsqtools.errors import PublishError
+from nsqtools.errors import OutputError, PublishError
 from nsqtools.one_channel import temporary_nsqd
+from nsqtools.one_channel.channel_drain import plan_channel_moves
+from nsqtools.one_channel.channel_publisher import ChannelPublisher
 from nsqtools.one_channel.temporary_nsqd import MARK, TemporaryNsqd
 from nsqtools.protocol.frames import WireMessage
+from nsqtools.protocol.stats import read_stats
 
 SECOND = 1_000_000_000
 BEGIN = 1_790_000_000 * SECOND
@@ -189,13 +194,39 @@ def test_what_one_channel_has_no_room_for_is_in_the_unsent_file(
     """In one, whatever nsqd the settings name: it is for none of them."""
     words = ["pub", "-t", "orders", "a", "b", "--data-path", tmp_path / "place", "--max-depth", 1]
     command = orders.command(*words, "--wait", "0.2s", "--unsent-file", tmp_path / "u")
+    http = orders.lookupd.http_address
+    command = [f"http://u:secret@{word}" if word == http else word for word in command]
     result = run_nsq(command, env={"NSQ_NSQD_TCP_ADDRESS": "127.0.0.1:2,127.0.0.1:1"})
     assert result.status == 7, result.err
+    assert f"; nsqlookupd {http} names this nsqd" in result.err
     assert (tmp_path / "u").read_bytes() == b"b\n"
 
 
+@pytest.mark.parametrize("is_disk_full", [False, True])
+def test_what_cannot_be_stored_is_in_the_unsent_file(
+    orders: Consumed,
+    run_nsq: RunNsq,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_disk_full: bool,
+) -> None:
+    def put(*_: object, **__: object) -> None:
+        raise OutputError("the disk is full")
+
+    if is_disk_full:
+        monkeypatch.setattr(TemporaryNsqd, "put", put)
+    topic = "orders" if is_disk_full else "nope"
+    lines = [b"%d %b\n" % (n, b"x" * 1000) for n in range(4000 if is_disk_full else 2)]
+    command = orders.command("pub", "-t", topic, "--unsent-file", tmp_path / "u")
+    result = run_nsq(command, stdin=b"".join(lines))
+    assert result.status == (1 if is_disk_full else 3)
+    assert f"nsq: 0 confirmed, 0 rejected, 0 unknown, {len(lines)} unsent\n" in result.err
+    assert (tmp_path / "u").read_bytes() == b"".join(lines)
+
+
+@pytest.mark.parametrize("others", [False, True])
 def test_without_a_consumer_it_ends_and_the_next_run_goes_on(
-    orders: Consumed, run_nsq: RunNsq, tmp_path: Path
+    orders: Consumed, run_nsq: RunNsq, tmp_path: Path, others: bool
 ) -> None:
     archive, other = archived(tmp_path / "a.gz", 5), archived(tmp_path / "b.gz", 5, what="new")
     place = tmp_path / "place"
@@ -214,9 +245,14 @@ def test_without_a_consumer_it_ends_and_the_next_run_goes_on(
     assert f"{place} has the rest of a run with other messages" in said
 
     orders.begin("orders", "billing")
+    if others:  # a run that does not know how far that one came delivers what it left
+        result = run_nsq(orders.command("pub", "-t", "orders", "old 5", "--data-path", place))
+        assert "nsq: 4 messages consumed\n" in result.err
+        assert "has 0 messages, and how far an earlier run came: run that again" in result.err
     status, said = run(archive)
-    assert (status, "nsq: 5 messages consumed\n" in said) == (0, True), said
-    assert orders.counts("orders", "billing") == {b"old %d" % n: 1 for n in range(5)}
+    assert (status, f"nsq: {2 if others else 5} messages consumed\n" in said) == (0, True), said
+    expected = {b"old %d" % n: 1 for n in range(6 if others else 5)}
+    assert orders.counts("orders", "billing") == expected
     assert not place.exists()
 
 
@@ -424,12 +460,13 @@ def test_what_was_moved_is_delivered_after_the_nsqd_is_gone(
 ) -> None:
     source.create_channel("orders", "billing")
     source.publish("orders", b"a", b"b")
-    drain = ["drain", source.http_address, *consumed.options("--yes")]
+    drain = ["drain", f"http://u:secret@{source.http_address}", *consumed.options("--yes")]
 
     alone = run_nsq([*drain, "--wait", "100ms"])
     place = next(tmp_path.glob("nsqd-127*"))
     assert (alone.status, left(source)) == (7, 0), alone.err
     assert f"{place.name} has 2 messages, and how far this came: run it again" in alone.err
+    assert "secret" not in alone.err
     source.stop()
     consumed.begin("orders", "billing")
     result = run_nsq(drain)
@@ -439,3 +476,76 @@ def test_what_was_moved_is_delivered_after_the_nsqd_is_gone(
     assert consumed.counts("orders", "billing") == {b"a": 1, b"b": 1}
     assert not place.exists()
     assert run_nsq(drain).status == 4
+
+
+def test_a_drain_ends_beside_a_paused_topic_and_waits_once_for_an_nsqlookupd_that_is_dead(
+    source: Nsqd, consumed: Consumed, run_nsq: RunNsq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for topic in TOPICS:
+        source.create_channel(topic, "billing")
+    source.post("/topic/pause", topic="orders")
+    source.publish("orders", b"a")
+    dead = "127.0.0.1:1"
+    wait, lacking = TemporaryNsqd._wait_for_nodes, list[list[str]]()
+
+    def look(temporary: TemporaryNsqd, topics: list[str], *, shown: bool) -> list[str]:
+        if shown and not lacking:
+            monkeypatch.setattr(temporary_nsqd, "_REGISTERED_S", 0.0)
+            wait_until(lambda: wait(temporary, topics, shown=True) == [dead], what="the other does")
+            monkeypatch.setattr(temporary_nsqd, "_REGISTERED_S", patience_s(10))
+            found = [dead]
+        else:
+            found = wait(temporary, topics, shown=shown)
+        if shown:
+            lacking.append(found)
+        return found
+
+    monkeypatch.setattr(TemporaryNsqd, "_wait_for_nodes", look)
+    options = consumed.options("--lookupd-http-address", dead, "--yes")
+    result = run_nsq(["drain", source.http_address, *options])
+
+    assert result.status == 6, result.err
+    assert lacking == [[dead], [], []]
+    assert result.err.count(f"{dead} does not show this nsqd: its consumers will not come") == 1
+    assert "nsq: 0 messages moved, 1 left\n" in result.err
+
+
+@pytest.mark.parametrize(
+    ("is_paused", "has_channel", "why"),
+    [(True, True, "paused"), (False, False, "without a channel"), (False, True, "")],
+)
+def test_what_is_on_its_way_from_a_topic_to_its_channels_does_not_stay(
+    is_paused: bool, has_channel: bool, why: str
+) -> None:
+    channel = {"channel_name": "c"}
+    topic = {"topic_name": "t", "depth": 5, "paused": is_paused, "channels": [channel]}
+    topic |= {} if has_channel else {"channels": []}
+    nsqd: Any = SimpleNamespace(stats=lambda: read_stats({"topics": [topic]}))
+
+    moves, stays = plan_channel_moves(nsqd, "")
+
+    assert len(moves) == has_channel
+    assert stays == ([f"topic t is {why}, with 5 messages in it"] if why else [])
+
+
+def test_no_channel_waits_until_another_is_empty_and_a_stop_waits_for_neither(
+    source: Nsqd, consumed: Consumed, run_nsq: RunNsq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for channel in CHANNELS[:2]:
+        source.create_channel("orders", channel)
+    source.publish("orders", *(b"%d" % n for n in range(5000)))
+    taken: list[str] = []
+    take_over = ChannelPublisher.take_over
+
+    def slowly(self: ChannelPublisher, topic: str, channel: str, messages: list[Message]) -> None:
+        taken.append(channel)
+        threading.Event().wait(0.02)  # more comes meanwhile
+        take_over(self, topic, channel, messages)
+        if len(taken) == 10:
+            self.stop()
+
+    monkeypatch.setattr(ChannelPublisher, "take_over", slowly)
+    result = run_nsq(["drain", source.http_address, *consumed.options("--yes")])
+
+    assert result.status == 6, result.err
+    assert (len(taken), set(taken)) == (10, set(CHANNELS[:2]))

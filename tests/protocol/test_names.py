@@ -56,7 +56,7 @@ def test_an_address_is_read(text: str, address: Address) -> None:
 
 NO_ADDRESSES = """
     :4150 host: host:0 host:65536 host:x host:-1 host:+1 host:1:2 ::1 [::1 [::1]4150 [::1]:
-    host/path user@host:1 host:٤ []:1
+    host/path user@host:1 host:٤ []:1 host:0000080000
 """
 
 

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from plugins.clients import InBackground
 from plugins.waiting import patience_s
 
-from nsqtools.publish.input import BATCH_BYTES, BATCH_RECORDS, RecordSource
+from nsqtools.publish.input import BATCH_BYTES, BATCH_RECORDS, RecordSource, repeated
 
 
 @pytest.fixture
@@ -80,3 +81,30 @@ def test_stopping_ends_a_wait_for_input(pipe: tuple[int, str]) -> None:
     threading.Timer(0.05, stopped.set).start()
     assert list(source.batches()) == []
     os.close(writer)
+
+
+def test_a_fifo_waits_for_a_writer_and_can_be_stopped(
+    tmp_path: Path, in_background: InBackground
+) -> None:
+    os.mkfifo(path := tmp_path / "fifo")
+    stopped = threading.Event()
+    batches = RecordSource([str(path)], b"\n", stopped.is_set).batches()
+    first = in_background(next, batches)
+    with path.open("wb") as writer:
+        writer.write(b"one\n")
+        writer.flush()
+        assert first.result(patience_s(5)).records == [b"one"]
+    assert list(batches) == []
+    waiting = in_background(list, RecordSource([str(path)], b"\n", stopped.is_set).batches())
+    stopped.set()
+    assert waiting.result(patience_s(5)) == []
+
+
+def test_rounds_that_were_held_up_are_not_made_up_for_in_a_burst() -> None:
+    rounds = repeated([b"{n}"], 3, 0.2, lambda: False)
+    assert next(rounds).records == [b"1"]
+    time.sleep(0.5)
+    assert next(rounds).records == [b"2"]
+    began = time.monotonic()
+    assert next(rounds).records == [b"3"]
+    assert time.monotonic() - began > 0.15

@@ -94,6 +94,7 @@ def with_fields(**changes: object) -> bytes:
         (with_fields(body=..., body64="aG k="), '"body64" is not base64'),
         (with_fields(body=..., body64="é"), '"body64" is not base64'),
         (with_fields(body="\ud800"), "half of a surrogate pair"),
+        (with_fields(nsqd="\ud800"), "half of a surrogate pair"),
     ],
 )
 def test_a_wrong_line_is_refused_with_the_reason(line: bytes, complaint: str) -> None:

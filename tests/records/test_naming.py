@@ -54,6 +54,7 @@ def test_a_second_file_of_a_name_gets_a_number(name: str, second: str) -> None:
         ("../<TOPIC>", "inside its directory"),
         ("a//b", "inside its directory"),
         (".<TOPIC>", "hidden"),
+        (".a/<TOPIC>", "hidden"),
         ("<TOPIC>\n", "control characters"),
         ("<TOPIC>.part", "in progress"),
         ("", "inside its directory"),

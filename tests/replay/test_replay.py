@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from threading import TIMEOUT_MAX
 from typing import Any
 
 import pytest
@@ -85,7 +86,11 @@ MESSAGES = numbered(1, 4)
 
 
 def replay_of(
-    archive: Path, address: str, checkpoint: Path, unsent: UnsentFiles | None = None
+    archive: Path,
+    address: str,
+    checkpoint: Path,
+    unsent: UnsentFiles | None = None,
+    **more: Any,
 ) -> tuple[Replay, Publisher]:
     options = ClientOptions(dial_timeout_s=1, publish_timeout_s=3, publish_max_msg_size=LIMIT)
     publisher = Publisher([address], options, PublishOptions(retry_timeout_s=0.3))
@@ -96,8 +101,22 @@ def replay_of(
         checkpoint=Checkpoint(checkpoint),
         on_damage=lambda path, problem: None,
         unsent=unsent,
+        **more,
     )
     return job, publisher
+
+
+def test_no_wait_is_longer_than_python_can_wait(
+    unreachable_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = write_archive(tmp_path / "a.gz", messages(1, 9 * 10**15))
+    job, publisher = replay_of(
+        archive, unreachable_address, tmp_path / "c", speed=1e-6, dry_run=True
+    )
+    waits: list[float] = []
+    monkeypatch.setattr(publisher.stopped, "wait", waits.append)
+    job.run()
+    assert 0 < max(waits) <= TIMEOUT_MAX
 
 
 def test_messages_of_unknown_fate_are_not_noted_and_come_again(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import errno
+import os
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -31,6 +34,7 @@ def queue(
     max_bytes: int = 10 * ON_DISK,
     sync_every: int = 2500,
     behind: DiskWork | None = None,
+    on_dirty: Callable[[DiskQueue], object] = lambda _: None,
 ) -> DiskQueue:
     return DiskQueue(
         "t:ch",
@@ -40,6 +44,7 @@ def queue(
         sync_every=sync_every,
         log=DaemonLog(None, ""),
         behind=behind,
+        on_dirty=on_dirty,
     )
 
 
@@ -89,6 +94,15 @@ def test_it_syncs_after_so_many_operations_files_that_only_its_user_reads(tmp_pa
     assert meta(tmp_path) == f"1\n0,{ON_DISK}\n0,{2 * ON_DISK}\n"
     assert not disk.needs_sync
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
+
+
+@pytest.mark.parametrize("sync_every", [0, -1])
+def test_it_syncs_each_operation_where_it_is_told_no_number(
+    tmp_path: Path, sync_every: int
+) -> None:
+    disk = queue(tmp_path, sync_every=sync_every)
+    put_records(disk, [RECORD])
+    assert (meta(tmp_path), disk.needs_sync) == (f"1\n0,0\n0,{ON_DISK}\n", False)
 
 
 def test_what_was_written_after_the_last_sync_is_found(tmp_path: Path) -> None:
@@ -204,10 +218,37 @@ def test_a_sync_on_a_thread_neither_undoes_nor_covers_what_happens_meanwhile(
     disk.sync()
     assert meta(tmp_path).startswith("3\n")
 
+    put_records(disk, [record(4), record(5)])
+    disk.start_sync()
+    disk.empty()
+    put_records(disk, [record(6)])
+    later.catch_up()
+    assert disk.needs_sync
     disk.start_sync()
     disk.empty()
     later.catch_up()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sync_that_could_not_begin_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dirty: list[DiskQueue] = []
+    disk = queue(tmp_path, on_dirty=dirty.append)
+    put_records(disk, [RECORD])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "dup", Mock(side_effect=OSError(errno.EMFILE, "no descriptor left")))
+        disk.start_sync()
+    assert (dirty, disk.needs_sync) == ([disk, disk], True)
+
+
+def test_syncs_that_the_end_leaves_out_are_left_to_the_close(tmp_path: Path) -> None:
+    ending = Later()
+    ending.is_ending = True
+    disk = queue(tmp_path, sync_every=1, behind=ending)
+    put_records(disk, [RECORD])
+    ending.catch_up()
+    assert disk.needs_sync
 
 
 @pytest.mark.parametrize(

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import sqlite3
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from plugins.cli import RunNsq
+from plugins.cli import RunNsq, SpawnNsq
+from plugins.disks import full
 from plugins.embedded import EmbeddedServer
-from plugins.raw_client import RawClient, sized, subscribed
+from plugins.raw_client import RawClient, mpub, sized, subscribed
 from plugins.servers import Serve
-from plugins.waiting import wait_until
+from plugins.waiting import patience_s, wait_until
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.server import durable_database as database
-from nsqtools.server.durable_database import Database
+from nsqtools.server import durable_database, durable_path, durable_store
+from nsqtools.server.daemon_log import DaemonLog
+from nsqtools.server.durable_database import Changes, Database
 from nsqtools.server.durable_path import DurablePath
+from nsqtools.server.protocol_v2 import PublishCommands
 from nsqtools.server.queues import topic
 
 
@@ -105,7 +115,12 @@ def test_neither_kind_of_nsqd_starts_on_the_files_of_the_other(
     with pytest.raises(ConfigurationError, match="are those of an nsqd with --durable") as refused:
         EmbeddedServer(path).start()
     assert "--recover-only" in str(refused.value)
+    [database] = path.glob("nsqd.durable.*.db")
+    content = database.read_bytes()
     recover(path)
+    database.write_bytes(content)  # it was killed before it removed that
+    recover(path)
+    assert not database.exists()
     with pytest.raises(ConfigurationError, match="are those of an nsqd without --durable"):
         nsqd.start()
     recover(path, "-durable")
@@ -114,6 +129,14 @@ def test_neither_kind_of_nsqd_starts_on_the_files_of_the_other(
     (path / "nsqd.durable.000001.log").touch()
     with pytest.raises(ConfigurationError, match=r"nsqtools 0\.2 wrote"):
         killed(nsqd)
+
+
+def test_a_signal_ends_a_recovery(tmp_path: Path, spawn_nsq: SpawnNsq) -> None:
+    os.mkfifo(tmp_path / "nsqd.dat")
+    recovery = spawn_nsq(["nsqd", "-recover-only", f"-data-path={tmp_path}"])
+    with (tmp_path / "nsqd.dat").open("wb"):  # so it reads that now
+        recovery.terminate()
+        assert recovery.wait(patience_s(10)) == -signal.SIGTERM
 
 
 def recover(path: Path, *flags: str) -> None:
@@ -266,6 +289,31 @@ def test_a_full_disk_refuses_publishes_and_takes_answers_later(
     assert nsqd.channel_stats("t", "ch")["deferred_count"] == 1
 
 
+def test_a_pause_that_a_full_disk_does_not_take_is_refused_whatever_waits_to_be_written(
+    nsqd: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nsqd.create_channel("t", "ch")
+    nsqd.publish("t", b"1", b"2", b"3", b"4")
+    is_full = Event()
+
+    def commit(*_: object, **__: object) -> object:
+        is_full.wait(patience_s(10))
+        return failing(sqlite3.SQLITE_FULL, "full")()
+
+    with subscribed(nsqd.tcp_address, "t", "ch", ready=4) as client:
+        messages = client.read_messages(4)
+        client.settle()
+        with monkeypatch.context() as patch:
+            patch.setattr(Database, "commit", commit)
+            publishes = (b"PUB u\n" + sized(b"x")) * durable_store._STEP_COUNT
+            client.send(b"".join(b"FIN %b\n%b" % (each.id, publishes) for each in messages))
+            wait_until(
+                lambda: nsqd.channel_stats("t", "ch")["in_flight_count"] == 0, what="all are taken"
+            )
+            is_full.set()
+            assert nsqd.request("POST", "/channel/pause?topic=t&channel=ch")[0] == 500
+
+
 def test_after_a_failed_sync_the_database_is_written_anew_before_a_publish_is_confirmed(
     nsqd: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,15 +338,95 @@ def test_after_a_failed_sync_the_database_is_written_anew_before_a_publish_is_co
     assert killed(nsqd).depth("t", "ch") == 0
 
 
+@pytest.mark.parametrize("fails", ["the database", "the copy of the old one"])
+def test_a_rewrite_that_fails_leaves_nothing(
+    nsqd: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    def copy(source: Path, target: Path) -> None:
+        target.touch()
+        full()
+
+    nsqd.publish("t", b"1")
+    nsqd.stop()
+    if fails == "the database":
+        monkeypatch.setattr(durable_database, "_RECOUNT", "nonsense")
+    else:
+        monkeypatch.setattr(durable_path, "copy_file", copy)
+    files = DurablePath(nsqd.data_path, DaemonLog(None, ""))
+    with closing(files.open()) as opened:
+        before = sorted(nsqd.data_path.iterdir())
+        with pytest.raises((sqlite3.Error, OSError)):
+            files.renew(opened, "it is damaged")
+        assert sorted(nsqd.data_path.iterdir()) == before
+
+
 def test_settings_that_weaken_a_commit_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "_SETTINGS", [*database._SETTINGS, ("synchronous", "1")])
+    monkeypatch.setattr(
+        durable_database, "_SETTINGS", [*durable_database._SETTINGS, ("synchronous", "1")]
+    )
     with pytest.raises(ConfigurationError, match="SQLite has synchronous"):
         EmbeddedServer(tmp_path, "-durable").start()
 
 
+def test_what_is_deferred_while_another_comes_due_comes_in_its_time(
+    nsqd: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is so late that its time comes before it is written."""
+    nsqd.create_channel("t", "ch")
+    nsqd.publish("t", b"first", b"second")
+    is_written, is_second_due = Event(), Event()
+    real_commit = Database.commit
+
+    def commit(database: Database, step: Changes, *, with_publishes: bool) -> Counter[int]:
+        come_due = real_commit(database, step, with_publishes=with_publishes)
+        if step.come_due:
+            is_written.set()
+            is_second_due.wait(patience_s(10))
+        return come_due
+
+    with subscribed(nsqd.tcp_address, "t", "ch", ready=2) as client:
+        first, second = client.read_messages(2)
+        client.send(b"RDY 0\n")
+        monkeypatch.setattr(Database, "commit", commit)
+        client.send(b"REQ %b 1\n" % first.id)
+        assert is_written.wait(patience_s(10))
+        client.send(b"REQ %b 1\n" % second.id)
+        client.settle()
+        time.sleep(0.1)  # its time comes, and passes
+        is_second_due.set()
+        wait_until(
+            lambda: nsqd.channel_stats("t", "ch")["deferred_count"] == 0, what="both are due"
+        )
+
+
 # answers
+
+
+@pytest.mark.parametrize("count", [500, 2000])
+def test_a_client_that_sends_faster_than_the_disk_has_to_wait(
+    nsqd: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    waits = Event()
+    fewer_unconfirmed, real_commit = PublishCommands.fewer_unconfirmed, Database.commit
+
+    async def note(self: PublishCommands, limit: int) -> None:
+        if limit:
+            waits.set()
+        await fewer_unconfirmed(self, limit)
+
+    def commit(*args: Any, **options: Any) -> object:
+        assert waits.wait(patience_s(10))
+        return real_commit(*args, **options)
+
+    monkeypatch.setattr(PublishCommands, "fewer_unconfirmed", note)
+    monkeypatch.setattr(Database, "commit", commit)
+    publishes = [mpub("t", [b"x" * 1000] * count)] * (12_000 // count)
+    with RawClient(nsqd.tcp_address) as client, ThreadPoolExecutor(1) as thread:
+        thread.submit(client.send, b"".join(publishes))
+        for _ in publishes:
+            assert client.read_response() == b"OK"
 
 
 def test_answers_come_in_order_however_late_the_disk_is(nsqd: EmbeddedServer) -> None:

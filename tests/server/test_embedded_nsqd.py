@@ -84,7 +84,19 @@ def test_a_nearly_full_disk_refuses_publishes_and_ping_says_so(
         error = client.read_error()
     status, text = nsqd.request("GET", "/ping")
     assert (status, error) == (500, text.replace(b"NOK - ", b"E_PUB_FAILED PUB failed "))
-    assert error.endswith(b" bytes free on the disk, fewer than --min-disk-free")
+    assert error.endswith(
+        b" bytes free on the disk, fewer than the %d of --min-disk-free" % (1 << 60)
+    )
+
+
+def test_a_refused_publish_counts_once_also_after_one_that_was_not() -> None:
+    with EmbeddedNsqd() as nsqd, RawClient(nsqd.tcp_address) as client:
+        client.publish("t", b"x")
+        health = nsqd.daemon.nsqd.health
+        health.low = "it is full"
+        client.send(b"PUB t\n" + sized(b"x"))
+        assert client.read_error() == b"E_PUB_FAILED PUB failed it is full"
+    assert health.refused_count == 1
 
 
 @pytest.mark.parametrize("failure", [MemoryError(), ValueError("a fault of ours")])

@@ -21,6 +21,7 @@ def test_an_ipv4_client_is_accepted_and_answered_without_delay(address: str) -> 
             connection, _ = listener.accept()
             with connection:
                 assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+                assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:" + "9" * 5000, "/" + "x" * 200])

@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import socket
 import struct
 from asyncio import IncompleteReadError, StreamReader, StreamWriter
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from functools import partial
 from threading import Event
+from unittest.mock import Mock
 
 import pytest
 from plugins.embedded import EmbeddedLookupServer, EmbeddedServer
+from plugins.http_server import Serves
 from plugins.servers import DataPath, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.protocol.names import Address
 from nsqtools.protocol.requests import PeerInfo, encode_register
+from nsqtools.server import EmbeddedNsqd
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.lookup_peers import LookupPeer
 
@@ -58,6 +62,40 @@ async def announce_while_more_come(lookupd: EmbeddedLookupServer) -> None:
             await asyncio.sleep(0.01)
     assert "ERROR" not in log.getvalue()
     await peer.stop()
+
+
+def test_one_that_is_silent_and_what_never_was_foreseen_are_logged_and_tried_again(
+    serves: Serves, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = serves(lambda accepted: accepted.makefile().read())
+    log = io.StringIO()
+    with EmbeddedNsqd(lookupd_tcp_address=(silent,), log=log):
+        wait_until(lambda: f"LOOKUPD({silent}): TimeoutError\n" in log.getvalue(), what="silence")
+        fault = Mock(side_effect=RuntimeError("can't start new thread"))
+        monkeypatch.setattr(asyncio, "open_connection", fault)
+        said = f"LOOKUPD({silent}): can't start new thread\n"
+        wait_until(lambda: log.getvalue().count(said) > 1, what="it goes on")
+
+
+def test_a_name_server_that_does_not_answer_does_not_hold_up_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, answers = Event(), Event()
+    ended: list[object] = []
+    real_look_up = socket.getaddrinfo
+
+    def look_up(host: str, *args: object, **hints: object) -> object:
+        if host != "slow.example":
+            return real_look_up(host, *args, **hints)  # type: ignore[arg-type]
+        asked.set()
+        ended.append(answers.wait(TIMEOUT_S))
+        raise socket.gaierror(socket.EAI_AGAIN, "no answer")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    with EmbeddedNsqd(lookupd_tcp_address=("slow.example:4160",)):
+        assert asked.wait(TIMEOUT_S)
+    assert not ended
+    answers.set()
 
 
 async def answer_tcp(

@@ -239,17 +239,22 @@ def test_closing_takes_little_memory_besides_what_waits(tmp_path: Path) -> None:
 S = 1_000_000_000
 
 
-def test_samples_are_forgotten_when_the_window_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_ns = NOW_NS
-    monkeypatch.setattr(queued_message.time, "time_ns", lambda: now_ns)
+@pytest.mark.parametrize("jump_s", [0, 86_400, -86_400])
+def test_samples_are_forgotten_when_the_window_is_over_whatever_the_clock_does(
+    monkeypatch: pytest.MonkeyPatch, jump_s: int
+) -> None:
+    now_s, now_ns = 1000.0, NOW_NS
+    monkeypatch.setattr(queued_message, "monotonic", lambda: now_s)
+    monkeypatch.setattr(queued_message, "time_ns", lambda: now_ns)
     window = LatencyWindow([0.5], window_s=60)
 
     def count_after(seconds: int) -> int:
-        nonlocal now_ns
-        now_ns += seconds * S
+        nonlocal now_s
+        now_s += seconds
         return latency_stats([window]).count
 
     window.add([now_ns - S, now_ns - 2 * S])
+    now_ns += jump_s * S
 
     assert count_after(0) == 2
     assert count_after(31) == 2  # in the older half now

@@ -9,10 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from plugins.daemons import EmbeddedNsqdProcess
 from plugins.embedded import EmbeddedServer
 from plugins.raw_client import RawClient, mpub, sized, subscribed
 from plugins.servers import Serve
-from plugins.waiting import wait_until
+from plugins.waiting import patience_s, wait_until
+
+from nsqtools.errors import ConfigurationError
 
 
 def publish(nsqd: EmbeddedServer, kind: str, bodies: list[bytes]) -> bool:
@@ -90,6 +93,17 @@ def test_a_full_disk_has_what_was_confirmed_and_nothing_else(
     assert all_messages(nsqd, "a", len(confirmed)) == sorted(confirmed)
 
 
+def test_a_stop_that_cannot_write_what_is_in_memory_ends_with_status_1(
+    small_disk: Path, serve: Serve
+) -> None:
+    nsqd = serve(EmbeddedNsqdProcess(small_disk))
+    nsqd.publish("t", bytes(100 << 10))
+    process = nsqd._process
+    process.terminate()
+    assert process.wait(patience_s(20)) == 1
+    nsqd.wait_for_log(r"ERROR: TOPIC\(t\): failed to close - .*No space left on device")
+
+
 def publish_until_refused(nsqd: EmbeddedServer, size: int, count: int) -> list[bytes]:
     """Publish until it was refused often; return what was confirmed."""
     confirmed: list[bytes] = []
@@ -105,6 +119,28 @@ def publish_until_refused(nsqd: EmbeddedServer, size: int, count: int) -> list[b
     return confirmed
 
 
+def fill(file: Path) -> None:
+    with suppress(OSError), file.open("wb", buffering=0) as filling:
+        while True:
+            filling.write(bytes(4096))
+
+
+@pytest.mark.parametrize("small_disk", ["600k"], indirect=True)
+def test_a_durable_nsqd_that_does_not_start_on_a_full_disk_says_so_and_starts_with_room(
+    small_disk: Path, serve: Serve
+) -> None:
+    nsqd = EmbeddedServer(small_disk, "-durable", "-min-disk-free=1")
+    for number in range(2):
+        fill(small_disk / "of others")
+        with pytest.raises(ConfigurationError, match=r"cannot be used: .*, with \d+ bytes free"):
+            nsqd.start()
+        (small_disk / "of others").unlink()
+        serve(nsqd)
+        nsqd.publish("t", b"x")
+        assert nsqd.depth("t") == number + 1
+        nsqd.stop()
+
+
 @pytest.mark.parametrize("small_disk", ["3m"], indirect=True)
 @pytest.mark.parametrize("is_filled_by_others", [False, True])
 def test_a_durable_nsqd_on_a_full_disk_takes_publishes_again_after_consuming(
@@ -115,9 +151,7 @@ def test_a_durable_nsqd_on_a_full_disk_takes_publishes_again_after_consuming(
     filling = small_disk / "of others"
     confirmed = publish_until_refused(nsqd, size=1000, count=20)
     if is_filled_by_others:
-        with suppress(OSError), filling.open("wb", buffering=0) as file:
-            while True:
-                file.write(bytes(4096))
+        fill(filling)
     with subscribed(nsqd.tcp_address, "t", "a", ready=2500) as client:
         found = client.read_messages(len(confirmed))
         client.finish(found)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 import socket
 from collections import Counter
+from pathlib import Path
 
-from plugins.servers import AnyNsqd
-from plugins.waiting import patience_s
+import pytest
+from plugins.embedded import EmbeddedServer
+from plugins.servers import AnyNsqd, Serve
+from plugins.waiting import patience_s, wait_until
 
 from nsqtools.protocol.stats import read_stats
 from nsqtools.server.stats import statsd_lines
@@ -58,6 +61,14 @@ def test_the_documented_paths_are_pushed_and_counters_are_differences(any_nsqd: 
     }
     assert sums.keys() >= OF_MEMORY
     assert (sums["topic.t.message_count|c"], sums["topic.t.message_bytes|c"]) == (3, 4)
+
+
+@pytest.mark.parametrize("address", ["localhost:nope", "a..b:8125"])
+def test_an_address_that_cannot_be_is_logged(tmp_path: Path, serve: Serve, address: str) -> None:
+    flags = f"-statsd-address={address}", "-statsd-interval=10ms"
+    nsqd = serve(EmbeddedServer(tmp_path, *flags))
+    said = f"failed to create UDP socket to statsd({address}) - "
+    wait_until(lambda: nsqd.log.count(said) > 1, what="it says so each time")
 
 
 def test_a_topic_that_was_made_again_counts_from_nothing() -> None:

@@ -21,6 +21,7 @@ from plugins.examples import examples
 from nsqtools.archive.layout import Head, TimeRange, index_of, part_of
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.protocol.frames import WireMessage
+from nsqtools.records.units import parse_time
 from nsqtools.spark.archives.archive_stream import ArchiveStream
 from nsqtools.spark.archives.damage import read_damage
 from nsqtools.spark.archives.offsets import (
@@ -405,6 +406,11 @@ def test_a_checkpoint_takes_the_same_or_a_narrower_time_and_refuses_a_wider_one(
             stream(wider, 12).latest(offset, ALL)
     with pytest.raises(ConfigurationError, match="option until was"):
         stream(6, 13).latest(offset, ALL)
+    for bounds in ((None, 12), (6, None)):  # a time is said that is taken
+        with pytest.raises(ConfigurationError) as caught:
+            stream(*bounds).latest(offset, ALL)
+        said = parse_time(str(caught.value).split()[3], now_ns=0) - BASE_NS
+        stream(bounds[0] or said, 12 if bounds[1] else said).latest(offset, ALL)
 
 
 def test_an_index_that_was_truncated_and_rewritten_is_followed(tmp_path: Path) -> None:

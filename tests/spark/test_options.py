@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -112,7 +113,8 @@ def test_a_connection_survives_being_handed_on_and_no_option_has_a_secret_of_it(
     hand_on_secrets(settings, environ)
 
     assert "s3cret" not in str(given)
-    assert consumer(environ, **given) == settings
+    absolute = secret | {"tls_root_ca_file": str(Path("ca.pem").absolute())}
+    assert consumer(environ, **given) == replace(settings, options=absolute)
     with pytest.raises(ConfigurationError, match="must not be in an option"):
         consumer(environ, lookupdHttpAddress=lookupd)
 

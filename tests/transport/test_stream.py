@@ -49,6 +49,7 @@ def test_a_blocking_stream_sends_and_receives_in_time(pair: tuple[Stream, socket
     assert stream.receive(Deadline(5)) == b"pong"
     with pytest.raises(DeadlineExceeded, match=f"{stream.address}: no answer in time"):
         stream.receive(Deadline(0.01))
+    peer.sendall(b"more")  # without end
     with pytest.raises(DeadlineExceeded):
         stream.receive(Deadline(-1))
     with pytest.raises(DeadlineExceeded):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from plugins.waiting import patience_s, wait_for_threads, wait_until
 from nsqtools.client.producer import Producer
 from nsqtools.cluster.admin import Action, TopicChange
 from nsqtools.cluster.directory import Cluster, ClusterAddresses
-from nsqtools.errors import ConfigurationError
+from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.http.http_api import HTTPAccess
 from nsqtools.web import actions
 from nsqtools.web.actions import RequestOrigin, plan_change
@@ -136,6 +137,20 @@ def test_a_change_has_to_make_sense() -> None:
     ):
         with pytest.raises(ConfigurationError):
             TopicChange(action=action, topic=topic, channel=channel, node=node)
+
+
+def test_a_full_disk_leaves_no_part_of_a_line_in_the_audit_log(small_disk: Path) -> None:
+    path, origin = small_disk / "audit", RequestOrigin("ann", "192.0.2.7", "", "")
+    audit, spare = actions.AuditLog(path), small_disk / "spare"
+    spare.write_bytes(bytes(40 << 10))
+    with suppress(OutputError):
+        while spare.exists():
+            audit.write("begun", "pause_topic", origin)
+    spare.unlink()
+    audit.write("done", "pause_topic", origin)
+    states = [json.loads(line)["state"] for line in path.read_text().splitlines()]
+    assert set(states[:-1]) == {"begun"}
+    assert states[-1] == "done"
 
 
 def test_a_notifier_says_at_its_end_how_much_an_endpoint_that_hangs_did_not_get(

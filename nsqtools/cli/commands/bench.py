@@ -139,7 +139,7 @@ class Load(OptionSet):
             connections=self.connections or len(tcp),
             rate=how.rate,
             count=count,
-            for_s=self.for_ if count or self.for_ else FOR_S,
+            for_s=FOR_S if count is None and self.for_ is None else self.for_,
             warm_up_s=how.warm_up,
         )
 

@@ -271,16 +271,17 @@ def drain_channels(
 ) -> int:
     """Move each channel of an nsqd to its consumers; return the exit status."""
     from nsqtools.client.connection import http_access
-    from nsqtools.cluster.directory import Cluster, ClusterAddresses
+    from nsqtools.cluster.directory import Cluster, ClusterAddresses, short_address
     from nsqtools.one_channel.channel_drain import ChannelDrain, plan_channel_moves
     from nsqtools.one_channel.temporary_nsqd import MARK
 
-    place = channels.data_path or Path("nsqd-" + re.sub(r"[^\w.-]+", "-", node))
     with (
         Cluster(ClusterAddresses([node]), http_access(options, (node,))) as cluster,
         Progress(runtime) as progress,
     ):
         source = cluster.nsqd(node)
+        name = short_address(source.url)  # without a password
+        place = channels.data_path or Path("nsqd-" + re.sub(r"[^\w.-]+", "-", name))
         try:
             moves, stays = plan_channel_moves(source, channels.name)
         except ConnectionFailed as exc:
@@ -292,7 +293,7 @@ def drain_channels(
         moved, left = Counter[tuple[str, str]](), 0
         if not form.dry_run:
             lines = [*(move.line() for move in moves), "what is published meanwhile is moved, too"]
-            if moves and not runtime.agree(lines, f"Go on, and empty {node}?", yes=form.yes):
+            if moves and not runtime.agree(lines, f"Go on, and empty {name}?", yes=form.yes):
                 return ExitStatus.FAILED
             with channels.open(options, runtime, place=place) as target:
                 job = ChannelDrain(source, target, options)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 STREAM = "Stream"
 CHANNEL = "spark-ingest"
+TRIGGER_S = 10.0
 
 
 def ingest(
@@ -63,7 +64,9 @@ def ingest(
     channel: Channel = None,
     once: bool = opt("", "Take what is there and end.", LIMITS),
     for_: For = None,
-    trigger: float = opt("DURATION", "Time between batches; 0s for none.", STREAM, "10s"),
+    trigger: float | None = opt(
+        "DURATION", "Time between batches; 0s for none.", STREAM, show_default="10s"
+    ),
     max_rows_per_trigger: int = opt(
         "N", "At most about N messages in a batch.", STREAM, 1_000_000, min=1
     ),
@@ -119,6 +122,8 @@ def ingest(
     )
     from nsqtools.spark.jobs.inputs import damage_options
 
+    if once and trigger is not None:
+        raise ConfigurationError("--trigger has no effect with --once")
     common = {"maxRowsPerTrigger": str(max_rows_per_trigger)}
     if not fail_on_data_loss:
         common["failOnDataLoss"] = "false"
@@ -157,8 +162,8 @@ def ingest(
                 f"a spool cannot be in {checkpoint}: it is a log that is appended to and synced",
                 hint="Give a local or shared directory with --spool-dir.",
             )
-        source = topic_source(topic or [], topic_pattern, channel, spool, connection, common)
         hand_on_secrets(connection, os.environ)
+        source = topic_source(topic or [], topic_pattern, channel, spool, connection, common)
     places = IngestPlaces(output, checkpoint, chosen, format is TableFormat.delta)
     settings = spark.settings(
         f"nsq spark ingest: {source.name}",
@@ -172,7 +177,8 @@ def ingest(
         open_spark(runtime, replace(settings, inherited=held.descriptors)) as session,
         Progress(runtime) as progress,
     ):
-        query = start_query(session, source, made, None if once else trigger)
+        between_s = TRIGGER_S if trigger is None else trigger
+        query = start_query(session, source, made, None if once else between_s)
         follower = QueryFollower(
             query,
             for_s=for_,
@@ -209,16 +215,19 @@ def topic_source(
     connection: ConnectionSettings,
     options: Mapping[str, str],
 ) -> IngestSource:
-    """The source for live topics, or for those of a pattern."""
+    """The source for live topics, or for those of a pattern. Raises `ConfigurationError`."""
     from nsqtools.spark.format_options import as_options
     from nsqtools.spark.jobs.ingestion import IngestSource
+    from nsqtools.spark.topic_stream import topic_settings
 
     chosen = {"topic": ",".join(topics)} if pattern is None else {"topicPattern": pattern}
     place = {**chosen, "channel": channel, "spoolDir": str(spool.absolute())}
     known = sorted(set(topics))
     names = ", ".join(known) if pattern is None else f"pattern {pattern}"
     name = f"the topic{'s' if len(known) > 1 else ''} {names}, channel {channel}"
-    return IngestSource(name, "nsq", {**as_options(connection), **place, **options})
+    options = {**as_options(connection), **place, **options}
+    topic_settings(options, os.environ)  # refused before Spark is started
+    return IngestSource(name, "nsq", options)
 
 
 def tell_progress(counts: IngestCounts, progress: Progress, metrics_file: Path | None) -> None:

@@ -92,6 +92,11 @@ def sql(
         with job_progress(runtime, opened.spark):
             plan = plan_query(opened.spark, settings, views, text, opened.damage, chosen)
             found = QueryRows(plan)
+            if found.twins and form.kind in (FormKind.json, FormKind.jsonl):
+                raise ConfigurationError(
+                    f"two columns are called {found.twins[0]}, and an object of JSON has one",
+                    hint=f"Give one another name in the query: {found.twins[0]} AS other.",
+                )
             rows = found.first(count + 1) if count else found.all()
             if runtime.stdout_is_tty:  # which the progress line is on, too
                 rows = list(rows)

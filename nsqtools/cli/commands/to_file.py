@@ -141,8 +141,11 @@ class ArchiveOptions(OptionSet):
         output = _absolute(self.output_dir)
         work = _absolute(self.work_dir) if self.work_dir else output
         by = set(self.bodies.partition_by or ())
-        rotation = Rotation(
-            self.rotate_size, self.rotate_text_size, self.rotate_interval, self.rotate_age
+        rotation = Rotation(  # 0 is without, as that of nsq_to_file
+            self.rotate_size or None,
+            self.rotate_text_size or None,
+            self.rotate_interval or None,
+            self.rotate_age or None,
         )
         if self.store is not StoreKind.file:
             if self.format is RecordFormat.raw:

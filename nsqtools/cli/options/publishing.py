@@ -159,11 +159,12 @@ class PublishRun(NamedTuple):
         with stopping(self.publisher.stop) as signals:
             try:
                 publish()
+                show = self.progress.show
+                self.publisher.deliver(lambda count: show(lambda: f"{count:,} consumed"))
             except NsqError:
                 if any(astuple(self.publisher.counts)):
                     self.progress.tell(self.publisher.counts.summary())
                 raise
-            self.publisher.deliver(lambda count: self.progress.show(lambda: f"{count:,} consumed"))
         return signals
 
 
@@ -327,6 +328,7 @@ class OneChannel(OptionSet):
 
     def __init__(self, **values: Any) -> None:
         self.target: ChannelPublisher | None = None
+        self.shown_by: Sequence[str] = ()
         super().__init__(**values)
 
     @property
@@ -378,6 +380,7 @@ class OneChannel(OptionSet):
                 tell=tell,
             ) as nsqd,
         ):
+            self.shown_by = nsqd.shown_by
             what = f"channel {self.name}" if self.name else "each channel"
             tell(f"{nsqd.address} serves {what} until its messages are consumed")
             self.target = ChannelPublisher(
@@ -409,7 +412,7 @@ class OneChannel(OptionSet):
             otherwise = ExitStatus.LIMIT_NOT_REACHED
             line = (
                 f"no consumer of {target.lonely.topic}/{target.lonely.channel} connected within "
-                f"{format_duration(self.wait_s)}; nsqlookupd {', '.join(self.lookupds)} names this "
+                f"{format_duration(self.wait_s)}; nsqlookupd {', '.join(self.shown_by)} names this "
                 "nsqd, and consumers with a list of nsqd do not ask there"
             )
             runtime.complain(NsqError(line))

@@ -85,6 +85,10 @@ class ArchiveReading(OptionSet):
         parser=place,
     )
 
+    def check(self) -> None:
+        if self.damage_dir is not None and not self.skip_damaged:
+            raise ConfigurationError("--damage-dir is for --skip-damaged")
+
     @contextmanager
     def session(self, runtime: Runtime, settings: SparkSettings) -> Iterator[ArchiveSession]:
         """A session to read archives in; at its end what was skipped is reported.
@@ -171,11 +175,12 @@ class SparkChoice(OptionSet):
         """The `SparkSettings` for what a command reads and writes. Raises `ConfigurationError`."""
         from nsqtools.spark.spark_settings import SparkSettings
 
+        conf = parse_conf(self.conf or ())
         return SparkSettings(
-            self.master,
-            app_name,
-            self.driver_memory,
-            parse_conf(self.conf or ()),
+            conf.get("spark.master", self.master),
+            conf.get("spark.app.name", app_name),
+            conf.get("spark.driver.memory", self.driver_memory),
+            conf,
             self.spark_log,
             places=tuple(places),
             python_places=tuple(python_places),

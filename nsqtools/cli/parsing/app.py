@@ -27,7 +27,7 @@ from nsqtools.cli.parsing.binding import (
 )
 from nsqtools.cli.parsing.help import describe, group_page, render, render_brief, root_page
 from nsqtools.cli.registry import COMMANDS, GONE, ROOT_HELP, Command, Group
-from nsqtools.cli.running.runtime import Runtime, configure_logging
+from nsqtools.cli.running.runtime import Runtime, before_dashes, configure_logging, with_json
 from nsqtools.errors import ConfigurationError
 
 HELP_NAMES = ["-h", "--help"]
@@ -46,7 +46,8 @@ class RealCommand(NativeCoercion, TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         names = {name for parameter in self.params for name in parameter.opts}
         if "--json" in names and "-o" not in names:
-            args = _with_json(args)
+            own = before_dashes(args)
+            args = [*with_json(own), *args[len(own) :]]
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -142,16 +143,6 @@ def _wrong_usage(error: UsageError, command: str, arguments: Sequence[str]) -> C
         error.message = f"there is no {path} {error.option_name} any more: use {instead}"
     hint = _topic_hint(error, path, arguments) or _hint(error, path)
     return ConfigurationError(_message(error), hint=hint)
-
-
-def _with_json(args: Sequence[str]) -> list[str]:
-    """Write --json for ``-o json`` and ``-o jsonl``, up to the arguments of another command."""
-    end = args.index("--") if "--" in args else len(args)
-    text = "\0".join(["", *args[:end], ""])
-    for form in ("-o\0", "-o", "--output\0", "--output="):
-        for kind in ("jsonl", "json"):
-            text = text.replace(f"\0{form}{kind}\0", "\0--json\0")
-    return [*text.split("\0")[1:-1], *args[end:]]
 
 
 def _topic_hint(error: UsageError, path: str, arguments: Sequence[str]) -> str:

@@ -431,14 +431,16 @@ def before_dashes(arguments: Sequence[str]) -> list[str]:
 
 def asks_for_json(arguments: Sequence[str]) -> bool:
     """Whether a command line asks for JSON, be it one that cannot be parsed."""
-    own = before_dashes(arguments)
-    pairs = zip(("", *own), own, strict=False)
-    return any(
-        argument == "--json"
-        or argument.startswith(("--output=json", "-ojson"))
-        or (option in ("--output", "-o") and argument in ("json", "jsonl"))
-        for option, argument in pairs
-    )
+    return "--json" in with_json(before_dashes(arguments))
+
+
+def with_json(own: Sequence[str]) -> list[str]:
+    """Write --json for ``-o json`` and ``-o jsonl``."""
+    text = "\0".join(["", *own, ""])
+    for form in ("-o\0", "-o", "--output\0", "--output="):
+        for kind in ("jsonl", "json"):
+            text = text.replace(f"\0{form}{kind}\0", "\0--json\0")
+    return text.split("\0")[1:-1]
 
 
 class LogFormat(Enum):

@@ -78,7 +78,8 @@ class DiskHealth:
         except OSError:
             return
         is_low = free < self._wanted
-        self.low = f"{free} bytes free on the disk, fewer than --min-disk-free" if is_low else ""
+        low = f"{free} bytes free on the disk, fewer than the {self._wanted} of --min-disk-free"
+        self.low = low if is_low else ""
 
 
 class Undo(NamedTuple):

@@ -54,7 +54,7 @@ class DiskQueue:
     """One queue. ``name`` is ``TOPIC`` or ``TOPIC:CHANNEL``.
 
     ``may_have_files`` false means that it is new. ``on_dirty`` is called when there is something to
-    sync, once or more often; with ``sync_every`` 0 nothing is.
+    sync, once or more often.
     """
 
     def __init__(
@@ -79,9 +79,9 @@ class DiskQueue:
         self._folder = data_path
         self._meta_path = data_path / f"{name}.diskqueue.meta.dat"
         self._meta = NewestContent(self._meta_path, 0o600, name_is_durable=False)
-        self._sync_every = sync_every
+        self._sync_every = max(1, sync_every)
         self._on_dirty = on_dirty
-        self._operations = 0  # since the last sync
+        self._operations = self._synced = 0  # in all, and of these before the last sync
         self._not_noted = 0  # of these, since the meta file was written
         self._is_syncing = False
         self._read_file = self._read_position = 0
@@ -94,7 +94,7 @@ class DiskQueue:
     @property
     def needs_sync(self) -> bool:
         """Whether anything happened since the last sync."""
-        return self._operations > 0
+        return self._operations > self._synced
 
     def put(self, blocks: Sequence[Block]) -> Mark:
         """Append records, all or none, and return what `undo` takes. No block may be empty.
@@ -182,7 +182,7 @@ class DiskQueue:
         """Drop everything and leave no file; what is put next begins a new one."""
         self._log.info(f"DISKQUEUE({self.name}): emptying")
         self._skip_to_new_file()
-        self._operations = self._not_noted = 0
+        self._synced, self._not_noted = self._operations, 0
         number = self._meta.number()
         self._behind.run(lambda: self._meta.remove(number), self._report)
 
@@ -214,7 +214,7 @@ class DiskQueue:
         if self._writer >= 0:
             self._behind.sync(self._writer)
         self._meta.write(self._positions(), self._meta.number())
-        self._operations = self._not_noted = 0
+        self._synced, self._not_noted = self._operations, 0
 
     def start_sync(self) -> None:
         """Have what was put and read until now made durable; a failure is logged."""
@@ -223,6 +223,7 @@ class DiskQueue:
             work = self._sync(os.dup(self._writer) if self._writer >= 0 else -1, is_open=True)
         except OSError as exc:  # no descriptor left
             self._report(exc)
+            self._on_dirty(self)
             return
         self._is_syncing = True
 
@@ -230,22 +231,21 @@ class DiskQueue:
             self._is_syncing = False
             self._report(error)
             if error is None:  # what happened meanwhile belongs to the next one
-                self._operations = max(0, self._operations - operations)
+                self._synced = max(self._synced, operations)
                 self._start_if_due()
-            if self._operations:
+            if self.needs_sync:
                 self._on_dirty(self)
 
         self._behind.run(work, finished)
 
     def _start_if_due(self) -> None:
-        if self._operations >= self._sync_every and not self._is_syncing:
+        is_due = self._operations - self._synced >= self._sync_every
+        if is_due and not (self._is_syncing or self._behind.is_ending):
             self.start_sync()
 
     def _count(self, operations: int) -> None:
         """Note that something happened which is not on disk yet."""
-        if not self._sync_every:
-            return
-        if not self._operations:
+        if not self.needs_sync:
             self._on_dirty(self)
         self._operations += operations
         self._not_noted += operations
@@ -266,11 +266,8 @@ class DiskQueue:
 
     def _leave_file(self, data: int) -> None:
         """Sync and close a file (-1: none) that is not written or read any more."""
-        if self._sync_every:
-            self._note()
-            self._behind.run(self._sync(data, is_open=False), self._report)
-        elif data >= 0:
-            os.close(data)
+        self._note()
+        self._behind.run(self._sync(data, is_open=False), self._report)
 
     def _sync(self, data: int, *, is_open: bool) -> Work:
         positions, number = self._positions(), self._meta.number()

@@ -336,8 +336,8 @@ class NsqdQueues:
                     # one at a time: other work of the disk thread waits for one sync only
                     await self.disk_thread.wait_for(lambda: None)
 
-    async def close(self) -> None:
-        """Write nsqd.dat and every message that is not finished to disk."""
+    async def close(self) -> bool:
+        """Write nsqd.dat and every message that is not finished to disk; return whether all is."""
         if self.durable is not None:
             with suppress(OSError):  # the publishers were told
                 await self.durable.flush()
@@ -349,8 +349,8 @@ class NsqdQueues:
             except OSError as exc:
                 self.log.error(f"failed to persist metadata - {exc}")
         self.log.info("NSQ: closing topics")
-        for topic in self.topics.values():
-            topic.close()
+        closed = [topic.close() for topic in self.topics.values()]  # all, whatever fails
+        return all(closed)
 
     def abandon(self) -> None:
         """Stop the timers and write nothing, as after a kill."""

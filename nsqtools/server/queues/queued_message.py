@@ -24,10 +24,10 @@ takes the samples. An answer merges both.
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import islice, repeat
+from time import monotonic, time_ns
 
 from ddsketch import DDSketch
 
@@ -255,28 +255,29 @@ class LatencyWindow:
 
     def __init__(self, percentiles: Sequence[float], window_s: float) -> None:
         self.percentiles = tuple(sorted(percentiles, reverse=True))
-        self._half_ns = int(window_s * 1_000_000_000 / 2)
+        self._half_s = window_s / 2
         self._current, self._previous = _sketch(), _sketch()
-        self._turns_at_ns = time.time_ns() + self._half_ns
+        self._turns_at_s = monotonic() + self._half_s
 
     def add(self, published_ns: Iterable[int]) -> None:
         """Enter messages that are finished now, by the time they were published."""
-        now_ns = time.time_ns()
-        self._turn(now_ns)
+        self._turn()
+        now_ns = time_ns()
         for timestamp_ns in published_ns:
             self._current.add(max(0, now_ns - timestamp_ns))
 
-    def _turn(self, now_ns: int) -> None:
-        overdue_ns = now_ns - self._turns_at_ns
-        if overdue_ns < 0:
+    def _turn(self) -> None:
+        now_s = monotonic()
+        overdue_s = now_s - self._turns_at_s
+        if overdue_s < 0:
             return
-        self._previous = self._current if overdue_ns < self._half_ns else _sketch()
+        self._previous = self._current if overdue_s < self._half_s else _sketch()
         self._current = _sketch()
-        self._turns_at_ns = now_ns + self._half_ns
+        self._turns_at_s = now_s + self._half_s
 
     def merge_into(self, sketch: DDSketch) -> None:
         """Add the samples of the last window."""
-        self._turn(time.time_ns())
+        self._turn()
         sketch.merge(self._previous)
         sketch.merge(self._current)
 

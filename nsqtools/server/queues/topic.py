@@ -275,9 +275,12 @@ class Topic:
         self._deferred.clear()
         free_in_steps(self.backlog.delete())
 
-    def close(self) -> None:
-        """Write everything to disk; what fails is logged and does not stop the rest."""
-        self.is_closed = True
+    def close(self) -> bool:
+        """Write everything to disk, and return whether all of it is there.
+
+        What fails is logged and does not stop the rest.
+        """
+        self.is_closed = is_whole = True
         self.backlog.put_in_memory([message for message, _ in self._deferred])
         closings = [(f"CHANNEL({each.name})", each.close) for each in self.channels.values()]
         for what, close in [*closings, (f"TOPIC({self.name})", self.backlog.close)]:
@@ -285,3 +288,5 @@ class Topic:
                 close()
             except Exception as exc:  # of any kind: the others have messages, too
                 self._log.error(f"{what}: failed to close - {str(exc) or repr(exc)}")
+                is_whole = False
+        return is_whole

@@ -17,7 +17,6 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from itertools import pairwise, takewhile
 
 from nsqtools.archive.layout import Head, Member, TimeRange
@@ -50,6 +49,7 @@ from nsqtools.spark.archives.read_settings import (
     BatchLimits,
     ReadSettings,
     StreamSettings,
+    moment,
 )
 
 log = logging.getLogger("nsqtools")
@@ -338,16 +338,14 @@ def narrower(before: TimeRange, now: TimeRange) -> TimeRange:
     offset, and would be silently left out.
     """
     was_since, was_until = before.since_ns, before.until_ns
-    wider = []
+    wider = ""
     if was_since is not None and (now.since_ns is None or now.since_ns < was_since):
-        wider.append(("since", was_since))
-    if was_until is not None and (now.until_ns is None or now.until_ns > was_until):
-        wider.append(("until", was_until))
-    for name, was_ns in wider:
-        moment = datetime.fromtimestamp(was_ns / NS, UTC).isoformat()
+        wider = f"since was {moment(was_since, up=999)}"
+    elif was_until is not None and (now.until_ns is None or now.until_ns > was_until):
+        wider = f"until was {moment(was_until)}"
+    if wider:
         raise ConfigurationError(
-            f"option {name} was {moment} for this checkpoint: messages that were skipped do not "
-            "come again",
+            f"option {wider} for this checkpoint: messages that were skipped do not come again",
             hint="Give it as it was; read the others as a batch, or with a new checkpoint.",
         )
     return now

@@ -163,6 +163,17 @@ def _bounds(column: str, value: object) -> tuple[int | None, int | None]:
     return None, None
 
 
+def moment(timestamp_ns: int | None, *, up: int = 0) -> str | None:
+    """A time in RFC 3339, with as many digits of a second as it needs, down to microseconds.
+
+    With ``up`` nanoseconds it is rounded up: the end of a range then leaves nothing of it out.
+    """
+    if timestamp_ns is None:
+        return None
+    at = datetime(1970, 1, 1) + timedelta(microseconds=(timestamp_ns + up) // 1000)
+    return f"{at.isoformat()}Z"
+
+
 class BatchLimits(NamedTuple):
     """How much a batch takes at most; None for no limit."""
 

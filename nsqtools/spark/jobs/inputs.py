@@ -9,7 +9,7 @@ wrote.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from datetime import date, datetime, timedelta
+from datetime import date
 from functools import reduce
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ from nsqtools.archive.delta import Partition
 from nsqtools.archive.layout import EVER, TimeRange
 from nsqtools.archive.location import Location, spark_url
 from nsqtools.errors import NotFoundError
-from nsqtools.spark.archives.read_settings import BYTES, Bodies
+from nsqtools.spark.archives.read_settings import BYTES, Bodies, moment
 from nsqtools.spark.pyspark_internals import GLOB_PATHS, struct_of
 
 INFERENCE = "spark.sql.sources.partitionColumnTypeInference.enabled"
@@ -120,17 +120,6 @@ def damage_options(damage_path: Location | None) -> dict[str, str]:
 def escaped(delimiter: bytes | None) -> str:
     """A delimiter as the format ``nsq-archive`` reads it; empty for None."""
     return "".join(f"\\x{byte:02x}" for byte in delimiter or b"")
-
-
-def moment(timestamp_ns: int | None, *, up: int = 0) -> str | None:
-    """A time in RFC 3339, with as many digits of a second as it needs, down to microseconds.
-
-    With ``up`` nanoseconds it is rounded up, so that a reader that skips by it misses nothing.
-    """
-    if timestamp_ns is None:
-        return None
-    at = datetime(1970, 1, 1) + timedelta(microseconds=(timestamp_ns + up) // 1000)
-    return f"{at.isoformat()}Z"
 
 
 def read_files(

@@ -22,7 +22,8 @@ from pyspark.sql import functions as F
 from nsqtools.archive.catalog import Inputs
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.text import NS
-from nsqtools.spark.jobs.inputs import Choice, moment, read_messages
+from nsqtools.spark.archives.read_settings import moment
+from nsqtools.spark.jobs.inputs import Choice, read_messages
 
 MOST_ROWS = 100_000
 MOST_GAPS = 1000

@@ -173,6 +173,7 @@ class QueryRows:
 
     def __init__(self, frame: DataFrame) -> None:
         self.columns: list[str] = frame.columns
+        self.twins = [name for name in self.columns if self.columns.count(name) > 1]
         self._frame = frame
         kinds = [each.dataType for each in frame.schema]
         self._timed = [each if "timestamp" in each.simpleString() else None for each in kinds]

@@ -51,12 +51,16 @@ def test_a_measurement_counts_what_nsqd_counts(nsqd: GoNsqd, measure: Measure) -
     e2e = measure("e2e", "-n", "5000", "--batch=10", "--connections=2", QUICK)
     sub = measure("sub", "-n", "10001", "--connections=2")
     part = measure("sub", "-n", "50000", "--for=20ms")
+    one = measure("sub", "-n", "1")
+    idle = measure("pub", "-n", "1", PROMPT, "--connections=2")  # one of which publishes nothing
 
     assert (named["messages"], named["published"], named["consumed"]) == (1234, 1234, None)
     assert (named["bytes"], named["latency_ms"]["count"]) == (1234 * 200, 13)  # batches of 100
     assert nsqd.topic_stats("mine")["message_count"] == 1234
     assert 50 < own["bytes"] / own["messages"] < 100
     assert own["topic"].endswith("#ephemeral")
+    assert one["messages_per_s"] > 0
+    assert idle["client_cpu"] < 2  # of a processor
     latency = e2e["latency_ms"]
     assert e2e["messages"] == latency["count"] == 5000
     assert e2e["published"] == e2e["consumed"] > 5000  # the warm-up
@@ -86,13 +90,15 @@ def test_messages_of_others_do_not_count(
     nsqd: GoNsqd, spawn_nsq: SpawnNsq, measure: Measure
 ) -> None:
     nsqd.create_channel("clicks", "archive")
-    lines = ["short", "a line that is longer than a stamp", "--repeat=2000", "--rate=2000"]
+    lines = ["short", "a line that is longer than a stamp", "--repeat=200000", "--rate=2000"]
     spawn_nsq(["pub", "-t", "clicks", f"--nsqd-tcp-address={nsqd.tcp_address}", *lines])
     wait_until(lambda: nsqd.depth("clicks", "archive") > 0, what="the other publishes")
 
     document = measure("e2e", "-t", "clicks", "--rate=2000", "--for=500ms", QUICK)
     assert document["published"] == document["consumed"]
     assert 0 < document["messages"] <= 1000  # the rate
+    document = measure("sub", "-t", "clicks", "-n", "2000")
+    assert (document["missing"], document["repeated"]) == (0, 0)
 
 
 def test_messages_that_nsqd_discards_are_missed(go_nsqd: MakeNsqd, measure: Measure) -> None:

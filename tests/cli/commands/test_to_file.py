@@ -111,7 +111,7 @@ def test_a_file_in_progress_is_hidden_readable_up_to_its_last_flush_and_of_one_p
 def test_a_raw_file_is_rotated_by_its_size_and_cannot_tell_bodies_apart(to_file: ToFile) -> None:
     to_file.publish(b"one\ntwo", *[b"%05d" % number for number in range(3000)])
 
-    result = to_file.run(*RAW, "--rotate-size", "6000", "-n", "3001")
+    result = to_file.run(*RAW, "--rotate-size", "6000", "--rotate-interval", "0s", "-n", "3001")
 
     *full, last = [path.stat().st_size for path in to_file.finished]
     assert sum(full) + last == 18_008

@@ -27,6 +27,7 @@ from nsqtools.cli.running.runtime import Runtime
 from nsqtools.client.connection_settings import OPTION_OF_FLAG, ConnectionSettings
 from nsqtools.client.options import CLIENT_OPTIONS
 from nsqtools.errors import ConfigurationError
+from nsqtools.settings import config_path
 
 Connect = Callable[..., ConnectionSettings]
 
@@ -152,6 +153,24 @@ def test_what_looks_at_a_cluster_has_the_options_of_the_client_and_for_messages_
         app.run(["given", "-P", "lab", "-X", "max_http_body=2048"], runtime)
     opts = {"max_http_body": "2048", **OPTS}
     assert [each.connection.options for each in got] == [opts, {"tls_v1": "true", **opts}]
+
+
+def test_a_user_without_a_home_has_no_file_in_the_current_directory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unknown(_: int) -> None:
+        raise KeyError
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    for environ in ({}, {"HOME": ""}):
+        assert config_path(environ) == Path("/~/.config/nsqtools/config.toml")
+
+
+def test_a_setting_that_is_there_twice_is_refused(connect: Connect, config: Path) -> None:
+    config.write_text("tls_ca_file = 'a'\ntls-ca-file = 'b'")
+    with pytest.raises(ConfigurationError, match=r"tls-ca-file in .*: it is there twice"):
+        connect()
 
 
 def test_a_commands_defaults_give_way_to_what_the_user_said(connect: Connect) -> None:

@@ -262,6 +262,15 @@ def test_a_topic_is_charted_as_the_sum_over_its_channels_or_each_on_demand(
     expect(told).to_contain_text(f"{LONG} 40")
 
 
+def test_a_chart_is_loaded_again_when_the_clock_is_set_back(
+    site: Site, open_page: OpenPage
+) -> None:
+    page = open_page(site.url + "/topics/orders/billing").page
+    page.locator(".chart canvas").first.wait_for()
+    with page.expect_request("**/series*"):
+        page.evaluate("document.dispatchEvent(new CustomEvent('nsq:point', { detail: { t: 1 } }))")
+
+
 def test_problems_of_a_kind_are_one_line_that_opens_to_what_helps(
     site: Site, open_page: OpenPage
 ) -> None:

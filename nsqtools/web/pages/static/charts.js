@@ -90,7 +90,10 @@
   }
 
   function add(point) {
-    if (!series || (series.t.length && point.t <= series.t[series.t.length - 1])) return;
+    if (!series) return;
+    const last = series.t[series.t.length - 1];
+    if (point.t < last - 60) load(); // the clock was set back
+    if (point.t <= last) return;
     const since = point.t - series.range_s;
     let drop = 0;
     while (drop < series.t.length && series.t[drop] < since) drop += 1;
