@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from plugins.certificates import Certificates
-from plugins.cli import RunNsq, SpawnNsq
+from plugins.cli import RunNsq, SpawnNsq, TerminalNsq
 from plugins.clusters import RunningCluster, ValidJson
 from plugins.daemons import GoNsqd
 from plugins.http_api import Nsqd
@@ -172,6 +172,19 @@ def test_workers_end_with_the_one_who_measures(nsqd: GoNsqd, spawn_nsq: SpawnNsq
 
     assert workers
     wait_until(lambda: not any(map(is_alive, workers)), what="the workers are gone")
+
+
+def test_on_a_terminal_it_shows_progress_and_a_line_for_each_figure(
+    nsqd: GoNsqd, nsq_on_a_terminal: TerminalNsq
+) -> None:
+    command = ["bench", "e2e", "-n", "3000", *nsqd.options]
+    child = nsq_on_a_terminal(command, env={"NO_COLOR": "1"})
+
+    child.expect(r"publishing and consuming: [\d,]+ messages after \d")
+    page = child.read()
+
+    assert re.search(r"mode +e2e", page)
+    assert re.search(r"p99\.9_ms +\d", page)
 
 
 def test_a_topic_behind_tls_is_looked_at_with_the_certificates_given(
