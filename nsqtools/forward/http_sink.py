@@ -73,21 +73,23 @@ REDIRECTS = (301, 302, 303, 307, 308)
 def parse_policy(rules: Iterable[str] = ()) -> dict[int, StatusAction]:
     """Read ``4xx=drop`` and ``404=retry``, on top of what is usual; return what follows from each
     status. Raises `ConfigurationError`."""
-    policy = dict(DEFAULTS)
+    given: dict[str, StatusAction] = {}
     for rule in rules:
         if (match := _RULE.fullmatch(rule)) is None:
             raise ConfigurationError(
                 f"--on-status {rule!r} is not STATUS=ACTION",
                 hint="For example 4xx=drop or 404=retry; actions are ok, retry, drop, dead-letter.",
             )
-        status = match[1].lower()
-        policy[status] = StatusAction(match[2])
-        if status.endswith("xx"):  # more special ones that were not given go with their class
-            for special in [each for each in policy if each[0] == status[0] and each != status]:
-                if policy[special] is DEFAULTS.get(special):
-                    policy[special] = policy[status]
-    every = range(200, 600)
-    return {each: policy.get(str(each)) or policy[f"{each // 100}xx"] for each in every}
+        given[match[1].lower()] = StatusAction(match[2])
+    return {
+        status: next(
+            known[name]
+            for known in (given, DEFAULTS)
+            for name in (str(status), f"{status // 100}xx")
+            if name in known
+        )
+        for status in range(200, 600)
+    }
 
 
 def describe(status: int) -> str:

@@ -33,7 +33,7 @@ from nsqtools.forward.http_requests import (
     RequestSecrets,
     parse_header,
 )
-from nsqtools.forward.http_sink import HttpSettings, HttpSink
+from nsqtools.forward.http_sink import HttpSettings, HttpSink, parse_policy
 from nsqtools.forward.nsq_sink import LoopGuard
 from nsqtools.forward.parcel import Fate, Outcome, Parcel, Report
 from nsqtools.testing import fake_batch
@@ -202,6 +202,18 @@ def test_what_all_endpoints_have_from_two_deliveries_of_it_is_delivered() -> Non
         pool.answer(number, status)
     pool.submit(sink, parcel)
     assert [each.fate.value for each in pool.outcomes] == ["failed", "failed", "delivered"]
+
+
+@pytest.mark.parametrize("rules", [["404=retry", "4xx=drop"], ["4XX=drop", "404=retry"]])
+def test_a_status_of_its_own_is_stronger_than_its_class_in_any_order(rules: list[str]) -> None:
+    policy = parse_policy(rules)
+    assert [policy[status].value for status in (200, 400, 404, 429, 500)] == [
+        "ok",
+        "drop",
+        "retry",
+        "drop",
+        "retry",
+    ]
 
 
 def test_what_no_endpoint_has_answered_may_be_there_from_each() -> None:
