@@ -86,25 +86,6 @@ def test_what_the_fast_way_takes_it_reads_like_the_exact_one(text: bytes, kind: 
         }
 
 
-def test_every_body_comes_back_from_an_archive_and_from_parquet(tmp_path: Path) -> None:
-    bodies = [b"", b"plain", b"\xff\x00", "caf\u00e9 \n\0".encode(), b'{"a": 1}']
-    some = [WireMessage(BASE_NS - n, 1, b"%016d" % n, body) for n, body in enumerate(bodies)]
-    write_archive(tmp_path / "a.log.gz", some[:2], some[2:])
-    (archive,) = find_archives([tmp_path])
-    batches = list(read_batches(archive, lambda *problem: pytest.fail(str(problem))))
-    written = parquet.write(batches, tmp_path / "a.parquet", message_schema())
-
-    rows = [row for batch in parquet.read(written.path) for row in batch.to_pylist()]
-
-    assert [row["ts_ns"] for row in rows] == sorted(row["ts_ns"] for row in rows)
-    found = {
-        row["id"]: row["body"].encode() if row["body_bytes"] is None else row["body_bytes"]
-        for row in rows
-    }
-    assert found == {f"{n:016d}": body for n, body in enumerate(bodies)}
-    assert (written.rows, written.min_ts_ns, written.max_ts_ns) == (5, BASE_NS - 4, BASE_NS)
-
-
 def test_row_groups_of_other_times_are_not_read(tmp_path: Path) -> None:
     (archive,) = find_archives([write_archive(tmp_path / "a.log", MESSAGES)])
     (batch,) = read_batches(archive, print)
