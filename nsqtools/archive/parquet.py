@@ -50,7 +50,7 @@ def write(batches: Iterable[pyarrow.RecordBatch], path: Path, schema: pyarrow.Sc
 
 
 class ParquetWriter:
-    """A file in the making; one that is not closed is removed at the end of ``with``.
+    """A file in the making; ``with`` removes one that is not closed, or that an error ends.
 
     All methods raise ``OSError``.
     """
@@ -82,8 +82,8 @@ class ParquetWriter:
     def __enter__(self) -> ParquetWriter:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        if not self._is_closed:
+    def __exit__(self, error: object, *_: object) -> None:
+        if error is not None or not self._is_closed:
             with suppress(Exception):  # it ends a file that goes
                 self._writer.close()
             self._file.close()

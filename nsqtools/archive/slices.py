@@ -289,7 +289,8 @@ def _converted(values: Any, kind: Any) -> tuple[Any, Any]:
     if all(types.is_integer(each) or types.is_floating(each) for each in (values.type, kind)):
         converted = values.cast(kind, safe=False)
         same = compute.equal(converted.cast(values.type, safe=False), values)
-        return converted, compute.or_kleene(same, values.is_null())
+        nan = types.is_floating(kind)  # which equals nothing
+        return converted, compute.or_kleene(same, values.is_null(nan_is_null=nan))
     return pyarrow.nulls(len(values), kind), values.is_null()
 
 

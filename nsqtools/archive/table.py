@@ -229,13 +229,12 @@ _TIME_PARTITIONS: dict[str, tuple[int, Callable[[Any], str | None]]] = {
 
 
 def _split(batch: Any, keys: Any) -> Iterator[tuple[Any, Any]]:
-    values = keys.unique()
-    if len(values) == 1:
-        yield values[0].as_py(), batch
+    coded = keys.dictionary_encode(null_encoding="encode")  # not a number equals nothing
+    if len(coded.dictionary) == 1:
+        yield coded.dictionary[0].as_py(), batch
         return
-    for value in values:
-        mask = compute.equal(keys, value) if value.is_valid else keys.is_null()
-        yield value.as_py(), batch.filter(mask)
+    for number, value in enumerate(coded.dictionary):
+        yield value.as_py(), batch.filter(compute.equal(coded.indices, number))
 
 
 def stem_of(archive: ArchiveFile, host: str) -> str:
@@ -417,9 +416,11 @@ def convert(
                     break
             known = writer.columns.fields if writer.columns else known
             rows = sum(each.file.rows or 0 for each in made)
-            files = table.commit(made, _app_of(stem), rows)
-            for each in made:
-                Path(each.path).unlink()
+            try:
+                files = table.commit(made, _app_of(stem), rows)
+            finally:
+                for each in made:
+                    Path(each.path).unlink()
         except NotUploadable as exc:
             yield archive, [], str(exc.strerror), 0
         else:

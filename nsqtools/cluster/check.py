@@ -128,6 +128,7 @@ def take_verdict(
         told = {(Kind.CHANNEL_MISSING, each.topic, each.channel) for each in lacking}
         others = (each for each in found if (each.what, each.topic, each.channel) not in told)
         found = [*lacking, *others]
+    found = [each for each in found if not each.topic or wanted.has(each.topic, each.channel)]
     found += _since(before, sample, found)
     problems = {each.key: before.problems.get(each.key, sample.time_s) for each in found}
     nsqds = {**before.nsqds, **sample.started}

@@ -213,7 +213,7 @@ def problems_of(
     """Return what a sample shows, the worst first."""
     window = earlier if earlier is not None and earlier.ago_s >= LEAST_WINDOW_S else Earlier((), 0)
     before = {row.key: row for row in window.totals}
-    found = [*_of_daemons(sample), *_of_topology(sample.rows)]
+    found = [*_of_daemons(sample), *_of_topology(sample)]
     with_channels = {row.topic for row in sample.totals if row.channel}
     paused: defaultdict[tuple[str, str], list[bool]] = defaultdict(list)  # on each nsqd
     for row in sample.rows:
@@ -323,27 +323,26 @@ def _of_window(
         yield of_row(Kind.ON_DISK, f"{now.disk:,} messages are on disk, and they become more", now)
 
 
-def _of_topology(rows: Sequence[QueueRow]) -> Iterator[Problem]:
+def _of_topology(sample: Sample) -> Iterator[Problem]:
     """Where the nsqd of one topic differ. Ephemeral channels come and go with their consumers."""
-    topics: dict[str, dict[str, dict[str, QueueRow]]] = {}
-    for row in rows:
-        channels = topics.setdefault(row.topic, {}).setdefault(row.node, {})
+    having: defaultdict[str, set[str]] = defaultdict(set)  # the topics, among the rows or not
+    for address, _, stats in sample.reports:
+        for each in stats.topics or ():
+            having[each.topic_name].add(address)
+    queues: defaultdict[tuple[str, str], list[QueueRow]] = defaultdict(list)
+    for row in sample.rows:
         if row.channel:
-            channels[row.channel] = row
-    for topic, nodes in topics.items():
-        if len(nodes) == 1:
-            continue
-        for channel in sorted({name for channels in nodes.values() for name in channels}):
-            lacking = [node for node, channels in nodes.items() if channel not in channels]
-            if lacking and not is_ephemeral(channel):
-                text = f"not on {', '.join(sorted(lacking))}"
-                yield Problem(Kind.CHANNEL_MISSING, text, topic, channel)
-            present = [channels[channel] for channels in nodes.values() if channel in channels]
-            has_consumers = any(row.clients for row in present)
-            for row in present:
-                if has_consumers and row.depth and not row.clients and not row.paused:
-                    text = f"{row.depth:,} messages wait, and its consumers are elsewhere"
-                    yield of_row(Kind.NO_CONSUMERS_THERE, text, row)
+            queues[row.topic, row.channel].append(row)
+    for (topic, channel), rows in queues.items():
+        lacking = having[topic].difference(row.node for row in rows)
+        if lacking and not is_ephemeral(channel):
+            text = f"not on {', '.join(sorted(lacking))}"
+            yield Problem(Kind.CHANNEL_MISSING, text, topic, channel)
+        has_consumers = any(row.clients for row in rows)
+        for row in rows:
+            if has_consumers and row.depth and not row.clients and not row.paused:
+                text = f"{row.depth:,} messages wait, and its consumers are elsewhere"
+                yield of_row(Kind.NO_CONSUMERS_THERE, text, row)
 
 
 def problems_of_nodes(nodes: Iterable[NodeStatus], lookupds: Sequence[str]) -> Iterator[Problem]:

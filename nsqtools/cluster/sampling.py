@@ -136,12 +136,12 @@ class SampleFilter(NamedTuple):
         """Return the rows that are wanted."""
         if not self.topics and not self.channels:
             return rows
-        return [
-            row
-            for row in rows
-            if matches(row.topic, self.topics)
-            and (matches(row.channel, self.channels) if row.channel else not self.channels)
-        ]
+        return [row for row in rows if self.has(row.topic, row.channel)]
+
+    def has(self, topic: str, channel: str) -> bool:
+        """Tell whether a channel is wanted, or with ``""`` the topic itself."""
+        is_wanted = matches(channel, self.channels) if channel else not self.channels
+        return is_wanted and matches(topic, self.topics)
 
     def check(self, rows: Sequence[QueueRow], failures: Sequence[DaemonFailure] = ()) -> None:
         """Raise `NotFoundError` for a name or pattern that no row has: an alarm must not be silent

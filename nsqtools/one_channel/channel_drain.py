@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Container
 from contextlib import ExitStack
+from dataclasses import replace
 from threading import Event
 from typing import NamedTuple
 
@@ -101,6 +102,8 @@ class ChannelDrain:
         arrived = Event()
         consumers: dict[Queue, Consumer] = {}
         keys = [(move.topic, move.channel) for move in moves]
+        share = -(-self._options.max_in_flight_bytes // len(keys))  # each would hold that much
+        options = replace(self._options, max_in_flight_bytes=share)
         for key in keys:  # before any message waits here, as its attempts would count
             self._publisher.join(*key)
         with ExitStack() as stack:
@@ -108,7 +111,7 @@ class ChannelDrain:
                 consumers[key] = Consumer(
                     *key,
                     nsqd_tcp_addresses=address,
-                    options=self._options,
+                    options=options,
                     _backlog=Backlog(arrived.set),
                 )
                 stack.callback(consumers[key].abort)

@@ -4,8 +4,9 @@
     session              a Spark session that keeps the terminal clean: spark_settings, java;
                          failures explains its errors
     doctor               why Spark would not work here
-    archive_format,      the classes that Spark loads: nsq-archive, and nsq. They are thin, and with
-    nsq_format           stream_format the only modules that import PySpark on top
+    archive_format,      the classes that Spark loads: nsq-archive, nsq, and nsq-table for our own
+    nsq_format,          use. They are thin; beside them, stream_format, nsq_writer and jobs nothing
+    table_format         imports PySpark on top
     archives/            nsq-archive as plain objects: files, offsets, partitions, reading
     topic_stream         a live topic as an archive that this process writes, and as a stream
     publishing/          the sink as plain objects: rows into topics, ledger, dead letters

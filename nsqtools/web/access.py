@@ -90,6 +90,11 @@ class WebSettings:
                 f"--allow-changes on {self.listen} would let anyone who reaches it delete topics",
                 hint="Give --auth, or --admin-user with --trusted-proxy, or listen on 127.0.0.1.",
             )
+        if self.admin_users and not self.knows_users:
+            raise ConfigurationError(
+                "--admin-user lets nobody change anything where no user is known",
+                hint="Give --auth, or --trusted-proxy for the proxy that names the user.",
+            )
 
     @property
     def host(self) -> str:

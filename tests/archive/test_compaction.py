@@ -36,7 +36,7 @@ from nsqtools.archive.lease import StoredNumbers
 from nsqtools.archive.location import Location, StoredPlace, parse_place
 from nsqtools.archive.members import gzip_members
 from nsqtools.archive.part_file import Directories, PartFile, finish
-from nsqtools.archive.slices import NOTES, Done, Job, Settings, deduplicated, run_job
+from nsqtools.archive.slices import NOTES, Done, Job, Settings, deduplicated, fitted, run_job
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.archive.table import TablePlan, convert
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
@@ -282,6 +282,13 @@ def test_days_without_messages_are_none_of_a_file_where_a_clock_was_wrong(tmp_pa
     told = compact(tmp_path / "in", tmp_path / "out")
     assert [len(each.files) for each in told.partitions] == [1, 1]
     assert done(told) == (3, 0)
+
+
+@pytest.mark.parametrize(("kind", "errors"), [("double", 0), ("int64", 1)])
+def test_what_is_not_a_number_fits_a_wider_column_of_such(kind: str, errors: int) -> None:
+    batch = pyarrow.record_batch({"n": pyarrow.array([float("nan"), 1], pyarrow.float32())})
+    schema = pyarrow.schema([("n", kind), ("_error", "string")])
+    assert fitted(batch, schema, BodyKind.json)["_error"].null_count == 2 - errors
 
 
 def test_a_file_of_a_table_is_taken_alone(tmp_path: Path) -> None:

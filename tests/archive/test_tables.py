@@ -27,7 +27,7 @@ from nsqtools.archive.columns import (
 from nsqtools.archive.delta import INGESTED, DeltaCatalog, TableFile
 from nsqtools.archive.finding import find_archives
 from nsqtools.archive.landing import Lander, Landings
-from nsqtools.archive.layout import Head, TimeRange
+from nsqtools.archive.layout import Head, TimeRange, index_of
 from nsqtools.archive.storage import LocalStorage
 from nsqtools.archive.storage_objects import ObjectStorage
 from nsqtools.archive.table import _TIMES, TablePlan, convert
@@ -84,25 +84,6 @@ def test_what_the_fast_way_takes_it_reads_like_the_exact_one(text: bytes, kind: 
         assert {name: few[name] for name in some if name != "pos"} == {
             name: fast[name] for name in some if name != "pos"
         }
-
-
-def test_every_body_comes_back_from_an_archive_and_from_parquet(tmp_path: Path) -> None:
-    bodies = [b"", b"plain", b"\xff\x00", "caf\u00e9 \n\0".encode(), b'{"a": 1}']
-    some = [WireMessage(BASE_NS - n, 1, b"%016d" % n, body) for n, body in enumerate(bodies)]
-    write_archive(tmp_path / "a.log.gz", some[:2], some[2:])
-    (archive,) = find_archives([tmp_path])
-    batches = list(read_batches(archive, lambda *problem: pytest.fail(str(problem))))
-    written = parquet.write(batches, tmp_path / "a.parquet", message_schema())
-
-    rows = [row for batch in parquet.read(written.path) for row in batch.to_pylist()]
-
-    assert [row["ts_ns"] for row in rows] == sorted(row["ts_ns"] for row in rows)
-    found = {
-        row["id"]: row["body"].encode() if row["body_bytes"] is None else row["body_bytes"]
-        for row in rows
-    }
-    assert found == {f"{n:016d}": body for n, body in enumerate(bodies)}
-    assert (written.rows, written.min_ts_ns, written.max_ts_ns) == (5, BASE_NS - 4, BASE_NS)
 
 
 def test_row_groups_of_other_times_are_not_read(tmp_path: Path) -> None:
@@ -289,6 +270,16 @@ def test_a_landing_names_what_was_written_down_and_is_damaged(tmp_path: Path) ->
     landings.close()
 
 
+def test_each_message_is_in_one_partition_whatever_its_value_equals(tmp_path: Path) -> None:
+    fields = {"properties": {"n": {"type": "number"}}}
+    plan = TablePlan(str(tmp_path / "lake"), False, "h", BodyKind.json, fields, ("n",))
+    bodies = [b'{"n": NaN}', b'{"n": 0.0}', b'{"n": -0.0}', b"{}"]
+    some = [WireMessage(BASE_NS, 1, b"%016d" % n, body) for n, body in enumerate(bodies)]
+    path = write_archive(tmp_path / "a.log", some)
+    [(_, files, problem, _)] = convert(find_archives([path]), plan, tmp_path)
+    assert (problem, [each.rows for each in files]) == ("", [1, 1, 1, 1])
+
+
 @pytest.mark.parametrize("is_delta", [False, True])
 def test_an_archive_is_converted_once_and_what_is_left_out_is_said(
     tmp_path: Path, is_delta: bool, monkeypatch: pytest.MonkeyPatch
@@ -327,3 +318,8 @@ def test_an_archive_is_converted_once_and_what_is_left_out_is_said(
     bare.write_bytes(b'{"n": 4}\n{"n": 2}\n{"n": 3}\n')  # another one under its name
     assert convert_again(bare) == (3, "")
     assert sum(each.messages or 0 for each in find_archives([plan.url])) == 3 + 2 + 3
+
+    index = index_of(write_archive(tmp_path / "damaged" / "a.log", some, head=Head("b" * 32, 1)))
+    index.write_bytes(index.read_bytes().replace(b" 4 ", b" 5 "))
+    assert "5 in its index" in convert_again(tmp_path / "damaged")[1]
+    assert list(drafts.iterdir()) == []  # where thousands of damaged files had to fit

@@ -202,18 +202,6 @@ def test_bodies_that_contain_the_delimiter_are_counted_once_each(topic: Topic) -
     assert writer.totals.ambiguous == 2
 
 
-def test_partitions_by_message_time_are_written_side_by_side(topic: Topic) -> None:
-    writer = topic.writer(by_message_time=True)
-    writer.take(topic.source.deliver(1), NOW_S)
-    writer.take(topic.source.deliver(2, days=-1), NOW_S)
-    writer.take(topic.source.deliver(3), NOW_S)
-    writer.rotate(NOW_S, all_files=True)
-    out = topic.out
-    assert [path.name for path in finished_files(out)] == ["2026-09-20-000000", "2026-09-21-000000"]
-    assert lines_of(out) == [b"body 2", b"body 1", b"body 3"]
-    assert sorted(topic.source.finished) == ids(1, 2, 3)
-
-
 def test_a_partition_that_is_quiet_is_finished(topic: Topic) -> None:
     writer = topic.writer(by_message_time=True)
     writer.take(topic.source.deliver(1, days=-1), NOW_S)
@@ -223,6 +211,8 @@ def test_a_partition_that_is_quiet_is_finished(topic: Topic) -> None:
     assert len(parts(topic.out)) == 1
     writer.rotate(NOW_S - 3600)  # the clock was set back
     assert parts(topic.out) == []
+    assert lines_of(topic.out) == [b"body 1", b"body 2"]
+    assert topic.source.finished == ids(1, 2)
 
 
 def test_a_file_is_finished_as_soon_as_it_is_full(topic: Topic) -> None:

@@ -6,8 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from plugins.archives import numbered, write_archive
-from plugins.servers import AnyNsqd
+from plugins.embedded import EmbeddedServer
 from plugins.waiting import patience_s
 
 from nsqtools.demo.story import demo_stage
@@ -27,31 +28,26 @@ def plant(here: Path) -> Path:
     return ran
 
 
-def test_the_workers_of_a_measurement_run_nothing_of_the_current_directory(
-    any_nsqd: AnyNsqd, nsq_env: dict[str, str], tmp_path: Path
+@pytest.mark.parametrize(
+    "command",
+    [
+        "bench pub -t clicks -n 100 --nsqd-tcp-address=NSQD",
+        "archive compact ARCHIVES -o ARCHIVES.lake --processes 2",
+    ],
+)
+def test_the_processes_of_a_command_run_nothing_of_the_current_directory(
+    quick_nsqd: EmbeddedServer, nsq_env: dict[str, str], tmp_path: Path, command: str
 ) -> None:
     (here := tmp_path / "cloned").mkdir()
-    ran, nsqd = plant(here), any_nsqd()
-    nsqd.create_topic("clicks")
-    command = [NSQ, "bench", "pub", "-t", "clicks", "-n", "100", *nsqd.options]
-    done = subprocess.run(
-        command, cwd=here, env=nsq_env, capture_output=True, timeout=patience_s(60)
-    )
-
-    assert (done.returncode, ran.exists()) == (0, False), done.stderr
-
-
-def test_the_processes_of_a_compaction_run_nothing_of_the_current_directory(
-    nsq_env: dict[str, str], tmp_path: Path
-) -> None:
-    (here := tmp_path / "cloned").mkdir()
-    ran = plant(here)
-    archives = tmp_path / "archives"
+    ran, archives = plant(here), tmp_path / "archives"
+    quick_nsqd.create_topic("clicks")
     for topic in ("clicks", "orders"):
         write_archive(archives / f"{topic}.log.gz", numbered(0, 10), topic=topic)
-    command = [NSQ, "archive", "compact", archives, "-o", tmp_path / "lake", "--processes", "2"]
+    places = {"NSQD": quick_nsqd.tcp_address, "ARCHIVES": str(archives)}
+    for name, place in places.items():
+        command = command.replace(name, place)
     done = subprocess.run(
-        command, cwd=here, env=nsq_env, capture_output=True, timeout=patience_s(60)
+        [NSQ, *command.split()], cwd=here, env=nsq_env, capture_output=True, timeout=patience_s(60)
     )
 
     assert (done.returncode, ran.exists()) == (0, False), done.stderr

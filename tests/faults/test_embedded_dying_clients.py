@@ -14,7 +14,6 @@ import ssl
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -128,32 +127,6 @@ def test_a_quiet_consumer_gets_its_messages_whoever_dies(
         wait_until(lambda: len(os.listdir(descriptors)) <= before, what="their sockets are closed")
     assert "Exception in callback" not in nsqd.log
     assert "Fatal error" not in nsqd.log
-
-
-@pytest.mark.parametrize("deaths", [200, slow(2000)])
-def test_publishers_that_die_beside_busy_ones_stop_nobody(
-    nsqd: EmbeddedNsqdProcess, deaths: int
-) -> None:
-    publish = mpub("busy#ephemeral", [b"x" * 20] * 900)
-    is_over = threading.Event()
-
-    def be_busy() -> None:
-        with RawClient(nsqd.tcp_address) as client:
-            client.send(publish * 6)
-            while not is_over.is_set():
-                assert client.ask(publish) == b"OK"
-
-    with quiet_consumer(nsqd.tcp_address) as get_a_message, ThreadPoolExecutor(8) as threads:
-        busy = [threads.submit(be_busy) for _ in range(8)]
-        try:
-            for number in range(deaths):
-                die(nsqd.tcp_address, "", CUT_OFF, "closes")
-                if number % 20 == 0:
-                    get_a_message()
-            get_a_message()
-        finally:
-            is_over.set()
-    assert [each.result() for each in busy] == [None] * 8
 
 
 def is_closed(client: RawClient) -> bool:

@@ -8,16 +8,14 @@ with SIGTERM: the Go nsqd keeps no promise about what it confirmed when it is ki
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
-import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,9 +26,11 @@ from plugins.embedded import EmbeddedServer
 from plugins.examples import slow
 from plugins.http_api import Nsqd
 from plugins.http_server import MakeServer
-from plugins.ports import ReservedPort
+from plugins.readme import parse
 from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
+
+from nsqtools.records.envelope import decode
 
 TOPIC, CHANNEL = "clicks", "mirror"
 DEADLINE_S = patience_s(60.0)
@@ -202,73 +202,34 @@ def test_to_exec(
     run.check(done.read_bytes().splitlines(), kills)
 
 
-# -- a sink of one's own --------------------------------------------------------------------------
-
-FOUND = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
-PROGRAM = Path(__file__).parents[1] / "examples" / "postgres_sink.py"
-ROWS = "SELECT count(*), count(DISTINCT body->>'n') FROM messages"
+GUIDE = Path(__file__).parents[2] / "man" / "nsq-python.7.md"
 
 
-class Postgres:
-    """A server in a directory of its own; it refuses to run as root."""
-
-    def __init__(self, directory: str) -> None:
-        self._port = ReservedPort()
-        self.dsn = f"host=127.0.0.1 port={self._port.number} user=postgres dbname=postgres"
-        self._data, self._bin = f"{directory}/data", FOUND[-1].parent
-        self._user = {"user": "postgres", "group": "postgres"} if os.getuid() == 0 else {}
-        if self._user:
-            shutil.chown(directory, "postgres")
-        initdb = [self._bin / "initdb", "-U", "postgres", "-A", "trust", "-D", self._data]
-        subprocess.run(initdb, check=True, capture_output=True, cwd=directory, **self._user)
-        self.start()
-
-    def start(self) -> None:
-        flags = ["-D", self._data, "-p", str(self._port.number), "-k", "", "-h", "127.0.0.1"]
-        how = {"start_new_session": True, "cwd": "/", **self._user}
-        silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        self._process = subprocess.Popen([self._bin / "postgres", *flags], **silent, **how)
-
-    def kill(self) -> None:
-        os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(patience_s(10))
-
-    def restart(self) -> None:
-        self.kill()
-        self.start()
-
-
-@pytest.fixture
-def postgres() -> Iterator[Postgres]:
-    pytest.importorskip("psycopg")
-    if not FOUND:
-        pytest.skip("PostgreSQL is not installed")
-    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
-        server = Postgres(directory)
-        yield server
-        server.kill()
-
-
-@pytest.mark.slow
-def test_each_message_is_one_row_while_postgresql_and_the_program_are_killed(
-    go_nsqd: MakeNsqd, postgres: Postgres, tmp_path: Path
+@pytest.mark.parametrize(("messages", "kills"), [(5_000, 2), slow(50_000, 10)])
+def test_a_sink_of_ones_own(
+    quick_nsqd: EmbeddedServer, tmp_path: Path, messages: int, kills: int
 ) -> None:
-    """The sink of nsq-python(7)."""
-    import psycopg
-
-    letters, nsqd = tmp_path / "letters", go_nsqd("-msg-timeout=2s")
-    words = [sys.executable, PROGRAM, postgres.dsn, nsqd.tcp_address, TOPIC, CHANNEL, letters]
-    run = Forwarding(nsqd, 500, lambda: subprocess.Popen(words))
-    run.body = b'{"n": %d}'
-    bad = [b"not JSON %d" % number for number in range(5)]
-    nsqd.publish(TOPIC, *bad)
+    """That of the guide."""
+    blocks = [b for b in parse(GUIDE.name, GUIDE.read_text()) if b.heading == "A sink of your own"]
+    program = blocks[0].text
+    in_flight = 'options={"max_in_flight": "500"}'
+    changes = {"127.0.0.1:4150": quick_nsqd.tcp_address, "exit_idle_s=2": in_flight}
+    for old, new in {**changes, '"sqlite"': f'"{CHANNEL}"'}.items():
+        assert old in program
+        program = program.replace(old, new)
+    words = [sys.executable, "-c", program]
+    run = Forwarding(quick_nsqd, 500, lambda: subprocess.Popen(words, cwd=tmp_path))
+    bad = [b"\xff%d" % number for number in range(5)]
+    quick_nsqd.publish(TOPIC, *bad)
+    run.publish(messages)
     try:
-        run.survive([postgres.restart, run.kill] * 5, status=0)
+        run.survive([run.kill] * kills, status=-signal.SIGTERM)
     finally:
         run.process.kill()
         run.process.wait()
 
-    with psycopg.connect(postgres.dsn) as database:
-        assert database.execute(ROWS).fetchall() == [(len(run.published), len(run.published))]
-    dead = {json.loads(line)["body"] for line in letters.read_text().splitlines()}
-    assert dead == {body.decode() for body in bad}
+    with sqlite3.connect(tmp_path / "orders.db") as database:
+        rows = database.execute("SELECT body FROM rows").fetchall()
+    run.check([body.encode() for (body,) in rows], kills)
+    letters = (tmp_path / "failed.jsonl").read_bytes().splitlines()
+    assert {decode(line).body for line in letters} == {*bad}

@@ -1,11 +1,11 @@
 """Everything at once for a long time: every message accounted for, nothing grows.
 
 Numbered messages are published to a Go and a durable embedded nsqd by ``nsq pub`` and a Producer.
-Archivers, a tail, a forwarder, a command, a Consumer of threads and one of asyncio, whose handler
-publishes, take them, each from a channel of its own; ten viewers look at the console; now and then
-an archive is published again to one channel. Meanwhile daemons are restarted, paused and (the
-durable one) killed, commands are killed, and topics come and go. At the end every number must have
-come through each of them, and no process may have grown since the second quarter of the time.
+Archivers, a tail, a forwarder, a command, and a Consumer of asyncio, whose handler publishes, take
+them, each from a channel of its own; ten viewers look at the console. Meanwhile daemons are
+restarted, paused and (the durable one) killed, commands are killed, and topics come and go. At the
+end every number must have come through each of them, and no process may have grown since the
+second quarter of the time.
 
 ``-m slow`` runs it for two hours, or ``NSQTOOLS_SOAK_S`` seconds. The Go nsqd ends by SIGTERM: it
 promises nothing for kill -9.
@@ -31,21 +31,19 @@ from statistics import median
 from typing import NamedTuple
 
 import pytest
-from plugins.archives import bodies_at, unfinished, write_archive
+from plugins.archives import bodies_at, unfinished
 from plugins.cli import NSQ
 from plugins.daemons import EmbeddedNsqdProcess, GoNsqd, GoNsqlookupd
 from plugins.servers import DataPath, MakeLookupd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import Producer, PublishError
-from nsqtools.protocol.frames import WireMessage
 
-TOPIC, COPY, DONE, ONCE = "soak", "soak.copy", "soak.done", "soak.once"
-CHANNELS = ("archive", "lake", "tailed", "mirror", "exec", "library", "tasks")
+TOPIC, COPY, DONE = "soak", "soak.copy", "soak.done"
+CHANNELS = ("archive", "lake", "tailed", "mirror", "exec", "tasks")
 KILLED = ("archiver", "lake", "forwarder", "exec", "tasks")
 RATE = 200  # messages a second to each nsqd
 VIEWERS = 10
-AGAIN = 50  # messages of an archive that is published again
 SAMPLES = 40
 GROWTH_MB = 8.0  # and a tenth: what a heap may do without a leak
 GROWTH_DESCRIPTORS = 8  # connections of a moment: a lookup, a connection that is replaced
@@ -58,15 +56,6 @@ with open(sys.argv[1], "a") as out:
         out.write(json.loads(line)["body"] + "\\n")
         out.flush()
         print("ok", flush=True)
-"""
-LIBRARY = f"""
-import sys
-from nsqtools import ClientOptions, Consumer
-
-options = ClientOptions(lookupd_poll_interval_s=1, reconnect_base_s=0.05)
-consumer = Consumer("{TOPIC}", "library", lookupd_http_addresses=sys.argv[1], options=options)
-with open(sys.argv[2], "a") as out:
-    consumer.run(lambda each: print(each.body.decode(), file=out, flush=True), signals=True)
 """
 TASKS = f"""
 import asyncio, sys
@@ -118,7 +107,6 @@ class Soak:
     costs: dict[str, list[Cost]] = field(default_factory=dict)
     faults: int = 0
     published: int = 0
-    again: int = 0  # messages that were published again to one channel
     views: int = 0
     console: str = ""  # its address
     taking: threading.Lock = field(default_factory=threading.Lock)
@@ -145,8 +133,6 @@ class Soak:
             "archiver of copies": f"{to_file}/copies -t {COPY} -t {DONE} -c archive --create",
             "lake": f"{to_file}/lake -t {TOPIC} -c lake --store parquet",
             "tail": f"tail -t {TOPIC} -c tailed {consume}",
-            "tail again": f"tail -t {ONCE} -c again {consume}",
-            "tail others": f"tail -t {ONCE} -c others {consume}",
             "forwarder": f"to-nsq -t {TOPIC} -c mirror --destination-topic {COPY}"
             f" {' '.join(where)} {consume}",
             "console": f"web --listen 127.0.0.1:0 {lookupd}",
@@ -156,10 +142,8 @@ class Soak:
         write_down = (sys.executable, "-c", WRITE_DOWN, str(self.directory / "exec.numbers"))
         to_exec = f"to-exec -t {TOPIC} -c exec --persistent {consume} --"
         self.start("exec", *NSQ, *to_exec.split(), *write_down)
-        address, numbers = self.lookupd.http_address, str(self.directory / "library.numbers")
-        self.start("library", sys.executable, "-c", LIBRARY, address, numbers)
         nsqds = [nsqd.tcp_address for nsqd in self.nsqds]
-        self.start("tasks", sys.executable, "-c", TASKS, address, *nsqds)
+        self.start("tasks", sys.executable, "-c", TASKS, self.lookupd.http_address, *nsqds)
         for number, nsqd in enumerate(self.nsqds):
             words = f"pub -t {TOPIC} {publish} --nsqd-tcp-address {nsqd.tcp_address}"
             self.start(f"publisher {number}", *NSQ, *words.split())
@@ -200,24 +184,6 @@ class Soak:
                         with suppress(PublishError):
                             producer.publish(TOPIC, b"%d" % number)
                             break
-
-    def replay(self, interval_s: float) -> None:
-        """Publish an archive again to one channel, until each of its messages is confirmed."""
-        for number in self.ticks(interval_s):
-            path = self.directory / f"once-{number}.jsonl"
-            sent = range(self.again, self.again + AGAIN)
-            messages = [WireMessage(10**18 + n, 1, b"%016d" % n, b"%d" % n) for n in sent]
-            write_archive(path, messages, topic=ONCE)
-            where = f"--lookupd-http-address {self.lookupd.http_address}"
-            where += f" --lookupd-tcp-address {self.lookupd.tcp_address}"
-            words = f"replay {path} --yes --channel again --data-path {path}.nsqd {where}"
-            for _ in range(10):  # a daemon that is away ends it; it continues
-                command = [*NSQ, *words.split()]
-                ran = subprocess.run(command, env=self.environment, capture_output=True)
-                if ran.returncode == 0:
-                    break
-            assert ran.returncode == 0, ran.stderr.decode()
-            self.again += AGAIN
 
     def view(self, page: str) -> None:
         """Look at a page of the console every second."""
@@ -276,7 +242,7 @@ class Soak:
             assert publisher.stdin is not None
             publisher.stdin.close()
             assert publisher.wait(patience_s(150)) == 0, self.log(f"publisher {number}")
-        others = [(COPY, "archive"), (DONE, "archive"), (ONCE, "again")]
+        others = [(COPY, "archive"), (DONE, "archive")]
         for topic, channel in [*((TOPIC, each) for each in CHANNELS), *others]:
             for nsqd in (each for each in self.nsqds if each.stats(topic)["topics"]):
                 wait_until(
@@ -288,8 +254,8 @@ class Soak:
             if not name.startswith("publisher"):
                 assert process.poll() is None, self.log(name)
                 process.send_signal(signal.SIGTERM)
-                ends = (0, -signal.SIGTERM) if name in ("library", "tasks") else (143,)
-                assert process.wait(patience_s(60)) in ends, self.log(name)
+                ends = 0 if name == "tasks" else 143
+                assert process.wait(patience_s(60)) == ends, self.log(name)
 
     def log(self, name: str) -> str:
         return f"{name}: {(self.directory / f'{name}.log').read_text()}"
@@ -300,7 +266,7 @@ class Soak:
         for topic in (COPY, DONE):
             places[topic] = [*self.directory.glob(f"copies/{topic}.*")]
         found = {name: bodies_at(*archives) for name, archives in places.items()}
-        for file in ("tail.out", "exec.numbers", "library.numbers", "tail again.out"):
+        for file in ("tail.out", "exec.numbers"):
             found[file] = (self.directory / file).read_bytes().split()
         return {name: list(map(int, numbers)) for name, numbers in found.items()}
 
@@ -338,20 +304,17 @@ def soak_for(soak: Soak, duration_s: float) -> None:
     for nsqd in soak.nsqds:
         for channel in CHANNELS:
             nsqd.create_channel(TOPIC, channel)
-        nsqd.create_channel(ONCE, "again")
-        nsqd.create_channel(ONCE, "others")
     soak.start_commands(max(5.0, duration_s / 240))
     address = re.compile(r"http://[0-9.:]+")
     soak.console = wait_until(
         lambda: address.search(soak.log("console")), what="the console", timeout_s=20
     )[0]
-    with ThreadPoolExecutor(6 + VIEWERS) as pool:
+    with ThreadPoolExecutor(5 + VIEWERS) as pool:
         doing = [
             pool.submit(soak.publish),
             pool.submit(soak.produce),
             pool.submit(soak.disturb, min(30.0, max(duration_s / 14, WITHOUT_FAULTS_S))),
             pool.submit(soak.churn, 2.0),
-            pool.submit(soak.replay, max(duration_s / 40, 2.0)),
             pool.submit(soak.measure, duration_s / SAMPLES),
             *(pool.submit(soak.view, ("/", "/metrics")[n % 2]) for n in range(VIEWERS)),
         ]
@@ -363,16 +326,13 @@ def soak_for(soak: Soak, duration_s: float) -> None:
             each.result()
     soak.finish()
     print(f"{soak.published} messages, {soak.faults} faults, {soak.views} views")
-    print(f"{soak.again} published again")
     for name, costs in soak.costs.items():
         print(f"{name}: {costs[len(costs) // 4]}, at the end {costs[-1]}")
     arrived = soak.arrived()
-    assert set(arrived.pop("tail again.out")) == set(range(soak.again))
-    assert (soak.directory / "tail others.out").read_bytes() == b""
     everything = set(range(soak.published))
     missing = {name: sorted(everything - set(numbers))[:10] for name, numbers in arrived.items()}
     assert not any(missing.values()), missing
-    assert min(soak.published, soak.faults, soak.again, soak.views) > 0
+    assert min(soak.published, soak.faults, soak.views) > 0
 
 
 @pytest.fixture

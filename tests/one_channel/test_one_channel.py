@@ -32,7 +32,7 @@ from nsqtools.client.options import ClientOptions
 from nsqtools.client.producer import Producer
 from nsqtools.cluster.directory import Cluster, ClusterAddresses
 from nsqtools.errors import OutputError, PublishError
-from nsqtools.one_channel import temporary_nsqd
+from nsqtools.one_channel import channel_drain, temporary_nsqd
 from nsqtools.one_channel.channel_drain import plan_channel_moves
 from nsqtools.one_channel.channel_publisher import ChannelPublisher
 from nsqtools.one_channel.temporary_nsqd import MARK, TemporaryNsqd
@@ -544,8 +544,17 @@ def test_no_channel_waits_until_another_is_empty_and_a_stop_waits_for_neither(
         if len(taken) == 10:
             self.stop()
 
+    shares: list[int] = []
+
+    class Sharing(Consumer):
+        def __init__(self, *args: Any, options: ClientOptions, **more: Any) -> None:
+            shares.append(options.max_in_flight_bytes)
+            super().__init__(*args, options=options, **more)
+
+    monkeypatch.setattr(channel_drain, "Consumer", Sharing)
     monkeypatch.setattr(ChannelPublisher, "take_over", slowly)
     result = run_nsq(["drain", source.http_address, *consumed.options("--yes")])
 
     assert result.status == 6, result.err
     assert (len(taken), set(taken)) == (10, set(CHANNELS[:2]))
+    assert sum(shares) == ClientOptions().max_in_flight_bytes

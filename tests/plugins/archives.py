@@ -34,10 +34,10 @@ from nsqtools.records.naming import Codec
 BEGIN_NS = 1_790_000_000 * 10**9  # 2026-09-21T14:13:20Z
 
 
-def numbered(first: int, last: int) -> list[WireMessage]:
-    """Messages, one a second, whose ids and bodies say which they are."""
+def numbered(first: int, last: int, step_ns: int = 10**9) -> list[WireMessage]:
+    """Messages, by default one a second, whose ids and bodies say which they are."""
     return [
-        WireMessage(BEGIN_NS + n * 10**9, 1, b"%016x" % n, b"body %d" % n)
+        WireMessage(BEGIN_NS + n * step_ns, 1, b"%016x" % n, b"body %d" % n)
         for n in range(first, last)
     ]
 

@@ -45,7 +45,6 @@ QUICK = (
     "transport",
     "test_architecture.py",
     "test_public_api.py",
-    "test_settings.py",
     "test_startup.py",
 )
 

@@ -18,11 +18,29 @@ from plugins.waiting import patience_s
 WAIT_S = patience_s(15.0)
 
 
-class Waiting:
-    """Waits for ``lines``, those of a screen, while something else goes on."""
+class TerminalScreen:
+    """A program on a terminal of some columns and lines."""
+
+    def __init__(self, child: pexpect.spawn[bytes], columns: int, lines: int) -> None:
+        self.child = child
+        self._screen = pyte.Screen(columns, lines)
+        self._stream = pyte.ByteStream(self._screen)
+        self.raw = b""  # all that was written
+
+    @property
+    def lines(self) -> list[str]:
+        """The screen as it is, without the blanks at the ends."""
+        return [line.rstrip() for line in self._screen.display]
+
+    @property
+    def selected(self) -> str:
+        """The last of the lines that are shown in reverse."""
+        cells = self._screen.buffer
+        return [line for n, line in enumerate(self.lines) if cells[n][0].reverse][-1]
 
     def press(self, *keys: str) -> None:
-        """Press keys."""
+        """Type something; the program sees it as one read."""
+        self.child.send("".join(keys))
 
     def see(self, keys: str | Sequence[str], *texts: str, gone: str = "") -> list[str]:
         """Press keys, then `wait_for`."""
@@ -48,28 +66,6 @@ class Waiting:
             self.go_on()
         return self.lines
 
-    def go_on(self) -> object:
-        """Let something happen."""
-
-
-class TerminalScreen(Waiting):
-    """A program on a terminal of some columns and lines."""
-
-    def __init__(self, child: pexpect.spawn[bytes], columns: int, lines: int) -> None:
-        self.child = child
-        self._screen = pyte.Screen(columns, lines)
-        self._stream = pyte.ByteStream(self._screen)
-        self.raw = b""  # all that was written
-
-    @property
-    def lines(self) -> list[str]:
-        """The screen as it is, without the blanks at the ends."""
-        return [line.rstrip() for line in self._screen.display]
-
-    def press(self, *keys: str) -> None:
-        """Type something; the program sees it as one read."""
-        self.child.send("".join(keys))
-
     def resize(self, columns: int, lines: int) -> None:
         """Give the window another size, as dragging its corner does."""
         self._screen.resize(lines, columns)
@@ -84,6 +80,7 @@ class TerminalScreen(Waiting):
         return status
 
     def go_on(self) -> bool:
+        """Read what it writes in a moment; whether it may write more."""
         try:
             data = self.child.read_nonblocking(65536, timeout=0.1)
         except pexpect.TIMEOUT:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plugins.archives import Writer, write_archive
+from plugins.archives import Writer, numbered, write_archive
 from plugins.object_store import BetweenPages, Bucket
 from plugins.waiting import patience_s
 
@@ -37,12 +37,7 @@ from nsqtools.spark.archives.partitions import ReadPartition, plan_batch
 from nsqtools.spark.archives.read_settings import BatchLimits, ReadSettings, StreamSettings
 from nsqtools.spark.spark_settings import SparkSettings, needed_packages, spark_home
 
-BEGIN, HOUR_NS = 1_790_000_000_000_000_000, 3600 * 10**9
-
-
-def messages(first: int, count: int) -> list[WireMessage]:
-    numbers = range(first, first + count)
-    return [WireMessage(BEGIN + n, 1, b"%016x" % n, b"body %d" % n) for n in numbers]
+HOUR_NS = 3600 * 10**9
 
 
 def upload(bucket: Bucket, directory: Path, prefix: str = "archive") -> StoredPlace:
@@ -60,11 +55,11 @@ def local(tmp_path: Path) -> Path:
     (directory / "old").mkdir(parents=True)
     writer = Writer(directory, topic="clicks")
     for number in range(4):
-        writer.write(messages(number * 10, 5))
-        writer.write(messages(number * 10 + 5, 5))
+        writer.write(numbered(number * 10, number * 10 + 5))
+        writer.write(numbered(number * 10 + 5, number * 10 + 10))
         writer.finish()
     orders = Writer(directory / "old", topic="orders")
-    orders.write(messages(100, 7))
+    orders.write(numbered(100, 107))
     orders.finish()
     return directory
 
@@ -105,7 +100,7 @@ def test_damage_is_reported_into_the_bucket(bucket: Bucket, local: Path) -> None
 
 
 def uploaded(writer: Writer, plan: UploadPlan, first: int) -> None:
-    writer.write(messages(first, 3))
+    writer.write(numbered(first, first + 3))
     upload_file(writer.finish(), plan)
 
 

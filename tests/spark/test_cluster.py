@@ -13,14 +13,12 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from plugins.archives import write_archive
 from plugins.clients import bodies_in
 from plugins.http_api import Nsqd
-from plugins.in_process import Result
 from plugins.object_store import Bucket
 from plugins.processes import descendants, kill, peak_bytes
 from plugins.spark import SparkCluster, SparkDriver
@@ -67,9 +65,10 @@ def test_an_archive_becomes_parquet_and_messages_again_on_workers_that_the_docto
         driver.run(*ingest)
         driver.run("replay", output, "--nsqd-tcp-address", nsqd.tcp_address)
 
-    found = {each["check"]: each for each in json.loads(checked.out)}
-    found.pop("java", None)  # it may be old here
-    assert {each["state"] for each in found.values()} == {"ok"}
+    found = {each["check"]: each["state"] for each in json.loads(checked.out)}
+    assert found.pop("java") in ("ok", "warning")  # which depends on its age
+    names = ("python", "nsqtools", "pyspark", "pyarrow", "session", "executors")
+    assert found == dict.fromkeys(names, "ok")
     tables = [parquet.read_table(path) for path in output.rglob("*.parquet")]
     rows = [row for table in tables for row in table.to_pylist()]
     assert sorted(row["body_bytes"] or row["body"].encode() for row in rows) == expected
@@ -149,85 +148,46 @@ def test_executors_of_512_mb_compact_an_archive_of_2_gb(
     assert max(peaks.values()) < GIB
 
 
-@pytest.fixture(scope="module")
-def large_archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Files of one day and topic; some messages of each are in the next one, too."""
-    directory = tmp_path_factory.mktemp("archive")
+@pytest.mark.slow
+def test_compaction_while_executors_are_killed(
+    small_cluster: SparkCluster, spark_env: dict[str, str], tmp_path: Path
+) -> None:
+    """One of them when tasks run, and all when something is staged, so that also what finished
+    tasks had kept for others is gone: Spark starts others, nothing is lost or doubled."""
+    archive, output = tmp_path / "archive", tmp_path / "out"
     padding = random.Random(1).randbytes(1 << 16).hex().encode()
 
     def message(n: int) -> WireMessage:
         body = b"%d " % n + padding[n % 4096 :][:500]
         return WireMessage(BEGIN + n * 1000, 1, b"%016x" % n, body)
 
-    for first in range(0, KILLED * PER_FILE, PER_FILE):
-        again = [message(n) for n in range(max(0, first - AGAIN), first)]
+    for first in range(0, KILLED * PER_FILE, PER_FILE):  # of one day and topic
+        again = [message(n) for n in range(max(0, first - AGAIN), first)]  # are in the one before
         spans = (range(n, n + 1000) for n in range(first, first + PER_FILE, 1000))
         members = ([*map(message, span)] for span in spans)
-        write_archive(directory / f"{first:06d}.gz", *filter(None, [again]), *members)
-    return directory
+        write_archive(archive / f"{first:06d}.gz", *filter(None, [again]), *members)
 
-
-def ids_in(output: Path) -> Counter[int]:
-    found = output.glob("topic=*/*/*.parquet")  # without what is staged
-    tables = (parquet.ParquetFile(path).read(["id"]) for path in found)
-    return Counter(int(each, 16) for table in tables for each in table["id"].to_pylist())
-
-
-def end_with_kills(driver: SparkDriver, *moments: Callable[[], bool]) -> Result:
-    """Kill one executor at the first moment of a command, and all at the last, so that also what
-    finished tasks had kept for others is gone: Spark starts others, nothing is lost or doubled."""
-    wait_until(lambda: len(driver.executors()) == 2, what="executors", timeout_s=180)
-    for number, moment in enumerate(moments, 1):
-        wait_until(lambda m=moment: driver.has_ended or m(), what="it", timeout_s=180)
-        assert not driver.has_ended, driver.end()
-        for victim in driver.executors()[: 2 if number == len(moments) else 1]:
-            kill(victim)
-    result = driver.end()
-    assert result.status == 0, result.err
-    assert driver.log.read_text().count("Lost executor") >= 2
-    return result
-
-
-@pytest.mark.slow
-def test_compaction_while_executors_are_killed(
-    small_cluster: SparkCluster, spark_env: dict[str, str], large_archive: Path, tmp_path: Path
-) -> None:
-    output = tmp_path / "out"
     with SparkDriver(small_cluster, spark_env, tmp_path) as driver:
-        driver.begin("compact", large_archive, "-o", output, "--open-days", "--json")
-        result = end_with_kills(
-            driver,
-            lambda: any(descendants(each, "pyspark.daemon") for each in driver.executors()),
-            lambda: any(output.glob("_compaction/staging/*.parquet")),
-        )
 
-    assert ids_in(output) == dict.fromkeys(range(KILLED * PER_FILE), 1)
+        def runs_tasks() -> bool:
+            return any(descendants(each, "pyspark.daemon") for each in driver.executors())
+
+        def is_staged() -> bool:
+            return any(output.glob("_compaction/staging/*.parquet"))
+
+        driver.begin("compact", archive, "-o", output, "--open-days", "--json")
+        wait_until(lambda: len(driver.executors()) == 2, what="executors", timeout_s=180)
+        for moment, victims in ((runs_tasks, 1), (is_staged, 2)):
+            wait_until(lambda m=moment: driver.has_ended or m(), what="it", timeout_s=180)  # type: ignore[misc]
+            assert not driver.has_ended, driver.end()
+            for victim in driver.executors()[:victims]:
+                kill(victim)
+        result = driver.end()
+        assert result.status == 0, result.err
+        assert driver.log.read_text().count("Lost executor") >= 2
+
+    files = map(parquet.ParquetFile, output.glob("topic=*/*/*.parquet"))
+    ids = Counter(int(each, 16) for file in files for each in file.read(["id"])["id"].to_pylist())
+    assert ids == dict.fromkeys(range(KILLED * PER_FILE), 1)
     [made] = json.loads(result.out)["partitions"]
     assert (made["rows"], made["duplicates"]) == (KILLED * PER_FILE, (KILLED - 1) * AGAIN)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("format", ["parquet", "delta"])
-def test_ingestion_while_executors_are_killed(
-    small_cluster: SparkCluster,
-    spark_env: dict[str, str],
-    large_archive: Path,
-    tmp_path: Path,
-    format: str,
-) -> None:
-    output, checkpoint = tmp_path / "out", tmp_path / "checkpoint"
-    command = ("ingest", large_archive, "-o", output, "--checkpoint", checkpoint, "--once")
-    command += ("--max-rows-per-trigger", "10000", "--format", format)
-
-    def batches() -> int:
-        return len(list((checkpoint / "commits").glob("[0-9]*")))
-
-    with SparkDriver(small_cluster, spark_env, tmp_path) as driver:
-        driver.begin(*command)
-        end_with_kills(driver, lambda: batches() >= 2, lambda: batches() >= 6)
-
-    twice = 1 if format == "delta" else 2
-    expected = dict.fromkeys(range(KILLED * PER_FILE), 1)
-    for first in range(PER_FILE, KILLED * PER_FILE, PER_FILE):
-        expected |= dict.fromkeys(range(first - AGAIN, first), twice)
-    assert ids_in(output) == expected

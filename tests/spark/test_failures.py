@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
+from nsqtools.errors import NotFoundError, NsqError
 from nsqtools.spark.failures import SESSION, explain, real_reason, spark_errors
 from nsqtools.spark.spark_settings import SparkSettings
 
@@ -45,33 +45,6 @@ def test_what_fails_in_a_worker_is_its_last_line_and_an_error_of_ours_is_itself(
     hint = hint.replace("LOG", f"Spark's log is {spark_settings.log_path}.")
     assert (str(caught.value), caught.value.hint, caught.value.category) == (text, hint, category)
     assert spark_settings.log_path.exists()
-
-
-@pytest.mark.parametrize(
-    ("sql", "kind", "text"),
-    [
-        ("SELEC 1", ConfigurationError, "Syntax error at or near 'SELEC'"),
-        ("SELECT nix FROM range(3)", ConfigurationError, "name `nix` cannot be resolved"),
-        ("SELECT * FROM nix", NotFoundError, "The table or view `nix` cannot be found"),
-        ("SELECT * FROM parquet.`/nix`", NotFoundError, "/nix"),
-        ("SELECT cast('x' AS int)", NsqError, "The value 'x'"),
-        ("SELECT raise_error('so')", NsqError, "so"),
-    ],
-)
-def test_what_is_wrong_with_sql_is_one_line(
-    spark: SparkSession,
-    spark_settings: SparkSettings,
-    sql: str,
-    kind: type[NsqError],
-    text: str,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(kind) as caught, spark_errors(spark_settings):
-        spark.sql(sql).collect()
-
-    said = str(caught.value)
-    assert (text in said, "\n" in said, "SQLSTATE" in said) == (True, False, False), said
-    assert capfd.readouterr() == ("", "")  # pyspark's own loggers write JSON to stderr
 
 
 JAVA = """An error occurred while calling o131.parquet.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from plugins.object_store import Bucket
@@ -18,6 +19,7 @@ from nsqtools.spark.jobs.ingestion import (
     CHECKPOINT_MARK,
     LOCK,
     IngestPlaces,
+    QueryFollower,
     held_directories,
     mark_directories,
 )
@@ -184,3 +186,29 @@ def test_an_output_keeps_its_format(places: tuple[Path, Path], tmp_path: Path) -
 
     with pytest.raises(ConfigurationError, match="is a Delta table"):
         held_directories(SOURCE, IngestPlaces(table, checkpoint)).__enter__()
+
+
+def test_counts_are_told_at_the_start_and_with_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = {"rows": 3, "body_bytes": 9, "misfits": 0, "newest_ns": 1}
+    batch: dict[str, Any] = {"batchId": 0, "observedMetrics": {"ingest": seen}}
+    batch["sources"] = [{"latestOffset": None}]
+    batch["durationMs"] = {"addBatch": 1, "triggerExecution": 1000}
+    active = [False, True, True, True]
+
+    class Query:
+        isActive = property(lambda self: active.pop())
+        recentProgress = (batch,)
+        awaitTermination = staticmethod(lambda: None)
+
+    monkeypatch.setattr(ingestion, "POLL_S", 0.0)
+    query: Any = Query()
+    told: list[int] = []
+    shown: list[int] = []
+    follower = QueryFollower(
+        query,
+        tell=lambda counts: told.append(counts.rows),
+        show=lambda counts: shown.append(counts.rows),
+    )
+    follower.run()
+
+    assert (told, shown) == ([0, 3], [3, 3, 3, 3])

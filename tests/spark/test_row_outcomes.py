@@ -15,7 +15,7 @@ from plugins.waiting import patience_s
 from nsqtools.archive.location import Location, StoredPlace, parse_place
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
-from nsqtools.records.envelope import Envelope, decode
+from nsqtools.records.envelope import Envelope
 from nsqtools.spark.publishing import row_outcomes
 from nsqtools.spark.publishing.row_outcomes import (
     AHEAD_ROWS,
@@ -84,18 +84,6 @@ def lines_in(folder: Location) -> list[bytes]:
 
 def rows_in(folder: Location) -> list[int]:
     return sorted(json.loads(line)["row"] for line in lines_in(folder))
-
-
-def test_a_line_is_an_envelope_with_a_reason(tmp_path: Path) -> None:
-    bodies = [b"text", b"a\nb", b"\0", b"\xff}", b"}", "ü".encode(), b""]
-    with RowDeadLetters(tmp_path, "job", 0, done=None) as letters:
-        for body in bodies:
-            letters.write(17, message(body), 'it "is" so')
-        letters.sync()
-
-    lines = lines_in(tmp_path)
-    assert [decode(line) for line in lines] == [message(body) for body in bodies]
-    assert [json.loads(line)["reason"] for line in lines] == ['it "is" so'] * len(bodies)
 
 
 def test_without_a_ledger_an_attempt_replaces_the_one_before(folder: Location) -> None:

@@ -182,7 +182,8 @@ def ingest(
         follower = QueryFollower(
             query,
             for_s=for_,
-            show=lambda counts: tell_progress(counts, progress, metrics_file),
+            tell=partial(keep_metrics, metrics_file),
+            show=lambda counts: progress.show(partial(how_far, counts)),
             need=held.need,
             monotonic=runtime.monotonic,
         )
@@ -230,13 +231,12 @@ def topic_source(
     return IngestSource(name, "nsq", options)
 
 
-def tell_progress(counts: IngestCounts, progress: Progress, metrics_file: Path | None) -> None:
-    """Show how far it is, and keep the metrics file."""
-    progress.show(partial(how_far, counts))
-    if metrics_file is not None:
+def keep_metrics(file: Path | None, counts: IngestCounts) -> None:
+    """Replace the file, if there is one."""
+    if file is not None:
         from nsqtools.cli.running.service import write_metrics
 
-        write_metrics(metrics_file, counts.metrics())
+        write_metrics(file, counts.metrics())
 
 
 def how_far(counts: IngestCounts) -> str:

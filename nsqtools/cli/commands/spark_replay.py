@@ -21,6 +21,8 @@ from nsqtools.cli.options.publishing import (
 from nsqtools.cli.options.spark_options import (
     SparkChoice,
     job_progress,
+    name_flags,
+    naming_flags,
     open_spark,
     place,
     places_argument,
@@ -34,6 +36,8 @@ from nsqtools.protocol.text import format_duration
 if TYPE_CHECKING:
     from nsqtools.spark.jobs.replay_job import ReplayOutcome
 
+
+ON_A_CLUSTER = "give a --ledger, where damage is reported"
 
 Paths = Annotated[
     list[Any],  # of Location
@@ -109,7 +113,7 @@ def replay(
         (*inputs.parquet, *inputs.delta),
         python_places=(*inputs.archives, *progress),
     )
-    with ExitStack() as stack:
+    with naming_flags(ON_A_CLUSTER), ExitStack() as stack:
         work = stack.enter_context(scratch_directory("nsq-spark-"))
         job = ReplayJob(
             settings, request, options, ledger, work=work, shares_work=settings.is_local
@@ -124,6 +128,8 @@ def replay(
         with stopping(job.stop) as signals:
             with job_progress(runtime, session):
                 outcome = job.count() if dry_run else job.run()
+            if outcome.error is not None:
+                name_flags(outcome.error, ON_A_CLUSTER)
             status = show_outcome(runtime, outcome, dry_run=dry_run, form=form)
             if ledger is not None and not outcome.is_complete:
                 runtime.tell(

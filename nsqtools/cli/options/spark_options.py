@@ -129,15 +129,20 @@ class ArchiveSession:
     status: ExitStatus = ExitStatus.DONE
 
 
+def name_flags(error: NsqError, instead: str) -> None:
+    """Rewrite a hint that names the format's options to name our flags."""
+    if "onDamage" in error.hint:
+        error.hint = f"Repair it with nsq archive repair, or {instead}."
+    error.hint = error.hint.replace("failOnDataLoss=false", "--no-fail-on-data-loss")
+
+
 @contextmanager
-def naming_flags() -> Iterator[None]:
-    """Rewrite hints that name the format's options to name our flags."""
+def naming_flags(instead: str = "leave it out with --skip-damaged") -> Iterator[None]:
+    """Do so to what is raised inside."""
     try:
         yield
     except NsqError as error:
-        if "onDamage" in error.hint:
-            error.hint = "Repair it with nsq archive repair, or leave it out with --skip-damaged."
-        error.hint = error.hint.replace("failOnDataLoss=false", "--no-fail-on-data-loss")
+        name_flags(error, instead)
         raise
 
 

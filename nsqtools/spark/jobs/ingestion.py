@@ -317,8 +317,8 @@ def start_query(
 class QueryFollower:
     """Counts what a query does. `stop`, from any thread, ends it after the current batch.
 
-    ``for_s`` ends it after that time. ``show`` is called a few times a second, and so is ``need``,
-    which raises when the places were lost to another run.
+    ``for_s`` ends it after that time. ``tell`` is called at the start and with each batch, ``show``
+    a few times a second, and so is ``need``, which raises when the places were lost to another run.
     """
 
     def __init__(
@@ -326,12 +326,14 @@ class QueryFollower:
         query: StreamingQuery,
         *,
         for_s: float | None = None,
+        tell: Callable[[IngestCounts], object] = lambda counts: None,
         show: Callable[[IngestCounts], object] = lambda counts: None,
         need: Callable[[], object] = lambda: None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counts = IngestCounts()
         self._query = query
+        self._tell = tell
         self._show = show
         self._need = need
         self._monotonic = monotonic
@@ -345,6 +347,7 @@ class QueryFollower:
 
     def run(self) -> None:
         """Follow the query to its end. Raises what it failed with, and what ``need`` does."""
+        self._tell(self.counts)
         while self._query.isActive:
             self._need()
             self._count()
@@ -387,6 +390,7 @@ class QueryFollower:
             setattr(self.counts, name, lag.get(name, 0))
         if seen["newest_ns"] is not None:
             self.counts.lag_s = max(0.0, (time.time_ns() - seen["newest_ns"]) / 1e9)
+        self._tell(self.counts)
 
 
 def _lag(latest: Any) -> dict[str, int]:

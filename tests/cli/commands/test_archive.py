@@ -11,24 +11,12 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet as pq
 import pytest
-from plugins.archives import write_archive
+from plugins.archives import BEGIN_NS, numbered, write_archive
 from plugins.cli import RunNsq
-from plugins.object_store import Bucket
 
 from nsqtools.archive.delta import INGESTED
 from nsqtools.archive.layout import index_of
-from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import encode_many
-
-SECOND = 1_000_000_000
-BEGIN = 1_790_000_000 * SECOND  # 2026-09-21
-
-
-def messages(first: int, last: int) -> list[WireMessage]:
-    return [
-        WireMessage(BEGIN + number * SECOND, 1, b"%016x" % number, b"body %d" % number)
-        for number in range(first, last)
-    ]
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +27,7 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
     """A finished file of 20 messages in two members, one a second."""
-    return write_archive(tmp_path / "clicks.log.gz", messages(0, 10), messages(10, 20))
+    return write_archive(tmp_path / "clicks.log.gz", numbered(0, 10), numbered(10, 20))
 
 
 def test_bytes_of_a_table_that_changed_are_damage_and_are_said_once_with_what_mends_them(
@@ -73,7 +61,7 @@ def test_what_cannot_be_read_is_said_and_the_others_are_verified_and_repaired(
     bad, damaged = archive.with_name("bad.log"), archive.with_name("damaged.log")
     bad.symlink_to("/proc/self/mem")  # reading it fails as a bad block of a disk does
     archive.with_name("loop").symlink_to("loop")
-    damaged.write_bytes(encode_many("clicks", "n:4150", messages(0, 2))[:-9])
+    damaged.write_bytes(encode_many("clicks", "n:4150", numbered(0, 2))[:-9])
 
     verified = run_nsq(["archive", "verify", str(archive.parent)])
     repaired = run_nsq(["archive", "repair", str(archive.parent)])
@@ -88,9 +76,15 @@ def test_what_cannot_be_read_is_said_and_the_others_are_verified_and_repaired(
 def test_a_column_of_another_type_is_damage_in_parquet_of_others(
     tmp_path: Path, run_nsq: RunNsq
 ) -> None:
-    columns = {"topic": ["t"], "nsqd": ["n:1"], "id": ["0" * 16], "ts_ns": [BEGIN], "body": ["b"]}
+    columns = {
+        "topic": ["t"],
+        "nsqd": ["n:1"],
+        "id": ["0" * 16],
+        "ts_ns": [BEGIN_NS],
+        "body": ["b"],
+    }
     file, nanoseconds = str(tmp_path / "x.parquet"), pyarrow.timestamp("ns")
-    good: dict[str, Any] = {"timestamp": pyarrow.array([BEGIN + 1], nanoseconds)}
+    good: dict[str, Any] = {"timestamp": pyarrow.array([BEGIN_NS + 1], nanoseconds)}
     bad: dict[str, Any] = {"id": [1], "topic": [1], "nsqd": [["x"]], "body": [1], "attempts": ["x"]}
     large: dict[str, Any] = {"attempts": [2**40]}  # which is read, and fits no column of ours
     for values, *statuses in (
@@ -127,22 +121,6 @@ def test_a_table_keeps_its_form(
     assert (refused.status, "belongs to nsq spark ingest" in refused.err) == (2, True)
 
 
-def test_parquet_among_archives_is_compacted_as_what_it_is(
-    archive: Path, run_nsq: RunNsq, tmp_path: Path
-) -> None:
-    lake = tmp_path / "lake"
-    assert run_nsq(["archive", "convert", str(archive), "-o", str(lake)]).status == 0
-    for path in (archive, index_of(archive)):
-        path.rename(lake / path.name)
-
-    result = run_nsq(["archive", "compact", str(lake), "-o", str(tmp_path / "out")])
-
-    assert result.status == 0, result.err
-    assert "40 messages read, 20 duplicates removed, 1 files" in result.err
-    out = run_nsq(["archive", "verify", str(tmp_path / "out")])
-    assert (out.status, out.err) == (0, "nsq: 1 file, 20 messages, 0 damaged\n")
-
-
 # archives that somebody else made
 
 
@@ -157,7 +135,7 @@ def test_problems_of_a_file_and_a_member_that_unpacks_to_a_gigabyte_take_bounded
     index_of(path).write_text(f"0 {len(packed)} 1 1 2\n")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
-    lines = encode_many("clicks", "n:4150", messages(0, 1)) + b"nonsense\n" * 1100
+    lines = encode_many("clicks", "n:4150", numbered(0, 1)) + b"nonsense\n" * 1100
     (tmp_path / "lines.log").write_bytes(lines)
     result = run_nsq(["archive", "verify", str(tmp_path), "--json"])
 
@@ -167,19 +145,3 @@ def test_problems_of_a_file_and_a_member_that_unpacks_to_a_gigabyte_take_bounded
     told = run_nsq(["archive", "cat", str(tmp_path / "lines.log")])
     assert (told.status, told.err.count("\n")) == (6, 1100)  # each of them
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500 << 10
-
-
-def test_parquet_among_archives_that_cannot_be_compacted_is_named(
-    archive: Path, bucket: Bucket, run_nsq: RunNsq, tmp_path: Path
-) -> None:
-    name = "topic=clicks/date=2026-09-21/part-0.zstd.parquet"
-    for each in (archive, index_of(archive)):
-        bucket.storage.put_file(each.name, each)
-    bucket.storage.put(name, b"PAR1\x15\x04\nPAR1")
-
-    result = run_nsq(["archive", "compact", "-o", str(tmp_path / "new"), bucket.url])
-
-    assert (result.status, result.out) == (1, b"")
-    assert f"cannot read {bucket.url}/{name}: it is not whole Parquet" in result.err
-    assert not list(tmp_path.glob("new/**/*.parquet"))
-    assert bucket.storage.read(name) == b"PAR1\x15\x04\nPAR1"

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from plugins.certificates import Certificates
-from plugins.cli import NSQ, RunNsq, SpawnNsq, TerminalNsq
+from plugins.cli import RunNsq, SpawnNsq, TerminalNsq
 from plugins.clusters import RunningCluster, ValidJson
 from plugins.daemons import GoNsqd
 from plugins.http_api import Nsqd
@@ -50,7 +49,7 @@ def test_a_measurement_counts_what_nsqd_counts(nsqd: GoNsqd, measure: Measure) -
     named = measure("pub", "-t", "mine", "-n", "1234", PROMPT)
     own = measure("pub", "--for=200ms", "--connections=2", "--size=50-100", QUICK)
     e2e = measure("e2e", "-n", "5000", "--batch=10", "--connections=2", QUICK)
-    sub = measure("sub", "-n", "10000", "--connections=2")
+    sub = measure("sub", "-n", "10001", "--connections=2")
     part = measure("sub", "-n", "50000", "--for=20ms")
     one = measure("sub", "-n", "1")
     idle = measure("pub", "-n", "1", PROMPT, "--connections=2")  # one of which publishes nothing
@@ -67,7 +66,7 @@ def test_a_measurement_counts_what_nsqd_counts(nsqd: GoNsqd, measure: Measure) -
     assert e2e["published"] == e2e["consumed"] > 5000  # the warm-up
     figures = [latency[name] for name in ("min", "p50", "p90", "p99", "max")]
     assert figures == sorted(figures)
-    assert sub["published"] == sub["consumed"] == sub["messages"] == 10_000
+    assert sub["published"] == sub["consumed"] == sub["messages"] == 10_001
     assert sub["latency_ms"] is None
     assert part["consumed"] < part["published"] == 50_000
 
@@ -97,16 +96,9 @@ def test_messages_of_others_do_not_count(
 
     document = measure("e2e", "-t", "clicks", "--rate=2000", "--for=500ms", QUICK)
     assert document["published"] == document["consumed"]
+    assert 0 < document["messages"] <= 1000  # the rate
     document = measure("sub", "-t", "clicks", "-n", "2000")
     assert (document["missing"], document["repeated"]) == (0, 0)
-
-
-@pytest.mark.alone
-def test_a_rate_is_kept_and_latency_counts_from_when_a_message_was_due(measure: Measure) -> None:
-    document = measure("e2e", "--rate=500", "--for=1s", QUICK)
-
-    assert 400 < document["messages"] <= 500
-    assert document["messages_per_s"] < 510
 
 
 def test_messages_that_nsqd_discards_are_missed(go_nsqd: MakeNsqd, measure: Measure) -> None:
@@ -208,19 +200,3 @@ def test_a_topic_behind_tls_is_looked_at_with_the_certificates_given(
 
     assert (done.status, nsqd.topic_stats("mine")["message_count"]) == (0, 100), done.err
     assert (wrong.status, topics(nsqd)) == (3, ["mine"]), wrong.err
-
-
-def test_the_library_needs_no_main_module(nsqd: GoNsqd) -> None:
-    """Workers are programs: a caller without ``if __name__`` is not run again."""
-    script = (
-        "from nsqtools import ClientOptions\n"
-        "from nsqtools.bench.bench import Bench\n"
-        "from nsqtools.bench.bench_plan import BenchMode, BenchPlan\n"
-        "from nsqtools.client.connection_settings import ConnectionSettings\n"
-        "plan = BenchPlan(mode=BenchMode.PUB, count=500,\n"
-        f"    connection=ConnectionSettings(({nsqd.tcp_address!r},)),\n"
-        "    producer_options=ClientOptions(), consumer_options=ClientOptions())\n"
-        "print(Bench(plan).run().published)\n"
-    )
-
-    assert subprocess.check_output([NSQ[0], "-c", script], timeout=patience_s(30)) == b"500\n"

@@ -24,8 +24,8 @@ from plugins.waiting import patience_s, wait_until
 
 from nsqtools.cluster.check import without_secrets
 from nsqtools.cluster.problems import Bounds, Earlier, Kind, Problem, comparable, problems_of
-from nsqtools.cluster.queue_rows import NodeReport, QueueRow, totals
-from nsqtools.cluster.sampling import Sample
+from nsqtools.cluster.queue_rows import NodeReport, QueueRow, rows_of_topic, totals
+from nsqtools.cluster.sampling import Sample, SampleFilter
 from nsqtools.errors import DeadlineExceeded
 from nsqtools.http.http_api import NsqlookupdHTTPClient
 from nsqtools.protocol.stats import read_stats
@@ -96,6 +96,17 @@ def test_an_nsqd_that_answers_the_second_time_alone_is_no_growth() -> None:
     [grows] = found(sample_of(a=1, b=1), sample_of(a=1, b=2), 60.0)
     assert (later.what, grows.what) == (Kind.NO_CONSUMERS, Kind.GROWS)
     assert grows.text == "3 messages wait and <0.1 come every second"
+
+
+def test_a_channel_that_an_nsqd_lacks_is_named_where_it_is_asked_for_alone() -> None:
+    topics = {"a": [{"channel_name": "c"}], "b": []}
+    stats = {at: {"topics": [{"topic_name": "t", "channels": has}]} for at, has in topics.items()}
+    reports = tuple(NodeReport(at, 0.0, read_stats(each)) for at, each in stats.items())
+    rows = [row for at, _, each in reports for row in rows_of_topic(at, (each.topics or ())[0])]
+    for wanted in (SampleFilter(), SampleFilter(channels=["c"])):
+        kept = wanted.among(rows)
+        [problem] = problems_of(Sample(1.0, kept, totals(kept), reports, ()))
+        assert (problem.what, problem.text) == (Kind.CHANNEL_MISSING, "not on b")
 
 
 def test_what_a_daemon_that_does_not_answer_may_have_is_not_judged(

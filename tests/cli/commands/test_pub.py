@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -76,30 +75,6 @@ def test_what_ends_a_run_early_hides_no_counts(
     assert "nsq: 3000 confirmed, 0 rejected, 0 unknown, 0 unsent\n" in unread.err
     assert "nsq: 0 confirmed, 0 rejected, 0 unknown, 3000 unsent\n" in unkept.err
     assert "confirmed" not in unnoted.err  # each run would publish it again
-
-
-@pytest.mark.alone
-def test_a_high_rate_is_kept(spawn_nsq: SpawnNsq, nsqd: GoNsqd, tmp_path: Path) -> None:
-    """Low ones, to the message, are in tests/publish/test_publisher.py."""
-    rate = lines = 100_000
-    path = tmp_path / "lines"
-    path.write_bytes(b"x\n" * lines)
-    nsqd.create_topic("events")
-    started = time.monotonic()
-    process = spawn_nsq([*to(nsqd), "-f", str(path), "--rate", str(rate)])
-
-    def published() -> int:
-        return int(nsqd.topic_stats("events")["message_count"])
-
-    wait_until(published, what="publishing has begun")
-    seen = time.monotonic()
-    wait_until(lambda: published() == lines, what="all is published", timeout_s=10)
-    ended = time.monotonic()
-
-    assert process.wait(patience_s(10)) == 0
-    # the first may be seen late, so the lower bound starts before it
-    assert ended - started > 0.9
-    assert ended - seen < patience_s(2)  # generous: the machine may be busy
 
 
 def test_a_refused_secret_is_status_5_and_never_shown(

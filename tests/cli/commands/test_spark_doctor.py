@@ -20,17 +20,6 @@ def findings(result: Result) -> dict[str, Any]:
     return {each["check"]: each for each in json.loads(result.out)}
 
 
-def test_all_is_well_on_a_machine_that_has_what_it_takes(run_spark: RunSpark) -> None:
-    result = run_spark("doctor", "--json")
-
-    assert (result.status, result.err) == (0, "")
-    found = findings(result)
-    java = found.pop("java")
-    assert java["state"] in ("ok", "warning")  # which depends on its age
-    assert {each["state"] for each in found.values()} == {"ok"}
-    assert set(found) == {"python", "nsqtools", "pyspark", "pyarrow", "session", "executors"}
-
-
 def test_executors_with_another_nsqtools_fail_it_in_a_table_with_a_hint(
     run_spark: RunSpark, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,7 @@ from plugins.waiting import wait_until
 
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import decode
+from nsqtools.spark.spark_settings import SparkSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -160,7 +161,7 @@ def test_stopped_by_a_signal_it_says_how_far_it_came_and_goes_on_from_there(
 
 
 def test_damage_and_messages_that_cannot_be_published_show_in_the_status(
-    nsqd: GoNsqd, replay: Replay, tmp_path: Path
+    nsqd: GoNsqd, replay: Replay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     large = WireMessage(BEGIN, 1, b"%016x" % 99, b"x" * 1_100_000)
     write_archive(tmp_path / "a.gz", [*messages(0, 5), large])
@@ -168,10 +169,14 @@ def test_damage_and_messages_that_cannot_be_published_show_in_the_status(
     torn.write_bytes(torn.read_bytes()[:-20])
 
     damaged = replay(torn)
+    with monkeypatch.context() as on_a_cluster:
+        on_a_cluster.setattr(SparkSettings, "is_local", False)
+        refused = replay(torn)
     result = replay(tmp_path / "a.gz")
     aside = replay(tmp_path / "a.gz", "--dead-letters", tmp_path / "dead", "--json")
 
     assert (damaged.status, str(torn) in damaged.err) == (6, True)
+    assert "or give a --ledger, where damage is reported." in refused.err
     assert nsqd.topic_stats("torn")["message_count"] >= 10
     assert result.status == 6
     for said in ("1 rows were refused", "1100000 bytes are above", "5 confirmed, 1 rejected"):

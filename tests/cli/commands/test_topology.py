@@ -124,6 +124,9 @@ def test_check_compares_with_a_topology(
     assert {("lacking", "clicks", "billing"), ("left", None, None)} <= problems
     [left] = [each["node"] for each in document["problems"] if each["kind"] == "left"]
     assert left == "127.0.0.1:1"
+    found = run_nsq([*command, "-t", "clicks", "-c", "archive"])
+    queues = {(each["topic"], each["channel"]) for each in json.loads(found.out)["problems"]}
+    assert queues <= {(None, None), ("clicks", "archive")}
 
     for daemon in (*cluster.nsqds, *cluster.lookupds):
         daemon.stop()

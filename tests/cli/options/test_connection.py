@@ -6,10 +6,12 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 from manual.tree import read_tree
 from plugins.cli import GivenCommand, RunNsq
+from typer import Option
 
 from nsqtools.cli.options.connection import (
     CONNECTION,
@@ -24,6 +26,8 @@ from nsqtools.cli.parsing import app
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.client.connection_settings import OPTION_OF_FLAG, ConnectionSettings
 from nsqtools.client.options import CLIENT_OPTIONS
+from nsqtools.errors import ConfigurationError
+from nsqtools.settings import config_path
 
 Connect = Callable[..., ConnectionSettings]
 
@@ -33,7 +37,7 @@ max-in-flight = 7
 
 [profiles.lab]
 nsqd-tcp-address = "lab:4150"
-consumer-opt = { max_attempts = 4, msg_timeout = "5m" }
+consumer_opt = { max_attempts = 4, msg_timeout = "5m", snappy = true, lookupd_poll_jitter = 0.5 }
 tls = true
 """
 
@@ -101,7 +105,8 @@ def test_addresses_of_the_strongest_origin_hold_and_no_others_whatever_their_kin
 
 
 TLS = {"tls_v1": "true"}
-LAB = {"tls_v1": "true", "max_attempts": "4", "msg_timeout": "5m", "max_in_flight": "7"}
+OPTS = {"max_attempts": "4", "msg_timeout": "5m", "snappy": "true", "lookupd_poll_jitter": "0.5"}
+LAB = {"tls_v1": "true", "max_in_flight": "7", **OPTS}
 OPTIONS: dict[str, dict[str, str]] = {
     # a flag overrides one option of the profile, and leaves the others
     "-P lab": LAB,
@@ -146,8 +151,26 @@ def test_what_looks_at_a_cluster_has_the_options_of_the_client_and_for_messages_
     for command in (look, view):
         given_command(command)
         app.run(["given", "-P", "lab", "-X", "max_http_body=2048"], runtime)
-    opts = {"max_attempts": "4", "msg_timeout": "5m", "max_http_body": "2048"}
+    opts = {"max_http_body": "2048", **OPTS}
     assert [each.connection.options for each in got] == [opts, {"tls_v1": "true", **opts}]
+
+
+def test_a_user_without_a_home_has_no_file_in_the_current_directory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unknown(_: int) -> None:
+        raise KeyError
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    for environ in ({}, {"HOME": ""}):
+        assert config_path(environ) == Path("/~/.config/nsqtools/config.toml")
+
+
+def test_a_setting_that_is_there_twice_is_refused(connect: Connect, config: Path) -> None:
+    config.write_text("tls_ca_file = 'a'\ntls-ca-file = 'b'")
+    with pytest.raises(ConfigurationError, match=r"tls-ca-file in .*: it is there twice"):
+        connect()
 
 
 def test_a_commands_defaults_give_way_to_what_the_user_said(connect: Connect) -> None:
@@ -201,6 +224,25 @@ def test_the_other_side_has_options_of_its_own_and_nothing_of_the_source(
 
 
 # -- the options of all commands ------------------------------------------------------------------
+
+
+def test_a_switch_can_be_set_by_the_environment(
+    given_command: GivenCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    got: list[bool] = []
+
+    def switch(on: Annotated[bool, Option(envvar="NSQ_TEST_ON")] = False) -> None:
+        got.append(on)
+
+    given_command(switch)
+    for text in ("1", "YES", "off", "false"):
+        monkeypatch.setenv("NSQ_TEST_ON", text)
+        app.run(["given"])
+    monkeypatch.setenv("NSQ_TEST_ON", "perhaps")
+    with pytest.raises(ConfigurationError, match="'perhaps' is not a boolean"):
+        app.run(["given"])
+
+    assert got == [True, True, False, False]
 
 
 def test_every_option_is_a_setting_with_its_default_bounds_and_help(run_nsq: RunNsq) -> None:

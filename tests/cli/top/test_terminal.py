@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import termios
+from collections.abc import Callable
 
 import pexpect
 import pytest
@@ -14,6 +15,7 @@ from plugins.screens import NsqOnAScreen, TerminalScreen
 from plugins.servers import DataPath, MakeNsqd, Serve
 from plugins.waiting import patience_s, wait_until
 
+OpenTop = Callable[..., TerminalScreen]
 ENTER = "\r"
 LEAVES_SCREEN, SHOWS_CURSOR, LEAVES_MOUSE = b"\x1b[?1049l", b"\x1b[?25h", b"\x1b[?1000l"
 
@@ -27,10 +29,8 @@ def nsqd(serve: Serve, data_path: DataPath) -> Nsqd:
     return nsqd
 
 
-@pytest.fixture
-def top(nsq_on_a_screen: NsqOnAScreen, nsqd: Nsqd) -> TerminalScreen:
-    here = f"--nsqd-http-address={nsqd.http_address}"
-    return nsq_on_a_screen(["top", here, "--interval", "100ms", "--allow-changes"])
+def click(column: int, line: int) -> str:
+    return f"\x1b[<0;{column};{line}M\x1b[<0;{column};{line}m"
 
 
 def test_keys_the_mouse_and_another_size_reach_it(top: TerminalScreen, nsqd: Nsqd) -> None:
@@ -38,12 +38,18 @@ def test_keys_the_mouse_and_another_size_reach_it(top: TerminalScreen, nsqd: Nsq
     assert (lines[0][:8], lines[2][:7], len(lines)) == ("nsq top ", "topics ", 24)
     top.see("/vie\x7f\x7f\x7fcli\r", "filter: cli", gone="views")
     top.see("\x1b", "views")
-    click, wheel_down = "\x1b[<0;3;6M\x1b[<0;3;6m", "\x1b[<65;3;6M"
-    top.see(click + click, "topics > views", "topic views has no channels")
+    for mark in "▲▼":
+        top.see(click(1, 4), f"topic{mark}")
+    top.see(click(3, 6) * 2, "topics > views", "topic views has no channels")
     top.see("?", "Keys")
+    wheel_up, wheel_down = "\x1b[<64;3;6M", "\x1b[<65;3;6M"
     top.see(wheel_down * 5, "Columns", gone="Keys")
     top.see("q", "topics > views")
-    top.see("\x1b[D", "clicks")
+    top.see("\x1b[Dmm", "clicks", "the mouse is ours")
+    for wheel, topic in ((wheel_up, "clicks"), (wheel_down, "views")):
+        top.press(wheel)
+        top.wait_until(lambda _, topic=topic: top.selected.startswith(topic), what="it selects")  # type: ignore[misc]
+    top.see("j", gone="the mouse")
     top.resize(30, 8)
     top.wait_for("nsq top needs 40 columns and")
     top.resize(60, 10)
@@ -60,8 +66,9 @@ def test_keys_the_mouse_and_another_size_reach_it(top: TerminalScreen, nsqd: Nsq
     ids=str,
 )
 def test_the_terminal_is_left_as_it_was(
-    top: TerminalScreen, way: str | signal.Signals, status: int
+    open_top: OpenTop, way: str | signal.Signals, status: int
 ) -> None:
+    top = open_top()
     before = termios.tcgetattr(top.child.child_fd)
     top.wait_for("clicks")
     assert termios.tcgetattr(top.child.child_fd) != before

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from plugins.hostile_cluster import EVIL
 from rich.cells import cell_len
 
 from nsqtools.cli.top.screen import draw, fit, short, sparkline
 from nsqtools.cli.top.view import TopView, ViewKind, parse_line_filter
-from nsqtools.cluster.sampling import Sample
+from nsqtools.cluster.queue_rows import NodeReport, rows_of_topic, totals
+from nsqtools.cluster.sampling import NodeState, Sample
+from nsqtools.protocol.stats import read_stats
 
-MakeSample = Callable[..., Sample]
+
+def sample_of(nodes: dict[str, dict[str, int]], *, silent: str = "") -> Sample:
+    """Nodes with topics of these depths."""
+    states = []
+    for address, depths in nodes.items():
+        topics = [
+            {"topic_name": name, "depth": depth, "channels": []} for name, depth in depths.items()
+        ]
+        report = NodeReport(address, 0.0, read_stats({"topics": topics, "health": "OK"}))
+        rows = [row for topic in report.stats.topics or () for row in rows_of_topic(address, topic)]
+        states.append(NodeState(address, rows, [], health="OK"))
+    if silent:
+        states.append(NodeState(silent, [], [], silent_s=72.0, error="connection refused"))
+    rows = [row for state in states for row in state.rows]
+    return Sample(0, rows, totals(rows), (), (), tuple(states))
 
 
-@pytest.fixture
-def look(sample_of: MakeSample) -> MakeSample:
-    """``look(clicks=3)``: one nsqd whose topics have these depths."""
-    return lambda **depths: sample_of({"a:1": depths})
+def look(**depths: int) -> Sample:
+    """One nsqd whose topics have these depths."""
+    return sample_of({"a:1": depths})
 
 
 def view_of(sample: Sample) -> TopView:
@@ -41,7 +54,7 @@ def keys(view: TopView) -> list[str]:
     return [line.key for line in view.lines()]
 
 
-def test_the_selection_stays_with_its_topic_when_lines_change_places(look: MakeSample) -> None:
+def test_the_selection_stays_with_its_topic_when_lines_change_places() -> None:
     view = view_of(look(clicks=3, views=2, orders=1))
     view.sort_by("depth")
     view.move(1)
@@ -50,6 +63,10 @@ def test_the_selection_stays_with_its_topic_when_lines_change_places(look: MakeS
     view.show(look(clicks=3, views=9, orders=1))
     assert keys(view) == ["views", "clicks", "orders"]
     assert view.position() == 0
+
+    for wheel, selected in (("wheel down", "orders"), ("wheel up", "views")):
+        press(view, wheel)
+        assert view.selected == selected
 
     # where it is gone the one in its place is selected
     view = view_of(look(a=1, b=1, c=1))
@@ -62,7 +79,7 @@ def test_the_selection_stays_with_its_topic_when_lines_change_places(look: MakeS
     assert view.selected_line() is None
 
 
-def test_unknown_values_come_last_in_both_orders(sample_of: MakeSample) -> None:
+def test_unknown_values_come_last_in_both_orders() -> None:
     view = view_of(sample_of({"a:1": {"clicks": 5}, "b:1": {"clicks": 9}}, silent="c:1"))
     view.go_to(ViewKind.NODES)
     view.sort_by("waiting")
@@ -74,7 +91,7 @@ def test_unknown_values_come_last_in_both_orders(sample_of: MakeSample) -> None:
     assert keys(view)[-1] == "c:1"
 
 
-def test_a_filter_has_words_and_conditions(look: MakeSample) -> None:
+def test_a_filter_has_words_and_conditions() -> None:
     view = view_of(look(clicks=5, views=0, web=9))
     press(view, "/", *"DEPTH", "escape")
     press(view, "/", *"w depthx", "backspace", *">0")
@@ -91,7 +108,7 @@ def test_a_filter_has_words_and_conditions(look: MakeSample) -> None:
     assert keys(view) == ["clicks", "views", "web"]
 
 
-def test_columns_are_dropped_before_anything_is_cut_and_named(look: MakeSample) -> None:
+def test_columns_are_dropped_before_anything_is_cut_and_named() -> None:
     name = "orders-eu-west-1-production-archive"
     view = view_of(look(**{name: 182_000}))
     for width in (46, 60, 80, 120, 200):
@@ -105,9 +122,7 @@ def test_columns_are_dropped_before_anything_is_cut_and_named(look: MakeSample) 
         assert ("left out: " in lines[2]) == (width < 200)
 
 
-def test_only_the_lines_on_the_screen_are_made(
-    sample_of: MakeSample, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_lines_on_the_screen_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     view = view_of(sample_of({"a:1": {f"t{n:04}": n for n in range(2_000)}}))
     made: list[object] = []
     monkeypatch.setattr("nsqtools.cli.top.screen.short", lambda cell: made.append(cell) or "")
@@ -116,13 +131,13 @@ def test_only_the_lines_on_the_screen_are_made(
 
 
 @pytest.mark.parametrize("name", ["*", "/./", EVIL, "a b"])
-def test_a_name_that_nsq_does_not_allow_is_never_a_target(look: MakeSample, name: str) -> None:
+def test_a_name_that_nsq_does_not_allow_is_never_a_target(name: str) -> None:
     """A topic named * would be a pattern that every topic matches."""
     target = view_of(look(**{name: 1})).target()
     assert "not a name that NSQ allows" in target
 
 
-def test_the_view_of_one_nsqd_has_no_target_for_what_changes_all(sample_of: MakeSample) -> None:
+def test_the_view_of_one_nsqd_has_no_target_for_what_changes_all() -> None:
     view = view_of(sample_of({"a:1": {"clicks": 5}, "b:1": {"clicks": 5}}))
     assert view.target() == ("clicks", "")
     press(view, "2")

@@ -131,20 +131,6 @@ def findings(tab: Tab, *rules: str) -> list[str]:
     ]
 
 
-def test_what_is_published_shows_on_an_open_page_within_two_seconds(
-    site: Site, open_page: OpenPage
-) -> None:
-    tab = open_page(site.url + "/topics/orphans")
-    depth = tab.page.locator(".tile b").first
-    before = int(depth.inner_text())
-    tab.page.evaluate("document.body.dataset.same = 'page'")
-
-    site.nsqd.publish("orphans", b"1", b"2", b"3")
-
-    expect(depth).to_have_text(str(before + 3), timeout=patience_s(2) * 1000)
-    assert tab.page.evaluate("document.body.dataset.same") == "page"  # patched, not loaded again
-
-
 def test_a_new_topic_joins_the_table_and_the_focus_stays(site: Site, open_page: OpenPage) -> None:
     tab = open_page(site.url + "/")
     row = tab.page.locator("tbody tr", has_text="orders/archive")
@@ -176,6 +162,7 @@ def test_a_hidden_tab_has_no_stream_and_one_that_is_held_stands_still(
 ) -> None:
     page = open_page(site.url + "/topics/orphans").page
     age, depth = page.locator(".age"), page.locator(".tile b").first
+    page.evaluate("document.body.dataset.same = 'page'")
     expect(age).to_contain_text("ago")
     page.keyboard.press("p")
     expect(age).to_contain_text("held")
@@ -200,6 +187,7 @@ def test_a_hidden_tab_has_no_stream_and_one_that_is_held_stands_still(
     assert depth.inner_text() == f"{before + 1}"
     page.evaluate(hide, False)
     expect(depth).to_have_text(f"{before + 2}")
+    assert page.evaluate("document.body.dataset.same") == "page"  # patched, not loaded again
 
 
 def test_the_keyboard_finds_chooses_and_opens(site: Site, open_page: OpenPage) -> None:
@@ -324,6 +312,7 @@ def test_a_page_of_what_is_not_there_says_so(site: Site, open_page: OpenPage) ->
 # -- whatever a hostile cluster says stays text: in names, addresses, ids, versions and errors --
 
 HOSTILE_PAGES = ("/", "/topics/clicks", "/topics/clicks/archive", "/consumers", "/nodes", "/lookup")
+HOSTILE_PAGES += ("/act?action=delete&topic=clicks",)
 
 
 @pytest.fixture(scope="module")
@@ -332,11 +321,14 @@ def hostile_url(scripting_cluster: HostileCluster, serve_pages: ServePages) -> s
     return serve_pages(nsqd_http=here, lookupd_http=here, allow_changes=True, show_messages=True)
 
 
-def test_no_page_takes_a_name_for_markup_and_none_is_too_wide(
+def test_no_page_takes_a_name_for_markup_or_is_too_wide_and_a_topic_with_any_name_has_one(
     hostile_url: str, open_page: OpenPage
 ) -> None:
     tab = open_page(hostile_url + "/")
-    for path in (*HOSTILE_PAGES, "/act?action=delete&topic=clicks"):
+    for path in HOSTILE_PAGES:
+        answer = ask(hostile_url + path)
+        assert answer.status == 200
+        assert raw_marks(answer.body, is_one_line=False) == [], path
         tab.page.goto(hostile_url + path)
         assert "pwned" not in tab.page.title()
         assert tab.page.locator("main img, main script").count() == 0
@@ -344,17 +336,7 @@ def test_no_page_takes_a_name_for_markup_and_none_is_too_wide(
             tab.size(width)
             assert tab.overflow() <= 0, f"{path} at {width}"
 
-
-def test_no_page_has_a_control_and_a_topic_with_any_name_has_one(
-    hostile_url: str, open_page: OpenPage
-) -> None:
-    for path in HOSTILE_PAGES:
-        answer = ask(hostile_url + path)
-        assert answer.status == 200
-        assert raw_marks(answer.body, is_one_line=False) == [], path
-        assert "<script>document" not in answer.text
-
-    tab = open_page(hostile_url + "/")
+    tab.page.goto(hostile_url)
     addresses = [link.get_attribute("href") or "" for link in tab.page.locator("tbody th a").all()]
     assert len(addresses) >= 4
     for address in addresses:
