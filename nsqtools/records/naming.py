@@ -65,7 +65,12 @@ class FileNaming:
     extension: str = ""
 
     def __post_init__(self) -> None:
-        self.stem("topic", datetime(2000, 1, 1), datetime(2000, 1, 1))
+        try:
+            self.stem("topic", datetime(2000, 1, 1), datetime(2000, 1, 1))
+        except UnicodeEncodeError as exc:
+            raise ConfigurationError(
+                f"{exc.object!r} is not UTF-8: it is no format of times"
+            ) from None
 
     def stem(self, topic: str, arrival: datetime, partition: datetime) -> str:
         """Return the name but for its ``<REV>``, relative to the directory of the archive.

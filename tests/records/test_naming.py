@@ -63,6 +63,8 @@ def test_a_second_file_of_a_name_gets_a_number(name: str, second: str) -> None:
 def test_a_format_that_names_no_file_is_refused(format: str, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):
         FileNaming(format)
+    with pytest.raises(ConfigurationError, match="not UTF-8"):
+        FileNaming(datetime_format="%Y\udcff")
     with pytest.raises(ConfigurationError, match="inside its directory"):
         FileNaming("<TOPIC>/log").stem("..", MOMENT, MOMENT)  # which is a valid topic
 
