@@ -221,7 +221,10 @@ def held(root: Location, name: str) -> Iterator[Held]:
         try:
             yield lease
         finally:
-            lease.release()
+            try:
+                lease.release()
+            except NsqError as error:  # it ends by itself; what the run ends with is what counts
+                log.warning("%s", error)
             keeper.join()
         return
     path = root / name

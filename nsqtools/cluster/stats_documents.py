@@ -206,9 +206,9 @@ def parse_condition(
     return Condition(name, lambda value: value is not None and bool(compare(value, limit)))
 
 
-def parse_filter(text: str) -> Test:
+def parse_filter(text: str, columns: Collection[str] = COLUMNS) -> Test:
     """Read a condition on the rows of queues, with the same errors."""
-    column, holds = parse_condition(text)
+    column, holds = parse_condition(text, columns)
     read = COLUMNS[column]
     return lambda row: holds(read(row))
 

@@ -84,3 +84,10 @@ def test_one_that_could_not_be_renewed_for_its_length_is_lost(
     lease.keep(lease_s=0.1)
     with pytest.raises(OutputError, match="the network is down"):
         lease.need()
+
+
+def test_a_run_ends_as_it_did_where_its_place_cannot_be_released(
+    place: StoredPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with held(place, "lock"):
+        monkeypatch.setattr(StoredNumbers, "append", Mock(side_effect=OSError("away")))

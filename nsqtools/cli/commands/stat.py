@@ -140,7 +140,8 @@ def stat(
         raise ConfigurationError("--once takes one sample: leave out --interval and --count")
     columns = columns_of(show)
     form.check(("time", *columns))
-    tests = [parse_filter(text) for text in filter or ()]
+    of_queues = columns_of(show if show is StatRows.nodes else StatRows.queues)
+    tests = [parse_filter(text, of_queues) for text in filter or ()]
     is_timed = interval is not None or form.kind in TIMED or "time" in form.columns
     question = Question(consumers=show is StatRows.clients, memory=show is StatRows.memory)
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from nsqtools.cluster.topology import Topology
 
 WATCH_S = 15.0
+IDLE_S = 60.0
 
 TopologyFile = Annotated[Path, Argument(metavar="FILE", help="What ought to be there, in TOML.")]
 
@@ -72,7 +73,9 @@ def apply(
     prune: bool = opt(
         "", "Delete what is not in FILE and had no client and no message for --idle.", SAFETY
     ),
-    idle: float = opt("DURATION", "How long --prune watches first.", SAFETY, "1m"),
+    idle: float | None = opt(
+        "DURATION", "How long --prune watches first.", SAFETY, show_default="1m"
+    ),
     watch: bool = opt("", "Go on, for nsqd that join or come back later, until interrupted."),
     yes: Yes = False,
     *,
@@ -94,6 +97,8 @@ def apply(
 
     if prune and watch:
         raise ConfigurationError("--prune asks once: leave out --watch")
+    if idle is not None and not prune:
+        raise ConfigurationError("--idle is for --prune")
     wanted = read_topology(file)
     ended = threading.Event()
     with stopping(ended.set) as signals:
@@ -101,7 +106,7 @@ def apply(
             return keep(wanted, change, ended) or signals.status()
         with change.cluster.open(CHANGE_TIMEOUT_S) as cluster:
             before = take_inventory(cluster) if prune else None
-            if before is not None and ended.wait(idle):
+            if before is not None and ended.wait(IDLE_S if idle is None else idle):
                 return signals.status()
             found = plan_topology(cluster, wanted)
             if before is not None:
