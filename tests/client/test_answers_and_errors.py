@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from plugins.clients import CHANNEL, TOPIC, Consume, Dialog, InBackground
+from plugins.clients import Consume, Dialog, InBackground
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
+from plugins.wire import RESPONSE, frame
 
 from nsqtools.client.connection import open_connection
 from nsqtools.client.consumer import Consumer
@@ -16,6 +18,7 @@ from nsqtools.client.message import Batch, Message
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import NsqError, ServerError
 from nsqtools.protocol.names import parse_address
+from nsqtools.testing import fake_message
 
 
 def batch_of(consumer: Consumer) -> Batch:
@@ -51,36 +54,34 @@ def test_nothing_after_a_fatal_error_counts(scripted_nsqd: ScriptedNsqd, consume
 
 
 def test_zero_is_a_delay_and_seconds_become_milliseconds(dialog: Dialog) -> None:
-    """nsqd closes the connection for more than its limit, an hour."""
-    consumer, conn = dialog("RDY 200", max_attempts=0)
+    """nsqd closes the connection for more than its limit, an hour. By default none is given up."""
+    consumer, conn = dialog("RDY 200", max_attempts=3)
     given: dict[float | None, int] = {0: 0, 0.0015: 2, 3600: 3_600_000, 7200: 3_600_000}
     by_attempts = {1: 90_000, 4: 360_000, 5: 450_000, 60_000: 900_000}
     cases = [(1, *case) for case in given.items()]
     cases += [(attempts, None, delay_ms) for attempts, delay_ms in by_attempts.items()]
+    message_id = conn.new_id()
     for attempts, delay_s, delay_ms in cases:
-        message_id = conn.message(b"x", attempts=attempts)
+        conn.message(b"x", message_id=message_id, attempts=attempts)
         [message] = batch_of(consumer)
         message.requeue(delay_s, backoff=False)
         conn.skip_to(f"REQ {message_id} {delay_ms}")
 
 
-def test_a_message_is_answered_once(dialog: Dialog, in_background: InBackground) -> None:
-    consumer, conn = dialog("RDY 200")
+def test_of_two_answers_at_once_one_is_taken(in_background: InBackground) -> None:
     both = threading.Barrier(2)
 
-    def finish(message: Message) -> bool:
-        both.wait(patience_s(5))
-        return message.finish()
+    class SeenByBoth(dict[bytes, Message]):
+        def get(self, *arguments: Any) -> Any:
+            found = super().get(*arguments)
+            both.wait(patience_s(5))
+            return found
 
-    for _ in range(50):
-        message_id = conn.message(b"x")
-        [message] = batch_of(consumer)
-        answers = [in_background(finish, message) for _ in range(2)]
-        assert sorted(answer.result(patience_s(5)) for answer in answers) == [False, True]  # type: ignore[type-var]
-        assert not message.requeue()
-        assert not message.touch()
-        conn.expect(f"FIN {message_id}")
-    assert conn.not_yet_expected == []
+    message = fake_message()
+    message._source.in_flight = SeenByBoth(message._source.in_flight)
+    answers = [in_background(message.finish) for _ in range(2)]
+    assert sorted(int(answer.result(patience_s(5))) for answer in answers) == [0, 1]
+    assert message.answers == ["finish"]
 
 
 def test_an_answer_stays_with_its_connection(scripted_nsqd: ScriptedNsqd, consume: Consume) -> None:
@@ -101,40 +102,32 @@ def test_an_answer_stays_with_its_connection(scripted_nsqd: ScriptedNsqd, consum
 
 
 def test_a_redelivered_message_replaces_its_unanswered_delivery(dialog: Dialog) -> None:
+    """A batch is finished but for that one, and for what was answered."""
     consumer, conn = dialog("RDY 200")
-    message_id = conn.message(b"x")
-    [old] = batch = batch_of(consumer)
-    conn.message(b"x", message_id=message_id, attempts=2)
-    [new] = batch_of(consumer)
-    assert old.is_answered
-    assert (old.finish(), batch.finish()) == (False, 0)
+    ids = [conn.message(b"x") for _ in range(3)]
+    source = batch_of(consumer).source
+    wait_until(lambda: len(source.in_flight) == 3, what="all of them")
+    old, answered, _ = batch = Batch(source, source.in_flight.values())
+    answered.requeue(0, backoff=False)
+    conn.expect(f"REQ {ids[1]} 0")
+    conn.message(b"x", message_id=ids[0], attempts=2)
+    wait_until(lambda: old.is_answered, what="the new delivery")
+    new = source.in_flight[old.id]
+    assert (old.finish(), batch.finish()) == (False, 1)
+    conn.expect(f"FIN {ids[2]}")
+    assert (batch.finish(), batch.requeue()) == (0, 0)
     assert not new.is_answered
     assert new.finish()
-    conn.expect(f"FIN {message_id}")
-    wait_until(lambda: consumer._io.rdy.in_flight == 0, what="nothing in flight")
-
-
-def test_a_batch_is_finished_but_for_what_was_answered(dialog: Dialog) -> None:
-    consumer, conn = dialog("RDY 200")
-    ids = [conn.message(b"x") for _ in range(4)]
-    source = batch_of(consumer).source
-    wait_until(lambda: len(source.in_flight) == 4, what="all of them")
-    batch = Batch(source, source.in_flight.values())
-    batch[1].requeue(0, backoff=False)
-    conn.expect(f"REQ {ids[1]} 0")
-    conn.message(b"x", message_id=ids[2], attempts=2)
-    wait_until(lambda: batch[2].is_answered, what="the new delivery")
-    assert batch.finish() == 2
     conn.expect(f"FIN {ids[0]}")
-    conn.expect(f"FIN {ids[3]}")
-    assert batch.finish() == 0
-    assert batch.requeue() == 0
+    wait_until(lambda: consumer._io.rdy.in_flight == 0, what="nothing in flight")
     assert conn.not_yet_expected == []
 
 
+HEARTBEAT = frame(RESPONSE, b"_heartbeat_")
 OK_HEAD = b"\x00\x00\x00\x06\x00\x00\x00"
 ANSWERS = {  # to IDENTIFY, and the complaint
     OK_HEAD + b"\x00{}": "",  # everything at its default: accepted
+    HEARTBEAT + OK_HEAD + b"\x00OK": "",  # as old ones answer
     OK_HEAD + b"\x00[]": "neither OK nor JSON",
     b"\x00\x00\x00\x0d\x00\x00\x00\x01E_BAD_BOD": "E_BAD_BOD",
     b"\x00\x00\x00\x22\x00\x00\x00\x02" + bytes(30): "message before SUB",
@@ -159,17 +152,3 @@ def test_any_answer_to_identify_is_taken_or_named(in_background: InBackground) -
                 opening.result(patience_s(5))
             assert str(address) in str(caught.value)
             conn.expect_closed()
-
-
-def test_an_old_nsqd_that_answers_ok_is_consumed_with_the_old_limits(
-    scripted_nsqd: ScriptedNsqd, consume: Consume
-) -> None:
-    consume(scripted_nsqd.address, max_in_flight=5000)
-    conn = scripted_nsqd.accept()
-    conn.expect("IDENTIFY")
-    conn.heartbeat()
-    conn.expect("NOP")
-    conn.ok()
-    conn.expect(f"SUB {TOPIC} {CHANNEL}")
-    conn.ok()
-    conn.skip_to("RDY 2500")

@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -33,7 +32,6 @@ from nsqtools.client import consumer as consumer_module
 from nsqtools.client import in_flight_limit
 from nsqtools.client.backlog import EXPIRED_SHARE, Arrival, Backlog
 from nsqtools.client.consumer import Consumer
-from nsqtools.client.consumer_io import Subscription
 from nsqtools.client.message import Batch, Message, batches_after
 from nsqtools.client.options import ClientOptions
 from nsqtools.testing import fake_batch
@@ -142,25 +140,13 @@ def test_a_message_that_only_waited_is_not_given_up(dialog: Dialog, handle: Hand
     for attempts in range(1, 10):
         conn.message(b"x", message_id=message_id, attempts=attempts)
         wait_until(lambda n=attempts: consumer.stats.received == n, what="a delivery")  # type: ignore[misc]
-    end_turn(consumer)
+    is_through = threading.Event()  # the I/O thread, with what it has received
+    consumer._io.loop.call_soon(is_through.set)
+    assert is_through.wait(patience_s(5))
     handled: list[int] = []
     handle(consumer, lambda message: handled.append(message.attempts))
     wait_until(lambda: handled == [9], what="the last delivery")
     assert (consumer.stats.given_up, consumer.stats.expired) == (0, 8)
-
-
-def test_by_default_nothing_is_given_up(
-    scripted_nsqd: ScriptedNsqd, consume: Consume, handle: Handle
-) -> None:
-    consumer = consume(scripted_nsqd.address, max_attempts=3, max_backoff_duration_s=0)
-    seen: list[int] = []
-    handle(consumer, lambda message: seen.append(message.attempts) or False)  # type: ignore[func-returns-value]
-    conn = scripted_nsqd.subscribed("RDY 1")
-    message_id = conn.new_id()
-    for attempts, delay_ms in ((3, 270_000), (4, 360_000), (100, 900_000)):
-        conn.message(b"x", message_id=message_id, attempts=attempts)
-        conn.skip_to(f"REQ {message_id} {delay_ms}")
-    assert seen == [3, 4, 100]
 
 
 def test_what_no_loop_reached_is_no_try(dialog: Dialog, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,13 +252,6 @@ def test_a_pool_gets_no_more_than_it_can_take(quick_nsqd: EmbeddedServer, way: s
     assert seen.total() <= 60 + 4  # a machine that stands still for a second costs a round
 
 
-def end_turn(consumer: Consumer) -> None:
-    """Wait until the I/O thread is through with what it has received."""
-    is_through = threading.Event()
-    consumer._io.loop.call_soon(is_through.set)
-    assert is_through.wait(patience_s(5))
-
-
 # -- what waits: announced, taken by parts, put back and withdrawn --------------------------------
 
 
@@ -346,27 +325,3 @@ def test_what_was_not_reached_comes_first_again() -> None:
     backlog.put("other")
     backlog.put(Arrival(owner, batches_after(batches, 1)), is_first=True)
     assert taken(backlog.get_some(0, most=10)) == [[b"0-1"], [b"1-0"]]
-
-
-def test_quick_answers_to_many_connections_wake_the_io_thread_once() -> None:
-    """That each of them was the only message of its connection is no reason."""
-    consumer = Consumer("clicks", "archive", nsqd_tcp_addresses="nsqd:4150")
-    consumer._is_started = True  # nothing connects
-    io, woken = consumer._io, []
-    io.now = lambda: 0.0  # type: ignore[method-assign]
-    io.wake = lambda: woken.append(1)  # type: ignore[method-assign]
-    batches = []
-    for n in range(5):
-        connection: Any = SimpleNamespace(nsqd=f"nsqd{n}", reply=SimpleNamespace(msg_timeout=1000))
-        subscription = Subscription(io, "clicks", connection)
-        message = Message(subscription, 0, 1, b"%016d" % n, b"")
-        subscription.in_flight[message.id] = message
-        batches.append(Batch(subscription, [message]))
-    consumer.backlog.put(Arrival(io.delivery, batches[:1]))
-    consumer.backlog.put(Arrival(io.delivery, batches[1:]))
-    messages = iter(consumer)
-    woken_after = []
-    for _ in batches:
-        assert next(messages).finish()
-        woken_after.append(len(woken))
-    assert woken_after == [1, 1, 1, 1, 2]  # for the first, as none came for a while, and the last

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter
 from typing import Any
@@ -15,10 +14,9 @@ from plugins.http_api import Nsqd
 from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools import ClientOptions, Consumer, aio
+from nsqtools import ClientOptions, Consumer
 from nsqtools.client.backlog import Delivery
 from nsqtools.client.consumer import GATHER_LOOK_S
-from nsqtools.client.message import Batch
 
 LIMIT = ClientOptions(max_in_flight=1000, output_buffer_timeout_s=0.025)
 
@@ -117,29 +115,16 @@ def test_a_drain_ends_with_the_rest(nsqd: GoNsqd) -> None:
     assert unfinished(nsqd, TOPIC, CHANNEL) == 0
 
 
-@pytest.mark.parametrize("is_aio", [False, True])
-def test_a_batch_is_of_one_topic(nsqd: GoNsqd, is_aio: bool) -> None:
+def test_a_batch_is_of_one_topic(nsqd: GoNsqd) -> None:
     topics = ["clicks", "orders"]
     for topic in topics:
         nsqd.create_channel(topic, CHANNEL)
         nsqd.publish(topic, *[topic.encode()] * 5)
-    where: Any = {"nsqd_tcp_addresses": nsqd.tcp_address, "options": LIMIT}
     counts = Counter[str]()
-
-    def note(batch: Batch) -> bool:
-        assert [message.body for message in batch] == [batch.topic.encode()] * len(batch)
-        counts[batch.topic] += batch.finish()
-        return counts.total() == 10
-
-    async def consume() -> None:
-        async with aio.Consumer(topics, CHANNEL, **where) as consumer:
-            async for batch in consumer.batches(10, patience_s(0.2)):
-                if note(batch):
-                    return
-
-    if is_aio:
-        asyncio.run(consume())
-    else:
-        with Consumer(topics, CHANNEL, **where) as consumer:
-            any(map(note, consumer.batches(size=10, within_s=patience_s(0.2))))
+    with Consumer(topics, CHANNEL, nsqd_tcp_addresses=nsqd.tcp_address, options=LIMIT) as consumer:
+        for batch in consumer.batches(size=10, within_s=patience_s(0.2)):
+            assert [message.body for message in batch] == [batch.topic.encode()] * len(batch)
+            counts[batch.topic] += batch.finish()
+            if counts.total() == 10:
+                break
     assert counts == dict.fromkeys(topics, 5)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
@@ -16,7 +15,6 @@ from plugins.clients import (
     CHANNEL,
     TOPIC,
     Consume,
-    Handle,
     InBackground,
     Produce,
     fill,
@@ -75,10 +73,22 @@ def test_what_cannot_be_asked_for_is_refused_where_it_is_written(
         in_background(consumer.run, lambda message: None, signals=True).result(patience_s(5))
 
 
-def test_a_handlers_result_is_the_answer(nsqd: GoNsqd, consume: Consume, handle: Handle) -> None:
+def test_a_handlers_result_is_the_answer_and_hooks_see_it(
+    nsqd: GoNsqd, consume: Consume, in_background: InBackground
+) -> None:
     nsqd.create_channel(TOPIC, CHANNEL)
-    nsqd.publish(TOPIC, b"true", b"none", b"false", b"raise", b"neutral", b"own")
+    published: list[tuple[str, object]] = []
+    handled: dict[bytes, type | None] = {}
     attempts: dict[bytes, int] = {}
+
+    def on_published(publication: Publication) -> None:
+        published.append((publication.topic, publication.error))
+        raise ValueError("of the hook: it harms nothing")
+
+    def on_handled(message: Message, seconds: float, error: BaseException | None) -> None:
+        if message.attempts == 1 and message.is_answered and 0 <= seconds < patience_s(5):
+            handled[message.body] = type(error) if error else None
+        raise ValueError("of the hook: it harms nothing")
 
     def answer(message: Message) -> object:
         attempts[message.body] = message.attempts
@@ -93,9 +103,16 @@ def test_a_handlers_result_is_the_answer(nsqd: GoNsqd, consume: Consume, handle:
             return False
         return {b"true": True, b"none": None, b"false": False}[message.body]
 
+    errors = {b"raise": LookupError, b"neutral": RequeueWithoutBackoff}
+    bodies = [b"true", b"none", b"false", b"own", *errors]
+    with Producer(nsqd.tcp_address, on_published=on_published) as producer:
+        for body in bodies:
+            producer.publish(TOPIC, body)
+    assert published == [(TOPIC, None)] * 6
     consumer = consume(nsqd.tcp_address, default_requeue_delay_s=0.0, backoff_multiplier_s=0.01)
-    handle(consumer, answer, workers=4)
-    wait_until(lambda: consumer.stats.finished == 6, what="six messages")
+    in_background(consumer.run, answer, workers=4, on_handled=on_handled)
+    wait_until(lambda: consumer.stats.finished == len(handled) == 6, what="six messages")
+    assert handled == dict.fromkeys(bodies) | errors
     again = {body for body, count in attempts.items() if count > 1}
     assert again == {b"false", b"raise", b"neutral", b"own"}
 
@@ -245,53 +262,3 @@ def test_a_long_handler_keeps_its_message_with_auto_touch(
     in_background(consumer.run, handler, auto_touch=True)
     wait_until(lambda: consumer.stats.finished == 1, what="the FIN")
     assert nsqd.channel_stats(TOPIC, CHANNEL)["timeout_count"] == 0
-
-
-def test_where_no_thread_can_be_had_those_that_began_end_too(
-    nsqd: GoNsqd, consume: Consume, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nsqd.create_channel(TOPIC, CHANNEL)
-    start = threading.Thread.start
-
-    def start_few(thread: threading.Thread) -> None:
-        if thread.name == "nsq-worker-1":
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", start_few)
-    consumer = consume(nsqd.tcp_address)
-    with pytest.raises(RuntimeError, match="new thread"):
-        consumer.run(lambda message: None, workers=3)
-    assert consumer.wait_for_end(patience_s(10))
-
-
-def test_hooks_see_what_became_of_messages(nsqd: GoNsqd, consume: Consume, handle: Handle) -> None:
-    published: list[tuple[str, bool]] = []
-
-    def on_published(publication: Publication) -> None:
-        published.append((publication.topic, publication.error is None))
-        raise ValueError("of the hook: it harms nothing")
-
-    nsqd.create_channel(TOPIC, CHANNEL)
-    with Producer(nsqd.tcp_address, on_published=on_published) as producer:
-        for body in (b"good", b"bad"):
-            producer.publish(TOPIC, body)
-    assert published == [(TOPIC, True)] * 2
-    handled: dict[bytes, BaseException | None] = {}
-    consumer = consume(nsqd.tcp_address, max_backoff_duration_s=0)
-
-    def handler(message: Message) -> None:
-        if message.body == b"bad":
-            raise RequeueWithoutBackoff(60)
-
-    def on_handled(message: Message, seconds: float, error: BaseException | None) -> None:
-        assert message.is_answered
-        assert 0 <= seconds < patience_s(5)
-        handled[message.body] = error
-        if len(handled) == 2:
-            consumer.begin_stop()
-        raise ValueError("of the hook: it harms nothing")
-
-    consumer.run(handler, on_handled=on_handled)
-    assert handled[b"good"] is None
-    assert isinstance(handled[b"bad"], RequeueWithoutBackoff)

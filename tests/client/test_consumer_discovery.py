@@ -8,7 +8,6 @@ import socket
 import statistics
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -27,7 +26,7 @@ from nsqtools.client.connecting import KnownNsqd, RetryDelays
 from nsqtools.client.connection import http_access
 from nsqtools.client.discovery import EARLY_AFTER_S, EARLY_ROUNDS_APART_S, Discovery
 from nsqtools.client.options import ClientOptions
-from nsqtools.errors import ConfigurationError, ConnectionFailed, ProtocolError
+from nsqtools.errors import ConfigurationError, ConnectionFailed
 from nsqtools.http.http_api import HTTPAccess, decode_lookup
 from nsqtools.protocol.names import Address
 
@@ -61,19 +60,6 @@ def test_all_lookupd_are_asked_and_those_that_refuse_or_hang_delay_no_other(
     assert consumer.stop(timeout_s=patience_s(2))
     with pytest.raises(ConnectionFailed):
         consume(lookupd=bad, **options)
-
-
-def test_fifty_polls_leak_nothing(scripted_lookupd: MakeScripted, consume: Consume) -> None:
-    def descriptors() -> int:
-        return len(list(Path("/proc/self/fd").iterdir()))
-
-    lookupd = scripted_lookupd()
-    consume(lookupd=[lookupd.address, "127.0.0.1:1"], lookupd_poll_interval_s=0.01)
-    wait_until(lambda: len(lookupd.requests) > 5, what="some polls")
-    before = descriptors()
-    wait_until(lambda: len(lookupd.requests) > 55, what="50 polls", timeout_s=20)
-    # but for what is under way
-    wait_until(lambda: descriptors() <= before + 2, what="no more descriptors than before")
 
 
 def test_a_deleted_topic_is_not_recreated_by_reconnecting(
@@ -113,16 +99,6 @@ def test_a_name_is_resolved_each_time(consume: Consume, monkeypatch: pytest.Monk
         second.accept()
 
 
-def test_an_unreachable_broadcast_address_is_mapped(
-    scripted_lookupd: MakeScripted, nsqd: GoNsqd, consume: Consume
-) -> None:
-    lookupd = scripted_lookupd()
-    lookupd.list_nsqd("nsqd.internal:4150")
-    more = {"address_map": {"nsqd.internal:4150": nsqd.tcp_address}}
-    consumer = consume(lookupd=lookupd.address, more=more, fail_fast=True)
-    assert consumer.connections == [nsqd.tcp_address]
-
-
 # -- what nsqlookupd answers, and when it is asked -------------------------------------------------
 
 
@@ -150,17 +126,6 @@ def test_an_nsqd_is_where_it_says_or_hides_no_other(changes: dict[str, object], 
     producers = [PRODUCER | changes, GOOD, None, 1, "x", [], {}]
     found = decode_lookup({"channels": ["c"], "producers": producers}, "url", HTTPAccess()).nsqd
     assert set(found) == {Address(each, 4150) for each in ("good", host) if each}
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [None, [], "x", {}, {"channels": []}, {"producers": []}, {"channels": 1, "producers": []}],
-    ids=str,
-)
-def test_another_answer_is_a_protocol_error_that_names_the_url(answer: object) -> None:
-    with pytest.raises(ProtocolError, match="http://h:1") as caught:
-        decode_lookup(answer, "http://h:1", HTTPAccess())
-    assert "4161" in caught.value.hint
 
 
 def test_every_delay_is_drawn_afresh() -> None:
@@ -192,9 +157,7 @@ def test_a_secret_goes_to_nsqlookupd_only_where_that_was_asked_for() -> None:
     access = http_access(replace(options, lookupd_authorization=True), ["http://a:1"])
     assert (access.bearer, access.auth_requires_tls, access.tls) == ("s", True, None)
     assert not http_access(ClientOptions(auth_requires_tls=False), []).auth_requires_tls
-
-
-def test_a_context_for_tls_is_made_when_an_address_needs_one() -> None:
+    # a context for TLS is made when an address needs one
     assert http_access(ClientOptions(), ["https://a:1"]).tls is not None
     assert http_access(ClientOptions(), ["http://a:1"], {"b": "https://c:1"}).tls is not None
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from plugins.clients import CHANNEL, TOPIC, Consume, Dialog, InBackground, fill
@@ -199,15 +199,10 @@ def test_a_handler_thread_that_dies_ends_the_others(
     assert consumer.stop(timeout_s=patience_s(5))
 
 
-@dataclass(eq=False)
-class Connection:
-    saw_close_wait: bool = False
-    is_drained: bool = False
-
-
 def steps(moments: dict[float, str]) -> list[str]:
     """What a stop that began at 100 says at each moment, with what is new then."""
-    stopping, connection = Stopping(100.0, drain_timeout_s=30, drain=True), Connection()
+    stopping = Stopping(100.0, drain_timeout_s=30, drain=True)
+    connection = Mock(saw_close_wait=False, is_drained=False)
     said = []
     for now, news in moments.items():
         if news:
@@ -227,7 +222,7 @@ def test_the_socket_outlives_every_answer_and_is_closed_after_nsqds_end() -> Non
 
 def test_time_changes_an_answer_at_these_moments_and_then_no_more() -> None:
     stopping = Stopping(100.0, drain_timeout_s=30, drain=True)
-    connection = Connection(saw_close_wait=True, is_drained=True)
+    connection = Mock(saw_close_wait=True, is_drained=True)
     assert stopping.next_change(100) == 101  # without CLOSE_WAIT a second is enough
     assert stopping.next_step(connection, 110) == "wait"  # for stragglers
     quiet_at = stopping.next_change(110)

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 from plugins.clients import TOPIC, Consume, InBackground, Produce, run_program, take
@@ -21,58 +17,8 @@ from nsqtools.client.io_loop import LoopMember
 from nsqtools.errors import ConnectionFailed
 
 
-def descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 def io_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "nsq-io"]
-
-
-def test_consumers_share_a_few_threads(nsqd: GoNsqd, consume: Consume, produce: Produce) -> None:
-    threads, files = threading.active_count(), descriptors()
-    consumers = [consume(nsqd.tcp_address, topic=f"topic-{n}") for n in range(100)]
-    wait_until(lambda: all(each.connections for each in consumers), what="all connections")
-    assert threading.active_count() - threads <= 1 + MAX_THREADS
-    wait_until(lambda: len(io_threads()) == 1, what="the end of the thread of a test before")
-    wait_until(lambda: descriptors() - files <= 105, what="nothing but the connections")
-    producer = produce(nsqd.tcp_address)
-    for n in range(100):
-        producer.publish(f"topic-{n}", b"%d" % n)
-    for n, consumer in enumerate(consumers):
-        [message] = take(consumer, 1)
-        assert message.body == b"%d" % n
-        message.finish()
-    assert len(io_threads()) == 1
-    for consumer in consumers:
-        consumer.begin_stop()
-
-
-def test_the_io_thread_ends_with_its_last_member(nsqd: GoNsqd) -> None:
-    program = """
-        import os, sys, threading
-        from nsqtools import Consumer, Producer
-        def has_ended(within_s):
-            for thread in threading.enumerate():
-                if thread.name == "nsq-io":
-                    thread.join(within_s)
-                    return not thread.is_alive()
-            return True
-        files = len(os.listdir("/proc/self/fd"))
-        consumer = Consumer("t", "c", nsqd_tcp_addresses=sys.argv[1])
-        consumer.start(fail_fast=True)
-        producer = Producer(sys.argv[1])
-        producer.publish("t", b"1")
-        assert consumer.stop()
-        assert not has_ended(0.1)
-        producer.publish("t", b"2")
-        assert producer.stop()
-        assert len(os.listdir("/proc/self/fd")) == files
-        assert has_ended(10)
-        with Producer(sys.argv[1]) as again:
-            again.publish("t", b"3")
-        """
-    assert run_program(program, nsqd.tcp_address) == ""
 
 
 @pytest.mark.parametrize("place", ["call", "timer", "turn", "bytes", "flush"])
@@ -169,60 +115,19 @@ def test_a_message_after_a_long_idle_time_comes_at_once(nsqd: GoNsqd, consume: C
 # -- the loop by itself ---------------------------------------------------------------------------
 
 
-@pytest.fixture
-def member() -> Iterator[Callable[..., LoopMember]]:
-    made: list[LoopMember] = []
-
-    def make(each_turn: Any = lambda: None, at_end: Any = lambda: None) -> LoopMember:
-        made.append(LoopMember("test", each_turn, at_end))
-        made[-1].start()
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.call_soon(each.stop)
-        assert each.join(patience_s(5))
-
-
-def test_calls_come_in_order_and_after_the_end_at_once(member: Callable[..., LoopMember]) -> None:
-    ended = threading.Event()
-    one = member(at_end=ended.set)
-    made: list[tuple[int, bool]] = []
-
-    def note(n: int) -> None:
-        made.append((n, one.is_own_thread))
-
-    for n in range(100):
-        one.call_soon(partial(note, n))
-    one.call_soon(one.stop)
-    assert one.join(patience_s(5))
-    assert ended.is_set()
-    one.call_soon(partial(note, 100))
-    assert made == [(n, n < 100) for n in range(101)]
-
-
-def test_periodic_calls_of_members_share_their_moments(member: Callable[..., LoopMember]) -> None:
+def test_periodic_calls_of_members_share_their_moments() -> None:
     """A thousand of them must not wake the thread a thousand times a second."""
     made: list[float] = []
-    for _ in range(20):
-        one = member()
+    members = [LoopMember("test", lambda: None, lambda: None) for _ in range(20)]
+    for one in members:
+        one.start()
         one.call_soon(partial(one.call_each, 0.2, lambda: made.append(time.monotonic())))
         time.sleep(0.005)
     wait_until(lambda: len(made) >= 100, what="calls")
+    for one in members:
+        one.call_soon(one.stop)
+        assert one.join(patience_s(5))
     assert len({round(at, 1) for at in made}) <= len(made) / 10
-
-
-def test_only_members_with_work_have_turns(member: Callable[..., LoopMember]) -> None:
-    turns = Counter[str]()
-    first, _ = member(partial(turns.update, "a")), member(partial(turns.update, "b"))
-    wait_until(lambda: len(turns) == 2, what="the first turns")
-    before = turns["b"]
-    for _ in range(20):
-        made = threading.Event()
-        first.call_soon(made.set)
-        assert made.wait(patience_s(5))
-    assert turns["a"] > 15
-    assert turns["b"] == before
 
 
 def test_joins_and_ends_meet(in_background: InBackground) -> None:

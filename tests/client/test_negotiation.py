@@ -10,12 +10,10 @@ import socket
 import ssl
 import struct
 import threading
-import time
 import zlib
 from contextlib import nullcontext
 from dataclasses import replace
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,7 +33,6 @@ from plugins.clients import (
 )
 from plugins.daemons import GoNsqd
 from plugins.http_server import AuthServer, MakeScripted
-from plugins.network import ProxyTo
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
@@ -43,7 +40,6 @@ from plugins.waiting import patience_s, wait_until
 from nsqtools import errors
 from nsqtools.client import connection
 from nsqtools.client.connection import MIN_HANDSHAKE_S, Connection, open_connection, tls_context
-from nsqtools.client.consumer import Consumer
 from nsqtools.client.options import ClientOptions
 from nsqtools.http.http_api import HTTPAccess, NsqdHTTPClient
 from nsqtools.protocol.names import parse_address
@@ -133,30 +129,6 @@ def test_large_publishes_in_little_pieces(
     assert consumer.stats.late == 0
 
 
-@pytest.mark.alone
-@pytest.mark.parametrize("mode", MODES, ids=str)
-def test_a_lone_message_that_comes_byte_by_byte_does_not_wait_for_a_buffer(
-    tls_nsqd: GoNsqd,
-    certificates: Certificates,
-    proxy_to: ProxyTo,
-    produce: Produce,
-    consume: Consume,
-    mode: dict[str, bool],
-) -> None:
-    """Without a flush in some layer it would come with the next heartbeat, in half a minute."""
-    options: dict[str, Any] = {"tls_root_ca_file": str(certificates.ca), **mode}
-    proxy = proxy_to(tls_nsqd.tcp_address)
-    proxy.piece_size = 1
-    consumer = consume(proxy.address, fail_fast=True, **options)
-    producer = produce(tls_nsqd.tcp_address, **options)
-    for size in (200, 1, 100):
-        began = time.monotonic()
-        producer.publish(TOPIC, b"x" * size)
-        [message] = take(consumer, 1)
-        assert (message.body, bool(message.finish())) == (b"x" * size, True)
-        assert time.monotonic() - began < patience_s(1)
-
-
 def test_sockets_are_read_and_written_by_one_thread(
     tls_nsqd: GoNsqd,
     certificates: Certificates,
@@ -206,16 +178,6 @@ def test_a_missing_client_certificate_is_named_and_one_of_files_or_a_context_ser
     context = {"ssl_context": own_context(certificates)}
     produce(nsqd.tcp_address, **context).publish(TOPIC, b"1")
     take(consume(nsqd.tcp_address, fail_fast=True, **context), 1)[0].finish()
-
-
-def test_an_nsqd_that_requires_tls_is_named(
-    go_nsqd: MakeNsqd, certificates: Certificates, produce: Produce
-) -> None:
-    nsqd = go_nsqd(*certificates.server.nsqd_flags, "-tls-required=true")
-    producer = produce(nsqd.tcp_address)
-    with pytest.raises(errors.PublishError, match=f"{nsqd.tcp_address}.*TLS") as caught:
-        producer.publish(TOPIC, b"x")
-    assert caught.value.category == "refused"
 
 
 @pytest.mark.parametrize("wrong", ["host", "expired", "ca", "system"])
@@ -300,21 +262,6 @@ def test_auth_servers_may_hang_before_one_answers(
     auth_server.allow("s3cret", after_s=MIN_HANDSHAKE_S + 1)
     slow = ["-http-client-request-timeout=1m", f"-auth-http-address={auth_server.address}"]
     open_to(go_nsqd(*slow).tcp_address, auth_secret="s3cret").close()
-
-
-@pytest.mark.parametrize("option", ["tls_root_ca_file", "tls_cert"])
-@pytest.mark.parametrize("content", [None, b"", b"not PEM"])
-def test_a_file_that_cannot_be_used_is_named_before_connecting(
-    tmp_path: Path, certificates: Certificates, option: str, content: bytes | None
-) -> None:
-    path = tmp_path / "file.pem"
-    if content is not None:
-        path.write_bytes(content)
-    options: dict[str, Any] = {option: str(path), "tls_v1": True}
-    options |= {"tls_key": str(certificates.client.key)} if option == "tls_cert" else {}
-    with pytest.raises(errors.ConfigurationError, match=r"file\.pem") as caught:
-        Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses=["x"], options=replace(OPTIONS, **options))
-    assert caught.value.hint
 
 
 # -- whom to trust: an announcement is only a claim ------------------------------------------------

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from contextlib import suppress
-from itertools import pairwise
 from typing import Any
 
 import pytest
 from plugins.clients import TOPIC, InBackground, Produce
-from plugins.daemons import EmbeddedNsqdProcess, GoNsqd
 from plugins.http_server import AuthServer, MakeScripted
 from plugins.scripted_nsqd import ScriptedNsqd
-from plugins.servers import DataPath, MakeLookupd, MakeNsqd, Serve
+from plugins.servers import MakeLookupd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools import ClientOptions, Producer, Publication, errors
+from nsqtools import Producer, Publication, errors
 from nsqtools.client import producer_io
 from nsqtools.client.producer_io import ProducerLink
 
@@ -254,55 +251,3 @@ def test_the_retry_time_covers_the_auth_server(
     auth_server.answer("sesame", 500, b"")
     with pytest.raises(errors.PublishRefused, match="E_AUTH_FAILED"):  # it never worked
         produce(nsqd.tcp_address, **options).publish(TOPIC, b"x")
-
-
-@pytest.mark.alone
-@pytest.mark.parametrize(
-    ("kind", "mode"),
-    [
-        (GoNsqd, "failover"),
-        pytest.param(GoNsqd, "round-robin", marks=pytest.mark.slow),
-        pytest.param(EmbeddedNsqdProcess, "failover", marks=pytest.mark.slow),
-        pytest.param(EmbeddedNsqdProcess, "round-robin", marks=pytest.mark.slow),
-    ],
-)
-def test_no_second_without_a_confirmed_publish_while_one_nsqd_is_up(
-    kind: type[GoNsqd], mode: str, nsqlookupd: MakeLookupd, serve: Serve, data_path: DataPath
-) -> None:
-    lookupd = nsqlookupd()
-    flag = f"-lookupd-tcp-address={lookupd.tcp_address}"
-    nsqds = [serve(kind(data_path(), flag)) for _ in range(3)]
-    options = ClientOptions(publish_timeout_s=patience_s(2), lookupd_poll_interval_s=0.5)
-    at: list[float] = []
-
-    def note(publication: Publication) -> None:
-        if publication.error is None:
-            at.append(time.monotonic())
-
-    is_over = threading.Event()
-    producer = Producer(None, options, lookupd_http_addresses=lookupd.http_address, mode=mode)
-
-    def publish() -> None:  # as requests come, whatever became of those before
-        while not is_over.wait(0.01):
-            producer.submit(TOPIC, [b"x"], on_settled=note)
-
-    with producer, ThreadPoolExecutor() as threads:
-        wait_until(lambda: len(producer._io.links) == 3, what="all nsqd")
-        threads.submit(publish)
-        try:
-            wait_until(lambda: len(at) > 50, what="publishes")
-            for fault in ("hang", "kill", "forget"):
-                used = used_of(nsqds)
-                begin, end = used.kill, used.start
-                if fault == "hang":
-                    begin, end = used.pause, used.resume
-                if fault == "forget":
-                    lookupd.kill()
-                    lookupd.start()  # nsqd come back to it after 15 s
-                    time.sleep(1)  # twice what passes between two lookups
-                begin()
-                time.sleep(patience_s(1.2))
-                end()
-        finally:
-            is_over.set()
-    assert max(late - early for early, late in pairwise(at)) < patience_s(1)

@@ -16,7 +16,6 @@ from plugins.examples import examples
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.client.consumer import Consumer
 from nsqtools.client.handling import RequeueWithoutBackoff
 from nsqtools.client.io_loop import Timer
 from nsqtools.client.message import Message
@@ -419,27 +418,6 @@ class ReadyMachine(RuleBasedStateMachine):
                 assert sum(self.at_nsqd[n] for n in live) == self.max_in_flight
         elif live:
             assert sum(self.at_nsqd.values()) == self.max_in_flight
-        self.everybody_has_a_turn(live)
-
-    def everybody_has_a_turn(self, live: set[int]) -> None:
-        """Even while some always have messages and each message takes a moment."""
-        served: set[int] = set()
-        self.now += 200
-        busy = sorted(live)[: self.max_in_flight]
-        for _ in range(60 * len(live) if self.max_in_flight else 0):
-            self.now += PROBE_S
-            for name in busy:
-                if self.in_flight[name]:
-                    self.in_flight[name] -= 1
-                    self.rdy.answered(name, 1, self.now)
-                    self.deliver()
-                if self.room(name):
-                    self.receive(name, 1)
-            self.tick()
-            served |= {name for name in live if self.at_nsqd[name]}
-            if served == live:
-                return
-        assert served == live or not self.max_in_flight
 
 
 ReadyMachine.TestCase.settings = settings(max_examples=examples(50), stateful_step_count=40)
@@ -456,10 +434,6 @@ def as_the_body_says(message: Message) -> bool:
     if message.body == b"neutral":
         raise RequeueWithoutBackoff(0)
     return message.body == b"good"
-
-
-def is_at(consumer: Consumer, level: int) -> None:
-    wait_until(lambda: consumer._io.rdy.level == level, what=f"backoff level {level}")
 
 
 def test_the_order_of_go_nsqs_own_scenario(dialog: Dialog, handle: Handle) -> None:
@@ -505,7 +479,7 @@ def test_giving_up_is_neither_success_nor_failure(
     conn.message(b"bad", message_id=hopeless, attempts=5)
     conn.expect(f"FIN {hopeless}")
     assert given_up.get(timeout=patience_s(5)) == b"bad"
-    is_at(consumer, 2)
+    wait_until(lambda: consumer._io.rdy.level == 2, what="backoff level 2")
     assert (consumer.stats.given_up, consumer.stats.requeued) == (1, 2)
     for ready in (1, 5):
         conn.message(b"good")

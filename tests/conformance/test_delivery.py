@@ -8,12 +8,9 @@ timeouts share a server whose channels are made at its start.
 
 from __future__ import annotations
 
-import random
 import select
-import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,7 +20,7 @@ from plugins.http_api import Nsqd
 from plugins.raw_client import HEARTBEAT, RawClient, received, subscribed
 from plugins.servers import NSQD_KINDS, AnyNsqd
 from plugins.waiting import patience_s, wait_until
-from plugins.wire import ERROR, MESSAGE, RESPONSE
+from plugins.wire import MESSAGE, RESPONSE
 
 SCAN_S = 6.0  # the slowest that the Go nsqd notices a timeout on a channel that is new
 
@@ -46,22 +43,14 @@ def test_consumers_of_a_channel_share_its_messages(any_nsqd: AnyNsqd) -> None:
         for _ in range(2):
             client = subscribed(nsqd.tcp_address, "t", "ch", ready=2500)
             stack.enter_context(client).settle()
-        producer = stack.enter_context(RawClient(nsqd.tcp_address))
 
-        def shares() -> list[int]:
+        def share() -> bool:  # the system may let one of them wait for long
+            nsqd.publish("t", b"x")
             clients = nsqd.channel_stats("t", "ch")["clients"]
-            return [each["in_flight_count"] for each in clients]
+            shares = [each["in_flight_count"] for each in clients]
+            return sum(shares) >= 40 and min(shares) * 5 >= sum(shares)
 
-        for published in range(40, 2000, 40):  # the system may let one of them wait for long
-            for number in range(40):
-                producer.publish("t", b"%d" % number)
-            wait_until(
-                lambda count=published: sum(shares()) == count,  # type: ignore[misc]
-                what="all are in flight",
-            )
-            if min(shares()) * 5 >= published:
-                break
-        assert min(shares()) * 5 >= published
+        wait_until(share, what="a fifth for each of them")
 
 
 def test_a_message_times_out_and_comes_again(timed_nsqd: Nsqd) -> None:
@@ -261,53 +250,3 @@ def test_quantiles_of_the_time_from_publish_to_finish(any_nsqd: AnyNsqd) -> None
     assert slow_ns > 190e6
     assert 0 < median_ns < 190e6 + quick_ns
     assert of_topic["percentiles"] == latency["percentiles"]
-
-
-# -- consumers that requeue, defer, touch, hold back and go away ----------------------------------
-
-COUNT = 3000
-CONSUMERS = 4
-
-
-def consume_badly(address: str, finished: set[bytes], until_s: float) -> None:
-    """Consume in every bad manner there is, until all are finished."""
-    chance = random.Random(threading.get_ident())
-    while len(finished) < COUNT and time.monotonic() < until_s:
-        with RawClient(address) as client:
-            client.identify(output_buffer_timeout=25)
-            client.subscribe("t", "ch", ready=chance.choice([1, 10, 300]))
-            for _ in range(chance.randrange(1, 600)):
-                if not (client._buffer or select.select([client.socket], [], [], 0.3)[0]):
-                    break
-                kind, data = client.read()
-                if kind == ERROR:  # its answer was late: the message comes again
-                    assert b" failed ID not in flight" in data, data
-                    continue
-                message, action = received(data), chance.random()
-                if action < 0.1:
-                    client.send(b"REQ %b %d\n" % (message.id, chance.choice([0, 1, 50])))
-                elif action < 0.2:
-                    client.send(b"TOUCH %b\n" % message.id)
-                if action > 0.12:  # between 0.1 and that it is left to its timeout
-                    finished.add(message.body)
-                    client.finish([message])
-            client.send(b"CLS\n")
-            while client.read()[1] != b"CLOSE_WAIT":
-                pass  # what comes after CLS was on its way, and times out
-
-
-def test_every_message_is_finished(any_nsqd: AnyNsqd) -> None:
-    nsqd = any_nsqd("-msg-timeout=1s", "-mem-queue-size=100", "-max-bytes-per-file=20000")
-    nsqd.create_channel("t", "ch")
-    finished: set[bytes] = set()
-    bodies = [b"%d" % number for number in range(COUNT)]
-    with ThreadPoolExecutor(CONSUMERS) as pool:
-        until_s = time.monotonic() + patience_s(40)
-        consuming = [
-            pool.submit(consume_badly, nsqd.tcp_address, finished, until_s)
-            for _ in range(CONSUMERS)
-        ]
-        for start in range(0, COUNT, 100):
-            nsqd.publish("t", *bodies[start : start + 100])
-    assert [each.result() for each in consuming] == [None] * CONSUMERS
-    assert finished == set(bodies)

@@ -9,42 +9,27 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from plugins.disks import full
 from plugins.power_cut import PowerCut
 from plugins.waiting import patience_s
 
-from nsqtools.client.message import Batch, Message
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import OutputError
-from nsqtools.forward.courier import Courier, DeadLetterFile, DeadLetterTopic, Kept
+from nsqtools.forward.courier import Courier, DeadLetterFile, DeadLetterTopic
 from nsqtools.forward.parcel import DELIVERED, Counters, Fate, Outcome, Parcel, Report
 from nsqtools.protocol.frames import OK, RESPONSE, encode_frame
+from nsqtools.testing import fake_batch
 
 AWAY = Outcome(Fate.UNREACHABLE, "connection refused")
 
 
-class Source:
-    """A connection that takes every answer."""
-
-    topic, nsqd, msg_timeout_s, received_at = "clicks", "127.0.0.1:4150", 60.0, 0.0
-
-    def __init__(self) -> None:
-        self.in_flight: dict[bytes, Message] = {}
-
-    def parcel(self, *numbers: int, size: int = 1) -> Parcel:
-        source: Any = self
-        messages = [Message(source, 1, 1, b"%016d" % n, b"body %d" % n * size) for n in numbers]
-        self.in_flight.update({message.id: message for message in messages})
-        return Parcel(Batch(source, messages), [each.body for each in messages], "clicks", 0.0)
-
-    def finish_many(self, ids: list[bytes]) -> None:
-        for each in ids:
-            self.in_flight.pop(each, None)
-
-    def requeue(self, *_: object) -> None: ...
-    def answer(self, *_: object) -> None: ...
+def parcel(*numbers: int, nsqd: str = "127.0.0.1:4150", size: int = 1) -> Parcel:
+    """Messages that are in flight, of a connection that takes every answer."""
+    bodies = [b"body %d" % number * size for number in numbers]
+    return Parcel(fake_batch(bodies, topic="clicks", nsqd=nsqd), bodies, "clicks", 0.0)
 
 
 class Destination:
@@ -78,18 +63,18 @@ def courier_to(
 
 def test_it_fails_until_something_has_arrived(caplog: pytest.LogCaptureFixture) -> None:
     """Also while it has nothing left to try with, as nsqd took back what was held."""
-    destination, source, circuit = Destination(), Source(), []
+    destination, lost, circuit = Destination(), parcel(1), []
     courier = courier_to(destination, on_circuit=circuit.append)
-    courier.send(source.parcel(1))
+    courier.send(lost)
     courier.act(0.0)
     assert (courier.is_failing, courier.is_open) == (True, True)
 
-    source.in_flight.clear()  # the connection was lost
+    lost.messages.source.in_flight.clear()  # the connection was lost
     courier.tick(100.0)
     assert (courier.is_failing, courier.is_open) == (True, False)  # the next one may try
     assert circuit == [True, False]
 
-    courier.send(source.parcel(2))
+    courier.send(parcel(2))
     courier.act(100.0)
     assert (courier.is_failing, courier.is_open) == (True, True)
     assert [record.message.partition(":")[0] for record in caplog.records] == ["cannot deliver"]
@@ -104,23 +89,23 @@ def test_it_fails_until_something_has_arrived(caplog: pytest.LogCaptureFixture) 
 
 
 def test_what_failed_in_another_run_is_not_taken_for_what_failed_in_this() -> None:
-    destination, source = Destination(), Source()
+    destination, parcels = Destination(), {number: parcel(number) for number in (1, 2, 3)}
     courier = courier_to(destination)
     destination.outcome = Outcome(Fate.FAILED, "HTTP 500")
     for number in (1, 2):
-        courier.send(source.parcel(number))
+        courier.send(parcels[number])
     courier.act(0.0)
     for number, again in ((3, 0), (1, 1), (1, 1)):  # the third was requeued before we began
-        courier.received(source.parcel(number).messages)
+        courier.received(parcels[number].messages)
         assert courier.came_again == again
 
 
 def test_what_was_stored_in_part_is_sent_again_one_by_one() -> None:
     """A full disk that has room for a few would take the first of a batch with each try."""
-    destination, source, counters = Destination(), Source(), Counters()
+    destination, three, counters = Destination(), parcel(1, 2, 3), Counters()
     courier = courier_to(destination, counters=counters)
     destination.outcome = Outcome(Fate.UNKNOWN, "E_MPUB_FAILED", may_split=True)
-    courier.send(source.parcel(1, 2, 3))
+    courier.send(three)
     courier.act(0.0)
     destination.outcome = DELIVERED
     courier.tick(1.0)
@@ -128,7 +113,7 @@ def test_what_was_stored_in_part_is_sent_again_one_by_one() -> None:
 
     assert destination.sizes == [3, 1, 1, 1]
     assert (counters.totals.delivered, counters.totals.repeated) == (3, 3)
-    assert not source.in_flight
+    assert not three.messages.source.in_flight
 
 
 def test_what_travelled_together_and_twice_is_counted_once_for_each_time() -> None:
@@ -139,38 +124,26 @@ def test_what_travelled_together_and_twice_is_counted_once_for_each_time() -> No
                 report(parcels, Outcome(Fate.DELIVERED, repeated=1))
 
     parcels: list[Parcel] = []
-    source, counters = Source(), Counters()
+    counters = Counters()
     courier = Courier(
         Together(), counters, max_attempts=0, dead_letters=None, on_circuit=lambda is_open: None
     )
-    courier.send(source.parcel(1, 2))
-    courier.send(source.parcel(3))
+    courier.send(parcel(1, 2))
+    courier.send(parcel(3))
 
     assert (counters.totals.delivered, counters.totals.repeated) == (3, 3)
     assert courier.is_idle
-    assert not source.in_flight
+    assert all(message.is_answered for each in parcels for message in each.messages)
 
 
 def test_what_is_refused_while_the_sink_stops_has_its_dead_letter() -> None:
-    class Late(Destination):
-        def submit(self, parcel: Parcel, report: Report) -> None:
-            self.end = lambda: report([parcel], Outcome(Fate.REFUSED, "HTTP 400"))
-
-        def stop(self, timeout_s: float) -> None:
-            self.end()
-
-    class Box:
-        is_open = True
-
-        def put(self, parcel: Parcel, error: str, kept: Kept) -> None:
-            kept(parcel, self.is_open)
-
-        def close(self) -> None:
-            self.is_open = False
-
-    counters = Counters()
-    courier = courier_to(Late(), counters=counters, dead_letters=Box())
-    courier.send(Source().parcel(1))
+    counters, sink, box = Counters(), Mock(parts=lambda parcel: [parcel]), Mock(is_open=True)
+    box.put = lambda parcel, error, kept: kept(parcel, box.is_open)
+    box.close = lambda: setattr(box, "is_open", False)
+    courier = courier_to(sink, counters=counters, dead_letters=box)
+    courier.send(parcel(1))
+    refused, report = sink.submit.call_args.args
+    sink.stop = lambda timeout_s: report([refused], Outcome(Fate.REFUSED, "HTTP 400"))
     courier.drain(0.0, lambda: None)
     assert counters.totals.dead_lettered == 1
 
@@ -180,11 +153,11 @@ def test_what_is_refused_while_the_sink_stops_has_its_dead_letter() -> None:
 
 def test_dead_letters_for_an_nsqd_that_hangs_hold_nothing_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as hanging:
-        source = Source()
-        source.nsqd = "{}:{}".format(*hanging.getsockname())
+        address = "{}:{}".format(*hanging.getsockname())
+        # more than the window of a producer
+        letters = parcel(*range(200), nsqd=address, size=10_000)
         topic = DeadLetterTopic("dead", ClientOptions(publish_timeout_s=patience_s(60)))
         courier = courier_to(Destination(), dead_letters=topic)
-        letters = source.parcel(*range(200), size=10_000)  # more than the window of a producer
         work = threading.Thread(target=courier.refuse, args=(letters, "HTTP 400"), daemon=True)
         work.start()
         connection, _ = hanging.accept()
@@ -195,7 +168,7 @@ def test_dead_letters_for_an_nsqd_that_hangs_hold_nothing_up() -> None:
             assert not work.is_alive()
             assert courier.held == 200
     courier.drain(0.0, lambda: None)
-    assert (courier.held, len(source.in_flight)) == (0, 0)
+    assert (courier.held, len(letters.messages.source.in_flight)) == (0, 0)
 
 
 def test_a_dead_letter_that_was_kept_is_there_after_a_power_cut(tmp_path: Path) -> None:
@@ -205,7 +178,7 @@ def test_a_dead_letter_that_was_kept_is_there_after_a_power_cut(tmp_path: Path) 
             box = DeadLetterFile(path)
             for number in range(5 * run, 5 * run + 5):
                 box.put(
-                    Source().parcel(number),
+                    parcel(number),
                     "HTTP 400",
                     lambda parcel, is_kept: record.note(*[m.body for m in parcel.messages]),
                 )
@@ -224,10 +197,10 @@ def test_a_dead_letter_is_kept_under_the_name_that_was_given(tmp_path: Path) -> 
     path = tmp_path / "dead.jsonl"
     box = DeadLetterFile(path)
     path.rename(tmp_path / "taken")
-    box.put(Source().parcel(1), "HTTP 400", lambda parcel, is_kept: None)
+    box.put(parcel(1), "HTTP 400", lambda parcel, is_kept: None)
     with path.open("ab") as torn:
         torn.write(b"torn")
-    box.put(Source().parcel(2), "HTTP 400", lambda parcel, is_kept: None)
+    box.put(parcel(2), "HTTP 400", lambda parcel, is_kept: None)
 
     one, rest, two = path.read_bytes().splitlines()
     assert (b'"body 1"' in one, rest, b'"body 2"' in two) == (True, b"torn", True)
@@ -245,7 +218,7 @@ def test_a_full_disk_is_said_once_and_not_for_each_dead_letter(
     box, sync = DeadLetterFile(tmp_path / "dead.jsonl"), os.fdatasync
     for number, disk in enumerate([full, full, sync, full]):
         monkeypatch.setattr(os, "fdatasync", disk)
-        box.put(Source().parcel(number), "HTTP 400", lambda parcel, is_kept: None)
+        box.put(parcel(number), "HTTP 400", lambda parcel, is_kept: None)
     assert caplog.text.count("No space left on device") == 2
 
 
@@ -259,7 +232,7 @@ def test_what_one_process_cannot_write_takes_nothing_of_another_along(
     def note(parcel: Any, is_kept: bool) -> None:
         kept.append((parcel.bodies[0], is_kept))
 
-    writing = threading.Thread(target=other.put, args=(Source().parcel(2), "HTTP 400", note))
+    writing = threading.Thread(target=other.put, args=(parcel(2), "HTTP 400", note))
     sync = os.fdatasync
 
     def full(descriptor: int) -> None:
@@ -269,7 +242,7 @@ def test_what_one_process_cannot_write_takes_nothing_of_another_along(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fdatasync", full)
-    one.put(Source().parcel(1), "HTTP 400", note)
+    one.put(parcel(1), "HTTP 400", note)
     writing.join()
     one.close()
     other.close()

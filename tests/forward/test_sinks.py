@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from plugins.daemons import GoNsqd
@@ -21,7 +22,7 @@ from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.consumer_io import ConsumerIO
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.opening import Renewed
-from nsqtools.forward import BatchForm, EndpointMode, Redirects
+from nsqtools.forward import BatchForm, Redirects
 from nsqtools.forward.command_starter import Starter
 from nsqtools.forward.exec_sink import ExecSettings, ExecSink
 from nsqtools.forward.forwarder import forward_to
@@ -106,50 +107,30 @@ def test_of_a_batch_only_what_the_command_got_is_delivered() -> None:
     ]
 
 
-class Pool:
-    """In place of an `HttpPool`: the test answers, in its order."""
+def http_sink(*headers: str, **settings: Any) -> tuple[HttpSink, Any]:
+    """One with two endpoints, and in place of its pool one whose requests the test answers."""
+    pool = Mock(call_soon=lambda call: (call(), pool.start.call_args.args[1]()))
+    builder = RequestBuilder(content_type="text/plain", headers=list(map(parse_header, headers)))
+    endpoints = [Endpoint(f"http://{name}/") for name in "ab"]
+    return HttpSink(endpoints, builder, HttpSettings(**settings), pool), pool
 
-    def __init__(self) -> None:
-        self.sent: list[Any] = []  # requests, and what to call with the answer
-        self.outcomes: list[Outcome] = []
 
-    def sink(self, *headers: str, **settings: Any) -> HttpSink:
-        given = list(map(parse_header, headers))
-        builder = RequestBuilder(content_type="text/plain", headers=given)
-        endpoints = [Endpoint(f"http://{name}/") for name in "ab"]
-        pool: Any = self
-        return HttpSink(endpoints, builder, HttpSettings(**settings), pool)
-
-    def submit(self, sink: HttpSink, parcel: Parcel) -> None:
-        sink.submit(parcel, lambda parcel, outcome: self.outcomes.append(outcome))
-
-    failure = None
-
-    def start(self, on_tick: Any, after_turn: Any) -> None:
-        self.after_turn = after_turn
-
-    def stop(self) -> None: ...
-    def call_soon(self, call: Any) -> None:
-        call()
-        self.after_turn()
-
-    def send(self, *request: Any) -> None:
-        self.sent.append(request)
-
-    def answer(self, number: int, status: int, **more: str) -> None:
-        self.call_soon(lambda: self.sent[number][1](Answer(status, **more), False))
+def answer_last(pool: Any, status: int, **more: str) -> None:
+    _, answered = pool.send.call_args.args
+    pool.call_soon(lambda: answered(Answer(status, **more), False))
 
 
 def test_another_host_does_not_get_the_secrets_that_it_is_redirected_to() -> None:
-    pool = Pool()
     secrets = ["Authorization: Bearer secret", "cookie: secret", "X-Id: 1"]
-    pool.submit(pool.sink(*secrets, redirects=Redirects.FOLLOW), parcel_of(b"1"))
-    pool.answer(0, 307, location="/there")
-    pool.answer(1, 307, location=pool.sent[0][0].url.replace("http", "https"))
-    pool.answer(2, 307, location="https://elsewhere/")
+    sink, pool = http_sink(*secrets, redirects=Redirects.FOLLOW)
+    sink.submit(parcel_of(b"1"), Mock())
+    answer_last(pool, 307, location="/there")
+    answer_last(pool, 307, location=pool.send.call_args.args[0].url.replace("http", "https"))
+    answer_last(pool, 307, location="https://elsewhere/")
 
-    assert [str(request.headers).count("secret") for request, _ in pool.sent] == [2, 2, 2, 0]
-    assert b"X-Id: 1" in pool.sent[3][0].headers
+    requests = [call.args[0] for call in pool.send.call_args_list]
+    assert [str(request.headers).count("secret") for request in requests] == [2, 2, 2, 0]
+    assert b"X-Id: 1" in requests[3].headers
 
 
 def test_a_url_that_is_too_long_for_libcurl_fails_alone() -> None:
@@ -193,17 +174,6 @@ def test_json_in_a_batch_is_plain_utf8(form: BatchForm, encoding: str) -> None:
         builder.build(Endpoint("http://a/"), [parcel_of('["\u0a05",\n2]'.encode(encoding))])
 
 
-def test_what_all_endpoints_have_from_two_deliveries_of_it_is_delivered() -> None:
-    pool, parcel = Pool(), parcel_of(b"1")
-    sink = pool.sink(mode=EndpointMode.ALL)
-    pool.submit(sink, parcel)
-    pool.submit(sink, parcel)
-    for number, status in ((0, 200), (1, 500), (3, 200), (2, 500)):
-        pool.answer(number, status)
-    pool.submit(sink, parcel)
-    assert [each.fate.value for each in pool.outcomes] == ["failed", "failed", "delivered"]
-
-
 @pytest.mark.parametrize("rules", [["404=retry", "4xx=drop"], ["4XX=drop", "404=retry"]])
 def test_a_status_of_its_own_is_stronger_than_its_class_in_any_order(rules: list[str]) -> None:
     policy = parse_policy(rules)
@@ -217,11 +187,12 @@ def test_a_status_of_its_own_is_stronger_than_its_class_in_any_order(rules: list
 
 
 def test_what_no_endpoint_has_answered_may_be_there_from_each() -> None:
-    pool = Pool()
-    pool.submit(pool.sink(), parcel_of(b"1"))
-    for number in range(2):
-        pool.answer(number, 0, error="broken")
-    assert [(each.fate, each.repeated) for each in pool.outcomes] == [(Fate.FAILED, 2)]
+    (sink, pool), report = http_sink(), Mock()
+    sink.submit(parcel_of(b"1"), report)
+    for _ in range(2):
+        answer_last(pool, 0, error="broken")
+    [(_, outcome)] = (call.args for call in report.call_args_list)
+    assert (outcome.fate, outcome.repeated) == (Fate.FAILED, 2)
 
 
 def test_a_forwarder_does_not_go_on_without_a_consumer_that_a_defect_has_ended(
@@ -230,9 +201,8 @@ def test_a_forwarder_does_not_go_on_without_a_consumer_that_a_defect_has_ended(
     nsqd.create_channel("clicks", "c")
     nsqd.publish("clicks", b"1")
     monkeypatch.setattr(ConsumerIO, "received", None)
-    forwarder = forward_to(
-        Pool().sink(), "clicks", "c", nsqd_tcp_addresses=nsqd.tcp_address, exit_idle_s=patience_s(1)
-    )
+    place: Any = {"nsqd_tcp_addresses": nsqd.tcp_address, "exit_idle_s": patience_s(1)}
+    forwarder = forward_to(Mock(), "clicks", "c", **place)
     with pytest.raises(RuntimeError, match="the I/O thread failed"):
         forwarder.run()
 
@@ -242,19 +212,13 @@ def test_a_sink_that_is_busy_adds_to_no_count_of_attempts(nsqd: GoNsqd, tmp_path
     nsqd.publish("clicks", b"1")
     fates = [Fate.BUSY, Fate.BUSY, Fate.FAILED, Fate.DELIVERED]
 
-    class Scripted:
-        def parts(self, parcel: Parcel) -> list[Parcel]:
-            return [parcel]
+    def submit(parcel: Parcel, report: Report) -> None:
+        report([parcel], Outcome(fates.pop(0), "scripted", retry_after_s=0))
 
-        def submit(self, parcel: Parcel, report: Report) -> None:
-            report([parcel], Outcome(fates.pop(0), "scripted", retry_after_s=0))
-
-        def check(self) -> None: ...
-        def stop(self, timeout_s: float) -> None: ...
-
-    letters = {"max_attempts": 2, "dead_letter_file": tmp_path / "dead"}
-    place = {"nsqd_tcp_addresses": nsqd.tcp_address, "exit_idle_s": patience_s(1)}
-    forwarder = forward_to(Scripted(), "clicks", "c", **place, **letters)  # type: ignore[arg-type]
+    sink = Mock(parts=lambda parcel: [parcel], submit=submit)
+    more: Any = {"nsqd_tcp_addresses": nsqd.tcp_address, "exit_idle_s": patience_s(1)}
+    more |= {"max_attempts": 2, "dead_letter_file": tmp_path / "dead"}
+    forwarder = forward_to(sink, "clicks", "c", **more)
     forwarder.run()
 
     totals = forwarder.counters.totals

@@ -75,7 +75,6 @@ class Cost(NamedTuple):
     those in which other programs had the processors."""
 
     status: int
-    out: bytes
     err: str
     seconds: float
     peak_mb: float
@@ -104,7 +103,7 @@ def run_measured(nsq_env: dict[str, str]) -> RunMeasured:
         assert len(costs) == 1, done.stderr.decode()
         [cost] = costs
         lines.remove(cost)
-        return Cost(out=done.stdout, err="\n".join(lines), **json.loads(cost.removeprefix(COST)))
+        return Cost(err="\n".join(lines), **json.loads(cost.removeprefix(COST)))
 
     return run
 

@@ -26,7 +26,6 @@ from nsqtools.errors import (
     HTTPError,
     NsqError,
     ProtocolError,
-    TLSError,
 )
 from nsqtools.http.http_api import (
     HTTPAPI,
@@ -83,19 +82,6 @@ def test_an_unknown_topic_is_an_answer(scripted_lookupd: MakeScripted) -> None:
         lookupd.answer = {"message": "PAGE_NOT_FOUND"}
         with pytest.raises(HTTPError):
             api.lookup("t")
-
-
-def test_a_certificate_that_is_not_trusted_is_named(
-    go_nsqd: MakeNsqd, certificates: Certificates
-) -> None:
-    nsqd = go_nsqd(*certificates.server.nsqd_flags)
-    url = f"https://{nsqd.https_address}"
-    with pytest.raises(TLSError, match=url) as caught:
-        get(url)
-    assert "--tls-ca-file" in caught.value.hint
-    trusting = ssl.create_default_context(cafile=certificates.ca)
-    with HTTPAPI(url, HTTPAccess(tls=trusting)) as api:
-        assert api.get("/info")["tcp_port"] == int(nsqd.tcp_address.rpartition(":")[2])
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])

@@ -1,10 +1,9 @@
-"""The Go programs and pynsq cannot tell the embedded daemons from the real ones, nor these us."""
+"""The Go programs cannot tell the embedded daemons from the real ones, nor these us."""
 
 from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,45 +73,6 @@ def test_lookupds_can_be_changed_while_it_runs(embedded: Embedded, nsqlookupd: M
     wait_until(lambda: b'"t"' in lookupd.get("/topics"), what="the topic is registered")
 
 
-PYNSQ = """
-import sys, nsq, tornado.ioloop
-address, options = sys.argv[1], eval(sys.argv[2])
-loop, received = tornado.ioloop.IOLoop.current(), []
-def handler(message):
-    received.append(message.body)
-    if message.attempts == 1 and message.body == b"again":
-        message.requeue(delay=0, backoff=False)
-    else:
-        message.finish()
-    if len(received) == 12:
-        loop.call_later(0.1, loop.stop)
-def publish():
-    if not writer.conns:
-        loop.call_later(0.05, publish)
-        return
-    writer.mpub("t", [b"body %d" % number for number in range(10)])
-    writer.pub("t", b"again")
-reader = nsq.Reader("t", "ch", message_handler=lambda m: (m.enable_async(), handler(m))[1],
-    nsqd_tcp_addresses=[address], max_in_flight=5, **options)
-writer = nsq.Writer([address], **options)
-loop.call_later(0.3, publish)
-nsq.run()
-print(len(received), received.count(b"again"))
-"""
-
-
-@pytest.mark.parametrize(
-    "options", ["{'snappy': True}", "{'deflate': True}", "{'heartbeat_interval': 1}"]
-)
-def test_pynsq_publishes_and_consumes(embedded: Embedded, options: str) -> None:
-    nsqd = embedded()
-
-    printed = run([sys.executable, "-W", "ignore", "-c", PYNSQ, nsqd.tcp_address, options])
-
-    assert printed.split() == ["12", "2"]
-    assert nsqd.channel_stats("t", "ch")["requeue_count"] == 1
-
-
 Joined = tuple[Nsqd, Nsqlookupd]
 
 
@@ -163,23 +123,6 @@ def test_what_an_nsqd_has_is_announced_whichever_of_them_is_restarted(joined: Jo
     for topic in ("clicks", "empty", "first", "second"):
         nsqd.post("/topic/delete", topic=topic)
     wait_until(lambda: set(lookupd.json("/debug")) == {"client::"}, what="all to be taken back")
-
-
-def test_a_new_topic_gets_the_channels_that_it_has_elsewhere_before_any_message(
-    joined: Joined,
-) -> None:
-    nsqd, lookupd = joined
-    for channel in ("archive", "alert", "tail#ephemeral"):
-        lookupd.post("/channel/create", topic="clicks", channel=channel)
-
-    nsqd.publish("clicks", b"first")
-
-    wait_until(
-        lambda: all(nsqd.depth("clicks", name) == 1 for name in ("archive", "alert")),
-        what="the message in both channels",
-    )
-    names = {channel["channel_name"] for channel in nsqd.topic_stats("clicks")["channels"]}
-    assert names == {"archive", "alert"}
 
 
 def test_nsq_stat_and_nsqadmin_show_and_change_what_they_know(

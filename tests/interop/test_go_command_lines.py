@@ -160,14 +160,6 @@ def test_tail(world: World) -> None:
     assert printed["ours"][0] == b"tail.a | one"
 
 
-def test_tail_counts_all_topics_together(world: World) -> None:
-    for topic in ("n.a", "n.b"):
-        world.fill(topic, *(b"%d" % number for number in range(5)))
-    line = "nsq_tail -topic=n.a -topic=n.b -n 3 -channel ours -nsqd-tcp-address NSQD"
-    ended = run(world.command("ours", line))
-    assert (ended.status, len(ended.out.splitlines())) == (0, 3), ended.err
-
-
 def test_tail_waits_for_a_topic(world: World) -> None:
     for side in SIDES:
         topic = f"later.{side}"

@@ -6,7 +6,6 @@ nsq_to_file wrote, torn ones too.
 
 from __future__ import annotations
 
-import json
 import subprocess
 from pathlib import Path
 
@@ -105,28 +104,6 @@ def test_partly_read_files_are_read_on(kinds: Kinds, data_path: DataPath, serve:
 
     with subscribed(last.tcp_address, "t", "ch", ready=100) as client:
         assert [message.body for message in client.read_messages(69)] == bodies[51:]
-
-
-@pytest.mark.parametrize("kinds", ORDERS[:2])
-def test_the_files_of_a_drained_queue_have_the_same_content(
-    kinds: Kinds, data_path: DataPath, serve: Serve
-) -> None:
-    """The meta file has the positions of reading and writing; both daemons write the same."""
-    contents = []
-    for kind in kinds:
-        server = kind(data_path(), "-mem-queue-size=0", "-max-bytes-per-file=200")
-        serve(server)
-        with subscribed(server.tcp_address, "t", "ch", ready=1) as client:
-            for number in range(20):
-                server.publish("t", b"%04d" % number)
-                client.finish([client.read_message()])
-            client.settle()
-        server.stop()
-        meta = (server.data_path / "t:ch.diskqueue.meta.dat").read_text()
-        document = json.loads((server.data_path / "nsqd.dat").read_bytes())
-        contents.append((meta.split("\n")[0], document))
-
-    assert contents[0] == contents[1]
 
 
 @pytest.mark.parametrize("kind", [GoNsqd, EmbeddedServer])

@@ -1,4 +1,4 @@
-"""Commands as they go over the wire, and every kind of answer to IDENTIFY.
+"""Every kind of answer to IDENTIFY.
 
 What is asked by it is in client/test_options.py.
 """
@@ -12,46 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqtools.errors import ProtocolError
-from nsqtools.protocol import commands, requests
 from nsqtools.protocol.commands import IdentifyReply, decode_identify_reply
-
-ID = b"0123456789abcdef"
-LIMIT = 1 << 20
-
-bodies = st.lists(st.binary(min_size=1, max_size=50), min_size=1, max_size=20)
-
-
-def test_a_command_is_one_line_with_its_words() -> None:
-    assert commands.subscribe("t", "c#ephemeral") == b"SUB t c#ephemeral\n"
-    assert commands.ready(2500) == b"RDY 2500\n"
-    assert commands.finish(ID) == b"FIN 0123456789abcdef\n"
-    assert commands.requeue(ID, 0) == b"REQ 0123456789abcdef 0\n"
-    assert commands.touch(ID) == b"TOUCH 0123456789abcdef\n"
-    assert commands.auth(b"s3cret") == b"AUTH\n\x00\x00\x00\x06s3cret"
-    assert commands.deferred_publish("t", 0, b"b") == b"DPUB t 0\n\x00\x00\x00\x01b"
-
-
-@given(st.lists(st.text("0123456789abcdef", min_size=16, max_size=16), min_size=1))
-def test_nsqd_reads_joined_finishes_back(ids: list[str]) -> None:
-    encoded = [message_id.encode() for message_id in ids]
-    wire = commands.encode_finishes(encoded)
-    assert requests.read_answers(wire, 0) == (b"FIN", encoded, [], len(wire))
-
-
-@given(bodies)
-def test_nsqd_reads_a_multi_publish_back(bodies: list[bytes]) -> None:
-    wire = commands.multi_publish("clicks", bodies)
-    request = requests.read_request(wire, 0)
-    assert request.words == [b"MPUB", b"clicks"]
-    size = int.from_bytes(wire[request.position : request.position + 4], "big")
-    assert size == commands.mpub_size(list(map(len, bodies)))
-    position = requests.read_multi_publish_size(request, LIMIT)
-    reader = requests.BodiesReader(LIMIT, LIMIT)
-    assert reader.read(wire, position) == len(wire)
-    assert reader.bodies == bodies
-
-
-# -- answers to IDENTIFY --------------------------------------------------------------------
 
 
 def test_a_plain_ok_means_an_old_nsqd_and_its_limits() -> None:

@@ -88,15 +88,6 @@ def test_one_frame_at_a_time_gives_them_in_order(frames: list[tuple[int, bytes]]
     assert len(buffer) == 0
 
 
-def test_what_is_left_after_a_frame_is_handed_over_whole() -> None:
-    buffer = FrameBuffer()
-    buffer.feed(encode_frame(RESPONSE, b"{}") + b"\x01\x02")
-    buffer.feed(b"\x03")
-    assert buffer.next_frame() == (RESPONSE, b"{}")
-    assert buffer.take_surplus() == b"\x01\x02\x03"
-    assert len(buffer) == 0
-
-
 @pytest.mark.parametrize(
     ("head", "complaint", "hint"),
     [
@@ -199,11 +190,6 @@ def was_refused(pieces: list[bytes], max_message_frame: int) -> bool:
     return False
 
 
-@given(st.binary(max_size=80))
-def test_random_error_frames_are_errors(data: bytes) -> None:
-    assert str(frames.decode_error(data, "nsqd")).startswith("nsqd:")
-
-
 def seconds_for(frame_size: int, piece_size: int) -> float:
     frame = encode_frame(MESSAGE, bytes(26) + bytes(frame_size))
     buffer = FrameBuffer()
@@ -222,12 +208,3 @@ def test_a_large_frame_in_small_pieces_takes_linear_time() -> None:
     small = min(seconds_for(1 << 16, 25) for _ in range(3))
     large = min(seconds_for(1 << 20, 25) for _ in range(3))
     assert large < 60 * small
-
-
-@pytest.mark.alone
-def test_many_small_frames_at_once_take_linear_time() -> None:
-    buffer = FrameBuffer()
-    buffer.feed(encode_frame(0, b"OK") * 50_000)
-    began = time.process_time()
-    assert len(buffer.take(make, None)[1]) == 50_000
-    assert time.process_time() - began < 2

@@ -81,14 +81,6 @@ def test_a_likely_mistake_has_a_remedy_of_its_own(text: str, remedy: str) -> Non
     assert remedy in caught.value.hint
 
 
-@given(
-    st.sampled_from(["localhost", "10.1.2.3", "::1", "fe80::1", "a-b.example"]),
-    st.integers(min_value=1, max_value=65535),
-)
-def test_the_text_of_an_address_reads_back(host: str, port: int) -> None:
-    assert parse_address(str(Address(host, port))) == Address(host, port)
-
-
 @given(st.text(max_size=40))
 def test_any_text_is_an_address_or_a_configuration_error(text: str) -> None:
     for parse in (parse_address, lambda text: http_url(text, names.LOOKUPD_HTTP_PORT)):

@@ -83,33 +83,6 @@ INFO = PeerInfo(
 )
 NOTHING = PeerInfo()
 
-names = st.from_regex(r"[.a-zA-Z0-9_-]{1,54}(#ephemeral)?", fullmatch=True)
-infos = st.builds(
-    PeerInfo,
-    broadcast_address=st.text(min_size=1),
-    hostname=st.text(),
-    http_port=st.integers(1, 65535),
-    tcp_port=st.integers(1, 65535),
-    version=st.text(min_size=1),
-)
-
-
-@given(infos)
-def test_what_one_side_encodes_the_other_reads(info: PeerInfo) -> None:
-    data = requests.encode_identify(info) + b"PING\n"
-    request = requests.read_trimmed_request(data, 0)
-    read, end = requests.read_identify(request)
-    assert (request.words, read, data[end:]) == ([b"IDENTIFY"], info, b"PING\n")
-
-
-@given(names, st.one_of(st.just(""), names))
-def test_registrations_come_back(topic: str, channel: str) -> None:
-    for encode in (requests.encode_register, requests.encode_unregister):
-        encoded = encode(topic, channel)
-        request = requests.read_trimmed_request(encoded, 0)
-        assert requests.topic_and_channel(request) == (topic, channel)
-        assert request.position == len(encoded)
-
 
 @pytest.mark.parametrize(
     ("data", "info"),

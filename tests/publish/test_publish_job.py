@@ -17,7 +17,7 @@ from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions
 from nsqtools.client.connection_settings import PublishMode
-from nsqtools.errors import ConfigurationError, OutputError
+from nsqtools.errors import ConfigurationError
 from nsqtools.publish.input import RecordSource
 from nsqtools.publish.publish_job import PublishJob, UnsentFiles
 from nsqtools.publish.publisher import PublishCounts, Publisher, PublishOptions
@@ -85,27 +85,6 @@ def test_when_nsqd_stays_away_the_whole_input_goes_to_the_unsent_file_in_its_ord
         UnsentFiles(tmp_path / "unsent", b"\n", inputs=[str(tmp_path / "unsent")])
 
 
-def test_mode_all_counts_by_nsqd_and_keeps_for_each_what_it_lacks(
-    nsqd: GoNsqd, unreachable_address: str, tmp_path: Path
-) -> None:
-    lines = [b"1", b"2", b"x" * 2_000_000, b"3"]
-    addresses = [nsqd.tcp_address, unreachable_address]
-    with UnsentFiles(tmp_path / "unsent", b"\n", addresses) as unsent:
-        publisher = publisher_to(*addresses, retry_timeout_s=0.3)
-        run_job(b"\n".join(lines), publisher, tmp_path, unsent=unsent)
-
-    assert publisher.counts == PublishCounts(rejected=1, unsent=3)
-    assert publisher.counts_by_nsqd == {
-        nsqd.tcp_address: PublishCounts(confirmed=3, rejected=1),
-        unreachable_address: PublishCounts(rejected=1, unsent=3),
-    }
-    assert nsqd.depth("events") == 3
-    kept = {address: tmp_path / f"unsent.{address}" for address in addresses}
-    assert kept[nsqd.tcp_address].read_bytes().splitlines() == [lines[2]]
-    assert kept[unreachable_address].read_bytes().splitlines() == lines
-    assert not (tmp_path / "unsent").exists()
-
-
 def test_a_cut_connection_loses_no_count(
     proxy_to: ProxyTo, nsqd: GoNsqd, in_background: InBackground, tmp_path: Path
 ) -> None:
@@ -122,18 +101,6 @@ def test_a_cut_connection_loses_no_count(
 
     assert running.result(patience_s(30)) == PublishCounts(confirmed=30_000)
     assert nsqd.depth("events") >= 30_000
-
-
-def test_stopping_settles_what_is_under_way_and_leaves_the_rest(
-    nsqd: GoNsqd, in_background: InBackground, tmp_path: Path
-) -> None:
-    text = b"\n".join(b"%d" % n for n in range(100_000))
-    publisher = publisher_to(nsqd.tcp_address, rate=5_000)
-    running = in_background(run_job, text, publisher, tmp_path)
-    wait_until(lambda: publisher.counts.confirmed > 100, what="publishing is under way")
-    publisher.stop()
-    counts = running.result(patience_s(10))
-    assert (counts.confirmed, counts.unknown) == (nsqd.depth("events"), 0)
 
 
 RECORDS = [b"record %d" % number for number in range(10)]
@@ -181,13 +148,3 @@ def test_a_link_and_a_pipe_are_written_through(tmp_path: Path, in_background: In
     assert (tmp_path / "file").read_bytes() == b"record\nrecord\n"
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
     assert reading.result(patience_s(10)) == b"record\n"
-
-
-def test_a_full_disk_is_one_clear_error() -> None:
-    unsent = UnsentFiles(Path("/dev/full"), b"\n")
-    unsent.write(b"record")
-    with (
-        pytest.raises(OutputError, match=r"cannot write /dev/full \(No space left on device\)"),
-        unsent,
-    ):
-        pass

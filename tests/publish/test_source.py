@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,14 +12,6 @@ from plugins.clients import InBackground
 from plugins.waiting import patience_s
 
 from nsqtools.publish.input import BATCH_BYTES, BATCH_RECORDS, RecordSource, repeated
-
-
-@pytest.fixture
-def pipe() -> Iterator[tuple[int, str]]:
-    """The writing end of a pipe, and a path for its reading end."""
-    reader, writer = os.pipe()
-    yield writer, f"/dev/fd/{reader}"
-    os.close(reader)
 
 
 def batches_of(*paths: Path) -> list[list[bytes]]:
@@ -61,26 +52,6 @@ def test_large_records_make_small_batches(tmp_path: Path) -> None:
     batches = batches_of(tmp_path / "large")
     assert sum(map(len, batches)) == 20
     assert max(sum(map(len, batch)) for batch in batches) < BATCH_BYTES + (1 << 18)
-
-
-def test_a_lone_record_is_not_kept_waiting_for_company(pipe: tuple[int, str]) -> None:
-    writer, path = pipe
-    batches = RecordSource([path], b"\n", lambda: False).batches()
-    os.write(writer, b"lone\n")
-    began = time.monotonic()
-    assert next(batches).records == [b"lone"]
-    assert time.monotonic() - began < patience_s(2)
-    os.close(writer)
-    assert list(batches) == []
-
-
-def test_stopping_ends_a_wait_for_input(pipe: tuple[int, str]) -> None:
-    writer, path = pipe
-    stopped = threading.Event()
-    source = RecordSource([path], b"\n", stopped.is_set)
-    threading.Timer(0.05, stopped.set).start()
-    assert list(source.batches()) == []
-    os.close(writer)
 
 
 def test_a_fifo_waits_for_a_writer_and_can_be_stopped(

@@ -38,10 +38,6 @@ def test_grep_searches_the_bytes_of_the_body(pattern: str, body: bytes, kept: bo
     assert grep(pattern, invert=True)(message(body)) is not kept
 
 
-def test_grep_can_ignore_case() -> None:
-    assert grep("ERR", ignore_case=True)(message(b"an error"))
-
-
 def test_sampling_keeps_the_share_that_the_random_source_gives() -> None:
     for share, kept in ((0.0, 0), (0.1, 2), (1.0, 4)):
         numbers = iter([0.0, 0.09, 0.1, 0.99])

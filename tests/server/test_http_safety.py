@@ -6,31 +6,25 @@ import re
 import socket
 from contextlib import ExitStack
 from functools import partial
+from typing import Any
 
+import httpx
 import pytest
-from plugins.raw_client import RawClient, RawPeer, subscribed
+from plugins.raw_client import TIMEOUT_S, RawClient, RawPeer, subscribed
 
 from nsqtools.server import EmbeddedNsqd, EmbeddedNsqlookupd
 from nsqtools.server import http_server as server
 from nsqtools.server.listen import foreign_call, is_own_host
 
 
-def talk(address: str, *requests: bytes) -> list[bytes]:
-    """Send requests one by one on one connection; return the answers."""
-    answers = []
-    with RawClient(address, magic=b"") as client, client.socket.makefile("rb") as stream:
-        for request in requests:
-            client.send(request)
-            head = b"".join(iter(stream.readline, b"\r\n"))
-            length = re.search(rb"(?i)content-length: (\d+)", head)
-            assert length, head
-            answers.append(head + stream.read(int(length[1])))
-    return answers
+def ask(address: str, method: str, path: str, **more: Any) -> httpx.Response:
+    with httpx.Client(trust_env=False, timeout=TIMEOUT_S) as client:
+        return client.request(method, f"http://{address}{path}", **more)
 
 
-def publish(body: bytes = b"x", *headers: bytes) -> bytes:
-    lines = [b"POST /pub?topic=t HTTP/1.1", b"Host: 127.0.0.1", *headers]
-    return b"\r\n".join([*lines, b"Content-Length: %d" % len(body), b"", body])
+def publish(body: bytes) -> bytes:
+    head = b"POST /pub?topic=t HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n"
+    return head % len(body) + body
 
 
 # who may call
@@ -65,30 +59,27 @@ def test_a_call_that_a_web_page_had_sent_is_refused(headers: dict[str, str], cod
 
 
 def test_a_page_of_another_site_can_neither_publish_nor_configure() -> None:
+    calls = ("POST", "/pub?topic=t"), ("PUT", "/config/log_level")
+    foreign = {"Origin": "http://evil.example.com"}, {"Sec-Fetch-Site": "cross-site"}
     with EmbeddedNsqd() as nsqd:
-        put = (
-            b"PUT /config/log_level HTTP/1.1\r\nHost: localhost\r\n%b\r\nContent-Length: 4\r\n\r\n"
-        )
-        answers = talk(nsqd.http_address, publish())
-        for header in (b"Origin: http://evil.example.com", b"Sec-Fetch-Site: cross-site"):
-            answers += talk(nsqd.http_address, publish(b"x", header), put % header + b"warn")
-        rebound = publish().replace(b"127.0.0.1", b"rebound.example.com")
-        answers += talk(nsqd.http_address, rebound)
+        given = [(*calls[0], {}), *((*call, headers) for call in calls for headers in foreign)]
+        given.append((*calls[0], {"Host": "rebound.example.com"}))
+        statuses = [
+            ask(nsqd.http_address, method, path, content=b"warn", headers=headers).status_code
+            for method, path, headers in given
+        ]
         with subscribed(nsqd.tcp_address, "t", "ch", ready=10) as client:
             client.read_message()
             client.settle()
-    assert [answer.split(b" ")[1] for answer in answers] == [b"200", *[b"403"] * 5]
+    assert statuses == [200, *[403] * 5]
 
 
 def test_an_address_of_nsqlookupd_that_cannot_be_is_refused() -> None:
-    head = b"PUT /config/nsqlookupd_tcp_addresses HTTP/1.1\r\nHost: localhost\r\n"
     with EmbeddedNsqd() as nsqd:
-        for place in (b"[[[:x", b"a:b", b"http://a:1", b"a:0", b"a b:1", b""):
-            value = b'["%b"]' % place
-            length = b"Content-Length: %d\r\n\r\n" % len(value)
-            [answer] = talk(nsqd.http_address, head + length + value)
-            assert b" 400 " in answer, place
-            assert b"INVALID_VALUE" in answer, place
+        for place in ("[[[:x", "a:b", "http://a:1", "a:0", "a b:1", ""):
+            path = "/config/nsqlookupd_tcp_addresses"
+            answer = ask(nsqd.http_address, "PUT", path, json=[place])
+            assert (answer.status_code, "INVALID_VALUE" in answer.text) == (400, True), place
 
 
 # publishing
@@ -119,8 +110,8 @@ def test_who_reads_late_gets_all_answers_in_order() -> None:
 # metrics
 
 
-def metric(page: bytes, sample: str) -> float:
-    found = re.search(rf"^{re.escape(sample)} (\S+)$", page.decode(), re.MULTILINE)
+def metric(page: str, sample: str) -> float:
+    found = re.search(rf"^{re.escape(sample)} (\S+)$", page, re.MULTILINE)
     assert found, sample
     return float(found[1])
 
@@ -133,7 +124,7 @@ def test_metrics_show_queues_clients_disk_and_stalls() -> None:
         first, _ = client.read_messages(2)
         client.finish([first])
         client.read_message()
-        [page] = talk(nsqd.http_address, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        page = ask(nsqd.http_address, "GET", "/metrics").text
 
     assert metric(page, 'nsqd_topic_depth{topic="other"}') == 2
     assert metric(page, 'nsqd_topic_bytes_total{topic="other"}') == 6
@@ -150,7 +141,7 @@ def test_metrics_of_nsqlookupd() -> None:
     with EmbeddedNsqlookupd() as lookupd, RawPeer(lookupd.tcp_address) as peer:
         peer.identify()
         assert peer.ask(b"REGISTER t ch\n") == b"OK"
-        [page] = talk(lookupd.http_address, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        page = ask(lookupd.http_address, "GET", "/metrics").text
     for name in ("topics", "channels", "producers", 'topic_producers{topic="t"}'):
         assert metric(page, f"nsqlookupd_{name}") == 1
 
@@ -177,5 +168,4 @@ def test_a_client_that_does_not_go_on_is_closed(monkeypatch: pytest.MonkeyPatch)
         for client in clients:
             while client.socket.recv(1 << 16):
                 pass  # until it is closed, or the timeout fails the test
-        [answer] = talk(nsqd.http_address, publish())
-        assert answer.startswith(b"HTTP/1.1 200")
+        assert ask(nsqd.http_address, "GET", "/ping").status_code == 200

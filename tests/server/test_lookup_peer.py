@@ -6,17 +6,15 @@ import asyncio
 import io
 import json
 import socket
-import struct
-from asyncio import IncompleteReadError, StreamReader, StreamWriter
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import suppress
-from functools import partial
+import time
+from collections.abc import Callable, Iterator
 from threading import Event
 from unittest.mock import Mock
 
 import pytest
 from plugins.embedded import EmbeddedLookupServer, EmbeddedServer
-from plugins.http_server import Serves
+from plugins.http_server import Serves, http
+from plugins.raw_client import sized
 from plugins.servers import DataPath, Serve
 from plugins.waiting import patience_s, wait_until
 
@@ -28,7 +26,6 @@ from nsqtools.server.lookup_peers import LookupPeer
 
 INFO = PeerInfo(broadcast_address="nsqd.example", http_port=4151, tcp_port=4150, version="1.3.0")
 TIMEOUT_S = patience_s(10.0)
-Answer = Callable[[StreamReader, StreamWriter], Coroutine[None, None, None]]
 
 
 @pytest.fixture
@@ -98,74 +95,62 @@ def test_a_name_server_that_does_not_answer_does_not_hold_up_the_end(
     answers.set()
 
 
-async def answer_tcp(
-    http_port: int, identified: Event, reader: StreamReader, writer: StreamWriter
-) -> None:
-    """An nsqlookupd: OK to everything, and its HTTP port to IDENTIFY."""
+def a_nsqlookupd(http_port: int, identified: Event) -> Callable[[socket.socket], None]:
+    """OK to everything, and its HTTP port to IDENTIFY."""
     info = json.dumps({"broadcast_address": "127.0.0.1", "http_port": http_port, "tcp_port": 1})
-    await reader.readexactly(4)
-    with suppress(IncompleteReadError, ConnectionError):
-        while line := await reader.readline():
-            answer = b"OK"
-            if line.startswith(b"IDENTIFY"):
-                (size,) = struct.unpack(">I", await reader.readexactly(4))
-                await reader.readexactly(size)
-                answer = info.encode()
-            writer.write(struct.pack(">I", len(answer)) + answer)
-            await writer.drain()
-            if line.startswith(b"REGISTER"):  # so the answer to IDENTIFY was read
-                identified.set()
-    writer.close()
+
+    def talk(accepted: socket.socket) -> None:
+        with accepted.makefile("rb") as stream:
+            stream.read(4)
+            while line := stream.readline():
+                answer = b"OK"
+                if line.startswith(b"IDENTIFY"):
+                    stream.read(int.from_bytes(stream.read(4), "big"))
+                    answer = info.encode()
+                accepted.sendall(sized(answer))
+                if line.startswith(b"REGISTER"):  # so the answer to IDENTIFY was read
+                    identified.set()
+
+    return talk
 
 
-async def drip(reader: StreamReader, writer: StreamWriter) -> None:
-    """An HTTP server whose answer never ends, and never pauses for long."""
-    with suppress(ConnectionError):
-        writer.write(b"HTTP/1.1 200 OK\r\nX-Long: ")
-        while not reader.at_eof():
-            writer.write(b"x")
-            await writer.drain()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(reader.read(1000), 0.05)
-    writer.close()
+def dripping() -> Iterator[bytes]:
+    """An answer that never ends, and never pauses for long."""
+    yield b"HTTP/1.1 200 OK\r\nX-Long: "
+    while True:
+        time.sleep(0.05)
+        yield b"x"
 
 
-async def nest(reader: StreamReader, writer: StreamWriter) -> None:
-    """An HTTP server whose answer is deeper than JSON is read."""
-    body = b"[" * 100_000
-    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
-    await reader.read()
-    writer.close()
+def nested() -> Iterator[bytes]:
+    """An answer that is deeper than JSON is read."""
+    yield b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" + b"[" * 100_000
 
 
-@pytest.mark.parametrize(("answer", "other_host"), [(drip, "127.0.0.1"), (nest, "::1")])
+@pytest.mark.parametrize(("answer", "other_host"), [(dripping, "127.0.0.1"), (nested, "::1")])
 def test_a_new_topic_has_the_channels_of_the_other_nsqlookupd(
-    answer: Answer, other_host: str, serve: Serve, data_path: DataPath
+    answer: Callable[[], Iterator[bytes]],
+    other_host: str,
+    serves: Serves,
+    serve: Serve,
+    data_path: DataPath,
 ) -> None:
     """One answers byte by byte or too deeply, another is at no possible name."""
     identified = Event()
-
-    def publish(place: str) -> None:
-        address = f"-http-address={Address(other_host, 0)}"
-        other = serve(EmbeddedLookupServer(address, f"-broadcast-address={other_host}"))
-        other.post("/channel/create", topic="clicks", channel="archive")
-        places = [place, other.tcp_address, "a..b:4160"]
-        flags = [f"-lookupd-tcp-address={each}" for each in places]
-        flags += ["-http-client-connect-timeout=200ms", "-http-client-request-timeout=300ms"]
-        nsqd = serve(EmbeddedServer(data_path(), *flags))
-        nsqd.create_topic("early")
-        assert identified.wait(TIMEOUT_S)
-        wait_until(lambda: other.json("/topics")["topics"] == ["clicks", "early"], what="both")
-        nsqd.publish("clicks", b"one")
-        assert nsqd.depth("clicks", "archive") == 1
-        nsqd.stop()
-        assert "ERROR: LOOKUPD(a..b:4160): " in nsqd.log
-
-    async def publish_beside_a_bad_nsqlookupd() -> None:
-        http = await asyncio.start_server(answer, "127.0.0.1", 0)
-        port = http.sockets[0].getsockname()[1]
-        tcp = await asyncio.start_server(partial(answer_tcp, port, identified), "127.0.0.1", 0)
-        async with http, tcp, asyncio.timeout(TIMEOUT_S):
-            await asyncio.to_thread(publish, f"127.0.0.1:{tcp.sockets[0].getsockname()[1]}")
-
-    asyncio.run(publish_beside_a_bad_nsqlookupd())
+    port = int(serves(lambda accepted: http(answer())(accepted)).rpartition(":")[2])
+    address = f"-http-address={Address(other_host, 0)}"
+    other = serve(EmbeddedLookupServer(address, f"-broadcast-address={other_host}"))
+    for channel in ("archive", "tail#ephemeral"):
+        other.post("/channel/create", topic="clicks", channel=channel)
+    places = [serves(a_nsqlookupd(port, identified)), other.tcp_address, "a..b:4160"]
+    flags = [f"-lookupd-tcp-address={each}" for each in places]
+    flags += ["-http-client-connect-timeout=200ms", "-http-client-request-timeout=300ms"]
+    nsqd = serve(EmbeddedServer(data_path(), *flags))
+    nsqd.create_topic("early")
+    assert identified.wait(TIMEOUT_S)
+    wait_until(lambda: other.json("/topics")["topics"] == ["clicks", "early"], what="both")
+    nsqd.publish("clicks", b"one")
+    [channel] = nsqd.topic_stats("clicks")["channels"]
+    assert (channel["channel_name"], channel["depth"]) == ("archive", 1)
+    nsqd.stop()
+    assert "ERROR: LOOKUPD(a..b:4160): " in nsqd.log

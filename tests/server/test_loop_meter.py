@@ -75,30 +75,3 @@ def test_what_is_over_a_turn_waits_for_the_next_and_all_get_theirs_in_order() ->
     assert [number for number, _ in served] == list(range(12))
     turns = Counter(turn for _, turn in served)
     assert max(turns.values()) <= 4  # of 3 ms in 8
-
-
-def test_work_that_raises_keeps_nobody_else_from_a_turn_and_is_called_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(loop_meter, "_AGAIN_S", 0.0)
-    served: list[str] = []
-    reported: list[object] = []
-    faults = [OSError("a client died"), OSError("another one")]
-
-    def fail() -> None:
-        if faults:
-            raise faults.pop()
-        served.append("again")
-
-    async def be_busy() -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, context: reported.append(context["exception"]))
-        meter = meter_of(loop)
-        for work in (fail, partial(served.append, "beside it"), fail):
-            meter.soon(work, loop)
-        while served.count("again") < 2:
-            await asyncio.sleep(0)
-
-    run(be_busy())
-    assert served == ["beside it", "again", "again"]
-    assert len(reported) == 2

@@ -15,7 +15,7 @@ from nsqtools.protocol.frames import HEADER
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.options import NsqdOptions
 from nsqtools.server.queues import queued_message
-from nsqtools.server.queues.backlog import BackendError, DiskHealth, QueueBacklog, encoded
+from nsqtools.server.queues.backlog import DiskHealth, QueueBacklog, encoded
 from nsqtools.server.queues.disk_queue import DiskQueue
 from nsqtools.server.queues.queued_message import (
     InFlightMessages,
@@ -206,16 +206,6 @@ def test_a_get_is_bounded_by_bytes_but_not_to_nothing() -> None:
     assert bodies(backlog.get(9, 100)) == [b"x" * 50]
     assert bodies(backlog.get(9, 1)) == [b"y" * 50]
     assert bodies(backlog.get(9, 1)) == [b"z"]
-
-
-def test_what_consumers_did_not_take_stays_in_memory_when_the_disk_fails(tmp_path: Path) -> None:
-    backlog = QueueBacklog(1, disk_queue(tmp_path), HEALTH)
-    (tmp_path / "t.diskqueue.000000.dat").mkdir()
-    backlog.put(messages(b"1", b"2", b"3"), lambda: 9)
-    with pytest.raises(BackendError):
-        backlog.overflow()
-
-    assert b"".join(bodies(backlog.get(9, 1000))) == b"123"
 
 
 def test_closing_takes_little_memory_besides_what_waits(tmp_path: Path) -> None:

@@ -79,20 +79,6 @@ def a_part_of(pwrite: Callable[..., int]) -> Callable[..., int]:
     return write
 
 
-def test_a_full_disk_has_what_was_confirmed_and_nothing_else(
-    small_disk: Path, serve: Serve
-) -> None:
-    nsqd = serve(EmbeddedServer(small_disk, "-mem-queue-size=0"))
-    nsqd.create_channel("t", "a")
-    spare = small_disk / "spare"
-    spare.write_bytes(bytes(24 << 10))
-    confirmed = publish_until_refused(nsqd, size=200, count=5)
-    nsqd.kill()
-    spare.unlink()  # as an operator would
-    nsqd.start()
-    assert all_messages(nsqd, "a", len(confirmed)) == sorted(confirmed)
-
-
 def test_a_stop_that_cannot_write_what_is_in_memory_ends_with_status_1(
     small_disk: Path, serve: Serve
 ) -> None:

@@ -16,7 +16,6 @@ from plugins.waiting import patience_s, wait_until
 from nsqtools import ClientOptions
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.consumer_io import ConsumerIO
-from nsqtools.errors import OutputError
 from nsqtools.records.envelope import encode_lines
 from nsqtools.tail.tail import End, LimitWatch, RunLimits, Tail
 
@@ -129,19 +128,6 @@ def test_an_nsqd_is_looked_at_before_the_first_subscription_and_not_when_it_come
     tail.stop()
     running.result(patience_s(10))
     assert [(topic, str(at)) for topic, at in looks] == [("clicks", nsqd.tcp_address)]
-
-
-def test_what_cannot_be_written_is_requeued(nsqd: GoNsqd, make_tail: MakeTail) -> None:
-    publish_lines(nsqd, "clicks", 300)
-
-    def refuse(data: bytes) -> None:
-        raise OutputError("the disk is full")
-
-    with pytest.raises(OutputError, match="the disk is full"):
-        make_tail(write=refuse).run()
-    wait_until(
-        lambda: nsqd.depth("clicks", "c") == 300, what="every message waits again", timeout_s=3
-    )
 
 
 def test_a_defect_is_no_quiet_end(

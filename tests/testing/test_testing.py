@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
-import textwrap
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -117,34 +111,16 @@ def test_it_is_the_same_with_asyncio() -> None:
 # -- fixtures, in runs of pytest of their own -----------------------------------------------------
 
 
-PLUGIN = "nsqtools.testing.pytest_plugin"
-
-RunPytest = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
 @pytest.fixture
-def run_pytest(tmp_path: Path) -> RunPytest:
-    """Run pytest on the given files, as in a project that has nothing but this plugin."""
-
-    def run(*arguments: str, **files: str) -> subprocess.CompletedProcess[str]:
-        for name, text in files.items():
-            (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
-        command = [sys.executable, "-m", "pytest", "-p", PLUGIN, "-W", "error", "-q", *arguments]
-        return subprocess.run(
-            [*command, "-p", "no:cacheprovider", str(tmp_path)],
-            cwd=tmp_path,
-            env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""},
-            capture_output=True,
-            text=True,
-            timeout=patience_s(30),
-            check=False,
-        )
-
-    return run
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """A project that has no plugin but this one."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p nsqtools.testing.pytest_plugin -W error")
+    return pytester
 
 
-def test_servers_live_for_a_run_and_topics_for_a_test(run_pytest: RunPytest) -> None:
-    done = run_pytest(
+def test_servers_live_for_a_run_and_topics_for_a_test(project: pytest.Pytester) -> None:
+    project.makepyfile(
         conftest="""
             import pytest
 
@@ -191,19 +167,18 @@ def test_servers_live_for_a_run_and_topics_for_a_test(run_pytest: RunPytest) -> 
                 urllib.request.urlopen(urllib.request.Request(url, method="POST"))
             """,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "5 passed" in done.stdout
+    project.runpytest_subprocess(timeout=patience_s(30)).assert_outcomes(passed=5)
 
 
-def test_a_run_that_uses_no_fixture_loads_nothing_of_the_package(run_pytest: RunPytest) -> None:
-    done = run_pytest(
-        test_it="""
-            import sys
+def test_a_run_that_uses_no_fixture_loads_nothing_of_the_package(project: pytest.Pytester) -> None:
+    project.makepyfile(
+        """
+        import sys
 
-            def test_it():
-                loaded = {name for name in sys.modules if name.startswith("nsqtools")}
-                ours = {"", ".errors", ".testing", ".testing.pytest_plugin"}
-                assert loaded == {f"nsqtools{name}" for name in ours}
-            """
+        def test_it():
+            loaded = {name for name in sys.modules if name.startswith("nsqtools")}
+            ours = {"", ".errors", ".testing", ".testing.pytest_plugin"}
+            assert loaded == {f"nsqtools{name}" for name in ours}
+        """
     )
-    assert "1 passed" in done.stdout, done.stdout + done.stderr
+    project.runpytest_subprocess(timeout=patience_s(30)).assert_outcomes(passed=1)

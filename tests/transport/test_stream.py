@@ -56,20 +56,6 @@ def test_a_blocking_stream_sends_and_receives_in_time(pair: tuple[Stream, socket
         stream.send_all(bytes(1 << 25), Deadline(0.05))
 
 
-@pytest.mark.parametrize(
-    ("is_reset", "what"), [(False, " closed the connection"), (True, ": connection reset")]
-)
-def test_the_end_of_a_blocking_stream_names_the_peer(
-    pair: tuple[Stream, socket.socket], is_reset: bool, what: str
-) -> None:
-    stream, peer = pair
-    if is_reset:
-        peer.setsockopt(*RESET)
-    peer.close()
-    with pytest.raises(ConnectionLost, match=f"{stream.address}{what}"):
-        stream.receive(Deadline(5))
-
-
 def test_bytes_nothing_and_the_end_are_three_things(pair: tuple[Stream, socket.socket]) -> None:
     stream, peer = pair
     stream.set_nonblocking()
@@ -102,14 +88,6 @@ def test_full_sockets_take_nothing_and_lost_ones_fail(pair: tuple[Stream, socket
     stream.shutdown_write()
     stream.close()
     stream.close()
-
-
-def test_a_refused_connection_names_address_reason_and_remedy(dead_address: str) -> None:
-    address = parse_address(dead_address)
-    with pytest.raises(ConnectionFailed) as caught:
-        connect(address, Deadline(5))
-    assert str(caught.value) == f"cannot connect to {address} (connection refused)"
-    assert "4150" in caught.value.hint
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "a" * 300, "nul\0host"])
@@ -151,28 +129,6 @@ def test_a_first_address_that_drops_packets_costs_a_quarter_of_a_second(
         took_s = time.monotonic() - began
         stream.close()
     assert 0.45 < took_s < 2
-
-
-@pytest.mark.alone
-def test_an_address_that_refuses_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        resolve_to(monkeypatch, "127.0.0.1:1", "{}:{}".format(*server.getsockname()))
-        times_s = []
-        for _ in range(3):
-            began = time.monotonic()
-            connect(Address("two-addresses", 4150), Deadline(5)).close()
-            times_s.append(time.monotonic() - began)
-    assert min(times_s) < 0.25
-
-
-def test_addresses_that_all_drop_packets_end_with_the_deadline(
-    monkeypatch: pytest.MonkeyPatch, unreachable_address: str
-) -> None:
-    resolve_to(monkeypatch, unreachable_address, unreachable_address)
-    deadline = Deadline(0.6)
-    with pytest.raises(DeadlineExceeded, match=r"two-addresses:4150 \(timed out"):
-        connect(Address("two-addresses", 4150), deadline)
-    assert not deadline.remaining_s()
 
 
 # -- TLS, against a server that does as the test says ----------------------------------------------
