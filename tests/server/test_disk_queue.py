@@ -85,6 +85,16 @@ def test_a_record_out_of_bounds_is_refused(tmp_path: Path, size: int) -> None:
     assert disk.get(9, ALL) == []
 
 
+def test_of_records_that_do_not_all_fit_none_is_kept(tmp_path: Path) -> None:
+    disk = queue(tmp_path, max_bytes=2 * ON_DISK)
+    put_records(disk, [record(0)])
+    (tmp_path / "t:ch.diskqueue.000001.dat").mkdir()  # no file can be made
+    with pytest.raises(IsADirectoryError):
+        put_records(disk, [record(1), record(2)])
+    put_records(disk, [record(3)])
+    assert (disk.depth, disk.get(9, ALL)) == (2, [record(0), record(3)])
+
+
 def test_it_syncs_after_so_many_operations_files_that_only_its_user_reads(tmp_path: Path) -> None:
     disk = queue(tmp_path, sync_every=3)
     put_records(disk, [RECORD, RECORD])
