@@ -357,12 +357,6 @@ def test_every_path_that_is_named_to_contributors_exists_and_every_package_is_ex
         assert re.search(rf"\b{path.parent.name}\b", tree), path
 
 
-def test_every_reason_not_to_run_something_is_needed() -> None:
-    commands = [c.text for block in BLOCKS if block.language in SHELL for c in commands_of(block)]
-
-    assert [what for what in NOT_RUN if not any(each.startswith(what) for each in commands)] == []
-
-
 def test_each_go_utility_has_a_table_of_its_flags_and_of_options_that_exist(
     run_nsq: RunNsq,
 ) -> None:

@@ -6,7 +6,6 @@ is cut here.
 
 from __future__ import annotations
 
-import hashlib
 import random
 import shutil
 from itertools import chain
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 from plugins.cli import RunNsq
 from plugins.daemons import EmbeddedNsqdProcess, GoNsqd
-from plugins.damage import damaged
+from plugins.damage import damaged, state_of
 from plugins.embedded import EmbeddedServer
 from plugins.examples import slow
 from plugins.raw_client import RawClient, subscribed
@@ -52,10 +51,6 @@ def records_of(path: Path) -> list[bytes]:
         found.append(data[at:end])
         at = end
     return found
-
-
-def state_of(directory: Path) -> dict[str, bytes]:
-    return {each.name: hashlib.sha256(each.read_bytes()).digest() for each in directory.iterdir()}
 
 
 @pytest.mark.real_nsqd

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from hypothesis import strategies as st
 
@@ -29,3 +30,8 @@ def damaged(data: bytes, what: Sequence[Change]) -> bytes:
         else:
             data = data[:at] + bytes(len(some)) + data[at + len(some) :]
     return data
+
+
+def state_of(directory: Path) -> dict[str, tuple[bytes, int]]:
+    """Content and time of every file of a directory."""
+    return {each.name: (each.read_bytes(), each.stat().st_mtime_ns) for each in directory.iterdir()}

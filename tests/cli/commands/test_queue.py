@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -15,6 +14,7 @@ import pytest
 from plugins.certificates import Certificates
 from plugins.cli import RunNsq
 from plugins.daemons import GoNsqd
+from plugins.damage import state_of
 from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
 from plugins.raw_client import RawClient
@@ -23,14 +23,6 @@ from plugins.waiting import wait_until
 
 BODIES = [b"%03d " % number + b"x" * 40 for number in range(60)]
 ON_DISK = ("-mem-queue-size=0", "-max-bytes-per-file=1000", "-sync-every=1")
-
-
-def state_of(directory: Path) -> dict[str, tuple[str, int]]:
-    """Content and time of every file of a directory."""
-    return {
-        each.name: (hashlib.sha256(each.read_bytes()).hexdigest(), each.stat().st_mtime_ns)
-        for each in directory.iterdir()
-    }
 
 
 def bodies_of(lines: bytes) -> list[bytes]:

@@ -40,11 +40,7 @@ def channels(nsqd: Nsqd) -> list[str]:
 def test_topics_fill_80_by_24_and_depth_means_what_it_means_elsewhere(
     open_top: OpenTop, nsqd: Nsqd, run_nsq: RunNsq
 ) -> None:
-    lines = open_top().wait_for("clicks", " 0.0 ", "q quit")
-
-    assert lines[0].startswith("nsq top ")
-    assert "1 nsqd  2 topics  waiting 6  ingress 0.0/s" in lines[0]
-    assert lines[1:24] == [
+    shown = [
         "! 2 warning  no consumers (2) clicks/arch: 3 messages wait",
         "topics  left out: in_flight, trend, e2e_ms, timed_out",
         "topic▼              depth  waiting  ingress   finish  requeue  clients  channels",
@@ -53,6 +49,9 @@ def test_topics_fill_80_by_24_and_depth_means_what_it_means_elsewhere(
         *[""] * 17,
         "? help  q quit  ↑↓ select  ⏎ open  Esc back  s sort  r reverse  / filter",
     ]
+    lines = open_top().wait_until(lambda lines: lines[1:24] == shown, what="the topics")
+    assert lines[0].startswith("nsq top ")
+    assert "1 nsqd  2 topics  waiting 6  ingress 0.0/s" in lines[0]
 
     here = [f"--nsqd-http-address={nsqd.http_address}", "-o", "tsv", "--columns"]
     listed = run_nsq(["topic", "list", *here, "topic,depth,waiting"])
@@ -62,24 +61,26 @@ def test_topics_fill_80_by_24_and_depth_means_what_it_means_elsewhere(
 
 
 def test_a_topic_and_a_channel_are_looked_into_and_left(top: TerminalScreen, nsqd: Nsqd) -> None:
-    lines = top.see(ENTER, "topics > clicks", "arch", "live")
-    assert lines[4].split()[:4] == ["arch", "3", "0", "0"]
+    top.see(ENTER, "topics > clicks", "arch", "live")
+    arch = ["arch", "3", "0", "0"]
+    top.wait_until(lambda lines: lines[4].split()[:4] == arch, what="the channel")
 
     with Consumer("clicks", "live", nsqd_tcp_addresses=[nsqd.tcp_address]):
-        lines = top.see("j" + ENTER, "topics > clicks > live > [consumers]", nsqd.http_address)
-        assert lines[3].split()[0] == "client_id▼"
+        top.see("j" + ENTER, "topics > clicks > live > [consumers]", nsqd.http_address)
+        top.wait_until(lambda lines: lines[3].startswith("client_id▼"), what="the consumers")
         [consumer] = nsqd.stats("clicks")["topics"][0]["channels"][1]["clients"]
         top.wait_for(consumer["remote_address"])
 
     top.see(ESCAPE, "topics > clicks", gone="> live")
-    assert top.see(ESCAPE, "views")[2].startswith("topics  ")
+    top.press(ESCAPE)
+    top.wait_until(lambda lines: lines[2].startswith("topics  "), what="all topics")
 
 
 def test_all_nsqd_and_all_consumers_have_views(top: TerminalScreen, nsqd: Nsqd) -> None:
-    lines = top.see("\t", nsqd.http_address)
+    top.press("\t")
+    node = [nsqd.http_address, "OK", "6"]
+    lines = top.wait_until(lambda lines: lines[4].split()[:3] == node, what="the nsqd")
     assert lines[2].startswith("nsqd")
-    [node] = [line.split() for line in lines if line.startswith(nsqd.http_address)]
-    assert node[1:3] == ["OK", "6"]
     top.see("\t", "client_id▼", "no consumers")
     top.see("\x1b[Z\x1b[Zn", "topics > clicks > [nsqd]", nsqd.http_address)
     top.see(ENTER, f"nsqd > {nsqd.http_address} > clicks", "arch")
@@ -113,19 +114,23 @@ def test_what_is_pasted_is_text_and_never_keys(top: TerminalScreen, nsqd: Nsqd) 
 
 def test_columns_order_and_filter_are_chosen_at_the_start_and_by_keys(open_top: OpenTop) -> None:
     top = open_top("--columns=depth,waiting", "--sort=waiting", "--filter=waiting>0")
-    lines = top.wait_for("clicks")
+    lines = top.wait_for("clicks", "q quit")
     assert lines[3].split() == ["topic", "depth", "waiting▼"]
     assert "filter: waiting>0" in lines[2]
     assert not any(line.startswith("views") for line in lines)
 
-    lines = top.see("c", "[x] depth", "[ ] disk")
-    assert (lines[0], lines[-1]) == ("columns", "↑↓ select  space show or hide  Enter done")
-    lines = top.see(f" \x1b[Bj {ENTER}", "disk", gone="[x]")
-    assert lines[3].split() == ["topic", "waiting▼", "disk"]
+    lines = top.see("c", "[x] depth", "[ ] disk", "↑↓ select  space show or hide  Enter done")
+    assert lines[0] == "columns"
+    top.press(f" \x1b[Bj {ENTER}")
+    names = ["topic", "waiting▼", "disk"]
+    top.wait_until(lambda lines: lines[3].split() == names, what="the columns")
 
 
 def test_frozen_means_frozen(top: TerminalScreen, nsqd: Nsqd) -> None:
-    frozen = top.see(" ", "[frozen]")
+    top.see(" ", "[frozen]")
+    for _ in range(3):  # it may be drawing yet
+        top.go_on()
+    frozen = top.lines
     nsqd.create_topic("orders")
     for _ in range(10):  # samples
         top.go_on()
@@ -171,8 +176,7 @@ def test_a_channel_is_paused_unpaused_emptied_and_deleted(open_top: OpenTop, nsq
     top.see("u", "y go on")
     top.see("y", "unpause channel clicks/arch: done", gone="(paused)")
 
-    lines = top.see("e", "3 messages are lost", "type arch and Enter")
-    assert lines[-1] == "type arch and Enter to go on, Esc to do nothing: _"
+    top.see("e", "3 messages are lost", "type arch and Enter to go on, Esc to do nothing: _")
     top.see(f"y{ENTER}{BACKSPACE}arcj{BACKSPACE}{ENTER}", ": arc_")
     assert nsqd.depth("clicks", "arch") == 3
     top.see(f"h{ENTER}", "empty channel clicks/arch: done on 1 nsqd")
