@@ -59,10 +59,13 @@ class SettingRow(NamedTuple):
 
 def config_path(environ: Mapping[str, str]) -> Path:
     """The configuration file: ``$XDG_CONFIG_HOME/nsqtools/config.toml``, by default ~/.config."""
-    home = environ.get("XDG_CONFIG_HOME")
-    # "/~" for a user whom nothing gives a home
-    base = home or Path("/", environ.get("HOME") or os.path.expanduser("~"), ".config")
-    return Path(base, "nsqtools", "config.toml")
+    return user_folder(environ, "XDG_CONFIG_HOME", ".config") / "nsqtools" / "config.toml"
+
+
+def user_folder(environ: Mapping[str, str], variable: str, usual: str) -> Path:
+    """Return a folder of the user: where ``variable`` says, by default ``usual`` below the home."""
+    home = environ.get("HOME") or os.path.expanduser("~")  # "~" of a user whom nothing gives one
+    return Path(environ.get(variable) or Path("/", home, usual))
 
 
 def selection_path(environ: Mapping[str, str]) -> Path:

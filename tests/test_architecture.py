@@ -36,7 +36,7 @@ bench: client cluster errors protocol
 one_channel: client cluster errors http protocol publish records server
 replay: archive errors protocol publish records
 forward: client cluster errors files http protocol publish records tail transport
-spark: archive client cluster errors files protocol publish records tail transport
+spark: archive client cluster errors files protocol publish records settings tail transport
 web: client cluster errors files http protocol records server tail
 demo: errors server
 testing: aio client errors http server

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from nsqtools.errors import NsqError
 from nsqtools.files.durable import replace_file
+from nsqtools.settings import user_folder
 
 OLDEST = 17
 TRY_TIMEOUT_S = 60.0
@@ -129,7 +130,7 @@ def java_home(java: Java, environ: Mapping[str, str], spare: Path) -> Path:
     """
     if java.has_vector_module and java.program.parts[-2:] == ("bin", "java"):
         return java.program.parents[1]
-    cache = Path(environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    cache = user_folder(environ, "XDG_CACHE_HOME", ".cache")
     name = f"java-{java.version}-{zlib.crc32(os.fsencode(java.program)):08x}"
     try:
         return write_shim(java.program, cache / "nsqtools" / name)

@@ -31,6 +31,7 @@ from nsqtools.archive.location import Location, StoredPlace
 from nsqtools.archive.storage_objects import S3Settings, s3_settings
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.files.durable import replace_file
+from nsqtools.settings import user_folder
 
 KEPT_LOGS = 20
 LOG4J = Path(__file__).with_name("log4j2.properties")
@@ -111,7 +112,7 @@ class SparkSettings:
 @cache
 def default_log_file() -> Path:
     """The log of this process's sessions, in the user's state directory; old ones are removed."""
-    state = Path(os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser())
+    state = user_folder(os.environ, "XDG_STATE_HOME", ".local/state")
     directory = state / "nsqtools" / "spark"
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -274,7 +275,7 @@ def note_jars(needed: Sequence[str], jars: str) -> None:
 
 
 def _note_of(needed: Sequence[str]) -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    cache = user_folder(os.environ, "XDG_CACHE_HOME", ".cache")
     name = hashlib.sha256("\n".join(needed).encode()).hexdigest()[:16]
     return cache / "nsqtools" / f"jars-{name}.json"
 

@@ -84,6 +84,8 @@ def test_one_without_the_module_is_run_through_a_shim(tmp_path: Path) -> None:
     assert java_home(whole, {}, tmp_path / "spare") == tmp_path
     nowhere = java_home(java, {"XDG_CACHE_HOME": "/proc/nowhere"}, tmp_path / "spare")
     assert nowhere.parent == tmp_path / "spare"
+    ours = java_home(java, {"HOME": str(tmp_path)}, tmp_path / "spare")  # not this process's
+    assert ours.parent == tmp_path / ".cache" / "nsqtools"
 
     shim = java_home(java, {"XDG_CACHE_HOME": str(tmp_path / "cache")}, tmp_path / "spare")
 
