@@ -21,6 +21,7 @@ from plugins.clients import bodies_in
 from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
+from plugins.http_server import AuthServer
 from plugins.ports import ReservedPort
 from plugins.servers import DataPath, MakeLookupd, MakeNsqd, Serve
 from plugins.waiting import patience_s, wait_until
@@ -167,15 +168,20 @@ def test_rate_limits_what_is_forwarded(run_nsq: RunNsq, pair: Pair) -> None:
 
 
 def test_a_dead_letter_that_cannot_be_kept_stays_in_the_queue(
-    run_nsq: RunNsq, go_nsqd: MakeNsqd
+    run_nsq: RunNsq, go_nsqd: MakeNsqd, auth_server: AuthServer, tmp_path: Path
 ) -> None:
-    pair = Pair(go_nsqd("-max-msg-size=3000000"), go_nsqd())
+    auth_server.allow("s3cret", topic=TOPIC)
+    secret = tmp_path / "secret"
+    secret.write_text("s3cret")
+    source = go_nsqd("-max-msg-size=3000000", f"-auth-http-address={auth_server.address}")
+    pair = Pair(source, go_nsqd())
     pair.publish(b"x" * 2_000_000, b"small")
-    result = run_nsq(pair.args(*A_MOMENT, "--dead-letter-topic", "dead"))
+    more = ("--dead-letter-topic", "dead", "--auth-secret-file", str(secret))
+    result = run_nsq(pair.args(*A_MOMENT, *more))
 
     assert "1 delivered" in result.err
     assert pair.left() == 1
-    assert "dead letters for dead: a message of 2000000 bytes is above the limit" in result.err
+    assert "E_UNAUTHORIZED" in result.err
 
 
 def test_the_destination_is_where_its_nsqlookupd_says_that_it_is_now(
