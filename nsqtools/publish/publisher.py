@@ -129,8 +129,8 @@ class RateLimit:
         self._next += count / self._rate
 
     def wait_s(self, now: float) -> float:
-        """Return the seconds until something is allowed again."""
-        return max(0.0, self._next - now)
+        """Return the seconds until something is allowed again, or as many as one can wait."""
+        return min(max(0.0, self._next - now), threading.TIMEOUT_MAX)
 
 
 RETRY_TIMEOUT_S = 60.0

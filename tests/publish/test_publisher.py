@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import TIMEOUT_MAX
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,6 +63,12 @@ def publish_for(limit: RateLimit, seconds: float, step_s: float) -> int:
 def test_the_rate_is_exact_at_any_size(rate: float) -> None:
     published = publish_for(RateLimit(rate, 0.0), 20, step_s=0.0005)
     assert published == pytest.approx(rate * 20, rel=0.01, abs=1)
+
+
+def test_a_rate_of_next_to_nothing_is_waited_for_as_long_as_one_can_wait() -> None:
+    limit = RateLimit(1e-300, 0.0)
+    limit.took(1)
+    assert limit.wait_s(0.0) == TIMEOUT_MAX
 
 
 @given(
