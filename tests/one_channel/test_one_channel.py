@@ -473,6 +473,7 @@ def test_what_was_moved_is_delivered_after_the_nsqd_is_gone(
 
     assert result.status == 0, result.err
     assert f"; what {place.name} has of it is delivered\n" in result.err
+    assert f"0 messages moved, what is left on {source.http_address} is unknown\n" in result.err
     assert consumed.counts("orders", "billing") == {b"a": 1, b"b": 1}
     assert not place.exists()
     assert run_nsq(drain).status == 4

@@ -177,7 +177,7 @@ class DrainForm(OptionSet):
         moves: Iterable[Move | ChannelMove],
         stays: Sequence[str],
         moved: int,
-        left: int,
+        left: int | None,
     ) -> None:
         """Print what the plan was and what came of it as JSON, or what a dry run would do."""
         if self.json:
@@ -282,6 +282,7 @@ def drain_channels(
         source = cluster.nsqd(node)
         name = short_address(source.url)  # without a password
         place = channels.data_path or Path("nsqd-" + re.sub(r"[^\w.-]+", "-", name))
+        left: int | None = 0  # None: unknown
         try:
             moves, stays = plan_channel_moves(source, channels.name)
         except ConnectionFailed as exc:
@@ -289,8 +290,9 @@ def drain_channels(
                 raise
             runtime.insist(f"nsq: {exc}; what {place} has of it is delivered")
             moves, stays = [], []
+            left = None
         status = tell_what_stays(stays, runtime)
-        moved, left = Counter[tuple[str, str]](), 0
+        moved = Counter[tuple[str, str]]()
         if not form.dry_run:
             lines = [*(move.line() for move in moves), "what is published meanwhile is moved, too"]
             if moves and not runtime.agree(lines, f"Go on, and empty {name}?", yes=form.yes):
@@ -299,7 +301,9 @@ def drain_channels(
                 job = ChannelDrain(source, target, options)
                 moved = job.moved
                 with stopping(target.stop) as signals:
-                    left = job.run(moves, lambda: progress.show(lambda: f"{moved.total():,} moved"))
+                    if moves:
+                        show = progress.show
+                        left = job.run(moves, lambda: show(lambda: f"{moved.total():,} moved"))
                     target.deliver(lambda done: progress.show(lambda: f"{done:,} consumed"))
     form.write(runtime, moves, stays, moved.total(), left)
     if form.dry_run:
@@ -308,7 +312,8 @@ def drain_channels(
     for move in moves:
         count = moved[move.topic, move.channel]
         runtime.tell(f"nsq: {move.topic}/{move.channel}: {move.messages} before, {count} moved")
-    runtime.tell(f"nsq: {counted(moved.total(), 'message')} moved, {left} left")
+    rest = f"what is left on {name} is unknown" if left is None else f"{left} left"
+    runtime.tell(f"nsq: {counted(moved.total(), 'message')} moved, {rest}")
     if left:
         status = ExitStatus.PARTLY_DONE
     return signals.status(otherwise=channels.status(runtime, status))

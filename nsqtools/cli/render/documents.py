@@ -213,7 +213,7 @@ class Drained(TypedDict):
     moves: list[MoveDocument]
     stays: list[str]
     moved: int
-    left: int
+    left: Annotated[int | None, "null for an nsqd that does not answer."]
 
 
 class Queue(TypedDict):
