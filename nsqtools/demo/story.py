@@ -16,6 +16,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -87,22 +88,35 @@ class DemoStage:
         Raises `DemoFailed` when it fails or takes too long.
         """
         failed = f"the demonstration failed: {self.shown(*arguments)}"
-        try:
-            ended = subprocess.run(
+        started: list[subprocess.Popen[bytes]] = []
+
+        def start() -> None:
+            process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "nsqtools", *arguments],
                 stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=TIMEOUT_S,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
                 cwd=self.directory,
                 env=self._environ,
                 start_new_session=True,  # ^C is for us, who then end it
             )
+            started.append(process)
+
+        try:
+            # on a thread, which signals do not interrupt: what has begun is always known
+            with ThreadPoolExecutor(1) as starter:
+                starter.submit(start).result()
+            out, err = started[0].communicate(timeout=TIMEOUT_S)
         except subprocess.TimeoutExpired:
             raise DemoFailed(f"{failed} took over {TIMEOUT_S:g} s") from None
-        said = ended.stderr.decode(errors="replace")
-        if ended.returncode != 0:
-            raise DemoFailed(f"{failed} ended with status {ended.returncode}: {said.strip()}")
-        return Ended(ended.stdout, said)
+        finally:
+            for process in started:
+                with process:
+                    process.kill()
+        said, status = err.decode(errors="replace"), started[0].returncode
+        if status != 0:
+            raise DemoFailed(f"{failed} ended with status {status}: {said.strip()}")
+        return Ended(out, said)
 
     def _environment(self, given: Mapping[str, str]) -> dict[str, str]:
         environ = {k: v for k, v in given.items() if not k.startswith(THEIRS)}

@@ -7,11 +7,13 @@ import signal
 import subprocess
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from plugins.cli import NSQ, SpawnNsq
 from plugins.waiting import patience_s, wait_until
 
+from nsqtools.cli.running.runtime import leaving_on_signals
 from nsqtools.demo.story import DemoFailed, demo_stage
 
 
@@ -56,6 +58,25 @@ def test_stopped_at_any_moment_it_leaves_nothing(
         return used
 
     wait_until(lambda: not users(), what="no process is left in the directory")
+
+
+def test_stopped_while_it_starts_a_command_it_ends_that(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Interrupted(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **more: Any) -> None:
+            super().__init__(*arguments, **more)
+            started.append(self)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    with demo_stage(os.environ) as stage, leaving_on_signals():
+        monkeypatch.setattr("subprocess.Popen", Interrupted)
+        with pytest.raises(SystemExit):
+            stage.run("tail", "-t", "clicks", "--create")
+        assert [process.poll() for process in started] == [-signal.SIGKILL]
 
 
 def test_a_reader_that_leaves_early_is_no_reason_to_leave_anything(
