@@ -26,7 +26,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
@@ -47,6 +47,12 @@ MAX_KNOWN = 100_000
 ALONE = 2  # deliveries of a suspect; two, as those that come together take turns in both orders
 
 Key = tuple[str, str, bytes]  # of a message: its topic, the address of its nsqd, and its id
+
+
+def keys_of(batch: Batch) -> Iterator[Key]:
+    """Yield what identifies each message."""
+    topic, nsqd = batch.topic, batch.nsqd
+    return ((topic, nsqd, message.id) for message in batch)
 
 
 class Attempts:

@@ -36,6 +36,18 @@ def write_all(descriptor: int, data: bytes) -> None:
         rest = rest[os.write(descriptor, rest) :]
 
 
+def append_whole(descriptor: int, lines: bytes, *, is_durable: bool = True) -> None:
+    """Append lines, all or none: what follows would be glued to half a line. Raises ``OSError``."""
+    start = os.fstat(descriptor).st_size
+    try:
+        write_all(descriptor, lines)
+        if is_durable:
+            os.fdatasync(descriptor)
+    except OSError:
+        os.ftruncate(descriptor, start)
+        raise
+
+
 @contextmanager
 def blaming(path: Path) -> Iterator[None]:
     """Put the path into an ``OSError`` that has none: those of descriptors do not know theirs."""

@@ -38,11 +38,11 @@ from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
-from nsqtools.client.giving_up import MAX_KNOWN, Attempts, DeadLetters, Key
+from nsqtools.client.giving_up import MAX_KNOWN, Attempts, DeadLetters, Key, keys_of
 from nsqtools.client.message import Answers, Batch, touch_when_due
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import NsqError, OutputError
-from nsqtools.files.durable import sync_folder, write_all
+from nsqtools.files.durable import append_whole, sync_folder
 from nsqtools.files.opening import locked
 from nsqtools.forward.parcel import Circuit, Counters, Fate, Outcome, Parcel, Sink
 from nsqtools.records.envelope import encode_dead_letter
@@ -121,7 +121,7 @@ class Courier:
     def received(self, batch: Batch) -> None:
         """Count what comes again."""
         if self._went_back:
-            keys = {(batch.topic, batch.nsqd, message.id) for message in batch}
+            keys = set(keys_of(batch))
             self.came_again += len(keys & self._went_back)
             self._went_back -= keys
 
@@ -395,7 +395,7 @@ class DeadLetterFile:
         except OSError as exc:
             raise OutputError(f"cannot write {path} ({exc.strerror})") from exc
         if not is_file:
-            raise OutputError(f"{path} is no file on a disk, which dead letters have to be on")
+            raise OutputError(f"dead letters must be in a regular file, and {path} is not one")
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
@@ -423,7 +423,7 @@ class DeadLetterFile:
         )
         try:
             with self._opened() as fd:
-                _append(fd, lines)
+                append_whole(fd, lines)
         except OSError as exc:
             if exc.strerror != self._problem:  # or there is a line for each message
                 log.error("cannot write %s (%s)", self._path, exc.strerror)
@@ -438,13 +438,3 @@ class DeadLetterFile:
 
 
 DeadLetterBox = DeadLetterTopic | DeadLetterFile
-
-
-def _append(fd: int, lines: bytes) -> None:
-    start = os.fstat(fd).st_size
-    try:
-        write_all(fd, lines)
-        os.fdatasync(fd)
-    except OSError:
-        os.ftruncate(fd, start)  # or what follows would be glued to half a line
-        raise

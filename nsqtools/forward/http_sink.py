@@ -133,16 +133,13 @@ class _PartialDeliveries:
     def __init__(self) -> None:
         self._holders: OrderedDict[Key, frozenset[Hashable]] = OrderedDict()
 
-    def of(self, message: Message) -> frozenset[Hashable]:
+    def of(self, key: Key) -> frozenset[Hashable]:
         """Return the endpoints that have a message."""
-        if not self._holders:
-            return frozenset()
-        return self._holders.get((message.topic, message.nsqd, message.id), frozenset())
+        return self._holders.get(key, frozenset())
 
     def holders(self, parcels: Sequence[Parcel]) -> frozenset[Hashable]:
         """Return the endpoints that have every one of the messages."""
-        messages = chain.from_iterable(parcel.messages for parcel in parcels)
-        return frozenset.intersection(*map(self.of, messages))
+        return frozenset.intersection(*map(self.of, _keys(parcels)))
 
     def note(self, parcels: Sequence[Parcel], endpoint: Hashable) -> None:
         """An endpoint has the messages."""
@@ -267,7 +264,7 @@ class HttpSink:
         that have them already, or some would be sent what they have."""
         if self._settings.key is not None:
             return place_of(message, self._settings.key, len(self._circuits))
-        return self._partial.of(message)
+        return self._partial.of((message.topic, message.nsqd, message.id))
 
     def _send_gathered(self, way: Hashable) -> None:
         self._begin(_Exchange(self._gathered.pop(way).parcels))

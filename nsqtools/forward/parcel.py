@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from zlib import crc32
 
 from nsqtools.client.connecting import RetryDelays
-from nsqtools.client.giving_up import Key
+from nsqtools.client.giving_up import Key, keys_of
 from nsqtools.client.message import Batch, Message
 from nsqtools.errors import ConfigurationError
 from nsqtools.records.envelope import Envelope, MessageLike
@@ -84,8 +84,7 @@ class Parcel:
 
     def keys(self) -> Iterator[Key]:
         """Yield what identifies each message."""
-        topic, nsqd = self.messages.topic, self.messages.nsqd
-        return ((topic, nsqd, message.id) for message in self.messages)
+        return keys_of(self.messages)
 
     def part(self, start: int, stop: int) -> Parcel:
         """Return some of the messages as a parcel of their own."""

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import socket
 import threading
 import time
@@ -40,7 +39,7 @@ from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.admin import Action, AdminPlan, StepResult, TopicChange, apply
 from nsqtools.cluster.directory import Cluster
 from nsqtools.errors import NsqError, OutputError
-from nsqtools.files.durable import write_all
+from nsqtools.files.durable import append_whole
 from nsqtools.files.opening import open_to_append
 from nsqtools.http.http_api import HTTPAPI, HTTPAccess
 from nsqtools.protocol.names import Address, shown_url
@@ -129,12 +128,7 @@ class AuditLog:
             return
         try:
             with self._busy, open_to_append(self._path) as file:
-                size = os.fstat(file.fileno()).st_size
-                try:
-                    write_all(file.fileno(), line.encode())
-                except OSError:
-                    file.truncate(size)  # the next line would go on in what a full disk took
-                    raise
+                append_whole(file.fileno(), line.encode(), is_durable=False)
         except OSError as exc:
             raise OutputError(f"cannot write the audit log {self._path} ({exc.strerror})") from exc
 

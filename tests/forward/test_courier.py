@@ -208,7 +208,7 @@ def test_a_dead_letter_is_kept_under_the_name_that_was_given(tmp_path: Path) -> 
 
 def test_dead_letters_go_to_no_pipe_which_keeps_nothing(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OutputError, match="is no file on a disk"):
+    with pytest.raises(OutputError, match="must be in a regular file"):
         DeadLetterFile(tmp_path / "pipe")
 
 
