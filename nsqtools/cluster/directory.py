@@ -277,7 +277,7 @@ class Cluster:
         announced = Address(info["broadcast_address"], info["tcp_port"])
         place = self.reachable(announced)
         if place == announced and address in self.given:
-            place = Address(urlsplit(self.nsqd(address).url).hostname or "", announced.port)
+            place = self.nsqd(address).tcp_beside(info)
         return str(place)
 
     def ask(self, clients: Mapping[str, C], question: Callable[[C], R]) -> Answers[R]:
@@ -349,7 +349,7 @@ class Cluster:
             self._unproven.pop(client.url, None)
             self.proven[short_address(client.url)] = tcp
         else:
-            self._tcp.add(Address(urlsplit(client.url).hostname or "", info["tcp_port"]))
+            self._tcp.add(client.tcp_beside(info))
         return str(Address(info["broadcast_address"], info["http_port"]))
 
     def nsqd(self, address: str) -> NsqdHTTPClient:

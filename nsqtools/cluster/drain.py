@@ -22,7 +22,7 @@ from nsqtools.client.producer import Producer
 from nsqtools.cluster.inventory import messages_of
 from nsqtools.errors import ConfigurationError, HTTPError, NsqError
 from nsqtools.http.http_api import NsqdHTTPClient
-from nsqtools.protocol.names import Address, is_ephemeral
+from nsqtools.protocol.names import is_ephemeral
 from nsqtools.protocol.stats import TopicStats
 from nsqtools.protocol.text import counted
 
@@ -202,7 +202,4 @@ class Drain:
 
 def tcp_address(nsqd: NsqdHTTPClient) -> str:
     """Where the nsqd takes TCP connections: at the host of its HTTP address."""
-    from urllib.parse import urlsplit
-
-    host = urlsplit(nsqd.url).hostname or ""
-    return str(Address(host, int(nsqd.info()["tcp_port"])))
+    return str(nsqd.tcp_beside(nsqd.info()))

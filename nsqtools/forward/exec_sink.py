@@ -322,7 +322,7 @@ class _Worker(ABC):
         return Outcome(Fate.UNREACHABLE, f"cannot start {self.settings.words[0]} ({reason})")
 
     def failed_with(self, status: int) -> Outcome:
-        """What an exit status means that is no success."""
+        """Return the outcome of an exit status other than 0."""
         said = f"{self.settings.words[0]} {_ended(status)}"
         if status in self.settings.fatal:
             return Outcome(Fate.REFUSED, said, may_split=True)

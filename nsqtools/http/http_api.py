@@ -280,6 +280,10 @@ class NsqdHTTPClient(HTTPAPI):
         info["broadcast_address"] = announced_host(host) or host
         return info
 
+    def tcp_beside(self, info: Mapping[str, Any]) -> Address:
+        """Return where it takes TCP connections, at the host of its URL: ``info`` has the port."""
+        return Address(urlsplit(self.url).hostname or "", info["tcp_port"])
+
     def stats(
         self, topic: str = "", channel: str = "", *, clients: bool = False, memory: bool = False
     ) -> NsqdStats:

@@ -92,7 +92,7 @@ class TemporaryNsqd:
         self.data_path = data_path
         self._cluster = cluster
         self.shown_by = list(cluster.lookupds)
-        self._tell = cache(tell)  # what is so for each topic is told once
+        self._tell = cache(tell)  # say once what holds for each topic
         self._lookupds = tuple(lookupd_tcp_addresses) or tuple(
             _tcp_beside(client.url) for client in cluster.lookupds.values()
         )

@@ -68,9 +68,7 @@ class FileNaming:
         try:
             self.stem("topic", datetime(2000, 1, 1), datetime(2000, 1, 1))
         except UnicodeEncodeError as exc:
-            raise ConfigurationError(
-                f"{exc.object!r} is not UTF-8: it is no format of times"
-            ) from None
+            raise ConfigurationError(f"the format of times {exc.object!r} is not UTF-8") from None
 
     def stem(self, topic: str, arrival: datetime, partition: datetime) -> str:
         """Return the name but for its ``<REV>``, relative to the directory of the archive.

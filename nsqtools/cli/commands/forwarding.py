@@ -98,8 +98,8 @@ def run_forwarder(
 ) -> int:
     """Forward until it is stopped or a limit is reached; report, and return the exit status.
 
-    One of the ``destinations``, each HOST:PORT, has to take a connection before that; ``hint`` is
-    what to do where none does and it is no nsqd.
+    One of the ``destinations``, each HOST:PORT, has to take a connection before that; ``hint`` says
+    what to do if none does, where the usual hint is wrong because they are not nsqd.
     """
     from nsqtools.client.connection import require_one
     from nsqtools.files.opening import allow_many

@@ -185,15 +185,15 @@ def leaving_on_signals() -> Iterator[None]:
     """Inside, the first INT or TERM leaves by ``SystemExit``, so that all is cleaned up on the way;
     the second exits at once."""
 
-    def leave(number: int, _frame: FrameType | None) -> None:
-        def leave_at_once(number: int, _frame: FrameType | None) -> None:
-            if time.monotonic() - left_at >= ONCE_S:
-                os._exit(128 + number)
+    left_at: float | None = None
 
-        left_at = time.monotonic()
-        for each in SIGNALS:
-            signal.signal(each, leave_at_once)
-        raise SystemExit(128 + number)
+    def leave(number: int, _frame: FrameType | None) -> None:
+        nonlocal left_at
+        if left_at is None:
+            left_at = time.monotonic()
+            raise SystemExit(128 + number)
+        if time.monotonic() - left_at >= ONCE_S:
+            os._exit(128 + number)
 
     with handling(SIGNALS, leave):
         yield
