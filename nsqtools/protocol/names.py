@@ -83,7 +83,7 @@ def parse_address(text: str, default_port: int = NSQD_TCP_PORT) -> Address:
 
     Raises `ConfigurationError` for anything else; a URL gets a hint of its own.
     """
-    text = text.strip()
+    text = re.sub(".*@", "***@", text.strip())  # no host has one, and no password is shown
     if "://" in text:
         raise _bad_address(text, "A TCP address is host:port, without a scheme.")
     if "," in text:
@@ -119,8 +119,16 @@ def announced_host(name: object) -> str:
     if not isinstance(name, str) or not 0 < len(name) <= MAX_HOST_LENGTH:
         return ""
     host = name[1:-1] if name.startswith("[") and name.endswith("]") else name
-    pattern = _IPV6 if ":" in host else _HOST
-    return host if pattern.fullmatch(host) else ""
+    if not (_IPV6 if ":" in host else _HOST).fullmatch(host):
+        return ""
+    if ":" in host:
+        from ipaddress import IPv6Address
+
+        try:
+            IPv6Address(host)
+        except ValueError:
+            return ""
+    return host
 
 
 def parse_patterns(text: str) -> tuple[str, ...]:
@@ -165,18 +173,18 @@ def http_url(text: str, default_port: int) -> str:
     has no trailing slash. Raises `ConfigurationError`.
     """
     text = text.strip()
-    if "://" not in text:
+    if not re.search("://|@", text):
         # urlsplit would take the host of "localhost:4161" for a scheme
         head, slash, path = text.partition("/")
-        return f"http://{parse_address(head, default_port)}{slash}{path}".rstrip("/")
+        text = f"http://{parse_address(head, default_port)}{slash}{path}"
     try:
         parts = urlsplit(text)
         usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # a port that is not a number, a bracket that is not closed
+    except ValueError:  # a port that is not a number, an address of IPv6 that is none
         usable = False
     if not usable or parts.fragment or any(c.isspace() for c in text):
         raise ConfigurationError(
-            f"invalid HTTP address {re.sub('//.*@', '//***@', text)!r}",
+            f"invalid HTTP address {re.sub('(?<=//).*@|^.*@', '***@', text)!r}",
             hint="Write host:port or http(s)://host:port.",
         )
     return urlunsplit(parts._replace(path=parts.path.rstrip("/")))

@@ -111,7 +111,7 @@ def test_every_form_of_an_http_address_is_a_url(text: str, url: str) -> None:
 
 NO_URLS = """
     ftp://host:1 http:// http://host:x http://host:0 http://host:99999 http://[::1
-    http://host/#part host?x=1
+    http://host/#part host?x=1 http://[1:2]:1 [1:2]:1
 """
 
 
@@ -120,6 +120,14 @@ def test_what_is_no_http_address_is_refused_with_a_remedy(text: str) -> None:
     with pytest.raises(ConfigurationError, match="invalid") as caught:
         http_url(text, names.LOOKUPD_HTTP_PORT)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["ann:hush@h:1", "ann:hush/@h:1", "http://ann:hush@h:x"])
+def test_no_password_is_shown_of_what_is_no_address(text: str) -> None:
+    for parse in (parse_address, lambda text: http_url(text, names.LOOKUPD_HTTP_PORT)):
+        with pytest.raises(ConfigurationError) as caught:
+            parse(text)
+        assert "hush" not in f"{caught.value} {caught.value.hint}"
 
 
 @pytest.mark.parametrize(
@@ -155,8 +163,12 @@ LONGEST_HOST = ("h." * names.MAX_HOST_LENGTH)[: names.MAX_HOST_LENGTH]
     [
         ("nsqd-1.example", "nsqd-1.example"),
         ("[fe80::1]", "fe80::1"),
+        ("fe80::1%eth0", "fe80::1%eth0"),
         (LONGEST_HOST, LONGEST_HOST),
-        *((name, "") for name in ("", LONGEST_HOST + "h", "a b", "[a", None, 7, "a/b")),
+        *(
+            (name, "")
+            for name in ("", LONGEST_HOST + "h", "a b", "[a", None, 7, "a/b", "1:2", ":::")
+        ),
     ],
 )
 def test_what_a_daemon_announces_is_a_host_or_nothing(name: object, host: str) -> None:
