@@ -21,6 +21,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from nsqtools import __version__
+from nsqtools.client.message import Batch
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.opening import Renewed
 from nsqtools.forward import BatchForm
@@ -167,15 +168,16 @@ class RequestBuilder:
             self._shared = self._shared_headers()
         body = self._body(parcels)
         parcel = parcels[0]
+        messages = parcel.messages
         headers = self._shared.copy()
+        is_single = len(parcels) == 1 and len(messages) == 1
         if self._has_key or self._secrets.key:
-            identity = identity_of(parcels)
+            identity = _identity(messages) if is_single else _identity_of_batch(parcels)
             if self._has_key:
                 headers.append(b"Idempotency-Key: %b" % identity)
             if self._secrets.key:
                 headers += self._signature(identity, body)
-        messages = parcel.messages
-        if self._has_metadata and len(parcels) == 1 and len(parcel) == 1:
+        if self._has_metadata and is_single:
             message = messages[0]
             headers += (
                 b"X-Nsq-Topic: %b" % messages.topic.encode(),
@@ -221,18 +223,19 @@ class RequestBuilder:
         )
 
 
-def identity_of(parcels: Sequence[Parcel]) -> bytes:
-    """Return what identifies the messages of a request, the same each time that it is sent."""
-    parcel = parcels[0]
-    if len(parcels) == 1 and len(parcel) == 1:
-        messages = parcel.messages
-        place = f"{messages.topic}/{messages.nsqd}/".encode()
-        return place + _CONTROL.sub(b" ", messages[0].id)
+def _identity(messages: Batch) -> bytes:
+    """Return what identifies the message of a request, the same each time that it is sent."""
+    place = f"{messages.topic}/{messages.nsqd}/".encode()
+    return place + _CONTROL.sub(b" ", messages[0].id)
+
+
+def _identity_of_batch(parcels: Sequence[Parcel]) -> bytes:
     digest = hashlib.sha256()
     for parcel in parcels:
         for message in parcel.messages:
             digest.update(parcel.messages.nsqd.encode() + b"/" + message.id)
-    return b"%b/batch/%b" % (parcel.messages.topic.encode(), digest.hexdigest()[:32].encode())
+    topic = parcels[0].messages.topic.encode()
+    return b"%b/batch/%b" % (topic, digest.hexdigest()[:32].encode())
 
 
 def _one_line(body: bytes) -> bytes:

@@ -88,7 +88,8 @@ class Parcel:
 
     def part(self, start: int, stop: int) -> Parcel:
         """Return some of the messages as a parcel of their own."""
-        return self.chosen(range(len(self))[start:stop])
+        messages = Batch(self.messages.source, self.messages[start:stop])
+        return Parcel(messages, self.bodies[start:stop], self.topic, self.began_at)
 
     def chosen(self, places: Sequence[int]) -> Parcel:
         """Return the messages at some places as a parcel of their own."""
