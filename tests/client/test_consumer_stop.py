@@ -83,6 +83,22 @@ def test_stop_before_the_start(consume: Consume) -> None:
     assert not consumer._is_started
 
 
+def test_a_signal_that_stops_what_is_just_starting_stops_it(
+    dead_address: str, consume: Consume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer = consume(dead_address, started=False)
+    start = consumer._io.start
+
+    def interrupted(*, quietly: bool) -> None:
+        start(quietly=quietly)
+        consumer.begin_stop(drain=True)
+
+    monkeypatch.setattr(consumer._io, "start", interrupted)
+    consumer.start()
+    assert list(consumer) == []
+    assert consumer.wait_for_end(patience_s(5))
+
+
 def test_stop_while_connecting(unreachable_address: str, consume: Consume) -> None:
     consumer = consume(unreachable_address, dial_timeout_s=patience_s(20))
     assert consumer.stop(timeout_s=patience_s(5))
