@@ -113,8 +113,7 @@ class Consuming(OptionSet):
     ) -> Iterator[WatchedRun]:
         """Inside, signals call ``stop``, and the run is watched as the options say.
 
-        ``queue`` is where the channel is, and its name; ``done`` counts the messages that came to
-        their end.
+        ``queue`` is where the channel is, and its name; ``done`` counts the messages that came.
         """
         from nsqtools.cli.running.service import service
 
