@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import ssl
 import time
 from itertools import product
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from plugins.certificates import Certificates
@@ -15,6 +17,8 @@ from plugins.http_server import AuthServer
 from plugins.raw_client import RawClient, sized
 from plugins.servers import AnyNsqd
 from plugins.waiting import wait_until
+
+from nsqtools.server import EmbeddedNsqd
 
 
 @pytest.fixture
@@ -64,6 +68,17 @@ def test_messages_go_through_the_layers(tls_nsqd: AnyNsqd, certificates: Certifi
         assert layers == [name for name in ("tls" if with_tls else "", codec) if name]
         assert stats["tls_version"] == ("TLS1.3" if with_tls else "")
         assert bool(stats["tls_cipher_suite"]) == with_tls
+
+
+def test_a_client_that_ends_tls_and_waits_for_the_end_of_the_connection_gets_it(
+    tls_nsqd: AnyNsqd, certificates: Certificates
+) -> None:
+    """As asyncio does."""
+    with RawClient(tls_nsqd().tcp_address) as client:
+        client.negotiate(tls=trusting(certificates))
+        assert isinstance(client.socket, ssl.SSLSocket)
+        with pytest.raises(ssl.SSLEOFError):
+            client.socket.unwrap()
 
 
 def test_a_failed_handshake_is_reported_in_plain_text(
@@ -126,6 +141,23 @@ def test_an_old_version_is_refused_by_the_minimum(
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     with RawClient(nsqd.tcp_address) as client, pytest.raises(ssl.SSLError):
         client.negotiate(tls=context)
+
+
+def test_neither_log_nor_configuration_shows_a_secret_or_a_password(
+    auth_server: AuthServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = io.StringIO()
+    place = auth_server.address
+    with (
+        caplog.at_level("DEBUG"),
+        EmbeddedNsqd(auth_http_address=f"http://u:p4ss@{place}/auth", log=log) as nsqd,
+        RawClient(nsqd.tcp_address) as client,
+        urlopen(f"http://{nsqd.http_address}/config/auth_http_addresses") as answer,
+    ):
+        assert auth(client, b"s3cret") == b"E_AUTH_FAILED AUTH failed"
+        assert json.loads(answer.read()) == [f"http://{place}/auth"]
+    assert f"failed auth request to http://{place}/auth - got response 401" in log.getvalue()
+    assert "s3cret" not in caplog.text
 
 
 def test_what_the_secret_allows_is_allowed(auth_nsqd: Nsqd, auth_server: AuthServer) -> None:

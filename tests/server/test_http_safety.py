@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import socket
 from contextlib import ExitStack
@@ -80,6 +81,13 @@ def test_an_address_of_nsqlookupd_that_cannot_be_is_refused() -> None:
             path = "/config/nsqlookupd_tcp_addresses"
             answer = ask(nsqd.http_address, "PUT", path, json=[place])
             assert (answer.status_code, "INVALID_VALUE" in answer.text) == (400, True), place
+
+
+def test_a_client_of_ipv4_is_logged_as_one() -> None:
+    log = io.StringIO()
+    with EmbeddedNsqd(http_address="0.0.0.0:0", log=log) as nsqd:
+        ask(f"127.0.0.1:{nsqd.http_address.rpartition(':')[2]}", "GET", "/ping")
+    assert re.search(r"200 GET /ping \(127\.0\.0\.1:[0-9]+\) ", log.getvalue())
 
 
 # publishing
