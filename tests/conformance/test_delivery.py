@@ -8,6 +8,7 @@ timeouts share a server whose channels are made at its start.
 
 from __future__ import annotations
 
+import re
 import select
 import time
 from collections.abc import Iterator
@@ -221,6 +222,17 @@ def test_deferred_publishes_without_a_channel_wait_from_then_on(any_nsqd: AnyNsq
     with subscribed(nsqd.tcp_address, "t", "ch", ready=1) as client:
         assert client.read_message().body == b"late"
     assert time.monotonic() - started_s > 0.25
+
+
+def test_half_of_a_pair_in_the_name_of_a_client_is_shown_as_no_character(any_nsqd: AnyNsqd) -> None:
+    nsqd = any_nsqd()
+    with RawClient(nsqd.tcp_address) as client:
+        client.identify(hostname="\ud800", user_agent="\U0001f600")
+        client.publish("t", b"x")
+        page = nsqd.get("/stats").decode()
+        [producer] = nsqd.stats()["producers"]
+    assert re.search("V2 \ufffd:[0-9]+ \U0001f600", page)
+    assert (producer["hostname"], producer["user_agent"]) == ("\ufffd", "\U0001f600")
 
 
 def test_quantiles_of_the_time_from_publish_to_finish(any_nsqd: AnyNsqd) -> None:
