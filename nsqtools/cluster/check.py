@@ -33,6 +33,7 @@ from nsqtools.cluster.problems import (
     of_row,
     problems_of,
     problems_of_nodes,
+    waiting_text,
 )
 from nsqtools.cluster.sampling import Sample, SampleFilter, Sampler
 from nsqtools.cluster.topology import Topology, plan_topology
@@ -174,7 +175,7 @@ def _old(then: tuple[float, Mapping[str, int]], sample: Sample) -> Iterator[Prob
         had = messages.get(f"{row.topic}/{row.channel}")
         # a count that went back is of fewer nsqd
         if had is not None and 0 <= row.messages - had < row.depth:
-            text = f"{row.depth:,} messages wait, one of them since before {moment(time_s)}"
+            text = f"{waiting_text(row.depth)}, one of them since before {moment(time_s)}"
             yield of_row(Kind.OLD, text, row)
 
 

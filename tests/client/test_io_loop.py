@@ -17,14 +17,8 @@ from nsqtools.client.io_loop import LoopMember
 from nsqtools.errors import ConnectionFailed
 
 
-def io_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "nsq-io"]
-
-
 @pytest.mark.parametrize("place", ["call", "timer", "turn", "bytes", "flush"])
-def test_a_consumer_that_fails_by_a_defect_ends_alone(
-    nsqd: GoNsqd, consume: Consume, produce: Produce, place: str
-) -> None:
+def test_a_defect_ends_alone(nsqd: GoNsqd, consume: Consume, produce: Produce, place: str) -> None:
     producer = produce(nsqd.tcp_address)
     producer.publish(TOPIC, b"x")
     other = consume(nsqd.tcp_address, topic="other", fail_fast=True)
@@ -142,7 +136,8 @@ def test_joins_and_ends_meet(in_background: InBackground) -> None:
 
     for each in [in_background(come_and_go) for _ in range(4)]:
         each.result(patience_s(60))
-    wait_until(lambda: len(io_threads()) <= 1, what="the end of threads without members")
+    running = threading.enumerate
+    wait_until(lambda: sum(t.name == "nsq-io" for t in running()) <= 1, what="threads end")
 
 
 NOBODY = LoopMember("nobody", lambda: None, lambda: None)

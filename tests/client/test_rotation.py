@@ -74,13 +74,9 @@ def test_clients_connect_again_with_the_certificates_and_the_secret_of_now(
         "-tls-required=tcp-https",
         f"-auth-http-address={auth_server.address}",
     )
-    options = {
-        "tls_v1": True,
-        "tls_root_ca_file": place.path("ca.pem"),
-        "tls_cert": place.path("client.pem"),
-        "tls_key": place.path("client.key"),
-        "auth_secret_file": str(secret),
-    }
+    files = {"root_ca_file": "ca.pem", "cert": "client.pem", "key": "client.key"}
+    options = {f"tls_{option}": place.path(name) for option, name in files.items()}
+    options |= {"tls_v1": True, "auth_secret_file": str(secret)}
     consumer = consume(nsqd.tcp_address, **options)
     producer = produce(nsqd.tcp_address, **options)
     for body in (b"before", b"after"):

@@ -78,9 +78,7 @@ def test_copies_of_its_sockets_in_a_child_are_not_in_the_way_of_a_restart() -> N
     assert run_program(program, *(str(port.number) for port in ports)) == ""
 
 
-def test_a_nearly_full_disk_refuses_publishes_and_ping_says_so(
-    tmp_path: Path, serve: Serve
-) -> None:
+def test_a_nearly_full_disk_refuses_publishes_as_ping_says(tmp_path: Path, serve: Serve) -> None:
     nsqd = serve(EmbeddedServer(tmp_path, f"-min-disk-free={1 << 60}"))
     with RawClient(nsqd.tcp_address) as client:
         client.send(b"PUB t\n" + sized(b"x"))
@@ -141,9 +139,7 @@ def test_names_that_no_queue_may_have_are_skipped_in_the_list_of_topics(any_nsqd
         assert f"skipping creation of invalid {what}\n" in nsqd.log
 
 
-def test_a_broken_list_of_topics_is_replaced_by_the_previous_one(
-    tmp_path: Path, serve: Serve
-) -> None:
+def test_a_broken_list_of_topics_is_replaced_by_the_previous(tmp_path: Path, serve: Serve) -> None:
     nsqd = serve(EmbeddedServer(tmp_path))
     nsqd.create_channel("a", "ch")
     nsqd.post("/channel/pause", topic="a", channel="ch")
@@ -158,9 +154,7 @@ def test_a_broken_list_of_topics_is_replaced_by_the_previous_one(
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_broken_list_of_topics_is_rebuilt_from_the_queue_files(
-    tmp_path: Path, serve: Serve
-) -> None:
+def test_a_broken_list_of_topics_is_rebuilt_from_queue_files(tmp_path: Path, serve: Serve) -> None:
     nsqd = serve(EmbeddedServer(tmp_path))
     nsqd.create_channel("t", "ch")
     nsqd.publish("t", b"in the channel")

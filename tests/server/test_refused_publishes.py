@@ -81,7 +81,7 @@ def a_part_of(pwrite: Callable[..., int]) -> Callable[..., int]:
 
 
 @pytest.mark.parametrize("what", [r"TOPIC\(t\): failed to close", "failed to persist metadata"])
-def test_a_stop_that_cannot_write_what_is_in_memory_ends_with_status_1(
+def test_a_stop_that_cannot_write_memory_ends_with_status_1(
     small_disk: Path, serve: Serve, what: str
 ) -> None:
     nsqd = serve(EmbeddedNsqdProcess(small_disk))
@@ -129,9 +129,7 @@ def fill(file: Path) -> None:
 
 
 @pytest.mark.parametrize("small_disk", ["600k"], indirect=True)
-def test_a_durable_nsqd_that_does_not_start_on_a_full_disk_says_so_and_starts_with_room(
-    small_disk: Path, serve: Serve
-) -> None:
+def test_a_durable_nsqd_starts_with_room_and_else_says_why(small_disk: Path, serve: Serve) -> None:
     nsqd = EmbeddedServer(small_disk, "-durable", "-min-disk-free=1")
     for number in range(2):
         fill(small_disk / "of others")

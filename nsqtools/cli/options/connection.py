@@ -94,10 +94,12 @@ def apply_profile(context: Context, name: str | None) -> str | None:
         settings = load_settings(path, name, REPEATABLE)
     except ConfigurationError as error:
         # setpriv and its like leave the HOME of another user: only what was asked for must be read
-        if name or not isinstance(error.__cause__, OSError):
-            raise
-        context.obj.tell(f"nsq: {str(error).splitlines()[0]}; going on without it")
-        return name
+        if not name and isinstance(error.__cause__, OSError):
+            context.obj.tell(f"nsq: {str(error).splitlines()[0]}; going on without it")
+            return name
+        if name and origin_of(context, "profile") is Origin.DEFAULT:
+            error.hint += f" nsq config use chose {name}; --no-profile leaves it out."
+        raise
     if problem := who_else_can_write(path):
         context.obj.tell(f"nsq: warning: {problem}; it decides where this connects")
     context.meta[SETTINGS] = settings
