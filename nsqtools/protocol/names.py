@@ -86,6 +86,8 @@ def parse_address(text: str, default_port: int = NSQD_TCP_PORT) -> Address:
     text = text.strip()
     if "://" in text:
         raise _bad_address(text, "A TCP address is host:port, without a scheme.")
+    if "@" in text:
+        raise _bad_address(text, "A login is for HTTP: http://USER:PASSWORD@HOST:PORT.")
     if "," in text:
         cure = "repeat the option, or separate them by spaces in a variable"
         raise _bad_address(text, f"It is several: {cure}.")
@@ -99,7 +101,7 @@ def parse_address(text: str, default_port: int = NSQD_TCP_PORT) -> Address:
     else:
         host, _, port_text = text.partition(":")
         rest = text[len(host) :]
-    if not host or any(c.isspace() or c in "/?#@[]" for c in host):
+    if not host or any(c.isspace() or c in "/?#[]" for c in host):
         raise _bad_address(text)
     if not rest:
         return Address(host, default_port)
@@ -111,7 +113,12 @@ def parse_address(text: str, default_port: int = NSQD_TCP_PORT) -> Address:
 def _bad_address(
     text: str, hint: str = "Write host:port, with a port from 1 to 65535."
 ) -> ConfigurationError:
-    return ConfigurationError(f"invalid address {text!r}", hint=hint)
+    return ConfigurationError(f"invalid address {_without_login(text)!r}", hint=hint)
+
+
+def _without_login(text: str) -> str:
+    """Return an address that is none as it may be shown."""
+    return re.sub(r"(?s)^(\w+://)?.*@", r"\1***@", text)
 
 
 def announced_host(name: object) -> str:
@@ -176,7 +183,7 @@ def http_url(text: str, default_port: int) -> str:
         usable = False
     if not usable or parts.fragment or any(c.isspace() for c in text):
         raise ConfigurationError(
-            f"invalid HTTP address {re.sub('//.*@', '//***@', text)!r}",
+            f"invalid HTTP address {_without_login(text)!r}",
             hint="Write host:port or http(s)://host:port.",
         )
     return urlunsplit(parts._replace(path=parts.path.rstrip("/")))

@@ -76,6 +76,16 @@ def test_a_likely_mistake_has_a_remedy_of_its_own(text: str, remedy: str) -> Non
     assert remedy in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["me:hush@lookup:4161", "me:hush@lookup", "http://me:hush@h/#part", "http://me:hush@h:x"],
+)
+def test_a_password_in_what_is_no_address_is_not_shown(text: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        http_url(text, names.LOOKUPD_HTTP_PORT)
+    assert "hush" not in f"{caught.value} {caught.value.hint}"
+
+
 @given(st.text(max_size=40))
 def test_any_text_is_an_address_or_a_configuration_error(text: str) -> None:
     for parse in (parse_address, lambda text: http_url(text, names.LOOKUPD_HTTP_PORT)):
