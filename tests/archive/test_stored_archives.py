@@ -107,6 +107,8 @@ def test_an_index_that_the_store_denies_is_missing_unless_it_is_listed(
     ("command", "place", "status", "said"),
     [
         ("cat", "/nothing", 3, "there is no URL/nothing"),
+        ("cat", "-missing/x", 3, "there is no URL-missing/x"),
+        ("compact", "-missing/x", 3, "there is no URL-missing/x"),
         ("repair", "", 2, "not a local file"),
     ],
 )
