@@ -26,7 +26,7 @@ from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import DeadlineExceeded, NsqError
 from nsqtools.http.http_api import HTTPAccess, Lookup, NsqlookupdHTTPClient
-from nsqtools.protocol.names import LOOKUPD_HTTP_PORT, Address, http_url
+from nsqtools.protocol.names import LOOKUPD_HTTP_PORT, Address, http_url, shown_url
 
 log = logging.getLogger("nsqtools")
 
@@ -121,7 +121,7 @@ class Discovery:
         self._asked.update(urls)
         for url in urls:
             ask, done = partial(self._ask, url, round_), partial(self._answered, url, round_)
-            background.run(self._loop, url, ask, done)
+            background.run(self._loop, shown_url(url), ask, done)
 
     # -- in the background ----------------------------------------------------------------------
 
@@ -153,7 +153,7 @@ class Discovery:
                 self._unknown_at.discard(url)
             elif url not in self._unknown_at:
                 self._unknown_at.add(url)
-                log.info("%s does not know topic %s yet", url, self._topic)
+                log.info("%s does not know topic %s yet", shown_url(url), self._topic)
             round_.found |= set(map(self._access.reachable, answer.nsqd))
             round_.has_answer = True
         if not round_.missing:
@@ -162,10 +162,10 @@ class Discovery:
     def _give_up(self, round_: _Round) -> None:
         if round_ is not self._round or self._is_stopped:
             return
-        silent = f"{round_.missing} of {len(self._urls)} nsqlookupd"
-        late = DeadlineExceeded(f"{silent} did not answer in time")
-        round_.errors.append(late)
-        log.warning("lookup failed: %s", late)
+        for url in self._asked:
+            late = DeadlineExceeded(f"{shown_url(url)} did not answer in time")
+            round_.errors.append(late)
+            _report_failure(url, late)
         self._end_round(round_)
 
     def _end_round(self, round_: _Round) -> None:

@@ -220,8 +220,8 @@ class Gathered(Batch):
 def touch_when_due(messages: Iterable[Message], now: float) -> None:
     """Restart the timeouts of messages, each before it has passed."""
     for message in messages:
-        left_s = message.deadline - now
-        if left_s < (1 - TOUCH_SHARE) * (message.deadline - message.received_at):
+        deadline = message.deadline
+        if deadline - now < (1 - TOUCH_SHARE) * (deadline - message.received_at):
             message.touch()
 
 

@@ -16,7 +16,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -54,8 +54,9 @@ def demo_stage(environ: Mapping[str, str]) -> Iterator[DemoStage]:
         TemporaryDirectory(prefix="nsq-demo-", ignore_cleanup_errors=True) as directory,
         EmbeddedNsqlookupd() as lookupd,
         EmbeddedNsqd(lookupd_tcp_address=(lookupd.tcp_address,)) as nsqd,
+        ThreadPoolExecutor(1) as starter,
     ):
-        yield DemoStage(Path(directory), lookupd, nsqd, environ)
+        yield DemoStage(Path(directory), lookupd, nsqd, starter, environ)
 
 
 class DemoStage:
@@ -66,9 +67,12 @@ class DemoStage:
         directory: Path,
         lookupd: EmbeddedNsqlookupd,
         nsqd: EmbeddedNsqd,
+        starter: Executor,
         environ: Mapping[str, str],
     ) -> None:
         self.directory, self.lookupd, self.nsqd = directory, lookupd, nsqd
+        self._starter = starter  # on a thread of its own, which signals do not interrupt
+        starter.submit(int).result()  # which is there from here on
         self._environ = self._environment(environ)
         self._usual = {
             lookupd.tcp_address: "127.0.0.1:4160",
@@ -103,13 +107,12 @@ class DemoStage:
             started.append(process)
 
         try:
-            # on a thread, which signals do not interrupt: what has begun is always known
-            with ThreadPoolExecutor(1) as starter:
-                starter.submit(start).result()
+            self._starter.submit(start).result()
             out, err = started[0].communicate(timeout=TIMEOUT_S)
         except subprocess.TimeoutExpired:
             raise DemoFailed(f"{failed} took over {TIMEOUT_S:g} s") from None
         finally:
+            self._starter.submit(int).result()  # after it, what has begun is known
             for process in started:
                 with process:
                     process.kill()

@@ -16,15 +16,16 @@ import hmac
 import json
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from nsqtools import __version__
+from nsqtools.client.message import Batch, Message
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.opening import Renewed
 from nsqtools.forward import BatchForm
-from nsqtools.forward.parcel import Parcel
+from nsqtools.forward.parcel import Parcel, as_sent
 from nsqtools.protocol.names import Address
 from nsqtools.records.template import compile_template
 
@@ -88,6 +89,13 @@ class Endpoint:
                 self.template = compile_template(path)
             except ValueError as exc:
                 raise ConfigurationError(f"{url!r}: {exc}") from None
+
+    def target_of(self, message: Message, body: bytes) -> str:
+        """Return path and query for a message with the body that is sent for it."""
+        if self.template is None:
+            return self.target
+        sent = as_sent(message, body)
+        return _encoded(self.template(message.topic, message.nsqd, [sent]))
 
     def __str__(self) -> str:
         return self.url.partition("?")[0]
@@ -167,15 +175,16 @@ class RequestBuilder:
             self._shared = self._shared_headers()
         body = self._body(parcels)
         parcel = parcels[0]
+        messages = parcel.messages
         headers = self._shared.copy()
+        is_single = len(parcels) == 1 and len(messages) == 1
         if self._has_key or self._secrets.key:
-            identity = identity_of(parcels)
+            identity = _identity(messages) if is_single else _identity_of_batch(parcels)
             if self._has_key:
                 headers.append(b"Idempotency-Key: %b" % identity)
             if self._secrets.key:
                 headers += self._signature(identity, body)
-        messages = parcel.messages
-        if self._has_metadata and len(parcels) == 1 and len(parcel) == 1:
+        if self._has_metadata and is_single:
             message = messages[0]
             headers += (
                 b"X-Nsq-Topic: %b" % messages.topic.encode(),
@@ -189,17 +198,19 @@ class RequestBuilder:
                 headers.append(name + value)
         if not endpoint.has_secrets:
             headers = [each for each in headers if not each.lower().startswith(_SECRET)]
-        target = endpoint.target
-        if endpoint.template is not None:
-            sent = endpoint.template(messages.topic, messages.nsqd, [parcel.first_as_sent()])
-            target = _encoded(sent)
         return HttpRequest(
-            endpoint.base + target,
+            endpoint.base + endpoint.target_of(messages[0], parcel.bodies[0]),
             headers,
             None if self._content_type is None else body,
             endpoint.name,
             endpoint.allows_private,
         )
+
+    def said_of(self, message: Message, body: bytes, endpoints: Iterable[Endpoint]) -> Hashable:
+        """Return what requests to some endpoints say of a message in their URLs and headers."""
+        topic, nsqd = message.topic, message.nsqd
+        targets = [each.target_of(message, body) for each in endpoints if each.template is not None]
+        return (*targets, *(encode(topic, nsqd, [message]) for _, encode in self._headers))
 
     def _body(self, parcels: Sequence[Parcel]) -> bytes:
         if self.batch is None:
@@ -221,18 +232,19 @@ class RequestBuilder:
         )
 
 
-def identity_of(parcels: Sequence[Parcel]) -> bytes:
-    """Return what identifies the messages of a request, the same each time that it is sent."""
-    parcel = parcels[0]
-    if len(parcels) == 1 and len(parcel) == 1:
-        messages = parcel.messages
-        place = f"{messages.topic}/{messages.nsqd}/".encode()
-        return place + _CONTROL.sub(b" ", messages[0].id)
+def _identity(messages: Batch) -> bytes:
+    """Return what identifies the message of a request, the same each time that it is sent."""
+    place = f"{messages.topic}/{messages.nsqd}/".encode()
+    return place + _CONTROL.sub(b" ", messages[0].id)
+
+
+def _identity_of_batch(parcels: Sequence[Parcel]) -> bytes:
     digest = hashlib.sha256()
     for parcel in parcels:
         for message in parcel.messages:
             digest.update(parcel.messages.nsqd.encode() + b"/" + message.id)
-    return b"%b/batch/%b" % (parcel.messages.topic.encode(), digest.hexdigest()[:32].encode())
+    topic = parcels[0].messages.topic.encode()
+    return b"%b/batch/%b" % (topic, digest.hexdigest()[:32].encode())
 
 
 def _one_line(body: bytes) -> bytes:

@@ -222,10 +222,12 @@ def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
 class InputCheckpoint:
     """Reads ``path`` if it is there; ``files`` are the inputs of this run.
 
-    Raises `ConfigurationError` when the checkpoint is that of other input, and `OutputError`.
+    A last record without ``delimiter`` that has grown since is not done with: it begins again.
+    Raises `ConfigurationError` when the checkpoint is that of other input, and where there can be
+    none, and `OutputError`.
     """
 
-    def __init__(self, path: Path, files: Sequence[str]) -> None:
+    def __init__(self, path: Path, files: Sequence[str], delimiter: bytes = b"\n") -> None:
         self.place = BEGIN
         self._saved: InputPlace | None = None
         self._path = path.absolute()
@@ -251,7 +253,7 @@ class InputCheckpoint:
                 f"{self._files[place.file]} is not the file that {path} was written for",
                 hint="It was replaced, or cut; remove the checkpoint to start over.",
             )
-        self.place = place
+        self.place = self._whole(place, delimiter)
 
     def settle(self, batch: InputBatch[bytes]) -> None:
         """Note that the next batch has ended."""
@@ -269,6 +271,23 @@ class InputCheckpoint:
         more = {"files": self._files, "head": self._head(self.place)}
         write_checkpoint(self._path, {"version": VERSION, **self.place._asdict(), **more})
         self._saved = self.place
+
+    def _whole(self, place: InputPlace, delimiter: bytes) -> InputPlace:
+        """The place, or that before it, where its last record turns out to have been cut off."""
+        if not place.offset:
+            return place
+        import mmap
+
+        with (
+            open(self._files[place.file], "rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        ):
+            before = content.rfind(delimiter, 0, place.offset)
+            goes_on = content[place.offset : place.offset + len(delimiter)]
+        begin = before + len(delimiter) if before >= 0 else 0
+        if begin == place.offset or goes_on in (b"", delimiter):
+            return place
+        return place._replace(offset=begin, records=place.records - 1)
 
     def _head(self, place: InputPlace) -> str:
         """A digest of the beginning of the file; another one where it is shorter than it was."""

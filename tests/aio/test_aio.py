@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import functools
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -29,16 +28,6 @@ CHANNEL = "tasks"
 DEAD = "127.0.0.1:1"
 
 
-def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run a test in an event loop of its own, which must not hang."""
-
-    @functools.wraps(test)
-    def run(**fixtures: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(**fixtures), patience_s(20)))
-
-    return run
-
-
 def consumer_of(*servers: Nsqd, **options: Any) -> Consumer:
     quick: dict[str, Any] = {"output_buffer_timeout_s": 0.025, "max_backoff_duration_s": 0.0}
     addresses, settled = [nsqd.tcp_address for nsqd in servers], ClientOptions(**(quick | options))
@@ -46,7 +35,6 @@ def consumer_of(*servers: Nsqd, **options: Any) -> Consumer:
 
 
 @pytest.mark.parametrize(("count", "held_s"), [(2000, 0.0), (20, 0.03)])
-@in_loop
 async def test_a_loop_that_never_waits_and_another_task_that_holds_the_event_loop_get_on(
     nsqd: GoNsqd, count: int, held_s: float
 ) -> None:
@@ -69,7 +57,6 @@ async def test_a_loop_that_never_waits_and_another_task_that_holds_the_event_loo
     assert unfinished(nsqd, TOPIC, CHANNEL) == 0
 
 
-@in_loop
 async def test_waiting_for_a_message_can_time_out_and_go_on(nsqd: GoNsqd) -> None:
     nsqd.create_channel(TOPIC, CHANNEL)
     consumer = consumer_of(nsqd)
@@ -85,7 +72,6 @@ async def test_waiting_for_a_message_can_time_out_and_go_on(nsqd: GoNsqd) -> Non
 # -- run and batches -------------------------------------------------------------------------------
 
 
-@in_loop
 async def test_messages_are_handled_together_and_answered_by_the_outcome(any_nsqd: AnyNsqd) -> None:
     nsqd = any_nsqd()
     fill(nsqd, 40, CHANNEL)
@@ -120,7 +106,6 @@ async def test_messages_are_handled_together_and_answered_by_the_outcome(any_nsq
     assert unfinished(nsqd, TOPIC, CHANNEL) == 0
 
 
-@in_loop
 async def test_a_cancelled_run_requeues_what_its_handlers_have(nsqd: GoNsqd) -> None:
     fill(nsqd, 20, CHANNEL)
     reached = asyncio.Event()
@@ -139,7 +124,6 @@ async def test_a_cancelled_run_requeues_what_its_handlers_have(nsqd: GoNsqd) -> 
     assert (stats["depth"], stats["in_flight_count"], stats["timeout_count"]) == (20, 0, 0)
 
 
-@in_loop
 async def test_a_long_handler_keeps_its_message_with_auto_touch(nsqd: GoNsqd) -> None:
     fill(nsqd, 1, CHANNEL)
     seen: list[int] = []
@@ -190,7 +174,6 @@ def test_more_signals_end_a_program_whose_handlers_are_stuck(nsqd: GoNsqd, handl
     assert unfinished(nsqd, TOPIC, CHANNEL) == 100
 
 
-@in_loop
 async def test_batches_come_by_size_and_by_time(go_nsqd: MakeNsqd) -> None:
     servers = [go_nsqd(), go_nsqd()]
     for nsqd in servers:
@@ -210,7 +193,6 @@ async def test_batches_come_by_size_and_by_time(go_nsqd: MakeNsqd) -> None:
     assert sum(unfinished(nsqd, TOPIC, CHANNEL) for nsqd in servers) == 0
 
 
-@in_loop
 async def test_a_task_that_is_cancelled_gives_back_what_it_gathers(nsqd: GoNsqd) -> None:
     fill(nsqd, 5, CHANNEL)
     async with consumer_of(nsqd) as consumer:
@@ -224,7 +206,6 @@ async def test_a_task_that_is_cancelled_gives_back_what_it_gathers(nsqd: GoNsqd)
             message.finish()
 
 
-@in_loop
 async def test_a_batch_does_not_wait_longer_where_other_tasks_take_what_comes() -> None:
     consumer = Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses=DEAD)
     taking = asyncio.create_task(consumer._take_in(0.05, 10))
@@ -234,7 +215,6 @@ async def test_a_batch_does_not_wait_longer_where_other_tasks_take_what_comes() 
     assert await taking is None
 
 
-@in_loop
 async def test_what_cannot_be_run_is_refused(nsqd: GoNsqd) -> None:
     fill(nsqd, 3, CHANNEL)
 
@@ -254,7 +234,6 @@ async def test_what_cannot_be_run_is_refused(nsqd: GoNsqd) -> None:
 # -- publishing: outcomes, the window, and cancellation -------------------------------------------
 
 
-@in_loop
 async def test_a_cancelled_publish_frees_its_place_when_it_settles(nsqd: GoNsqd) -> None:
     async with Producer(nsqd.tcp_address, ClientOptions(max_outstanding=2)) as producer:
         for _ in range(20):
@@ -280,7 +259,6 @@ def test_a_producer_can_serve_one_event_loop_after_the_other(nsqd: GoNsqd) -> No
     assert bodies_in(nsqd, TOPIC, 3) == [b"one", b"three", b"two"]
 
 
-@in_loop
 async def test_a_window_full_of_bytes_does_not_hold_the_event_loop(
     scripted_nsqd: ScriptedNsqd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,7 +279,6 @@ async def test_a_window_full_of_bytes_does_not_hold_the_event_loop(
     await producer.stop(patience_s(5))
 
 
-@in_loop
 async def test_one_that_is_refused_leaves_its_room_to_the_next(nsqd: GoNsqd) -> None:
     options = ClientOptions(max_outstanding=1, publish_timeout_s=600)
     async with Producer(nsqd.tcp_address, options) as producer:
@@ -310,7 +287,6 @@ async def test_one_that_is_refused_leaves_its_room_to_the_next(nsqd: GoNsqd) -> 
     assert [type(each) for each in ended] == [type(None), errors.PublishInvalid, type(None)]
 
 
-@in_loop
 async def test_an_nsqd_that_hangs_does_not_fill_the_window_of_another(go_nsqd: MakeNsqd) -> None:
     first, second = go_nsqd(), go_nsqd()
     options = ClientOptions(publish_timeout_s=600, max_outstanding=4)

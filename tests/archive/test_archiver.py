@@ -48,9 +48,7 @@ def test_as_many_begin_as_there_is_room_for_and_it_is_said_when_others_wait(
     assert caplog.messages[1].endswith("(raise ulimit -n): d")
 
 
-def test_many_topics_share_memory_and_ask_seldom_unless_the_user_chose_how_often(
-    tmp_path: Path,
-) -> None:
+def test_many_topics_share_memory_and_ask_seldom_unless_told_how_often(tmp_path: Path) -> None:
     lookup = ConnectionSettings(lookupd_http_addresses=("lookup:4161",))
     archiver = fleet(lookup, tmp_path)
     of_each = [archiver._options_of_each(topics) for topics in (1, 10, 1000, 10_000)]

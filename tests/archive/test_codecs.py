@@ -127,15 +127,12 @@ def test_a_small_bomb_is_unpacked_in_bounded_pieces(codec: Codec, inflate: str) 
     assert unpack_whole(codec, data, 1 << 20) is None
 
 
-def test_what_a_file_is_compressed_with_is_told_by_its_bytes() -> None:
+def test_bytes_tell_the_codec_and_an_error_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert codec_of(member(Codec.ZSTD, b"x")) is Codec.ZSTD
     assert codec_of(b"\x50\x2a\x4d\x18") is Codec.ZSTD
     assert codec_of(member(Codec.GZIP, b"x")) is Codec.GZIP
     for plain in (b"", b"{", b"P*M", b"\x1f", b"(\xb5/"):
         assert codec_of(plain) is Codec.NONE
-
-
-def test_without_zstd_the_error_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "compression", None)
     monkeypatch.setitem(sys.modules, "backports", None)
     with pytest.raises(NsqError, match=r"backports\.zstd"):

@@ -59,7 +59,6 @@ def test_a_lost_index_is_rebuilt_and_nothing_is_dropped(directories: Directories
     index_of(path).unlink()
     (final,) = recover(directories)
     found = load_index(index_of(final))
-    assert found is not None
     assert [member[:3] for member in found.members] == [member[:3] for member in members]
     assert text_of(final) == b"one\ntwo\nthree\n"
 
@@ -85,9 +84,7 @@ def test_a_file_that_another_process_has_is_left_alone(directories: Directories,
     assert len(recover(directories)) == 1
 
 
-def test_a_file_that_another_process_has_finished_is_not_written_any_more(
-    directories: Directories,
-) -> None:
+def test_a_file_that_another_process_finished_is_not_written_to(directories: Directories) -> None:
     file = begun(directories)
     flush(file, b"one\n")
     (final,) = recover(directories)
@@ -138,9 +135,7 @@ def test_a_file_that_a_full_disk_has_no_room_for_keeps_its_name(
     assert sorted(directories.output.iterdir()) == [index_of(final), final]
 
 
-def test_a_head_stands_before_the_members_and_stays_through_failure_recovery_and_repair(
-    directories: Directories,
-) -> None:
+def test_a_head_stays_through_failure_recovery_and_repair(directories: Directories) -> None:
     file = begun(directories, HEAD)
     members = [flush(file, b"one\n")]
     with part_of(file.path).open("ab") as data, index_of(file.path).open("ab") as index:
@@ -159,7 +154,6 @@ def test_a_head_stands_before_the_members_and_stays_through_failure_recovery_and
         data.write(b"\x1f\x8brubbish")
     assert repair(*find_archives([final])) == 2
     index = load_index(index_of(final))
-    assert index is not None
     assert (index.head, len(index.members)) == (HEAD, 2)
 
 
@@ -180,9 +174,7 @@ def test_a_repair_that_was_killed_is_done_again(tmp_path: Path, where: object, s
 
 
 @pytest.mark.parametrize("index", [b"", b"wri", b"writer 0123", HEAD.encode()[:-1]])
-def test_a_file_without_any_member_leaves_nothing_also_when_its_head_is_torn_or_not_written(
-    directories: Directories, index: bytes
-) -> None:
+def test_a_file_without_any_member_leaves_nothing(directories: Directories, index: bytes) -> None:
     with pytest.MonkeyPatch.context() as broken:
         broken.setattr(os, "write", full)
         with pytest.raises(OSError, match="No space left"):
@@ -203,16 +195,10 @@ def test_of_two_repairs_of_a_file_at_once_the_second_changes_nothing(tmp_path: P
     with pytest.raises(OutputError, match="it changed while it was read"):
         repair(both_saw)
     assert len(bodies_at(path)) == 3
-    assert {each.name for each in tmp_path.iterdir()} == {
-        "a.log",
-        ".a.log.index",
-        ".a.log.damaged",
-    }
+    assert {each.name for each in tmp_path.iterdir()} == {"a.log", ".a.log.index", ".a.log.damaged"}
 
 
-def test_a_repaired_file_is_the_old_or_the_new_after_a_power_cut_at_any_moment(
-    tmp_path: Path,
-) -> None:
+def test_a_repaired_file_is_old_or_new_after_a_power_cut_at_any_moment(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     path.write_bytes(b"one\ntwo\nthr")
     (archive,) = find_archives([path])

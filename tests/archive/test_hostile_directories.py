@@ -46,9 +46,7 @@ def output(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def test_recovery_writes_through_no_link_and_is_not_stopped_by_a_fifo(
-    victim: Path, output: Path
-) -> None:
+def test_recovery_writes_through_no_link_nor_waits_for_a_fifo(victim: Path, output: Path) -> None:
     (output / ".a.log.part").symlink_to(victim)
     (output / ".a.log.index").touch()
     (output / ".b.log.part").write_text("line\n")
@@ -103,9 +101,7 @@ def test_a_lock_of_another_user_is_refused_with_a_clear_line(
 
 @as_root
 @pytest.mark.parametrize("suffix", ["part", "index"])
-def test_recovery_takes_no_file_of_another_user(
-    output: Path, suffix: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_recovery_takes_ours(output: Path, suffix: str, caplog: pytest.LogCaptureFixture) -> None:
     """An index says how much of the data counts, and data what somebody is to believe."""
     part = output / ".clicks.log.part"
     part.write_text("line\n")
@@ -137,9 +133,7 @@ def test_what_others_wrote_down_does_not_land(output: Path, tmp_path: Path, name
 
 
 @as_root
-def test_a_record_of_others_does_not_say_that_a_file_is_uploaded(
-    output: Path, tmp_path: Path
-) -> None:
+def test_a_record_of_others_does_not_say_what_is_uploaded(output: Path, tmp_path: Path) -> None:
     path = write_archive(output / "a.log", numbered(0, 1))
     planted(uploaded_of(path), UploadRecord("/x", "a.log").encode().decode())
     plan = UploadPlan(output, open_storage(str(tmp_path / "lake")), "web1", deletes=True)
@@ -172,9 +166,7 @@ def test_a_file_that_root_repairs_stays_its_owners_and_makes_nobody_root(output:
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
-def test_a_journal_that_is_not_a_file_is_not_read(
-    output: Path, make: Callable[[Path], None]
-) -> None:
+def test_a_journal_that_is_no_file_is_not_read(output: Path, make: Callable[[Path], None]) -> None:
     make(output / ".clicks@archive@1-000000.journal")
     journal_in(output, run="2").close()
 

@@ -6,6 +6,7 @@ import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from plugins.archives import journal_in
@@ -34,14 +35,9 @@ def ids(*numbers: int) -> list[bytes]:
 def journal_of(tmp_path: Path) -> Open:
     """Open the journal, as a new run does; ``durable`` are the offsets that the index has."""
 
-    def open_journal(durable: set[int] | None = None, size: int = 4, now_s: float = 0.0) -> Journal:
-        return journal_in(
-            tmp_path,
-            run=f"{next(_runs):04d}",
-            size=size,
-            is_durable=lambda name, head, offset, length: durable is None or offset in durable,
-            now_s=now_s,
-        )
+    def open_journal(durable: set[int] | None = None, size: int = 4, **more: Any) -> Journal:
+        more["is_durable"] = lambda name, head, at, length: durable is None or at in durable
+        return journal_in(tmp_path, run=f"{next(_runs):04d}", size=size, **more)
 
     return open_journal
 
@@ -58,14 +54,11 @@ def known(journal: Journal, *numbers: int) -> list[bool]:
     return [journal.knows(NSQD, message_id) for message_id in ids(*numbers)]
 
 
-def test_what_was_written_is_known_and_only_from_its_nsqd(journal_of: Open) -> None:
+def test_what_was_written_is_known_of_its_nsqd_unless_the_index_lost_it(journal_of: Open) -> None:
     journal = journal_of()
     write(journal, 0, 1)
     assert known(journal, 1, 2) == [True, False]
     assert not journal.knows("other:4150", ids(1)[0])
-
-
-def test_a_member_that_the_crash_kept_from_the_index_is_not_known(journal_of: Open) -> None:
     first = journal_of()
     write(first, 0, 1)
     write(first, 10, 2, confirm=False)
@@ -128,29 +121,24 @@ def test_what_is_kept_outlives_any_number_of_others(journal_of: Open) -> None:
     assert known(journal_of(), 1, 18, 19) == [True, True, True]
 
 
-def test_files_are_removed_after_a_week(journal_of: Open, tmp_path: Path) -> None:
+def test_files_go_after_a_week_and_damaged_lines_pass(journal_of: Open, tmp_path: Path) -> None:
     write(journal_of(), 0, 1)
     later = max(path.stat().st_mtime for path in tmp_path.iterdir()) + KEPT_FOR_S + 1
     assert known(journal_of(now_s=later), 1) == [False]
     assert list(tmp_path.iterdir()) == []
+    write(journal_of(), 0, 1)
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(b"\0" * 50 + b"\n" + path.read_bytes() + b"10 10 half")
+    assert known(journal_of(), 1) == [True]
 
 
-def test_of_many_files_the_youngest_stay(
-    journal_of: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_young_stay(journal_of: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in (1, 2, 3):
         write(journal_of(), number, number)
     for number, path in enumerate(sorted(tmp_path.iterdir()), 1):  # the latest has the first name
         os.utime(path, (NOW - number, NOW - number))
     monkeypatch.setattr("nsqtools.archive.journal.KEPT_FILES", 2)
     assert known(journal_of(now_s=NOW), 1, 2, 3) == [True, True, False]
-
-
-def test_damaged_lines_are_passed_over(journal_of: Open, tmp_path: Path) -> None:
-    write(journal_of(), 0, 1)
-    (path,) = tmp_path.iterdir()
-    path.write_bytes(b"\0" * 50 + b"\n" + path.read_bytes() + b"10 10 half")
-    assert known(journal_of(), 1) == [True]
 
 
 NAME = ".clicks@archive.lock"
@@ -162,9 +150,7 @@ def lock_of(folder: Path) -> TopicLock:
 
 
 @pytest.mark.parametrize("content", [None, b"", b"4711", b"4711 writer ab 7\n"])
-def test_numbers_go_on_where_the_last_run_ended_and_without_a_count_there_is_a_new_writer(
-    tmp_path: Path, content: bytes | None
-) -> None:
+def test_numbers_go_on_or_there_is_a_new_writer(tmp_path: Path, content: bytes | None) -> None:
     heads = []
     for _ in range(2):
         lock = lock_of(tmp_path)
@@ -181,9 +167,7 @@ def test_numbers_go_on_where_the_last_run_ended_and_without_a_count_there_is_a_n
     assert (other.number, other.writer == heads[0].writer) == (1, False)
 
 
-def test_a_number_that_could_not_be_kept_names_no_file_and_who_holds_the_lock_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_number_not_kept_names_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = lock_of(tmp_path)
     with monkeypatch.context() as broken:
         broken.setattr(os, "fdatasync", full)

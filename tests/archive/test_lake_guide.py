@@ -26,14 +26,9 @@ def test_others_read_the_lake(run_nsq: RunNsq, tmp_path: Path, package: str) -> 
     subprocess.run([sys.executable, "-m", "pip", *into], check=True)
 
     path = os.pathsep.join([str(tmp_path / "site"), *filter(None, sys.path)])
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAMS[package]],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    env = {**os.environ, "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8"}
+    command = [sys.executable, "-c", PROGRAMS[package]]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
 
     assert done.returncode == 0, done.stderr
     assert "123" in done.stdout

@@ -18,9 +18,7 @@ from nsqtools.errors import OutputError
 
 @pytest.fixture
 def place(bucket: Bucket) -> StoredPlace:
-    found = parse_place(f"{bucket.url}/lake")
-    assert isinstance(found, StoredPlace)
-    return found
+    return parse_place(f"{bucket.url}/lake")
 
 
 def test_a_place_has_one_writer_and_is_free_at_once_after_it(place: StoredPlace) -> None:
@@ -35,9 +33,7 @@ def test_a_place_has_one_writer_and_is_free_at_once_after_it(place: StoredPlace)
 
 
 @pytest.mark.parametrize("renewals", [0, 3])
-def test_a_run_that_slept_while_another_took_the_place_has_lost_it(
-    place: StoredPlace, renewals: int
-) -> None:
+def test_a_run_that_slept_has_lost_the_place_to_another(place: StoredPlace, renewals: int) -> None:
     asleep = Lease(place / "lock")
     asleep.take()
     other = Lease(place / "lock")
@@ -59,9 +55,7 @@ def test_a_write_whose_answer_was_lost_is_no_other_run(place: StoredPlace) -> No
     Lease(place / "lock").take(0)
 
 
-def test_a_store_that_is_away_for_a_moment_costs_no_lease(
-    place: StoredPlace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_away_costs_no_lease(place: StoredPlace, monkeypatch: pytest.MonkeyPatch) -> None:
     lease = Lease(place / "lock", renew_s=0.01)
     lease.take()
     append = Mock(side_effect=chain([OSError("away")] * 3, repeat(None)))
@@ -74,9 +68,7 @@ def test_a_store_that_is_away_for_a_moment_costs_no_lease(
     keeper.join()
 
 
-def test_one_that_could_not_be_renewed_for_its_length_is_lost(
-    place: StoredPlace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lease_not_renewed_is_lost(place: StoredPlace, monkeypatch: pytest.MonkeyPatch) -> None:
     lease = Lease(place / "lock", renew_s=0.01)
     lease.take()
     away = Mock(side_effect=OSError(errno.ENETDOWN, "the network is down"))

@@ -10,22 +10,15 @@ from nsqtools.archive.location import parse_place, spark_url
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.cli.options.spark_options import location
 
+LOCAL = {"/var/nsq": "/var/nsq", "relative/x": "relative/x", "./s3a:/bucket": "s3a:/bucket"}
+LOCAL |= {"topic:clicks/x": "topic:clicks/x", "file:///var/a%20b": "/var/a b"}
+LOCAL |= dict.fromkeys(("file:/var/nsq", "FILE://localhost/var/nsq"), "/var/nsq")
+LOCAL |= {"file:///var/clicks#ephemeral?": "/var/clicks#ephemeral?"}
 
-@pytest.mark.parametrize(
-    ("text", "path"),
-    [
-        ("/var/nsq", "/var/nsq"),
-        ("relative/x", "relative/x"),
-        ("./s3a:/bucket", "s3a:/bucket"),
-        ("topic:clicks/x", "topic:clicks/x"),
-        ("file:///var/a%20b", "/var/a b"),
-        ("file:/var/nsq", "/var/nsq"),
-        ("FILE://localhost/var/nsq", "/var/nsq"),
-        ("file:///var/clicks#ephemeral?", "/var/clicks#ephemeral?"),
-    ],
-)
-def test_a_local_path_is_parsed(text: str, path: str) -> None:
-    assert location(text) == Path(path)
+
+def test_a_local_path_is_parsed_and_spark_is_given_a_scheme_and_no_escapes() -> None:
+    assert {text: location(text) for text in LOCAL} == {text: Path(LOCAL[text]) for text in LOCAL}
+    assert spark_url(Path("/lake/topic=a%2Fb x")) == "file:///lake/topic=a%2Fb x"
 
 
 OTHERS = "hdfs:///x webhdfs://name:9870/lake s3n://bucket/x http://h/x dbfs:/x wasb://x s3://"
@@ -39,22 +32,15 @@ def test_what_is_not_supported_is_refused(text: str) -> None:
             parse(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "url", "sparks"),
-    [
-        ("s3://b", "s3://b", "s3a://b"),
-        ("S3A://b//x/y/", "s3a://b/x/y", "s3a://b/x/y"),
-        ("gs://b/x", "gs://b/x", "gs://b/x"),
-        ("abfss://c@a.dfs.core.windows.net/x", *["abfss://c@a.dfs.core.windows.net/x"] * 2),
-        (str(Path("s3://b/x")), "s3://b/x", "s3a://b/x"),
-    ],
-)
-def test_a_store_is_parsed_and_named_to_spark(text: str, url: str, sparks: str) -> None:
+AZURE = "abfss://c@a.dfs.core.windows.net/x"
+STORES = {"s3://b": ("s3://b", "s3a://b"), "S3A://b//x/y/": ("s3a://b/x/y", "s3a://b/x/y")}
+STORES |= {"gs://b/x": ("gs://b/x", "gs://b/x"), AZURE: (AZURE, AZURE)}
+STORES |= {str(Path("s3://b/x")): ("s3://b/x", "s3a://b/x")}
+
+
+@pytest.mark.parametrize("text", STORES)
+def test_a_store_is_parsed_and_named_to_spark(text: str) -> None:
     place = parse_place(text)
-    assert (str(place), spark_url(place)) == (url, sparks)
+    assert (str(place), spark_url(place)) == STORES[text]
     with pytest.raises(ValueError, match="only a directory is supported here"):
         location(text)
-
-
-def test_spark_is_given_a_scheme_and_no_escapes(tmp_path: Path) -> None:
-    assert spark_url(Path("/lake/topic=a%2Fb x")) == "file:///lake/topic=a%2Fb x"

@@ -74,12 +74,10 @@ def assert_all_is_there(promised: list[object], directories: Directories, form: 
 
 
 @pytest.fixture
-def directories(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work_directory: str
-) -> Directories:
-    if work_directory == "elsewhere":
+def directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str) -> Directories:
+    if work == "elsewhere":
         monkeypatch.setattr(os, "link", link_within)
-    directories = Directories(tmp_path / "disk" / "out", tmp_path / "disk" / work_directory)
+    directories = Directories(tmp_path / "disk" / "out", tmp_path / "disk" / work)
     directories.make()
     return directories
 
@@ -89,10 +87,8 @@ def long_form(*more: object) -> Iterator[object]:
     return (pytest.param(*each, *more, marks=pytest.mark.slow) for each in both)
 
 
-@pytest.mark.parametrize(("form", "work_directory"), [*BRIEF, *long_form()])
-def test_nothing_that_was_finished_is_missing_after_a_power_cut_at_any_moment(
-    directories: Directories, form: str
-) -> None:
+@pytest.mark.parametrize(("form", "work"), [*BRIEF, *long_form()])
+def test_nothing_finished_is_missing_after_a_power_cut(directories: Directories, form: str) -> None:
     root = directories.output.parent
     with PowerCut(root) as record:
         archive(directories, record, form)
@@ -109,12 +105,10 @@ def test_nothing_that_was_finished_is_missing_after_a_power_cut_at_any_moment(
 
 
 @pytest.mark.parametrize(
-    ("form", "work_directory", "every"),
+    ("form", "work", "every"),
     [("jsonl gzip", "out", 7), ("raw", "elsewhere", 7), *long_form(1)],
 )
-def test_a_power_cut_at_any_moment_of_recovery_loses_and_doubles_nothing(
-    directories: Directories, form: str, every: int
-) -> None:
+def test_cuts_of_recovery_lose_nothing(directories: Directories, form: str, every: int) -> None:
     root = directories.output.parent
     with PowerCut(root) as record:
         archive(directories, record, form)
@@ -138,9 +132,7 @@ def test_a_power_cut_at_any_moment_of_recovery_loses_and_doubles_nothing(
     assert recovered
 
 
-def test_a_replaced_file_is_the_old_or_the_new_after_a_power_cut_at_any_moment(
-    tmp_path: Path,
-) -> None:
+def test_a_replaced_file_is_old_or_new_after_a_power_cut_at_any_moment(tmp_path: Path) -> None:
     with PowerCut(tmp_path) as record:
         for content in (b"old", b"new"):
             replace_file(tmp_path / "checkpoint", content)

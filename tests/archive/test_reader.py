@@ -61,9 +61,7 @@ def test_a_file_is_looked_at_by_an_index_that_fits(
 
 
 @pytest.mark.parametrize("is_in_progress", [True, False])
-def test_what_no_index_names_is_read_of_a_finished_file_alone(
-    tmp_path: Path, is_in_progress: bool
-) -> None:
+def test_what_no_index_names_is_read_if_finished(tmp_path: Path, is_in_progress: bool) -> None:
     path = written(tmp_path / "x", [gzip.compress(piece) for piece in PIECES], indexed=2)
     if is_in_progress:
         path.rename(part_of(path))
@@ -74,15 +72,7 @@ def test_what_no_index_names_is_read_of_a_finished_file_alone(
     assert look_at(archive).topics == {"a", "b", "c"} - ({"c"} if is_in_progress else set())
 
 
-def test_a_plain_file_that_is_cut_off_says_where(tmp_path: Path) -> None:
-    path = written(tmp_path / "x", [*PIECES, PIECES[0][:-20]])
-    [archive] = find_archives([path])
-    assert look_at(archive).damage == f"cut off in the line at byte {len(b''.join(PIECES))}"
-
-
-def test_a_delimiter_is_that_of_bare_bodies_and_not_of_messages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_delimiter_is_of_bare_bodies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns, "BATCH_TEXT", 10)
     (tmp_path / "bare").write_bytes(b"a,b")
     bare, archive = find_archives([tmp_path / "bare", written(tmp_path / "x", PIECES)])
@@ -102,7 +92,7 @@ def test_a_range_may_end_where_no_time_of_a_row_can_be(within: TimeRange, count:
     assert len(times.filter(within.mask(times))) == count
 
 
-def test_a_folder_of_rows_without_a_topic_names_none(tmp_path: Path) -> None:
+def test_rows_without_a_topic_name_none_and_a_file_cut_off_says_where(tmp_path: Path) -> None:
     path = tmp_path / "topic=__HIVE_DEFAULT_PARTITION__" / "a.parquet"
     path.parent.mkdir()
     rows = {"ts_ns": pyarrow.array([7], pyarrow.int64()), "body": ["a"]}
@@ -110,3 +100,6 @@ def test_a_folder_of_rows_without_a_topic_names_none(tmp_path: Path) -> None:
     [archive] = find_archives([tmp_path])
     assert look_at(archive).topics == set()
     assert [m.topic for m in read_messages(archive, lambda *damage: None)] == [""]
+    path = written(tmp_path / "x", [*PIECES, PIECES[0][:-20]])
+    [archive] = find_archives([path])
+    assert look_at(archive).damage == f"cut off in the line at byte {len(b''.join(PIECES))}"

@@ -71,9 +71,7 @@ def test_who_waits_for_a_later_time_hears_of_an_earlier_one(turns: Turns) -> Non
     assert near.next_turn() >= near.due[0]
 
 
-def test_no_topic_has_two_turns_at_once_and_no_more_run_than_there_are_threads(
-    turns: Turns,
-) -> None:
+def test_no_topic_has_two_turns_at_once_and_no_more_run_than_threads(turns: Turns) -> None:
     lock, go_on = threading.Lock(), threading.Event()
     at_work: list[int] = []
     most = 0
@@ -104,9 +102,7 @@ def test_no_topic_has_two_turns_at_once_and_no_more_run_than_there_are_threads(
     assert done.empty()
 
 
-def test_a_turn_that_fails_is_reported_and_others_go_on(
-    turns: Turns, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_turn_that_fails_ends_no_other(turns: Turns, caplog: pytest.LogCaptureFixture) -> None:
     ended = threading.Event()
 
     def fails() -> None:

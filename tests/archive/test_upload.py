@@ -68,9 +68,7 @@ def data_names(storage: Storage) -> list[str]:
     return sorted(name for name in names if not name.rpartition("/")[2].startswith("."))
 
 
-def test_a_file_is_stored_with_its_index_and_a_manifest_that_says_what_it_is(
-    out: Path, storage: Storage, writer: Writer
-) -> None:
+def test_a_file_is_stored_with_its_manifest(out: Path, storage: Storage, writer: Writer) -> None:
     path = finished(writer)
 
     assert upload(path, plan(out, storage, by_topic_and_date=True)) == path.stat().st_size
@@ -242,17 +240,11 @@ def test_a_small_file_takes_three_requests(
         monkeypatch.setattr(S3Store, name, lambda *args, ask=ask, **more: ask(*args, **more))
     upload(finished(writer), plan(out, bucket.storage))
 
-    assert {name: ask.call_count for name, ask in asks.items()} == {
-        "put": 3,
-        "get": 0,
-        "head": 0,
-        "list": 0,
-    }
+    counts = {name: ask.call_count for name, ask in asks.items()}
+    assert counts == {"put": 3, "get": 0, "head": 0, "list": 0}
 
 
-def test_what_earlier_runs_left_is_uploaded_first(
-    out: Path, storage: Storage, writer: Writer
-) -> None:
+def test_what_earlier_runs_left_goes_first(out: Path, storage: Storage, writer: Writer) -> None:
     odd = finished(writer, name="caf\udce9.log")  # no object is called so
     files = [finished(writer) for _ in range(3)]
     files[0].write_bytes(b"")  # as one without messages and compression

@@ -24,7 +24,7 @@ from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
 from plugins.scripted_nsqd import ScriptedNsqd
-from plugins.servers import DataPath, Serve
+from plugins.servers import AnyNsqd
 from plugins.waiting import patience_s, wait_until
 from plugins.wire import message_frame
 
@@ -54,10 +54,10 @@ def running(nsqd: Nsqd, work: Callable[[Consumer], object], **more: Any) -> Iter
 
 
 def test_a_handler_that_is_stuck_keeps_no_messages_from_others(
-    serve: Serve, data_path: DataPath, monkeypatch: pytest.MonkeyPatch
+    embedded_nsqd: AnyNsqd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(in_flight_limit, "START", 16)
-    nsqd = serve(EmbeddedServer(data_path(), "--msg-timeout=3s"))
+    nsqd = embedded_nsqd("--msg-timeout=3s")
     bodies = fill(nsqd, 10)
     release = threading.Event()
     seen: list[bytes] = []
@@ -115,8 +115,8 @@ with Consumer("clicks", "archive", nsqd_tcp_addresses=sys.argv[1]) as consumer:
 """
 
 
-def test_after_a_pause_no_message_is_handed_out_twice(data_path: DataPath, serve: Serve) -> None:
-    nsqd = serve(EmbeddedServer(data_path(), "--msg-timeout=1500ms"))
+def test_after_a_pause_no_message_is_handed_out_twice(embedded_nsqd: AnyNsqd) -> None:
+    nsqd = embedded_nsqd("--msg-timeout=1500ms")
     fill(nsqd, 12)
     with subprocess.Popen(
         [sys.executable, "-c", SLOW_READER, nsqd.tcp_address], stdout=subprocess.PIPE, text=True
@@ -212,12 +212,8 @@ def test_a_pool_loses_nothing(quick_nsqd: EmbeddedServer, monkeypatch: pytest.Mo
         finished.update(message.body for message in held[:] if message.finish())
         return len(finished) == 10
 
-    with running(
-        nsqd,
-        lambda consumer: consumer.run(held.append, auto_answer=False),
-        options=ClientOptions(max_attempts=1),
-        **FINISHING,
-    ) as consumer:
+    more = {"options": ClientOptions(max_attempts=1), **FINISHING}
+    with running(nsqd, lambda each: each.run(held.append, auto_answer=False), **more) as consumer:
         wait_until(came_thrice, what="third deliveries", timeout_s=30)
         assert unfinished(nsqd, TOPIC, CHANNEL) == 10
         wait_until(finish_all, what="the answers", timeout_s=10)
@@ -265,12 +261,11 @@ def deliver(backlog: Backlog, owner: Any, *sizes: int) -> list[Batch]:
 
 
 def taken(entry: object) -> list[list[bytes]]:
-    assert isinstance(entry, list)
     batches = [entry] if isinstance(entry, Batch) else entry
     return [[message.body for message in batch] for batch in batches]
 
 
-def test_one_batch_at_a_time_or_as_many_as_fit() -> None:
+def test_what_fits_is_taken_together_and_in_order_and_what_was_not_reached_first() -> None:
     backlog, owner = Backlog(), Mock(waiting={})
     deliver(backlog, owner, 1, 3, 2)
     assert taken(backlog.get(0)) == [[b"0-0"]]
@@ -279,9 +274,6 @@ def test_one_batch_at_a_time_or_as_many_as_fit() -> None:
     assert taken(backlog.get_some(0, most=3)) == [[b"2-0", b"2-1"]]
     assert backlog.get(0) is None
     assert not owner.waiting
-
-
-def test_entries_of_one_owner_are_taken_together_and_in_order() -> None:
     backlog, owner, other = Backlog(), Mock(waiting={}), Mock(waiting={})
     deliver(backlog, owner, 1, 1)
     deliver(backlog, owner, 1)
@@ -291,9 +283,15 @@ def test_entries_of_one_owner_are_taken_together_and_in_order() -> None:
     assert len(taken(backlog.get_some(0, most=10))) == 1
     assert backlog.get(0) == "last"
     assert backlog.get(0) is None
+    backlog, owner = Backlog(), Mock(waiting={})
+    deliver(backlog, owner, 2, 1)
+    batches = backlog.get_some(0, most=10)
+    backlog.put("other")
+    backlog.put(Arrival(owner, batches_after(batches, 1)), is_first=True)
+    assert taken(backlog.get_some(0, most=10)) == [[b"0-1"], [b"1-0"]]
 
 
-def test_what_is_dropped_of_an_entry_leaves_the_rest() -> None:
+def test_what_is_dropped_leaves_the_rest_and_what_is_withdrawn_is_returned_once() -> None:
     backlog, owner = Backlog(), Mock(waiting={})
     (a,), (b, c) = batches = deliver(backlog, owner, 1, 2)
     assert backlog.discard(owner, batches[0].source) == {a.id}
@@ -303,9 +301,6 @@ def test_what_is_dropped_of_an_entry_leaves_the_rest() -> None:
     assert backlog.discard(owner, batches[0].source) == {message.id}
     assert backlog.is_empty
     assert not owner.waiting
-
-
-def test_what_is_withdrawn_is_returned_once() -> None:
     backlog, owner = Backlog(), Mock(waiting={})
     deliver(backlog, owner, 1, 2)
     assert backlog.withdraw(owner, expired_at=60.0 * EXPIRED_SHARE) == []
@@ -315,13 +310,3 @@ def test_what_is_withdrawn_is_returned_once() -> None:
     deliver(backlog, owner, 1, 1)
     assert list(map(len, backlog.withdraw(owner))) == [2, 1, 1]
     assert backlog.get(0) is None
-
-
-def test_what_was_not_reached_comes_first_again() -> None:
-    backlog, owner = Backlog(), Mock(waiting={})
-    deliver(backlog, owner, 2, 1)
-    batches = backlog.get_some(0, most=10)
-    assert isinstance(batches, list)
-    backlog.put("other")
-    backlog.put(Arrival(owner, batches_after(batches, 1)), is_first=True)
-    assert taken(backlog.get_some(0, most=10)) == [[b"0-1"], [b"1-0"]]

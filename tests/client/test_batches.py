@@ -45,9 +45,7 @@ def test_batches_have_the_size_that_was_asked_for(go_nsqd: MakeNsqd, msg_timeout
 
 
 @pytest.mark.parametrize("late", ["gather", "_hand_over"])
-def test_a_batch_is_whole_however_late_the_io_thread_is(
-    nsqd: GoNsqd, monkeypatch: pytest.MonkeyPatch, late: str
-) -> None:
+def test_a_late_batch_is_whole(nsqd: GoNsqd, monkeypatch: pytest.MonkeyPatch, late: str) -> None:
     """With what it is told, and with handing over what it has counted."""
     usual = getattr(Delivery, late)
 

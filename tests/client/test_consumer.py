@@ -22,9 +22,8 @@ from plugins.clients import (
     take,
 )
 from plugins.daemons import GoNsqd
-from plugins.embedded import EmbeddedServer
 from plugins.scripted_nsqd import ScriptedNsqd
-from plugins.servers import DataPath, Serve
+from plugins.servers import AnyNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client import consumer_io
@@ -57,9 +56,7 @@ def test_what_cannot_work_is_refused_at_once(arguments: dict[str, Any]) -> None:
         Consumer(**(usable | arguments))
 
 
-def test_what_cannot_be_asked_for_is_refused_where_it_is_written(
-    consume: Consume, in_background: InBackground
-) -> None:
+def test_what_cannot_be_asked_for_is_refused(consume: Consume, in_background: InBackground) -> None:
     consumer = consume("127.0.0.1:1", started=False, max_in_flight=1000)
     for size, within_s in ((0, 1.0), (-1, 1.0), (1001, 1.0), (5, 0.0), (5, float("nan"))):
         with pytest.raises(ConfigurationError):
@@ -145,17 +142,12 @@ def test_single_answers_at_max_in_flight_1_do_not_wait_to_be_gathered(
 def test_health_tells_connections_messages_and_backoff(nsqd: GoNsqd, consume: Consume) -> None:
     consumer = consume(nsqd.tcp_address, default_requeue_delay_s=3600, backoff_multiplier_s=3600)
     wait_until(lambda: consumer.connections, what="the connection")
-    assert asdict(consumer.health()) == {
-        "connections": [nsqd.tcp_address],
-        "in_flight": 0,
-        "backoff_level": 0,
-        "idle_s": None,
-    }
+    quiet = {"connections": [nsqd.tcp_address], "in_flight": 0, "backoff_level": 0, "idle_s": None}
+    assert asdict(consumer.health()) == quiet
     nsqd.publish(TOPIC, b"x")
     [message] = consumer.next_batch(patience_s(5)) or []
     health = consumer.health()
     assert health.in_flight == 1
-    assert health.idle_s is not None
     wait_until(lambda: (consumer.health().idle_s or 0) > health.idle_s, what="time to pass")
     message.requeue()
     wait_until(lambda: consumer.health().backoff_level == 1, what="backoff")
@@ -164,9 +156,7 @@ def test_health_tells_connections_messages_and_backoff(nsqd: GoNsqd, consume: Co
     wait_until(lambda: not consumer.health().connections, what="the loss")
 
 
-def test_health_of_a_producer_is_told(
-    scripted_nsqd: ScriptedNsqd, dead_address: str, produce: Produce
-) -> None:
+def test_producer_health(scripted_nsqd: ScriptedNsqd, dead_address: str, produce: Produce) -> None:
     producer = produce([scripted_nsqd.address, dead_address])  # what hangs waits aside
     assert asdict(producer.health()) == {"connections": [], "under_way": 0, "oldest_s": 0}
     publications = [producer.submit(TOPIC, [b"x"]) for _ in range(2)]
@@ -224,9 +214,7 @@ PARTIAL = [partial(handle_async), partial(partial(Service()))]
 @pytest.mark.parametrize(
     "handler", [handle_async, generate_async, Service().handle, Service(), *PARTIAL]
 )
-def test_an_async_handler_is_refused_before_anything_is_consumed(
-    consume: Consume, handler: Callable[[Message], object]
-) -> None:
+def test_async_handlers_are_refused(consume: Consume, handler: Callable[[Message], object]) -> None:
     consumer = consume("127.0.0.1:1", started=False)
     with pytest.raises(ConfigurationError, match=r"use nsqtools\.aio\.Consumer"):
         consumer.run(handler)
@@ -234,9 +222,7 @@ def test_an_async_handler_is_refused_before_anything_is_consumed(
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_a_returned_awaitable_finishes_nothing(
-    nsqd: GoNsqd, consume: Consume, workers: int
-) -> None:
+def test_returned_awaitables_finish_nothing(nsqd: GoNsqd, consume: Consume, workers: int) -> None:
     fill(nsqd, 20)
     consumer = consume(nsqd.tcp_address)
     with pytest.raises(ConfigurationError, match=r"use nsqtools\.aio\.Consumer"):
@@ -246,10 +232,10 @@ def test_a_returned_awaitable_finishes_nothing(
 
 
 def test_a_long_handler_keeps_its_message_with_auto_touch(
-    serve: Serve, data_path: DataPath, consume: Consume, in_background: Callable[..., object]
+    embedded_nsqd: AnyNsqd, consume: Consume, in_background: InBackground
 ) -> None:
     """On the embedded nsqd, which looks for timeouts in a new channel at once."""
-    nsqd = serve(EmbeddedServer(data_path(), "--msg-timeout=2s"))
+    nsqd = embedded_nsqd("--msg-timeout=2s")
     fill(nsqd, 1)
     seen: list[int] = []
 

@@ -128,14 +128,7 @@ def test_an_nsqd_is_where_it_says_or_hides_no_other(changes: dict[str, object], 
     assert set(found) == {Address(each, 4150) for each in ("good", host) if each}
 
 
-def test_every_delay_is_drawn_afresh() -> None:
-    polls = Discovery(["localhost"], "t", ClientOptions(), rng=random.Random(1))
-    delays = [polls.next_delay_s() for _ in range(100)]
-    assert all(60 <= delay <= 78 for delay in delays)
-    assert statistics.pstdev(delays) > 1
-
-
-def test_early_rounds_are_spaced_whatever_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delays_are_drawn_and_early_rounds_are_spaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flapping nsqd must not have nsqlookupd asked each second."""
     monkeypatch.setattr(discovery_module.background, "run", lambda *_: None)
     loop, rounds = Mock(), [1000.0]
@@ -149,6 +142,10 @@ def test_early_rounds_are_spaced_whatever_breaks(monkeypatch: pytest.MonkeyPatch
     apart_s = [late - early for early, late in pairwise(rounds)]
     late_s = 10 * EARLY_ROUNDS_APART_S + EARLY_AFTER_S
     assert apart_s == pytest.approx([EARLY_AFTER_S, EARLY_ROUNDS_APART_S, late_s])
+    polls = Discovery(["localhost"], "t", ClientOptions(), rng=random.Random(1))
+    delays = [polls.next_delay_s() for _ in range(100)]
+    assert all(60 <= delay <= 78 for delay in delays)
+    assert statistics.pstdev(delays) > 1
 
 
 def test_a_secret_goes_to_nsqlookupd_only_where_that_was_asked_for() -> None:
@@ -257,22 +254,19 @@ def known_nsqd(*direct: Address) -> KnownNsqd:
     return KnownNsqd(direct, 0.0, ClientOptions(), rng=NoJitter())
 
 
-def test_direct_addresses_wait_8_to_120_seconds() -> None:
+def test_direct_addresses_wait_8_to_120_seconds_less_a_tenth_at_most() -> None:
     delays = RetryDelays(8, 120, rng=NoJitter())
     assert [delays.next_delay_s() for _ in range(7)] == [8, 16, 32, 64, 120, 120, 120]
     assert [delays.next_delay_s() for _ in range(2000)][-1] == 120
     delays.reset()
     assert delays.next_delay_s() == 8
-
-
-def test_jitter_takes_off_a_tenth_at_most_and_spreads() -> None:
     rng = random.Random(1)
     drawn = [RetryDelays(8, 120, rng=rng).next_delay_s() for _ in range(1000)]
     assert 7.2 <= min(drawn) < 7.3
     assert 7.9 < max(drawn) <= 8
 
 
-def test_delays_restart_only_when_a_connection_has_proven_itself() -> None:
+def test_delays_restart_for_the_proven_and_one_that_worked_is_looked_at_at_once() -> None:
     known = known_nsqd(DIRECT)
     known.take_due(0)
     known.failed(DIRECT, 0)
@@ -282,9 +276,6 @@ def test_delays_restart_only_when_a_connection_has_proven_itself() -> None:
     known.failed(DIRECT, 30, was_proven=True)
     known.take_due(30)
     assert known.failed(DIRECT, 30) == 8
-
-
-def test_an_address_that_worked_is_looked_at_at_once_and_tried_when_nsqd_is_back() -> None:
     known = known_nsqd(DIRECT)
     known.take_due(0)
     now, delays = 1000.0, []
@@ -300,7 +291,7 @@ def test_an_address_that_worked_is_looked_at_at_once_and_tried_when_nsqd_is_back
     assert delays == [0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32]
 
 
-def test_a_listed_nsqd_that_refuses_is_tried_at_1_2_4_seconds() -> None:
+def test_a_listed_nsqd_is_tried_at_1_2_4_seconds_and_one_that_is_gone_forgotten() -> None:
     known = known_nsqd()
     tries = []
     now = 0.0
@@ -311,6 +302,14 @@ def test_a_listed_nsqd_that_refuses_is_tried_at_1_2_4_seconds() -> None:
             known.failed(FOUND, now)
         now += 0.25
     assert tries == [0, 1, 3, 7, 15]
+    known = known_nsqd(DIRECT)
+    for number in range(100):
+        known.listed([Address(f"pod-{number}", 4150)], number * 100.0)
+        for address in known.take_due(number * 100.0):
+            known.failed(address, number * 100.0)
+    assert len(known._nsqds) == 2
+    known.listed([], 20_000)
+    assert len(known._nsqds) == 1
 
 
 @pytest.mark.parametrize("poll_interval_s", [0.01, 60])
@@ -321,17 +320,6 @@ def test_the_floor_of_a_listed_nsqd_ends_at_the_poll_interval(poll_interval_s: f
     known.take_due(0)
     delays = [known.failed(FOUND, 0) for _ in range(20)]
     assert max(delays) == poll_interval_s
-
-
-def test_a_discovered_nsqd_that_is_gone_is_forgotten_after_its_delay() -> None:
-    known = known_nsqd(DIRECT)
-    for number in range(100):
-        known.listed([Address(f"pod-{number}", 4150)], number * 100.0)
-        for address in known.take_due(number * 100.0):
-            known.failed(address, number * 100.0)
-    assert len(known._nsqds) == 2
-    known.listed([], 20_000)
-    assert len(known._nsqds) == 1
 
 
 def test_of_too_many_listed_nsqd_some_are_drawn_and_connected_ones_stay() -> None:

@@ -72,7 +72,7 @@ def test_a_stop_in_the_midst_returns_and_ends_it(
     assert left(nsqd) == (99, 0)
 
 
-def test_stop_before_the_start(consume: Consume) -> None:
+def test_stops_before_the_start_and_connection(unreachable_address: str, consume: Consume) -> None:
     before = set(Path("/proc/self/fd").iterdir())
     consumer = consume("127.0.0.1:1", started=False)
     assert set(Path("/proc/self/fd").iterdir()) <= before
@@ -81,12 +81,25 @@ def test_stop_before_the_start(consume: Consume) -> None:
     assert list(consumer) == []
     assert consumer.next_batch() is None
     assert not consumer._is_started
-
-
-def test_stop_while_connecting(unreachable_address: str, consume: Consume) -> None:
     consumer = consume(unreachable_address, dial_timeout_s=patience_s(20))
     assert consumer.stop(timeout_s=patience_s(5))
     assert list(consumer) == []
+
+
+def test_a_signal_that_stops_what_is_just_starting_stops_it(
+    dead_address: str, consume: Consume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer = consume(dead_address, started=False)
+    start = consumer._io.start
+
+    def interrupted(*, quietly: bool) -> None:
+        start(quietly=quietly)
+        consumer.begin_stop(drain=True)
+
+    monkeypatch.setattr(consumer._io, "start", interrupted)
+    consumer.start()
+    assert list(consumer) == []
+    assert consumer.wait_for_end(patience_s(5))
 
 
 def test_stop_during_the_handshake_closes_it(scripted_nsqd: ScriptedNsqd, consume: Consume) -> None:
@@ -211,16 +224,13 @@ def steps(moments: dict[float, str]) -> list[str]:
     return said
 
 
-def test_the_socket_outlives_every_answer_and_is_closed_after_nsqds_end() -> None:
+def test_the_socket_outlives_every_answer_and_time_changes_the_step_at_these_moments() -> None:
     answered = {100: "", 101: "saw_close_wait", 102: "is_drained", 102.5: "", 103: ""}
     assert steps(answered) == ["wait", "wait", "shutdown", "wait", "close"]
     without_close_wait = {100.9: "is_drained", 101: ""}  # a second is enough
     assert steps(without_close_wait) == ["wait", "shutdown"]
     not_in_time = {129: "saw_close_wait", 130: "", 130.5: "", 131: ""}
     assert steps(not_in_time) == ["wait", "requeue", "wait", "close"]
-
-
-def test_time_changes_an_answer_at_these_moments_and_then_no_more() -> None:
     stopping = Stopping(100.0, drain_timeout_s=30, drain=True)
     connection = Mock(saw_close_wait=True, is_drained=True)
     assert stopping.next_change(100) == 101  # without CLOSE_WAIT a second is enough

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,9 +9,9 @@ from unittest.mock import Mock, call
 
 import pytest
 from plugins.archives import unfinished
-from plugins.clients import CHANNEL, TOPIC, Consume, Handle, bodies_in, take
-from plugins.embedded import EmbeddedServer
-from plugins.servers import DataPath, MakeNsqd, Serve
+from plugins.clients import CHANNEL, TOPIC, Consume, Handle, bodies_in, start_worker, take
+from plugins.examples import slow
+from plugins.servers import AnyNsqd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions, Consumer, Message
@@ -27,11 +24,15 @@ def giving_up(policy: Policy = "requeue", dead_letter: str = "", on: Any = None)
     return GivingUp(ClientOptions(max_attempts=5), on, policy, dead_letter)
 
 
-def test_there_is_a_limit_only_where_a_message_has_somewhere_to_go() -> None:
+def test_there_is_a_limit_only_where_a_message_has_somewhere_to_go_and_one_place() -> None:
     assert giving_up().max_attempts == 0
     assert giving_up("finish").max_attempts == 5
     assert giving_up(dead_letter="clicks.dead").max_attempts == 5
     assert giving_up(on=lambda message: True).max_attempts == 5
+    wrong: Any = [("drop", ""), ("finish", "clicks.dead"), ("requeue", "no topic")]
+    for policy, dead_letter in wrong:
+        with pytest.raises(ConfigurationError):
+            giving_up(policy, dead_letter)
 
 
 @pytest.mark.parametrize(
@@ -79,13 +80,6 @@ def test_a_dead_letter_is_finished_when_it_has_arrived(fate: str, answer: str) -
     assert producer.published == [Published("clicks.dead", b"x")] * (2 * (fate == "published"))
 
 
-def test_what_contradicts_itself_is_refused() -> None:
-    wrong: Any = [("drop", ""), ("finish", "clicks.dead"), ("requeue", "no topic")]
-    for policy, dead_letter in wrong:
-        with pytest.raises(ConfigurationError):
-            giving_up(policy, dead_letter)
-
-
 KEY = ("nsqd:4150", b"0" * 16)
 UNCOUNTED = ["does_not_count"] * 3
 
@@ -118,7 +112,7 @@ def test_what_a_handler_requeued_or_nobody_handled_is_given_up_or_alone(
     assert {count: known.verdict(KEY, count) for count in verdicts} == verdicts
 
 
-def test_nothing_is_remembered_without_a_limit_or_of_what_is_finished() -> None:
+def test_what_is_finished_and_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     for limit in (0, 5):
         known = Attempts(limit)
         known.was_tried(KEY)
@@ -127,9 +121,6 @@ def test_nothing_is_remembered_without_a_limit_or_of_what_is_finished() -> None:
         for _ in range(2):
             known.forget(KEY)
             assert len(known) == 0
-
-
-def test_memory_is_bounded_and_the_oldest_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nsqtools.client.giving_up.MAX_KNOWN", 2)
     known = Attempts(5)
     for number in range(3):
@@ -143,75 +134,33 @@ def test_memory_is_bounded_and_the_oldest_goes_first(monkeypatch: pytest.MonkeyP
 
 
 MAX_ATTEMPTS = 2
-COUNT = 40
-
-WORKER = """
-import asyncio, os, sys, time
-from concurrent.futures import ThreadPoolExecutor
-from nsqtools import ClientOptions, Consumer, aio
-
-how, address, max_attempts = sys.argv[1:]
-log = os.open("handled", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-
-def handle(message):
-    time.sleep(0.01)
-    if message.body.startswith(b"poison"):
-        os._exit(9)
-    os.write(log, message.body + b"\\n")
-
-async def handle_in_task(message):
-    await asyncio.sleep(0.01)
-    handle(message)
-
-def handle_in_pool(message):
-    pool.submit(lambda: (handle(message), message.finish()))
-
-Kind = aio.Consumer if how == "asyncio" else Consumer
-consumer = Kind("clicks", "archive", nsqd_tcp_addresses=address, dead_letter="dead",
-                options=ClientOptions(max_attempts=int(max_attempts)))
-if how == "asyncio":
-    asyncio.run(consumer.run(handle_in_task, concurrency=8))
-elif how == "pool":
-    with ThreadPoolExecutor(8) as pool:
-        consumer.run(handle_in_pool, auto_answer=False)
-elif how == "batches":
-    for batch in consumer.batches(size=20, within_s=0.1):
-        for message in batch:
-            handle(message)
-        batch.finish()
-else:
-    consumer.run(handle, workers=8)
-"""
+COUNT, WAYS = 40, ("pool", "asyncio", "batches")
 
 
 @pytest.mark.parametrize(
     ("how", "poisoned"),
     [
         ("threads", [20]),
-        *(pytest.param("threads", each, marks=pytest.mark.slow) for each in ([0], [10, 30])),
-        *(
-            pytest.param(how, [20], marks=pytest.mark.slow)
-            for how in ("pool", "asyncio", "batches")
-        ),
+        *(slow("threads", each) for each in ([0], [10, 30])),
+        *(slow(how, [20]) for how in WAYS),
     ],
 )
 def test_the_poison_alone_reaches_the_dead_letters(
-    how: str, poisoned: list[int], serve: Serve, data_path: DataPath, tmp_path: Path
+    how: str, poisoned: list[int], embedded_nsqd: AnyNsqd, tmp_path: Path
 ) -> None:
     """On the embedded nsqd, which looks for timeouts in a new channel at once."""
     # what expires while it waits comes once more, which the next process takes for a try
-    nsqd = serve(EmbeddedServer(data_path(), f"--msg-timeout={patience_s(0.3):.1f}s"))
+    nsqd = embedded_nsqd(f"--msg-timeout={patience_s(0.3):.1f}s")
     nsqd.create_channel(TOPIC, CHANNEL)
     bodies = [b"order %d" % number for number in range(COUNT)]
     for number in poisoned:
         bodies[number] = b"poison %d" % number
     for body in bodies:
         nsqd.publish(TOPIC, body)
-    command = [sys.executable, "-c", WORKER, how, nsqd.tcp_address, str(MAX_ATTEMPTS)]
-    environment = os.environ | {"PYTHONPATH": os.getcwd()}
+    more = {"dead_letter": "dead", "options": {"max_attempts": MAX_ATTEMPTS}}
     deaths = 0
     while unfinished(nsqd, TOPIC, CHANNEL):
-        worker = subprocess.Popen(command, cwd=tmp_path, env=environment)
+        worker = start_worker(tmp_path, how, 8, 0.01, [nsqd.tcp_address], **more)
         try:
             wait_until(
                 lambda: worker.poll() is not None or not unfinished(nsqd, TOPIC, CHANNEL),  # noqa: B023
@@ -230,9 +179,7 @@ def test_the_poison_alone_reaches_the_dead_letters(
         assert dead == [b"poison %d" % poisoned[0]]
 
 
-def test_a_dead_letter_may_be_as_large_as_the_message_that_nsqd_has_delivered(
-    go_nsqd: MakeNsqd, consume: Consume, handle: Handle
-) -> None:
+def test_a_dead_letter_may_be_large(go_nsqd: MakeNsqd, consume: Consume, handle: Handle) -> None:
     nsqd = go_nsqd("-max-msg-size=3000000")
     nsqd.create_channel(TOPIC, CHANNEL)
     nsqd.publish(TOPIC, bytes(2_000_000))
@@ -256,13 +203,8 @@ def test_a_handler_that_hangs_holds_up_what_is_to_be_alone_for_a_moment(go_nsqd:
         if message.body == b"hangs":
             release.wait(patience_s(30))
 
-    consumer = Consumer(
-        TOPIC,
-        CHANNEL,
-        nsqd_tcp_addresses=nsqd.tcp_address,
-        options=ClientOptions(max_attempts=1),
-        dead_letter="dead",
-    )
+    more = {"nsqd_tcp_addresses": nsqd.tcp_address, "options": ClientOptions(max_attempts=1)}
+    consumer = Consumer(TOPIC, CHANNEL, dead_letter="dead", **more)
     thread = threading.Thread(target=consumer.run, args=(handle,), kwargs={"workers": 3})
     try:
         with Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses=nsqd.tcp_address) as other:

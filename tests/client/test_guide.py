@@ -48,11 +48,9 @@ def program_of(heading: str, nsqd: Nsqd, **changes: str) -> str:
 def running(program: str, directory: Path) -> Iterator[None]:
     """Run a program until the block ends; SIGTERM must end it well."""
     output, command = directory / "output", [sys.executable, "-c", program]
-    with (
-        output.open("wb") as file,
-        subprocess.Popen(command, cwd=directory, stdout=file, stderr=file) as process,
-        ExitStack() as cleanup,
-    ):
+    with ExitStack() as cleanup, output.open("wb") as file:
+        process = subprocess.Popen(command, cwd=directory, stdout=file, stderr=file)
+        cleanup.callback(process.wait)
         cleanup.callback(process.kill)
         try:
             yield

@@ -175,12 +175,15 @@ def test_slower_handlers_lower_it_and_faster_ones_raise_it() -> None:
             assert least <= simulated.limit.current <= most
 
 
-def test_the_first_is_alone_until_its_answer_where_messages_are_iterated() -> None:
+def test_the_first_is_alone_until_its_answer_and_what_is_answered_together_is_not() -> None:
     limit = InFlightLimit(ClientOptions())
     limit.connections, limit.takers, limit.is_busy = 30, 8, True
     assert (limit.current, START) == (1, 1)
     limit.answered(1)
     assert limit.current == 8
+    limit = InFlightLimit(ClientOptions())
+    limit.gathered = 150
+    assert limit.current == 150
 
 
 def test_every_connection_may_have_a_message_in_flight_unless_handlers_are_too_busy() -> None:
@@ -230,12 +233,6 @@ def test_a_pause_leaves_the_limit_as_it_was() -> None:
     assert limit.current == 8
 
 
-def test_what_is_answered_together_is_in_flight_together() -> None:
-    limit = InFlightLimit(ClientOptions())
-    limit.gathered = 150
-    assert limit.current == 150
-
-
 # -- max_in_flight_bytes: what large messages may cost, on real servers ----------------------------
 
 
@@ -248,12 +245,9 @@ def test_large_messages_are_few_at_a_time(any_nsqd: AnyNsqd, in_background: InBa
         nsqd.create_channel(TOPIC, CHANNEL)
         for _ in range(6):
             nsqd.publish(TOPIC, *[bytes(LARGE)] * 8)
-    consumer = Consumer(
-        TOPIC,
-        CHANNEL,
-        nsqd_tcp_addresses=[nsqd.tcp_address for nsqd in servers],
-        options=ClientOptions(output_buffer_timeout_s=0.025, max_in_flight_bytes=10 * LARGE),
-    )
+    options = ClientOptions(output_buffer_timeout_s=0.025, max_in_flight_bytes=10 * LARGE)
+    addresses = [nsqd.tcp_address for nsqd in servers]
+    consumer = Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses=addresses, options=options)
     delivery, in_flight = consumer._io.delivery, list[int]()
 
     def has_all_of_200() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 from plugins.clients import TOPIC, Consume, InBackground, Produce, run_program, take
@@ -17,14 +18,8 @@ from nsqtools.client.io_loop import LoopMember
 from nsqtools.errors import ConnectionFailed
 
 
-def io_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "nsq-io"]
-
-
 @pytest.mark.parametrize("place", ["call", "timer", "turn", "bytes", "flush"])
-def test_a_consumer_that_fails_by_a_defect_ends_alone(
-    nsqd: GoNsqd, consume: Consume, produce: Produce, place: str
-) -> None:
+def test_a_defect_ends_alone(nsqd: GoNsqd, consume: Consume, produce: Produce, place: str) -> None:
     producer = produce(nsqd.tcp_address)
     producer.publish(TOPIC, b"x")
     other = consume(nsqd.tcp_address, topic="other", fail_fast=True)
@@ -142,7 +137,8 @@ def test_joins_and_ends_meet(in_background: InBackground) -> None:
 
     for each in [in_background(come_and_go) for _ in range(4)]:
         each.result(patience_s(60))
-    wait_until(lambda: len(io_threads()) <= 1, what="the end of threads without members")
+    running = threading.enumerate
+    wait_until(lambda: sum(t.name == "nsq-io" for t in running()) <= 1, what="threads end")
 
 
 NOBODY = LoopMember("nobody", lambda: None, lambda: None)
@@ -196,7 +192,7 @@ def test_without_threads_the_caller_learns_it(
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    background = Background()
+    background, start = Background(), threading.Thread.start
     monkeypatch.setattr("nsqtools.client.io_loop._shared", None)  # others may have started it
     monkeypatch.setattr(threading.Thread, "start", refuse)
     loop, outcomes = LoopMember("x", lambda: None, lambda: None), list[object]()
@@ -205,6 +201,12 @@ def test_without_threads_the_caller_learns_it(
     assert [str(each) for each in outcomes] == ["cannot reach x (can't start new thread)"]
     assert not background._waiting
     consumer = consume(scripted_nsqd.address, started=False)
+    begun = Mock(wraps=consumer._io._begin)
+    monkeypatch.setattr(consumer._io, "_begin", begun)
     with pytest.raises(RuntimeError, match="start new thread"):
         consumer.start()
-    assert consumer.stop()
+    monkeypatch.setattr(threading.Thread, "start", start)
+    consumer.start()
+    scripted_nsqd.subscribed("RDY 1")
+    assert begun.call_count == 1
+    assert consumer.stop(timeout_s=patience_s(5))

@@ -221,20 +221,15 @@ def test_a_peer_that_does_no_tls_in_the_end_is_refused_and_named(
         opening.result(patience_s(5))
 
 
-def test_compression_that_is_not_offered_is_said_and_done_without(
-    scripted_nsqd: ScriptedNsqd, consume: Consume, caplog: pytest.LogCaptureFixture
+def test_compression_not_offered_is_said_and_done_without_as_is_a_secret_not_asked_for(
+    dialog: Dialog, caplog: pytest.LogCaptureFixture
 ) -> None:
-    consume(scripted_nsqd.address, snappy=True)
-    scripted_nsqd.subscribed("RDY 1")
-    assert f"{scripted_nsqd.address} does not offer snappy" in caplog.text
+    consumer, conn = dialog("RDY 1", snappy=True, auth_secret="hush")
+    assert f"{consumer.connections[0]} does not offer snappy" in caplog.text
+    assert [c.line for c in conn.commands if c.line == "AUTH"] == []
 
 
 # -- AUTH ---------------------------------------------------------------------------------------
-
-
-def test_a_secret_is_not_sent_to_an_nsqd_that_does_not_ask_for_one(dialog: Dialog) -> None:
-    _, conn = dialog("RDY 1", auth_secret="hush")
-    assert [c.line for c in conn.commands if c.line == "AUTH"] == []
 
 
 def test_a_real_nsqd_with_auth(
@@ -256,9 +251,7 @@ def test_a_real_nsqd_with_auth(
     producer.publish(TOPIC, b"x")
 
 
-def test_auth_servers_may_hang_before_one_answers(
-    go_nsqd: MakeNsqd, auth_server: AuthServer
-) -> None:
+def test_auth_servers_may_hang_till_one_answers(go_nsqd: MakeNsqd, auth_server: AuthServer) -> None:
     auth_server.allow("s3cret", after_s=MIN_HANDSHAKE_S + 1)
     slow = ["-http-client-request-timeout=1m", f"-auth-http-address={auth_server.address}"]
     open_to(go_nsqd(*slow).tcp_address, auth_secret="s3cret").close()
@@ -294,7 +287,7 @@ def test_an_announced_nsqd_gets_the_secret_in_plain_text_with_a_warning_and_one_
     ]
 
 
-def test_auth_requires_tls_keeps_the_secret_from_everybody_without_it(
+def test_auth_requires_tls_keeps_secret_and_token_from_everybody_without_it(
     scripted_nsqd: ScriptedNsqd, produce: Produce, in_background: InBackground
 ) -> None:
     producer = produce(scripted_nsqd.address, auth_secret="hush", auth_requires_tls=True)
@@ -304,9 +297,6 @@ def test_auth_requires_tls_keeps_the_secret_from_everybody_without_it(
         publication.result(patience_s(5))
     conn.expect_closed()
     assert all(b"hush" not in command.body for command in conn.commands)
-
-
-def test_auth_requires_tls_keeps_the_token_from_an_nsqlookupd_over_http() -> None:
     access = HTTPAccess(bearer="hush", auth_requires_tls=True)
     with pytest.raises(errors.RefusedError, match=r"http://lookup:4161 would get the auth secret"):
         access.nsqlookupd("http://lookup:4161")

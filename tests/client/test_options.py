@@ -33,25 +33,23 @@ def test_every_name_of_go_nsq_is_known() -> None:
         assert hasattr(ClientOptions(), option)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "field", "value"),
-    [
-        ("max-in-flight", " 100 ", "max_in_flight", 100),
-        ("heartbeat_interval", "5s", "heartbeat_interval_s", 5),
-        ("heartbeat_interval", "5000", "heartbeat_interval_s", 5),
-        ("heartbeat_interval", "-1s", "heartbeat_interval_s", -1),
-        ("msg_timeout", "1m30s", "msg_timeout_s", 90),
-        ("snappy", "", "snappy", True),
-        ("snappy", "0", "snappy", False),
-        ("lookupd_poll_jitter", "0.5", "lookupd_poll_jitter", 0.5),
-        ("backoff_strategy", "full_jitter", "backoff_strategy", "full_jitter"),
-        ("skip_lookupd_authorization", "true", "lookupd_authorization", True),
-        ("auth_secret", "s3cret", "auth_secret", "s3cret"),
-    ],
-)
-def test_an_option_is_read_from_text(name: str, text: str, field: str, value: object) -> None:
-    assert read_option(name, text) == (field, value)
-    assert getattr(ClientOptions().with_options({name: text}), field) == value
+READ: dict[tuple[str, str], tuple[str, object]] = {
+    ("max-in-flight", " 100 "): ("max_in_flight", 100),
+    **{("heartbeat_interval", text): ("heartbeat_interval_s", 5) for text in ("5s", "5000")},
+    ("heartbeat_interval", "-1s"): ("heartbeat_interval_s", -1),
+    ("msg_timeout", "1m30s"): ("msg_timeout_s", 90),
+    **{("snappy", text): ("snappy", not text) for text in ("", "0")},
+    ("lookupd_poll_jitter", "0.5"): ("lookupd_poll_jitter", 0.5),
+    ("backoff_strategy", "full_jitter"): ("backoff_strategy", "full_jitter"),
+    ("skip_lookupd_authorization", "true"): ("lookupd_authorization", True),
+    ("auth_secret", "s3cret"): ("auth_secret", "s3cret"),
+}
+
+
+def test_an_option_is_read_from_text() -> None:
+    assert {option: read_option(*option) for option in READ} == READ
+    for (name, text), (field, value) in READ.items():
+        assert getattr(ClientOptions().with_options({name: text}), field) == value, name
 
 
 @pytest.mark.parametrize(
@@ -82,6 +80,7 @@ def test_an_unusable_value_is_refused_with_a_remedy(name: str, text: str) -> Non
         ("deflate_level", (0,), (1,)),
         ("max_attempts", (65536,), (0,)),
         ("dial_timeout_s", (float("inf"), 86_401), (86_400,)),  # `select` takes 24 days at most
+        ("lookupd_poll_timeout_s", (86_401,), (86_400,)),
         ("lookupd_poll_jitter", (1.1,), (1,)),
         ("backoff_multiplier_s", (float("nan"),), (0,)),
         ("local_addr", ("a:b",), ("",)),
@@ -105,14 +104,11 @@ def test_what_nsqd_would_refuse_fatally_is_refused_here(
         replace(base, **{name: value})
 
 
-def test_options_that_contradict_each_other_are_refused() -> None:
+def test_options_that_contradict_each_other_are_refused_and_a_secret_is_not_shown() -> None:
     wrong: list[dict[str, Any]] = [{"heartbeat_interval_s": 50, "read_timeout_s": 40}]
     for change in (*wrong, {"snappy": True, "deflate": True}):
         with pytest.raises(ConfigurationError):
             replace(ClientOptions(), **change)
-
-
-def test_a_secret_is_not_shown() -> None:
     assert "hush" not in repr(ClientOptions(auth_secret="hush"))
 
 

@@ -293,26 +293,18 @@ def test_after_a_part_all_is_sent_one_by_one(scripted_nsqd: ScriptedNsqd, produc
     assert producer.repeated == 3
 
 
-def error_of(code: str, text: str = "") -> ServerError:
-    return ServerError(code, text, fatal=True)
+def test_the_answers_of_nsqd_and_what_they_mean_to_a_forwarder_too() -> None:
+    def error(code: str, count: int, text: str = "") -> PublishError:
+        return outcomes.rejected(ServerError(code, text, fatal=True), count)
 
-
-def test_the_answers_of_nsqd_and_what_they_mean() -> None:
-    def kind(code: str, count: int, text: str = "") -> type[PublishError]:
-        return type(outcomes.rejected(error_of(code, text), count))
-
-    assert kind("E_BAD_MESSAGE", 9) is kind("E_BAD_TOPIC", 1) is PublishRejected
-    assert kind("E_PUB_FAILED", 1) is kind("E_DPUB_FAILED", 1) is PublishRejected
-    assert kind("E_MPUB_FAILED", 9, "MPUB failed exiting") is PublishRejected
-    assert kind("E_MPUB_FAILED", 9, "MPUB failed disk") is PublishUnknown
-    assert kind("E_NEW", 1) is PublishUnknown
-
-
-def test_a_forwarder_takes_what_was_stored_in_part_for_unknown() -> None:
-    assert outcome_of(outcomes.rejected(error_of("E_MPUB_FAILED"), 9)).fate is Fate.UNKNOWN
-    full = outcome_of(outcomes.rejected(error_of("E_PUB_FAILED"), 1))
+    assert type(error("E_BAD_MESSAGE", 9)) is type(error("E_BAD_TOPIC", 1)) is PublishRejected
+    assert type(error("E_PUB_FAILED", 1)) is type(error("E_DPUB_FAILED", 1)) is PublishRejected
+    assert type(error("E_MPUB_FAILED", 9, "MPUB failed exiting")) is PublishRejected
+    assert type(error("E_MPUB_FAILED", 9, "MPUB failed disk")) is PublishUnknown
+    assert type(error("E_NEW", 1)) is PublishUnknown
+    assert outcome_of(error("E_MPUB_FAILED", 9)).fate is Fate.UNKNOWN
+    full, large = outcome_of(error("E_PUB_FAILED", 1)), outcome_of(error("E_BAD_MESSAGE", 9))
     assert (full.fate, full.may_split) == (Fate.UNREACHABLE, False)
-    large = outcome_of(outcomes.rejected(error_of("E_BAD_MESSAGE"), 9))
     assert (large.fate, large.may_split) == (Fate.REFUSED, True)
 
 
@@ -348,12 +340,6 @@ def publication(*bodies: bytes, at: float = 10, defer_s: float | None = None) ->
     return PendingPublication("clicks", bodies, sum(map(len, bodies)), at, defer_s)
 
 
-def alone(body: bytes) -> PendingPublication:
-    made = publication(body)
-    made.is_alone = True
-    return made
-
-
 def queue_of(*publications: PendingPublication, linger_s: float = LINGER_S) -> PublishQueue:
     queue = PublishQueue(linger_s=linger_s, max_body_size=mpub_size(()) + ROOM)
     for each in publications:
@@ -361,29 +347,27 @@ def queue_of(*publications: PendingPublication, linger_s: float = LINGER_S) -> P
     return queue
 
 
-@pytest.mark.parametrize(
-    ("made", "linger_s", "is_joined"),
-    [
-        (publication(b"x"), LINGER_S, True),
-        (publication(b"x"), 0.0, False),
-        (publication(b"x", b"y"), LINGER_S, False),
-        (publication(b"x", defer_s=0.0), LINGER_S, False),
-        (alone(b"x"), LINGER_S, False),
-    ],
-    ids=["one", "no linger", "several", "deferred", "alone"],
-)
-def test_only_what_may_be_joined_waits_for_others(
-    made: PendingPublication, linger_s: float, is_joined: bool
-) -> None:
-    queue = queue_of(made, linger_s=linger_s)
-    assert queue
-    assert (list(queue.single), queue.gathered.get("clicks", [])) == (
-        ([], [made]) if is_joined else ([made], [])
-    )
-    assert queue.take_single() is (None if is_joined else made)
+def test_only_what_may_be_joined_waits_as_the_first_says_and_so_many_at_most() -> None:
+    one, soon, deferred = publication(b"x"), publication(b"x"), publication(b"x", defer_s=0.0)
+    several, alone = publication(b"x", b"y"), publication(b"x")
+    alone.is_alone = True
+    tries = [(one, LINGER_S), (soon, 0.0), *((m, LINGER_S) for m in (several, deferred, alone))]
+    for made, linger_s in tries:
+        queue = queue_of(made, linger_s=linger_s)
+        assert queue
+        waits = queue.gathered.get("clicks", []), list(queue.single), queue.take_single()
+        assert waits == (([made], [], None) if made is one else ([], [made], made))
+    queue = PublishQueue(linger_s=LINGER_S, max_body_size=1 << 20)
+    for number in range(MAX_JOINED - 1):
+        queue.add(publication(b"x", at=10 + number))
+    assert [queue.lingers_for_s("clicks", now) for now in (10, 11.5, 12, 13)] == [2, 0.5, 0, 0]
+    for _ in range(2):
+        queue.add(publication(b"x"))
+    assert queue.lingers_for_s("clicks", 11.5) == 0.0  # there is no room for more
+    assert list(map(len, queue.take_groups("clicks"))) == [MAX_JOINED, 1]
 
 
-def test_what_has_settled_goes_nowhere() -> None:
+def test_what_has_settled_goes_nowhere_and_what_may_be_stored_stays_so_in_both_halves() -> None:
     gone = [publication(b"x"), publication(b"x", b"y")]
     for each in gone:
         each.settle(None)
@@ -395,6 +379,9 @@ def test_what_has_settled_goes_nowhere() -> None:
     assert list(queue.take_groups("clicks")) == []
     assert queue.take_single() is last
     assert not queue
+    whole = publication(b"0", b"1")
+    whole.may_be_stored = True
+    assert [half.may_be_stored for half in Parts(whole).split(whole, 1)] == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -411,17 +398,6 @@ def test_groups_are_as_large_as_a_body_allows(sizes: list[int], groups: list[int
     taken = list(queue_of(*publications).take_groups("clicks"))
     assert list(map(len, taken)) == groups
     assert [each for group in taken for each in group] == publications
-
-
-def test_groups_wait_as_the_first_says_and_have_no_more_than_a_number_of_messages() -> None:
-    queue = PublishQueue(linger_s=LINGER_S, max_body_size=1 << 20)
-    for number in range(MAX_JOINED - 1):
-        queue.add(publication(b"x", at=10 + number))
-    assert [queue.lingers_for_s("clicks", now) for now in (10, 11.5, 12, 13)] == [2, 0.5, 0, 0]
-    for _ in range(2):
-        queue.add(publication(b"x"))
-    assert queue.lingers_for_s("clicks", 11.5) == 0.0  # there is no room for more
-    assert list(map(len, queue.take_groups("clicks"))) == [MAX_JOINED, 1]
 
 
 def test_what_waits_for_futures_waits_for_publications(nsqd: GoNsqd, produce: Produce) -> None:
@@ -462,19 +438,10 @@ def test_waiting_ends_with_the_first_failure(scripted_nsqd: ScriptedNsqd, produc
     assert seen == [first, first]
 
 
-def test_asyncio_awaits_it(nsqd: GoNsqd, produce: Produce) -> None:
-    async def publish() -> None:
-        producer = produce(nsqd.tcp_address)
-        assert await producer.submit(TOPIC, [b"x"]) is None  # type: ignore[func-returns-value]
-        await asyncio.gather(*(producer.submit(TOPIC, [b"y"]) for _ in range(10)))
-        with pytest.raises(PublishNotSent):
-            await produce("127.0.0.1:1").submit(TOPIC, [b"x"])
-
-    asyncio.run(publish())
+async def test_asyncio_awaits_it(nsqd: GoNsqd, produce: Produce) -> None:
+    producer = produce(nsqd.tcp_address)
+    assert await producer.submit(TOPIC, [b"x"]) is None
+    await asyncio.gather(*(producer.submit(TOPIC, [b"y"]) for _ in range(10)))
+    with pytest.raises(PublishNotSent):
+        await produce("127.0.0.1:1").submit(TOPIC, [b"x"])
     assert nsqd.depth(TOPIC) == 11
-
-
-def test_what_may_be_stored_stays_so_in_both_halves() -> None:
-    whole = publication(b"0", b"1")
-    whole.may_be_stored = True
-    assert [half.may_be_stored for half in Parts(whole).split(whole, 1)] == [True, True]

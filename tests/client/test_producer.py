@@ -224,17 +224,7 @@ def test_what_holds_bytes_is_published_whole_and_as_it_was(nsqd: GoNsqd, produce
     assert bodies_in(nsqd, TOPIC, 8) == expected
 
 
-def test_what_is_not_bytes_is_refused(produce: Produce) -> None:
-    encode, several = "not str: encode it", "a list of messages"
-    wrong: list[tuple[Any, str]] = [(["text"], encode), ([b"x", "text"], encode)]
-    wrong += [([7], "bytes, not int"), ([None], "bytes, not NoneType")]
-    wrong += [(b"one message", several), ("one message", several)]
-    for bodies, complaint in wrong:
-        with pytest.raises(TypeError, match=complaint):
-            produce(DEAD).submit(TOPIC, bodies)
-
-
-def test_a_callback_can_submit_with_a_window_of_one(nsqd: GoNsqd, produce: Produce) -> None:
+def test_a_callback_can_submit_and_not_wait_for_its_thread(nsqd: GoNsqd, produce: Produce) -> None:
     producer = produce(nsqd.tcp_address, max_outstanding=1)
     done = threading.Event()
 
@@ -248,9 +238,6 @@ def test_a_callback_can_submit_with_a_window_of_one(nsqd: GoNsqd, produce: Produ
     producer.submit(TOPIC, [b"1"], on_settled=next_one)
     assert done.wait(patience_s(5))
     assert nsqd.depth(TOPIC) == 10
-
-
-def test_a_callback_cannot_wait_for_its_own_thread(nsqd: GoNsqd, produce: Produce) -> None:
     producer = produce(nsqd.tcp_address, max_outstanding=2)
     caught: list[type[Exception]] = []
     calls: list[Callable[[], object]] = [
@@ -271,6 +258,34 @@ def test_a_callback_cannot_wait_for_its_own_thread(nsqd: GoNsqd, produce: Produc
     wait_until(lambda: len(caught) == 4, what="four errors")
     assert caught == [errors.ConfigurationError] * 3 + [errors.PublishNotSent]
     producer.publish(TOPIC, b"and it goes on")
+
+
+def test_a_callback_can_begin_to_stop(scripted_nsqd: ScriptedNsqd, produce: Produce) -> None:
+    producer = produce(scripted_nsqd.address)
+    stopped: list[bool] = []
+    first = producer.submit(TOPIC, [b"1"], on_settled=lambda _: stopped.append(producer.stop()))
+    second = producer.submit(TOPIC, [b"2"])
+    conn = scripted_nsqd.identified()
+    conn.expect(f"PUB {TOPIC}")
+    conn.expect(f"PUB {TOPIC}")
+    conn.ok()
+    first.result(patience_s(5))
+    wait_until(lambda: stopped == [False], what="the call")
+    conn.ok()
+    second.result(patience_s(5))
+    assert producer.stop(patience_s(5))
+
+
+def test_a_signal_handler_can_publish_and_stop_whatever_it_has_interrupted(
+    nsqd: GoNsqd, produce: Produce
+) -> None:
+    producer = produce(nsqd.tcp_address)
+    with producer._lock:  # as a thread holds it that publishes
+        producer.submit(TOPIC, [b"x"])
+        assert producer.flush(patience_s(5))
+        producer.publish(TOPIC, b"y")
+        assert producer.stop(patience_s(5))
+    assert nsqd.depth(TOPIC) == 2
 
 
 def test_a_publish_ends_in_its_own_time(scripted_nsqd: ScriptedNsqd, produce: Produce) -> None:
@@ -384,11 +399,18 @@ def test_round_robin_shares_what_is_joined(go_nsqd: MakeNsqd, produce: Produce) 
     assert min(depths) >= 10
 
 
-def test_what_cannot_work_is_refused() -> None:
+def test_what_cannot_work_or_is_not_bytes_is_refused(produce: Produce) -> None:
     wrong: list[dict[str, Any]] = [{"mode": "all"}, {"retry_timeout_s": -1}]
     for more in ({"nsqd_tcp_addresses": []}, *wrong, {"linger_s": float("nan")}):
         with pytest.raises(errors.ConfigurationError):
             Producer(**{"nsqd_tcp_addresses": DEAD, **more})
+    encode, several = "not str: encode it", "a list of messages"
+    wrong: list[tuple[Any, str]] = [(["text"], encode), ([b"x", "text"], encode)]
+    wrong += [([7], "bytes, not int"), ([None], "bytes, not NoneType")]
+    wrong += [(b"one message", several), ("one message", several)]
+    for bodies, complaint in wrong:
+        with pytest.raises(TypeError, match=complaint):
+            produce(DEAD).submit(TOPIC, bodies)
 
 
 def test_retrying_ends_with_the_retry_timeout(produce: Produce) -> None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from plugins.clients import TOPIC, InBackground, Produce
+from plugins.clients import TOPIC, Consume, InBackground, Produce
 from plugins.http_server import AuthServer, MakeScripted
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.servers import MakeLookupd, MakeNsqd
@@ -109,6 +109,22 @@ def test_without_nsqd_the_error_says_so(scripted_lookupd: MakeScripted, produce:
             produce(lookupd=lookupd).publish(TOPIC, b"x")
 
 
+def test_a_password_of_nsqlookupd_is_shown_nowhere(
+    nsqlookupd: MakeLookupd, produce: Produce, consume: Consume, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    lookupd = f"http://me:hush@{nsqlookupd().http_address}"
+    producer = produce(lookupd=lookupd)
+    with pytest.raises(errors.PublishNotSent):
+        producer.publish(TOPIC, b"x")
+    producer.stop()
+    with pytest.raises(errors.PublishNotSent) as caught:
+        producer.publish(TOPIC, b"x")
+    consume(lookupd=lookupd)
+    wait_until(lambda: "does not know topic" in caplog.text, what="an answer")
+    assert "hush" not in f"{producer!r} {caught.value} {caplog.text}"
+
+
 def test_silent_nsqlookupd_hold_up_nobody(scripted_nsqd: ScriptedNsqd, produce: Produce) -> None:
     """It accepts, and says nothing."""
     producer = produce(lookupd=scripted_nsqd.address, lookupd_poll_timeout_s=patience_s(20))
@@ -116,18 +132,9 @@ def test_silent_nsqlookupd_hold_up_nobody(scripted_nsqd: ScriptedNsqd, produce: 
         producer.publish(TOPIC, b"x", timeout_s=0.5)
 
 
-def test_a_stop_ends_the_polling(scripted_lookupd: MakeScripted, produce: Produce) -> None:
-    lookupd = scripted_lookupd()
-    producer = produce(lookupd=lookupd.address)
-    producer.start()
-    wait_until(lambda: lookupd.requests, what="a round")
-    assert producer.stop(patience_s(5))
-    asked = len(lookupd.requests)
-    time.sleep(0.3)
-    assert len(lookupd.requests) <= asked + 1  # one may have been under way
-
-
-def test_of_too_many_nsqd_some_are_used(scripted_lookupd: MakeScripted, produce: Produce) -> None:
+def test_of_too_many_nsqd_some_are_used_and_a_stop_ends_the_polling(
+    scripted_lookupd: MakeScripted, produce: Produce
+) -> None:
     lookupds = [scripted_lookupd() for _ in range(3)]
     for number, lookupd in enumerate(lookupds):
         lookupd.list_nsqd(*(f"127.0.{number}.{n}:1" for n in range(1, 11)))
@@ -135,14 +142,13 @@ def test_of_too_many_nsqd_some_are_used(scripted_lookupd: MakeScripted, produce:
     producer.start()
     wait_until(lambda: all(len(each.requests) > 1 for each in lookupds), what="rounds")
     assert len(links(producer)) <= 12
+    assert producer.stop(patience_s(5))
+    asked = len(lookupds[0].requests)
+    time.sleep(0.3)
+    assert len(lookupds[0].requests) <= asked + 1  # one may have been under way
 
 
 # -- publishes go on while one nsqd works ----------------------------------------------------------
-
-
-def used_of(nsqds: list[Any]) -> Any:
-    """The one that has taken the most."""
-    return max(nsqds, key=lambda nsqd: nsqd.depth(TOPIC) if nsqd.stats()["topics"] else 0)
 
 
 def test_threads_that_publish_in_turn_are_not_all_held_by_one_that_hangs(
@@ -199,7 +205,7 @@ def test_an_nsqd_that_was_listed_lately_is_the_last_resort(
     lookupd.list_nsqd()
     asked = len(lookupd.requests)
     wait_until(lambda: len(lookupd.requests) > asked + 2, what="empty answers")
-    used = used_of(nsqds)
+    used = max(nsqds, key=lambda nsqd: nsqd.depth(TOPIC) if nsqd.stats()["topics"] else 0)
     used.kill()
     wait_until(lambda: used.tcp_address not in connected(producer), what="the loss")
     for _ in range(10):
@@ -227,9 +233,7 @@ def test_what_is_listed_no_longer_is_forgotten_in_time(
     wait_until(lambda: len(producer._io.links) == 0, what="it to be forgotten")
 
 
-def test_the_retry_time_covers_the_auth_server(
-    go_nsqd: MakeNsqd, auth_server: AuthServer, produce: Produce
-) -> None:
+def test_retries_outlast_auth(go_nsqd: MakeNsqd, auth_server: AuthServer, produce: Produce) -> None:
     """nsqd asks again when an identity has expired, and refuses what it cannot ask about."""
     auth_server.allow("sesame", ttl_s=1)
     nsqd = go_nsqd(f"-auth-http-address={auth_server.address}")

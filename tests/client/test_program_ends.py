@@ -47,13 +47,9 @@ def stuck(message):
 @contextmanager
 def program(nsqd: GoNsqd, text: str) -> Iterator[subprocess.Popen[str]]:
     fill(nsqd, COUNT)
-    code = BEGINNING + textwrap.dedent(text)
-    with subprocess.Popen(
-        [sys.executable, "-c", code, nsqd.tcp_address],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    command = [sys.executable, "-c", BEGINNING + textwrap.dedent(text), nsqd.tcp_address]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as process:
         try:
             yield process
         finally:
@@ -190,9 +186,7 @@ def test_a_signal_that_the_program_handles_itself_is_left_to_it(nsqd: GoNsqd) ->
     assert left(nsqd)[1] == 0
 
 
-def test_leaving_a_block_requeues_at_once(
-    nsqd: GoNsqd, consume: Consume, in_background: InBackground
-) -> None:
+def test_a_left_block_requeues(nsqd: GoNsqd, consume: Consume, in_background: InBackground) -> None:
     fill(nsqd, 10)
     consumer = consume(nsqd.tcp_address, drain_timeout_s=3600)
 
@@ -205,10 +199,7 @@ def test_leaving_a_block_requeues_at_once(
 
 
 def test_a_stop_within_the_block_waits_for_answers_and_says_so(
-    nsqd: GoNsqd,
-    consume: Consume,
-    in_background: InBackground,
-    caplog: pytest.LogCaptureFixture,
+    nsqd: GoNsqd, consume: Consume, in_background: InBackground, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill(nsqd, 1)
     consumer = consume(nsqd.tcp_address, drain_timeout_s=3600)

@@ -74,13 +74,9 @@ def test_clients_connect_again_with_the_certificates_and_the_secret_of_now(
         "-tls-required=tcp-https",
         f"-auth-http-address={auth_server.address}",
     )
-    options = {
-        "tls_v1": True,
-        "tls_root_ca_file": place.path("ca.pem"),
-        "tls_cert": place.path("client.pem"),
-        "tls_key": place.path("client.key"),
-        "auth_secret_file": str(secret),
-    }
+    files = {"root_ca_file": "ca.pem", "cert": "client.pem", "key": "client.key"}
+    options = {f"tls_{option}": place.path(name) for option, name in files.items()}
+    options |= {"tls_v1": True, "auth_secret_file": str(secret)}
     consumer = consume(nsqd.tcp_address, **options)
     producer = produce(nsqd.tcp_address, **options)
     for body in (b"before", b"after"):
@@ -143,14 +139,20 @@ def test_https_nsqlookupd_are_asked_with_the_certificates_of_now(
 
 
 def test_https_nsqd_of_a_cluster_are_sampled_with_the_certificates_of_now(
-    place: Place, http_server: MakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: Place,
+    http_server: MakeServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(sampling, "LOOKUP_S", 0.0)
     lookupd, nsqd = (
         http_server(credentials=Credentials(each / "server.pem", each / "server.key"))
         for each in (tmp_path / "0", tmp_path / "1")
     )
-    options = {"tls_root_ca_file": place.path("ca.pem")}
+    (secret := tmp_path / "secret").write_text("s3cret")
+    options = {"tls_root_ca_file": place.path("ca.pem"), "lookupd_authorization": "true"}
+    options["auth_secret_file"] = str(secret)
     with open_cluster(ConnectionSettings((), (lookupd.url,), (nsqd.url,), options)) as cluster:
         sampler = sampling.Sampler(cluster, sampling.SampleFilter(), required=False)
 
@@ -162,6 +164,10 @@ def test_https_nsqd_of_a_cluster_are_sampled_with_the_certificates_of_now(
         assert not nsqd.requests
         place.rotate(1)
         wait_until(lambda: "/stats" in targets(nsqd), what="a look with the new authority")
+        secret.unlink()
+        for _ in range(3):
+            sampler.sample()
+        assert caplog.text.count("cannot read the auth secret") == 1
 
 
 def test_to_http_sends_with_the_certificates_and_the_token_of_now(

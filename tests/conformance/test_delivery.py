@@ -8,6 +8,7 @@ timeouts share a server whose channels are made at its start.
 
 from __future__ import annotations
 
+import re
 import select
 import time
 from collections.abc import Iterator
@@ -133,15 +134,20 @@ def test_requeued_with_a_delay_it_waits(timed_nsqd: Nsqd) -> None:
     assert waited_s > 0.4
 
 
-def test_an_ephemeral_channel_goes_with_its_last_consumer(any_nsqd: AnyNsqd) -> None:
+def test_ephemeral_channels_go_with_their_consumers_and_deferred_waits(any_nsqd: AnyNsqd) -> None:
     nsqd = any_nsqd()
     what = (nsqd.tcp_address, "t#ephemeral", "ch#ephemeral")
     with subscribed(*what), subscribed(*what):
         pass
     wait_until(lambda: not nsqd.stats()["topics"], what="channel and topic are gone")
+    nsqd.post("/pub", b"late", topic="t", defer=300)
+    started_s = time.monotonic()
+    with subscribed(nsqd.tcp_address, "t", "ch", ready=1) as client:
+        assert client.read_message().body == b"late"
+    assert time.monotonic() - started_s > 0.25
 
 
-def test_sampling_discards(any_nsqd: AnyNsqd) -> None:
+def test_sampling_discards_and_output_is_buffered_for_its_timeout(any_nsqd: AnyNsqd) -> None:
     nsqd = any_nsqd()
     with RawClient(nsqd.tcp_address) as client:
         client.identify(sample_rate=30)
@@ -154,17 +160,13 @@ def test_sampling_discards(any_nsqd: AnyNsqd) -> None:
 
         wait_until(lambda: figures("message_count", "depth") == [1000, 0], what="it is drained")
         assert 150 < figures("in_flight_count")[0] < 480
-
-
-def test_output_is_buffered_for_its_timeout(any_nsqd: AnyNsqd) -> None:
-    nsqd = any_nsqd()
     with RawClient(nsqd.tcp_address) as client:
         started_s = time.monotonic()  # the buffer leaves at intervals from here on
         client.identify(output_buffer_timeout=1000, output_buffer_size=16384)
-        client.subscribe("t", "ch", ready=100)
+        client.subscribe("u", "ch", ready=100)
         client.settle()
         for number in range(5):
-            nsqd.publish("t", b"%d" % number)
+            nsqd.publish("u", b"%d" % number)
         client.read_messages(5)
         waited_s = time.monotonic() - started_s
 
@@ -214,13 +216,15 @@ def test_only_a_whole_command_breaks_the_silence_of_two_heartbeats(any_nsqd: Any
             alive.send(b"NOP\n")
 
 
-def test_deferred_publishes_without_a_channel_wait_from_then_on(any_nsqd: AnyNsqd) -> None:
+def test_half_of_a_pair_in_the_name_of_a_client_is_shown_as_no_character(any_nsqd: AnyNsqd) -> None:
     nsqd = any_nsqd()
-    nsqd.post("/pub", b"late", topic="t", defer=300)
-    started_s = time.monotonic()
-    with subscribed(nsqd.tcp_address, "t", "ch", ready=1) as client:
-        assert client.read_message().body == b"late"
-    assert time.monotonic() - started_s > 0.25
+    with RawClient(nsqd.tcp_address) as client:
+        client.identify(hostname="\ud800", user_agent="\U0001f600")
+        client.publish("t", b"x")
+        page = nsqd.get("/stats").decode()
+        [producer] = nsqd.stats()["producers"]
+    assert re.search("V2 \ufffd:[0-9]+ \U0001f600", page)
+    assert (producer["hostname"], producer["user_agent"]) == ("\ufffd", "\U0001f600")
 
 
 def test_quantiles_of_the_time_from_publish_to_finish(any_nsqd: AnyNsqd) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import ssl
+import sys
 import time
 from itertools import product
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from plugins.certificates import Certificates
@@ -15,6 +18,10 @@ from plugins.http_server import AuthServer
 from plugins.raw_client import RawClient, sized
 from plugins.servers import AnyNsqd
 from plugins.waiting import wait_until
+
+from nsqtools.errors import ConfigurationError
+from nsqtools.server import EmbeddedNsqd
+from nsqtools.server.auth import AuthFailed, compile_pattern
 
 
 @pytest.fixture
@@ -40,11 +47,8 @@ def trusting(certificates: Certificates) -> ssl.SSLContext:
 
 def test_messages_go_through_the_layers(tls_nsqd: AnyNsqd, certificates: Certificates) -> None:
     nsqd = tls_nsqd()
-    bodies = [
-        b"x" * 300_000,
-        bytes(range(256)) * 10,
-        b"y",
-    ]  # which compress well, badly, not at all
+    # which compress well, badly, not at all
+    bodies = [b"x" * 300_000, bytes(range(256)) * 10, b"y"]
     for codec, with_tls in product(("", "snappy", "deflate"), (False, True)):
         topic = f"{codec or 'plain'}.{with_tls}"
         with RawClient(nsqd.tcp_address) as client:
@@ -66,10 +70,21 @@ def test_messages_go_through_the_layers(tls_nsqd: AnyNsqd, certificates: Certifi
         assert bool(stats["tls_cipher_suite"]) == with_tls
 
 
-def test_a_failed_handshake_is_reported_in_plain_text(
+def test_a_client_that_ends_tls_and_waits_for_the_end_of_the_connection_gets_it(
     tls_nsqd: AnyNsqd, certificates: Certificates
 ) -> None:
-    nsqd = tls_nsqd()
+    """As asyncio does."""
+    with RawClient(tls_nsqd().tcp_address) as client:
+        client.negotiate(tls=trusting(certificates))
+        assert isinstance(client.socket, ssl.SSLSocket)
+        with pytest.raises(ssl.SSLEOFError):
+            client.socket.unwrap()
+
+
+def test_a_failed_handshake_is_told_in_plain_text_and_an_old_version_fails(
+    tls_nsqd: AnyNsqd, certificates: Certificates
+) -> None:
+    nsqd = tls_nsqd("-tls-min-version=tls1.3")
     with RawClient(nsqd.tcp_address) as client:
         client.identify(tls_v1=True)
         client.send(b"this is no TLS handshake\n")
@@ -77,12 +92,14 @@ def test_a_failed_handshake_is_reported_in_plain_text(
         received = b""
         while error not in received:
             received += client.socket.recv(1000) or pytest.fail(f"{received!r}")
+    context = trusting(certificates)
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    with RawClient(nsqd.tcp_address) as client, pytest.raises(ssl.SSLError):
+        client.negotiate(tls=context)
 
 
 @pytest.mark.parametrize("required", ["true", "tcp-https"])
-def test_required_tls_is_required(
-    tls_nsqd: AnyNsqd, certificates: Certificates, required: str
-) -> None:
+def test_tls_is_required(tls_nsqd: AnyNsqd, certificates: Certificates, required: str) -> None:
     nsqd = tls_nsqd(f"-tls-required={required}")
     with RawClient(nsqd.tcp_address) as client:
         client.send(b"SUB t ch\n")
@@ -101,11 +118,8 @@ def test_a_verified_client_certificate_is_asked_for_and_the_auth_server_learns_i
     tls_nsqd: AnyNsqd, certificates: Certificates, auth_server: AuthServer
 ) -> None:
     auth_server.allow("secret")
-    nsqd = tls_nsqd(
-        "-tls-client-auth-policy=require-verify",
-        f"-tls-root-ca-file={certificates.ca}",
-        f"-auth-http-address={auth_server.address}",
-    )
+    flags = ("-tls-client-auth-policy=require-verify", f"-tls-root-ca-file={certificates.ca}")
+    nsqd = tls_nsqd(*flags, f"-auth-http-address={auth_server.address}")
     with RawClient(nsqd.tcp_address) as client:
         context = trusting(certificates)
         context.load_cert_chain(certificates.client.cert, certificates.client.key)
@@ -118,14 +132,21 @@ def test_a_verified_client_certificate_is_asked_for_and_the_auth_server_learns_i
         client.negotiate(tls=trusting(certificates))
 
 
-def test_an_old_version_is_refused_by_the_minimum(
-    tls_nsqd: AnyNsqd, certificates: Certificates
+def test_neither_log_nor_configuration_shows_a_secret_or_a_password(
+    auth_server: AuthServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    nsqd = tls_nsqd("-tls-min-version=tls1.3")
-    context = trusting(certificates)
-    context.maximum_version = ssl.TLSVersion.TLSv1_2
-    with RawClient(nsqd.tcp_address) as client, pytest.raises(ssl.SSLError):
-        client.negotiate(tls=context)
+    log = io.StringIO()
+    place = auth_server.address
+    with (
+        caplog.at_level("DEBUG"),
+        EmbeddedNsqd(auth_http_address=f"http://u:p4ss@{place}/auth", log=log) as nsqd,
+        RawClient(nsqd.tcp_address) as client,
+        urlopen(f"http://{nsqd.http_address}/config/auth_http_addresses") as answer,
+    ):
+        assert auth(client, b"s3cret") == b"E_AUTH_FAILED AUTH failed"
+        assert json.loads(answer.read()) == [f"http://{place}/auth"]
+    assert f"failed auth request to http://{place}/auth - got response 401" in log.getvalue()
+    assert "s3cret" not in caplog.text
 
 
 def test_what_the_secret_allows_is_allowed(auth_nsqd: Nsqd, auth_server: AuthServer) -> None:
@@ -195,9 +216,7 @@ def test_a_bad_answer_of_the_auth_server_fails(auth_nsqd: Nsqd, auth_server: Aut
             assert auth(client) == expected, answer
 
 
-def test_no_client_is_dropped_while_the_auth_server_is_slow(
-    any_nsqd: AnyNsqd, auth_server: AuthServer
-) -> None:
+def test_a_slow_auth_server_drops_no_client(any_nsqd: AnyNsqd, auth_server: AuthServer) -> None:
     auth_server.allow("secret", after_s=3.5)
     address = f"-auth-http-address={auth_server.address}"
     nsqd = any_nsqd(address, "-http-client-request-timeout=1m")
@@ -228,3 +247,31 @@ def test_an_expired_answer_is_asked_for_again(auth_nsqd: Nsqd, auth_server: Auth
             return None if answer == b"OK" else answer
 
         assert wait_until(refusal, what="a refusal") == b"E_AUTH_FAILED AUTH failed"
+
+
+# -- of the embedded one alone: what a pattern may cost ------------------------------------------
+
+
+@pytest.mark.parametrize("pattern", ["((a{99}){99}){9}", r"\pL{1000}", "(" * 9999 + ")" * 9999])
+def test_an_oversized_pattern_is_refused_and_named(pattern: str) -> None:
+    with pytest.raises(AuthFailed, match=r"^unable to compile channel '.+' - .+"):
+        compile_pattern("channel", pattern)
+
+
+@pytest.mark.parametrize("pattern", ["^(([a-z])+.)+[A-Z]([a-z])+$", "(a*)*b", "(.*.*.*.*.*)*="])
+def test_no_name_takes_long(pattern: str) -> None:
+    matches = compile_pattern("topic", pattern)
+    started_s = time.process_time()
+    assert not matches("a" * 64)
+    assert time.process_time() - started_s < 0.5
+
+
+def test_auth_servers_need_the_library(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    monkeypatch.setitem(sys.modules, "re2", None)
+    options = {"data_path": str(tmp_path)}
+    nsqd = EmbeddedNsqd(auth_http_address=("127.0.0.1:1",), **options)
+    with pytest.raises(ConfigurationError, match="auth-http-address needs") as caught:
+        nsqd.start()
+    assert caught.value.hint == "Install it with: pip install 'nsqtools[server]'"
+    with EmbeddedNsqd(**options):  # the data path is free
+        pass

@@ -25,7 +25,7 @@ def test_a_disk_that_fills_up_leaves_the_old_content(small_disk: Path) -> None:
     assert names(small_disk) == ["filler", "nsqd.dat"]
 
 
-def test_older_content_never_replaces_newer(tmp_path: Path) -> None:
+def test_older_content_never_replaces_newer_and_what_a_kill_left_goes(tmp_path: Path) -> None:
     path = tmp_path / "nsqd.dat"
     file = NewestContent(path, 0o600)
     first, second = file.number(), file.number()
@@ -38,6 +38,11 @@ def test_older_content_never_replaces_newer(tmp_path: Path) -> None:
     file.remove(file.number())
     file.write(b"late", late)
     assert not path.exists()
+    left = f".nsqd.dat.{'0a' * 8}.tmp"
+    for name in (left, "nsqd.dat", ".other.tmp", "t.diskqueue.000000.dat"):
+        (tmp_path / name).touch()
+    remove_temporaries(tmp_path)
+    assert names(tmp_path) == [".other.tmp", "nsqd.dat", "t.diskqueue.000000.dat"]
 
 
 @pytest.fixture
@@ -57,14 +62,6 @@ def test_a_link_is_replaced_and_not_followed_nor_one_where_the_temporary_name_wo
     with pytest.raises(FileExistsError):
         replace_file(tmp_path / "nsqd.dat", b"new")
     assert victim.read_text() == "precious"
-
-
-def test_what_a_kill_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
-    left = f".nsqd.dat.{'0a' * 8}.tmp"
-    for name in (left, "nsqd.dat", ".other.tmp", "t.diskqueue.000000.dat"):
-        (tmp_path / name).touch()
-    remove_temporaries(tmp_path)
-    assert names(tmp_path) == [".other.tmp", "nsqd.dat", "t.diskqueue.000000.dat"]
 
 
 def test_a_link_in_place_of_the_copy_is_not_followed(tmp_path: Path, victim: Path) -> None:

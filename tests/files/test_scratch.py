@@ -36,7 +36,6 @@ def test_that_of_a_killed_process_is_removed_and_others_are_not(tmp_path: Path) 
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
-        assert process.stdout is not None
         held = Path(process.stdout.readline().decode().strip())
         make_old(held)
 

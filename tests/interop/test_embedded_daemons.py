@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,18 +12,11 @@ from plugins.certificates import Certificates
 from plugins.daemons import Daemon, GoNsqd, GoNsqlookupd
 from plugins.embedded import EmbeddedLookupServer, EmbeddedServer
 from plugins.http_api import Nsqd, Nsqlookupd
-from plugins.servers import DataPath, GoProgram, MakeLookupd, Serve
+from plugins.servers import AnyNsqd, DataPath, GoProgram, MakeLookupd, Serve
 from plugins.waiting import patience_s, wait_until
 
 TIMEOUT_S = patience_s(30.0)
 LINES = [f"line {number}" for number in range(1000)]
-
-Embedded = Callable[..., EmbeddedServer]
-
-
-@pytest.fixture
-def embedded(data_path: DataPath, serve: Serve) -> Embedded:
-    return lambda *flags: serve(EmbeddedServer(data_path(), *flags))
 
 
 def run(command: list[str | Path], stdin: str = "") -> str:
@@ -37,13 +29,13 @@ def run(command: list[str | Path], stdin: str = "") -> str:
 
 @pytest.mark.parametrize("option", ["snappy,true", "deflate,true", "tls_v1,true"])
 def test_nsq_to_file_archives_what_to_nsq_publishes_through_every_layer(
-    embedded: Embedded,
+    embedded_nsqd: AnyNsqd,
     go_program: GoProgram,
     certificates: Certificates,
     tmp_path: Path,
     option: str,
 ) -> None:
-    nsqd = embedded(*certificates.server.nsqd_flags)
+    nsqd = embedded_nsqd(*certificates.server.nsqd_flags)
     nsqd.create_channel("t", "ch")
     place = ["-topic=t", f"-nsqd-tcp-address={nsqd.tcp_address}"]
     run([go_program("to_nsq"), *place], "\n".join(LINES) + "\n")
@@ -62,9 +54,9 @@ def test_nsq_to_file_archives_what_to_nsq_publishes_through_every_layer(
     assert sorted(file.read_text().splitlines()) == sorted(LINES)
 
 
-def test_lookupds_can_be_changed_while_it_runs(embedded: Embedded, nsqlookupd: MakeLookupd) -> None:
+def test_lookupds_can_be_changed_meanwhile(embedded_nsqd: AnyNsqd, nsqlookupd: MakeLookupd) -> None:
     lookupd = nsqlookupd()
-    nsqd = embedded("-broadcast-address=127.0.0.1")
+    nsqd = embedded_nsqd("-broadcast-address=127.0.0.1")
     nsqd.create_topic("t")
     addresses = json.dumps([lookupd.tcp_address]).encode()
     status, answer = nsqd.request("PUT", "/config/nsqlookupd_tcp_addresses", addresses)
@@ -126,11 +118,11 @@ def test_what_an_nsqd_has_is_announced_whichever_of_them_is_restarted(joined: Jo
 
 
 def test_nsq_stat_and_nsqadmin_show_and_change_what_they_know(
-    data_path: DataPath, serve: Serve, go_program: GoProgram
+    embedded_nsqd: AnyNsqd, serve: Serve, go_program: GoProgram
 ) -> None:
     lookupd = serve(EmbeddedLookupServer())
     flags = (f"-lookupd-tcp-address={lookupd.tcp_address}", "-broadcast-address=127.0.0.1")
-    registered = serve(EmbeddedServer(data_path(), *flags))
+    registered = embedded_nsqd(*flags)
     registered.create_channel("clicks", "ch")
     registered.publish("clicks", b"one", b"two", b"three")
     wait_until(lambda: lookupd.json("/channels", topic="clicks")["channels"], what="the channel")

@@ -40,9 +40,7 @@ OURS = "import sys; from nsqtools.cli.main import main; sys.argv[0] = '{}'; sys.
 def tried(name: str) -> set[str]:
     """What looks like a flag in the functions here that run a utility."""
     functions = filter(inspect.isfunction, globals().values())
-    sources = [
-        each for each in map(inspect.getsource, functions) if re.search(rf"\b{name}[ (]", each)
-    ]
+    sources = [one for one in map(inspect.getsource, functions) if re.search(rf"\b{name}[ (]", one)]
     return {*re.findall(r"(?<![\w-])--?([a-z][a-z-]*)", "".join(sources)), "version"}
 
 
@@ -129,9 +127,7 @@ def test_every_flag_of_the_go_program_is_known_and_tested_and_has_its_default(na
 
 
 @pytest.mark.parametrize("name", UTILITIES)
-def test_what_is_wrong_ends_with_the_same_status(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_wrong_has_the_same_status(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (["-nonsense"], ["-h"], [], ["-topic"], ["-topic=a", "-channel=c"]):
         theirs = subprocess.run(
             [GO_PROGRAMS / name, *arguments], capture_output=True, stdin=subprocess.DEVNULL
@@ -191,7 +187,6 @@ def test_to_nsq_ends_when_nsqd_is_away(world: World) -> None:
     for side in SIDES:
         line = "to_nsq -topic=away -nsqd-tcp-address=127.0.0.1:1"
         with running(world.command(side, line)) as process:
-            assert process.stdin is not None
             process.stdin.write(b"one\n")
             process.stdin.flush()
             assert process.wait(DEADLINE_S) == 1  # while its input stays open
@@ -240,9 +235,7 @@ def nsq_to_file(directory: Path, more: str) -> str:
     return f"nsq_to_file -output-dir {directory} -channel SIDE -sync-interval=100ms {place} {more}"
 
 
-def test_files_have_names_and_text(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_names_and_text(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     world.fill("file", b"first")
     more = """-topic file -filename-format '<TOPIC>/<HOST><REV>.<DATETIME>.txt'
@@ -262,9 +255,7 @@ def test_files_have_names_and_text(
     assert words(ours) == words(theirs)
 
 
-def test_compressed_files_have_revs_and_come_from_the_work_dir(
-    world: World, tmp_path: Path
-) -> None:
+def test_compressed_files_have_revs_and_come_from_a_work_dir(world: World, tmp_path: Path) -> None:
     world.fill("gz", *(b"%04d" % number for number in range(30)))
     for side in SIDES:
         work = tmp_path / f"{side}.work"

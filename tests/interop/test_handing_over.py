@@ -40,9 +40,7 @@ def hand_on(serve: Serve, server: Nsqd, kinds: Kinds, *flags: str) -> Nsqd:
 
 
 @pytest.mark.parametrize("kinds", ORDERS)
-def test_messages_in_memory_on_disk_in_flight_and_deferred_arrive(
-    kinds: Kinds, data_path: DataPath, serve: Serve
-) -> None:
+def test_messages_wherever_they_are_arrive(kinds: Kinds, data_path: DataPath, serve: Serve) -> None:
     flags = ("-mem-queue-size=10", SMALL_FILES)
     first = serve(kinds[0](data_path(), *flags))
     bodies = {b"%03d" % number for number in range(100)}
@@ -67,9 +65,7 @@ def test_messages_in_memory_on_disk_in_flight_and_deferred_arrive(
 
 
 @pytest.mark.parametrize("kinds", ORDERS[:2])
-def test_topics_channels_and_pauses_are_kept(
-    kinds: Kinds, data_path: DataPath, serve: Serve
-) -> None:
+def test_topics_channels_and_pauses_stay(kinds: Kinds, data_path: DataPath, serve: Serve) -> None:
     first = serve(kinds[0](data_path()))
     first.create_channel("t", "paused")
     first.create_channel("t", "open")

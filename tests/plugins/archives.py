@@ -21,7 +21,7 @@ from plugins.http_api import Nsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.archive.finding import find_archives
-from nsqtools.archive.journal import IsDurable, Journal, journals_below, stem_of
+from nsqtools.archive.journal import Journal, journals_below, stem_of
 from nsqtools.archive.layout import Head
 from nsqtools.archive.members import gzip_members, members_of, unpack_members
 from nsqtools.archive.part_file import Directories, PartFile, finish
@@ -110,27 +110,11 @@ class Writer:
         return path
 
 
-def journal_in(
-    folder: Path,
-    topic: str = "clicks",
-    channel: str = "archive",
-    *,
-    run: str = "1",
-    size: int = 100,
-    is_durable: IsDurable = lambda name, head, offset, length: True,
-    now_s: float = 0.0,
-) -> Journal:
+def journal_in(path: Path, topic: str = "clicks", channel: str = "archive", **more: Any) -> Journal:
     """The journal of a topic and channel, as a new run opens it."""
-    return Journal(
-        folder,
-        topic,
-        channel,
-        earlier=journals_below(folder).get(stem_of(topic, channel), ()),
-        run=run,
-        size=size,
-        is_durable=is_durable,
-        now_s=now_s,
-    )
+    given = {"run": "1", "size": 100, "is_durable": lambda *member: True, "now_s": 0.0} | more
+    earlier = journals_below(path).get(stem_of(topic, channel), ())
+    return Journal(path, topic, channel, earlier=earlier, **given)
 
 
 NOW_S = 1_790_000_000.0

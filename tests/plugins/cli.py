@@ -128,7 +128,6 @@ def spawn_nsq(nsq_env: dict[str, str]) -> Iterator[SpawnNsq]:
     for process in started:
         process.kill()
         for stream in (process.stdin, process.stdout, process.stderr):
-            assert stream is not None
             with suppress(BrokenPipeError):  # unsent input of a process that is gone
                 stream.close()
         process.wait(DEADLINE_S)

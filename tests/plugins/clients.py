@@ -2,11 +2,16 @@
 
 `consume` and `produce` take fields of ClientOptions as keywords, and other arguments in ``more``.
 What they make is aborted at the end of the test, and the test fails when that takes long. `handle`
-runs a handler on threads of its own, `in_background` any call.
+runs a handler on threads of its own, `in_background` any call. A test that is a coroutine runs in
+an event loop of its own.
 """
 
 from __future__ import annotations
 
+import asyncio
+import inspect
+import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -14,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -48,6 +54,15 @@ Dialog = Callable[..., tuple[Consumer, Connection]]
 Handle = Callable[..., "Future[None]"]
 InBackground = Callable[..., "Future[Any]"]
 T = TypeVar("T")
+
+
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine in an event loop of its own, which must not hang."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**given), patience_s(20)))
+    return True
 
 
 def bodies_in(nsqd: Nsqd, topic: str, count: int, channel: str = "check") -> list[bytes]:
@@ -94,6 +109,65 @@ def run_program(program: str, *arguments: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stderr
+
+
+WORKER = """
+import asyncio, json, os, sys, time
+from concurrent.futures import ThreadPoolExecutor
+from nsqtools import ClientOptions, Consumer, aio
+
+way, count, handler_s, options, more, *addresses = sys.argv[1:]
+count, handler_s, more = int(count), float(handler_s), json.loads(more)
+more["options"] = ClientOptions(**json.loads(options))
+log = os.open("handled", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+def note(message):
+    if message.body.startswith(b"poison"):
+        os._exit(9)
+    os.write(log, message.body + b"\\n")
+
+def handle(message):
+    time.sleep(handler_s)
+    note(message)
+
+async def handle_in_task(message):
+    await asyncio.sleep(handler_s)
+    note(message)
+
+def handle_in_pool(message):
+    pool.submit(lambda: (handle(message), message.finish()))
+
+Kind = aio.Consumer if way == "asyncio" else Consumer
+consumer = Kind("clicks", "archive", nsqd_tcp_addresses=addresses, **more)
+if way == "asyncio":
+    asyncio.run(consumer.run(handle_in_task, concurrency=count))
+elif way == "pool":
+    with ThreadPoolExecutor(count) as pool:
+        consumer.run(handle_in_pool, auto_answer=False)
+elif way == "batches":
+    for batch in consumer.batches(size=20, within_s=0.1):
+        for message in batch:
+            handle(message)
+        batch.finish()
+else:
+    consumer.run(handle, workers=count)
+"""
+
+
+def start_worker(
+    directory: Path,
+    way: str,
+    count: int,
+    handler_s: float,
+    addresses: Sequence[str],
+    options: dict[str, Any] | None = None,
+    **more: Any,
+) -> subprocess.Popen[bytes]:
+    """Start a process that consumes in a ``way``, and notes in ``handled`` what it has handled."""
+    arguments = [way, str(count), str(handler_s), json.dumps(options or {}), json.dumps(more)]
+    command = [sys.executable, "-c", WORKER, *arguments, *addresses]
+    environment = os.environ | {"PYTHONPATH": os.getcwd()}
+    return subprocess.Popen(command, cwd=directory, env=environment)
 
 
 @pytest.fixture

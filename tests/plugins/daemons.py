@@ -65,7 +65,6 @@ class Daemon(Running):
             errors="replace",
             start_new_session=True,  # the tester's ^C stops the tests, which then stop the daemon
         )
-        assert self._process.stderr is not None
         self._log_reader = threading.Thread(
             target=self._read_log, args=(self._process.stderr,), daemon=True
         )
@@ -95,7 +94,6 @@ class Daemon(Running):
             self._process.kill()
             self._process.wait()
             self._process = None
-            assert self._log_reader is not None
             self._log_reader.join()
 
     def pause(self) -> None:
@@ -123,7 +121,6 @@ class Daemon(Running):
     def wait_for_log(self, pattern: str, *, timeout_s: float = 5.0) -> re.Match[str]:
         """The first match of `pattern` in the log of the present run, waiting for it."""
         reader = self._log_reader
-        assert reader is not None
 
         def look() -> re.Match[str] | None:
             has_ended = not reader.is_alive()

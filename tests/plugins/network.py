@@ -130,7 +130,6 @@ class Proxy:
     ) -> None:
         """Copy both ways until both have ended, or until one fails, or until we are cut."""
         connection = asyncio.current_task()
-        assert connection is not None
         writers = [client_writer]
         reset = False
         try:

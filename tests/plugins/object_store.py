@@ -71,7 +71,6 @@ def s3_endpoint() -> Iterator[str]:
         start_new_session=True,
         text=True,
     ) as server:
-        assert server.stdout is not None
         yield f"http://127.0.0.1:{server.stdout.readline().strip()}"
         server.kill()
 

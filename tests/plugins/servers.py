@@ -3,6 +3,7 @@
     nsqd          the Go nsqd, started
     go_nsqd       a factory of them: ``go_nsqd("-msg-timeout=2s")``
     any_nsqd      the same for conformance tests, which run once for each of `NSQD_KINDS`
+    embedded_nsqd the same for the embedded one
     nsqlookupd    a factory of Go nsqlookupd
     go_program    the path of a Go program: ``go_program("nsq_tail")``
     serve         starts any daemon object, such as ``serve(GoNsqd(directory))``
@@ -78,9 +79,14 @@ def go_nsqd(data_path: DataPath, serve: Serve) -> MakeNsqd:
 
 
 @pytest.fixture
-def quick_nsqd(data_path: DataPath, serve: Serve) -> EmbeddedServer:
+def embedded_nsqd(data_path: DataPath, serve: Serve) -> AnyNsqd:
+    return lambda *flags: serve(EmbeddedServer(data_path(), *flags))
+
+
+@pytest.fixture
+def quick_nsqd(embedded_nsqd: AnyNsqd) -> EmbeddedServer:
     """One that takes messages back after a second: the Go nsqd first looks after five."""
-    return serve(EmbeddedServer(data_path(), "--msg-timeout=1s"))
+    return embedded_nsqd("--msg-timeout=1s")
 
 
 @pytest.fixture

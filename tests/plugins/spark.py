@@ -28,7 +28,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import pytest
 from plugins.in_process import Result
@@ -39,9 +39,12 @@ from plugins.waiting import patience_s, wait_until
 import nsqtools
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
 
     from nsqtools.spark.spark_settings import SparkSettings
+else:  # for tests, which are collected without pyspark too
+    DataFrame = SparkSession = StreamingQuery = Any
 
 SPARK_FIXTURES = {"spark", "spark_env"}
 
@@ -302,7 +305,6 @@ class SparkDriver:
 
     def begin(self, *command: object) -> None:
         """Have it run a command; `end` waits for it."""
-        assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([str(word) for word in command]) + "\n")
         self._process.stdin.flush()
 
@@ -312,7 +314,6 @@ class SparkDriver:
         return bool(select.select([self._process.stdout], [], [], 0)[0])
 
     def end(self) -> Result:
-        assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             self._complaints.seek(0)

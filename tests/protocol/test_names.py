@@ -39,19 +39,14 @@ def test_a_name_that_nsqd_refuses_is_an_error_that_shows_it(name: str) -> None:
 # -- addresses ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "address"),
-    [
-        ("localhost", Address("localhost", 4150)),
-        ("localhost:4000", Address("localhost", 4000)),
-        (" 10.0.0.1:1 ", Address("10.0.0.1", 1)),
-        ("[::1]:4150", Address("::1", 4150)),
-        ("[fe80::1]", Address("fe80::1", 4150)),
-        ("nsqd.example.org:65535", Address("nsqd.example.org", 65535)),
-    ],
-)
-def test_an_address_is_read(text: str, address: Address) -> None:
-    assert parse_address(text) == address
+ADDRESSES = {"localhost": ("localhost", 4150), "localhost:4000": ("localhost", 4000)}
+ADDRESSES |= {" 10.0.0.1:1 ": ("10.0.0.1", 1), "[::1]:4150": ("::1", 4150)}
+ADDRESSES |= {"[fe80::1]": ("fe80::1", 4150), "nsqd.example.org:65535": ("nsqd.example.org", 65535)}
+
+
+def test_an_address_is_read() -> None:
+    assert {text: parse_address(text) for text in ADDRESSES} == ADDRESSES
+    assert parse_address("localhost") == Address("localhost", 4150)
 
 
 NO_ADDRESSES = """
@@ -81,6 +76,22 @@ def test_a_likely_mistake_has_a_remedy_of_its_own(text: str, remedy: str) -> Non
     assert remedy in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "me:hush@lookup:4161",
+        "me:hush/x@lookup",
+        "me:hush@lookup",
+        "http://me:hush@h/#part",
+        "http://me:hush@h:x",
+    ],
+)
+def test_a_password_in_what_is_no_address_is_not_shown(text: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        http_url(text, names.LOOKUPD_HTTP_PORT)
+    assert "hush" not in f"{caught.value} {caught.value.hint}"
+
+
 @given(st.text(max_size=40))
 def test_any_text_is_an_address_or_a_configuration_error(text: str) -> None:
     for parse in (parse_address, lambda text: http_url(text, names.LOOKUPD_HTTP_PORT)):
@@ -88,30 +99,22 @@ def test_any_text_is_an_address_or_a_configuration_error(text: str) -> None:
             parse(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "url"),
-    [
-        ("localhost", "http://localhost:4161"),
-        ("localhost:4161", "http://localhost:4161"),
-        ("localhost:4161/", "http://localhost:4161"),
-        ("http://localhost:4161", "http://localhost:4161"),
-        ("http://localhost", "http://localhost"),
-        ("https://lookup.example.org/", "https://lookup.example.org"),
-        ("https://h:1/nsq/lookup", "https://h:1/nsq/lookup"),
-        ("http://h:1?token=a%20b", "http://h:1?token=a%20b"),
-        ("http://h:1/lookup?topic=other&x=", "http://h:1/lookup?topic=other&x="),
-        ("[::1]:4161", "http://[::1]:4161"),
-        ("http://[::1]:4161/", "http://[::1]:4161"),
-        ("10.0.0.1:4161/prefix", "http://10.0.0.1:4161/prefix"),
-    ],
-)
-def test_every_form_of_an_http_address_is_a_url(text: str, url: str) -> None:
-    assert http_url(text, names.LOOKUPD_HTTP_PORT) == url
+THIS_MACHINE = ("localhost", "localhost:4161", "localhost:4161/", "http://localhost:4161")
+AS_THEY_ARE = ["http://localhost", "https://h:1/nsq/lookup", "http://h:1?token=a%20b"]
+AS_THEY_ARE += ["http://h:1/lookup?topic=other&x="]
+URLS = dict.fromkeys(THIS_MACHINE, "http://localhost:4161") | {url: url for url in AS_THEY_ARE}
+URLS |= dict.fromkeys(("[::1]:4161", "http://[::1]:4161/"), "http://[::1]:4161")
+URLS |= {"https://lookup.example.org/": "https://lookup.example.org"}
+URLS |= {"10.0.0.1:4161/prefix": "http://10.0.0.1:4161/prefix"}
+
+
+def test_every_form_of_an_http_address_is_a_url() -> None:
+    assert {text: http_url(text, names.LOOKUPD_HTTP_PORT) for text in URLS} == URLS
 
 
 NO_URLS = """
     ftp://host:1 http:// http://host:x http://host:0 http://host:99999 http://[::1
-    http://host/#part host?x=1
+    http://host/#part host?x=1 http://[1:2]:1 [1:2]:1
 """
 
 
@@ -155,8 +158,12 @@ LONGEST_HOST = ("h." * names.MAX_HOST_LENGTH)[: names.MAX_HOST_LENGTH]
     [
         ("nsqd-1.example", "nsqd-1.example"),
         ("[fe80::1]", "fe80::1"),
+        ("fe80::1%eth0", "fe80::1%eth0"),
         (LONGEST_HOST, LONGEST_HOST),
-        *((name, "") for name in ("", LONGEST_HOST + "h", "a b", "[a", None, 7, "a/b")),
+        *(
+            (name, "")
+            for name in ("", LONGEST_HOST + "h", "a b", "[a", None, 7, "a/b", "1:2", ":::")
+        ),
     ],
 )
 def test_what_a_daemon_announces_is_a_host_or_nothing(name: object, host: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 from itertools import pairwise
 
 import pytest
@@ -12,6 +13,7 @@ from plugins.raw_client import sized
 
 from nsqtools.errors import ProtocolError
 from nsqtools.protocol import requests
+from nsqtools.protocol.commands import IdentifyReply, decode_identify_reply
 from nsqtools.protocol.requests import PeerInfo
 
 ID = b"0123456789abcdef"
@@ -36,7 +38,6 @@ def test_answers_are_taken_in_one_run(command: bytes, delays: list[bytes], other
     read = requests.read_answers(b".%b%b %b\n" % (run, other, ID), 1)
     assert read == (command, [ID] * 3, delays, 1 + len(run))
     many = requests.read_answers(run * 1000, 0)
-    assert many is not None
     assert len(many.ids) == 500  # more hold up others
 
 
@@ -78,27 +79,51 @@ def test_bodies_are_read_in_any_pieces(bodies: list[bytes], rest: bytes, cuts: l
 # -- what an nsqd says to nsqlookupd ---------------------------------------------------------------
 
 
-INFO = PeerInfo(
-    broadcast_address="nsqd.example", hostname="nsqd", http_port=1, tcp_port=2, version="1.3.0"
-)
-NOTHING = PeerInfo()
+INFO = PeerInfo("nsqd.example", hostname="nsqd", http_port=1, tcp_port=2, version="1.3.0")
+INFOS = {INFO.encode(): INFO, b"{}": PeerInfo(), b"null": PeerInfo()}
+INFOS |= {b'{"version": null, "http_port": null, "new": [1]}': PeerInfo()}
+INFOS |= {b'{"http_port": 1, "hostname": "h"}': PeerInfo(http_port=1, hostname="h")}
+NO_INFOS = [b"", b"[]", b"{", b"\xff", b'{"tcp_port": "1"}', b'{"http_port": true}']
 
 
-@pytest.mark.parametrize(
-    ("data", "info"),
-    [
-        (INFO.encode(), INFO),
-        (b"{}", NOTHING),
-        (b"null", NOTHING),
-        (b'{"version": null, "http_port": null, "new": [1]}', NOTHING),
-        (b'{"http_port": 1, "hostname": "h"}', NOTHING._replace(http_port=1, hostname="h")),
-        *((data, None) for data in (b"", b"[]", b"{", b'{"tcp_port": "1"}')),
-        *((data, None) for data in (b'{"http_port": true}', b'{"version": 1}', b"\xff")),
-    ],
-)
-def test_an_answer_to_identify_is_read_or_refused(data: bytes, info: PeerInfo | None) -> None:
-    if info is not None:
-        assert requests.decode_peer_info(data) == info
-    else:
-        with pytest.raises(ProtocolError):
-            requests.decode_peer_info(data)
+@pytest.mark.parametrize("data", [*NO_INFOS, b'{"version": 1}'])
+def test_an_answer_to_identify_is_read_or_refused(data: bytes) -> None:
+    assert {each: requests.decode_peer_info(each) for each in INFOS} == INFOS
+    with pytest.raises(ProtocolError):
+        requests.decode_peer_info(data)
+
+
+# -- the answers to IDENTIFY; what is asked by it is in client/test_options.py ---------------------
+
+
+def test_ok_means_an_old_nsqd_and_of_a_reply_what_is_unknown_is_passed_over() -> None:
+    reply = decode_identify_reply(b"OK")
+    assert (reply.max_rdy_count, reply.msg_timeout, reply.version) == (2500, 60_000, "")
+    assert not any([reply.tls_v1, reply.snappy, reply.deflate, reply.auth_required])
+    reply = IdentifyReply(max_rdy_count=3, version="1.3.0", tls_v1=True, deflate_level=2)
+    assert decode_identify_reply(reply.encode()) == reply
+    few = b'{"max_rdy_count":7,"new":[1],"version":null}'
+    assert decode_identify_reply(few) == IdentifyReply(max_rdy_count=7)
+    # which begins no line of its own in a log
+    assert decode_identify_reply(rb'{"version":"1\nERROR"}').version == r"1\nERROR"
+
+
+WRONG = [b"", b"ok", b"OK\n", b"[]", b"1", b"null", b'"OK"', b"{", b"\xff", b"_heartbeat_"]
+WRONG += [pytest.param(b"[" * 100_000, id="nested")]  # type: ignore[list-item]
+WRONG_FIELDS = """
+    "max_rdy_count":"7" "max_rdy_count":7.5 "max_rdy_count":true "tls_v1":1 "version":1
+    "max_rdy_count":0 "deflate":true,"deflate_level":0 "deflate":true,"deflate_level":10
+    "msg_timeout":0 "msg_timeout":9223372036854775808
+"""
+
+
+@pytest.mark.parametrize("data", [*WRONG, *(b"{%b}" % f.encode() for f in WRONG_FIELDS.split())])
+def test_any_other_answer_is_a_protocol_error(data: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        decode_identify_reply(data)
+
+
+@given(st.binary(max_size=60))
+def test_random_answers_are_a_reply_or_a_protocol_error(data: bytes) -> None:
+    with suppress(ProtocolError):
+        decode_identify_reply(data)

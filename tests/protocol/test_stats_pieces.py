@@ -58,10 +58,13 @@ def test_what_is_written_in_small_pieces_is_read(stats: NsqdStats) -> None:
     assert read_stats(json.loads(b"".join(pieces))) == stats
 
 
-def test_what_is_of_another_type_counts_as_none() -> None:
+def test_another_type_counts_as_none_and_before_1_2_1_clients_are_counted() -> None:
     stats = read_stats({"producers": [{"client_id": 3, "state": 3, "deflate": 3}]})
     [client] = stats.producers or ()
     assert (client.client_id, client.state, client.deflate) == ("", 3, False)
+    channels = [{"clients": [{}, {}]}, {"clients": [{}, {}], "client_count": 5}]
+    [old, new] = read_topic({"channels": channels}).channels
+    assert (old.client_count, new.client_count) == (2, 5)
 
 
 HUGE, NO_PERCENTILES = 10**400, LatencyStats(percentiles=())
@@ -138,9 +141,3 @@ def test_an_answer_of_another_form_is_read_as_a_whole(body: str) -> None:
     reader = StatsReader()
     for _ in range(2):
         assert reader.read(body.encode(), json.loads) == read_stats(json.loads(body))
-
-
-def test_before_1_2_1_the_clients_of_a_channel_are_counted() -> None:
-    channels = [{"clients": [{}, {}]}, {"clients": [{}, {}], "client_count": 5}]
-    [old, new] = read_topic({"channels": channels}).channels
-    assert (old.client_count, new.client_count) == (2, 5)

@@ -21,23 +21,14 @@ from nsqtools.protocol.text import (
     quote,
 )
 
+QUOTED = {b"": b'""', b"plain name": b'"plain name"', b'"\\': rb'"\"\\"'}
+QUOTED |= {b"\a\b\f\n\r\t\v": rb'"\a\b\f\n\r\t\v"', b"\x00\x01\x7f": rb'"\x00\x01\x7f"'}
+QUOTED |= {b"\xff\xc3": rb'"\xff\xc3"', "é €".encode(): '"é €"'.encode()}
+QUOTED |= {"\u2028\u200b".encode(): rb'"\u2028\u200b"', "\U000e0001".encode(): rb'"\U000e0001"'}
 
-@pytest.mark.parametrize(
-    ("data", "quoted"),
-    [
-        (b"", b'""'),
-        (b"plain name", b'"plain name"'),
-        (b'"\\', rb'"\"\\"'),
-        (b"\a\b\f\n\r\t\v", rb'"\a\b\f\n\r\t\v"'),
-        (b"\x00\x01\x7f", rb'"\x00\x01\x7f"'),
-        (b"\xff\xc3", rb'"\xff\xc3"'),
-        ("é €".encode(), '"é €"'.encode()),
-        ("\u2028\u200b".encode(), rb'"\u2028\u200b"'),
-        ("\U000e0001".encode(), rb'"\U000e0001"'),
-    ],
-)
-def test_quoting_is_gos(data: bytes, quoted: bytes) -> None:
-    assert quote(data) == quoted
+
+def test_quoting_is_gos() -> None:
+    assert {data: quote(data) for data in QUOTED} == QUOTED
 
 
 @given(st.binary())
@@ -56,11 +47,17 @@ def test_json_is_gos() -> None:
 SECONDS = {"250ms": 0.25, "30s": 30, "5m": 300, "1h30m": 5400, "1.5h": 5400, ".5s": 0.5}
 SECONDS |= {"1h0.5s": 3600.5, "10us": 1e-5, "10µs": 1e-5, "7ns": 7e-9, "-1s": -1, "+2m": 120}
 SECONDS |= {"0": 0, "-0": 0}
+SHORT = {0: "0s", 0.25: "250ms", 1.5: "1.5s", 60: "1m", 90: "1m30s", 3600: "1h", 5400: "1h30m"}
+SHORT |= {0.000_05: "50us", -1: "-1s"}
+AS_GO = {0: "0s", 1: "1ns", 2_155: "2.155µs", 632_134_542: "632.134542ms", 250_000_000: "250ms"}
+AS_GO |= {1_000_000_000: "1s", 1_500_000_000: "1.5s", 60_000_000_000: "1m0s"}
+AS_GO |= {3_600_000_000_000: "1h0m0s", 90_061_000_000_000: "25h1m1s", -1_500_000: "-1.5ms"}
 
 
-@pytest.mark.parametrize("text", SECONDS)
-def test_a_duration_is_read_as_seconds(text: str) -> None:
-    assert parse_duration(text) == pytest.approx(SECONDS[text])
+def test_durations_are_read_and_are_written_shortly_and_as_go_writes_them() -> None:
+    assert {text: parse_duration(text) for text in SECONDS} == pytest.approx(SECONDS)
+    assert {seconds: format_duration(seconds) for seconds in SHORT} == SHORT
+    assert {duration_ns: go_duration(duration_ns) for duration_ns in AS_GO} == AS_GO
 
 
 NO_DURATIONS = ["", "s", "1", "1.5", "1x", "1 s", "s1", "--1s", "1s\n", "٣s", "1d", "2562048h"]
@@ -74,50 +71,22 @@ def test_what_is_no_duration_says_how_to_write_one(text: str) -> None:
     assert ("has no unit" in str(refused.value)) == (text in ("1", "1.5"))
 
 
-SHORT = {0: "0s", 0.25: "250ms", 1.5: "1.5s", 60: "1m", 90: "1m30s", 3600: "1h", 5400: "1h30m"}
-
-
-@pytest.mark.parametrize(("seconds", "text"), [*SHORT.items(), (0.000_05, "50us"), (-1, "-1s")])
-def test_a_duration_is_written_shortly(seconds: float, text: str) -> None:
-    assert format_duration(seconds) == text
-
-
 @given(st.integers(min_value=0, max_value=10**9).map(lambda us: us / 1e6))
 def test_what_is_written_reads_back(seconds: float) -> None:
     assert parse_duration(format_duration(seconds)) == pytest.approx(seconds, abs=1e-6)
 
 
-AS_GO = {0: "0s", 1: "1ns", 2_155: "2.155µs", 632_134_542: "632.134542ms", 250_000_000: "250ms"}
-AS_GO |= {1_000_000_000: "1s", 1_500_000_000: "1.5s", 60_000_000_000: "1m0s"}
-AS_GO |= {3_600_000_000_000: "1h0m0s", 90_061_000_000_000: "25h1m1s", -1_500_000: "-1.5ms"}
-
-
-def test_durations_are_written_as_go_writes_them() -> None:
-    assert {duration_ns: go_duration(duration_ns) for duration_ns in AS_GO} == AS_GO
-
-
 # -- text of others -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        (b"plain\ttext\n", b"plain\ttext\n"),
-        ("café 😀".encode(), "café 😀".encode()),
-        ("👩\u200d👧".encode(), "👩\u200d👧".encode()),  # joiners join
-        (b"\x1b[31mred", b"\\x1b[31mred"),
-        (b"bell\x07 del\x7f cr\r", b"bell\\x07 del\\x7f cr\\r"),
-        (b"\xc2\x9b31m", b"\\x9b31m"),
-        (b"\x9b31m", b"\\x9b31m"),
-        (b"\xff", b"\\xff"),
-        ("a\u202eb\u2028c".encode(), b"a\\u202eb\\u2028c"),
-    ],
-)
-def test_control_characters_are_escaped(text: bytes, shown: bytes) -> None:
-    assert escape_text(text) == shown
+AS_IT_IS = [b"plain\ttext\n", "café 😀".encode(), "👩\u200d👧".encode()]  # joiners join
+SHOWN = {text: text for text in AS_IT_IS} | {b"\x1b[31mred": b"\\x1b[31mred", b"\xff": b"\\xff"}
+SHOWN |= {b"bell\x07 del\x7f cr\r": b"bell\\x07 del\\x7f cr\\r", b"\xc2\x9b31m": b"\\x9b31m"}
+SHOWN |= {b"\x9b31m": b"\\x9b31m", "a\u202eb\u2028c".encode(): b"a\\u202eb\\u2028c"}
 
 
-def test_a_line_stays_one_line() -> None:
+def test_control_characters_are_escaped_and_a_line_stays_one_line() -> None:
+    assert {text: escape_text(text) for text in SHOWN} == SHOWN
     assert escape_line("a\nb\tc\r\x85d\u2029e\udc80") == r"a\nb\tc\r\x85d\u2029e\udc80"
 
 
@@ -151,9 +120,6 @@ def test_no_text_breaks_a_line(text: str) -> None:
 def steering(text: str) -> list[str]:
     """The characters that a terminal may obey, by what Unicode calls them."""
     bidirectional = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
-    return [
-        c
-        for c in text
-        if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp")
-        or unicodedata.bidirectional(c) in bidirectional
-    ]
+    kinds = {"Cc", "Cs", "Zl", "Zp"}
+    category, direction = unicodedata.category, unicodedata.bidirectional
+    return [c for c in text if category(c) in kinds or direction(c) in bidirectional]

@@ -39,9 +39,7 @@ def run_job(text: bytes, publisher: Publisher, tmp_path: Path, **more: Any) -> P
 
 
 @pytest.mark.parametrize("at_once", [5 << 20, 30], ids=["by default", "30 bytes"])
-def test_every_record_arrives_whole_but_for_one_that_only_nsqd_finds_too_long(
-    go_nsqd: MakeNsqd, tmp_path: Path, at_once: int
-) -> None:
+def test_all_arrives_but_what_is_too_long(go_nsqd: MakeNsqd, tmp_path: Path, at_once: int) -> None:
     nsqd = go_nsqd("-max-msg-size=1000000")
     records = [b"plain", b"\x00nul", b"\xff\xfe not UTF-8", b"x" * 1_000_000, b"cr\r", b"last"]
     text = b"\n".join([*records[:3], b"x" * 1_000_001, *records[3:]])
@@ -68,9 +66,7 @@ def test_each_of_more_nsqd_than_batches_gets_its_share(go_nsqd: MakeNsqd, tmp_pa
         )
 
 
-def test_when_nsqd_stays_away_the_whole_input_goes_to_the_unsent_file_in_its_order(
-    unreachable_address: str, tmp_path: Path
-) -> None:
+def test_the_input_of_an_absent_nsqd_stays_whole(unreachable_address: str, tmp_path: Path) -> None:
     count = 70_000  # more than the 64 batches of 1000 that may be outstanding at a time
     lines = [b"x" * 2_000_000 if n % 30_000 == 1 else b"%d" % n for n in range(count)]
     text = b"\n".join(lines) + b"\n"
@@ -94,9 +90,7 @@ def test_a_cut_connection_loses_no_count(
     publisher = publisher_to(proxy.address, rate=30_000, **retrying)
     running = in_background(run_job, b"\n".join(lines), publisher, tmp_path)
     for goal in (3_000, 9_000, 15_000):
-        wait_until(
-            lambda goal=goal: publisher.counts.confirmed > goal, what="publishing is under way"
-        )
+        wait_until(lambda goal=goal: publisher.counts.confirmed > goal, what="publishing")
         proxy.cut(reset=goal == 9_000)
 
     assert running.result(patience_s(30)) == PublishCounts(confirmed=30_000)

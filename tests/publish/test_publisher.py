@@ -26,7 +26,7 @@ TOO_LARGE = rejected(ServerError("E_BAD_MESSAGE", "", fatal=True), 1)
 DISK_FULL = rejected(ServerError("E_PUB_FAILED", "", fatal=True), 1)
 
 
-def test_the_worst_outcome_of_a_record_counts() -> None:
+def test_the_worst_outcome_counts_by_nsqd_also_of_one_without_a_port() -> None:
     kinds = PublishOutcome
     assert [outcome_of(each) for each in (None, DISK_FULL)] == [kinds.CONFIRMED, kinds.UNSENT]
     batch = PublishBatch("events", [b"0", b"1"], 6, on_ended=lambda batch: None)
@@ -39,9 +39,6 @@ def test_the_worst_outcome_of_a_record_counts() -> None:
         batch.errors.setdefault(place, {})[nsqd] = error
     worst = {place: outcome_of(error) for place, error in batch.failures().items()}
     assert worst == {0: kinds.UNSENT, 1: kinds.REJECTED}
-
-
-def test_an_nsqd_without_a_port_has_the_name_that_its_outcomes_come_with() -> None:
     publisher = Publisher(["a", "a:4150", "b:1"], ClientOptions(), PublishOptions())
     assert [*publisher.counts_by_nsqd] == ["a:4150", "b:1"]
 
@@ -60,12 +57,9 @@ def publish_for(limit: RateLimit, seconds: float, step_s: float) -> int:
 
 
 @pytest.mark.parametrize("rate", [0.5, 10, 1_000, 100_000, 2_000_000])
-def test_the_rate_is_exact_at_any_size(rate: float) -> None:
+def test_the_rate_is_exact_at_any_size_and_the_wait_one_that_is_possible(rate: float) -> None:
     published = publish_for(RateLimit(rate, 0.0), 20, step_s=0.0005)
     assert published == pytest.approx(rate * 20, rel=0.01, abs=1)
-
-
-def test_a_rate_of_next_to_nothing_is_waited_for_as_long_as_one_can_wait() -> None:
     limit = RateLimit(1e-300, 0.0)
     limit.took(1)
     assert limit.wait_s(0.0) == TIMEOUT_MAX
@@ -74,9 +68,7 @@ def test_a_rate_of_next_to_nothing_is_waited_for_as_long_as_one_can_wait() -> No
 @given(
     st.floats(0.1, 1e6), st.lists(st.tuples(st.floats(0, 0.5), st.integers(1, 5000)), max_size=50)
 )
-def test_never_more_than_the_rate_and_a_catch_up(
-    rate: float, steps: list[tuple[float, int]]
-) -> None:
+def test_never_more_than_the_rate_and_catch_up(rate: float, steps: list[tuple[float, int]]) -> None:
     limit, now, published = RateLimit(rate, 0.0), 0.0, 0
     for delay_s, wanted in steps:
         now += delay_s

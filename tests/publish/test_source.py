@@ -19,12 +19,16 @@ def batches_of(*paths: Path) -> list[list[bytes]]:
     return [list(batch.records) for batch in source.batches()]
 
 
-def test_a_file_becomes_full_batches_and_loses_nothing(tmp_path: Path) -> None:
+def test_a_file_becomes_full_batches_and_large_records_small_ones(tmp_path: Path) -> None:
     lines = [b"line %d" % n for n in range(3 * BATCH_RECORDS + 7)]
     (tmp_path / "log").write_bytes(b"\n".join(lines) + b"\n")
     batches = batches_of(tmp_path / "log")
     assert [record for batch in batches for record in batch] == lines
     assert [len(batch) for batch in batches] == [BATCH_RECORDS] * 3 + [7]
+    (tmp_path / "large").write_bytes((b"x" * 100_000 + b"\n") * 20)
+    batches = batches_of(tmp_path / "large")
+    assert sum(map(len, batches)) == 20
+    assert max(sum(map(len, batch)) for batch in batches) < BATCH_BYTES + (1 << 18)
 
 
 @pytest.mark.parametrize(
@@ -38,25 +42,14 @@ def test_a_file_becomes_full_batches_and_loses_nothing(tmp_path: Path) -> None:
         ([b"one\ntwo", b"three\n"], [b"one", b"two", b"three"]),
     ],
 )
-def test_the_last_record_of_a_file_without_its_delimiter_is_whole(
-    tmp_path: Path, texts: list[bytes], records: list[bytes]
-) -> None:
+def test_the_last_record_is_whole(tmp_path: Path, texts: list[bytes], records: list[bytes]) -> None:
     paths = [tmp_path / str(number) for number in range(len(texts))]
     for path, text in zip(paths, texts, strict=True):
         path.write_bytes(text)
     assert [record for batch in batches_of(*paths) for record in batch] == records
 
 
-def test_large_records_make_small_batches(tmp_path: Path) -> None:
-    (tmp_path / "large").write_bytes((b"x" * 100_000 + b"\n") * 20)
-    batches = batches_of(tmp_path / "large")
-    assert sum(map(len, batches)) == 20
-    assert max(sum(map(len, batch)) for batch in batches) < BATCH_BYTES + (1 << 18)
-
-
-def test_a_fifo_waits_for_a_writer_and_can_be_stopped(
-    tmp_path: Path, in_background: InBackground
-) -> None:
+def test_a_fifo_waits_for_its_writer_or_a_stop(tmp_path: Path, in_background: InBackground) -> None:
     os.mkfifo(path := tmp_path / "fifo")
     stopped = threading.Event()
     batches = RecordSource([str(path)], b"\n", stopped.is_set).batches()

@@ -37,12 +37,15 @@ messages = st.builds(
 )
 
 
-def test_the_line_is_what_json_dumps_of_the_fields_would_be() -> None:
+def test_a_line_is_what_json_dumps_would_give_and_to_publish_a_body_is_enough() -> None:
     body = 'quote " backslash \\ newline \n tab \t nul \0 é 😀 \u2028'
     fields = json.loads(LINE) | {"body": body, "attempts": 65535}
     message = MESSAGE._replace(body=body.encode(), attempts=65535)
     line = encode_many("clicks", "127.0.0.1:4150", [message])
     assert line == json.dumps(fields, ensure_ascii=False).encode() + b"\n"
+    assert decode_body(b'{"body": "hello"}') == b"hello"
+    assert decode_body(b'{"body64": "/w=="}\n') == b"\xff"
+    assert decode(with_fields(offset=7)).body == b"hello"
 
 
 @pytest.mark.parametrize("body", [b"\xff", b"\xed\xa0\x80", b"ok\x80", b"\xc0\x80"])
@@ -55,9 +58,7 @@ def test_a_body_that_is_not_utf8_becomes_body64(body: bytes) -> None:
 
 @given(st.lists(messages, max_size=5), st.text(), st.text())
 @example([MESSAGE._replace(body=b"\x00\n\r\x1f\x7f\xc2\x85")], "t", "n")
-def test_every_message_comes_back_as_it_was(
-    batch: list[WireMessage], topic: str, nsqd: str
-) -> None:
+def test_each_message_comes_back_as_it_was(batch: list[WireMessage], topic: str, nsqd: str) -> None:
     topic, nsqd = (text.encode("utf-8", "ignore").decode() for text in (topic, nsqd))
     lines = encode_many(topic, nsqd, batch).split(b"\n")
     assert lines.pop() == b""
@@ -106,12 +107,6 @@ def test_a_wrong_line_is_refused_with_the_reason(line: bytes, complaint: str) ->
 def test_random_bytes_raise_nothing_but_value_error(line: bytes) -> None:
     with pytest.raises(ValueError):
         decode(line)
-
-
-def test_for_publishing_the_body_alone_is_enough_and_other_keys_are_ignored() -> None:
-    assert decode_body(b'{"body": "hello"}') == b"hello"
-    assert decode_body(b'{"body64": "/w=="}\n') == b"\xff"
-    assert decode(with_fields(offset=7)).body == b"hello"
 
 
 LETTER = WireMessage(1_700_000_000_000_000_001, 6, b"0f1e2d3c4b5a6978", b"caf\xc3\xa9 \xff")
@@ -170,7 +165,7 @@ def test_the_cuts_between_chunks_do_not_matter(delimiter: bytes, data: st.DataOb
     assert split(chunks, delimiter) == records + ([last] if last else [])
 
 
-def test_a_record_over_the_limit_stops_the_input_after_what_was_complete() -> None:
+def test_a_record_over_the_limit_ends_the_input_and_small_chunks_cost_no_more() -> None:
     with pytest.raises(ValueError, match="empty"):
         Splitter(b"", limit=10)
     splitter = Splitter(limit=10)
@@ -184,9 +179,6 @@ def test_a_record_over_the_limit_stops_the_input_after_what_was_complete() -> No
         splitter.feed(b"x\n")
     with pytest.raises(NsqError, match="record 3"):
         splitter.end()
-
-
-def test_a_record_in_many_small_chunks_costs_no_more_than_its_length() -> None:
     splitter = Splitter(b"\r\n", limit=1 << 22)
     for _ in range(100_000):
         splitter.feed(b"0123456789")

@@ -17,64 +17,36 @@ def test_a_span_is_a_duration_and_not_negative(text: str) -> None:
 
 
 SIZES = {"0": 0, "4096": 4096, "512B": 512, "64KiB": 65_536, "64kib": 65_536, "64K": 64_000}
-LARGE = {"100MB": 10**8, "1.5 MiB": 3 << 19, "2GiB": 2 << 30, "1T": 10**12}
+SIZES |= {"100MB": 10**8, "1.5 MiB": 3 << 19, "2GiB": 2 << 30, "1T": 10**12}
+NO_SIZES = ["", "-1", "ten", "1.5.2", "64KiBi", "5iB", "1e3", "\uff11", "9" * 400]
 
 
-@pytest.mark.parametrize(("text", "size"), (SIZES | LARGE).items())
-def test_a_size_is_in_bytes(text: str, size: int) -> None:
-    assert parse_size(text) == size
-
-
-@pytest.mark.parametrize(
-    "text", ["", "-1", "ten", "1.5.2", "64KiBi", "5iB", "1e3", "\uff11", "9" * 400]
-)
-def test_what_is_no_size_is_refused_with_an_example(text: str) -> None:
+@pytest.mark.parametrize("text", NO_SIZES)
+def test_a_size_is_in_bytes_and_what_is_none_is_refused_with_an_example(text: str) -> None:
+    assert {each: parse_size(each) for each in SIZES} == SIZES
     with pytest.raises(ValueError, match="64KiB"):
         parse_size(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "time_ns"),
-    [
-        ("1970-01-01T00:00:00Z", 0),
-        ("2023-11-14T22:13:20Z", NOW_NS),
-        ("2023-11-14T23:13:20+01:00", NOW_NS),
-        ("2023-11-14T22:13:20", NOW_NS),
-        ("2023-11-14T22:13:20.000001Z", NOW_NS + 1000),
-        ("2023-11-14", 1_699_920_000 * NS),
-        ("now", NOW_NS),
-        ("-2h", NOW_NS - 7200 * NS),
-        ("+250ms", NOW_NS + NS // 4),
-        ("1969-12-31T23:59:59Z", -NS),
-    ],
-)
-def test_a_time_is_in_nanoseconds_since_1970(text: str, time_ns: int) -> None:
-    assert parse_time(text, now_ns=NOW_NS) == time_ns
+TIMES = {"1970-01-01T00:00:00Z": 0, "1969-12-31T23:59:59Z": -NS, "now": NOW_NS}
+TIMES |= {"2023-11-14T22:13:20Z": NOW_NS, "2023-11-14T23:13:20+01:00": NOW_NS}
+TIMES |= {"2023-11-14T22:13:20": NOW_NS, "2023-11-14T22:13:20.000001Z": NOW_NS + 1000}
+TIMES |= {"2023-11-14": 1_699_920_000 * NS, "-2h": NOW_NS - 7200 * NS, "+250ms": NOW_NS + NS // 4}
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "2023-13-01", "22:13", "-2 hours"])
-def test_what_is_no_time_is_refused(text: str) -> None:
+def test_a_time_is_in_nanoseconds_since_1970_and_what_is_none_is_refused(text: str) -> None:
+    assert {each: parse_time(each, now_ns=NOW_NS) for each in TIMES} == TIMES
     with pytest.raises(ValueError, match="write"):
         parse_time(text, now_ns=NOW_NS)
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("", b""),
-        ("abc", b"abc"),
-        (r"\n\t\r\0\\", b"\n\t\r\0\\"),
-        (r"\x00\xfF", b"\x00\xff"),
-        (r"\\x41", b"\\x41"),
-        ("é\\n", "é\n".encode()),
-        ("\udcff", b"\xff"),
-    ],
-)
-def test_known_escapes_are_interpreted(text: str, value: bytes) -> None:
-    assert unescape(text) == value
+ESCAPES = {"": b"", "abc": b"abc", r"\n\t\r\0\\": b"\n\t\r\0\\", r"\x00\xfF": b"\x00\xff"}
+ESCAPES |= {r"\\x41": b"\\x41", "é\\n": "é\n".encode(), "\udcff": b"\xff"}
 
 
 @pytest.mark.parametrize("text", ["\\", r"\q", r"\x4", r"\xzz", "a\\\n"])
-def test_other_escapes_are_refused(text: str) -> None:
+def test_known_escapes_are_interpreted_and_others_refused(text: str) -> None:
+    assert {each: unescape(each) for each in ESCAPES} == ESCAPES
     with pytest.raises(ValueError, match="unknown escape"):
         unescape(text)

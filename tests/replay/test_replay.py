@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from threading import TIMEOUT_MAX
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from plugins.archives import Writer, numbered, write_archive
@@ -47,9 +48,7 @@ def test_files_are_merged_by_time(tmp_path: Path, has_index: bool) -> None:
     assert merged(tmp_path) == [1, 2, 3, 4, 5, 9, 10]
 
 
-def test_a_file_is_opened_when_its_time_has_come(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_opened_in_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(50):
         write_archive(tmp_path / f"{number:02d}.gz", messages(number * 10 + 1, number * 10 + 2))
     running = [0]  # after each begin and end
@@ -86,24 +85,13 @@ MESSAGES = numbered(1, 4)
 
 
 def replay_of(
-    archive: Path,
-    address: str,
-    checkpoint: Path,
-    unsent: UnsentFiles | None = None,
-    **more: Any,
+    archive: Path, address: str, checkpoint: Path, unsent: UnsentFiles | None = None, **more: Any
 ) -> tuple[Replay, Publisher]:
     options = ClientOptions(dial_timeout_s=1, publish_timeout_s=3, publish_max_msg_size=LIMIT)
     publisher = Publisher([address], options, PublishOptions(retry_timeout_s=0.3))
-    job = Replay(
-        find_archives([archive]),
-        MessageSelection(),
-        publisher,
-        checkpoint=Checkpoint(checkpoint),
-        on_damage=lambda path, problem: None,
-        unsent=unsent,
-        **more,
-    )
-    return job, publisher
+    more |= {"checkpoint": Checkpoint(checkpoint), "unsent": unsent}
+    archives, told = find_archives([archive]), Mock()
+    return Replay(archives, MessageSelection(), publisher, on_damage=told, **more), publisher
 
 
 def test_no_wait_is_longer_than_python_can_wait(

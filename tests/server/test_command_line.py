@@ -6,9 +6,13 @@ import re
 import signal
 import socket
 import subprocess
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from plugins.certificates import Certificates
 from plugins.cli import RunNsq
 from plugins.daemons import EmbeddedNsqdProcess
 from plugins.servers import DataPath, GoProgram, Serve
@@ -100,50 +104,61 @@ def without_own_flags(usage: str) -> str:
     return re.sub(r"  -.*\n    \t\[not in Go's nsqd\].*\n", "", usage)
 
 
-@pytest.mark.parametrize(
-    ("line", "options"),
-    [
-        ('msg_timeout = "2s"', {"msg_timeout": 2.0}),
-        ("msg_timeout = 2000", {"msg_timeout": 2.0}),
-        ("max_rdy_count = 5", {"max_rdy_count": 5}),
-        ('max_rdy_count = "5"', {"max_rdy_count": 5}),
-        ("snappy = false", {"snappy": False}),
-        ('snappy = "false"', {"snappy": False}),
-        ("deflate = 0", {"deflate": False}),
-        ("id = 7", {"node_id": 7}),
-        ("node_id = 7", {}),
-        ('nsqlookupd_tcp_addresses = ["a:1", "b:2"]', {"lookupd_tcp_address": ("a:1", "b:2")}),
-        ('nsqlookupd_tcp_addresses = "a:1,b:2"', {"lookupd_tcp_address": ("a:1", "b:2")}),
-        ("e2e_processing_latency_percentiles = [1.0]", {"e2e_processing_latency_percentile": (1,)}),
-        ("tls_required = true", {"tls_required": 2}),
-        ('tls_required = "tcp-https"', {"tls_required": 1}),
-        ('tls_min_version = ""', {"tls_min_version": 0x0301}),
-        ('log_level = "Debug"', {"log_level": "debug"}),
-        ("nonsense = 1\nmem-queue-size = 5", {}),
-    ],
-)
-def test_a_config_file_is_read(tmp_path: Path, line: str, options: dict[str, object]) -> None:
-    path = tmp_path / "nsqd.toml"
-    path.write_text(line)
-
-    assert read_config(str(path), NsqdOptions) == options
-
-
+CONFIG: dict[str, dict[str, object]] = {
+    'msg_timeout = "2s"': {"msg_timeout": 2.0},
+    "msg_timeout = 2000": {"msg_timeout": 2.0},
+    **{key: {"max_rdy_count": 5} for key in ("max_rdy_count = 5", 'max_rdy_count = "5"')},
+    **{key: {"snappy": False} for key in ("snappy = false", 'snappy = "false"')},
+    "deflate = 0": {"deflate": False},
+    "id = 7": {"node_id": 7},
+    "node_id = 7": {},
+    'nsqlookupd_tcp_addresses = ["a:1", "b:2"]': {"lookupd_tcp_address": ("a:1", "b:2")},
+    'nsqlookupd_tcp_addresses = "a:1,b:2"': {"lookupd_tcp_address": ("a:1", "b:2")},
+    "e2e_processing_latency_percentiles = [1.0]": {"e2e_processing_latency_percentile": (1,)},
+    "tls_required = true": {"tls_required": 2},
+    'tls_required = "tcp-https"': {"tls_required": 1},
+    'tls_min_version = ""': {"tls_min_version": 0x0301},
+    'log_level = "Debug"': {"log_level": "debug"},
+    "nonsense = 1\nmem-queue-size = 5": {},
+}
 BAD_LINES = """max_rdy_count = 1.5; msg_timeout = 1.5; msg_timeout = "5"; snappy = "maybe"; =;
     log_level = 5; overflow_policy = "refuse"; nsqlookupd_tcp_addresses = [1.5]"""
 
 
-@pytest.mark.parametrize("line", BAD_LINES.split(";"))
-def test_a_bad_config_file_is_refused(tmp_path: Path, line: str) -> None:
+@pytest.mark.parametrize("line", [*CONFIG, *map(str.strip, BAD_LINES.split(";"))])
+def test_a_config_file_is_read_or_refused(tmp_path: Path, line: str) -> None:
     path = tmp_path / "nsqd.toml"
-    path.write_text(line.strip())
+    path.write_text(line)
 
-    with pytest.raises(ConfigurationError):
-        read_config(str(path), NsqdOptions)
+    with nullcontext() if line in CONFIG else pytest.raises(ConfigurationError):
+        assert read_config(str(path), NsqdOptions) == CONFIG[line]
 
 
+def test_one_address_may_be_a_text() -> None:
+    options = NsqdOptions(lookupd_tcp_address="a:1", auth_http_address="b:2")  # type: ignore[arg-type]
+    assert (options.lookupd_tcp_address, options.auth_http_address) == (("a:1",), ("b:2",))
+
+
+def test_the_password_of_a_key_is_not_asked_for(certificates: Certificates, tmp_path: Path) -> None:
+    key = serialization.load_pem_private_key(certificates.server.key.read_bytes(), None)
+    pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    encrypted = tmp_path / "key"
+    encrypted.write_bytes(
+        key.private_bytes(pem, form, serialization.BestAvailableEncryption(b"secret"))
+    )
+    command = [sys.executable, "-m", "nsqtools", "nsqd", f"-data-path={tmp_path}"]
+    command += [f"-tls-cert={certificates.server.cert}", f"-tls-key={encrypted}"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, text=True
+    ) as nsqd:
+        assert nsqd.wait(patience_s(20)) == 1
+        assert nsqd.stderr is not None
+        assert "failed to build TLS config" in nsqd.stderr.read()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_it_raises_the_limit_of_open_files_logs_in_nsqds_form_and_ends_in_order_on_a_signal(
-    data_path: DataPath, serve: Serve, tmp_path: Path
+    data_path: DataPath, serve: Serve, tmp_path: Path, number: int
 ) -> None:
     """A file gives its options; those of the command line win."""
 
@@ -169,8 +184,7 @@ def test_it_raises_the_limit_of_open_files_logs_in_nsqds_form_and_ends_in_order_
 
     nsqd.create_topic("t")
     process = nsqd._process
-    assert process is not None
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     assert process.wait(patience_s(20)) == 0
     assert b'"name":"t"' in (nsqd.data_path / "nsqd.dat").read_bytes()
 

@@ -23,7 +23,7 @@ import pytest
 from plugins.cli import RunNsq, SpawnNsq
 from plugins.disks import full
 from plugins.embedded import EmbeddedServer
-from plugins.raw_client import RawClient, mpub, sized, subscribed
+from plugins.raw_client import TIMEOUT_S, RawClient, mpub, sized, subscribed
 from plugins.servers import Serve
 from plugins.waiting import patience_s, wait_until
 
@@ -81,9 +81,7 @@ def test_messages_wait_for_a_channel_through_kills(nsqd: EmbeddedServer) -> None
     assert {*consumed(killed(nsqd), "t", 13)} == {*bodies, b"deferred"}
 
 
-def test_ids_do_not_come_again_when_the_clock_was_set_back(
-    nsqd: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ids_survive_clocks_set_back(nsqd: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two messages with one id the later one would be removed when the first is finished."""
     began_ns = time.time_ns()
     monkeypatch.setattr(topic, "time", SimpleNamespace(time_ns=lambda: began_ns))
@@ -106,9 +104,7 @@ def test_an_ephemeral_channel_gets_messages_and_leaves_nothing(nsqd: EmbeddedSer
     assert sum(topic["depth"] for topic in killed(nsqd).stats()["topics"]) == 0
 
 
-def test_neither_kind_of_nsqd_starts_on_the_files_of_the_other(
-    nsqd: EmbeddedServer, tmp_path: Path
-) -> None:
+def test_neither_kind_of_nsqd_starts_on_the_files_of_the_other(nsqd: EmbeddedServer) -> None:
     nsqd.publish("t", b"1")
     nsqd.stop()
     path = nsqd.data_path
@@ -123,12 +119,35 @@ def test_neither_kind_of_nsqd_starts_on_the_files_of_the_other(
     assert not database.exists()
     with pytest.raises(ConfigurationError, match="are those of an nsqd without --durable"):
         nsqd.start()
+    [data] = path.glob("t.diskqueue.0*")
+    content = data.read_bytes()
     recover(path, "-durable")
+    data.write_bytes(content)  # it was killed before it removed that
+    recover(path, "-durable")
+    assert not data.exists()
     nsqd.start()
     assert nsqd.depth("t") == 1
     (path / "nsqd.durable.000001.log").touch()
     with pytest.raises(ConfigurationError, match=r"nsqtools 0\.2 wrote"):
         killed(nsqd)
+
+
+def test_a_publish_waits_while_another_program_writes(nsqd: EmbeddedServer) -> None:
+    nsqd.publish("t", b"1")
+    [database] = nsqd.data_path.glob("nsqd.durable.*.db")
+    with (
+        closing(sqlite3.connect(database, isolation_level=None)) as other,
+        RawClient(nsqd.tcp_address) as client,
+    ):
+        other.execute("BEGIN IMMEDIATE")
+        client.send(b"PUB t\n" + sized(b"2"))
+        client.socket.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            client.read_response()
+        other.execute("COMMIT")
+        client.socket.settimeout(TIMEOUT_S)
+        assert client.read_response() == b"OK"
+    assert "ERROR" not in nsqd.log
 
 
 def test_a_signal_ends_a_recovery(tmp_path: Path, spawn_nsq: SpawnNsq) -> None:
@@ -145,9 +164,7 @@ def recover(path: Path, *flags: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_messages_around_a_damaged_one_come_from_files_into_the_database(
-    tmp_path: Path, serve: Serve, run_nsq: RunNsq
-) -> None:
+def test_files_with_damage_enter_a_database(tmp_path: Path, serve: Serve, run_nsq: RunNsq) -> None:
     plain = serve(EmbeddedServer(tmp_path, "-mem-queue-size=0"))
     plain.publish("t", *[b"%d" % number for number in range(9)])
     plain.stop()
@@ -205,9 +222,7 @@ def consumed(nsqd: EmbeddedServer, topic: str, count: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("mem_queue_size", [0, 5, 10_000])
-def test_each_message_comes_in_order_whatever_is_in_memory(
-    tmp_path: Path, serve: Serve, mem_queue_size: int
-) -> None:
+def test_order_is_kept_in_memory_or_not(tmp_path: Path, serve: Serve, mem_queue_size: int) -> None:
     nsqd = serve(EmbeddedServer(tmp_path, "-durable", f"-mem-queue-size={mem_queue_size}"))
     nsqd.create_channel("t", "ch")
     bodies = [b"%d" % number for number in range(3000)]
@@ -268,9 +283,7 @@ def refusal(nsqd: EmbeddedServer, body: bytes) -> bytes:
         return client.read_error()
 
 
-def test_a_full_disk_refuses_publishes_and_takes_answers_later(
-    nsqd: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_defers_answers(nsqd: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     nsqd.create_channel("t", "ch")
     nsqd.publish("t", b"1", b"2")
     with subscribed(nsqd.tcp_address, "t", "ch", ready=2) as client:
@@ -307,9 +320,7 @@ def test_a_pause_that_a_full_disk_does_not_take_is_refused_whatever_waits_to_be_
             patch.setattr(Database, "commit", commit)
             publishes = (b"PUB u\n" + sized(b"x")) * durable_store._STEP_COUNT
             client.send(b"".join(b"FIN %b\n%b" % (each.id, publishes) for each in messages))
-            wait_until(
-                lambda: nsqd.channel_stats("t", "ch")["in_flight_count"] == 0, what="all are taken"
-            )
+            wait_until(lambda: nsqd.channel_stats("t", "ch")["in_flight_count"] == 0, what="FINs")
             is_full.set()
             assert nsqd.request("POST", "/channel/pause?topic=t&channel=ch")[0] == 500
 
@@ -360,9 +371,7 @@ def test_a_rewrite_that_fails_leaves_nothing(
         assert sorted(nsqd.data_path.iterdir()) == before
 
 
-def test_settings_that_weaken_a_commit_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weakening_settings_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         durable_database, "_SETTINGS", [*durable_database._SETTINGS, ("synchronous", "1")]
     )
@@ -370,9 +379,7 @@ def test_settings_that_weaken_a_commit_are_refused(
         EmbeddedServer(tmp_path, "-durable").start()
 
 
-def test_what_is_deferred_while_another_comes_due_comes_in_its_time(
-    nsqd: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_deferred_come_in_time(nsqd: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk is so late that its time comes before it is written."""
     nsqd.create_channel("t", "ch")
     nsqd.publish("t", b"first", b"second")
@@ -396,9 +403,7 @@ def test_what_is_deferred_while_another_comes_due_comes_in_its_time(
         client.settle()
         time.sleep(0.1)  # its time comes, and passes
         is_second_due.set()
-        wait_until(
-            lambda: nsqd.channel_stats("t", "ch")["deferred_count"] == 0, what="both are due"
-        )
+        wait_until(lambda: nsqd.channel_stats("t", "ch")["deferred_count"] == 0, what="both due")
 
 
 # answers
@@ -429,7 +434,13 @@ def test_a_client_that_sends_faster_than_the_disk_has_to_wait(
             assert client.read_response() == b"OK"
 
 
-def test_answers_come_in_order_however_late_the_disk_is(nsqd: EmbeddedServer) -> None:
+def test_answers_come_in_order_and_to_a_client_that_sends_no_more(nsqd: EmbeddedServer) -> None:
+    with RawClient(nsqd.tcp_address) as client:
+        client.send(b"".join(b"PUB t\n" + sized(b"%d" % number) for number in range(50)))
+        client.socket.shutdown(socket.SHUT_WR)
+        for _ in range(50):
+            assert client.read_response() == b"OK"
+    assert nsqd.depth("t") == 50
     with RawClient(nsqd.tcp_address) as client:
         bodies = [b"x" * 100_000] * 200
         client.send(b"".join(b"PUB t\n" + sized(each) for each in bodies) + b"SUB t ch\nRDY 1\n")
@@ -439,15 +450,6 @@ def test_answers_come_in_order_however_late_the_disk_is(nsqd: EmbeddedServer) ->
         client.send(b"PUB t\n" + sized(b"y") + b"CLS\n")
         answers = [client.read() for _ in range(2)]
     assert [data for _, data in answers] == [b"OK", b"CLOSE_WAIT"]
-
-
-def test_a_client_that_sends_no_more_still_gets_its_answers(nsqd: EmbeddedServer) -> None:
-    with RawClient(nsqd.tcp_address) as client:
-        client.send(b"".join(b"PUB t\n" + sized(b"%d" % number) for number in range(50)))
-        client.socket.shutdown(socket.SHUT_WR)
-        for _ in range(50):
-            assert client.read_response() == b"OK"
-    assert nsqd.depth("t") == 50
 
 
 def test_http_requests_that_come_together_are_answered_in_order(nsqd: EmbeddedServer) -> None:

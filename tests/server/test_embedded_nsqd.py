@@ -37,6 +37,23 @@ def test_it_serves_while_the_block_runs() -> None:
     nsqd.kill()
     with nsqd, EmbeddedNsqd() as other:
         assert nsqd.tcp_address == address != other.tcp_address
+        with pytest.raises(RuntimeError, match="this nsqd is running"):
+            nsqd.start()
+        assert Path(nsqd.data_path).exists()
+
+
+def test_a_child_of_a_fork_leaves_it_to_its_parent() -> None:
+    program = """
+        import os, sys, warnings
+        from nsqtools.server import EmbeddedNsqd, EmbeddedNsqlookupd
+        warnings.simplefilter("ignore", DeprecationWarning)
+        with EmbeddedNsqlookupd() as lookupd, EmbeddedNsqd() as nsqd:
+            if not (child := os.fork()):
+                sys.exit()
+            assert os.waitpid(child, 0)[1] == 0
+            assert os.path.exists(nsqd.data_path)
+        """
+    assert run_program(program) == ""
 
 
 def test_copies_of_its_sockets_in_a_child_are_not_in_the_way_of_a_restart() -> None:
@@ -61,9 +78,7 @@ def test_copies_of_its_sockets_in_a_child_are_not_in_the_way_of_a_restart() -> N
     assert run_program(program, *(str(port.number) for port in ports)) == ""
 
 
-def test_a_nearly_full_disk_refuses_publishes_and_ping_says_so(
-    tmp_path: Path, serve: Serve
-) -> None:
+def test_a_nearly_full_disk_refuses_publishes_as_ping_says(tmp_path: Path, serve: Serve) -> None:
     nsqd = serve(EmbeddedServer(tmp_path, f"-min-disk-free={1 << 60}"))
     with RawClient(nsqd.tcp_address) as client:
         client.send(b"PUB t\n" + sized(b"x"))
@@ -124,9 +139,7 @@ def test_names_that_no_queue_may_have_are_skipped_in_the_list_of_topics(any_nsqd
         assert f"skipping creation of invalid {what}\n" in nsqd.log
 
 
-def test_a_broken_list_of_topics_is_replaced_by_the_previous_one(
-    tmp_path: Path, serve: Serve
-) -> None:
+def test_a_broken_list_of_topics_is_replaced_by_the_previous(tmp_path: Path, serve: Serve) -> None:
     nsqd = serve(EmbeddedServer(tmp_path))
     nsqd.create_channel("a", "ch")
     nsqd.post("/channel/pause", topic="a", channel="ch")
@@ -141,9 +154,7 @@ def test_a_broken_list_of_topics_is_replaced_by_the_previous_one(
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_broken_list_of_topics_is_rebuilt_from_the_queue_files(
-    tmp_path: Path, serve: Serve
-) -> None:
+def test_a_broken_list_of_topics_is_rebuilt_from_queue_files(tmp_path: Path, serve: Serve) -> None:
     nsqd = serve(EmbeddedServer(tmp_path))
     nsqd.create_channel("t", "ch")
     nsqd.publish("t", b"in the channel")

@@ -1,7 +1,8 @@
-"""Who may call the HTTP API, publishing over connections that stay, and /metrics."""
+"""Where daemons listen, who may call their HTTP API, connections that stay, and /metrics."""
 
 from __future__ import annotations
 
+import io
 import re
 import socket
 from contextlib import ExitStack
@@ -12,9 +13,17 @@ import httpx
 import pytest
 from plugins.raw_client import TIMEOUT_S, RawClient, RawPeer, subscribed
 
+from nsqtools.errors import ConfigurationError
 from nsqtools.server import EmbeddedNsqd, EmbeddedNsqlookupd
 from nsqtools.server import http_server as server
-from nsqtools.server.listen import foreign_call, is_own_host
+from nsqtools.server.listen import (
+    foreign_call,
+    is_open_to_all,
+    is_own_host,
+    listen,
+    real_address,
+    real_port,
+)
 
 
 def ask(address: str, method: str, path: str, **more: Any) -> httpx.Response:
@@ -25,6 +34,29 @@ def ask(address: str, method: str, path: str, **more: Any) -> httpx.Response:
 def publish(body: bytes) -> bytes:
     head = b"POST /pub?topic=t HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n"
     return head % len(body) + body
+
+
+# where it listens
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "localhost:0", ":0", "0.0.0.0:0", "[::]:0"])
+def test_an_ipv4_client_is_accepted_and_answered_without_delay(address: str) -> None:
+    with listen(address) as listener:
+        port = real_port(listener)
+        assert real_address(listener) in [f"{ip}:{port}" for ip in ("127.0.0.1", "0.0.0.0", "[::]")]
+        with socket.create_connection(("127.0.0.1", port), timeout=5):
+            connection, _ = listener.accept()
+            with connection:
+                assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+                assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:" + "9" * 5000, "/" + "x" * 200])
+def test_an_address_beyond_all_bounds_is_refused_and_of_all_interfaces_known(address: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"invalid port|AF_UNIX path too long"):
+        listen(address)
+    assert all(map(is_open_to_all, (":4150", "0.0.0.0:4150", "[::]:4150")))
+    assert not any(map(is_open_to_all, ("127.0.0.1:4150", "[::1]:4150", "/run/nsqd.sock")))
 
 
 # who may call
@@ -58,7 +90,7 @@ def test_a_call_that_a_web_page_had_sent_is_refused(headers: dict[str, str], cod
     assert not is_own_host("", names)  # HTTP/1.1 has one
 
 
-def test_a_page_of_another_site_can_neither_publish_nor_configure() -> None:
+def test_a_page_of_another_site_can_neither_publish_nor_configure_and_nobody_nonsense() -> None:
     calls = ("POST", "/pub?topic=t"), ("PUT", "/config/log_level")
     foreign = {"Origin": "http://evil.example.com"}, {"Sec-Fetch-Site": "cross-site"}
     with EmbeddedNsqd() as nsqd:
@@ -71,21 +103,24 @@ def test_a_page_of_another_site_can_neither_publish_nor_configure() -> None:
         with subscribed(nsqd.tcp_address, "t", "ch", ready=10) as client:
             client.read_message()
             client.settle()
-    assert statuses == [200, *[403] * 5]
-
-
-def test_an_address_of_nsqlookupd_that_cannot_be_is_refused() -> None:
-    with EmbeddedNsqd() as nsqd:
         for place in ("[[[:x", "a:b", "http://a:1", "a:0", "a b:1", ""):
             path = "/config/nsqlookupd_tcp_addresses"
             answer = ask(nsqd.http_address, "PUT", path, json=[place])
             assert (answer.status_code, "INVALID_VALUE" in answer.text) == (400, True), place
+    assert statuses == [200, *[403] * 5]
+
+
+def test_a_client_of_ipv4_is_logged_as_one() -> None:
+    log = io.StringIO()
+    with EmbeddedNsqd(http_address="0.0.0.0:0", log=log) as nsqd:
+        ask(f"127.0.0.1:{nsqd.http_address.rpartition(':')[2]}", "GET", "/ping")
+    assert re.search(r"200 GET /ping \(127\.0\.0\.1:[0-9]+\) ", log.getvalue())
 
 
 # publishing
 
 
-def test_a_request_may_come_in_pieces_and_many_at_once() -> None:
+def test_requests_may_come_in_pieces_and_who_reads_late_gets_all_answers_in_order() -> None:
     with EmbeddedNsqd() as nsqd, subscribed(nsqd.tcp_address, "t", "ch", ready=100) as client:
         data = b"".join(publish(b"%d" % number) for number in range(20))
         with RawClient(nsqd.http_address, magic=b"") as web:
@@ -94,9 +129,6 @@ def test_a_request_may_come_in_pieces_and_many_at_once() -> None:
                 web.send(data[start : start + 77])
             bodies = [client.read_message().body for _ in range(20)]
     assert bodies == [b"%d" % number for number in range(20)]
-
-
-def test_who_reads_late_gets_all_answers_in_order() -> None:
     page = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
     ping = b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n"
     with EmbeddedNsqd() as nsqd, RawClient(nsqd.http_address, magic=b"") as client:
@@ -116,7 +148,7 @@ def metric(page: str, sample: str) -> float:
     return float(found[1])
 
 
-def test_metrics_show_queues_clients_disk_and_stalls() -> None:
+def test_metrics_show_queues_clients_disk_stalls_and_what_nsqlookupd_has() -> None:
     with EmbeddedNsqd() as nsqd, subscribed(nsqd.tcp_address, "t", "ch", ready=2) as client:
         client.publish("other", b"12345", b"1")
         with RawClient(nsqd.tcp_address) as producer:
@@ -135,9 +167,6 @@ def test_metrics_show_queues_clients_disk_and_stalls() -> None:
     assert metric(page, "nsqd_healthy") == 1
     assert metric(page, "nsqd_disk_free_bytes") > 0
     assert metric(page, "nsqd_longest_stall_seconds") >= 0
-
-
-def test_metrics_of_nsqlookupd() -> None:
     with EmbeddedNsqlookupd() as lookupd, RawPeer(lookupd.tcp_address) as peer:
         peer.identify()
         assert peer.ask(b"REGISTER t ch\n") == b"OK"
@@ -162,9 +191,7 @@ def test_a_client_that_does_not_go_on_is_closed(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(server, name, 0.1)
     monkeypatch.setattr(server, "Limits", partial(server.Limits, idle_s=0.1))
     with EmbeddedNsqd() as nsqd, ExitStack() as stack:
-        clients = [
-            stack.enter_context(RawClient(nsqd.http_address, magic=begun)) for begun in BEGUN
-        ]
+        clients = [stack.enter_context(RawClient(nsqd.http_address, magic=each)) for each in BEGUN]
         for client in clients:
             while client.socket.recv(1 << 16):
                 pass  # until it is closed, or the timeout fails the test

@@ -1,4 +1,4 @@
-"""The connection of an nsqd to an nsqlookupd."""
+"""The embedded nsqlookupd as a library, and the connection of an nsqd to one."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from threading import Event
 from unittest.mock import Mock
 
 import pytest
-from plugins.embedded import EmbeddedLookupServer, EmbeddedServer
+from plugins.embedded import EmbeddedLookupServer
 from plugins.http_server import Serves, http
-from plugins.raw_client import sized
-from plugins.servers import DataPath, Serve
+from plugins.ports import ReservedPort
+from plugins.raw_client import RawPeer, sized
+from plugins.servers import AnyNsqd, Serve
 from plugins.waiting import patience_s, wait_until
 
+from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import Address
 from nsqtools.protocol.requests import PeerInfo, encode_register
-from nsqtools.server import EmbeddedNsqd
+from nsqtools.server import EmbeddedNsqd, EmbeddedNsqlookupd
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.lookup_peers import LookupPeer
 
@@ -33,15 +35,8 @@ def lookupd(serve: Serve) -> EmbeddedLookupServer:
     return serve(EmbeddedLookupServer())
 
 
-def test_a_topic_that_is_created_while_others_are_announced_is_announced_too(
-    lookupd: EmbeddedLookupServer,
-) -> None:
-    asyncio.run(announce_while_more_come(lookupd))
-
-
-async def announce_while_more_come(lookupd: EmbeddedLookupServer) -> None:
-    topics = {"old": 1}
-    log = io.StringIO()
+async def test_a_topic_created_during_announcements_is_told(lookupd: EmbeddedLookupServer) -> None:
+    topics, log = {"old": 1}, io.StringIO()
 
     def create() -> None:
         topics["new"] = 1
@@ -74,9 +69,7 @@ def test_one_that_is_silent_and_what_never_was_foreseen_are_logged_and_tried_aga
         wait_until(lambda: log.getvalue().count(said) > 1, what="it goes on")
 
 
-def test_a_name_server_that_does_not_answer_does_not_hold_up_the_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_silent_name_server_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, answers = Event(), Event()
     ended: list[object] = []
     real_look_up = socket.getaddrinfo
@@ -133,7 +126,7 @@ def test_a_new_topic_has_the_channels_of_the_other_nsqlookupd(
     other_host: str,
     serves: Serves,
     serve: Serve,
-    data_path: DataPath,
+    embedded_nsqd: AnyNsqd,
 ) -> None:
     """One answers byte by byte or too deeply, another is at no possible name."""
     identified = Event()
@@ -145,7 +138,7 @@ def test_a_new_topic_has_the_channels_of_the_other_nsqlookupd(
     places = [serves(a_nsqlookupd(port, identified)), other.tcp_address, "a..b:4160"]
     flags = [f"-lookupd-tcp-address={each}" for each in places]
     flags += ["-http-client-connect-timeout=200ms", "-http-client-request-timeout=300ms"]
-    nsqd = serve(EmbeddedServer(data_path(), *flags))
+    nsqd = embedded_nsqd(*flags)
     nsqd.create_topic("early")
     assert identified.wait(TIMEOUT_S)
     wait_until(lambda: other.json("/topics")["topics"] == ["clicks", "early"], what="both")
@@ -154,3 +147,46 @@ def test_a_new_topic_has_the_channels_of_the_other_nsqlookupd(
     assert (channel["channel_name"], channel["depth"]) == ("archive", 1)
     nsqd.stop()
     assert "ERROR: LOOKUPD(a..b:4160): " in nsqd.log
+
+
+# what an nsqlookupd refuses, and survives
+
+
+def test_a_port_in_use_is_named_and_the_other_is_free_again(lookupd: EmbeddedLookupServer) -> None:
+    port = ReservedPort()
+    free = f"127.0.0.1:{port.number}"
+    with pytest.raises(ConfigurationError, match="address already in use"):
+        EmbeddedNsqlookupd(tcp_address=free, http_address=lookupd.http_address).start()
+    with EmbeddedNsqlookupd(tcp_address=free) as other:
+        assert other.tcp_address == free
+
+
+def test_a_star_tombstones_all_topics(lookupd: EmbeddedLookupServer) -> None:
+    """Go marks one of them, by chance."""
+    with RawPeer(lookupd.tcp_address) as peer:
+        peer.identify()
+        assert peer.ask(b"REGISTER clicks archive\n") == peer.ask(b"REGISTER errors\n") == b"OK"
+        lookupd.post("/topic/tombstone", topic="*", node="nsqd.example:4151")
+        assert lookupd.producers("clicks") == lookupd.producers("errors") == []
+
+
+@pytest.mark.parametrize(
+    ("data", "answer"),
+    [
+        (b"IDENTIFY\n\xff\xff\xff\xff", b"E_BAD_BODY IDENTIFY invalid body size -1"),  # kills Go
+        (b"IDENTIFY\n\x7f\xff\xff\xff", b"E_BAD_BODY IDENTIFY body too big 2147483647 > 65536"),
+        (b"R" * 16384, b""),
+        (b"BAD\n" + b"PING\n" * 10_000, b"E_INVALID invalid command BAD"),
+    ],
+)
+def test_the_hostile_is_cut_off(lookupd: EmbeddedLookupServer, data: bytes, answer: bytes) -> None:
+    with RawPeer(lookupd.tcp_address) as peer:
+        peer.send(data)
+        if answer:
+            assert peer.read_response() == answer
+        with pytest.raises((EOFError, ConnectionError)):
+            peer.read_response()
+    with RawPeer(lookupd.tcp_address) as peer:
+        peer.identify(broadcast_address="fresh.example", tcp_port=1)
+        assert peer.ask(b"REGISTER fresh\n") == b"OK"
+        assert "fresh.example:1" in lookupd.producers("fresh")

@@ -30,13 +30,10 @@ def written() -> list[bytes]:
 @pytest.fixture
 def make_tail(nsqd: GoNsqd, written: list[bytes]) -> MakeTail:
     def make(topics: Sequence[str] = ("clicks",), **arguments: Any) -> Tail:
-        settings = {
-            "options": ClientOptions(output_buffer_timeout_s=0.025),
-            "write": written.append,
-            "encode": encode_lines,
-        }
+        options = ClientOptions(output_buffer_timeout_s=0.025)
+        arguments = {"options": options, "encode": encode_lines} | arguments
         connection = arguments.pop("connection", ConnectionSettings((nsqd.tcp_address,)))
-        return Tail(topics, "c", connection, **{**settings, **arguments})
+        return Tail(topics, "c", connection, **{"write": written.append, **arguments})
 
     return make
 
@@ -130,9 +127,7 @@ def test_an_nsqd_is_looked_at_before_the_first_subscription_and_not_when_it_come
     assert [(topic, str(at)) for topic, at in looks] == [("clicks", nsqd.tcp_address)]
 
 
-def test_a_defect_is_no_quiet_end(
-    nsqd: GoNsqd, make_tail: MakeTail, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_defect_shows(nsqd: GoNsqd, make_tail: MakeTail, monkeypatch: pytest.MonkeyPatch) -> None:
     publish_lines(nsqd, "clicks", 1)
     monkeypatch.setattr(ConsumerIO, "received", None)
     with pytest.raises(RuntimeError, match="the I/O thread failed"):
@@ -159,9 +154,7 @@ def test_stopping_finishes_what_is_being_written_and_requeues_the_rest(
 
     count = len(b"".join(written).splitlines())
     assert 0 < count < 5000
-    wait_until(
-        lambda: nsqd.depth("clicks", "c") == 5000 - count, what="the rest waits", timeout_s=3
-    )
+    wait_until(lambda: nsqd.depth("clicks", "c") == 5000 - count, what="the rest", timeout_s=3)
 
 
 # -- when a stream ends by itself ------------------------------------------------------------------

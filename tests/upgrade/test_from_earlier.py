@@ -12,7 +12,6 @@ import tarfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from plugins.archives import finished_files, lines_of, messages_of, to_file, unfinished
@@ -20,7 +19,7 @@ from plugins.cli import RunNsq
 from plugins.embedded import EmbeddedServer
 from plugins.in_process import Result
 from plugins.servers import Serve
-from plugins.spark import RunSpark
+from plugins.spark import RunSpark, SparkSession
 from plugins.waiting import wait_until
 from upgrade.scenes import (
     CHANNEL,
@@ -34,9 +33,6 @@ from upgrade.scenes import (
     Scene,
     body,
 )
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 EVERY_BODY = [body(number) for number in range(MESSAGES)]
 
@@ -88,9 +84,7 @@ def test_an_archive_goes_on_with_nothing_lost_or_doubled(
 
 
 @of_each_version("upload")
-def test_an_upload_stores_every_file_once(
-    left: Path, nsqd: EmbeddedServer, run_nsq: RunNsq
-) -> None:
+def test_an_upload_stores_each_file_once(left: Path, nsqd: EmbeddedServer, run_nsq: RunNsq) -> None:
     archive, store = left / "archive", left / "store"
     killed = [path for path in store.iterdir() if path.suffix == ".tmp"]
     assert killed
@@ -103,9 +97,7 @@ def test_an_upload_stores_every_file_once(
 
 @of_each_version("nsqd")
 @pytest.mark.usefixtures("left")
-def test_an_nsqd_finds_every_message_that_was_on_disk(
-    nsqd: EmbeddedServer, run_nsq: RunNsq
-) -> None:
+def test_an_nsqd_finds_each_message_that_was_on_disk(nsqd: EmbeddedServer, run_nsq: RunNsq) -> None:
     wait_until(lambda: unfinished(nsqd, TOPIC, CHANNEL) == MESSAGES, what="all messages")
     topics = {topic["topic_name"]: topic for topic in nsqd.stats()["topics"]}
     assert drained(nsqd, run_nsq) == EVERY_BODY
@@ -114,9 +106,7 @@ def test_an_nsqd_finds_every_message_that_was_on_disk(
 
 @pytest.mark.parametrize("flag", ["--durable", "--recover-only"])
 @of_each_version("nsqd-durable")
-def test_a_durable_log_is_refused_with_the_way_to_its_messages(
-    left: Path, run_nsq: RunNsq, flag: str
-) -> None:
+def test_a_durable_log_is_refused_with_a_remedy(left: Path, run_nsq: RunNsq, flag: str) -> None:
     before = sorted(each.name for each in (left / "nsqd").iterdir())
     ports = ["--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0"]
     done = run_nsq(["nsqd", f"--data-path={left / 'nsqd'}", flag, *ports])
@@ -139,9 +129,7 @@ def test_pub_goes_on_in_its_file(left: Path, nsqd: EmbeddedServer, run_nsq: RunN
 
 
 @of_each_version("to-http")
-def test_dead_letters_are_added_to_a_file_and_published_again(
-    left: Path, nsqd: EmbeddedServer, run_nsq: RunNsq
-) -> None:
+def test_dead_letters_join_those_there(left: Path, nsqd: EmbeddedServer, run_nsq: RunNsq) -> None:
     dead = left / "dead.jsonl"
     refused = f"http://{nsqd.http_address}/pub"  # without a topic: 400
     done = forward(["to-http", "--post", refused], nsqd, left, run_nsq)
@@ -154,9 +142,7 @@ def test_dead_letters_are_added_to_a_file_and_published_again(
 
 
 @of_each_version("to-nsq")
-def test_a_forwarder_delivers_what_was_left(
-    left: Path, nsqd: EmbeddedServer, run_nsq: RunNsq, serve: Serve
-) -> None:
+def test_forwarders_go_on(left: Path, nsqd: EmbeddedServer, run_nsq: RunNsq, serve: Serve) -> None:
     destination = serve(EmbeddedServer(left / "destination", *SMALL))
     to = ["to-nsq", "--destination-nsqd-tcp-address", destination.tcp_address]
     done = forward(to, nsqd, left, run_nsq)
@@ -176,9 +162,7 @@ def forward(command: list[str], nsqd: EmbeddedServer, left: Path, run_nsq: RunNs
 
 
 @of_each_version("replay")
-def test_a_replay_goes_on_from_its_checkpoint(
-    left: Path, nsqd: EmbeddedServer, run_nsq: RunNsq
-) -> None:
+def test_replay_continues_its_checkpoint(left: Path, nsqd: EmbeddedServer, run_nsq: RunNsq) -> None:
     before = unfinished(nsqd, TOPIC, CHANNEL)
     assert 0 < before < MESSAGES
     checkpoint = ["--checkpoint", str(left / "checkpoint.json")]

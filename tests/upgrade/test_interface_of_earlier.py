@@ -69,12 +69,8 @@ def commands(
         for name in _COMMAND.findall(listed):
             found |= commands(help_of, (*path, name))
         return found
-    options = {
-        option
-        for line in listed.splitlines()
-        if re.match(r"  -", line)
-        for option in _OPTION.findall(line.strip().partition("  ")[0])
-    }
+    entries = (line.strip() for line in listed.splitlines() if re.match(r"  -", line))
+    options = {option for each in entries for option in _OPTION.findall(each.partition("  ")[0])}
     return {" ".join(path): sorted(options)}
 
 

@@ -109,6 +109,7 @@ def replay(
         nsq replay /var/nsq --from-topic orders --channel billing --lookupd-http-address lookup:4161
     """
     from nsqtools.archive.finding import find_archives
+    from nsqtools.files.opening import allow_many
     from nsqtools.replay.replay import Checkpoint, MessageSelection, Replay
 
     chosen = TopicFilter(from_topic or ())
@@ -122,6 +123,7 @@ def replay(
     channel = publishing.channel
     if channel.name and checkpoint is not None:
         raise ConfigurationError("--channel keeps its own checkpoint, in --data-path")
+    allow_many()  # of each topic a file is open
     archives = find_archives(paths)
     local = [str(each.path) for each in archives if not each.is_remote]
 
@@ -143,7 +145,7 @@ def replay(
 
         job = prepared(
             publisher,
-            speed=speed,
+            speed=None if dry_run else speed,
             dry_run=dry_run,
             on_damage=damage,
             unsent=run.unsent,

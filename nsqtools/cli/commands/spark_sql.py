@@ -109,10 +109,8 @@ def sql(
 
 def read_query(file: Path, runtime: Runtime) -> str:
     """The text of a file. Raises `NotFoundError`, and `ConfigurationError` for what is not text."""
-    if str(file) == "-":
-        return runtime.stdin.read()
     try:
-        return file.read_text("utf-8")
+        return runtime.stdin.read() if str(file) == "-" else file.read_text("utf-8")
     except FileNotFoundError as error:
         raise NotFoundError(f"there is no {file}") from error
     except UnicodeDecodeError as error:

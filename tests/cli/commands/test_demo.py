@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -60,8 +61,9 @@ def test_stopped_at_any_moment_it_leaves_nothing(
     wait_until(lambda: not users(), what="no process is left in the directory")
 
 
+@pytest.mark.parametrize("moment", ["handed over", "started"])
 def test_stopped_while_it_starts_a_command_it_ends_that(
-    temporary: Path, monkeypatch: pytest.MonkeyPatch
+    temporary: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     started: list[subprocess.Popen[bytes]] = []
 
@@ -69,11 +71,21 @@ def test_stopped_while_it_starts_a_command_it_ends_that(
         def __init__(self, *arguments: Any, **more: Any) -> None:
             super().__init__(*arguments, **more)
             started.append(self)
-            os.kill(os.getpid(), signal.SIGTERM)
+            if moment == "started":
+                os.kill(os.getpid(), signal.SIGTERM)
 
+    def submit(pool: ThreadPoolExecutor, *call: Any) -> Future[Any]:
+        monkeypatch.setattr(ThreadPoolExecutor, "submit", original)  # a second signal is another
+        future = original(pool, *call)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return future
+
+    original = ThreadPoolExecutor.submit
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
     with demo_stage(os.environ) as stage, leaving_on_signals():
         monkeypatch.setattr("subprocess.Popen", Interrupted)
+        if moment == "handed over":
+            monkeypatch.setattr(ThreadPoolExecutor, "submit", submit)
         with pytest.raises(SystemExit):
             stage.run("tail", "-t", "clicks", "--create")
         assert [process.poll() for process in started] == [-signal.SIGKILL]
