@@ -580,11 +580,9 @@ def _belong_to_parent() -> None:
     """Leave an interrupt of the terminal to the process that has this one, and end with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     pyarrow.set_cpu_count(1)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with, args=[parent_process()], daemon=True).start()
 
 
-def _end_with_parent() -> None:
-    parent = parent_process()
-    assert parent is not None
+def _end_with(parent: Any) -> None:
     parent.join()
     os._exit(1)
