@@ -516,7 +516,9 @@ class FileHook:
         from subprocess import DEVNULL, PIPE, run
 
         try:
-            done = run(words, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE, check=False)
+            done = run(  # ^C is for us
+                words, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE, start_new_session=True
+            )
         except OSError as exc:
             return f"{words[0]}: {exc.strerror}"
         last = done.stderr.decode("utf-8", "backslashreplace").strip().splitlines()[-1:]
