@@ -369,9 +369,7 @@ class UnlistedTopics:
                 answers, _ = cluster.known_nodes()
         except (NsqError, OSError):
             return None
-        if not answers:
-            return None
-        return announced_topics(answers)
+        return announced_topics(answers) if answers else None
 
 
 log = logging.getLogger("nsqtools")

@@ -473,9 +473,7 @@ def cluster_connection(
 
 def _cluster(context: Context) -> ClusterSettings:
     given = given_addresses(context)
-    if given.lookupd_http_address or given.nsqd_http_address:
-        given = given._replace(nsqd_tcp_address=())
-    elif given.nsqd_tcp_address == (DEFAULT_NSQD_TCP_ADDRESS,):
+    if given == GivenAddresses((DEFAULT_NSQD_TCP_ADDRESS,)):
         given = GivenAddresses(nsqd_http_address=(DEFAULT_NSQD_HTTP_ADDRESS,))
     return ClusterSettings(_connection(context, given, settled(context, "consumer_opt")))
 
