@@ -154,11 +154,9 @@ class TopicList:
 
     def _keep_previous(self) -> None:
         """Give the file its second name; without hard links there is no previous one."""
-        beside = temporary_beside(self._previous)
-        with suppress(OSError):
+        with suppress(OSError), temporary_beside(self._previous) as beside:
             os.link(self._path, beside)
-            beside.replace(self._previous)
-        beside.unlink(missing_ok=True)  # it stays when it was the previous one already
+            beside.replace(self._previous)  # nothing, when it was that already
 
     def _encode(self, topic: Topic) -> bytes:
         kept = (each for each in topic.channels.values() if not each.is_ephemeral)
