@@ -211,8 +211,8 @@ class ChannelPublisher(Publisher):
                 [message_id] = self._ids.take(1, now_ns)
                 self.new_ids += 1
                 if self.new_ids <= _NEW_IDS_TOLD:
-                    old, new = origin.id.decode("latin-1"), message_id.decode()
-                    self._tell(f"{where}: message {old} is {new} here")
+                    old = origin.id.decode("latin-1")
+                    self._tell(f"{where}: message {old} is {message_id.decode()} here")
             taken.add(message_id)
             yield new_messages([body], [message_id], origin.timestamp_ns)[0]
 
