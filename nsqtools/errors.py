@@ -30,6 +30,7 @@ from __future__ import annotations
 TYPE_CHECKING = False  # importing typing would double the time of nsq --version
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
 __all__ = [
     "ConfigurationError",
@@ -67,6 +68,10 @@ class NsqError(Exception):
         self.hint = hint
         if hint:
             self.add_note(f"hint: {hint}")  # tracebacks show it, those of Spark's workers too
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # for other processes: what `__init__` takes is not what `args` has
+        return type(self).__new__, (type(self),), {**vars(self), "args": self.args}
 
 
 class ConfigurationError(NsqError, ValueError):

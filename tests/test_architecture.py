@@ -28,7 +28,7 @@ http: errors protocol transport
 client: errors files http protocol transport
 aio: client errors
 server: errors files protocol records
-cluster: client errors http protocol records
+cluster: client errors files http protocol records
 publish: client errors files protocol records
 tail: client protocol
 archive: client cluster errors files protocol records tail

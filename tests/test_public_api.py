@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import pickle
 from pathlib import Path
 
 import pytest
@@ -45,3 +46,15 @@ def test_every_error_has_a_category_and_a_place_in_the_tree() -> None:
         assert error.category in {"failed", "usage", "not_found", "connect", "refused"}
         assert name in (errors.__doc__ or "")
         assert inspect.getdoc(error)
+
+
+def test_an_error_comes_out_of_another_process_as_it_was() -> None:
+    cause = errors.ServerError("E_BAD_MESSAGE", "too big", fatal=True, where="a:1")
+    rejected = errors.PublishRejected("not published", cause=cause, hint="Split it.")
+    late = errors.DeadlineExceeded("late", hint="Wait.")
+    late.category = "failed"
+    for error in (rejected, cause, late, errors.HTTPError("gone", status=404)):
+        copy = pickle.loads(pickle.dumps(error))
+        assert (type(copy), str(copy), copy.args) == (type(error), str(error), error.args)
+        assert {**vars(copy), "cause": ""} == {**vars(error), "cause": ""}
+    assert pickle.loads(pickle.dumps(rejected)).cause.code == "E_BAD_MESSAGE"

@@ -62,9 +62,7 @@ def main() -> None:
     except (EOFError, ConnectionError):
         os._exit(1)  # no parent waits for us
     except NsqError as error:
-        plain = NsqError(str(error), hint=error.hint)  # others are not made to be pickled
-        plain.category = error.category
-        connection.send(plain)
+        connection.send(error)
     except Exception:
         connection.send(NsqError(traceback.format_exc(), hint="This is a bug."))
     os._exit(0)  # without waiting for connections that do not answer

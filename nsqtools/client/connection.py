@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from nsqtools.client.connection_settings import current_secret
 from nsqtools.client.io_loop import LoopMember
-from nsqtools.client.options import ClientOptions
+from nsqtools.client.options import TLS_SETTINGS, ClientOptions
 from nsqtools.errors import (
     ConnectionFailed,
     ConnectionLost,
@@ -297,8 +297,15 @@ def longest_try_s(options: ClientOptions) -> float:
 
 
 def tls_context(options: ClientOptions) -> ssl.SSLContext | None:
-    """Return the TLS context of the options, or None without TLS. Raises `ConfigurationError`."""
-    return client_tls(options).check() if options.tls_v1 else None
+    """Return the TLS context of the options, or None without TLS.
+
+    Settings of TLS without effect are named in the log. Raises `ConfigurationError`.
+    """
+    if options.tls_v1:
+        return client_tls(options).check()
+    if given := [name for name in TLS_SETTINGS if getattr(options, name)]:
+        log.warning("%s is set, but nsqd is sent plain text: set tls_v1 (nsq: --tls)", given[0])
+    return None
 
 
 def client_tls(options: ClientOptions) -> RenewedContext:

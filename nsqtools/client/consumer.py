@@ -163,6 +163,8 @@ class CommonConsumer:
             if not self._is_started:
                 self._io.start(quietly=fail_fast)
                 self._is_started = True
+                if self.is_delivered:  # a signal handler has stopped it meanwhile
+                    self.begin_stop(drain=self._drains)
                 _started.add(self)
                 call_at_end_of_child(_stop_all)
         if fail_fast and wait_s:  # of what was started without it, as by ``with``, too

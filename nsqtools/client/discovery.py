@@ -25,8 +25,8 @@ from nsqtools.client.connection_settings import current_secret
 from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import DeadlineExceeded, NsqError
-from nsqtools.http.http_api import HTTPAccess, Lookup, NsqlookupdHTTPClient
-from nsqtools.protocol.names import LOOKUPD_HTTP_PORT, Address, http_url
+from nsqtools.http.http_api import Lookup, NsqlookupdHTTPClient
+from nsqtools.protocol.names import LOOKUPD_HTTP_PORT, Address, http_url, shown_url
 
 log = logging.getLogger("nsqtools")
 
@@ -121,13 +121,16 @@ class Discovery:
         self._asked.update(urls)
         for url in urls:
             ask, done = partial(self._ask, url, round_), partial(self._answered, url, round_)
-            background.run(self._loop, url, ask, done)
+            background.run(self._loop, shown_url(url), ask, done)
 
     # -- in the background ----------------------------------------------------------------------
 
     def _ask(self, url: str, round_: _Round) -> Lookup:
         self._loop.call_soon(partial(self._begun, round_))
-        with _renewed(self._access, self._options).nsqlookupd(url) as client:
+        access, options = self._access, self._options
+        tls = access.tls and client_tls(options).get()  # as its files are now
+        access = replace(access, tls=tls, bearer=access.bearer and current_secret(options))
+        with access.nsqlookupd(url) as client:
             return client.lookup(self._topic) if self._topic is not None else _registered(client)
 
     # -- on the I/O thread ----------------------------------------------------------------------
@@ -153,7 +156,7 @@ class Discovery:
                 self._unknown_at.discard(url)
             elif url not in self._unknown_at:
                 self._unknown_at.add(url)
-                log.info("%s does not know topic %s yet", url, self._topic)
+                log.info("%s does not know topic %s yet", shown_url(url), self._topic)
             round_.found |= set(map(self._access.reachable, answer.nsqd))
             round_.has_answer = True
         if not round_.missing:
@@ -162,10 +165,10 @@ class Discovery:
     def _give_up(self, round_: _Round) -> None:
         if round_ is not self._round or self._is_stopped:
             return
-        silent = f"{round_.missing} of {len(self._urls)} nsqlookupd"
-        late = DeadlineExceeded(f"{silent} did not answer in time")
-        round_.errors.append(late)
-        log.warning("lookup failed: %s", late)
+        for url in self._asked:
+            late = DeadlineExceeded(f"{shown_url(url)} did not answer in time")
+            round_.errors.append(late)
+            _report_failure(url, late)
         self._end_round(round_)
 
     def _end_round(self, round_: _Round) -> None:
@@ -198,9 +201,3 @@ class _Round:
     errors: list[NsqError] = field(default_factory=list)
     has_begun: bool = False
     has_answer: bool = False
-
-
-def _renewed(access: HTTPAccess, options: ClientOptions) -> HTTPAccess:
-    """Return the access with certificates and secret as their files are now."""
-    tls = access.tls and client_tls(options).get()
-    return replace(access, tls=tls, bearer=access.bearer and current_secret(options))

@@ -80,7 +80,7 @@ class ClientOptions:
         0.3, "share of the interval added at random to each delay", 0, 1, kind="float"
     )
     lookupd_poll_timeout_s: float = opt(
-        5.0, "time for a daemon to answer over HTTP, connecting included", 0.01
+        5.0, "time for a daemon to answer over HTTP, connecting included", 0.01, 86_400
     )
     allow_announced: str = opt(
         "",
@@ -236,7 +236,7 @@ class ClientOptions:
 
         if not isinstance(self.ssl_context, ssl.SSLContext):
             raise ConfigurationError(f"ssl_context {self.ssl_context!r} is no ssl.SSLContext")
-        for name in ("tls_root_ca_file", "tls_cert", "tls_insecure_skip_verify", "tls_pin_sha256"):
+        for name in TLS_SETTINGS:
             if getattr(self, name):
                 raise ConfigurationError(f"ssl_context replaces {name}: set only one of them")
         object.__setattr__(self, "tls_v1", True)
@@ -301,6 +301,7 @@ _GONE = {
     "rdy_resend": "RDY is always sent again.",
     "connect_threads": "Eight threads serve any number of nsqd.",
 }
+TLS_SETTINGS = ("tls_root_ca_file", "tls_cert", "tls_insecure_skip_verify", "tls_pin_sha256")
 _SWITCH = {"": True, "true": True, "1": True, "t": True, "false": False, "0": False, "f": False}
 
 

@@ -23,13 +23,14 @@ from __future__ import annotations
 import atexit
 import functools
 import logging
+import math
 import os
+import queue
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import TYPE_CHECKING, Self
 
 from nsqtools.client import outcomes
@@ -49,7 +50,7 @@ from nsqtools.errors import (
     PublishUnknown,
 )
 from nsqtools.protocol.commands import MAX_DELAY_S, mpub_size
-from nsqtools.protocol.names import check_topic, one_or_several, parse_address
+from nsqtools.protocol.names import check_topic, one_or_several, parse_address, shown_url
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -108,7 +109,6 @@ class CommonProducer:
             hint = "Give one of an nsqd or an nsqlookupd."
             raise ConfigurationError("a producer needs an address", hint=hint)
         self._address_map = address_map
-        self.nsqd = ", ".join([*map(str, self._addresses), *self._lookupds])
         self._policy = PublishPolicy(mode, retry_timeout_s, retry_unknown, linger_s)
         tls_context(self.options)  # raises for files that cannot be used
         self._begin_life()
@@ -117,6 +117,7 @@ class CommonProducer:
         discovery = None
         if self._lookupds:
             discovery = Discovery(self._lookupds, None, self.options, self._address_map)
+        self.nsqd = ", ".join([*map(str, self._addresses), *map(shown_url, self._lookupds)])
         self._io = ProducerIO(
             self.nsqd,
             self._addresses,
@@ -127,15 +128,18 @@ class CommonProducer:
             self._set_aside,
         )
         self._lock = threading.RLock()  # re-entrant: a signal handler may publish
-        self._room = threading.Condition(self._lock)
+        # The I/O thread never takes it: who waits for that in a signal handler may have interrupted
+        # the holder.
         self._unsettled: dict[PendingPublication, None] = {}
-        self._unsettled_bytes = 0
+        self._entered_bytes = self._left_bytes = 0  # of these, each changed on one side
+        self._waiting = 0  # threads, for room
+        self._freed: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._aside: dict[PendingPublication, None] = {}  # unsettled, and not in the window
         self._is_started = False
         self._is_stopped = False
 
     def __repr__(self) -> str:
-        count = len(self._aside) + len(self._unsettled)
+        count = self.health().under_way
         state = "stopped" if self._is_stopped else f"{count} publishes under way"
         return f"<Producer to {self.nsqd}, {state}>"
 
@@ -143,7 +147,7 @@ class CommonProducer:
 
     def start(self) -> None:
         """Begin; publishing does it, too. The connection is made when needed."""
-        with self._room:
+        with self._lock:
             if not self._is_started and not self._is_stopped:
                 self._io.start()
                 self._is_started = True
@@ -152,24 +156,24 @@ class CommonProducer:
 
     def _flush(self, timeout_s: float | None) -> bool:
         self._io.loop.call_soon(self._io.flush)
-        give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
-        with self._room:
-            for publication in [*self._aside, *self._unsettled]:
-                left_s = None if give_up_at is None else max(0.0, give_up_at - time.monotonic())
-                if not self._room.wait_for(lambda p=publication: p.is_settled, left_s):  # type: ignore[misc]
-                    return False
-        return True
+        give_up_at = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        return all(
+            each._settles_within(give_up_at - time.monotonic()) for each in self._all_under_way()
+        )
+
+    def _all_under_way(self) -> dict[PendingPublication, None]:
+        return {**self._unsettled, **self._aside}  # in this order: the I/O thread moves them on
 
     def _stop(self, timeout_s: float | None, when: str = "") -> bool:
-        with self._room:
+        with self._lock:
             self._is_stopped = True
-            self._room.notify_all()
+        self._make_room()
         _started.discard(self)
         if not self._is_started:
             return True
         self._io.loop.call_soon(self._io.begin_stop)
         is_in_time = self._io.loop.join(timeout_s)
-        if not is_in_time:
+        if not is_in_time and not self._io.loop.is_own_thread:
             self._io.loop.call_soon(self._io.abort)
             self._io.loop.join()
         self._io.failures.log(when or f"{self.nsqd}: the producer was stopped with ")
@@ -182,10 +186,10 @@ class CommonProducer:
 
     def _start_afresh(self) -> None:
         """In a forked child: the thread is the parent's, and so is what it has under way."""
-        unsettled, was_stopped = [*self._aside, *self._unsettled], self._is_stopped
+        under_way, was_stopped = self._all_under_way(), self._is_stopped
         self._begin_life()
         self._is_stopped = was_stopped
-        for publication in unsettled:
+        for publication in under_way:
             if not publication.is_settled:
                 parents = PublishUnknown("the process that this one was forked from has it")
                 publication.settle(parents)
@@ -245,66 +249,80 @@ class CommonProducer:
 
     def health(self) -> ProducerHealth:
         """How the producer is now: for a probe, or for metrics."""
-        with self._lock:
-            under_way = [each.submitted_at for each in chain(self._aside, self._unsettled)]
-            return ProducerHealth(
-                [str(link.address) for link in self._io.links if link.connection is not None],
-                len(under_way),
-                time.monotonic() - min(under_way) if under_way else 0.0,
-            )
+        under_way = [each.submitted_at for each in self._all_under_way() if not each.is_settled]
+        return ProducerHealth(
+            [str(link.address) for link in self._io.links if link.connection is not None],
+            len(under_way),
+            time.monotonic() - min(under_way) if under_way else 0.0,
+        )
 
     # -- the window -----------------------------------------------------------------------------
 
     @property
     def has_room(self) -> bool:
         """Tell whether `submit` does not block."""
-        with self._lock:
-            return self._has_room()
+        return self._is_stopped or (
+            len(self._unsettled) < self.options.max_outstanding
+            and self._entered_bytes - self._left_bytes < self._window_bytes
+        )
 
-    def _wait_for_room(self, publication: PendingPublication) -> None:
-        with self._lock:  # once for each publish: the lock costs less than its condition
-            if not self._has_room():
-                timeout_s = self.options.publish_timeout_s
-                if publication.timeout_s is not None:
-                    timeout_s = publication.timeout_s
-                if self._io.loop.is_own_thread:  # no other thread makes room
-                    timeout_s = 0
-                if not self._room.wait_for(self._has_room, min(timeout_s, threading.TIMEOUT_MAX)):
-                    raise self._no_room(timeout_s)
+    def _enter(self, publication: PendingPublication) -> bool:
+        """Put it in the window, and return True, if there is room."""
+        with self._lock:
             if self._is_stopped:
                 raise PublishNotSent(f"{self.nsqd}: the producer has stopped")
-            self._unsettled[publication] = None
-            self._unsettled_bytes += publication.size
+            if has_room := self.has_room:
+                self._unsettled[publication] = None
+                self._entered_bytes += publication.size
+            return has_room
+
+    def _wait_for_room(self, publication: PendingPublication) -> None:
+        if self._enter(publication):
+            return
+        timeout_s = publication.timeout_s
+        if timeout_s is None:
+            timeout_s = self.options.publish_timeout_s
+        if self._io.loop.is_own_thread:  # no other thread makes room
+            timeout_s = 0
+        until = time.monotonic() + timeout_s
+        with self._lock:
+            self._waiting += 1  # before another look: what is freed after it brings a token
+        try:
+            while not self._enter(publication):
+                left_s = max(0.0, until - time.monotonic())
+                self._freed.get(timeout=min(left_s, threading.TIMEOUT_MAX))
+        except queue.Empty:
+            raise self._no_room(timeout_s) from None
+        finally:
+            with self._lock:
+                self._waiting -= 1
 
     def _no_room(self, waited_s: float) -> PublishNotSent:
         error = PublishNotSent(f"{self.nsqd}: no room for another publish in {waited_s:.3g} s")
         error.__cause__ = DeadlineExceeded(f"{self.nsqd} confirms nothing")
         return error
 
-    def _has_room(self) -> bool:
-        return self._is_stopped or (
-            len(self._unsettled) < self.options.max_outstanding
-            and self._unsettled_bytes < self._window_bytes
-        )
+    def _make_room(self) -> None:
+        for _ in range(self._waiting):
+            self._freed.put(None)
 
-    def _leave_window(self, publication: PendingPublication) -> bool:
-        was_in = self._unsettled.pop(publication, self) is None
-        if was_in:
-            self._unsettled_bytes -= publication.size
-        return was_in
+    def _leave_window(self, publication: PendingPublication) -> None:
+        if self._unsettled.pop(publication, self) is None:
+            self._left_bytes += publication.size
 
     def _set_aside(self, publications: Iterable[PendingPublication]) -> None:
         """Make room for others: these wait for an nsqd that may hang."""
-        with self._room:
-            self._aside.update((each, None) for each in publications if self._leave_window(each))
-            self._room.notify_all()
+        for publication in publications:
+            if publication in self._unsettled:
+                self._aside[publication] = None
+                self._leave_window(publication)
+        self._make_room()
 
     def _on_settled(self, settled: list[PendingPublication]) -> None:
-        with self._room:
-            for publication in settled:
-                self._leave_window(publication)
-                self._aside.pop(publication, None)
-            self._room.notify_all()
+        for publication in settled:
+            self._leave_window(publication)
+            self._aside.pop(publication, None)
+        self._make_room()
         if self.on_published is not None:
             for publication in settled:
                 try:
@@ -359,7 +377,8 @@ class Producer(CommonProducer):
         """Wait for what is outstanding, then close; return whether that was done in time.
 
         When ``timeout_s`` passed, what is left settles as not sent or unknown. Failures that
-        were not looked at are logged.
+        were not looked at are logged. A callback cannot wait: there it begins to stop, and returns
+        False.
         """
         return self._stop(timeout_s)
 
@@ -497,7 +516,7 @@ def check_bodies(lengths: list[int], defer_s: float | None, options: ClientOptio
     elif len(lengths) > 1 and mpub_size(lengths) > options.publish_max_body_size:
         raise PublishInvalid(
             f"a batch of {sum(lengths)} bytes is above publish_max_body_size",
-            hint="Split it: Producer.split does.",
+            hint="Take fewer messages together, as Producer.split does.",
         )
 
 

@@ -134,15 +134,20 @@ class Publication(Future[None]):
         Raises `DeadlineExceeded`, which is a ``TimeoutError``, when ``timeout`` seconds passed
         first: it is still under way then.
         """
+        if not self._settles_within(timeout):
+            raise DeadlineExceeded(f"a publish to {self.topic} is not settled yet")
+        return self.error
+
+    def _settles_within(self, timeout_s: float | None) -> bool:
+        """Wait until it has settled, for ``timeout_s`` seconds at most; return whether it has."""
         if not self.is_settled:
             waiter = threading.Lock()
             waiter.acquire()
             self._waiters.append(waiter)  # in this order: `settle` looks at them last
             # -1 would wait without end
-            limit_s = -1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)
-            if not self.is_settled and not waiter.acquire(timeout=limit_s):
-                raise DeadlineExceeded(f"a publish to {self.topic} is not settled yet")
-        return self.error
+            limit_s = -1 if timeout_s is None else min(max(0.0, timeout_s), threading.TIMEOUT_MAX)
+            return self.is_settled or waiter.acquire(timeout=limit_s)
+        return True
 
     def result(self, timeout: float | None = None) -> None:
         """Wait for the outcome. Raises `PublishError`, or `DeadlineExceeded` as `exception`."""

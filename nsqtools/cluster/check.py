@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import re
-import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median_low
 from typing import Any, NamedTuple
 
+from nsqtools.client.connection import require_one
 from nsqtools.cluster.admin import Action, AdminPlan
 from nsqtools.cluster.directory import Cluster, Nsqds
 from nsqtools.cluster.inventory import NodeStatus, list_nodes
@@ -33,10 +33,12 @@ from nsqtools.cluster.problems import (
     of_row,
     problems_of,
     problems_of_nodes,
+    waiting_text,
 )
+from nsqtools.cluster.queue_rows import QueueRow
 from nsqtools.cluster.sampling import Sample, SampleFilter, Sampler
 from nsqtools.cluster.topology import Topology, plan_topology
-from nsqtools.errors import ConnectionFailed, NotFoundError, NsqError
+from nsqtools.errors import NotFoundError, NsqError
 from nsqtools.http.http_api import HTTPAPI, NsqdHTTPClient
 from nsqtools.protocol.names import parse_address
 
@@ -152,15 +154,20 @@ def _counts(
     memory: Memory, sample: Sample, max_age_s: float
 ) -> Sequence[tuple[float, Mapping[str, int]]]:
     """Return the counts of this run after those before, from the last one that is old enough on."""
-    now_s, started = sample.time_s, sample.started.items()
-    has_restarted = any(start > memory.nsqds.get(at, start) for at, start in started)
-    # nsqd counts from 0 again, and a clock was set back
-    before = [] if has_restarted else [each for each in memory.counts if each[0] <= now_s]
+    now_s = sample.time_s
+    before = [each for each in memory.counts if each[0] <= now_s]  # a clock was set back
     if not before or now_s - before[-1][0] >= max_age_s / 10:
-        waiting = {f"{r.topic}/{r.channel}": r.messages for r in sample.totals if r.depth}
-        before.append((now_s, waiting))
+        before.append((now_s, {name: row.messages for name, row in _waiting(sample)}))
     first = sum(now_s - time_s >= max_age_s for time_s, _ in before) - 1
     return before[max(0, first) :]
+
+
+def _waiting(sample: Sample) -> Iterator[tuple[str, QueueRow]]:
+    """Yield each queue with messages, on one nsqd and in one run of it: it counts from 0 again."""
+    started = sample.started
+    for row in sample.rows:
+        if row.depth:
+            yield f"{row.node} {started[row.node]} {row.topic}/{row.channel}", row
 
 
 def _old(then: tuple[float, Mapping[str, int]], sample: Sample) -> Iterator[Problem]:
@@ -170,11 +177,10 @@ def _old(then: tuple[float, Mapping[str, int]], sample: Sample) -> Iterator[Prob
     out, and without a look at any of them.
     """
     time_s, messages = then
-    for row in sample.totals:
-        had = messages.get(f"{row.topic}/{row.channel}")
-        # a count that went back is of fewer nsqd
+    for name, row in _waiting(sample):
+        had = messages.get(name)
         if had is not None and 0 <= row.messages - had < row.depth:
-            text = f"{row.depth:,} messages wait, one of them since before {moment(time_s)}"
+            text = f"{waiting_text(row.depth)}, one of them since before {moment(time_s)}"
             yield of_row(Kind.OLD, text, row)
 
 
@@ -205,22 +211,16 @@ def _known(sample: Sample) -> set[str]:
 
 def _unreachable(cluster: Cluster, nodes: Iterable[NodeStatus]) -> Iterator[Problem]:
     """Yield the nsqd that nsqlookupd announces at an address where nothing answers from here."""
-    announced = {node.address: node for node in nodes if node.lookupds}
+    announced = {node.tcp_address: node for node in nodes if node.lookupds}
 
     def connect(node: NodeStatus) -> None:
         place = cluster.reachable(parse_address(node.tcp_address))
-        try:
-            socket.create_connection(place, cluster.timeout_s).close()
-        except OSError as exc:
-            raise ConnectionFailed(f"cannot connect to {place} ({exc.strerror or exc})") from exc
+        require_one([str(place)], cluster.timeout_s)
 
-    answering = {address: node for address, node in announced.items() if not node.error}
-    _, failures = cluster.ask(answering, connect)
-    errors = {failure.address: str(failure.error) for failure in failures}
-    for address, node in announced.items():
-        if why := node.error or errors.get(address):
-            text = f"{', '.join(node.lookupds)} announces it; {why}"
-            yield Problem(Kind.UNREACHABLE, text, node=address, weight=1 << 62)
+    for address, error in cluster.ask(announced, connect)[1]:
+        node = announced[address]
+        text = f"{', '.join(node.lookupds)} announces it; {error}"
+        yield Problem(Kind.UNREACHABLE, text, node=node.address, weight=1 << 62)
 
 
 def _since(memory: Memory, sample: Sample, found: Sequence[Problem]) -> Iterator[Problem]:

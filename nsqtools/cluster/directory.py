@@ -34,6 +34,7 @@ from nsqtools.errors import (
     NotFoundError,
     NsqError,
 )
+from nsqtools.files.opening import Renewed
 from nsqtools.http.http_api import (
     HTTPAccess,
     KnownNode,
@@ -85,9 +86,11 @@ def open_cluster(settings: ConnectionSettings, **defaults: Any) -> Cluster:
     """
     lookupds, nsqds = settings.lookupd_http_addresses, settings.nsqd_http_addresses
     options = settings.client_options(**defaults)
-    access = partial(http_access, options, (*lookupds, *nsqds), settings.address_map)
+    files = options.tls_root_ca_file, options.tls_cert, options.tls_key, options.auth_secret_file
+    make = partial(http_access, options, (*lookupds, *nsqds), settings.address_map)
+    access = Renewed(files, make)
     addresses = ClusterAddresses(nsqds, lookupds, settings.nsqd_tcp_addresses)
-    return Cluster(addresses, access(), access)
+    return Cluster(addresses, access.get(), access.get)
 
 
 def nsqd_addresses(settings: ConnectionSettings) -> tuple[str, ...]:
@@ -152,10 +155,7 @@ class Cluster:
 
     def _renew(self) -> None:
         """Go on with certificates and secret as their files are now."""
-        try:
-            access = self._renewed() if self._renewed else self._access
-        except ConfigurationError:
-            return  # of certificate and key one alone was replaced as yet
+        access = self._renewed() if self._renewed else self._access
         if access == self._access:
             return
         with self._lock:
@@ -192,12 +192,11 @@ class Cluster:
         """Find the nsqd as `nsqds` does; return what each nsqlookupd knows, too."""
         self._renew()
         answers, failures = self.known_nodes()
-        found, impostors = self.nsqds_among(
-            known.node for nodes in answers.values() for known in nodes
-        )
+        announced = [known.node for nodes in answers.values() for known in nodes]
+        found, impostors = self.nsqds_among(announced)
         return answers, found, [*failures, *impostors]
 
-    def nsqds_among(self, nodes: Iterable[ProducerNode] = ()) -> tuple[Nsqds, list[DaemonFailure]]:
+    def nsqds_among(self, nodes: Sequence[ProducerNode] = ()) -> tuple[Nsqds, list[DaemonFailure]]:
         """Return the nsqd given, the ``nodes`` announced, and failures to be the nsqd meant."""
         given = {address: self.nsqd(address) for address in self.given}
         found, impostors = self.ask(given, self._name)
@@ -205,11 +204,13 @@ class Cluster:
             if tcp in self._tcp:  # it was given twice, and its HTTP port is another one
                 self._unproven.pop(url, None)
                 self._given = [each for each in self._given if each != url]
-        unproven = set(map(short_address, list(self._unproven)))
+        unproven = {short_address(url): tcp for url, tcp in list(self._unproven.items())}
         for address in self.given:  # those, too, that do not say their name just now
             if address not in unproven:
                 found.setdefault(address, self.names.get(address, ""))
-        impostors = [each for each in impostors if each.address in unproven]
+        announced = {self.reachable(node.tcp) for node in nodes if node.http is not None}
+        doubtful = {address for address, tcp in unproven.items() if tcp not in announced}
+        impostors = [each for each in impostors if each.address in doubtful]
         own = set(found.values())
         for node in nodes:
             if node.http is not None and (name := str(node.http)) not in own:
@@ -336,8 +337,9 @@ class Cluster:
             if tcp is None:
                 raise
             port = urlsplit(client.url).port
+            reason = str(exc).rpartition(" (")[2].removesuffix(")")
             raise ConnectionFailed(
-                f"{tcp}: no answer at its usual HTTP port {port} ({_reason(exc)})",
+                f"{tcp}: no answer at its usual HTTP port {port} ({reason})",
                 hint="Give nsqd's HTTP address with --nsqd-http-address.",
             ) from exc
         if tcp is not None:
@@ -368,12 +370,6 @@ def entries_of(known: Mapping[str, Iterable[KnownNode]]) -> dict[str, dict[str, 
         for entry in nodes:
             entries.setdefault(str(entry.node.http), {})[lookupd] = entry
     return entries
-
-
-def _reason(error: Exception) -> str:
-    """What is in parentheses at the end of a message, or the message."""
-    _, opening, reason = str(error).rpartition(" (")
-    return reason.removesuffix(")") if opening else str(error)
 
 
 def short_address(url: str) -> str:

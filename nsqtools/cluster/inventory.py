@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from nsqtools.cluster.directory import Answers, Cluster, DaemonFailure, Nsqds, entries_of
 from nsqtools.cluster.topics import all_of, missing
-from nsqtools.errors import ConfigurationError
+from nsqtools.errors import ConfigurationError, HTTPError
 from nsqtools.http.http_api import HTTPAPI, NsqdHTTPClient, NsqlookupdHTTPClient
 from nsqtools.protocol.names import Address
 from nsqtools.protocol.stats import ChannelStats, TopicStats
@@ -29,7 +29,7 @@ Registered = Mapping[str, frozenset[str]]
 class Inventory(NamedTuple):
     """What the daemons that answered have. ``nodes`` and ``registered`` go by address."""
 
-    nodes: Mapping[str, tuple[TopicStats, ...]]
+    nodes: Mapping[str, Mapping[str, TopicStats]]
     given: frozenset[str]
     registered: Mapping[str, Registered]
     failures: tuple[DaemonFailure, ...]
@@ -37,16 +37,13 @@ class Inventory(NamedTuple):
     @property
     def topics(self) -> set[str]:
         """The names of all topics."""
-        return all_of(self.registered) | {
-            topic.topic_name for topics in self.nodes.values() for topic in topics
-        }
+        return all_of(self.registered) | all_of(self.nodes)
 
     def where(self, name: str) -> Iterator[tuple[str, TopicStats]]:
         """Every nsqd that has the topic, with its statistics."""
         for address, topics in self.nodes.items():
-            for topic in topics:
-                if topic.topic_name == name:
-                    yield address, topic
+            if name in topics:
+                yield address, topics[name]
 
     def channels(self, topic: str) -> set[str]:
         """The names of its channels on any nsqd, and of those registered that are known."""
@@ -65,7 +62,8 @@ class Inventory(NamedTuple):
 def take_inventory(cluster: Cluster) -> Inventory:
     """Ask all daemons. Raises the first failure when none answers."""
     answers, failures = cluster.ask_nsqds(
-        lambda client: client.stats(clients=True).topics or (), required=False
+        lambda nsqd: {each.topic_name: each for each in nsqd.stats(clients=True).topics or ()},
+        required=False,
     )
     silent = {failure.address for failure in failures}
     alive = {name: each for name, each in cluster.lookupds.items() if name not in silent}
@@ -177,8 +175,11 @@ def list_nodes(
         raise failures[0].error
 
     def ask(client: NsqdHTTPClient) -> dict[str, Any]:
-        info = client.info()
-        client.ping()
+        info = client.info() | {"error": ""}
+        try:
+            client.ping()
+        except HTTPError as exc:  # it answers, and is not well
+            info["error"] = str(exc)
         if not cluster.lookupds:
             info["topics"] = len(client.stats().topics or ())
         return info
@@ -199,7 +200,7 @@ def list_nodes(
             tcp, hostname, version = str(entry.node.tcp), entry.hostname, version or entry.version
             topics = len({topic for each in entries.values() for topic in each.topics})
         hidden = {topic for each in entries.values() for topic in each.tombstoned}
-        error = errors.get(address, "")
+        error = errors.get(address) or info.get("error", "")
         status = (tcp, hostname, version, topics, tuple(sorted(hidden)), tuple(entries), error)
         nodes.append(NodeStatus(address, *status))
     return nodes, failures

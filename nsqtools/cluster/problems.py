@@ -225,7 +225,7 @@ def problems_of(
             found += _of_window(then, row, lately, window.ago_s, bounds)
         found += _of_queue(row, lately or row.rates, row.topic in with_channels, bounds)
         if row.paused:
-            states, text = paused[row.topic, row.channel], f"{row.depth:,} messages wait"
+            states, text = paused[row.topic, row.channel], waiting_text(row.depth)
             if not all(states):
                 text = f"on {sum(states)} of {len(states)} nsqd; {text}"
             found.append(of_row(Kind.PAUSED, text, row))
@@ -286,7 +286,7 @@ def _of_queue(
     row: QueueRow, rates: Rates | None, has_channels: bool, bounds: Bounds
 ) -> Iterator[Problem]:
     """What one look at the total of a queue shows, and its rates."""
-    waiting = f"{row.depth:,} messages wait"
+    waiting = waiting_text(row.depth)
     ingress = rates.ingress if rates else 0.0
     if row.channel and row.depth and not row.clients and not row.paused:
         coming = f" and {rate_text(ingress)} come every second" if ingress > 0 else ""
@@ -305,7 +305,7 @@ def _of_window(
     then: QueueRow, now: QueueRow, rates: Rates, ago_s: float, bounds: Bounds
 ) -> Iterator[Problem]:
     """What two looks at the total of a channel show, and the rates between them."""
-    waiting = f"{now.depth:,} messages wait"
+    waiting = waiting_text(now.depth)
     growth = rates.ingress - rates.finish  # depth grows, too, when messages in flight come back
     returned = now.requeued + now.timed_out - then.requeued - then.timed_out
     if now.clients and now.depth and then.depth and not (rates.finish or rates.requeue):
@@ -354,6 +354,11 @@ def problems_of_nodes(nodes: Iterable[NodeStatus], lookupds: Sequence[str]) -> I
             yield Problem(Kind.NOT_REGISTERED, text, node=node.address)
         for topic in node.tombstoned:
             yield Problem(Kind.TOMBSTONED, "hidden by nsqlookupd", topic, node=node.address)
+
+
+def waiting_text(count: int) -> str:
+    """``1 message waits``, ``2 messages wait``."""
+    return "1 message waits" if count == 1 else f"{count:,} messages wait"
 
 
 def rate_text(per_s: float) -> str:

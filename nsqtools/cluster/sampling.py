@@ -50,7 +50,6 @@ FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 1.0
 FORGOTTEN_S = 600.0
 """How long an nsqd is remembered that is neither announced nor reached."""
-MAX_UNANNOUNCED = MAX_NODES
 MAX_LEFT_AT_ONCE = 32
 MAX_ENTRIES_OF_NODE, MAX_ENTRIES = 200_000, 600_000
 """JSON objects: a topic or a channel is two of them, a consumer one. A million take 1.5 GB."""
@@ -315,7 +314,7 @@ class Sampler:
         left.sort(key=lambda node: -node.announced_s)
         for number, node in enumerate(left):
             is_remembered = (
-                number < MAX_UNANNOUNCED
+                number < MAX_NODES
                 and node.answered_s is not None
                 and (node.error is None or now_s - node.answered_s <= FORGOTTEN_S)
             )

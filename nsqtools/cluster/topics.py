@@ -50,6 +50,7 @@ from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.http.http_api import KnownNode, NsqdHTTPClient, NsqlookupdHTTPClient
 from nsqtools.protocol.names import Address, is_ephemeral
 from nsqtools.protocol.stats import TopicStats
+from nsqtools.protocol.text import counted
 
 
 @dataclass(slots=True)
@@ -155,7 +156,7 @@ def state_of_queue(report: TopicReport, channel: str) -> str:
     if paused := report.paused & {"", channel}:
         return f"topic {topic} is paused" if "" in paused else f"channel {queue} is paused"
     waiting = report.depth[channel]
-    text = f"{waiting} messages are in channel {queue}" if waiting else f"channel {queue} is empty"
+    text = f"channel {queue} " + (f"has {counted(waiting, 'message')}" if waiting else "is empty")
     others = {"in flight": report.in_flight, "deferred": report.deferred}
     return ", ".join(
         [text, *(f"{n} {what}" for what, all in others.items() if (n := all[channel]))]
@@ -190,8 +191,9 @@ def check_subscription(
         )
     if is_ephemeral(channel) and report.backlog and not force:
         where = " on an nsqd" if report.channels else ""  # others have some, or know of them
+        count = counted(report.backlog, "message")
         raise ConfigurationError(
-            f"topic {topic} has no channel and {report.backlog} messages waiting{where}: what an "
+            f"topic {topic} has no channel and {count} waiting{where}: what an "
             f"ephemeral channel does not read before you leave would be destroyed",
             hint="Name a channel that stays (--channel NAME), or go on with --force.",
         )
@@ -367,9 +369,7 @@ class UnlistedTopics:
                 answers, _ = cluster.known_nodes()
         except (NsqError, OSError):
             return None
-        if not answers:
-            return None
-        return announced_topics(answers)
+        return announced_topics(answers) if answers else None
 
 
 log = logging.getLogger("nsqtools")

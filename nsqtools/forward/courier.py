@@ -16,8 +16,9 @@ to the forwarder's thread, which alone decides:
 The circuit is open while no destination works: one parcel is sent to see whether one does again,
 and when it arrives the others follow.
 
-Traps. What is under way is limited in bytes as well, so that a sink never has to block. A message
-that waits is touched, for as long as nsqd lets it.
+Traps. What is under way may be limited in bytes, so that a sink need not block. What waits is
+touched, for as long as nsqd lets it. So is what comes while the circuit is open, which is taken and
+waits here: in the client it would expire, and count as tried.
 
 A dead letter is kept in a topic on the nsqd that delivered the message, or in a file. A message is
 finished only when its dead letter is confirmed, or on disk. When that fails the message is
@@ -27,6 +28,7 @@ requeued, and comes again.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import queue
 import stat
@@ -41,6 +43,7 @@ from pathlib import Path
 from nsqtools.client.giving_up import MAX_KNOWN, Attempts, DeadLetters, Key, keys_of
 from nsqtools.client.message import Answers, Batch, touch_when_due
 from nsqtools.client.options import ClientOptions
+from nsqtools.cluster.topics import Troubles
 from nsqtools.errors import NsqError, OutputError
 from nsqtools.files.durable import append_whole, sync_folder
 from nsqtools.files.opening import locked
@@ -49,7 +52,6 @@ from nsqtools.records.envelope import encode_dead_letter
 
 log = logging.getLogger("nsqtools")
 
-WINDOW_BYTES = 3 << 20  # below the producer's, which would block
 HOLD_S = 60.0  # what waits longer for a destination goes back to its queue, but for one parcel
 RETRY_BASE_S, RETRY_MAX_S = 0.1, 10.0
 REQUEUE_BASE_S, REQUEUE_MAX_S = 1.0, 900.0
@@ -59,8 +61,8 @@ UNKEPT_S = 30.0  # until a message comes again whose dead letter could not be ke
 class Courier:
     """Delivers to one sink. Its methods are called on the forwarder's thread.
 
-    ``on_circuit`` is called with whether the circuit is open now. ``changed`` is set whenever an
-    outcome has come.
+    ``on_circuit`` is called with whether the circuit is open now, ``window_bytes`` limits what is
+    under way, and ``changed`` is set whenever an outcome has come.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Courier:
         max_attempts: int,
         dead_letters: DeadLetterBox | None,
         on_circuit: Callable[[bool], None],
+        window_bytes: float = math.inf,
     ) -> None:
         self.changed = threading.Event()
         self.last_error = ""  # why something was not delivered, and nothing since
@@ -83,6 +86,7 @@ class Courier:
         self._attempts = Attempts(max_attempts)
         self._dead_letters = dead_letters
         self._on_circuit = on_circuit
+        self._window_bytes = window_bytes
         self._lock = threading.Lock()
         self._under_way: dict[Parcel, None] = {}
         self._under_way_bytes = 0
@@ -93,8 +97,8 @@ class Courier:
 
     @property
     def has_room(self) -> bool:
-        """Tell whether more may be sent."""
-        return self._under_way_bytes < WINDOW_BYTES and not self.is_open
+        """Tell whether `send` takes more."""
+        return self.is_open or (not self._held and self._under_way_bytes < self._window_bytes)
 
     @property
     def is_failing(self) -> bool:
@@ -112,11 +116,25 @@ class Courier:
             return sum(map(len, [*self._under_way, *self._held]))
 
     def send(self, parcel: Parcel) -> None:
-        """Deliver a parcel, in the parts that suit the sink."""
+        """Deliver a parcel, in the parts that suit the sink; while the circuit is open it waits."""
+        if self.is_open:
+            self._held.append(parcel)
+        else:
+            self._deliver(parcel)
+
+    def _deliver(self, parcel: Parcel) -> None:
         parts = self._sink.parts(parcel)
         self._add(parts)
         for part in parts:
             self._sink.submit(part, self._report)
+
+    def _deliver_held(self) -> bool:
+        """Deliver the first of what waits that is still ours; return whether there was one."""
+        while self._held:
+            if (parcel := self._held.popleft().unanswered()) is not None:
+                self._deliver(parcel)
+                return True
+        return False
 
     def received(self, batch: Batch) -> None:
         """Count what comes again."""
@@ -201,6 +219,8 @@ class Courier:
             if rest is not None:
                 self._act_on(rest, outcome, now)
             self._settle(parcel)
+        while self._held and not self.is_open and self._under_way_bytes < self._window_bytes:
+            self._deliver_held()
 
     def _act_on(self, parcel: Parcel, outcome: Outcome, now: float) -> None:
         topic = parcel.messages.topic
@@ -286,13 +306,9 @@ class Courier:
         # give back what others may be able to deliver, but for one parcel to try with
         while len(self._held) > 1 and now - self._held[-1].began_at > HOLD_S:
             self._requeue(self._held.pop(), self.last_error, None, counts=False)
-        while self._held:
-            parcel = self._held.popleft().unanswered()
-            if parcel is not None:
-                self._circuit.failed(now)  # until it has arrived
-                self.send(parcel)
-                return
-        if not self._under_way:
+        if self._deliver_held():
+            self._circuit.failed(now)  # until it has arrived
+        elif not self._under_way:
             self._close_circuit()  # nothing is left to try with but the next message
 
     def _recovered(self) -> None:
@@ -307,12 +323,7 @@ class Courier:
         """Let messages come and go again."""
         self.is_open = False
         self._circuit.retry_at = 0.0
-        held, self._held = self._held, deque()
         self._on_circuit(False)
-        for parcel in held:
-            rest = parcel.unanswered()
-            if rest is not None:
-                self.send(rest)
 
     def _touch(self, now: float) -> None:
         with self._lock:
@@ -388,7 +399,7 @@ class DeadLetterFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._problem: str | None = None  # that was told, of the last put
+        self._troubles = Troubles()
         try:
             with self._opened() as fd:
                 is_file = stat.S_ISREG(os.fstat(fd).st_mode)
@@ -425,12 +436,10 @@ class DeadLetterFile:
             with self._opened() as fd:
                 append_whole(fd, lines)
         except OSError as exc:
-            if exc.strerror != self._problem:  # or there is a line for each message
-                log.error("cannot write %s (%s)", self._path, exc.strerror)
-            self._problem = exc.strerror
+            self._troubles.has("", f"cannot write {self._path} ({exc.strerror})")
             kept(parcel, False)
         else:
-            self._problem = None
+            self._troubles.over("")
             kept(parcel, True)
 
     def close(self) -> None:

@@ -34,7 +34,7 @@ from nsqtools.client.connecting import RetryDelays
 from nsqtools.client.message import most_attempts
 from nsqtools.errors import OutputError
 from nsqtools.forward.command_starter import EndedCommand, Starter
-from nsqtools.forward.parcel import DELIVERED, Fate, Outcome, Parcel, Report
+from nsqtools.forward.parcel import DELIVERED, Fate, Outcome, Parcel, Report, as_sent
 from nsqtools.protocol.text import escape_line
 from nsqtools.records.envelope import encode_many
 from nsqtools.records.units import parse_span
@@ -460,8 +460,9 @@ class _Kept(_Worker):
         self.watch()
         if not self._unwritten:
             self.sink.loop.call_soon(self._write)
-        messages = work[0].messages
-        self._unwritten += encode_many(messages.topic, messages.nsqd, [work[0].first_as_sent()])
+        message = work[0].messages[0]
+        sent = as_sent(message, work[0].bodies[0])
+        self._unwritten += encode_many(message.topic, message.nsqd, [sent])
 
     def _write(self) -> None:
         """Write what it is given, as far as its pipe takes it."""

@@ -10,6 +10,7 @@ the others down, and while none works the consumers are paused instead.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -43,6 +44,7 @@ THROUGHPUT = {
 
 TICK_S = 0.2  # a fifth of the shortest msg_timeout
 RETRY_S = 5.0  # how often it is asked whether a topic is there again
+STOP_S = 15.0  # the most that a sink takes for it
 
 
 class ForwardSettings(NamedTuple):
@@ -55,7 +57,7 @@ class ForwardSettings(NamedTuple):
 
     ``keep`` selects, ``pick`` transforms a body (None: leave it out; ``ValueError``: it cannot),
     ``rename`` gives the topic's name at the destination. ``max_attempts`` 0 is without limit;
-    ``rate`` is messages a second, 0 without limit.
+    ``rate`` is messages a second, 0 without limit; ``window_bytes`` limits what is under way.
     """
 
     topics: tuple[str, ...]
@@ -72,6 +74,7 @@ class ForwardSettings(NamedTuple):
     rename: Callable[[str], str] = str
     rate: float = 0.0
     max_attempts: int = 0
+    window_bytes: float = math.inf
 
 
 class TopicSources:
@@ -225,7 +228,9 @@ class Forwarder:
         limits: RunLimits,
         on_tick: Callable[[], None] = lambda: None,
     ) -> None:
+        # when the time of what is under way is over, the sink stops, and we give back what is left
         options = settings.options
+        options = replace(options, drain_timeout_s=options.drain_timeout_s + STOP_S)
         if limits.count is not None:
             # what is in flight beyond the count would only have its attempts raised
             options = replace(options, max_in_flight=min(options.max_in_flight, limits.count))
@@ -239,6 +244,7 @@ class Forwarder:
             max_attempts=settings.max_attempts,
             dead_letters=dead_letters,
             on_circuit=self._sources.pause,
+            window_bytes=settings.window_bytes,
         )
         self._limits = limits
         self._watch = LimitWatch(limits, 0.0)
@@ -448,7 +454,7 @@ def forward_to(
         options=options or {},
     )
     settings = ForwardSettings(
-        tuple(map(check_topic, one_or_several(topic))),
+        tuple(dict.fromkeys(map(check_topic, one_or_several(topic)))),
         check_channel(channel),
         connection,
         connection.client_options(**THROUGHPUT),

@@ -33,6 +33,7 @@ from nsqtools.transport.stream import TLSOptions, make_context
 MAX_BODY = 1 << 20  # of an answer: above it a new connection is cheaper
 MAX_IDLE = 1000  # connections
 TICK_MS = 100
+MAX_MS = (1 << 31) - 1  # that libcurl takes
 PRIVATE = "a private address, which is not allowed"
 
 
@@ -303,10 +304,8 @@ class HttpPool:
         self._idle.append(transfer)
 
     def _close(self) -> None:
-        for curl in list(self._busy):
-            self._end(curl, pycurl.E_ABORTED_BY_CALLBACK, "stopped")
-        while self._calls:
-            self._calls.popleft()()
+        for curl in self._busy:  # what has no answer is not reported: no endpoint is to blame
+            self._multi.remove_handle(curl)
         self._after_turn()
         self._multi.close()
         self._wake_receiver.close()
@@ -341,4 +340,4 @@ def _discard(data: bytes) -> None:
 
 
 def _milliseconds(seconds: float) -> int:
-    return max(1, round(seconds * 1000))  # 0 would be without a limit
+    return min(max(1, round(seconds * 1000)), MAX_MS)  # 0 would be without a limit

@@ -16,16 +16,16 @@ import hmac
 import json
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from nsqtools import __version__
-from nsqtools.client.message import Batch
+from nsqtools.client.message import Batch, Message
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.opening import Renewed
 from nsqtools.forward import BatchForm
-from nsqtools.forward.parcel import Parcel
+from nsqtools.forward.parcel import Parcel, as_sent
 from nsqtools.protocol.names import Address
 from nsqtools.records.template import compile_template
 
@@ -89,6 +89,13 @@ class Endpoint:
                 self.template = compile_template(path)
             except ValueError as exc:
                 raise ConfigurationError(f"{url!r}: {exc}") from None
+
+    def target_of(self, message: Message, body: bytes) -> str:
+        """Return path and query for a message with the body that is sent for it."""
+        if self.template is None:
+            return self.target
+        sent = as_sent(message, body)
+        return _encoded(self.template(message.topic, message.nsqd, [sent]))
 
     def __str__(self) -> str:
         return self.url.partition("?")[0]
@@ -191,17 +198,19 @@ class RequestBuilder:
                 headers.append(name + value)
         if not endpoint.has_secrets:
             headers = [each for each in headers if not each.lower().startswith(_SECRET)]
-        target = endpoint.target
-        if endpoint.template is not None:
-            sent = endpoint.template(messages.topic, messages.nsqd, [parcel.first_as_sent()])
-            target = _encoded(sent)
         return HttpRequest(
-            endpoint.base + target,
+            endpoint.base + endpoint.target_of(messages[0], parcel.bodies[0]),
             headers,
             None if self._content_type is None else body,
             endpoint.name,
             endpoint.allows_private,
         )
+
+    def said_of(self, message: Message, body: bytes, endpoints: Iterable[Endpoint]) -> Hashable:
+        """Return what requests to some endpoints say of a message in their URLs and headers."""
+        topic, nsqd = message.topic, message.nsqd
+        targets = [each.target_of(message, body) for each in endpoints if each.template is not None]
+        return (*targets, *(encode(topic, nsqd, [message]) for _, encode in self._headers))
 
     def _body(self, parcels: Sequence[Parcel]) -> bytes:
         if self.batch is None:

@@ -6,7 +6,8 @@ doubles, and the others take its share. Only when all circuits are open nothing 
 and then the forwarder holds what it has.
 
 Everything but `parts` and `submit` runs on the thread of the pool. With batches, what comes within
-``linger_s`` goes together, from whichever topic and nsqd; with ``hash`` what goes to one endpoint.
+``linger_s`` goes together, from whichever topic and nsqd, if URL and headers are the same; with
+``hash`` what goes to one endpoint.
 """
 
 from __future__ import annotations
@@ -178,6 +179,7 @@ class _Exchange:
     lacking: list[Circuit] = field(default_factory=list)  # in mode all: those without it
     refusal: Outcome | None = None  # in mode all: of an endpoint that does not want it
     last: Outcome | None = None
+    url: str = ""  # that it was sent to last
     target: Endpoint | None = None  # where a redirect leads
     hops: int = 0
     repeated: int = 0
@@ -243,7 +245,7 @@ class HttpSink:
         if settings.batch_count == 1:
             self._begin(_Exchange((parcel,)))
             return
-        way = self._way(parcel.messages[0])
+        way = self._way(parcel.messages[0], parcel.bodies[0])
         gathered = self._gathered.get(way)
         if gathered is not None and (
             gathered.count + count > settings.batch_count
@@ -259,12 +261,13 @@ class HttpSink:
         if gathered.count >= settings.batch_count or not settings.linger_s:
             self._send_gathered(way)
 
-    def _way(self, message: Message) -> Hashable:
-        """What the messages of a batch have in common: the place of their keys, or the endpoints
-        that have them already, or some would be sent what they have."""
+    def _way(self, message: Message, body: bytes) -> Hashable:
+        """What the messages of a batch have in common: URL and headers, and the place of their
+        keys, or the endpoints that have them already, or some would be sent what they have."""
+        said = self._builder.said_of(message, body, self._endpoints.values())
         if self._settings.key is not None:
-            return place_of(message, self._settings.key, len(self._circuits))
-        return self._partial.of((message.topic, message.nsqd, message.id))
+            return said, place_of(message, self._settings.key, len(self._circuits))
+        return said, self._partial.of((message.topic, message.nsqd, message.id))
 
     def _send_gathered(self, way: Hashable) -> None:
         self._begin(_Exchange(self._gathered.pop(way).parcels))
@@ -309,7 +312,7 @@ class HttpSink:
             self._refuse(exchange, Outcome(Fate.REFUSED, error, may_split=True))
             return
         self._under_way += 1
-        exchange.target = None
+        exchange.url, exchange.target = request.url, None
 
         def done(answer: Answer, is_resent: bool) -> None:
             self._under_way -= 1
@@ -407,7 +410,7 @@ class HttpSink:
         """Follow a redirect that keeps method and body, where the user allows it."""
         error = f"{describe(answer.status)} from {endpoint}"
         try:
-            url = urljoin(endpoint.url, answer.location)
+            url = urljoin(exchange.url, answer.location)
             target = Endpoint(url, allows_private=False, is_given=False)
         except (ConfigurationError, ValueError):
             target = None

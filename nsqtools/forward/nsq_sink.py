@@ -23,7 +23,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from typing import TypeVar
 
 from nsqtools import __version__
@@ -48,6 +48,7 @@ from nsqtools.protocol.names import check_topic
 log = logging.getLogger("nsqtools")
 
 MAX_MESSAGES = 1000  # in one MPUB
+WINDOW_BYTES = 3 << 20  # under way: below that of a producer, which would block
 
 T = TypeVar("T")
 
@@ -89,11 +90,12 @@ class NsqSink:
 
     def parts(self, parcel: Parcel) -> list[Parcel]:
         """One part for each nsqd and MPUB."""
-        if self._key is None or len(self._producers) == 1:
+        key, count = self._key, len(self._producers)
+        if key is None or count == 1:
             return self._sized(parcel)
-        by = partial(place_of, key=self._key, count=len(self._producers))
         parts = []
-        for place, chosen in parcel.grouped(by).items():
+        grouped = parcel.grouped(lambda message, body: place_of(message, key, count))
+        for place, chosen in grouped.items():
             for part in self._sized(chosen):
                 self._places[part] = place
                 parts.append(part)

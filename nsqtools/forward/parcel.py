@@ -97,11 +97,11 @@ class Parcel:
         bodies = [self.bodies[place] for place in places]
         return Parcel(messages, bodies, self.topic, self.began_at)
 
-    def grouped(self, by: Callable[[Message], T]) -> dict[T, Parcel]:
-        """Return the messages in parcels, by what ``by`` says of each."""
+    def grouped(self, by: Callable[[Message, bytes], T]) -> dict[T, Parcel]:
+        """Return the messages in parcels, by what ``by`` says of each and of its body."""
         places: dict[T, list[int]] = {}
-        for at, message in enumerate(self.messages):
-            places.setdefault(by(message), []).append(at)
+        for at, (message, body) in enumerate(zip(self.messages, self.bodies, strict=True)):
+            places.setdefault(by(message, body), []).append(at)
         return {each: self.chosen(chosen) for each, chosen in places.items()}
 
     def sized(self, most: int, most_bytes: int, extra: int = 0) -> list[Parcel]:
@@ -119,20 +119,20 @@ class Parcel:
             size += len(body) + extra
         return [*parts, self.part(begin, len(self))]
 
-    def first_as_sent(self) -> MessageLike:
-        """Return the first message with the body that is sent for it."""
-        messages, message, body = self.messages, self.messages[0], self.bodies[0]
-        if body is message.body:
-            return message
-        what = message.id, message.timestamp_ns, message.attempts, body
-        return Envelope(messages.topic, messages.nsqd, *what)
-
     def unanswered(self) -> Parcel | None:
         """Return what is still ours to deliver: nsqd may have taken messages back meanwhile."""
         places = [at for at, message in enumerate(self.messages) if not message.is_answered]
         if len(places) == len(self.bodies):
             return self
         return self.chosen(places) if places else None
+
+
+def as_sent(message: Message, body: bytes) -> MessageLike:
+    """Return a message with the body that is sent for it."""
+    if body is message.body:
+        return message
+    what = message.id, message.timestamp_ns, message.attempts, body
+    return Envelope(message.topic, message.nsqd, *what)
 
 
 Report = Callable[[Sequence[Parcel], Outcome], None]
@@ -209,11 +209,6 @@ class ForwardTotals:
     repeated: int = _count("Messages sent again although the destination may have had them.")
     failures: int = _count("Tries to deliver that failed.")
     bytes: int = _count("Bytes of the bodies delivered.")
-
-    @property
-    def finished(self) -> int:
-        """Messages that came to their end."""
-        return self.filtered + self.delivered + self.dead_lettered + self.dropped
 
 
 class Counters:

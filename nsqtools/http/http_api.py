@@ -258,6 +258,8 @@ def load_json(body: bytes | bytearray) -> Any:
 
 
 def _error_code(answer: HTTPAnswer) -> str:
+    if answer.body.startswith(b"NOK"):  # of /ping: why nsqd is not well
+        return answer.body[:500].decode("utf-8", "replace")
     try:
         message = load_json(answer.body)["message"]
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -413,8 +415,9 @@ class NsqlookupdHTTPClient(HTTPAPI):
 
     def tombstone(self, topic: str, node: str) -> None:
         """Hide the nsqd ``node`` (its broadcast ``host:http_port``) for a topic, for a while."""
-        bare = node.replace("[", "").replace("]", "")  # as nsqlookupd writes an address of IPv6
-        self.post("/topic/tombstone", topic=topic, node=bare)
+        bare = node.replace("[", "").replace("]", "")
+        for each in {node, bare}:  # nsqlookupd knows an address of IPv6 as it was announced
+            self.post("/topic/tombstone", topic=topic, node=each)
 
 
 def decode_lookup(answer: Any, url: str, access: HTTPAccess) -> Lookup:

@@ -225,4 +225,5 @@ class FrameBuffer:
             raise ProtocolError(f"message frame of {size} bytes is too short")
         limit = self._max_message_frame if frame_type == MESSAGE else _MAX_OTHER_FRAME
         if size > limit:
-            raise ProtocolError(f"frame size {size} is above the limit of {limit} bytes")
+            option = " (max_msg_size)" if frame_type == MESSAGE else ""
+            raise ProtocolError(f"frame size {size} is above the limit of {limit} bytes{option}")

@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
+from ipaddress import IPv6Address
 from typing import NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
@@ -86,6 +87,8 @@ def parse_address(text: str, default_port: int = NSQD_TCP_PORT) -> Address:
     text = text.strip()
     if "://" in text:
         raise _bad_address(text, "A TCP address is host:port, without a scheme.")
+    if "@" in text:
+        raise _bad_address(text, "A login is for HTTP: http://USER:PASSWORD@HOST:PORT.")
     if "," in text:
         cure = "repeat the option, or separate them by spaces in a variable"
         raise _bad_address(text, f"It is several: {cure}.")
@@ -99,7 +102,7 @@ def parse_address(text: str, default_port: int = NSQD_TCP_PORT) -> Address:
     else:
         host, _, port_text = text.partition(":")
         rest = text[len(host) :]
-    if not host or any(c.isspace() or c in "/?#@[]" for c in host):
+    if not host or any(c.isspace() or c in "/?#[]" for c in host):
         raise _bad_address(text)
     if not rest:
         return Address(host, default_port)
@@ -109,9 +112,10 @@ def parse_address(text: str, default_port: int = NSQD_TCP_PORT) -> Address:
 
 
 def _bad_address(
-    text: str, hint: str = "Write host:port, with a port from 1 to 65535."
+    text: str, hint: str = "Write host:port, with a port from 1 to 65535.", kind: str = "address"
 ) -> ConfigurationError:
-    return ConfigurationError(f"invalid address {text!r}", hint=hint)
+    shown = re.sub(r"(?s)^(\w+://)?.*@", r"\1***@", text)
+    return ConfigurationError(f"invalid {kind} {shown!r}", hint=hint)
 
 
 def announced_host(name: object) -> str:
@@ -119,8 +123,14 @@ def announced_host(name: object) -> str:
     if not isinstance(name, str) or not 0 < len(name) <= MAX_HOST_LENGTH:
         return ""
     host = name[1:-1] if name.startswith("[") and name.endswith("]") else name
-    pattern = _IPV6 if ":" in host else _HOST
-    return host if pattern.fullmatch(host) else ""
+    if not (_IPV6 if ":" in host else _HOST).fullmatch(host):
+        return ""
+    if ":" in host:
+        try:
+            IPv6Address(host)
+        except ValueError:
+            return ""
+    return host
 
 
 def parse_patterns(text: str) -> tuple[str, ...]:
@@ -165,20 +175,17 @@ def http_url(text: str, default_port: int) -> str:
     has no trailing slash. Raises `ConfigurationError`.
     """
     text = text.strip()
-    if "://" not in text:
+    if not re.search("://|@", text):
         # urlsplit would take the host of "localhost:4161" for a scheme
         head, slash, path = text.partition("/")
-        return f"http://{parse_address(head, default_port)}{slash}{path}".rstrip("/")
+        text = f"http://{parse_address(head, default_port)}{slash}{path}"
     try:
         parts = urlsplit(text)
         usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # a port that is not a number, a bracket that is not closed
+    except ValueError:  # a port that is not a number, an address of IPv6 that is none
         usable = False
     if not usable or parts.fragment or any(c.isspace() for c in text):
-        raise ConfigurationError(
-            f"invalid HTTP address {re.sub('//.*@', '//***@', text)!r}",
-            hint="Write host:port or http(s)://host:port.",
-        )
+        raise _bad_address(text, "Write host:port or http(s)://host:port.", "HTTP address")
     return urlunsplit(parts._replace(path=parts.path.rstrip("/")))
 
 

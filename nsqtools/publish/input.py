@@ -117,7 +117,8 @@ class RecordSource:
         for file, path in enumerate(self._paths):
             if file < self.place.file:
                 continue
-            with _blaming(path):
+            name = "standard input" if path == "-" else path
+            with failing("read", name):
                 # a FIFO that nobody writes to yet would hold up a stop
                 descriptor = 0 if path == "-" else os.open(path, os.O_RDONLY | os.O_NONBLOCK)
             if path != "-":
@@ -133,12 +134,12 @@ class RecordSource:
                 elif file != self.place.file:
                     self._bytes_before += self.place.offset
                     self.place = InputPlace(file, 0, self.place.records)
-                yield from self._read(descriptor, path)
+                yield from self._read(descriptor, name)
             finally:
                 if path != "-":
                     os.close(descriptor)
 
-    def _read(self, descriptor: int, path: str) -> Iterator[InputBatch[bytes]]:
+    def _read(self, descriptor: int, name: str) -> Iterator[InputBatch[bytes]]:
         splitter = Splitter(self._delimiter, limit=MAX_RECORD_BYTES)
         while not self._is_stopped():
             wait_s = LINGER_S if self._pending else STOP_CHECK_S
@@ -146,7 +147,7 @@ class RecordSource:
                 if self._pending:
                     yield self._take()
                 continue
-            with _blaming(path):
+            with failing("read", name):
                 chunk = os.read(descriptor, READ_SIZE)
             records = splitter.feed(chunk) if chunk else splitter.end()
             if not chunk:
@@ -175,12 +176,12 @@ class RecordSource:
 
 
 @contextmanager
-def _blaming(path: str) -> Iterator[None]:
+def failing(verb: str, name: str | Path) -> Iterator[None]:
+    """Raise `OutputError` for an ``OSError``: what cannot be done to which file."""
     try:
         yield
     except OSError as exc:
-        name = "standard input" if path == "-" else path
-        raise OutputError(f"cannot read {name} ({exc.strerror})") from exc
+        raise OutputError(f"cannot {verb} {name} ({exc.strerror})") from exc
 
 
 # -- how far it has come --------------------------------------------------------------------------
@@ -213,19 +214,19 @@ def read_checkpoint(
 
 def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
     """Replace a checkpoint, durably. Raises `OutputError`."""
-    try:
+    with failing("write", path):
         replace_file(path, json.dumps(content, indent=1).encode())
-    except OSError as exc:
-        raise OutputError(f"cannot write {path} ({exc.strerror})") from exc
 
 
 class InputCheckpoint:
     """Reads ``path`` if it is there; ``files`` are the inputs of this run.
 
-    Raises `ConfigurationError` when the checkpoint is that of other input, and `OutputError`.
+    A last record without ``delimiter`` that has grown since is not done with: it begins again.
+    Raises `ConfigurationError` when the checkpoint is that of other input, and where there can be
+    none, and `OutputError`.
     """
 
-    def __init__(self, path: Path, files: Sequence[str]) -> None:
+    def __init__(self, path: Path, files: Sequence[str], delimiter: bytes = b"\n") -> None:
         self.place = BEGIN
         self._saved: InputPlace | None = None
         self._path = path.absolute()
@@ -251,7 +252,7 @@ class InputCheckpoint:
                 f"{self._files[place.file]} is not the file that {path} was written for",
                 hint="It was replaced, or cut; remove the checkpoint to start over.",
             )
-        self.place = place
+        self.place = self._whole(place, delimiter)
 
     def settle(self, batch: InputBatch[bytes]) -> None:
         """Note that the next batch has ended."""
@@ -269,6 +270,23 @@ class InputCheckpoint:
         more = {"files": self._files, "head": self._head(self.place)}
         write_checkpoint(self._path, {"version": VERSION, **self.place._asdict(), **more})
         self._saved = self.place
+
+    def _whole(self, place: InputPlace, delimiter: bytes) -> InputPlace:
+        """The place, or that before it, where its last record turns out to have been cut off."""
+        if not place.offset:
+            return place
+        import mmap
+
+        with (
+            open(self._files[place.file], "rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        ):
+            before = content.rfind(delimiter, 0, place.offset)
+            goes_on = content[place.offset : place.offset + len(delimiter)]
+        begin = before + len(delimiter) if before >= 0 else 0
+        if begin == place.offset or goes_on in (b"", delimiter):
+            return place
+        return place._replace(offset=begin, records=place.records - 1)
 
     def _head(self, place: InputPlace) -> str:
         """A digest of the beginning of the file; another one where it is shorter than it was."""

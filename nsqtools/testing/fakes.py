@@ -150,7 +150,8 @@ class _Fake(CommonProducer):
             topic, defer_s = publication.topic, publication.defer_s
             self.published += [Published(topic, body, defer_s) for body in publication.bodies]
         publication.settle(self.error)
-        self._on_settled([publication])
+        with self._lock:  # what is one thread's there, the I/O thread's
+            self._on_settled([publication])
         call_back([publication])
 
     def start(self) -> None:

@@ -86,6 +86,22 @@ def test_stops_before_the_start_and_connection(unreachable_address: str, consume
     assert list(consumer) == []
 
 
+def test_a_signal_that_stops_what_is_just_starting_stops_it(
+    dead_address: str, consume: Consume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer = consume(dead_address, started=False)
+    start = consumer._io.start
+
+    def interrupted(*, quietly: bool) -> None:
+        start(quietly=quietly)
+        consumer.begin_stop(drain=True)
+
+    monkeypatch.setattr(consumer._io, "start", interrupted)
+    consumer.start()
+    assert list(consumer) == []
+    assert consumer.wait_for_end(patience_s(5))
+
+
 def test_stop_during_the_handshake_closes_it(scripted_nsqd: ScriptedNsqd, consume: Consume) -> None:
     consumer = consume(scripted_nsqd.address)
     conn = scripted_nsqd.accept()

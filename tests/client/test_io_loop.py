@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 from plugins.clients import TOPIC, Consume, InBackground, Produce, run_program, take
@@ -191,7 +192,7 @@ def test_without_threads_the_caller_learns_it(
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    background = Background()
+    background, start = Background(), threading.Thread.start
     monkeypatch.setattr("nsqtools.client.io_loop._shared", None)  # others may have started it
     monkeypatch.setattr(threading.Thread, "start", refuse)
     loop, outcomes = LoopMember("x", lambda: None, lambda: None), list[object]()
@@ -200,6 +201,12 @@ def test_without_threads_the_caller_learns_it(
     assert [str(each) for each in outcomes] == ["cannot reach x (can't start new thread)"]
     assert not background._waiting
     consumer = consume(scripted_nsqd.address, started=False)
+    begun = Mock(wraps=consumer._io._begin)
+    monkeypatch.setattr(consumer._io, "_begin", begun)
     with pytest.raises(RuntimeError, match="start new thread"):
         consumer.start()
-    assert consumer.stop()
+    monkeypatch.setattr(threading.Thread, "start", start)
+    consumer.start()
+    scripted_nsqd.subscribed("RDY 1")
+    assert begun.call_count == 1
+    assert consumer.stop(timeout_s=patience_s(5))

@@ -80,6 +80,7 @@ def test_an_unusable_value_is_refused_with_a_remedy(name: str, text: str) -> Non
         ("deflate_level", (0,), (1,)),
         ("max_attempts", (65536,), (0,)),
         ("dial_timeout_s", (float("inf"), 86_401), (86_400,)),  # `select` takes 24 days at most
+        ("lookupd_poll_timeout_s", (86_401,), (86_400,)),
         ("lookupd_poll_jitter", (1.1,), (1,)),
         ("backoff_multiplier_s", (float("nan"),), (0,)),
         ("local_addr", ("a:b",), ("",)),

@@ -260,6 +260,34 @@ def test_a_callback_can_submit_and_not_wait_for_its_thread(nsqd: GoNsqd, produce
     producer.publish(TOPIC, b"and it goes on")
 
 
+def test_a_callback_can_begin_to_stop(scripted_nsqd: ScriptedNsqd, produce: Produce) -> None:
+    producer = produce(scripted_nsqd.address)
+    stopped: list[bool] = []
+    first = producer.submit(TOPIC, [b"1"], on_settled=lambda _: stopped.append(producer.stop()))
+    second = producer.submit(TOPIC, [b"2"])
+    conn = scripted_nsqd.identified()
+    conn.expect(f"PUB {TOPIC}")
+    conn.expect(f"PUB {TOPIC}")
+    conn.ok()
+    first.result(patience_s(5))
+    wait_until(lambda: stopped == [False], what="the call")
+    conn.ok()
+    second.result(patience_s(5))
+    assert producer.stop(patience_s(5))
+
+
+def test_a_signal_handler_can_publish_and_stop_whatever_it_has_interrupted(
+    nsqd: GoNsqd, produce: Produce
+) -> None:
+    producer = produce(nsqd.tcp_address)
+    with producer._lock:  # as a thread holds it that publishes
+        producer.submit(TOPIC, [b"x"])
+        assert producer.flush(patience_s(5))
+        producer.publish(TOPIC, b"y")
+        assert producer.stop(patience_s(5))
+    assert nsqd.depth(TOPIC) == 2
+
+
 def test_a_publish_ends_in_its_own_time(scripted_nsqd: ScriptedNsqd, produce: Produce) -> None:
     producer = produce(scripted_nsqd.address)
     waiting = producer.submit(TOPIC, [b"x"], timeout_s=0.2)

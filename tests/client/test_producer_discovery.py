@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from plugins.clients import TOPIC, InBackground, Produce
+from plugins.clients import TOPIC, Consume, InBackground, Produce
 from plugins.http_server import AuthServer, MakeScripted
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.servers import MakeLookupd, MakeNsqd
@@ -107,6 +107,22 @@ def test_without_nsqd_the_error_says_so(scripted_lookupd: MakeScripted, produce:
     for lookupd, complaint in ((scripted_lookupd().address, empty), (DEAD, DEAD)):
         with pytest.raises(errors.PublishNotSent, match=complaint):
             produce(lookupd=lookupd).publish(TOPIC, b"x")
+
+
+def test_a_password_of_nsqlookupd_is_shown_nowhere(
+    nsqlookupd: MakeLookupd, produce: Produce, consume: Consume, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    lookupd = f"http://me:hush@{nsqlookupd().http_address}"
+    producer = produce(lookupd=lookupd)
+    with pytest.raises(errors.PublishNotSent):
+        producer.publish(TOPIC, b"x")
+    producer.stop()
+    with pytest.raises(errors.PublishNotSent) as caught:
+        producer.publish(TOPIC, b"x")
+    consume(lookupd=lookupd)
+    wait_until(lambda: "does not know topic" in caplog.text, what="an answer")
+    assert "hush" not in f"{producer!r} {caught.value} {caplog.text}"
 
 
 def test_silent_nsqlookupd_hold_up_nobody(scripted_nsqd: ScriptedNsqd, produce: Produce) -> None:

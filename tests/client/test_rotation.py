@@ -139,14 +139,20 @@ def test_https_nsqlookupd_are_asked_with_the_certificates_of_now(
 
 
 def test_https_nsqd_of_a_cluster_are_sampled_with_the_certificates_of_now(
-    place: Place, http_server: MakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: Place,
+    http_server: MakeServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(sampling, "LOOKUP_S", 0.0)
     lookupd, nsqd = (
         http_server(credentials=Credentials(each / "server.pem", each / "server.key"))
         for each in (tmp_path / "0", tmp_path / "1")
     )
-    options = {"tls_root_ca_file": place.path("ca.pem")}
+    (secret := tmp_path / "secret").write_text("s3cret")
+    options = {"tls_root_ca_file": place.path("ca.pem"), "lookupd_authorization": "true"}
+    options["auth_secret_file"] = str(secret)
     with open_cluster(ConnectionSettings((), (lookupd.url,), (nsqd.url,), options)) as cluster:
         sampler = sampling.Sampler(cluster, sampling.SampleFilter(), required=False)
 
@@ -158,6 +164,10 @@ def test_https_nsqd_of_a_cluster_are_sampled_with_the_certificates_of_now(
         assert not nsqd.requests
         place.rotate(1)
         wait_until(lambda: "/stats" in targets(nsqd), what="a look with the new authority")
+        secret.unlink()
+        for _ in range(3):
+            sampler.sample()
+        assert caplog.text.count("cannot read the auth secret") == 1
 
 
 def test_to_http_sends_with_the_certificates_and_the_token_of_now(

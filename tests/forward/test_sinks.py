@@ -36,7 +36,7 @@ from nsqtools.forward.http_requests import (
 )
 from nsqtools.forward.http_sink import HttpSettings, HttpSink, parse_policy
 from nsqtools.forward.nsq_sink import LoopGuard
-from nsqtools.forward.parcel import Fate, Outcome, Parcel, Report
+from nsqtools.forward.parcel import DELIVERED, Fate, Outcome, Parcel, Report
 from nsqtools.testing import fake_batch
 
 
@@ -217,7 +217,8 @@ def test_a_command_whose_output_is_lost_has_finished_nothing(nsqd: GoNsqd) -> No
     forwarder = forward_to(sink, "clicks", "c", nsqd_tcp_addresses=nsqd.tcp_address)
     with pytest.raises(OutputError):
         forwarder.run()
-    assert forwarder.counters.totals.delivered == 0
+    totals = forwarder.counters.totals
+    assert (totals.delivered, totals.requeued) == (0, 1)  # by us, before the consumer stops
     wait_until(lambda: nsqd.depth("clicks", "c") == 1, what="it is given back")
 
 
@@ -278,3 +279,39 @@ def test_an_id_that_is_none_is_no_header_and_no_variable_of_a_command() -> None:
     assert b"\nNSQ_MESSAGE_ID=" in (environment := b"".join(printed))
     assert b"\nA=" not in environment
     assert "\\xff" in repr(message)
+
+
+def test_an_outage_is_no_attempt_of_what_had_come_before_it(nsqd: GoNsqd, tmp_path: Path) -> None:
+    """Nor where the sink had not been given it yet."""
+    timeout_s = max(1.0, patience_s(0.6))  # in which a busy machine lets it touch what it holds
+    over_at, failed = 0.0, set[str]()
+
+    def have_come() -> bool:
+        return all(nsqd.channel_stats(topic, "c")["in_flight_count"] for topic in "abc")
+
+    def submit(parcel: Parcel, report: Report) -> None:
+        nonlocal over_at
+        if not over_at:  # the first; another waits in the client
+            wait_until(have_come, what="all of them", timeout_s=20)
+            over_at = time.monotonic() + 1.2 * timeout_s
+        if time.monotonic() < over_at:
+            report([parcel], Outcome(Fate.UNREACHABLE, "away"))
+        elif parcel.topic in failed:
+            report([parcel], DELIVERED)
+        else:
+            failed.add(parcel.topic)
+            report([parcel], Outcome(Fate.FAILED, "scripted", retry_after_s=0))
+
+    for topic in "abc":
+        nsqd.create_channel(topic, "c")
+        nsqd.publish(topic, b"1")
+    more: Any = {"nsqd_tcp_addresses": nsqd.tcp_address, "exit_idle_s": patience_s(1)}
+    more |= {"options": {"msg_timeout": f"{timeout_s:g}s"}}
+    more |= {"max_attempts": 2, "dead_letter_file": tmp_path / "dead"}
+    forwarder = forward_to(
+        Mock(parts=lambda parcel: [parcel], submit=submit), list("abc"), "c", **more
+    )
+    forwarder.run()
+
+    totals = forwarder.counters.totals
+    assert (totals.delivered, totals.dead_lettered) == (3, 0)

@@ -243,7 +243,21 @@ def test_what_is_no_topic_or_no_nsqd_is_left_out_though_it_is_tombstoned(sends: 
 
 @pytest.mark.parametrize(
     "address",
-    ["[", "a b", "a/b", "u@h", "a?b", "\x1b[2J", "a..b", "a" * 64, "é" * 10, "x" * 300, "::z", "-"],
+    [
+        "[",
+        "a b",
+        "a/b",
+        "u@h",
+        "a?b",
+        "\x1b[2J",
+        "a..b",
+        "a" * 64,
+        "é" * 10,
+        "x" * 300,
+        "::z",
+        "1:2",
+        "-",
+    ],
     ids=ascii,
 )
 def test_a_node_with_a_malformed_address_is_reported_and_left_out(

@@ -121,7 +121,7 @@ def test_the_bound_holds_for_messages_and_leaves_responses_alone() -> None:
     limit = 10 + 30
     frames = [(RESPONSE, reply), (MESSAGE, small)]
     assert take_all([stream_of(frames)], limit) == expected(frames)
-    with pytest.raises(ProtocolError, match="above the limit of 40 bytes"):
+    with pytest.raises(ProtocolError, match=r"above the limit of 40 bytes \(max_msg_size\)"):
         take_all([encode_frame(MESSAGE, large)[:40]], limit)
 
 

@@ -76,6 +76,22 @@ def test_a_likely_mistake_has_a_remedy_of_its_own(text: str, remedy: str) -> Non
     assert remedy in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "me:hush@lookup:4161",
+        "me:hush/x@lookup",
+        "me:hush@lookup",
+        "http://me:hush@h/#part",
+        "http://me:hush@h:x",
+    ],
+)
+def test_a_password_in_what_is_no_address_is_not_shown(text: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        http_url(text, names.LOOKUPD_HTTP_PORT)
+    assert "hush" not in f"{caught.value} {caught.value.hint}"
+
+
 @given(st.text(max_size=40))
 def test_any_text_is_an_address_or_a_configuration_error(text: str) -> None:
     for parse in (parse_address, lambda text: http_url(text, names.LOOKUPD_HTTP_PORT)):
@@ -98,7 +114,7 @@ def test_every_form_of_an_http_address_is_a_url() -> None:
 
 NO_URLS = """
     ftp://host:1 http:// http://host:x http://host:0 http://host:99999 http://[::1
-    http://host/#part host?x=1
+    http://host/#part host?x=1 http://[1:2]:1 [1:2]:1
 """
 
 
@@ -142,8 +158,12 @@ LONGEST_HOST = ("h." * names.MAX_HOST_LENGTH)[: names.MAX_HOST_LENGTH]
     [
         ("nsqd-1.example", "nsqd-1.example"),
         ("[fe80::1]", "fe80::1"),
+        ("fe80::1%eth0", "fe80::1%eth0"),
         (LONGEST_HOST, LONGEST_HOST),
-        *((name, "") for name in ("", LONGEST_HOST + "h", "a b", "[a", None, 7, "a/b")),
+        *(
+            (name, "")
+            for name in ("", LONGEST_HOST + "h", "a b", "[a", None, 7, "a/b", "1:2", ":::")
+        ),
     ],
 )
 def test_what_a_daemon_announces_is_a_host_or_nothing(name: object, host: str) -> None:

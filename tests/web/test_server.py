@@ -8,6 +8,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import socket
 import struct
 import time
@@ -23,6 +24,7 @@ from unittest.mock import Mock
 from urllib.parse import urlsplit
 
 import pytest
+from plugins.cli import RunNsq
 from plugins.console import Console, MakeConsole, ask
 from plugins.embedded import EmbeddedServer
 from plugins.servers import DataPath, MakeNsqd, Serve
@@ -255,3 +257,18 @@ def test_a_large_cluster_is_shown_within_a_second(
     ):
         # of several, which others than this may hold up, and of none twice, which would be kept
         assert min(took_s(path % number) for number in range(1, 6)) < 1, path
+
+
+def test_an_nsqd_that_is_not_well_is_not_said_to_be_silent(
+    console: MakeConsole, go_nsqd: MakeNsqd, run_nsq: RunNsq
+) -> None:
+    nsqd = go_nsqd("-mem-queue-size=0")
+    shutil.rmtree(nsqd.data_path)
+    with pytest.raises(AssertionError, match="EXITING"):
+        nsqd.publish("orders", b"x")
+    at = f"--nsqd-http-address={nsqd.http_address}"
+    assert "NOK - open" in run_nsq(["ping", at]).out.decode()
+    running = console(at, "--refresh=100ms")
+    pages = {"/nodes": "not well", f"/nodes/{nsqd.http_address}": "It is not well.</b> NOK - open"}
+    for page, told in pages.items():
+        wait_until(lambda page=page, told=told: told in running.get(page).text, what=told)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.options.connection import DESTINATION, ConsumerConnection, Destination
-from nsqtools.cli.options.params import SAFETY, SELECTION, ChannelName
+from nsqtools.cli.options.params import SAFETY, SELECTION, ChannelName, parse_interval
 from nsqtools.cli.options.printing import MessageFilter, Pick
 from nsqtools.cli.options.publishing import DELIVERY, Rate
 from nsqtools.cli.parsing.binding import OptionSet, opt
@@ -127,7 +127,7 @@ def run_forwarder(
         metrics=lambda: counters.metrics(courier.held, courier.is_failing),
         health=lambda: (not courier.is_failing, courier.last_error or "forwarding"),
         queue=(connection, channel),
-        done=lambda: counters.totals.finished,
+        done=lambda: counters.totals.received,
     ) as watched:
         try:
             forwarder.run()
@@ -228,7 +228,7 @@ def to_nsq(
             --destination-nsqd-tcp-address b:4150 --dead-letter-file dead.jsonl --max-attempts 10
         nsq to-nsq -t clicks --until-empty --destination-lookupd-http-address lookup:4161
     """
-    from nsqtools.forward.nsq_sink import LoopGuard, NsqSink, renamer
+    from nsqtools.forward.nsq_sink import WINDOW_BYTES, LoopGuard, NsqSink, renamer
     from nsqtools.records.filters import json_filters
 
     rename = renamer(destination_topic, map or ())
@@ -245,7 +245,8 @@ def to_nsq(
     guard = LoopGuard(connection, replace(destination, nsqd_tcp_addresses=sink.nsqds), rename)
     check = guard.check if loop_guard else lambda topic: None
     way: dict[str, Any] = {"check": check, "user_agent": guard.user_agent, "rename": rename}
-    settings = forwarding.settings(channel, connection, keep=keep, pick=pick, **way)
+    way |= {"keep": keep, "pick": pick, "window_bytes": WINDOW_BYTES}
+    settings = forwarding.settings(channel, connection, **way)
     return run_forwarder(settings, sink, forwarding, runtime, sink.nsqds)
 
 
@@ -272,7 +273,13 @@ class RequestOptions(OptionSet):
     sign_key_file: Path | None = opt(
         "FILE", "File with a key: sign requests as Standard Webhooks (HMAC-SHA256)."
     )
-    batch: int = opt("N", "Send up to N messages in one POST.", default=1, min=1, max=10_000)
+    batch: int = opt(
+        "N",
+        "Send up to N messages that share URL and headers in a POST.",
+        default=1,
+        min=1,
+        max=10_000,
+    )
     batch_bytes: int = opt("SIZE", "Send up to SIZE in one POST.", default="1MiB")
     batch_format: BatchForm = opt(
         "", "A batch is a line for each message, or a JSON array.", default=BatchForm.NDJSON
@@ -347,10 +354,10 @@ def to_http(
     ),
     concurrency: int = opt("N", "Requests at a time.", ENDPOINTS, 100, min=1),
     http_client_connect_timeout: float = opt(
-        "DURATION", "How long to try to connect.", ENDPOINTS, "2s"
+        "DURATION", "How long to try to connect.", ENDPOINTS, "2s", parser=parse_interval
     ),
     http_client_request_timeout: float = opt(
-        "DURATION", "How long to wait for an answer.", ENDPOINTS, "20s"
+        "DURATION", "How long to wait for an answer.", ENDPOINTS, "20s", parser=parse_interval
     ),
     on_status: list[str] | None = opt(
         "STATUS=ACTION",
@@ -384,6 +391,12 @@ def to_http(
     One that fails goes to the next URL first, then back to its queue, after the delay that
     Retry-After asks for or one that doubles. While no endpoint works messages are held, and their
     queue grows. A message can arrive twice: its Idempotency-Key is the same then.
+
+    With --mode all a message is finished when every URL has it. While one of them does not work
+    messages are held, for the others too: what must not wait has a command and channel of its own.
+
+    --pick changes the body, and what the URL is made of; --header and --key see the message as it
+    came.
 
     The exit status is 6 when there are dead letters or dropped messages, and when a limit ended it
     while messages that failed were back in their queue.

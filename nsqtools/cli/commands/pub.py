@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -95,7 +96,8 @@ def pub(
     a partial one after 5 ms.
 
     With --checkpoint an interrupted run continues in its files where it stopped; the messages that
-    were being published then may be published twice.
+    were being published then may be published twice. A file that grows is gone on with, of several
+    the last one; a last line without its end is published as it is, and whole when it has grown.
 
     With --channel the messages reach that channel of the topic and no other, by a temporary nsqd
     (see nsq replay), which ends when they are consumed.
@@ -120,14 +122,14 @@ def pub(
     given = read_input(texts or (), message or (), file or (), repeat, interval)
     noted = None
     if checkpoint is not None:
-        if given.texts or "-" in given.paths:
-            raise ConfigurationError("--checkpoint is for files, not for texts or standard input")
+        if given.texts or "-" in given.paths or not all(map(os.path.isfile, given.paths)):
+            raise ConfigurationError("--checkpoint is for files, not for texts, pipes or stdin")
         if publishing.unsent_file is not None:
             raise ConfigurationError(
                 "--checkpoint and --unsent-file exclude each other",
                 hint="With a checkpoint, the next run publishes what was not sent.",
             )
-        noted = InputCheckpoint(checkpoint, given.paths)
+        noted = InputCheckpoint(checkpoint, given.paths, delimiter or b"\n")
         noted.save()  # where it cannot be written, each run would publish all again
         if noted.place.records:
             runtime.tell(f"nsq: going on after {noted.place.records:,} records")

@@ -20,7 +20,7 @@ from nsqtools.cli.options.printing import MessageFilter, MessagePrinter
 from nsqtools.cli.parsing.binding import From, opt, some
 from nsqtools.cli.render.outcomes import DamageReporter
 from nsqtools.cli.render.output import ListingForm, write_json, write_listing
-from nsqtools.cli.running.runtime import Session
+from nsqtools.cli.running.runtime import Session, leaving_on_signals
 from nsqtools.client.connection_settings import texts_of
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.protocol.text import NS, counted, utc_text
@@ -276,17 +276,20 @@ def recover(
         nsq queue recover /var/lib/nsqd -o recovered.log.gz
         nsq archive cat recovered.log.gz -n 10 && nsq replay recovered.log.gz
     """
+    from nsqtools.archive.layout import part_of
     from nsqtools.server.stored_queues import StoredQueues, recovered
 
     if output.absolute().parent.resolve() == data_path.resolve():
         raise ConfigurationError("--output must not be in the data directory, which stays as it is")
-    if output.exists():
-        raise OutputError(f"{output} is there already", hint="Name another file with --output.")
+    for path in (output, part_of(output)):  # the second is of a run that was killed
+        if path.exists():
+            raise OutputError(f"{path} is there already", hint="Name another file with --output.")
     damage = DamageReporter(runtime)
     with StoredQueues(data_path) as stored:
         queues = list(reported(stored, damage, topic, channel))
         messages = recovered(queues, damage, everything=all)
-        count = write_archive(output, place_of(data_path), messages)
+        with leaving_on_signals():
+            count = write_archive(output, place_of(data_path), messages)
     if json:
         document: RecoveredDocument = {
             "archive": str(output) if count else None,

@@ -83,6 +83,8 @@ def make_links(directory: Path) -> list[Path]:
     if not directory.is_dir():
         raise ConfigurationError(f"{directory} is not a directory")
     program = Path(sys.argv[0]).resolve()
+    if program.suffix == ".py":  # of python -m, which no link can start
+        raise ConfigurationError(f"{program} is not the program nsq", hint="Run nsq itself.")
     made = []
     for name in UTILITIES:
         link = directory / name

@@ -97,7 +97,7 @@ def sql(
                     f"two columns are called {found.twins[0]}, and an object of JSON has one",
                     hint=f"Give one another name in the query: {found.twins[0]} AS other.",
                 )
-            rows = found.first(count + 1) if count else found.all()
+            rows: Iterable[Any] = found.rows(count and count + 1)
             if runtime.stdout_is_tty:  # which the progress line is on, too
                 rows = list(rows)
             else:
@@ -109,10 +109,8 @@ def sql(
 
 def read_query(file: Path, runtime: Runtime) -> str:
     """The text of a file. Raises `NotFoundError`, and `ConfigurationError` for what is not text."""
-    if str(file) == "-":
-        return runtime.stdin.read()
     try:
-        return file.read_text("utf-8")
+        return runtime.stdin.read() if str(file) == "-" else file.read_text("utf-8")
     except FileNotFoundError as error:
         raise NotFoundError(f"there is no {file}") from error
     except UnicodeDecodeError as error:

@@ -138,6 +138,8 @@ def stat(
 
     if once and (interval or count):
         raise ConfigurationError("--once takes one sample: leave out --interval and --count")
+    if show is StatRows.memory and (filter or sort != "topic"):
+        raise ConfigurationError("--filter and --sort are for queues, which --show memory has not")
     columns = columns_of(show)
     form.check(("time", *columns))
     of_queues = columns_of(show if show is StatRows.nodes else StatRows.queues)

@@ -12,6 +12,7 @@ from nsqtools.cli.options.connection import ConsumerConnection
 from nsqtools.cli.options.params import ChannelName
 from nsqtools.cli.options.publishing import DELIVERY
 from nsqtools.cli.parsing.binding import OptionSet, opt
+from nsqtools.cli.render.outcomes import CLEAR_LINE
 from nsqtools.cli.running.runtime import Runtime, Session, write_whole
 from nsqtools.errors import ConfigurationError, NotFoundError
 
@@ -110,13 +111,16 @@ def to_exec(
 
 
 def printing(runtime: Runtime) -> Write:
-    """Write to our streams what commands print; on a terminal, harmlessly."""
+    """Write to our streams what commands print; on a terminal, harmlessly, and over the line that
+    says how far it is."""
     from nsqtools.protocol.text import escape_text
 
     streams = {1: (runtime.stdout, "stdout"), 2: (runtime.stderr, "stderr")}
 
     def write(number: int, data: bytes) -> None:
         stream, name = streams[number]
-        write_whole(stream.fileno(), escape_text(data) if stream.isatty() else data, name)
+        if stream.isatty():
+            data = CLEAR_LINE.encode() + escape_text(data)
+        write_whole(stream.fileno(), data, name)
 
     return write

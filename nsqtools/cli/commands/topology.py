@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -65,7 +66,7 @@ def plan(
         found = plan_topology(opened, wanted)
         change = Changing(dry_run=True, form=form, cluster=cluster, runtime=runtime)
         status = change.carry_out(opened, found, yes=False)
-    return ExitStatus.FAILED if found.steps and not status else status
+    return ExitStatus.FAILED if (found.steps or found.notes) and not status else status
 
 
 def apply(
@@ -100,21 +101,22 @@ def apply(
     if idle is not None and not prune:
         raise ConfigurationError("--idle is for --prune")
     wanted = read_topology(file)
-    ended = threading.Event()
-    with stopping(ended.set) as signals:
-        if watch:
+    if watch:
+        ended = threading.Event()
+        with stopping(ended.set) as signals:
             return keep(wanted, change, ended) or signals.status()
-        with change.cluster.open(CHANGE_TIMEOUT_S) as cluster:
-            before = take_inventory(cluster) if prune else None
-            if before is not None and ended.wait(IDLE_S if idle is None else idle):
-                return signals.status()
-            found = plan_topology(cluster, wanted)
-            if before is not None:
-                steps = (*found.steps, *idle_steps(cluster, before, wanted))
-                found = AdminPlan(in_order(steps), found.failures, found.notes)
-            if not any(found):
-                change.runtime.tell("nsq: nothing is lacking")
-            return change.carry_out(cluster, found, yes=yes)
+    with change.cluster.open(CHANGE_TIMEOUT_S) as cluster:
+        before = take_inventory(cluster) if prune else None
+        if before is not None:
+            time.sleep(IDLE_S if idle is None else idle)
+        found = plan_topology(cluster, wanted)
+        if before is not None:
+            steps = (*found.steps, *idle_steps(cluster, before, wanted))
+            found = AdminPlan(in_order(steps), found.failures, found.notes)
+        if not any(found):
+            change.runtime.tell("nsq: nothing is lacking")
+        status = change.carry_out(cluster, found, yes=yes)
+    return ExitStatus.PARTLY_DONE if found.notes and not status else status
 
 
 def keep(wanted: Topology, change: Changing, ended: threading.Event) -> int:

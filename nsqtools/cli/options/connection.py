@@ -94,10 +94,12 @@ def apply_profile(context: Context, name: str | None) -> str | None:
         settings = load_settings(path, name, REPEATABLE)
     except ConfigurationError as error:
         # setpriv and its like leave the HOME of another user: only what was asked for must be read
-        if name or not isinstance(error.__cause__, OSError):
-            raise
-        context.obj.tell(f"nsq: {str(error).splitlines()[0]}; going on without it")
-        return name
+        if not name and isinstance(error.__cause__, OSError):
+            context.obj.tell(f"nsq: {str(error).splitlines()[0]}; going on without it")
+            return name
+        if name and origin_of(context, "profile") is Origin.DEFAULT:
+            error.hint += f" nsq config use chose {name}; --no-profile leaves it out."
+        raise
     if problem := who_else_can_write(path):
         context.obj.tell(f"nsq: warning: {problem}; it decides where this connects")
     context.meta[SETTINGS] = settings
@@ -471,9 +473,7 @@ def cluster_connection(
 
 def _cluster(context: Context) -> ClusterSettings:
     given = given_addresses(context)
-    if given.lookupd_http_address or given.nsqd_http_address:
-        given = given._replace(nsqd_tcp_address=())
-    elif given.nsqd_tcp_address == (DEFAULT_NSQD_TCP_ADDRESS,):
+    if given == GivenAddresses((DEFAULT_NSQD_TCP_ADDRESS,)):
         given = GivenAddresses(nsqd_http_address=(DEFAULT_NSQD_HTTP_ADDRESS,))
     return ClusterSettings(_connection(context, given, settled(context, "consumer_opt")))
 

@@ -113,8 +113,7 @@ class Consuming(OptionSet):
     ) -> Iterator[WatchedRun]:
         """Inside, signals call ``stop``, and the run is watched as the options say.
 
-        ``queue`` is where the channel is, and its name; ``done`` counts the messages that came to
-        their end.
+        ``queue`` is where the channel is, and its name; ``done`` counts the messages that came.
         """
         from nsqtools.cli.running.service import service
 
@@ -180,14 +179,18 @@ def look_before(
 
     check_channel(channel)
     topics = [check_topic(topic) for topic in topics]
+    report: TopicReport | None = None
     with ClusterSettings(connection).open() as cluster:
         for topic in topics:
-            report = inspect_topic(cluster, topic)
-            if not report.asked:
-                nsqds = connection.nsqd_tcp_addresses
-                require_one(nsqds, connection.client_options().dial_timeout_s)
-                if report.failed and not nsqds:
-                    raise report.failed[0]
+            if report is not None and not report.asked:
+                report.topic = topic  # who did not answer a moment ago does not now, and takes time
+            else:
+                report = inspect_topic(cluster, topic)
+                if not report.asked:
+                    nsqds = connection.nsqd_tcp_addresses
+                    require_one(nsqds, connection.client_options().dial_timeout_s)
+                    if report.failed and not nsqds:
+                        raise report.failed[0]
             if warning := check_subscription(report, channel, create=create, force=force):
                 runtime.tell(f"nsq: {warning}")
             elif report.paused & {"", channel} or (

@@ -88,7 +88,7 @@ EXTRA_OF |= dict.fromkeys(("jinja2", "starlette"), "web")
 # our errors name the address in their message
 ADDRESS = re.compile(r"https?://[^\s()'\",]+|\[[0-9a-fA-F:.]+\]:\d+|[\w.-]+:\d{1,5}\b")
 
-DEFAULT_ADDRESSES = ("127.0.0.1:4150", "127.0.0.1:4151")
+DEFAULT_ADDRESS = re.compile(r"\b127\.0\.0\.1:415[01]\b")
 NOTHING_RUNS = (
     "Is an nsqd running? nsq demo shows everything without one, nsq nsqd runs one here, and "
     "NSQ_NSQD_TCP_ADDRESS or NSQ_LOOKUPD_HTTP_ADDRESS name one elsewhere."
@@ -276,7 +276,7 @@ def explain(error: Exception) -> tuple[str, str]:
         message = str(error)
         # where nothing answers at the address of nsqd by default, most likely nothing runs
         is_refused = error.category == "connect" and "cannot connect to " in message
-        is_default = any(address in message for address in DEFAULT_ADDRESSES)
+        is_default = DEFAULT_ADDRESS.search(message) is not None
         return message, NOTHING_RUNS if is_refused and is_default else error.hint
     if isinstance(error, ModuleNotFoundError) and (extra := EXTRA_OF.get(error.name or "")):
         return (

@@ -354,7 +354,7 @@ class ListScreen(Sheet):
             top.call(partial(ask, plan, shown))
 
         def ask(plan: AdminPlan, shown: Sequence[str]) -> None:
-            if self._wanted is change and self.is_current:
+            if self._wanted is change:
                 self._wanted = None
                 page = Confirmation(top, _title(change), shown, change.word)
                 top.push_screen(page, lambda agreed: self._carry_out(change, plan, bool(agreed)))
@@ -380,10 +380,9 @@ class ListScreen(Sheet):
 
     def _report(self, change: TopicChange, lines: Sequence[str]) -> None:
         """Say how it ended: in the bottom line, or on a page where that is too little."""
-        if self.is_current:
-            self._say(lines[0] if len(lines) == 1 else "")
-            if len(lines) != 1:
-                self.top.push_screen(Page(self.top, _title(change), lines))
+        self._say(lines[0] if len(lines) == 1 else "")
+        if len(lines) != 1:
+            self.top.push_screen(Page(self.top, _title(change), lines))
 
 
 def _title(change: TopicChange) -> str:

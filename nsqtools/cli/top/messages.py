@@ -60,7 +60,7 @@ def show_messages(
 def with_tcp_addresses(settings: ClusterSettings) -> ConnectionSettings:
     """Return how to consume from a cluster whose HTTP addresses may be all that was given."""
     connection = settings.connection
-    if connection.lookupd_http_addresses or connection.nsqd_tcp_addresses:
+    if connection.lookupd_http_addresses or not connection.nsqd_http_addresses:
         return connection
     with settings.open() as cluster:
         found, _ = cluster.ask_nsqds(NsqdHTTPClient.info)

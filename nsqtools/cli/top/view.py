@@ -346,7 +346,7 @@ class LineFilter(NamedTuple):
         def has(line: Line, word: str) -> bool:
             return any(
                 word in text.casefold()
-                for text in (line.key, *(str(read(line.subject)) for read in texts))
+                for text in (line.key, *(str(read(line.subject) or "") for read in texts))
             )
 
         return [

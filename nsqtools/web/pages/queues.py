@@ -154,7 +154,8 @@ def show_nodes(site: Site, request: Request) -> Values:
     def ask(_: NsqdStats | None) -> NsqdStats:
         return cluster.nsqd(asked).stats(clients=True, memory=True)
 
-    stats, error = None, status.error
+    stats = None
+    error = "" if asked in snapshot.reports else status.error  # else it answers, and is not well
     try:
         stats = None if error else site.recent(("node", asked), ask)
     except NsqError as exc:

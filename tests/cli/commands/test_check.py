@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import tarfile
 import threading
 import time
@@ -16,9 +17,9 @@ import pytest
 from plugins.cli import RunNsq
 from plugins.clients import InBackground
 from plugins.clusters import KINDS, RunningCluster, ValidJson
-from plugins.embedded import EmbeddedLookupServer
+from plugins.embedded import EmbeddedLookupServer, EmbeddedServer
 from plugins.http_api import Nsqd
-from plugins.raw_client import RawClient
+from plugins.raw_client import RawClient, RawPeer
 from plugins.servers import DataPath, Serve
 from plugins.waiting import patience_s, wait_until
 
@@ -252,16 +253,21 @@ def test_each_of_twenty_faults_is_named(
 
 
 def test_a_message_that_waits_for_too_long_is_found_without_a_look_at_any(
-    run_nsq: RunNsq, quick_nsqd: Nsqd, tmp_path: Path
+    run_nsq: RunNsq, quick_nsqd: Nsqd, serve: Serve, data_path: DataPath, tmp_path: Path
 ) -> None:
     for channel in ("left", "taken"):
         quick_nsqd.create_channel("clicks", channel)
     quick_nsqd.publish("clicks", b"1", b"2")
+    other = serve(EmbeddedServer(data_path()))  # without which the sums are less
+    other.create_channel("clicks", "taken")
+    other.publish("clicks", b"0")
     at = ["check", "--window", "0", f"--nsqd-http-address={quick_nsqd.http_address}", "--json"]
+    at.append(f"--nsqd-http-address={other.http_address}")
     state = tmp_path / "state"
     at += ["--max-age", "1s", f"--state={state}"]
 
     first = json.loads(run_nsq(at).out)
+    other.stop()
     began_s = time.time()
     with RawClient(quick_nsqd.tcp_address) as consumer:
         consumer.subscribe("clicks", "taken", ready=2)
@@ -295,6 +301,8 @@ def test_a_clock_that_is_wrong_is_named(
     monkeypatch.setattr(server, "formatdate", hour_later)
     told = f"clocks differ {quick_nsqd.http_address}: its clock is 3,600 s ahead".encode()
     wait_until(lambda: told in run_nsq(at).out, what="nsqd has the other time")
+    monkeypatch.undo()  # each second has the text that it got first
+    wait_until(lambda: told not in run_nsq(at).out, what="nsqd has its own time")
 
 
 def test_a_cluster_without_any_nsqd_cannot_be_judged_nor_an_nsqlookupd_that_does_not_answer(
@@ -323,3 +331,18 @@ def test_a_bundle_has_no_secret() -> None:
     said = {"http": "http://u:p4ss@host:1/x", "auth_secret": "s3cret", "clients": [{"token": "t"}]}
     told = {"http": "http://***@host:1/x", "auth_secret": "***", "clients": [{"token": "***"}]}
     assert without_secrets(said) == told
+
+
+def test_an_nsqd_that_hangs_is_not_said_to_be_out_of_reach(run_nsq: RunNsq, serve: Serve) -> None:
+    lookupd = serve(EmbeddedLookupServer())
+    at = ["check", "--window=0", "--timeout=500ms", "--json"]
+    with (
+        socket.create_server(("127.0.0.1", 0)) as tcp,
+        socket.create_server(("127.0.0.1", 0)) as http,
+        RawPeer(lookupd.tcp_address) as nsqd,
+    ):
+        ports = [each.getsockname()[1] for each in (tcp, http)]
+        nsqd.identify(broadcast_address="127.0.0.1", tcp_port=ports[0], http_port=ports[1])
+        result = run_nsq([*at, f"--lookupd-http-address={lookupd.http_address}"])
+    found = [(each["kind"], each["node"]) for each in json.loads(result.out)["problems"]]
+    assert found == [("no answer", f"127.0.0.1:{ports[1]}")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -139,3 +140,31 @@ def test_a_file_that_was_cut_during_the_run_is_not_gone_on_with(tmp_path: Path) 
     checkpoint.settle(InputBatch([b"1", b"2"], InputPlace(0, 4, 2)))
     with pytest.raises(ConfigurationError, match="is not the file"):
         InputCheckpoint(tmp_path / "checkpoint", [str(path)])
+
+
+def test_what_has_grown_is_gone_on_with_and_a_line_that_was_cut_off_comes_whole(
+    run_nsq: RunNsq, nsqd: GoNsqd, tmp_path: Path
+) -> None:
+    nsqd.create_channel("events", "c")
+    path, confirmed = tmp_path / "log", []
+    command = [*to(nsqd), "-f", str(path), "--checkpoint", str(tmp_path / "done"), "-d", "\\r\\n"]
+    for content in (
+        b"1\r\n2",
+        b"1\r\n2",
+        b"1\r\n22\r",
+        b"1\r\n22\r\n3\r\n",
+        b"1\r\n22\r\n3\r\n\r\n",
+    ):
+        path.write_bytes(content)
+        confirmed.append(run_nsq(command).err.partition(" confirmed")[0].rpartition(" ")[2])
+    assert confirmed == ["2", "0", "1", "2", "0"]
+    tail = run_nsq(["tail", "-t", "events", "-c", "c", *nsqd.options, "--until-empty"])
+    assert tail.out.splitlines() == [b"1", b"2", b"22", b"22", b"3"]
+
+
+def test_a_checkpoint_takes_nothing_out_of_a_pipe(
+    run_nsq: RunNsq, nsqd: GoNsqd, tmp_path: Path
+) -> None:
+    os.mkfifo(path := tmp_path / "fifo")
+    run = run_nsq([*to(nsqd), "-f", str(path), "--checkpoint", str(tmp_path / "done")])
+    assert (run.status, "pipes" in run.err) == (2, True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,8 @@ from plugins.http_api import Nsqd
 from plugins.raw_client import RawClient
 from plugins.servers import DataPath, Serve
 from plugins.waiting import wait_until
+
+from nsqtools.server import stored_queues
 
 BODIES = [b"%03d " % number + b"x" * 40 for number in range(60)]
 ON_DISK = ("-mem-queue-size=0", "-max-bytes-per-file=1000", "-sync-every=1")
@@ -182,3 +185,16 @@ def test_a_damaged_database_is_read_around(
     assert f"{database}: 1 of 60 messages cannot be read" in done.err
     recovered = bodies_of(run_nsq(["archive", "cat", str(archive)]).out)
     assert sorted(recovered) == [body for body in BODIES if body != BODIES[30]]
+
+
+def test_a_recovery_that_is_terminated_leaves_nothing(
+    serve: Serve, data_path: DataPath, run_nsq: RunNsq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(*_: object, **__: object) -> Iterator[None]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        yield
+
+    monkeypatch.setattr(stored_queues, "recovered", end)
+    filled(serve(EmbeddedServer(left := data_path(), *ON_DISK))).stop()
+    done = run_nsq(["queue", "recover", str(left), "-o", str((place := data_path()) / "out.log")])
+    assert (done.status, list(place.iterdir())) == (143, [])

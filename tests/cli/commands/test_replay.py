@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import signal
 import time
 from pathlib import Path
@@ -83,3 +85,35 @@ def test_the_topics_of_others_are_published_to_after_a_question_only(
         child.expect_exact(end)
         child.wait()
         assert child.exitstatus == status
+
+
+def test_a_dry_run_waits_for_nothing(nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq) -> None:
+    write_archive(tmp_path / "a.gz", numbered(0, 6))
+    run = run_nsq(replay(nsqd, tmp_path, "--dry-run", "--speed", "0.00001x"))  # of 500 ms
+    assert "6 messages would be published" in run.err
+
+
+def test_as_many_files_of_one_time_are_open_as_the_system_allows(
+    nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq
+) -> None:
+    most, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = len(os.listdir("/proc/self/fd")) + 60
+    for number in range(80):
+        write_archive(tmp_path / f"{number}.gz", numbered(0, 2))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
+    try:
+        run = run_nsq(replay(nsqd, tmp_path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    assert (run.status, "160 confirmed" in run.err) == (0, True)
+
+
+def test_a_message_for_an_impossible_topic_is_rejected_alone(
+    nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq
+) -> None:
+    for number, topic in enumerate(["clicks", "bad topic", "clicks"]):
+        write_archive(tmp_path / f"{number}.gz", numbered(number, number + 1), topic=topic)
+    run = run_nsq(replay(nsqd, tmp_path))
+    assert run.status == 6
+    assert "record 2 is rejected: invalid topic name 'bad topic'" in run.err
+    assert "2 confirmed, 1 rejected" in run.err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,7 @@ def test_what_cannot_be_done_is_one_line_and_makes_nothing(
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     (tmp_path / "archive").mkdir()
     (tmp_path / "query.sql").write_text("SELECT 1")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff"), "utf-8"))
     for arguments, status, line in (
         *((arguments, 2, f"{REMOTE} is not supported") for arguments in ELSEWHERE),
         (["ingest", "nowhere", *TO_LAKE], 3, "there is no"),
@@ -52,6 +55,7 @@ def test_what_cannot_be_done_is_one_line_and_makes_nothing(
         (["ingest", "-t", "clicks", "--skip-damaged", *TO_LAKE], 2, "are for archives"),
         (["ingest", "archive", *TO_LAKE, "--once", "--trigger", "1s"], 2, "no effect with --once"),
         (["sql", "SELECT 1", "--damage-dir", "d"], 2, "--damage-dir is for --skip-damaged"),
+        (["sql", "--file", "-"], 2, "- is not UTF-8"),
         (["ingest", "s3://b/nsq", *TO_LAKE, "--work-dir", "archive"], 2, "in directories"),
         (["ingest", "archive", "-o", "s3://b/o", "--checkpoint", "s3://b/c"], 4, "to the store"),
         (["ingest", "--topic-pattern", "[", *TO_LAKE], 2, "is not a regular expression"),

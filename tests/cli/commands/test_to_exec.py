@@ -6,9 +6,12 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 from plugins.archives import unfinished
@@ -16,8 +19,11 @@ from plugins.cli import RunNsq, SpawnNsq
 from plugins.embedded import EmbeddedServer
 from plugins.in_process import Result
 from plugins.processes import is_alive
+from plugins.screens import NsqOnAScreen
 from plugins.servers import DataPath, Serve
 from plugins.waiting import patience_s, wait_until
+
+from nsqtools.cli.running import consuming
 
 TOPIC, CHANNEL = "clicks", "run"
 LETTERS = ("--dead-letter-topic", "dead")
@@ -172,20 +178,43 @@ def test_the_process_that_starts_commands_may_be_killed(
     assert not is_alive(command)
 
 
-def test_a_stop_ends_commands_and_gives_their_messages_back(
-    spawn_nsq: SpawnNsq, source: EmbeddedServer, tmp_path: Path
+@pytest.mark.parametrize(
+    ("shell", "said", "left"),
+    [
+        # no dead letter: the message is not to blame
+        ("exec sleep 1000", b"nsq: 0 delivered, 1 requeued\n", 1),
+        ("trap 'exit 0' TERM; sleep 1000 & wait", b"nsq: 1 delivered\n", 0),
+    ],
+)
+def test_a_stop_ends_commands_and_gives_the_messages_back_that_they_have_not_done(
+    spawn_nsq: SpawnNsq, source: EmbeddedServer, tmp_path: Path, shell: str, said: bytes, left: int
 ) -> None:
     source.publish(TOPIC, b"one")
     pids = tmp_path / "pids"
     more = ("-X", "drain_timeout=200ms", "--max-attempts", "1", *LETTERS)
-    process = spawn_nsq(args(source, *more, "--", "sh", "-c", f"echo $$ > {pids}; exec sleep 1000"))
+    process = spawn_nsq(args(source, *more, "--", "sh", "-c", f"echo $$ > {pids}; {shell}"))
     [command] = wait_for_pids(pids, 1)
 
     process.send_signal(signal.SIGTERM)
 
-    assert process.wait(patience_s(20)) == 143
+    _, stderr = process.communicate(timeout=patience_s(20))
+    assert (process.returncode, stderr) == (143, said)
     assert not is_alive(command)
-    assert unfinished(source, TOPIC, CHANNEL) == 1  # no dead letter: the message is not to blame
+    assert unfinished(source, TOPIC, CHANNEL) == left
+
+
+def test_as_many_commands_run_as_there_are_workers_whatever_the_size_of_bodies(
+    run: Run, source: EmbeddedServer, tmp_path: Path
+) -> None:
+    source.publish(TOPIC, *[b"x" * (1 << 20)] * 4)
+    started = tmp_path / "started"
+    started.mkdir()
+    all_run = f"until [ $(ls {started} | wc -l) = 4 ]; do sleep 0.05; done"
+    more = ("--for", f"{patience_s(20):g}s", "-X", "drain_timeout=100ms")
+
+    result = run("-n", "4", "--workers", "4", *more, shell=f"touch {started}/$$; {all_run}")
+
+    assert (result.status, result.err) == (0, "nsq: 4 delivered\n")
 
 
 def test_lines_of_commands_are_whole(run: Run, source: EmbeddedServer) -> None:
@@ -197,6 +226,36 @@ def test_lines_of_commands_are_whole(run: Run, source: EmbeddedServer) -> None:
     wanted = [line for n in range(40) for line in (b"a%db%d" % (n, n), b"c%d" % n)]
     assert sorted(result.out.splitlines()) == sorted(wanted)
     assert sorted(result.err.splitlines()[:-1]) == sorted(f"e{n}" for n in range(40))
+
+
+def test_a_line_of_a_command_is_not_glued_to_that_of_progress(
+    nsq_on_a_screen: NsqOnAScreen, source: EmbeddedServer
+) -> None:
+    source.publish(TOPIC, b"one")
+    screen = nsq_on_a_screen(args(source, "-n", "1", "--", "echo", "printed"))
+    assert "printed" in screen.wait_for("nsq: 1 delivered")
+
+
+def test_a_message_has_come_while_its_command_runs(
+    run: Run, source: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is not said that none did."""
+    source.publish(TOPIC, b"one")
+    came = tmp_path / "came"
+
+    @contextmanager
+    def watching(*given: Any, **_: Any) -> Iterator[None]:
+        def watch() -> None:
+            wait_until(given[-1], what="a message that came")
+            came.touch()
+
+        threading.Thread(target=watch).start()
+        yield
+
+    monkeypatch.setattr(consuming, "saying_why_nothing_comes", watching)
+    limit = ("--command-timeout", f"{patience_s(10):g}s")
+    result = run("-n", "1", *limit, shell=f"until [ -e {came} ]; do sleep 0.05; done")
+    assert result.status == 0
 
 
 def test_a_program_that_goes_away_holds_the_messages_until_it_is_back(

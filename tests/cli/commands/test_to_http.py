@@ -186,6 +186,24 @@ def test_an_outage_counts_against_no_message(spawn_nsq: SpawnNsq, source: Embedd
     wait_until(lambda: source.depth(TOPIC, CHANNEL) == 3, what="all are given back")
 
 
+def test_a_stop_gives_back_what_no_endpoint_has_answered(
+    spawn_nsq: SpawnNsq, source: EmbeddedServer, http_server: MakeServer
+) -> None:
+    """It is no failure of the messages."""
+    server, over = http_server(), threading.Event()
+    server.answer = lambda _: 200 + over.wait(patience_s(20))
+    more = ["-X", "drain_timeout=200ms", "--max-attempts", "1", *LETTERS]
+    process = spawn_nsq(args(source, "--post", server.url, *more))
+    wait_until(lambda: server.requests, what="a request", timeout_s=15)
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=patience_s(20))
+    over.set()
+
+    assert (process.returncode, b"dead letter" in stderr) == (143, False)
+    assert stderr.endswith(b"nsq: 0 delivered, %d requeued\n" % len(server.requests))
+    wait_until(lambda: source.depth(TOPIC, CHANNEL) == 3, what="all are given back")
+
+
 # -- several endpoints, batches -----------------------------------------------------------------
 
 
@@ -254,6 +272,31 @@ def test_batches_as_lines_and_as_an_array(
         [each for request in arrays for each in json.loads(request.body)],
     ):
         assert sorted(each["n"] for each in found) == list(range(20))
+
+
+def test_a_batch_has_messages_with_the_same_url_and_headers(
+    forward: Forward, source: EmbeddedServer, http_server: MakeServer
+) -> None:
+    server = http_server()
+    source.create_channel("views", CHANNEL)
+    source.publish("views", b"view", b'{"user": "a/b"}')
+    url, user = f"{server.url}/{{topic}}", "X-User: {.user}"
+    batch = ["--batch", "10", "--linger", "1s", "--header", user]
+    result = forward("-n", "5", "-t", "views", *batch, "--post", url)
+
+    assert result.status == 0, result.err
+    sent = {
+        (request.target, request.headers.get("X-User"), line)
+        for request in server.requests
+        for line in request.body.splitlines()
+    }
+    assert sent == {
+        ("/clicks", None, b"one"),
+        ("/clicks", None, b"\xff\x00"),
+        ("/clicks", "a/b", b'{"user": "a/b"}'),
+        ("/views", None, b"view"),
+        ("/views", "a/b", b'{"user": "a/b"}'),
+    }
 
 
 def test_an_address_that_does_not_answer_leaves_time_for_the_next(
@@ -353,18 +396,27 @@ def test_redirects_are_followed_only_where_that_is_allowed(
     forward(*more, "--redirects", "same-host")
     assert "/%7Bid%7D" in {request.target for request in server.requests}
 
+    source.publish(TOPIC, *BODIES)
+    aside = (307, {"Location": "there"})
+    server.answer = lambda request: aside if request.target.endswith("/in") else 200
+    long = ("--http-client-request-timeout", "2000000h")
+    forward(*ALL, *long, "--redirects", "same-host", "--post", f"{server.url}/{{topic}}/in")
+    assert "/clicks/there" in {request.target for request in server.requests}
+
 
 def test_a_redirect_never_leads_into_a_private_network(
-    forward: Forward, http_server: MakeServer
+    forward: Forward, spawn_nsq: SpawnNsq, source: EmbeddedServer, http_server: MakeServer
 ) -> None:
     inside, outside = http_server(), http_server()
     outside.answer = lambda request: (307, {"Location": f"{inside.url}/admin"})
-    result = forward(*A_MOMENT, "--redirects", "follow", "--post", outside.url)
+    result = forward(*ALL, "--redirects", "follow", "--post", outside.url)
 
     assert "a private address, which is not allowed" in result.err
     assert "holding messages" not in result.err  # other messages may be led elsewhere
     assert inside.requests == []
 
-    result = forward(*A_MOMENT, "--no-private-addresses", "--post", inside.url)
-    assert "a private address, which is not allowed" in result.err
+    source.publish(TOPIC, b"one")  # the others come again in a second
+    process = spawn_nsq(args(source, "--no-private-addresses", "--post", inside.url))
+    assert process.stderr is not None
+    assert b"a private address, which is not allowed" in process.stderr.readline()
     assert inside.requests == []

@@ -8,8 +8,9 @@ import signal
 import threading
 from pathlib import Path
 
+import pexpect
 import pytest
-from plugins.cli import RunNsq
+from plugins.cli import RunNsq, TerminalNsq
 from plugins.clusters import RunningCluster
 from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.http_api import Nsqd
@@ -133,3 +134,16 @@ def test_check_compares_with_a_topology(
     found = run_nsq([*command, *cluster.nsqd_options])
     kinds = {each["kind"] for each in json.loads(found.out)["problems"]}
     assert (found.status, "no answer" in kinds) == (2, True), found.err
+
+
+def test_the_question_of_prune_is_left_with_an_interrupt(
+    nsq_on_a_terminal: TerminalNsq, cluster: RunningCluster, tmp_path: Path
+) -> None:
+    cluster.nsqds[0].create_topic("forgotten")
+    (tmp_path / "empty.toml").write_text("")
+    command = ["topology", "apply", str(tmp_path / "empty.toml"), "--prune", "--idle", "0s"]
+    asking = nsq_on_a_terminal([*command, *cluster.nsqd_options])
+    asking.expect_exact("Go on?")
+    asking.sendintr()
+    asking.expect(pexpect.EOF)
+    assert (asking.wait(), "forgotten" in channels_of(cluster.nsqds[0])) == (130, True)

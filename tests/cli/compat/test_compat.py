@@ -13,7 +13,7 @@ from nsqtools.cli.commands.go_utilities import UTILITIES
 from nsqtools.cli.commands.shells import make_links
 from nsqtools.cli.main import UTILITIES as NAMES
 from nsqtools.cli.running.runtime import ReaderGone
-from nsqtools.errors import OutputError
+from nsqtools.errors import ConfigurationError, OutputError
 
 PLACE = ["-nsqd-tcp-address=127.0.0.1:1"]
 
@@ -58,3 +58,11 @@ def test_what_the_go_program_takes_and_cannot_do_is_refused(
     ):
         assert go_main(program, ["-topic=t", *PLACE, *flags]) == 1, flags
         assert complaint in capsys.readouterr().err
+
+
+def test_no_link_is_made_to_what_none_can_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/lib/nsqtools/__main__.py"])  # of python -m
+    with pytest.raises(ConfigurationError, match=r"__main__\.py is not the program nsq"):
+        make_links(tmp_path)

@@ -23,10 +23,10 @@ from nsqtools.cli.options.connection import (
     ViewedCluster,
 )
 from nsqtools.cli.parsing import app
-from nsqtools.cli.running.runtime import Runtime
+from nsqtools.cli.running.runtime import Runtime, explain
 from nsqtools.client.connection_settings import OPTION_OF_FLAG, ConnectionSettings
 from nsqtools.client.options import CLIENT_OPTIONS
-from nsqtools.errors import ConfigurationError
+from nsqtools.errors import ConfigurationError, ConnectionFailed
 from nsqtools.settings import config_path
 
 Connect = Callable[..., ConnectionSettings]
@@ -280,3 +280,8 @@ def test_where_nothing_runs_the_hint_says_what_to_try(run_nsq: RunNsq, command: 
     assert result.status == 4
     assert "nsq demo" in result.err
     assert "NSQ_LOOKUPD_HTTP_ADDRESS" in result.err
+
+
+def test_another_port_is_not_that_of_the_nsqd_by_default() -> None:
+    error = ConnectionFailed("cannot connect to 127.0.0.1:41500 (connection refused)", hint="Look.")
+    assert explain(error)[1] == "Look."

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from plugins.cli import TerminalNsq
 from plugins.clusters import RunningCluster
+from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedLookupServer
 from plugins.servers import Serve
 from plugins.waiting import wait_until
@@ -20,11 +21,13 @@ from nsqtools.cli.running.consuming import (
     StopLimits,
     WaitingNotice,
     is_empty,
+    look_before,
     saying_why_nothing_comes,
 )
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.cluster.directory import open_cluster
+from nsqtools.cluster.topics import TopicReport
 from nsqtools.errors import ConnectionFailed
 
 
@@ -89,3 +92,24 @@ def test_a_channel_is_not_empty_because_a_restarted_nsqlookupd_knows_no_nsqd(ser
     lookupd = serve(EmbeddedLookupServer())
     with open_cluster(ConnectionSettings((), (lookupd.http_address,))) as cluster:
         assert not is_empty(cluster, "archive", {"clicks": ["127.0.0.1:4150"]})
+
+
+def test_who_does_not_answer_is_not_asked_for_each_topic(
+    nsqd: GoNsqd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes two seconds where packets are dropped."""
+    asked: list[str] = []
+
+    def inspect(cluster: object, topic: str) -> TopicReport:
+        asked.append(topic)
+        return TopicReport(topic, failed=[ConnectionFailed("no answer in time")])
+
+    monkeypatch.setattr("nsqtools.cluster.topics.inspect_topic", inspect)
+    said, place = io.StringIO(), ConnectionSettings((nsqd.tcp_address,))
+    runtime = Runtime(io.StringIO(), said)
+    look_before(["a", "b"], "c", place, runtime, create=False, force=False)
+
+    assert asked == ["a"]
+    assert [line[:36] for line in said.getvalue().splitlines()] == [
+        f"nsq: cannot check whether topic {topic} ex" for topic in "ab"
+    ]

@@ -101,7 +101,7 @@ def test_a_filter_has_words_and_conditions() -> None:
     view.set_filter("dpth>0")
     assert len(view.lines()) == 3
     assert "unknown column 'dpth'" in texts(view)[2]
-    view.set_filter("nothing")
+    view.set_filter("none")
     assert any("nothing meets the filter" in line for line in texts(view))
     assert parse_line_filter("depth >= 3 web").words == ("web",)
     press(view, "escape")

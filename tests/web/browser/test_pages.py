@@ -200,6 +200,8 @@ def test_the_keyboard_finds_chooses_and_opens(site: Site, open_page: OpenPage) -
     page.keyboard.press("/")
     page.keyboard.type("billing")
     page.wait_for_url("**/?q=billing")  # "bill" is looked up where the next key comes late
+    by_depth = page.locator("thead a", has_text="Depth")
+    expect(by_depth).to_have_attribute("href", "?q=billing&order=asc")
     expect(page.locator("tbody tr")).to_have_count(1)
     page.keyboard.press("Escape")
     page.keyboard.press("j")
@@ -262,13 +264,16 @@ def test_a_topic_is_charted_as_the_sum_over_its_channels_or_each_on_demand(
     expect(told).to_contain_text(f"{LONG} 40")
 
 
-def test_a_chart_is_loaded_again_when_the_clock_is_set_back(
+def test_a_chart_is_loaded_again_after_a_gap_and_when_the_clock_is_set_back(
     site: Site, open_page: OpenPage
 ) -> None:
     page = open_page(site.url + "/topics/orders/billing").page
     page.locator(".chart canvas").first.wait_for()
-    with page.expect_request("**/series*"):
-        page.evaluate("document.dispatchEvent(new CustomEvent('nsq:point', { detail: { t: 1 } }))")
+    page.keyboard.press("p")  # no other point comes
+    for at in (1, time.time() + 3600):
+        event = f"new CustomEvent('nsq:point', {{ detail: {{ t: {at} }} }})"
+        with page.expect_request("**/series*"):
+            page.evaluate(f"document.dispatchEvent({event})")
 
 
 def test_problems_of_a_kind_are_one_line_that_opens_to_what_helps(

@@ -71,9 +71,14 @@ def test_a_queue_grows_or_is_empty_in_a_while() -> None:
 
 
 def test_a_channel_paused_on_one_of_its_nsqd_is_said_to_be() -> None:
-    rows = [row("a", "c", node=node, paused=node == "one") for node in ("one", "two")]
+    for depth, text in (
+        (0, "0 messages wait"),
+        (1, "1 message waits"),
+        (1000, "1,000 messages wait"),
+    ):
+        rows = [row("a", "c", node="one", depth=depth, paused=True), row("a", "c", node="two")]
 
-    assert [each.text for each in problems_of(sample(*rows))] == ["on 1 of 2 nsqd; 0 messages wait"]
+        assert [each.text for each in problems_of(sample(*rows))] == [f"on 1 of 2 nsqd; {text}"]
 
 
 def test_what_comes_in_is_counted_at_topics_and_the_rest_at_channels() -> None:

@@ -92,7 +92,7 @@
   function add(point) {
     if (!series) return;
     const last = series.t[series.t.length - 1];
-    if (point.t < last - 60) load(); // the clock was set back
+    if (Math.abs(point.t - last) > 60) return load(); // the page was hidden, or the clock set back
     if (point.t <= last) return;
     const since = point.t - series.range_s;
     let drop = 0;
