@@ -18,6 +18,7 @@ from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from functools import partial
+from html import unescape
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -272,3 +273,27 @@ def test_an_nsqd_that_is_not_well_is_not_said_to_be_silent(
     pages = {"/nodes": "not well", f"/nodes/{nsqd.http_address}": "It is not well.</b> NOK - open"}
     for page, told in pages.items():
         wait_until(lambda page=page, told=told: told in running.get(page).text, what=told)
+
+
+def test_the_lines_of_channels_are_those_of_the_page_when_others_become_deeper(
+    console: MakeConsole, go_nsqd: MakeNsqd
+) -> None:
+    nsqd = go_nsqd()
+    for name in "abcdefghi":
+        nsqd.create_channel("many", name)
+    nsqd.publish("many", b"x")
+    running = console(f"--nsqd-http-address={nsqd.http_address}", "--refresh=100ms")
+
+    def newest_depth() -> object:
+        depths = running.get("/series?topic=many&channel=a").json().get("depth")
+        return depths and depths[-1]
+
+    wait_until(lambda: newest_depth() == 1, what="the message")
+    link = re.search(r'href="([^"]*)">Each channel', running.get("/topics/many").text)
+    assert link is not None
+    nsqd.post("/channel/empty", topic="many", channel="a")
+    wait_until(lambda: newest_depth() == 0, what="it is empty")
+    page = running.get("/topics/many" + unescape(link[1])).text
+    source = re.search(r'data-series="([^"]*)"', page)
+    assert source is not None
+    assert "depth a" in running.get(unescape(source[1])).json()
