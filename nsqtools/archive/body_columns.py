@@ -18,7 +18,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,12 @@ ERROR = "_error"
 RESERVED = frozenset({*KEYS_OF, "file", "pos", "date", "hour"})
 """Columns of a message, and those that say where it is."""
 MOST_COLUMNS = 1000  # bodies whose keys are ids would make a column of each
+MOST_CELLS = 4 << 20  # rows times keys, 12 bytes each: Arrow has a column for each key it finds
+MOST_KEYS = 200  # and objects and lists in each other, of a body: it is slow then, or dies
+SAMPLE = 1000
+MOST_RARE = 4  # keys of a sample that only one body has: the rest may have as many times more
+_KEY = re.compile(r'"([^"\\]*)"\s*:')
+_HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair, which Arrow cannot write
 _NOT_IN_NAMES = re.compile(r"[ ,;{}()\n\t=]")  # of columns in Parquet and Delta
 _IS_OBJECT = r"(?s)\A\s*\{.*\}\s*\z"
 
@@ -73,7 +81,9 @@ class BodyColumns:
         column = _NOT_IN_NAMES.sub("_", name)
         if column.lower() in self._taken:
             column = f"body_{column}"
-        if column.lower() in self._taken or not name or len(self._types) >= MOST_COLUMNS:
+        if len(self._types) >= MOST_COLUMNS:
+            return False
+        if column.lower() in self._taken or not name or _HALF.search(name):
             self._left.add(name)
             return False
         self._taken.add(column.lower())
@@ -86,14 +96,17 @@ class BodyColumns:
     def add(self, batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
         """Return a batch of `message_schema` with the columns of its bodies."""
         body = batch["body"]
-        read = _read(body, self._types, is_inferring=self.evolves)
+        evolves = self.evolves and len(self._types) < MOST_COLUMNS
+        read = None
+        if not evolves or _has_few_keys(body):
+            read = _read(body, self._types, is_inferring=evolves)
         errors = None
         if read is None:
             errors = [self._why(text) for text in body.to_pylist()]
             fits = pyarrow.array([error is None for error in errors])
             self.misfits += sum(error is not None for error in errors)
             read = self._scattered(body.filter(fits), fits, errors)
-        if self.evolves and self._evolve(read):
+        if evolves and self._evolve(read):
             return self.add(batch)
         count = batch.num_rows
         arrays = [
@@ -191,6 +204,24 @@ def _read(body: Any, types: Mapping[str, Any], *, is_inferring: bool) -> dict[st
     }
 
 
+def _has_few_keys(body: Any) -> bool:
+    """Return whether Arrow can look for the fields of bodies: where keys are ids, in objects of
+    objects, too, it takes memory by the gigabyte, and of deep ones it dies."""
+    colons, *nested = (compute.count_substring(body, each) for each in ":{[")
+    of_one = compute.max_element_wise(colons, *nested)
+    if (compute.max(of_one).as_py() or 0) > MOST_KEYS:
+        return False
+    if len(body) * (compute.sum(colons).as_py() or 0) <= MOST_CELLS:
+        return True
+    sample = (
+        body.take(pyarrow.array(range(0, len(body), len(body) // SAMPLE + 1)))
+        .drop_null()
+        .to_pylist()
+    )
+    bodies = Counter(chain.from_iterable(set(_KEY.findall(text)) for text in sample))
+    return sum(count == 1 for count in bodies.values()) <= MOST_RARE
+
+
 def _found(column: Any) -> Any:
     """A field that was not asked for; of one that becomes no column only its type counts."""
     is_plain = not pyarrow.types.is_nested(column.type)  # Arrow fails at joining lists of nulls
@@ -238,7 +269,7 @@ def _is_time(value: object) -> bool:
     """Whether Arrow reads it as a time: it is asked, for it knows more forms than Python."""
     try:
         pyarrow.array([value], pyarrow.string()).cast(pyarrow.timestamp("us", tz="UTC"))
-    except (pyarrow.ArrowException, TypeError):
+    except (pyarrow.ArrowException, TypeError, ValueError):
         return False
     return True
 

@@ -23,6 +23,7 @@ from nsqtools.archive.finding import (
     files_in_table,
     find_archives,
     is_of_parquet,
+    looking_at,
     parquet_entries,
 )
 from nsqtools.archive.layout import Member, folder_of, partition_of
@@ -31,7 +32,7 @@ from nsqtools.archive.members import CorruptError
 from nsqtools.archive.reader import look_at, read_messages, rows_of
 from nsqtools.archive.storage import failing, side_by_side
 from nsqtools.archive.storage_objects import open_storage
-from nsqtools.errors import ConfigurationError, NotFoundError
+from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.text import NS
 
@@ -73,13 +74,13 @@ def find_inputs(paths: Sequence[Location]) -> Inputs:
     """
     found: dict[str, list[Location]] = {"archives": [], "parquet": [], "delta": []}
     for path in map(absolute, paths):
-        with failing("read", path):
+        with looking_at(path):
             found[_kind(path)].append(path)
     return Inputs(**{kind: tuple(places) for kind, places in found.items()})
 
 
 def _kind(place: Location) -> str:
-    """Return of what kind a place is. Raises `NotFoundError`, ``OSError``."""
+    """Return of what kind a place is. Raises ``OSError``."""
     is_folder = not isinstance(place, Path) or place.is_dir()
     storage = open_storage(str(place))
     if is_folder and is_table(storage):
@@ -90,10 +91,7 @@ def _kind(place: Location) -> str:
         return "parquet" if is_of_parquet(chain([first], listed)) else "archives"
     if isinstance(place, Path) and is_folder:
         return "archives"
-    try:
-        beginning = open_storage(str(place.parent)).read_range(place.name, 0, len(PARQUET_MAGIC))
-    except FileNotFoundError:
-        raise NotFoundError(f"there is no {place}") from None
+    beginning = open_storage(str(place.parent)).read_range(place.name, 0, len(PARQUET_MAGIC))
     return "parquet" if beginning == PARQUET_MAGIC else "archives"
 
 

@@ -25,6 +25,7 @@ import json
 import math
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -33,7 +34,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 from itertools import accumulate, chain
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from typing import Any
 from uuid import uuid4
 
@@ -546,7 +547,7 @@ def in_processes(processes: int) -> RunJobs:
         count = min(processes, len(jobs))
         with (
             _safe_path(),
-            ProcessPoolExecutor(count, get_context("spawn"), _leave_signals) as pool,
+            ProcessPoolExecutor(count, get_context("spawn"), _belong_to_parent) as pool,
         ):
             waiting = {pool.submit(run_job, job): number for number, job in enumerate(jobs)}
             try:
@@ -575,7 +576,13 @@ def _safe_path() -> Iterator[None]:
         os.environ["PYTHONSAFEPATH"] = before
 
 
-def _leave_signals() -> None:
-    """An interrupt of the terminal is for the process that has the others."""
+def _belong_to_parent() -> None:
+    """Leave an interrupt of the terminal to the process that has this one, and end with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     pyarrow.set_cpu_count(1)
+    threading.Thread(target=_end_with, args=[parent_process()], daemon=True).start()
+
+
+def _end_with(parent: Any) -> None:
+    parent.join()
+    os._exit(1)

@@ -18,9 +18,10 @@ something else, which would be published as bodies.
 from __future__ import annotations
 
 import json
+import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -56,6 +57,8 @@ from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, NotFoundError, OutputError
 from nsqtools.files.opening import NotRegularError
 from nsqtools.records.naming import EXTENSIONS
+
+log = logging.getLogger("nsqtools")
 
 PARQUET_MAGIC = b"PAR1"
 
@@ -150,6 +153,16 @@ def all_of(_: Partition) -> bool:
     return True
 
 
+@contextmanager
+def looking_at(place: object) -> Iterator[None]:
+    """Raise `NotFoundError` for what is not there, and else as `failure_of` says."""
+    with failing("read", place):
+        try:
+            yield
+        except FileNotFoundError as exc:
+            raise NotFoundError(f"there is no {exc.filename}") from None
+
+
 def find_archives(places: Sequence[Path | str], wanted: Wanted = all_of) -> list[ArchiveFile]:
     """Return the files at paths and URLs; of a directory all below it, those in progress last.
 
@@ -159,12 +172,9 @@ def find_archives(places: Sequence[Path | str], wanted: Wanted = all_of) -> list
     """
     found: dict[str, ArchiveFile] = {}
     for place in places:
-        with failing("read", place):
-            try:
-                for archive in _find(str(place), wanted):
-                    found.setdefault(archive.shown, archive)
-            except FileNotFoundError as exc:
-                raise NotFoundError(f"there is no {exc.filename}") from None
+        with looking_at(place):
+            for archive in _find(str(place), wanted):
+                found.setdefault(archive.shown, archive)
     archives = list(found.values())
     heads = {archive.head for archive in archives if not archive.is_in_progress} - {None}
     return [each for each in archives if not (each.is_in_progress and each.head in heads)]
@@ -258,6 +268,9 @@ def read_index(storage: Storage, name: str, *, is_listed: bool) -> bytes | None:
         if is_listed:
             raise
         return None
+    except (NotRegularError, PermissionError) as exc:  # on a disk: as one that is cut off
+        log.warning("cannot read %s (%s)", exc.filename, exc.strerror)
+        return b""
 
 
 def _parquet(storage: Storage, entry: Entry, names: Collection[str]) -> TableFile:

@@ -88,7 +88,8 @@ class TopicLock:
                 hint="One archiver does for a channel; give another one its own --work-dir.",
             )
         try:
-            self._last = self._read()
+            found = self._noted()
+            self._last = Head(found[2], int(found[3])) if found else None
         except BaseException:
             self.release()
             raise
@@ -114,21 +115,19 @@ class TopicLock:
         """Unlock it."""
         self.locks.release(self._name)
 
-    def _read(self) -> Head | None:
-        """Return the last head, None without one: also to refuse a file that others planted."""
+    def _noted(self) -> re.Match[str] | None:
+        """Return what the count says, None without one: also to refuse one that others planted."""
         try:
             with closing_fd(open_to_write(self._path, os.O_RDWR)) as descriptor:
-                found = os.pread(descriptor, 200, 0).decode("ascii", "replace")
+                found = os.pread(descriptor, 200, 0)
         except FileNotFoundError:
             return None
-        match = _COUNT_PATTERN.fullmatch(found)
-        return Head(match[2], int(match[3])) if match else None
+        return _COUNT_PATTERN.fullmatch(found.decode("ascii", "replace"))
 
     def _holder(self) -> str:
         """Name the process that began the last file, if it still runs."""
         with suppress(OSError):
-            match = _COUNT_PATTERN.fullmatch(self._path.read_text("ascii", "replace"))
-            if match is not None:
+            if (match := self._noted()) is not None:
                 os.kill(int(match[1]), 0)
                 return f"process {match[1]}"
         return "another process"

@@ -42,7 +42,6 @@ from uuid import uuid4
 from nsqtools.archive.body_columns import fields_of, json_schema
 from nsqtools.archive.delta import TableFile
 from nsqtools.archive.finding import ArchiveFile
-from nsqtools.archive.layout import index_of, load_index
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.archive.table import Draft, Table, TablePlan, TableWriter, stem_of
 from nsqtools.archive.upload import (
@@ -51,6 +50,7 @@ from nsqtools.archive.upload import (
     UploadPlan,
     UploadRecord,
     Uploads,
+    index_to_upload,
     uploaded_of,
 )
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
@@ -127,10 +127,7 @@ class Lander:
         refused: dict[Path, str] = {}
         for path in paths:
             try:
-                index = load_index(index_of(path))
-                if index is None:
-                    raise NotUploadable(errno.ENOENT, "it has no index", str(path))
-                archive = ArchiveFile.at(path, index)
+                archive = ArchiveFile.at(path, index_to_upload(path))
                 drafts += writer.write(archive, stem_of(archive, self.table.plan.host))
                 logs.append(str(path))
             except NotUploadable as exc:
@@ -293,7 +290,9 @@ class Landings(Uploads):
         """Take a file that waits, and more of them: one commit is for all."""
         taken = [self._next()]
         with self._changed:
-            while self._waiting and len(taken) < LOGS_AT_ONCE:
+            # one that cannot be read is found out alone, and holds up no other
+            most = LOGS_AT_ONCE if self._failing_since is None else 1
+            while self._waiting and len(taken) < most:
                 if sum(self._sizes[each] for each in (*taken, self._waiting[0])) > BYTES_AT_ONCE:
                     break
                 taken.append(self._waiting.popleft())

@@ -34,7 +34,7 @@ from pathlib import Path, PurePath
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, unquote
 
-from nsqtools.files.opening import open_to_read, walk
+from nsqtools.files.opening import is_own_link, open_to_read, walk
 from nsqtools.protocol.text import INT64
 
 PART = ".part"
@@ -86,8 +86,11 @@ def owner_of(hidden: P) -> P:
 
 
 def hidden_below(directory: Path, suffix: str) -> Iterator[Path]:
-    """Iterate over the hidden files with a suffix, in all directories below, in order."""
-    for folder, names in walk(directory):
+    """Iterate over the hidden files with a suffix, in all directories below, in order.
+
+    Who asks writes there, so no link of another user is followed.
+    """
+    for folder, names in walk(directory, follows=is_own_link):
         yield from (folder / name for name in names if is_hidden(name, suffix))
 
 

@@ -301,12 +301,14 @@ def scan_file(file: BinaryIO, scan: Scan) -> None:
 def _scan_plain(file: BinaryIO, scan: Scan) -> None:
     """Cut a plain file at line ends; all of its bytes are in some member."""
     file.seek(0)
-    while lines := file.readlines(PLAIN_MEMBER_SIZE):
+    begin = 0  # of the line that has no end yet
+    while text := file.read(PLAIN_MEMBER_SIZE) + file.readline(HELD_SIZE):
         tally = _Tally(scan.topics)
-        tally.add(b"".join(lines))
+        tally.add(text)
+        begin = scan.end + text.rfind(b"\n") + 1 if b"\n" in text else begin
         scan.members.append(tally.member(scan.end, file.tell()))
-        if not lines[-1].endswith(b"\n") and scan.topics:
-            scan.damage = f"cut off in the line at byte {file.tell() - len(lines[-1])}"
+    if begin < scan.end and scan.topics:
+        scan.damage = f"cut off in the line at byte {begin}"
 
 
 def topics_in(text: bytes) -> set[str]:

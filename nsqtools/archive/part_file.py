@@ -28,6 +28,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from nsqtools.archive.layout import (
@@ -290,11 +291,14 @@ def recover(directories: Directories) -> list[Path]:
     One that cannot be recovered is reported in the log and left as it is.
     """
     finished = []
-    has_locks = (directories.work / LOCKS).exists()  # of archivers, who took one for each file
-    with closing(directories.locks()) as locks:
+    with ExitStack() as stack:
+        locks = cache(lambda at: stack.enter_context(closing(FolderLocks(at / LOCKS))))
         for part in list(hidden_below(directories.work, PART)):
+            path = owner_of(part)
             try:
-                if has_locks and not locks.take(directories.name_of(owner_of(part))):
+                # those of archivers here, above and below, who took one for each file
+                folders = [at for at in path.parents if (at / LOCKS).exists()]
+                if not all(locks(at).take(str(path.relative_to(at))) for at in folders):
                     continue
                 final = _recover_unlocked(part, directories)
             except OSError as exc:

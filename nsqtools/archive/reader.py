@@ -24,7 +24,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -377,12 +377,10 @@ def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
             f"cannot repair {archive.shown} (a table is not repaired)", hint=TABLE_REMEDY
         )
     path, delimiter = archive.path, ending_in(archive, delimiter)
-    beside = temporary_beside(path)
     if archive.members is not None:  # the index of before, when a repair was killed: it misleads
         both = archive, replace(archive, members=None)
         archive = max(both, key=lambda each: sum(map(len, _readable(each, delimiter))))
-    with failing("repair", path), ExitStack() as stack:
-        stack.callback(beside.unlink, missing_ok=True)
+    with failing("repair", path), temporary_beside(path) as beside:
         with closing(archive.open()) as file:
             begin_member, status = members_of(codec_at(file)), os.fstat(file.fileno())
         count, scan = 0, Scan()
@@ -414,16 +412,23 @@ def _keep(path: Path) -> None:
 
 
 def _readable(archive: ArchiveFile, delimiter: bytes) -> Iterator[bytes]:
-    """Iterate over the readable lines; if the first is a message, skip those that are not."""
+    """Iterate over the whole lines; if the first is a message, skip those that are not.
+
+    Raises `OutputError` for bare bodies of which none ends: nothing of them would be left.
+    """
+    splitter = Splitter(delimiter, limit=LONGEST_LINE)
     is_jsonl: bool | None = None
-    for text in _whole_lines(archive, delimiter):
-        lines = split_lines(text, delimiter)
-        if is_jsonl is None:
+    for text in read_text(archive, lambda path, problem: None):
+        lines = splitter.feed(text)
+        if lines and is_jsonl is None:
             is_jsonl = is_message(lines[0])
-        if not is_jsonl:
-            yield text
-        elif good := [line for line in lines if _is_whole(line)]:
-            yield delimiter.join([*good, b""])
+        if is_jsonl:
+            lines = [line for line in lines if _is_whole(line)]
+        if lines:
+            yield delimiter.join([*lines, b""])
+    if is_jsonl is None and not all(map(is_message, splitter.end())):
+        what = f"cannot repair {archive.shown} (it has no {delimiter!r})"
+        raise OutputError(what, hint="Is --delimiter right?")
 
 
 def _is_whole(line: bytes) -> bool:
@@ -432,12 +437,3 @@ def _is_whole(line: bytes) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _whole_lines(archive: ArchiveFile, delimiter: bytes) -> Iterator[bytes]:
-    """The text that can be read, cut at line ends; a last line without its end is left out."""
-    rest = b""
-    for text in read_text(archive, lambda path, problem: None):
-        whole, found, rest = (rest + text).rpartition(delimiter)
-        if found:
-            yield whole + found

@@ -39,7 +39,6 @@ from nsqtools.errors import (
 )
 from nsqtools.files.durable import (
     TEMPORARY,
-    blaming,
     copy_file,
     make_folders,
     place,
@@ -326,13 +325,9 @@ class LocalStorage(Storage):
 
     def put_file(self, name: str, path: Path) -> str:
         target = self._make_room(name)
-        beside = temporary_beside(target)
-        try:
-            with blaming(target):
-                copy_file(path, beside, FILE_MODE)
-                beside.replace(target)
-        finally:
-            beside.unlink(missing_ok=True)
+        with temporary_beside(target) as beside:
+            copy_file(path, beside, FILE_MODE)
+            beside.replace(target)
         sync_folder(target.parent)
         return ""
 
@@ -340,7 +335,6 @@ class LocalStorage(Storage):
         target = self._make_room(name)
         with written_beside(target, data, FILE_MODE) as beside:
             place(beside, target)
-        beside.unlink(missing_ok=True)
         sync_folder(target.parent)
         return ""
 

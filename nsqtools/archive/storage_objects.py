@@ -109,13 +109,7 @@ class ObjectStorage(Storage):
         return ObjectStorage, (self.url, self.options)
 
     def check(self) -> None:
-        try:
-            next(self.list(), None)
-        except OSError as exc:
-            if not NO_BUCKET.search(str(exc.strerror)):
-                raise
-            what = f"bucket {self.bucket} does not exist"
-            raise FileNotFoundError(errno.ENOENT, what, self.url) from None
+        next(self.list(), None)
 
     def where(self, name: str) -> str:
         return f"{self.url}/{name}" if name else self.url
@@ -212,6 +206,9 @@ class ObjectStorage(Storage):
         except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as exc:
             raise DeniedError(errno.EACCES, reason_of(exc), where) from None
         except exceptions.BaseError as exc:
+            if NO_BUCKET.search(str(exc)):
+                what = f"bucket {self.bucket} does not exist"
+                raise FileNotFoundError(errno.ENOENT, what, self.url) from None
             kind = UnreachableError if _WAS_UNREACHABLE.search(str(exc)) else OSError
             raise kind(errno.EIO, reason_of(exc), where) from None
 

@@ -69,7 +69,7 @@ from nsqtools.archive.layout import (
 from nsqtools.archive.reader import look_at
 from nsqtools.archive.storage import ChangedError, Storage, hash_of
 from nsqtools.errors import NsqError
-from nsqtools.files.durable import blaming, replace_file, sync_folder, write_all
+from nsqtools.files.durable import replace_file, sync_folder, write_all
 from nsqtools.files.opening import NotOursError, NotRegularError, closing_fd, lock_file, open_own
 from nsqtools.protocol.text import NS
 from nsqtools.records.naming import before_extension
@@ -144,15 +144,12 @@ def files_to_upload(directory: Path) -> Iterator[Path]:
 def remove_old_records(directory: Path) -> None:
     """Remove what is left of files that were uploaded and removed long ago. Raises ``OSError``."""
     oldest = time.time() - KEPT_FOR_S
-    for record in list(hidden_below(directory, UPLOADED)):
-        path = owner_of(record)
-        if not path.exists() and record.stat().st_mtime < oldest:
-            record.unlink(missing_ok=True)  # first: the index keeps the name from other files
-            index_of(path).unlink(missing_ok=True)
-    for record in list(hidden_below(directory, UPLOADING)):
-        path = owner_of(record)
-        if not path.exists() and not index_of(path).exists():
-            record.unlink(missing_ok=True)
+    for suffix in (UPLOADED, UPLOADING):
+        for record in list(hidden_below(directory, suffix)):
+            path = owner_of(record)
+            if not path.exists() and record.stat().st_mtime < oldest:
+                record.unlink(missing_ok=True)  # first: the index keeps the name from others
+                index_of(path).unlink(missing_ok=True)
 
 
 # -- one file -----------------------------------------------------------------------------------
@@ -203,26 +200,43 @@ def _is_uploaded(path: Path) -> bool:
 
 def _upload(path: Path, plan: UploadPlan, descriptor: int) -> int:
     """Upload a file whose record, open with ``descriptor``, is locked."""
-    index = load_index(index_of(path))
-    if index is None:
-        raise NotUploadable(errno.ENOENT, "it has no index", str(path))
+    index = index_to_upload(path)
     storage, size = plan.storage, path.stat().st_size
     record = decode_record(os.pread(descriptor, 1 << 16, 0))
     if record is None or record.url != storage.url:
         record = UploadRecord(storage.url, object_name(path, index, plan))
-        with blaming(uploading_of(path)):
+        try:
             os.ftruncate(descriptor, 0)
             os.lseek(descriptor, 0, os.SEEK_SET)
             write_all(descriptor, record.encode())
             os.fsync(descriptor)
+        except OSError as exc:
+            if exc.errno != errno.ENOSPC:  # uploads make room
+                exc.filename = str(uploading_of(path))
+                raise
         sync_folder(path.parent)
     manifest = make_manifest(path, size, index, record.name)
     if _claim(storage, path, record.name) or not _is_stored(storage, record.name, manifest):
         storage.verify(record.name, path, storage.put_file(record.name, path))
         _publish(storage, record.name, manifest)
+    if plan.deletes:  # first: it makes room for the record on a full disk
+        path.unlink(missing_ok=True)
+        sync_folder(path.parent)
     replace_file(uploaded_of(path), record.encode())
     _clear_up(path, plan)
     return size
+
+
+def index_to_upload(path: Path) -> Index:
+    """Return the index of a file that an archiver finished. Raises `NotUploadable`, ``OSError``."""
+    try:
+        open_own(path).close()  # a link of somebody may lead to what only we may read
+    except (NotRegularError, NotOursError) as exc:
+        raise NotUploadable(exc.errno, exc.strerror, str(path)) from None
+    index = load_index(index_of(path))
+    if index is None:
+        raise NotUploadable(errno.ENOENT, "it has no index", str(path))
+    return index
 
 
 def _identity_in(head: Head) -> str:
@@ -361,7 +375,7 @@ class Uploads:
         self._failing_since: float | None = None
         self._retry_s = FIRST_RETRY_S
         self._retry_at = 0.0
-        self._said_at = 0.0
+        self._said, self._said_at = "", 0.0
         self._is_pausing = False
         self._threads: list[threading.Thread] = []
 
@@ -490,6 +504,7 @@ class Uploads:
                 pause_s = self._retry_at - time.monotonic()
                 if self._waiting and pause_s <= 0:
                     if self._failing_since is not None:  # one tries whether it works again
+                        self._retry_s = min(2 * self._retry_s, LONGEST_RETRY_S)
                         self._retry_at = time.monotonic() + self._retry_s
                     return self._waiting.popleft()
                 self._changed.wait(max(pause_s, 0.01) if self._waiting else None)
@@ -510,15 +525,14 @@ class Uploads:
     def _failed(self, path: Path, exc: Exception) -> None:
         now = time.monotonic()
         with self._changed:
-            self._waiting.appendleft(path)
+            self._waiting.append(path)  # last: one that cannot be read holds up no other
             self.totals.failures += 1
-            is_new = str(exc) != str(self.last_error) or self._failing_since is None
+            reason = str(getattr(exc, "strerror", None) or exc)  # whichever file it is
+            is_new = self._failing_since is None or reason != self._said
             self.last_error = exc
             self._failing_since = self._failing_since or now
-            self._retry_s = min(2 * self._retry_s, LONGEST_RETRY_S)
             self._retry_at = now + self._retry_s
             if is_new or now - self._said_at > SAY_AGAIN_S:
-                self._said_at = now
-                reason = getattr(exc, "strerror", None) or exc
+                self._said, self._said_at = reason, now
                 where = getattr(exc, "filename", None) or self._plan.storage.url
                 log.warning("cannot upload %s (%s: %s); trying again", path, where, reason)

@@ -81,21 +81,30 @@ def replace_file(
         sync_folder(path.parent)
 
 
-def temporary_beside(path: Path) -> Path:
-    """Return a new name in the same directory, which `remove_temporaries` knows."""
-    return path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
+@contextmanager
+def temporary_beside(path: Path) -> Iterator[Path]:
+    """Give a file a new name in the same directory for now; what has it in the end is removed.
+
+    An ``OSError`` names ``path``: the other means nothing to a user. See `remove_temporaries`.
+    """
+    beside = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
+    try:
+        yield beside
+    except OSError as exc:
+        if exc.filename is None or str(exc.filename) == str(beside):
+            exc.filename = str(path)
+        raise
+    finally:
+        with suppress(OSError):
+            beside.unlink()
 
 
 @contextmanager
 def written_beside(
     path: Path, content: bytes, mode: int | os.stat_result, *, is_durable: bool = True
 ) -> Iterator[Path]:
-    """Write a file that is to get the name ``path``; one that did not is removed.
-
-    An ``OSError`` names ``path``: the temporary name means nothing to a user.
-    """
-    beside = temporary_beside(path)
-    try:
+    """Write a file that is to get the name ``path``: see `temporary_beside`."""
+    with temporary_beside(path) as beside:
         made = os.open(beside, NEW | os.O_WRONLY, mode if isinstance(mode, int) else 0o600)
         with closing_fd(made) as descriptor:
             if not isinstance(mode, int):
@@ -104,12 +113,6 @@ def written_beside(
             if is_durable:
                 os.fsync(descriptor)
         yield beside
-    except BaseException as exc:
-        with suppress(OSError):
-            beside.unlink()
-        if isinstance(exc, OSError):
-            exc.filename = str(path)
-        raise
 
 
 class NewestContent:
@@ -133,16 +136,13 @@ class NewestContent:
 
     def write(self, content: bytes, number: int) -> None:
         """Replace the file, unless it has newer content or was removed. Raises ``OSError``."""
-        with written_beside(self._path, content, self._mode) as beside:
-            with self._lock:
-                if is_newer := number > self._written:
-                    beside.replace(self._path)
-                    self._written = number
-                    noted, newer = self._noted
-                    if noted > number:  # in the file that was replaced
-                        _overwrite(self._path, newer)
-            if not is_newer:
-                beside.unlink()
+        with written_beside(self._path, content, self._mode) as beside, self._lock:
+            if is_newer := number > self._written:
+                beside.replace(self._path)
+                self._written = number
+                noted, newer = self._noted
+                if noted > number:  # in the file that was replaced
+                    _overwrite(self._path, newer)
         if is_newer and self._name_is_durable:
             sync_folder(self._path.parent)
 

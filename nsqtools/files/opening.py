@@ -40,6 +40,8 @@ from typing import BinaryIO, Generic, TypeVar
 
 from nsqtools.errors import ConfigurationError
 
+LOST = "lost+found"  # of fsck, which only root can read, where a disk of its own is mounted
+
 
 class NotRegularError(OSError):
     """A link, a directory, a FIFO, a socket or a device where a regular file is expected."""
@@ -157,12 +159,14 @@ def _refusal(number: int, path: Path, what: str) -> NotRegularError:
 
 
 def walk(
-    root: Path, on_error: Callable[[OSError], object] | None = None
+    root: Path,
+    on_error: Callable[[OSError], object] | None = None,
+    follows: Callable[[str], bool] = os.path.islink,
 ) -> Iterator[tuple[Path, list[str]]]:
     """Iterate over a directory and all below it, each once: its path, and the names of its files.
 
-    Those behind links come last. The errors of directories that cannot be listed go to
-    ``on_error``.
+    Those behind links come last, of links that ``follows`` takes, and what fsck found is left out.
+    The errors of directories that cannot be listed go to ``on_error``.
     """
     seen: set[tuple[int, ...]] = set()
     waiting = [str(root)]
@@ -176,10 +180,18 @@ def walk(
                 folders.clear()
                 continue
             seen.add(state[:2])
-            folders.sort()
-            links += filter(os.path.islink, (os.path.join(folder, name) for name in folders))
+            folders[:] = sorted({*folders} - {LOST})
+            links += filter(follows, (os.path.join(folder, name) for name in folders))
             yield Path(folder), sorted(names)
         waiting = links
+
+
+def is_own_link(path: str) -> bool:
+    """Return whether a path is a link, and none that another user planted."""
+    with suppress(OSError):
+        refuse_planted(Path(path), os.lstat(path))
+        return os.path.islink(path)
+    return False
 
 
 def allow_many() -> None:

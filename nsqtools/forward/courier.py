@@ -43,6 +43,7 @@ from pathlib import Path
 from nsqtools.client.giving_up import MAX_KNOWN, Attempts, DeadLetters, Key, keys_of
 from nsqtools.client.message import Answers, Batch, touch_when_due
 from nsqtools.client.options import ClientOptions
+from nsqtools.cluster.topics import Troubles
 from nsqtools.errors import NsqError, OutputError
 from nsqtools.files.durable import append_whole, sync_folder
 from nsqtools.files.opening import locked
@@ -398,7 +399,7 @@ class DeadLetterFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._problem: str | None = None  # that was told, of the last put
+        self._troubles = Troubles()
         try:
             with self._opened() as fd:
                 is_file = stat.S_ISREG(os.fstat(fd).st_mode)
@@ -435,12 +436,10 @@ class DeadLetterFile:
             with self._opened() as fd:
                 append_whole(fd, lines)
         except OSError as exc:
-            if exc.strerror != self._problem:  # or there is a line for each message
-                log.error("cannot write %s (%s)", self._path, exc.strerror)
-            self._problem = exc.strerror
+            self._troubles.has("", f"cannot write {self._path} ({exc.strerror})")
             kept(parcel, False)
         else:
-            self._problem = None
+            self._troubles.over("")
             kept(parcel, True)
 
     def close(self) -> None:

@@ -16,11 +16,13 @@ that finds its nsqd by nsqlookupd asks there when a connection ends, and does no
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import suppress
-from functools import cache
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from functools import cache, partial
 from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
@@ -42,6 +44,7 @@ from nsqtools.server.nsqd_daemon import NsqdDaemon
 from nsqtools.server.options import NsqdOptions
 from nsqtools.server.queues.backlog import BackendError
 from nsqtools.server.queues.channel import Channel
+from nsqtools.server.queues.data_path import lock_data_path
 from nsqtools.server.queues.queued_message import MessageIds
 
 REFUSAL = "this nsqd delivers the messages of a job to one channel, and takes none"
@@ -98,8 +101,12 @@ class TemporaryNsqd:
         )
         given = read_config(str(config), NsqdOptions) if config is not None else {}
         host = broadcast_address or given.get("broadcast_address") or _own_address(self._lookupds)
-        bound = "127.0.0.1:0" if host in ("127.0.0.1", "localhost") else "0.0.0.0:0"
+        is_local = host in ("127.0.0.1", "::1", "localhost")
+        bound = str(Address(host, 0)) if is_local else "0.0.0.0:0"
         here: dict[str, Any] = {"tcp_address": bound, "http_address": bound, "https_address": ""}
+        # what any nsqd of the cluster may allow: it would refuse consumers that ask for it
+        here |= {"max_msg_timeout": 86_400.0, "max_heartbeat_interval": 3600.0}
+        here |= {"max_output_buffer_timeout": 3600.0, "max_output_buffer_size": 1 << 24}
         fixed: dict[str, Any] = {
             "broadcast_address": host,
             "lookupd_tcp_address": self._lookupds,
@@ -241,7 +248,7 @@ class TemporaryNsqd:
     # the cluster
 
     def _compare_access(self, nsqds: Iterable[str]) -> None:
-        """Ask the first nsqd that answers what it wants of consumers."""
+        """Ask the first nsqd that answers what it wants of consumers, and how long they have."""
         for each in nsqds:
             try:
                 reply = _identify(self._cluster.reachable(parse_address(each)))
@@ -257,6 +264,7 @@ class TemporaryNsqd:
                     f"warning: nsqd {each} has TLS and this nsqd has not: consumers that want it "
                     "cannot connect; give --nsqd-config FILE with tls_cert and tls_key"
                 )
+            self._ask(partial(_allow, reply.msg_timeout / 1000))
             break
 
     def _see_registration(self, topic: str) -> None:
@@ -337,7 +345,9 @@ class TemporaryNsqd:
         self._wait_for_nodes(self._ask(_deregister), shown=False)
         self._thread.end(lambda daemon: daemon.stop())
         if not self.is_kept:
-            self._remove()
+            with suppress(ConfigurationError), ExitStack() as stack:  # another run has it already
+                stack.callback(os.close, lock_data_path(self.data_path))
+                self._remove()
 
     def _remove(self) -> None:
         # a kill in between leaves what the next run takes for an empty data path
@@ -361,6 +371,13 @@ def _state(channel: Channel) -> QueueState:
     in_flight = channel.in_flight_count
     left = len(channel.backlog) + channel.backlog.deferred_count + in_flight
     return QueueState(channel.topic_name, channel.name, left, in_flight, len(channel.consumers))
+
+
+def _allow(msg_timeout_s: float, daemon: NsqdDaemon) -> None:
+    """Let consumers have a message for at least so long."""
+    options = daemon.nsqd.options
+    longest_s = max(options.msg_timeout, msg_timeout_s)
+    daemon.nsqd.options = replace(options, msg_timeout=longest_s)
 
 
 def _pause_all(daemon: NsqdDaemon) -> None:

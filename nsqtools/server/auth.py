@@ -10,6 +10,7 @@ linear time. It takes two things more than Go, which `compile_pattern` refuses.
 from __future__ import annotations
 
 import json
+import logging
 import random
 import re
 import ssl
@@ -26,6 +27,7 @@ import httpx
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.files.durable import blaming
 from nsqtools.protocol.frames import RESPONSE, RequestError, encode_frame
+from nsqtools.protocol.names import shown_url
 from nsqtools.protocol.requests import Request, read_body
 from nsqtools.protocol.text import go_json, quote
 from nsqtools.server.client_connection import ClientConnection, Pause
@@ -38,6 +40,9 @@ _PERMISSIONS = {"subscribe", "publish"}
 _REMEMBERED_NAMES = 1000  # whether they are allowed: each PUB asks
 _MAX_GROUPS = 1000  # Go nests no more, and re2 takes the square of the depth to compile them
 _QUOTED_OR_ESCAPED = re.compile(r"\\Q.*?(?:\\E|\Z)|\\.", re.DOTALL)
+
+# httpx logs each URL, and those of auth servers have the secret
+logging.getLogger("httpx").addFilter(lambda record: "secret=" not in record.getMessage())
 
 Matches = Callable[[str], object]
 """Whether a pattern matches anywhere in a name, as truth."""
@@ -109,7 +114,7 @@ class AuthServers:
                 return decode_answer(await http_get(f"{base}?{query}", self._options, self._tls))
             except (NsqError, AuthFailed, httpx.HTTPError, httpx.InvalidURL, TimeoutError) as exc:
                 reason = str(exc) or "timeout"
-                self._log.error(f"failed auth request to {address} - {reason}")
+                self._log.error(f"failed auth request to {shown_url(address)} - {reason}")
         raise AuthFailed("Unable to access auth server")
 
 

@@ -34,10 +34,9 @@ from typing import cast
 
 from nsqtools.protocol.codecs import StreamCodec
 from nsqtools.protocol.frames import RequestError
-from nsqtools.protocol.names import Address
 from nsqtools.protocol.requests import Incomplete, LineTooLong
 from nsqtools.server.daemon_log import DaemonLog
-from nsqtools.server.listen import read_in_pieces
+from nsqtools.server.listen import client_of, read_in_pieces
 from nsqtools.server.loop_meter import meter_of
 from nsqtools.server.negotiation import HANDSHAKE_S, HandshakeFailed, TLSLayer
 
@@ -142,10 +141,8 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         read_in_pieces(transport)
-        peer = transport.get_extra_info("peername")
-        if isinstance(peer, tuple):
-            self.remote_ip = peer[0].removeprefix("::ffff:")  # an IPv4 client of a [::] socket
-            self.remote_address = str(Address(self.remote_ip, peer[1]))
+        if (client := client_of(transport)) is not None:
+            self.remote_ip, self.remote_address = client.host, str(client)
         self._connections.add(self)
         self._log.info(f"TCP: new client({self.remote_address})")
 
@@ -426,6 +423,7 @@ class ClientConnection(asyncio.Protocol):
             self._handshake_failed(str(exc))
             return b""
         self._transport.write(tls.pending())
+        self._has_ended |= tls.has_ended
         if tls.is_ready and self._handshake_timer is not None:
             self._handshake_timer.cancel()
             self._handshake_timer = None

@@ -7,6 +7,7 @@ embedded daemon writes none unless it is given a stream.
 from __future__ import annotations
 
 import platform
+from contextlib import suppress
 from datetime import datetime
 from typing import TextIO
 
@@ -40,12 +41,9 @@ class DaemonLog:
         if self._stream is None or level < LEVELS.index(self.level):
             return
         stamp = datetime.now().strftime("%Y/%m/%d %H:%M:%S.%f")
-        try:
+        with suppress(OSError, ValueError):  # a full disk, or no reader, must not stop the queue
             self._stream.write(f"{self._prefix}{stamp} {_WORDS[level]}: {escape_line(text)}\n")
             self._stream.flush()
-        except (OSError, ValueError):
-            # a log without a reader must not stop the queue
-            self._stream = None
 
 
 NSQ_VERSION = "1.3.0"  # the nsqd whose behavior this is; nsqadmin compares it as semver

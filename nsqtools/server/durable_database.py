@@ -324,7 +324,7 @@ def _connect(path: Path) -> sqlite3.Connection:
         uri=True,
         isolation_level=None,
         check_same_thread=False,
-        timeout=0.0,
+        timeout=30.0,  # while another program writes
     )
     try:
         connection.execute("PRAGMA secure_delete=0")

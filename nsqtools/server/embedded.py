@@ -1,13 +1,19 @@
-"""The daemons in threads of this process, each with its own event loop: for tests and demos."""
+"""The daemons in threads of this process, each with its own event loop: for tests and demos.
+
+A child of a fork has no such threads: there a daemon is the parent's, and leaving does nothing.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import threading
+import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import replace
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import Any, Generic, Self, TextIO, TypeVar
 
 from nsqtools.server.daemon_log import DaemonLog
@@ -30,6 +36,7 @@ class DaemonThread(Generic[D]):
         self._name = name
         self._make = make
         self._daemon: D | None = None
+        self._forget: Callable[[], object] = lambda: None  # what only the daemon needed
 
     def __enter__(self) -> Self:
         self.start()
@@ -56,7 +63,12 @@ class DaemonThread(Generic[D]):
         return self.daemon.http_address
 
     def start(self) -> None:
-        """Return when it serves; `stop` it then. Raises `ConfigurationError`, ``OSError``."""
+        """Return when it serves; `stop` it then.
+
+        Raises `ConfigurationError`, ``OSError``, and ``RuntimeError`` when it is running.
+        """
+        if self._daemon is not None:
+            raise RuntimeError(f"this {self._name} is running")
         started: Future[None] = Future()
         self._thread = threading.Thread(
             target=self._run, args=(started,), name=self._name, daemon=True
@@ -65,6 +77,7 @@ class DaemonThread(Generic[D]):
         failure = started.exception()
         if failure is not None:
             self._thread.join()
+            self._forget()
             raise failure
 
     def _run(self, started: Future[None]) -> None:
@@ -86,7 +99,7 @@ class DaemonThread(Generic[D]):
 
     def end(self, how: Callable[[D], Coroutine[Any, Any, object]]) -> None:
         """Await ``how`` in the daemon's loop, and end the thread. Does nothing when none runs."""
-        if self._daemon is None:
+        if self._daemon is None or not self._thread.is_alive():
             return
         try:
             self.do(how)
@@ -94,6 +107,7 @@ class DaemonThread(Generic[D]):
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._daemon = None
+            self._forget()
 
     def do(self, what: Callable[[D], Coroutine[Any, Any, R]]) -> R:
         """Await ``what`` in the daemon's loop; return and raise as it does."""
@@ -114,9 +128,15 @@ class EmbeddedNsqd(DaemonThread[NsqdDaemon]):
     def __init__(self, *, log: TextIO | None = None, **options: Any) -> None:
         self._options = NsqdOptions(**{**_HERE, "https_address": "127.0.0.1:0", **options})
         self._keeps_data = "data_path" in options
-        self._directory: TemporaryDirectory[str] | None = None
-        lines = DaemonLog(log, self._options.log_prefix, self._options.log_level)
-        super().__init__("nsqd", lambda: NsqdDaemon(self._options, lines))
+        self._lines = DaemonLog(log, self._options.log_prefix, self._options.log_level)
+        super().__init__("nsqd", self._new)
+
+    def _new(self) -> NsqdDaemon:
+        if not self._keeps_data:
+            place = mkdtemp(prefix="nsqd-")
+            self._forget = weakref.finalize(self, _remove, place, os.getpid())  # at exit, too
+            self._options = replace(self._options, data_path=place)
+        return NsqdDaemon(self._options, self._lines)
 
     @property
     def https_address(self) -> str:
@@ -128,29 +148,14 @@ class EmbeddedNsqd(DaemonThread[NsqdDaemon]):
         """The directory of its files; a new temporary one at each start unless it was given."""
         return self._options.data_path
 
-    def start(self) -> None:
-        """Serve; call `stop` or `kill` at the end. Raises `ConfigurationError`, ``OSError``."""
-        if not self._keeps_data:
-            self._directory = TemporaryDirectory(prefix="nsqd-")
-            self._options = replace(self._options, data_path=self._directory.name)
-        try:
-            super().start()
-        except BaseException:
-            self._forget()
-            raise
-
     def kill(self) -> None:
         """Stop as on SIGKILL: what was not on disk is lost."""
         self.end(lambda daemon: daemon.kill())
 
-    def end(self, how: Callable[[NsqdDaemon], Coroutine[Any, Any, object]]) -> None:
-        """Await ``how``, end the thread, and forget a directory that is temporary."""
-        super().end(how)
-        self._forget()
 
-    def _forget(self) -> None:
-        if self._directory is not None:
-            self._directory.cleanup()
+def _remove(place: str, process: int) -> None:
+    if os.getpid() == process:  # a child of a fork ends, too
+        shutil.rmtree(place, ignore_errors=True)
 
 
 class EmbeddedNsqlookupd(DaemonThread[NsqlookupdDaemon]):

@@ -1,5 +1,7 @@
 """Run a daemon in the foreground until SIGTERM or SIGINT, as ``nsqd`` and ``nsqlookupd`` do.
 
+SIGHUP ends it so, too, where they would be killed: its terminal was closed.
+
 Exit status: 0 after a signal (everything is on disk then), 1 when it could not start, or not write
 everything to disk, 2 for a command line that Go's flag package would refuse.
 
@@ -70,7 +72,10 @@ def _run(options: Any, log: DaemonLog, without_effect: Sequence[str]) -> bool:
     async def serve() -> bool:
         asked_to_stop = asyncio.Event()
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        signals = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as nohup has it
+            signals.remove(signal.SIGHUP)
+        for number in signals:
             loop.add_signal_handler(number, asked_to_stop.set)
         daemon = _daemon(options, log)  # its first line is the version
         for name in without_effect:

@@ -38,12 +38,13 @@ from urllib.parse import quote, unquote, unquote_plus, urlsplit
 
 import httptools
 
-from nsqtools.protocol.names import is_valid_name
+from nsqtools.protocol.names import Address, is_valid_name
 from nsqtools.protocol.text import go_duration, go_json
 from nsqtools.records.prometheus import Metric, metric_lines
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.listen import (
     accept,
+    client_of,
     foreign_call,
     read_in_pieces,
     real_address,
@@ -101,7 +102,7 @@ class Call:
     headers: dict[str, str]
     is_old: bool  # of HTTP/1.0
     closes: bool  # the last one of its connection
-    client: str  # host:port, "" on a unix socket
+    client: Address | None  # None on a unix socket
     option: str = ""
     body: bytes | None = b""
     handler: Handler = lambda call: _refuse(404, "NOT_FOUND")
@@ -265,7 +266,7 @@ class HTTPApi:
         """Log a call that was answered, with its target as it was in the request, escaped."""
         if call.path not in _NOT_LOGGED:
             took = go_duration(int((time.monotonic() - call.started_s) * 1e9))
-            self._log.info(f"{status} {call.method} {call.target} ({call.client}) {took}")
+            self._log.info(f"{status} {call.method} {call.target} ({call.client or ''}) {took}")
 
 
 def _refuse(status: int, code: str) -> Reply:
@@ -427,7 +428,7 @@ class _Connection(asyncio.Protocol):
         self._api = server.api
         self._parser = httptools.HttpRequestParser(self)
         self._transport = cast(asyncio.Transport, None)  # until connection_made
-        self._client = ""
+        self._client: Address | None = None
         self._target = b""
         self._headers: dict[str, str] = {}
         self._call: Call | None = None  # whose body is being read
@@ -446,8 +447,7 @@ class _Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         read_in_pieces(transport)
         self._server.connections.add(self)
-        peer = transport.get_extra_info("peername")
-        self._client = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else ""
+        self._client = client_of(transport)
         self._wait_for(_HEAD_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -643,7 +643,7 @@ class _Connection(asyncio.Protocol):
     def _wait_for(self, limit_s: float) -> None:
         if limit_s != self._waits_for_s and not self._transport.is_closing():
             self._waits_for_s = limit_s
-            host = self._client.rpartition(":")[0]
+            host = self._client.host if self._client is not None else ""
             ends_s = asyncio.get_running_loop().time() + limit_s
             self._server.idle.waits(self, host, ends_s)
 

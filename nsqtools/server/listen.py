@@ -133,6 +133,12 @@ def stop_listening(server: asyncio.Server) -> None:
     server.close()
 
 
+def client_of(transport: asyncio.BaseTransport) -> Address | None:
+    """Return who connected, None on a unix socket; on a [::] socket, a client of IPv4 as that."""
+    peer = transport.get_extra_info("peername")
+    return Address(peer[0].removeprefix("::ffff:"), peer[1]) if isinstance(peer, tuple) else None
+
+
 def read_in_pieces(transport: asyncio.BaseTransport) -> None:
     """Let a connection of the daemon ask the kernel for 64 KiB at a time.
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ssl
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -156,7 +157,8 @@ def server_context(options: NsqdOptions) -> ssl.SSLContext | None:
         if options.tls_min_version < 0x0303:
             # OpenSSL counts TLS 1.0 and 1.1 as below its level 1
             context.set_ciphers("DEFAULT@SECLEVEL=0")
-        context.load_cert_chain(options.tls_cert, options.tls_key)
+        # must fail, not ask
+        context.load_cert_chain(options.tls_cert, options.tls_key, lambda: b"")
         if options.tls_root_ca_file:
             context.load_verify_locations(options.tls_root_ca_file)
         if options.tls_client_auth_policy in ("require", "require-verify"):
@@ -173,14 +175,15 @@ def server_context(options: NsqdOptions) -> ssl.SSLContext | None:
 class TLSLayer:
     """One connection's TLS: encrypted bytes in, plain ones out, and back.
 
-    ``is_ready`` is true once the handshake is done.
+    ``is_ready`` is true once the handshake is done, ``has_ended`` once the client has said that it
+    sends no more: some, such as asyncio's, then wait for the end of the connection.
     """
 
     def __init__(self, context: ssl.SSLContext) -> None:
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
-        self.is_ready = False
+        self.is_ready = self.has_ended = False
 
     def decrypt(self, data: bytes) -> bytes:
         """Take bytes of the socket and return what they decrypt to. Raises `HandshakeFailed`.
@@ -202,11 +205,10 @@ class TLSLayer:
 
     def _read(self) -> bytes:
         chunks = []
-        try:
+        with suppress(ssl.SSLWantReadError, ssl.SSLZeroReturnError):
             while chunk := self._object.read(_READ_SIZE):
                 chunks.append(chunk)
-        except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):
-            pass  # after the peer's close_notify the socket's end follows
+            self.has_ended = True
         return b"".join(chunks)
 
     def encrypt(self, data: bytes) -> bytes:

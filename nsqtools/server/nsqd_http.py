@@ -17,7 +17,7 @@ from functools import partial
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.frames import RequestError
-from nsqtools.protocol.names import announced_host, parse_address
+from nsqtools.protocol.names import announced_host, parse_address, shown_url
 from nsqtools.protocol.requests import BodiesReader, Incomplete
 from nsqtools.server.daemon_log import NSQ_VERSION
 from nsqtools.server.go_flags import LOG_LEVEL, seconds_to_ns
@@ -70,6 +70,7 @@ class NsqdHTTP:
             meta["key"] or name: meta["kind"].wire(value) for meta, name, value in given
         }
         self._config |= resolved
+        self._config["auth_http_addresses"] = [*map(shown_url, options.auth_http_address)]
 
     def body_limits(self) -> dict[Handler, int]:
         """Return how much the handlers that read a body read of it."""

@@ -14,6 +14,7 @@ from typing import Any
 from zlib import crc32
 
 from nsqtools.errors import ConfigurationError
+from nsqtools.protocol.names import one_or_several
 from nsqtools.server import go_flags as kinds
 
 NOT_GO = "[not in Go's nsqd] "
@@ -199,6 +200,10 @@ class NsqdOptions:
         for name in ("sync_timeout", "statsd_interval"):  # Go's nsqd panics
             if getattr(self, name) <= 0:
                 raise ConfigurationError(f"--{name.replace('_', '-')} must be above 0")
+        if self.mem_queue_size < 0:  # and here
+            raise ConfigurationError("--mem-queue-size must be 0 or more")
+        for name in ("lookupd_tcp_address", "auth_http_address"):
+            object.__setattr__(self, name, tuple(one_or_several(getattr(self, name))))
         for percentile in self.e2e_processing_latency_percentile:
             if not 0 < percentile <= 1:
                 raise ConfigurationError(

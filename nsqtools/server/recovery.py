@@ -17,7 +17,7 @@ from nsqtools.files.opening import closing_fd
 from nsqtools.protocol.frames import MIN_MESSAGE_SIZE
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.durable_database import DurableQueue, Row, all_rows, remove
-from nsqtools.server.durable_path import DurablePath
+from nsqtools.server.durable_path import DurablePath, named_database
 from nsqtools.server.options import NsqdOptions
 from nsqtools.server.queues.backlog import encoded
 from nsqtools.server.queues.data_path import (
@@ -44,12 +44,15 @@ def recover(options: NsqdOptions, log: DaemonLog) -> None:
     data_path = Path(options.data_path)
     with closing_fd(lock_data_path(data_path)):
         files = DurablePath(data_path, log)
-        if files.current() is None:
+        database, is_named = named_database(data_path)
+        if database is None:
             files.remove_others(None)
             if options.durable:
                 _adopt(data_path, files, log)
         elif options.durable:
             files.open().close()
+            if is_named:
+                _remove_queue_files(data_path)  # of one that was killed when it had brought them in
         else:
             _export(data_path, files, log, options.max_bytes_per_file)
 

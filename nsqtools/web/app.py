@@ -116,7 +116,7 @@ class Console:
         return Reply(status, fields, b"".join([piece async for piece in pieces]))
 
     def _scope(self, call: Call) -> Scope:
-        peer, _, port = call.client.rpartition(":")
+        peer, port = call.client or ("", 0)
         forwarded = call.headers.get("x-forwarded-for", "")
         address = self._context.identities.real_address(peer, forwarded)
         return {
@@ -132,7 +132,7 @@ class Console:
             "headers": [
                 (name.encode(), value.encode("latin-1")) for name, value in call.headers.items()
             ],
-            "client": (address, int(port or 0) if address == peer else 0),
+            "client": (address, port if address == peer else 0),
             "nsq.peer": peer,
         }
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock, patch
 
@@ -68,7 +70,12 @@ def test_a_file_that_another_process_has_is_left_alone(directories: Directories,
     (directories.work / ".caf\udce9.log.part").touch()  # of somebody else
     if lock == "of its archiver":
         assert locks.take(NAME)
-        assert recover(directories) == []
+        around, within = directories.work.parent, directories.work / "within"
+        (within).mkdir()
+        PartFile(within / NAME, 0o640, gzip_members(6), 0.0)
+        assert locks.take(f"within/{NAME}")
+        for place in (directories.work, around, within):  # the locks are above, below or there
+            assert recover(replace(directories, work=place)) == []
     else:
         with file._opened():
             assert recover(directories) == []
@@ -200,3 +207,22 @@ def test_a_repaired_file_is_old_or_new_after_a_power_cut_at_any_moment(tmp_path:
         record.note("repaired")
     for promised, cut in record.cuts():
         assert cut.files["a.log"] in [b"one\ntwo\n"] + [b"one\ntwo\nthr"] * (not promised)
+
+
+def test_bare_bodies_that_end_otherwise_are_not_repaired_to_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.write_bytes(b"one\0two\0thr")
+    (archive,) = find_archives([path])
+    with pytest.raises(OutputError, match=r"cannot repair .*it has no b'\\n'"):
+        repair(archive)
+    assert path.read_bytes() == b"one\0two\0thr"
+    assert repair(archive, b"\0") == 2
+
+
+def test_what_a_disk_refuses_is_said_of_the_file_that_is_repaired(small_disk: Path) -> None:
+    path = small_disk / "a.log"
+    path.write_bytes(b"one\ntwo\nthr")
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    with pytest.raises(OutputError) as caught:
+        repair(*find_archives([path]))
+    assert str(caught.value) == f"cannot repair {path} (Read-only file system)"

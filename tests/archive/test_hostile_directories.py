@@ -22,7 +22,14 @@ from nsqtools.archive.part_file import Directories, PartFile, recover
 from nsqtools.archive.reader import repair
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.archive.table import TablePlan
-from nsqtools.archive.upload import UploadPlan, UploadRecord, upload, uploaded_of
+from nsqtools.archive.upload import (
+    NotUploadable,
+    UploadPlan,
+    UploadRecord,
+    files_to_upload,
+    upload,
+    uploaded_of,
+)
 from nsqtools.files.opening import FolderLocks
 
 
@@ -162,3 +169,35 @@ def test_a_file_that_root_repairs_stays_its_owners_and_makes_nobody_root(output:
 def test_a_journal_that_is_no_file_is_not_read(output: Path, make: Callable[[Path], None]) -> None:
     make(output / ".clicks@archive@1-000000.journal")
     journal_in(output, run="2").close()
+
+
+def test_a_link_is_neither_uploaded_nor_landed(output: Path, tmp_path: Path) -> None:
+    """Somebody may have made it, to what only we may read."""
+    secret, link = write_archive(tmp_path / "a.log", numbered(0, 1)), output / "a.log"
+    link.symlink_to(secret)
+    index_of(link).write_bytes(index_of(secret).read_bytes())
+    plan = UploadPlan(output, open_storage(str(tmp_path / "lake")), "web1")
+    with pytest.raises(NotUploadable, match="it is a symbolic link"):
+        upload(link, plan)
+
+    landed = Lander(TablePlan(str(tmp_path / "lake"), False, "web1"), output).land([link])
+
+    assert (landed.files, landed.refused) == ([], {link: "it is a symbolic link"})
+    assert not (tmp_path / "lake").exists()
+
+
+@as_root
+@pytest.mark.parametrize("owner", [SOMEBODY, 0])
+def test_what_is_written_follows_no_link_to_a_directory_of_another_user(
+    output: Path, tmp_path: Path, owner: int
+) -> None:
+    """It may lead to files that only we may change, or upload and remove."""
+    path = write_archive(tmp_path / "other/a.log", numbered(0, 1))
+    (tmp_path / "other/.b.log.part").write_text("line\n")
+    (output / "link").symlink_to(path.parent)
+    os.lchown(output / "link", owner, owner)
+
+    found = [each.name for each in files_to_upload(output)]
+    found += [each.name for each in recover(Directories(output, output))]
+
+    assert found == ([] if owner else ["a.log", "b.log"])

@@ -105,7 +105,12 @@ def test_an_index_that_the_store_denies_is_missing_unless_it_is_listed(
 
 @pytest.mark.parametrize(
     ("command", "place", "status", "said"),
-    [("cat", "/nothing", 3, "there is no URL/nothing"), ("repair", "", 2, "not a local file")],
+    [
+        ("cat", "/nothing", 3, "there is no URL/nothing"),
+        ("cat", "-missing/x", 3, "there is no URL-missing/x"),
+        ("compact", "-missing/x", 3, "there is no URL-missing/x"),
+        ("repair", "", 2, "not a local file"),
+    ],
 )
 def test_what_a_bucket_cannot_give_is_said(
     bucket: Bucket, run_nsq: RunNsq, command: str, place: str, status: int, said: str

@@ -136,6 +136,7 @@ def test_a_body_that_does_not_fit_stops_nothing_and_says_why() -> None:
         b'{"user": null, "new": 2.5}': (None, 2.5, None, None),
         b'{"user": 3} {"user": 4}': (None, None, None, "it is not JSON"),
         b'{"id": true, "deep": {"x": 1}}': (None, None, True, None),
+        b'{"\\ud800": 1}': (None, None, None, "it is not read as the columns are"),
     }
 
     batch = columns.add(batch_of_bodies(list(found)))
@@ -143,8 +144,25 @@ def test_a_body_that_does_not_fit_stops_nothing_and_says_why() -> None:
     names = ["user", "new", "body_id", "_error"]
     assert [tuple(row.values()) for row in batch.select(names).to_pylist()] == [*found.values()]
     assert "deep" not in batch.schema.names
-    assert columns.misfits == 4
+    assert columns.misfits == 5
     assert fields_of(json_schema(columns.fields)) == columns.fields
+
+
+def test_bodies_whose_keys_are_ids_or_that_are_very_deep_take_bounded_memory() -> None:
+    ids = [b'{"count": 1, "of": {"%d": 1}}' % number for number in range(3000)]
+    many = b'{"of": {%s}}' % b",".join(b'"%d": 1' % number for number in range(100_000))
+    deep = [
+        b'{"of":' * 100_000 + b"1" + b"}" * 100_000,
+        b'{"of":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    ]
+    pool = pyarrow.proxy_memory_pool(before := pyarrow.default_memory_pool())
+    pyarrow.set_memory_pool(pool)
+    columns = BodyColumns()
+    columns.add(batch_of_bodies([*ids, many, *deep, *ids]))
+    pyarrow.set_memory_pool(before)
+
+    assert [each.name for each in columns.fields] == ["count"]
+    assert pool.max_memory() < 60 << 20
 
 
 scalars = st.none() | st.booleans() | st.integers(-9, 9) | st.floats(allow_nan=False)

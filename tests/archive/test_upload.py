@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from obstore.store import S3Store
 from plugins.archives import BEGIN_NS, Writer, bodies_at, numbered
 from plugins.object_store import Bucket
+from plugins.waiting import patience_s, wait_until
 
 from nsqtools.archive import upload as upload_module
 from nsqtools.archive.layout import index_of
@@ -113,13 +115,12 @@ def test_a_file_stays_until_a_whole_record_says_that_it_is_uploaded(
 
 
 def test_a_kill_between_the_upload_and_the_removal_leaves_the_removal_to_the_next_run(
-    out: Path, storage: Storage, writer: Writer, monkeypatch: pytest.MonkeyPatch
+    out: Path, storage: Storage, writer: Writer
 ) -> None:
     path, other = finished(writer), finished(writer)
     upload(other, plan(out, storage))  # by a run that was to keep it
-    with monkeypatch.context() as killed:
-        killed.setattr(upload_module, "_clear_up", lambda path, plan: None)
-        upload(path, plan(out, storage, deletes=True))
+    upload(path, plan(out, storage))
+    uploading_of(path).touch()  # as a kill left it, of a version that removes last
     assert list(files_to_upload(out)) == [path]
     assert upload(path, plan(out, storage, deletes=True)) is None
     assert (path.exists(), other.exists()) == (False, True)
@@ -260,3 +261,45 @@ def test_what_earlier_runs_left_goes_first(out: Path, storage: Storage, writer: 
     assert uploads.totals.waiting_bytes == 0
     assert [path for path in files if path.exists()] == []
     assert (out / "README").exists()
+
+
+def test_a_file_that_cannot_be_uploaded_holds_up_no_other(
+    out: Path, storage: Storage, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upload_module, "FIRST_RETRY_S", 0.01)
+    monkeypatch.setattr(upload_module, "LONGEST_FAILURE_S", 0.1)
+    bad = finished(writer)
+    uploading_of(bad).mkdir()
+    uploads = Uploads(plan(out, storage))
+    uploads.start()
+    wait_until(lambda: uploads.totals.failures, what="a failure")
+
+    uploads.put(finished(writer))
+
+    wait_until(lambda: uploads.totals.files, what="the other")
+    assert uploads.close() == 1
+
+
+def test_many_uploads_that_fail_at_once_are_one_failure(
+    out: Path, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upload_module, "FIRST_RETRY_S", 0.5)
+    monkeypatch.setattr(upload_module, "LONGEST_RETRY_S", 1000.0)
+    together, failing = threading.Barrier(Uploads.THREADS), True
+
+    def try_upload(path: Path, plan: UploadPlan) -> int:
+        if failing:
+            together.wait(patience_s(10))
+            raise ConnectionResetError(104, "broken off")
+        return 0
+
+    monkeypatch.setattr(upload_module, "upload", try_upload)
+    uploads = Uploads(plan(out, storage))
+    for number in range(Uploads.THREADS):
+        (out / str(number)).touch()
+        uploads.put(out / str(number))
+    uploads.start()
+    wait_until(lambda: uploads.totals.failures == Uploads.THREADS, what="the failures")
+    failing = False
+
+    wait_until(lambda: not uploads.totals.waiting_files, what="all of them", timeout_s=20)

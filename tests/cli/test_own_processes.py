@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from plugins.archives import numbered, write_archive
 from plugins.embedded import EmbeddedServer
-from plugins.waiting import patience_s
+from plugins.waiting import patience_s, wait_until
 
 from nsqtools.demo.story import demo_stage
 
@@ -53,6 +56,21 @@ def test_the_processes_of_a_command_run_nothing_of_the_current_directory(
     assert (done.returncode, ran.exists()) == (0, False), done.stderr
 
 
+def test_spark_runs_nothing_of_the_current_directory_and_takes_every_name_in_every_locale(
+    spark_env: dict[str, str], tmp_path: Path
+) -> None:
+    (here := tmp_path / "cloned").mkdir()
+    ran = plant(here)
+    archive, lake = write_archive(tmp_path / "clicks.log.gz", numbered(0, 10)), tmp_path / "größe"
+    report = ["spark", "report", archive, lake, "--spark-log", tmp_path / "spark.log", "-o", "csv"]
+    for command in (["archive", "compact", archive, "-o", lake], report):
+        env = spark_env | {"LC_ALL": "C"}
+        done = subprocess.run([NSQ, *command], cwd=here, env=env, capture_output=True, check=False)
+
+    assert (done.returncode, ran.exists()) == (0, False), done.stderr
+    assert b"clicks,20," in done.stdout
+
+
 def test_the_commands_of_a_demonstration_run_nothing_of_their_directory(
     nsq_env: dict[str, str],
 ) -> None:
@@ -60,3 +78,21 @@ def test_the_commands_of_a_demonstration_run_nothing_of_their_directory(
         ran = plant(stage.directory)
         assert b"0." in stage.run("--version").out
         assert not ran.exists()
+
+
+def test_the_processes_of_a_compaction_end_with_it(nsq_env: dict[str, str], tmp_path: Path) -> None:
+    for number in range(40):
+        path = tmp_path / f"in/{number}.log.gz"
+        write_archive(path, numbered(0, 1000), topic=f"clicks{number}")
+    command = [NSQ, *["archive", "compact", "in", "-o", "out", "--processes", "2"]]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=nsq_env, stderr=subprocess.PIPE, start_new_session=True
+    ) as compaction:
+        made = (tmp_path / "out").glob
+        wait_until(lambda: list(made("topic=*/*/*")), what="the first file", timeout_s=30)
+        compaction.kill()
+        try:
+            compaction.communicate(timeout=patience_s(20))  # they have the pipe, too
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(compaction.pid, signal.SIGKILL)

@@ -8,6 +8,7 @@ timeouts share a server whose channels are made at its start.
 
 from __future__ import annotations
 
+import re
 import select
 import time
 from collections.abc import Iterator
@@ -213,6 +214,17 @@ def test_only_a_whole_command_breaks_the_silence_of_two_heartbeats(any_nsqd: Any
         for _ in range(2):
             assert alive.read_frame() == (RESPONSE, HEARTBEAT)
             alive.send(b"NOP\n")
+
+
+def test_half_of_a_pair_in_the_name_of_a_client_is_shown_as_no_character(any_nsqd: AnyNsqd) -> None:
+    nsqd = any_nsqd()
+    with RawClient(nsqd.tcp_address) as client:
+        client.identify(hostname="\ud800", user_agent="\U0001f600")
+        client.publish("t", b"x")
+        page = nsqd.get("/stats").decode()
+        [producer] = nsqd.stats()["producers"]
+    assert re.search("V2 \ufffd:[0-9]+ \U0001f600", page)
+    assert (producer["hostname"], producer["user_agent"]) == ("\ufffd", "\U0001f600")
 
 
 def test_quantiles_of_the_time_from_publish_to_finish(any_nsqd: AnyNsqd) -> None:

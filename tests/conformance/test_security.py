@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import ssl
 import sys
 import time
 from itertools import product
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from plugins.certificates import Certificates
@@ -68,6 +70,17 @@ def test_messages_go_through_the_layers(tls_nsqd: AnyNsqd, certificates: Certifi
         assert bool(stats["tls_cipher_suite"]) == with_tls
 
 
+def test_a_client_that_ends_tls_and_waits_for_the_end_of_the_connection_gets_it(
+    tls_nsqd: AnyNsqd, certificates: Certificates
+) -> None:
+    """As asyncio does."""
+    with RawClient(tls_nsqd().tcp_address) as client:
+        client.negotiate(tls=trusting(certificates))
+        assert isinstance(client.socket, ssl.SSLSocket)
+        with pytest.raises(ssl.SSLEOFError):
+            client.socket.unwrap()
+
+
 def test_a_failed_handshake_is_told_in_plain_text_and_an_old_version_fails(
     tls_nsqd: AnyNsqd, certificates: Certificates
 ) -> None:
@@ -117,6 +130,23 @@ def test_a_verified_client_certificate_is_asked_for_and_the_auth_server_learns_i
     refusal = pytest.raises((OSError, EOFError, AssertionError))  # read, with TLS 1.3
     with RawClient(nsqd.tcp_address) as client, refusal:
         client.negotiate(tls=trusting(certificates))
+
+
+def test_neither_log_nor_configuration_shows_a_secret_or_a_password(
+    auth_server: AuthServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = io.StringIO()
+    place = auth_server.address
+    with (
+        caplog.at_level("DEBUG"),
+        EmbeddedNsqd(auth_http_address=f"http://u:p4ss@{place}/auth", log=log) as nsqd,
+        RawClient(nsqd.tcp_address) as client,
+        urlopen(f"http://{nsqd.http_address}/config/auth_http_addresses") as answer,
+    ):
+        assert auth(client, b"s3cret") == b"E_AUTH_FAILED AUTH failed"
+        assert json.loads(answer.read()) == [f"http://{place}/auth"]
+    assert f"failed auth request to http://{place}/auth - got response 401" in log.getvalue()
+    assert "s3cret" not in caplog.text
 
 
 def test_what_the_secret_allows_is_allowed(auth_nsqd: Nsqd, auth_server: AuthServer) -> None:

@@ -220,17 +220,29 @@ def test_a_slow_disk_delays_no_publisher(
 
 
 def test_running_out_of_descriptors_is_said_once_a_minute(process: Start) -> None:
-    nsqd = process()
+    nsqd = process("-mem-queue-size=1")
+    nsqd.create_channel("t", "ch")
+    for topic in ("t", "moves"):
+        nsqd.publish(topic, b"in memory", b"on disk")
     began_s = time.monotonic()
-    resource.prlimit(nsqd.pid, resource.RLIMIT_NOFILE, (60, 60))
-    with ExitStack() as stack:
-        for _ in range(120):
-            stack.enter_context(RawClient(nsqd.tcp_address))
-        wait_until(lambda: "out of system resource" in nsqd.log, what="a line")
-        tried_again_s = time.monotonic() + 1.5  # asyncio does every second
-        wait_until(lambda: time.monotonic() > tried_again_s, what="it was tried again")
-        said = nsqd.log.count("out of system resource")
-        assert said <= 1 + (time.monotonic() - began_s) / 60
+    with RawClient(nsqd.tcp_address) as early, RawClient(nsqd.tcp_address) as late:
+        early.subscribe("t", "ch")
+        resource.prlimit(nsqd.pid, resource.RLIMIT_NOFILE, (60, 60))
+        with ExitStack() as stack:
+            for _ in range(120):
+                stack.enter_context(RawClient(nsqd.tcp_address))
+            wait_until(lambda: "out of system resource" in nsqd.log, what="a line")
+            tried_again_s = time.monotonic() + 1.5  # asyncio does every second
+            wait_until(lambda: time.monotonic() > tried_again_s, what="it was tried again")
+            said = nsqd.log.count("out of system resource")
+            assert said <= 1 + (time.monotonic() - began_s) / 60
+            early.send(b"RDY 2\n")
+            late.subscribe("moves", "ch", ready=2)
+            for queue in ("t:ch", "moves"):
+                line = f"DISKQUEUE({queue}) reading"
+                wait_until(lambda line=line: line in nsqd.log, what=line)
+        for client in (early, late):
+            assert [each.body for each in client.read_messages(2)] == [b"in memory", b"on disk"]
     assert_serves(nsqd)
     nsqd.stop()
     assert "Traceback" not in nsqd.log
@@ -341,6 +353,19 @@ def test_the_list_of_topics_stays_whole_on_a_disk_that_fills_up(
     nsqd.request("POST", f"/topic/pause?topic={1:040d}")
     nsqd.kill()
 
-    assert len(json.loads((small_disk / "nsqd.dat").read_bytes())["topics"]) == TOPICS
+    def listed() -> int:
+        return len(json.loads((small_disk / "nsqd.dat").read_bytes())["topics"])
+
+    assert listed() == TOPICS
     nsqd.start()
     assert len(nsqd.stats()["topics"]) == TOPICS
+    with suppress(OSError), (small_disk / "rest").open("wb", buffering=0) as rest:
+        while True:
+            rest.write(bytes(4096))
+    for number in range(TOPICS, 2 * TOPICS):
+        nsqd.create_topic(f"{number:040d}")
+    what = "failed to persist metadata"
+    wait_until(lambda: what in nsqd.log.splitlines()[-1], what="there is no room")
+    (small_disk / "rest").unlink()
+    (small_disk / "filler").unlink()
+    wait_until(lambda: listed() == 2 * TOPICS, what="it is written")

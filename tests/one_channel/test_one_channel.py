@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import threading
@@ -23,6 +24,7 @@ from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.embedded import EmbeddedServer
 from plugins.http_api import HttpApi, Nsqd
 from plugins.http_server import AuthServer
+from plugins.raw_client import RawClient
 from plugins.servers import DataPath, GoProgram, MakeLookupd, MakeNsqd, Serve
 from plugins.waiting import patience_s, wait_until
 
@@ -291,6 +293,36 @@ def test_producers_that_find_it_are_refused(orders: Consumed, tmp_path: Path) ->
             assert api.request("POST", target, b"a")[0] == 403
         assert temporary.states() == []
         assert (tmp_path / "place" / MARK).exists()
+
+
+def test_consumers_may_ask_for_what_another_nsqd_allows_and_take_as_long(
+    lookupd: GoNsqlookupd, consumed: Consumed, go_nsqd: MakeNsqd, tmp_path: Path
+) -> None:
+    register = f"-lookupd-tcp-address={lookupd.tcp_address}"
+    nsqd = go_nsqd(register, "-msg-timeout=2m", "-max-msg-timeout=1h", "-max-heartbeat-interval=5m")
+    nsqd.create_channel("orders", "billing")
+    wait_until(lambda: lookupd.json("/channels?topic=orders")["channels"], what="it is registered")
+    with consumed.temporary_nsqd(tmp_path / "place") as temporary:
+        temporary.join("orders", "billing")
+        with RawClient(str(temporary.address)) as client:
+            assert client.identify()["msg_timeout"] == 120_000
+            client.identify(msg_timeout=3_600_000, heartbeat_interval=300_000)
+
+
+def test_a_run_that_begins_when_another_has_ended_keeps_its_data_path(
+    orders: Consumed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock_data_path, others = temporary_nsqd.lock_data_path, []
+
+    def lock(place: Path) -> int:
+        others.append(lock_data_path(place))  # the other is quicker
+        return lock_data_path(place)
+
+    monkeypatch.setattr(temporary_nsqd, "lock_data_path", lock)
+    with orders.temporary_nsqd(tmp_path / "place"):
+        pass
+    os.close(*others)
+    assert (tmp_path / "place" / MARK).exists()
 
 
 @pytest.mark.parametrize("removed", range(3))

@@ -6,10 +6,13 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from plugins.certificates import Certificates
 from plugins.cli import RunNsq
 from plugins.daemons import EmbeddedNsqdProcess
 from plugins.servers import DataPath, GoProgram, Serve
@@ -131,8 +134,31 @@ def test_a_config_file_is_read_or_refused(tmp_path: Path, line: str) -> None:
         assert read_config(str(path), NsqdOptions) == CONFIG[line]
 
 
+def test_one_address_may_be_a_text() -> None:
+    options = NsqdOptions(lookupd_tcp_address="a:1", auth_http_address="b:2")  # type: ignore[arg-type]
+    assert (options.lookupd_tcp_address, options.auth_http_address) == (("a:1",), ("b:2",))
+
+
+def test_the_password_of_a_key_is_not_asked_for(certificates: Certificates, tmp_path: Path) -> None:
+    key = serialization.load_pem_private_key(certificates.server.key.read_bytes(), None)
+    pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    encrypted = tmp_path / "key"
+    encrypted.write_bytes(
+        key.private_bytes(pem, form, serialization.BestAvailableEncryption(b"secret"))
+    )
+    command = [sys.executable, "-m", "nsqtools", "nsqd", f"-data-path={tmp_path}"]
+    command += [f"-tls-cert={certificates.server.cert}", f"-tls-key={encrypted}"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, text=True
+    ) as nsqd:
+        assert nsqd.wait(patience_s(20)) == 1
+        assert nsqd.stderr is not None
+        assert "failed to build TLS config" in nsqd.stderr.read()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_it_raises_the_limit_of_open_files_logs_in_nsqds_form_and_ends_in_order_on_a_signal(
-    data_path: DataPath, serve: Serve, tmp_path: Path
+    data_path: DataPath, serve: Serve, tmp_path: Path, number: int
 ) -> None:
     """A file gives its options; those of the command line win."""
 
@@ -158,7 +184,7 @@ def test_it_raises_the_limit_of_open_files_logs_in_nsqds_form_and_ends_in_order_
 
     nsqd.create_topic("t")
     process = nsqd._process
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     assert process.wait(patience_s(20)) == 0
     assert b'"name":"t"' in (nsqd.data_path / "nsqd.dat").read_bytes()
 

@@ -143,6 +143,17 @@ def test_a_damaged_file_costs_what_follows_in_it_and_is_kept(tmp_path: Path, res
     assert path.with_name(f"{path.name}.bad").exists()
 
 
+def test_a_file_that_cannot_be_opened_for_want_of_descriptors_is_read_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = queue(tmp_path)
+    put_records(disk, [RECORD])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", Mock(side_effect=OSError(errno.EMFILE, "no descriptor left")))
+        assert disk.get(1, ALL) == []
+    assert disk.get(1, ALL) == [RECORD]
+
+
 SIZES = st.lists(st.sampled_from([26, 27, 40, 100]), min_size=1, max_size=15)
 
 

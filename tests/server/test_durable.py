@@ -23,7 +23,7 @@ import pytest
 from plugins.cli import RunNsq, SpawnNsq
 from plugins.disks import full
 from plugins.embedded import EmbeddedServer
-from plugins.raw_client import RawClient, mpub, sized, subscribed
+from plugins.raw_client import TIMEOUT_S, RawClient, mpub, sized, subscribed
 from plugins.servers import Serve
 from plugins.waiting import patience_s, wait_until
 
@@ -119,12 +119,35 @@ def test_neither_kind_of_nsqd_starts_on_the_files_of_the_other(nsqd: EmbeddedSer
     assert not database.exists()
     with pytest.raises(ConfigurationError, match="are those of an nsqd without --durable"):
         nsqd.start()
+    [data] = path.glob("t.diskqueue.0*")
+    content = data.read_bytes()
     recover(path, "-durable")
+    data.write_bytes(content)  # it was killed before it removed that
+    recover(path, "-durable")
+    assert not data.exists()
     nsqd.start()
     assert nsqd.depth("t") == 1
     (path / "nsqd.durable.000001.log").touch()
     with pytest.raises(ConfigurationError, match=r"nsqtools 0\.2 wrote"):
         killed(nsqd)
+
+
+def test_a_publish_waits_while_another_program_writes(nsqd: EmbeddedServer) -> None:
+    nsqd.publish("t", b"1")
+    [database] = nsqd.data_path.glob("nsqd.durable.*.db")
+    with (
+        closing(sqlite3.connect(database, isolation_level=None)) as other,
+        RawClient(nsqd.tcp_address) as client,
+    ):
+        other.execute("BEGIN IMMEDIATE")
+        client.send(b"PUB t\n" + sized(b"2"))
+        client.socket.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            client.read_response()
+        other.execute("COMMIT")
+        client.socket.settimeout(TIMEOUT_S)
+        assert client.read_response() == b"OK"
+    assert "ERROR" not in nsqd.log
 
 
 def test_a_signal_ends_a_recovery(tmp_path: Path, spawn_nsq: SpawnNsq) -> None:

@@ -37,6 +37,23 @@ def test_it_serves_while_the_block_runs() -> None:
     nsqd.kill()
     with nsqd, EmbeddedNsqd() as other:
         assert nsqd.tcp_address == address != other.tcp_address
+        with pytest.raises(RuntimeError, match="this nsqd is running"):
+            nsqd.start()
+        assert Path(nsqd.data_path).exists()
+
+
+def test_a_child_of_a_fork_leaves_it_to_its_parent() -> None:
+    program = """
+        import os, sys, warnings
+        from nsqtools.server import EmbeddedNsqd, EmbeddedNsqlookupd
+        warnings.simplefilter("ignore", DeprecationWarning)
+        with EmbeddedNsqlookupd() as lookupd, EmbeddedNsqd() as nsqd:
+            if not (child := os.fork()):
+                sys.exit()
+            assert os.waitpid(child, 0)[1] == 0
+            assert os.path.exists(nsqd.data_path)
+        """
+    assert run_program(program) == ""
 
 
 def test_copies_of_its_sockets_in_a_child_are_not_in_the_way_of_a_restart() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import socket
 from contextlib import ExitStack
@@ -107,6 +108,13 @@ def test_a_page_of_another_site_can_neither_publish_nor_configure_and_nobody_non
             answer = ask(nsqd.http_address, "PUT", path, json=[place])
             assert (answer.status_code, "INVALID_VALUE" in answer.text) == (400, True), place
     assert statuses == [200, *[403] * 5]
+
+
+def test_a_client_of_ipv4_is_logged_as_one() -> None:
+    log = io.StringIO()
+    with EmbeddedNsqd(http_address="0.0.0.0:0", log=log) as nsqd:
+        ask(f"127.0.0.1:{nsqd.http_address.rpartition(':')[2]}", "GET", "/ping")
+    assert re.search(r"200 GET /ping \(127\.0\.0\.1:[0-9]+\) ", log.getvalue())
 
 
 # publishing

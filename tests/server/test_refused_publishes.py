@@ -16,6 +16,7 @@ from plugins.servers import Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.errors import ConfigurationError
+from nsqtools.server.daemon_log import DaemonLog
 
 
 def publish(nsqd: EmbeddedServer, kind: str, bodies: list[bytes]) -> bool:
@@ -79,13 +80,31 @@ def a_part_of(pwrite: Callable[..., int]) -> Callable[..., int]:
     return write
 
 
-def test_a_stop_that_cannot_write_memory_ends_with_status_1(small_disk: Path, serve: Serve) -> None:
+@pytest.mark.parametrize("what", [r"TOPIC\(t\): failed to close", "failed to persist metadata"])
+def test_a_stop_that_cannot_write_memory_ends_with_status_1(
+    small_disk: Path, serve: Serve, what: str
+) -> None:
     nsqd = serve(EmbeddedNsqdProcess(small_disk))
-    nsqd.publish("t", bytes(100 << 10))
+    if "close" in what:
+        nsqd.publish("t", bytes(100 << 10))
+    else:
+        fill(small_disk / "of others")
+        nsqd.create_topic("t")
     process = nsqd._process
     process.terminate()
     assert process.wait(patience_s(20)) == 1
-    nsqd.wait_for_log(r"ERROR: TOPIC\(t\): failed to close - .*No space left on device")
+    nsqd.wait_for_log(rf"ERROR: {what} - .*No space left on device")
+
+
+def test_a_log_on_a_full_disk_goes_on_when_there_is_room(small_disk: Path) -> None:
+    with (small_disk / "log").open("w") as stream:
+        log = DaemonLog(stream, "")
+        fill(small_disk / "of others")
+        for _ in range(20):
+            log.info("x" * 1000)
+        (small_disk / "of others").unlink()
+        log.info("again")
+        assert (small_disk / "log").read_text().endswith(" INFO: again\n")
 
 
 def publish_until_refused(nsqd: EmbeddedServer, size: int, count: int) -> list[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -107,6 +108,15 @@ def test_bodies_of_every_kind_come_back_byte_for_byte(tmp_path: Path, name: str)
     for compress in (bytes, gzip.compress, one_frame):
         path.write_bytes(compress(text))
         assert bodies(tmp_path, partition_bytes=100_000) == BODIES, compress
+
+
+def test_a_name_that_is_not_utf_8_is_escaped_in_rows(tmp_path: Path) -> None:
+    write_archive(tmp_path / os.fsdecode(b"gr\xf6n.gz"), numbered(0, 3))
+    settings = ReadSettings((str(tmp_path),))
+
+    [batch] = [b for each in plan_batch(settings) for b in read_partition(each, settings, ["file"])]
+
+    assert batch["file"].to_pylist() == [f"{tmp_path}/gr\\udcf6n.gz"] * 3
 
 
 def test_keys_in_another_order_are_read(tmp_path: Path) -> None:

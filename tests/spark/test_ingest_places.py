@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from nsqtools.spark.jobs import ingestion
 from nsqtools.spark.jobs.ingestion import (
     BEGUN,
     CHECKPOINT_MARK,
+    COMMITS,
     LOCK,
     IngestPlaces,
     QueryFollower,
@@ -150,6 +152,23 @@ def test_what_no_batch_committed_is_removed(places: tuple[Path, Path]) -> None:
     assert (folder / "part-1.parquet").exists()
 
 
+def test_what_the_first_batch_left_is_removed_unless_one_was_committed(
+    places: tuple[Path, Path],
+) -> None:
+    left = places[0] / "topic=a" / "date=2026-09-21" / "part-1.parquet"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    shutil.rmtree(places[0] / "_spark_metadata")  # there is none before a batch is committed
+    committed = places[1] / COMMITS / "0"
+    committed.parent.mkdir()
+    committed.touch()
+    with held_directories(SOURCE, IngestPlaces(*places)):
+        assert left.exists()  # the log is lost, and what counted is unknown
+    committed.unlink()
+    with held_directories(SOURCE, IngestPlaces(*places)):
+        assert not left.exists()
+
+
 def test_of_two_that_begin_at_a_time_one_has_the_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,16 +207,20 @@ def test_an_output_keeps_its_format(places: tuple[Path, Path], tmp_path: Path) -
         held_directories(SOURCE, IngestPlaces(table, checkpoint)).__enter__()
 
 
-def test_counts_are_told_at_the_start_and_with_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_and_troubles_are_told_at_the_start_and_with_each_batch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     seen = {"rows": 3, "body_bytes": 9, "misfits": 0, "newest_ns": 1}
     batch: dict[str, Any] = {"batchId": 0, "observedMetrics": {"ingest": seen}}
     batch["sources"] = [{"latestOffset": None}]
+    idle = batch | {"observedMetrics": {}, "sources": [{"latestOffset": '{"problem": "full"}'}]}
+    some = [[idle, batch], [batch, idle], [batch, idle], [batch]]  # the last one first
     batch["durationMs"] = {"addBatch": 1, "triggerExecution": 1000}
     active = [False, True, True, True]
 
     class Query:
         isActive = property(lambda self: active.pop())
-        recentProgress = (batch,)
+        recentProgress = property(lambda self: some.pop())
         awaitTermination = staticmethod(lambda: None)
 
     monkeypatch.setattr(ingestion, "POLL_S", 0.0)
@@ -212,3 +235,4 @@ def test_counts_are_told_at_the_start_and_with_each_batch(monkeypatch: pytest.Mo
     follower.run()
 
     assert (told, shown) == ([0, 3], [3, 3, 3, 3])
+    assert caplog.messages == ["full: messages stay in NSQ", "the spool is written again"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.errors import PySparkException
 
 from nsqtools.archive.catalog import find_inputs
 from nsqtools.archive.layout import TimeRange
@@ -123,6 +124,11 @@ def test_parquet_is_recognized_by_its_content_and_its_topics_are_text(
     assert {row.topic for row in found} == {"2026"}
     assert sorted(row.ts_ns - BEGIN for row in found) == [2 * SECOND, 3 * SECOND, 4 * SECOND]
     assert {row.topic for row in read_messages(spark, a_day, Choice()).collect()} == {"2026"}
+    ever = TimeRange(-(2**70), 2**70)  # beyond what nsqd, and Java, counts to
+    assert read_messages(spark, a_day, Choice(within=ever)).count() == 10
+    (tmp_path / "data" / "topic=2026" / "date=2026-09-21").rename(tmp_path / "date=2026_39")
+    with pytest.raises(PySparkException, match="Failed to cast value '2026_39'"):
+        read_messages(spark, find_inputs([tmp_path]), Choice(within=within))
 
 
 def test_parquet_of_something_else_is_refused(spark: SparkSession, tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ def test_the_last_whole_line_holds(tmp_path: Path) -> None:
     entry = LedgerEntry(done=500, sent=1000, checksum=7, repeated=3, topics={"clicks": 497})
     path = noted(tmp_path, LedgerEntry(sent=500), entry)
     assert last_entry(tmp_path) == entry
-    assert read_entries(tmp_path) == [entry]
+    assert read_entries(tmp_path) == {0: entry}
 
     whole = path.read_bytes()
     for cut in range(1, 40, 6):  # by a kill
@@ -268,11 +268,11 @@ def test_what_was_noted_is_found_and_sent_is_noted_ahead(place: StoredPlace) -> 
         part.entry.done, part.entry.sent = 500, 1000
         part.note()  # nothing new: it was noted that more may have been sent
 
-    assert read_entries(place) == [LedgerEntry(sent=500 + AHEAD_ROWS)]
+    assert read_entries(place) == {3: LedgerEntry(sent=500 + AHEAD_ROWS)}
     with StoredLedgerPart(place, 3) as part:
         part.entry.done, part.entry.topics = 700, {"clicks": 700}
         part.finish()
-    found = [LedgerEntry(done=700, sent=500 + AHEAD_ROWS, topics={"clicks": 700})]
+    found = {3: LedgerEntry(done=700, sent=500 + AHEAD_ROWS, topics={"clicks": 700})}
     assert read_entries(place) == found
 
 

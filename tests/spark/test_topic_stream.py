@@ -210,7 +210,7 @@ def test_a_full_spool_takes_no_more_until_half_of_it_is_read(
     assert sorted(found + more) == numbered(0, 300)
 
 
-def test_available_now_ends_with_an_error_where_the_spool_has_no_room(
+def test_available_now_ends_with_an_error_where_the_spool_has_no_room_and_others_say_so(
     nsqd: Nsqd, new_stream: NewStream, settings: SpoolSettings, small_disk: Path
 ) -> None:
     nsqd.publish(TOPIC, *(b"x" * 5000 for _ in range(50)))
@@ -218,6 +218,16 @@ def test_available_now_ends_with_an_error_where_the_spool_has_no_room(
     stream.freeze()
     with pytest.raises(OutputError, match="No space left on device"):
         stream.latest(stream.initial(), UNLIMITED)
+    stream.stop()
+
+    stream = new_stream(replace(settings, folder=small_disk))
+    start = stream.initial()
+    wait_until(
+        lambda: stream.latest(start, UNLIMITED) and "problem" in (stream.lag() or ()),
+        what="a full disk",
+        timeout_s=20,
+    )
+    assert "No space left on device" in (stream.lag() or {})["problem"]
 
 
 def test_two_queries_cannot_have_one_spool(

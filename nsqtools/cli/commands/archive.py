@@ -40,7 +40,7 @@ from nsqtools.cli.render.output import (
     write_listing,
 )
 from nsqtools.cli.running.runtime import ExitStatus, Session, status_of_work
-from nsqtools.errors import ConfigurationError, OutputError
+from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.protocol.text import NS, counted, utc_text
 from nsqtools.records.envelope import Envelope, encode_lines
 
@@ -94,7 +94,7 @@ def repair(
     archives = find_archives(paths)
     finished: list[str] = []
     repaired: list[RepairedFile] = []
-    failed: list[OutputError] = []
+    failed: list[NsqError] = []
     damage = DamageReporter(runtime, say=lambda line: None)
     for path in paths:
         if scheme_of(path) in OBJECT_SCHEMES:
@@ -110,7 +110,7 @@ def repair(
             continue
         try:
             count = repair_archive(archive, b"\n" if delimiter is None else delimiter)
-        except OutputError as error:  # a FIFO, say: the others are repaired all the same
+        except NsqError as error:  # a FIFO, say: the others are repaired all the same
             failed.append(error)
             continue
         repaired.append({"file": str(archive.path), "messages": count})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -90,7 +91,7 @@ class CompactionOptions(OptionSet):
         topics = frozenset(self.topic or ())
         selection = Selection(topics, self.day, last, self.open_days, self.grace)
         settings = Settings(
-            self.target_size,
+            self.target_size or sys.maxsize,  # 0 is without
             parallel,
             b"\n" if self.delimiter is None else self.delimiter,
             self.skip_damaged,

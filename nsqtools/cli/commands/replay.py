@@ -33,7 +33,7 @@ from nsqtools.cli.options.publishing import (
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import DamageReporter, Progress, report_counts, report_timeless
 from nsqtools.cli.render.output import write_json, write_lines, write_text
-from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session
+from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, status_of_work
 from nsqtools.client.connection_settings import PublishMode
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.text import counted, escape_line
@@ -257,14 +257,14 @@ def redrive(
             "no file of dead letters given", hint=of_a_topic(topic or "TOPIC", connection)
         )
     for path in files:
-        if str(path) != "-" and not path.is_file():
+        if str(path) != "-" and (not path.exists() or path.is_dir()):
             raise ConfigurationError(
                 f"{path} is not a file of dead letters", hint=of_a_topic(str(path), connection)
             )
     letters = Letters(topic, error)
     paths = list(map(str, files))
     with publishing.open(
-        runtime, b"\n", resumes="-" not in paths, dry_run=dry_run, inputs=paths
+        runtime, b"\n", resumes=all(map(Path.is_file, files)), dry_run=dry_run, inputs=paths
     ) as run:
         job = PublishJob(
             run.publisher,
@@ -280,6 +280,8 @@ def redrive(
         kinds = sorted(letters.kinds.items())
         lines = (f"{counted(count, 'message')} for {name}: {why}" for (name, why), count in kinds)
         write_lines(runtime, lines)
-        return signals.status()
+        is_whole = not run.publisher.counts.rejected
+        status = status_of_work(is_whole=is_whole, is_anything_done=bool(kinds))
+        return signals.status(otherwise=status)
     status = report_counts(runtime, run.publisher, json=False)
     return signals.status(otherwise=publishing.channel.status(runtime, status))

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 _TURN_COUNT = 256  # messages for one consumer before the next one has its turn
 _TURN_BYTES = 1 << 18
+_AGAIN_S = 1.0  # after nothing could be read from the disk
 
 
 class QueueHost(Protocol):
@@ -229,6 +230,7 @@ class Channel:
             for consumer in ready:
                 messages = backlog.get(min(consumer.room, share), _TURN_BYTES)
                 if not messages:
+                    self.watch(now_s + _AGAIN_S)
                     return
                 self.backlog.delivered(messages)
                 self._deliver_to(consumer, messages, now_s)
@@ -266,6 +268,7 @@ class Channel:
         """Queue again what is due, in parts, so that clients get their turns in between."""
         if self._is_closed:
             return
+        self.wake()
         self._queue_what_is_due(self._loop.time())
         deadlines = [held.next_deadline_s() for held in self._in_flight]
         deadlines.append(self.backlog.next_due_s())

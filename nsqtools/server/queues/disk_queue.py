@@ -13,18 +13,20 @@ time; what happens meanwhile belongs to the next one.
 
 What was written after the last meta is found again by the file being longer than the meta says;
 then reading continues to its end and writing in the next file. A file that cannot be read on is
-renamed to ``.bad`` and the next one is tried.
+renamed to ``.bad`` and the next one is tried, unless only this process cannot read it now.
 
 Trap: a file system needs long to remove 100 MB, so ``behind`` does it. By then a queue of the same
 name may exist again, with files of the same names. So a file is renamed at once and removed later,
 under a name that the next start recognizes as a temporary one.
 
-Two faults of the original are not copied: data files without a meta file are read and not
-overwritten, and a file that was read to its end when the writer rolled is deleted, not ``.bad``.
+Three faults of the original are not copied: data files without a meta file are read and not
+overwritten, a file that was read to its end when the writer rolled is deleted, not ``.bad``, and
+one for which no descriptor was left is read later.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -45,6 +47,8 @@ from nsqtools.server.queues.queue_files import (
     Work,
     count_records,
 )
+
+_FILE_IS_GOOD = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES)  # it cannot be read now
 
 Mark = tuple[int, int, int]
 """File and position of the writer, and the depth: what `DiskQueue.undo` goes back to."""
@@ -153,7 +157,7 @@ class DiskQueue:
         self._count(1)
 
     def get(self, count: int, max_bytes: int) -> list[bytes]:
-        """Remove and return up to ``count`` records; an empty list means that there are none.
+        """Remove and return up to ``count`` records; none when none can be read now.
 
         ``max_bytes`` is exceeded by the last record at most.
         """
@@ -167,6 +171,8 @@ class DiskQueue:
                     f"DISKQUEUE({self.name}) reading at {self._read_position} of "
                     f"{self._data(self._read_file)} - {exc}"
                 )
+                if isinstance(exc, OSError) and exc.errno in _FILE_IS_GOOD:
+                    break
                 self._set_aside()
                 continue
             if record is not None:

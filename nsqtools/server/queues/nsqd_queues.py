@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from nsqtools.server.lookup_peers import LookupRegistry
 
 _DELAY_S = 0.02  # before nsqd.dat is written
+_RETRY_S = 1.0  # after it could not be written
 _FREEZE_EVERY = 200
 _LOOK_S = 0.5  # at the disk
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -129,6 +130,8 @@ class TopicList:
             self._took_s = self._loop.time() - started_s
             if error is not None:
                 self._log.error(f"failed to persist metadata - {error}")
+                self._is_due = self._is_begun
+                self._loop.call_later(_RETRY_S, self._write_behind)
 
         self._thread.run(self._work(), done)
 
@@ -151,11 +154,9 @@ class TopicList:
 
     def _keep_previous(self) -> None:
         """Give the file its second name; without hard links there is no previous one."""
-        beside = temporary_beside(self._previous)
-        with suppress(OSError):
+        with suppress(OSError), temporary_beside(self._previous) as beside:
             os.link(self._path, beside)
-            beside.replace(self._previous)
-        beside.unlink(missing_ok=True)  # it stays when it was the previous one already
+            beside.replace(self._previous)  # nothing, when it was that already
 
     def _encode(self, topic: Topic) -> bytes:
         kept = (each for each in topic.channels.values() if not each.is_ephemeral)
@@ -338,6 +339,7 @@ class NsqdQueues:
 
     async def close(self) -> bool:
         """Write nsqd.dat and every message that is not finished to disk; return whether all is."""
+        is_whole = True
         if self.durable is not None:
             with suppress(OSError):  # the publishers were told
                 await self.durable.flush()
@@ -348,9 +350,10 @@ class NsqdQueues:
                 self.topic_list.write()
             except OSError as exc:
                 self.log.error(f"failed to persist metadata - {exc}")
+                is_whole = False
         self.log.info("NSQ: closing topics")
         closed = [topic.close() for topic in self.topics.values()]  # all, whatever fails
-        return all(closed)
+        return is_whole and all(closed)
 
     def abandon(self) -> None:
         """Stop the timers and write nothing, as after a kill."""

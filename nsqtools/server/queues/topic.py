@@ -198,6 +198,9 @@ class Topic:
             return
         self._copy_deferred()
         messages = self.backlog.get(_STEP_COUNT, _STEP_BYTES)
+        if not messages and self.backlog.has_messages:
+            self._loop.call_later(_RETRY_S, self._wake)
+            return
         try:
             self._copy(messages)
         except Exception as exc:

@@ -24,6 +24,8 @@ from plugins.waiting import wait_until
 
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import decode
+from nsqtools.spark.jobs.replay_job import ReplayJob
+from nsqtools.spark.publishing.row_outcomes import LedgerPart
 from nsqtools.spark.spark_settings import SparkSettings
 
 if TYPE_CHECKING:
@@ -147,6 +149,8 @@ def test_stopped_by_a_signal_it_says_how_far_it_came_and_goes_on_from_there(
     killer.start()
     stopped = replay(*arguments, "--rate", "2000")
     killer.join()
+    with LedgerPart(tmp_path / "ledger", 0):  # the task has ended
+        left = replay(*arguments, "--dry-run")
     again = replay(*arguments)
 
     assert stopped.status == 143
@@ -154,10 +158,34 @@ def test_stopped_by_a_signal_it_says_how_far_it_came_and_goes_on_from_there(
     assert "run it again to go on" in stopped.err
     assert "error" not in stopped.err
     assert again.status == 0, again.err
-    assert re.search(r"10000 confirmed.* [1-9]\d* done before", again.err)
+    done = re.search(r"10000 confirmed.* ([1-9]\d*) done before", again.err)
+    assert done is not None
+    assert left.out == b"topic\tmessages\nclicks\t%d\n" % (10_000 - int(done[1]))
     found = bodies_in(nsqd, "clicks", nsqd.depth("clicks"))
     assert sorted(set(found)) == [*map(body, range(10_000))]
     assert len(found) <= 10_000 + 5000
+
+
+def test_a_signal_before_its_job_begins_ends_it_too(
+    nsqd: GoNsqd, replay: Replay, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    archive = write_archive(tmp_path / "a.gz", messages(0, 9000))
+    nsqd.create_topic("clicks")
+    for name in ("_sink_options", "_left"):
+        ask = getattr(ReplayJob, name)
+
+        def interrupted(job: ReplayJob, ask: Callable[[ReplayJob], object] = ask) -> object:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return ask(job)
+
+        monkeypatch.setattr(ReplayJob, name, interrupted)
+
+    stopped = replay(archive, "--rate", "1000")
+    with pytest.raises(SystemExit, match="143"):
+        replay(archive, "--dry-run")
+
+    assert (stopped.status, "error" in stopped.err) == (143, False), stopped.err
+    assert nsqd.depth("clicks") < 9000
 
 
 def test_damage_and_messages_that_cannot_be_published_show_in_the_status(

@@ -116,6 +116,14 @@ def test_a_query_whose_columns_are_unknown_reads_all(spark: SparkSession) -> Non
         assert used_columns(spark, ["archive"], columns, query) == {}
 
 
+def test_more_rows_and_years_than_java_and_python_count_to(run_spark: RunSpark) -> None:
+    all = run_spark("sql", "SELECT 1 AS a", "-n", 2**31 - 1)
+    year = run_spark("sql", "SELECT timestamp_seconds(1000000000000)")
+
+    assert (all.status, all.out) == (0, b"a\n1\n"), all.err
+    assert (year.status, "Spark failed: year 33658 is out of range" in year.err) == (1, True)
+
+
 def test_a_statement_is_planned_over_stand_ins_without_being_run(
     run_spark: RunSpark, spark: SparkSession, tmp_path: Path
 ) -> None:

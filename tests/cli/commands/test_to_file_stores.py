@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -136,6 +137,31 @@ def test_consumption_pauses_at_the_limit_and_goes_on_when_the_store_is_back(
     reasons = re.findall("cannot upload .*", stderr)  # another one where it is mended meanwhile
     assert 0 < len(reasons) == len(set(reasons))
     assert messages_at(str(blocked.parent)) == sent
+
+
+@pytest.mark.parametrize("small_disk", ["400k"], indirect=True)
+def test_a_disk_that_is_full_of_what_waits_for_its_upload_has_room_after_it(
+    nsqd: GoNsqd, tmp_path: Path, small_disk: Path, spawn_nsq: SpawnNsq
+) -> None:
+    blocked = tmp_path / "lake" / "blocked"
+    blocked.parent.mkdir()
+    blocked.write_text("no directory")
+    nsqd.publish(TOPIC, *[b"x" * 10_000] * 60)
+    upload = ["--upload", str(blocked.parent), "--delete-uploaded", *BLOCKED]
+    limits = ["--rotate-text-size", "60KB", "--consumer-opt", "max_backoff_duration=1s"]
+    limits += ["--max-in-flight", "2"]
+    process = spawn_nsq(to_file(nsqd.tcp_address, small_disk, *upload, *limits))
+    assert process.stderr is not None
+    next(line for line in iter(process.stderr.readline, b"") if b"No space left" in line)
+    with suppress(OSError), (small_disk / "filler").open("wb", 0) as filler:
+        while True:
+            filler.write(bytes(4096))
+
+    blocked.unlink()
+    wait_until_archived(nsqd)
+    ended(process)
+
+    assert messages_at(str(blocked.parent)) == 60
 
 
 def test_a_place_that_cannot_be_is_named_before_a_message_is_taken(
