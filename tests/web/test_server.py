@@ -27,8 +27,8 @@ from urllib.parse import urlsplit
 import pytest
 from plugins.cli import RunNsq
 from plugins.console import Console, MakeConsole, ask
-from plugins.embedded import EmbeddedServer
-from plugins.servers import DataPath, MakeNsqd, Serve
+from plugins.http_api import Nsqd
+from plugins.servers import AnyNsqd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.server.http_server import IdleConnections
@@ -63,14 +63,6 @@ def test_without_descriptors_connections_wait_and_the_log_has_one_line(running: 
     assert running.log.count(TOLD) == 1
     assert "Traceback" not in running.log
     assert "asyncio" not in running.log
-
-
-def test_connections_that_say_nothing_lock_nobody_out(running: Console) -> None:
-    with ExitStack() as stack:
-        many = range(MAX_CONNECTIONS + 10)
-        silent = [stack.enter_context(connected(running)) for _ in many]
-        assert running.get("/ping").status == 200
-        assert silent[0].recv(1) == b""  # it waited longest
 
 
 def test_no_password_of_an_address_is_shown(console: MakeConsole, go_nsqd: MakeNsqd) -> None:
@@ -139,9 +131,7 @@ def test_what_many_ask_for_is_compressed_and_kept(console: MakeConsole, go_nsqd:
     assert b"orders" in text
 
 
-def test_a_stream_ends_with_its_client_and_does_not_begin_for_one_that_has_gone(
-    running: Console,
-) -> None:
+def test_silent_connections_and_streams_of_who_has_gone_lock_nobody_out(running: Console) -> None:
     descriptors = Path(f"/proc/{running.process.pid}/fd")
     asked = b"GET /?live=1 HTTP/1.1\r\nHost: %b\r\n\r\n" % urlsplit(running.url).netloc.encode()
     assert running.get("/").status == 200
@@ -161,6 +151,12 @@ def test_a_stream_ends_with_its_client_and_does_not_begin_for_one_that_has_gone(
             client.sendall(asked)  # and closed with a reset, before it is answered
 
     wait_until(lambda: running.get("/").status == 200, what="there is room", timeout_s=20)
+
+    with ExitStack() as stack:
+        many = range(MAX_CONNECTIONS + 10)
+        silent = [stack.enter_context(connected(running)) for _ in many]
+        assert running.get("/ping").status == 200
+        assert silent[0].recv(1) == b""  # it waited longest
 
 
 def test_each_step_of_a_client_has_its_time() -> None:
@@ -191,7 +187,7 @@ def test_each_step_of_a_client_has_its_time() -> None:
 TOPICS, CHANNELS, NODES = 1000, 3, 10
 
 
-def make_queues(nsqd: EmbeddedServer, topics: range) -> None:
+def make_queues(nsqd: Nsqd, topics: range) -> None:
     for topic in topics:
         for channel in range(CHANNELS):
             nsqd.create_channel(f"topic-{topic:04}", f"channel-{channel}")
@@ -206,9 +202,9 @@ def events(url: str) -> Generator[dict[str, Any], None, None]:
 
 
 def test_a_page_of_many_queues_is_one_page_and_only_what_changed_is_sent(
-    console: MakeConsole, serve: Serve, tmp_path: Path
+    console: MakeConsole, embedded_nsqd: AnyNsqd
 ) -> None:
-    nsqd = serve(EmbeddedServer(tmp_path))
+    nsqd = embedded_nsqd()
     make_queues(nsqd, range(60))
     url = console(f"--nsqd-http-address={nsqd.http_address}", "--refresh=250ms").url
     wait_until(lambda: ask(url + "/topics/topic-0000").status == 200, what="the first sample")
@@ -236,9 +232,9 @@ def test_a_page_of_many_queues_is_one_page_and_only_what_changed_is_sent(
 @pytest.mark.slow
 @pytest.mark.alone
 def test_a_large_cluster_is_shown_within_a_second(
-    console: MakeConsole, serve: Serve, data_path: DataPath
+    console: MakeConsole, embedded_nsqd: AnyNsqd
 ) -> None:
-    nsqds = [serve(EmbeddedServer(data_path())) for _ in range(NODES)]
+    nsqds = [embedded_nsqd() for _ in range(NODES)]
     with ThreadPoolExecutor(NODES) as workers:
         list(workers.map(make_queues, nsqds, (range(at, TOPICS, NODES) for at in range(NODES))))
     addresses = [f"--nsqd-http-address={nsqd.http_address}" for nsqd in nsqds]
