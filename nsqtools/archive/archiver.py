@@ -73,8 +73,8 @@ class TopicState:
     totals: ArchiveTotals
     held: int = 0
     is_failing: bool = False
-    error: NsqError | None = None
-    """Why nothing can be written now."""
+    problem: str = ""
+    """Why nothing can be written now, as the system says it."""
 
 
 class Archiver:
@@ -157,7 +157,9 @@ class Archiver:
             topic, writer = archiver.topic, archiver.writer
             totals = writer.totals + self._ended.get(topic, ArchiveTotals())
             error = archiver.last_error
-            states[topic] = TopicState(totals, writer.held_count, error is not None, error)
+            states[topic] = TopicState(
+                totals, writer.held_count, error is not None, error.reason if error else ""
+            )
         for topic in self._waiting:
             states[topic] = TopicState(self._ended.get(topic, ArchiveTotals()), is_failing=True)
         return states

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from ipaddress import IPv6Address
 from typing import NamedTuple
@@ -112,14 +113,10 @@ def parse_address(text: str, default_port: int = NSQD_TCP_PORT) -> Address:
 
 
 def _bad_address(
-    text: str, hint: str = "Write host:port, with a port from 1 to 65535."
+    text: str, hint: str = "Write host:port, with a port from 1 to 65535.", kind: str = "address"
 ) -> ConfigurationError:
-    return ConfigurationError(f"invalid address {_without_login(text)!r}", hint=hint)
-
-
-def _without_login(text: str) -> str:
-    """Return an address that is none as it may be shown."""
-    return re.sub(r"(?s)^(\w+://)?.*@", r"\1***@", text)
+    shown = re.sub(r"(?s)^(\w+://)?.*@", r"\1***@", text)
+    return ConfigurationError(f"invalid {kind} {shown!r}", hint=hint)
 
 
 def announced_host(name: object) -> str:
@@ -127,14 +124,11 @@ def announced_host(name: object) -> str:
     if not isinstance(name, str) or not 0 < len(name) <= MAX_HOST_LENGTH:
         return ""
     host = name[1:-1] if name.startswith("[") and name.endswith("]") else name
-    if not (_IPV6 if ":" in host else _HOST).fullmatch(host):
-        return ""
-    if ":" in host:
-        try:
-            IPv6Address(host)
-        except ValueError:
-            return ""
-    return host
+    if ":" not in host:
+        return host if _HOST.fullmatch(host) else ""
+    with suppress(ValueError):
+        return host if _IPV6.fullmatch(host) and IPv6Address(host) else ""
+    return ""
 
 
 def parse_patterns(text: str) -> tuple[str, ...]:
@@ -189,10 +183,7 @@ def http_url(text: str, default_port: int) -> str:
     except ValueError:  # a port that is not a number, an address of IPv6 that is none
         usable = False
     if not usable or parts.fragment or any(c.isspace() for c in text):
-        raise ConfigurationError(
-            f"invalid HTTP address {_without_login(text)!r}",
-            hint="Write host:port or http(s)://host:port.",
-        )
+        raise _bad_address(text, "Write host:port or http(s)://host:port.", "HTTP address")
     return urlunsplit(parts._replace(path=parts.path.rstrip("/")))
 
 

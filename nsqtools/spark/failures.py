@@ -61,10 +61,11 @@ def spark_errors(settings: SparkSettings) -> Iterator[None]:
 
 def is_sparks(error: BaseException) -> bool:
     """Whether ``error`` is from pyspark, py4j or the connection to the JVM."""
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
     if isinstance(error, ConnectionError):
-        frames = walk_tb(error.__traceback__)
-        return any("py4j" in frame.f_code.co_filename for frame, _ in frames)
-    return type(error).__module__.startswith(("pyspark.", "py4j."))
+        return any(module.startswith("py4j") for module in modules)
+    raised_by = [type(error).__module__, *modules[-1:]]  # it has a ValueError for the year 33658
+    return any(module.startswith(("pyspark.", "py4j.")) for module in raised_by)
 
 
 def explain(error: BaseException, settings: SparkSettings) -> NsqError:

@@ -32,7 +32,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from subprocess import STDOUT, Popen, TimeoutExpired
-from threading import Thread, current_thread, main_thread
+from threading import Event, Thread, current_thread, main_thread
 from typing import TYPE_CHECKING, Any, TextIO
 
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
@@ -70,6 +70,7 @@ if TYPE_CHECKING:
 
 STOP_TIMEOUT_S = 20.0
 HURRIED_S = 1.5
+CANCEL_S = 0.1
 MASTER_PORT = 7077
 MASTER_TIMEOUT_S = 10.0
 
@@ -261,10 +262,11 @@ def in_tasks(spark: SparkSession, settings: SparkSettings) -> RunJobs:
     return run
 
 
-def cancel_jobs(context: SparkContext) -> None:
-    """Cancel every job that runs; not on the thread that waits for one."""
-    with suppress(Exception):  # the JVM is gone, and its jobs with it
-        context.cancelAllJobs()
+def cancel_jobs(context: SparkContext, ended: Event) -> None:
+    """Cancel the jobs that run, and those that begin, until another thread says ``ended``."""
+    while not ended.wait(CANCEL_S):
+        with suppress(Exception):  # the JVM is gone, and its jobs with it
+            context.cancelAllJobs()
 
 
 def disconnect(context: SparkContext, gateway: Any, timeout_s: float) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import locale
 import os
 import re
 import sys
@@ -130,6 +131,9 @@ def spark_environ(settings: SparkSettings, scratch: Path, home: Path) -> dict[st
     """Variables for the JVM, which runs on the Java in ``home``, and for the Python workers."""
     environ: dict[str, str | None] = dict.fromkeys(MISLEADING)
     environ |= {"JAVA_HOME": str(home), "SPARK_HOME": str(spark_home())}
+    environ["PYTHONSAFEPATH"] = "1"  # workers look for modules in the current directory first
+    if locale.getencoding().upper() != "UTF-8":  # the JVM cannot have all names of files then
+        environ["LC_ALL"] = "C.UTF-8"
     environ |= {"SPARK_LOCAL_DIRS": str(scratch), "PYSPARK_DRIVER_PYTHON": sys.executable}
     if settings.is_local or "PYSPARK_PYTHON" not in os.environ:
         environ["PYSPARK_PYTHON"] = sys.executable

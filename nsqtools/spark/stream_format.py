@@ -85,8 +85,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return what Spark hands to `latestOffset`: it knows one limit, and we have several."""
-        own = self._options.limits
-        return ReadAllAvailable() if own == BatchLimits() else ReadMaxRows(own.rows or 1)
+        return ReadAllAvailable() if self._options.limits == BatchLimits() else ReadMaxRows(1)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Wait before, when the last look found nothing: Spark asks a hundred times a second.
@@ -114,10 +113,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._stream.freeze()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        return [
-            InputPartition(planned)
-            for planned in self._stream.plan(*map(self._offset, (start, end)))
-        ]
+        planned = self._stream.plan(self._offset(start), self._offset(end))
+        return [InputPartition(each) for each in planned]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         from nsqtools.spark.archives.partition_reader import read_partition

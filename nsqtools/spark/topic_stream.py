@@ -39,7 +39,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nsqtools.archive.archiver import Archiver
 from nsqtools.archive.layout import INDEX, Head, hidden_below, index_of, owner_of, part_of
@@ -205,6 +205,13 @@ class Spool:
         """Whether the archiver knows what was written before."""
         return self._begun.is_set() and self._failure is None
 
+    @property
+    def problem(self) -> str:
+        """What cannot be done now, and why; empty when messages can be written."""
+        states = self._archiver.states.values() if self._archiver else ()
+        reason = next((each.problem for each in states if each.problem), "")
+        return reason and f"cannot write the spool {self.directory} ({reason})"
+
     def open(self) -> None:
         """Make the directory and hold it. Raises `OutputError` when another process has it."""
         with failing("use", ""):
@@ -248,14 +255,13 @@ class Spool:
         written: otherwise only Spark's log would say so.
         """
         began_s = time.monotonic()
-        problem: NsqError | None = None
+        problem = ""
 
         def stop_when_enough() -> None:
             nonlocal problem
             assert self._archiver is not None
             has_seen_all = time.monotonic() - began_s > self._settings.idle_s
-            errors = (each.error for each in self._archiver.states.values())
-            problem = problem or (next(filter(None, errors), None) if has_seen_all else None)
+            problem = problem or (self.problem if has_seen_all else "")
             if problem or self._fill().exceeds(self._settings) or (has_seen_all and is_past()):
                 self._archiver.stop()
 
@@ -265,8 +271,8 @@ class Spool:
         self._thread = None
         if self._failure is not None:
             raise self._failure
-        if problem is not None:
-            raise OutputError(f"the spool is not written: {problem}")
+        if problem:
+            raise OutputError(problem)
         return not self._fill().exceeds(self._settings)
 
     def _begin(self, limits: RunLimits, on_tick: Callable[[], None]) -> None:
@@ -382,9 +388,14 @@ class TopicStream:
         spool.note_unread(archive.lag())
         return end
 
-    def lag(self) -> dict[str, int] | None:
-        """Return how much of the spool follows the last offset; None before there is one."""
-        return None if self._archive is None else self._archive.lag()
+    def lag(self) -> dict[str, Any] | None:
+        """Return how much of the spool follows the last offset, and any ``problem`` of writing it.
+
+        None before there is one.
+        """
+        lag = self._archive.lag() if self._archive else None
+        problem = self._spool and self._spool.problem
+        return {**lag, "problem": problem} if lag and problem else lag
 
     def _latest_bounded(
         self, spool: Spool, archive: ArchiveStream, offset: Offset, limits: BatchLimits

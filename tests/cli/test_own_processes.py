@@ -56,6 +56,21 @@ def test_the_processes_of_a_command_run_nothing_of_the_current_directory(
     assert (done.returncode, ran.exists()) == (0, False), done.stderr
 
 
+def test_spark_runs_nothing_of_the_current_directory_and_takes_every_name_in_every_locale(
+    spark_env: dict[str, str], tmp_path: Path
+) -> None:
+    (here := tmp_path / "cloned").mkdir()
+    ran = plant(here)
+    archive, lake = write_archive(tmp_path / "clicks.log.gz", numbered(0, 10)), tmp_path / "größe"
+    report = ["spark", "report", archive, lake, "--spark-log", tmp_path / "spark.log", "-o", "csv"]
+    for command in (["archive", "compact", archive, "-o", lake], report):
+        env = spark_env | {"LC_ALL": "C"}
+        done = subprocess.run([NSQ, *command], cwd=here, env=env, capture_output=True, check=False)
+
+    assert (done.returncode, ran.exists()) == (0, False), done.stderr
+    assert b"clicks,20," in done.stdout
+
+
 def test_the_commands_of_a_demonstration_run_nothing_of_their_directory(
     nsq_env: dict[str, str],
 ) -> None:

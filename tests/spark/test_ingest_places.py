@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ from plugins.object_store import Bucket
 
 from nsqtools.archive.delta import INGESTED
 from nsqtools.archive.lease import StoredNumbers
-from nsqtools.archive.location import StoredPlace, parse_place
+from nsqtools.archive.location import parse_place
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.spark.jobs import ingestion
 from nsqtools.spark.jobs.ingestion import (
     BEGUN,
     CHECKPOINT_MARK,
+    COMMITS,
     LOCK,
     IngestPlaces,
     QueryFollower,
@@ -64,21 +66,40 @@ def test_only_what_belongs_together_is_taken(places: tuple[Path, Path], tmp_path
     output.rename(tmp_path / "moved")  # Spark's log of it has its path in every line
     refused(SOURCE, tmp_path / "moved", checkpoint, f"belongs to {output}")
     refused(SOURCE, *places, "is not the output that was written")
-    mark_directories(
-        SOURCE, IngestPlaces(output, tmp_path / "new")
-    )  # now it is that of another checkpoint
+    mark_directories(SOURCE, IngestPlaces(output, tmp_path / "new"))  # of another checkpoint now
     refused(SOURCE, *places, "is not the output that was written")
     (checkpoint / CHECKPOINT_MARK).write_text("{")
     with pytest.raises(OutputError, match="cannot read"):
         mark_directories(SOURCE, IngestPlaces(*places))
 
 
-def test_one_ingestion_at_a_time(places: tuple[Path, Path]) -> None:
+def test_one_ingestion_at_a_time_removes_what_no_batch_committed(places: tuple[Path, Path]) -> None:
     with (
         held_directories(SOURCE, IngestPlaces(*places)),
         pytest.raises(OutputError, match="another run writes to"),
     ):
         held_directories(SOURCE, IngestPlaces(*places)).__enter__()
+    output = places[0]
+    folder = output / "topic=a" / "date=2026-09-21"
+    folder.mkdir(parents=True)
+    names = [f"part-0000{number}-c000.zstd.parquet" for number in range(4)]
+    for name in names:
+        (folder / name).touch()
+        (folder / f".{name}.crc").touch()
+    log = output / "_spark_metadata"
+    (log / "1.compact").write_text("\n".join(["v1", *(log_entry(output, n) for n in names[:2])]))
+    (log / "2").write_text("\n".join(["v1", log_entry(output, names[2])]))
+
+    with held_directories(SOURCE, IngestPlaces(*places)):
+        kept = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+
+    assert kept == names[:3]
+    assert len(list(folder.iterdir())) == 6
+    (folder / "part-1.parquet").touch()
+    (log / "0").write_text("v2\n{}")  # with a log that cannot be read nothing is removed
+    with pytest.raises(OutputError, match="cannot read"):
+        held_directories(SOURCE, IngestPlaces(*places)).__enter__()
+    assert (folder / "part-1.parquet").exists()
 
 
 def test_places_in_a_bucket_are_kept_as_directories_are(bucket: Bucket) -> None:
@@ -103,7 +124,6 @@ def test_places_in_a_bucket_are_kept_as_directories_are(bucket: Bucket) -> None:
 def test_a_run_that_lost_its_places_to_another_removes_nothing(bucket: Bucket) -> None:
     """The files of the other's batch look like leftovers until it commits them."""
     output, checkpoint = (parse_place(f"{bucket.url}/{name}") for name in ("out", "checkpoint"))
-    assert isinstance(checkpoint, StoredPlace)
     left = "out/topic=a/date=2026-09-21/left.parquet"
     holding = held_directories(SOURCE, IngestPlaces(output, checkpoint))
     place, _ = holding.__enter__()
@@ -126,33 +146,24 @@ def log_entry(output: Path, name: str) -> str:
     return json.dumps({"path": f"file://{output}/topic=a/date=2026-09-21/{name}"})
 
 
-def test_what_no_batch_committed_is_removed(places: tuple[Path, Path]) -> None:
-    output = places[0]
-    folder = output / "topic=a" / "date=2026-09-21"
-    folder.mkdir(parents=True)
-    names = [f"part-0000{number}-c000.zstd.parquet" for number in range(4)]
-    for name in names:
-        (folder / name).touch()
-        (folder / f".{name}.crc").touch()
-    log = output / "_spark_metadata"
-    (log / "1.compact").write_text("\n".join(["v1", *(log_entry(output, n) for n in names[:2])]))
-    (log / "2").write_text("\n".join(["v1", log_entry(output, names[2])]))
-
-    with held_directories(SOURCE, IngestPlaces(*places)):
-        kept = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-
-    assert kept == names[:3]
-    assert len(list(folder.iterdir())) == 6
-    (folder / "part-1.parquet").touch()
-    (log / "0").write_text("v2\n{}")  # with a log that cannot be read nothing is removed
-    with pytest.raises(OutputError, match="cannot read"):
-        held_directories(SOURCE, IngestPlaces(*places)).__enter__()
-    assert (folder / "part-1.parquet").exists()
-
-
-def test_of_two_that_begin_at_a_time_one_has_the_output(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_the_first_batch_left_is_removed_unless_one_was_committed(
+    places: tuple[Path, Path],
 ) -> None:
+    left = places[0] / "topic=a" / "date=2026-09-21" / "part-1.parquet"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    shutil.rmtree(places[0] / "_spark_metadata")  # there is none before a batch is committed
+    committed = places[1] / COMMITS / "0"
+    committed.parent.mkdir()
+    committed.touch()
+    with held_directories(SOURCE, IngestPlaces(*places)):
+        assert left.exists()  # the log is lost, and what counted is unknown
+    committed.unlink()
+    with held_directories(SOURCE, IngestPlaces(*places)):
+        assert not left.exists()
+
+
+def test_of_two_at_once_one_has_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both saw that it was free. Two writers of one Delta table would lose commits."""
     output = tmp_path / "out"
     mark_directories(SOURCE, IngestPlaces(output, tmp_path / "first"))
@@ -188,27 +199,28 @@ def test_an_output_keeps_its_format(places: tuple[Path, Path], tmp_path: Path) -
         held_directories(SOURCE, IngestPlaces(table, checkpoint)).__enter__()
 
 
-def test_counts_are_told_at_the_start_and_with_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_and_troubles_are_told_at_the_start_and_with_each_batch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     seen = {"rows": 3, "body_bytes": 9, "misfits": 0, "newest_ns": 1}
     batch: dict[str, Any] = {"batchId": 0, "observedMetrics": {"ingest": seen}}
     batch["sources"] = [{"latestOffset": None}]
+    idle = batch | {"observedMetrics": {}, "sources": [{"latestOffset": '{"problem": "full"}'}]}
+    some = [[idle, batch], [batch, idle], [batch, idle], [batch]]  # the last one first
     batch["durationMs"] = {"addBatch": 1, "triggerExecution": 1000}
     active = [False, True, True, True]
 
     class Query:
         isActive = property(lambda self: active.pop())
-        recentProgress = (batch,)
+        recentProgress = property(lambda self: some.pop())
         awaitTermination = staticmethod(lambda: None)
 
     monkeypatch.setattr(ingestion, "POLL_S", 0.0)
     query: Any = Query()
     told: list[int] = []
     shown: list[int] = []
-    follower = QueryFollower(
-        query,
-        tell=lambda counts: told.append(counts.rows),
-        show=lambda counts: shown.append(counts.rows),
-    )
-    follower.run()
+    tell, show = (lambda counts, rows=rows: rows.append(counts.rows) for rows in (told, shown))
+    QueryFollower(query, tell=tell, show=show).run()
 
     assert (told, shown) == ([0, 3], [3, 3, 3, 3])
+    assert caplog.messages == ["full: messages stay in NSQ", "the spool is written again"]

@@ -185,7 +185,6 @@ def ingest(
             tell=partial(keep_metrics, metrics_file),
             show=lambda counts: progress.show(partial(how_far, counts)),
             need=held.need,
-            monotonic=runtime.monotonic,
         )
         with stopping(follower.stop) as signals:
             follower.run()

@@ -125,12 +125,16 @@ def replay(
                 f"nsq: {path} is left out: it is in progress, and with a ledger only "
                 "files are read that do not grow"
             )
+        if dry_run:
+            with job_progress(runtime, session):
+                outcome = job.count()
+            return show_outcome(runtime, outcome, dry_run=True, form=form)
         with stopping(job.stop) as signals:
             with job_progress(runtime, session):
-                outcome = job.count() if dry_run else job.run()
+                outcome = job.run()
             if outcome.error is not None:
                 name_flags(outcome.error, ON_A_CLUSTER)
-            status = show_outcome(runtime, outcome, dry_run=dry_run, form=form)
+            status = show_outcome(runtime, outcome, dry_run=False, form=form)
             if ledger is not None and not outcome.is_complete:
                 runtime.tell(
                     f"nsq: run it again to go on; up to {outcome.in_doubt} messages may come "

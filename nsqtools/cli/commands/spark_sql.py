@@ -97,7 +97,7 @@ def sql(
                     f"two columns are called {found.twins[0]}, and an object of JSON has one",
                     hint=f"Give one another name in the query: {found.twins[0]} AS other.",
                 )
-            rows = found.first(count + 1) if count else found.all()
+            rows: Iterable[Any] = found.rows(count and count + 1)
             if runtime.stdout_is_tty:  # which the progress line is on, too
                 rows = list(rows)
             else:

@@ -106,12 +106,12 @@ class ArchiveReading(OptionSet):
         opened.status = report_damages(runtime, damages).status
 
     def _place(self, here: Path, *, is_local: bool) -> Location | None:
+        from nsqtools.archive.location import absolute
+
         if not self.skip_damaged:
             return None
         if self.damage_dir is not None:
-            folder = self.damage_dir
-            folder = folder.absolute() if isinstance(folder, Path) else folder
-            return folder / f"damage-{uuid.uuid4().hex[:12]}"
+            return absolute(self.damage_dir) / f"damage-{uuid.uuid4().hex[:12]}"
         if is_local:
             return here
         raise ConfigurationError(
@@ -220,14 +220,9 @@ def open_spark(runtime: Runtime, settings: SparkSettings) -> Iterator[SparkSessi
         with spark_session(settings) as session:
             progress.clear()
             left = Event()
-
-            def cancel() -> None:
-                while not left.wait(INTERVAL_S):
-                    cancel_jobs(session.sparkContext)
-
             signals: EndSignals | None = None
             try:
-                with stopping(cancel) as signals:
+                with stopping(partial(cancel_jobs, session.sparkContext, left)) as signals:
                     yield session
             finally:
                 left.set()

@@ -320,7 +320,8 @@ class _Reader:
         count = len(positions)
         if not count:
             return
-        file = pyarrow.repeat(pyarrow.scalar(self._range.shown, pyarrow.string()), count)
+        shown = self._range.shown.encode(errors="backslashreplace").decode()  # may not be UTF-8
+        file = pyarrow.repeat(pyarrow.scalar(shown, pyarrow.string()), count)
         columns = {**columns, "file": file, "pos": positions}
         names = [name for name in columns if name in self._parsed]
         batch = pyarrow.RecordBatch.from_arrays([columns[name] for name in names], names=names)

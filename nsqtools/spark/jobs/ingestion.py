@@ -35,7 +35,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -53,6 +53,7 @@ from nsqtools.archive.location import Location, absolute, refuse_nested, spark_u
 from nsqtools.archive.slices import create_table, need_columns
 from nsqtools.archive.storage import Storage, failing
 from nsqtools.archive.storage_objects import open_storage
+from nsqtools.cluster.topics import Troubles
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.records.envelope import BodyKind
 from nsqtools.records.prometheus import Metric
@@ -61,7 +62,7 @@ from nsqtools.spark.pyspark_internals import GLOB_PATHS, struct_of
 
 CHECKPOINT_MARK = "nsq-ingest.json"
 LOCK = "nsq-ingest.lock"
-BEGUN = "offsets"  # Spark makes it with the first batch
+BEGUN, COMMITS = "offsets", "commits"  # Spark makes them as the first batch begins and ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +103,10 @@ def held_directories(source: str, places: IngestPlaces) -> Iterator[tuple[Held, 
         if places.is_delta:  # its log says what counts, to every reader
             yield lock, places
             return
-        remove_leftovers(output)
+        remove_leftovers(places)
         yield lock, places
         lock.check()  # the files of another run's batch look like leftovers until it commits them
-        remove_leftovers(output)
+        remove_leftovers(places)
 
 
 def mark_directories(source: str, places: IngestPlaces) -> IngestPlaces:
@@ -218,15 +219,17 @@ def _encoded(mark: IngestMark) -> bytes:
 _DATA = re.compile(r"topic=[^/]*/date=[^/]*/([^/]*\.parquet)")
 
 
-def remove_leftovers(output: Location) -> None:
+def remove_leftovers(places: IngestPlaces) -> None:
     """Remove them. Nothing may be writing there.
 
     Raises `OutputError`, also for a log that cannot be read: nothing is removed then.
     """
-    place = open_storage(str(absolute(output)))
-    with failing("clean up", output):
+    place, checkpoint = (open_storage(str(absolute(each))) for each in places[:2])
+    with failing("clean up", places.output):
         names = [entry.name for entry in place.list()]
         known = committed(place)
+        if known is None and not _is_used(checkpoint, COMMITS):
+            known = set()  # no batch has ended: there is no log yet
         for match in filter(None, map(_DATA.fullmatch, names)):
             if known is not None and match[1] not in known:
                 folder = match[0].removesuffix(match[1])
@@ -236,6 +239,7 @@ def remove_leftovers(output: Location) -> None:
 
 POLL_S = 0.2
 METRICS = "ingest"
+SPOOL = "spool"
 DATE_IN_UTC = f"date_from_unix_date(int(ts_ns div {DAY_NS} - if(ts_ns % {DAY_NS} < 0, 1, 0)))"
 """Spark's own functions of a timestamp go by the time zone of the session."""
 
@@ -314,6 +318,7 @@ def start_query(
     return writer.trigger(processingTime=f"{round(trigger_s * 1000)} milliseconds").start()
 
 
+@dataclass(slots=True)
 class QueryFollower:
     """Counts what a query does. `stop`, from any thread, ends it after the current batch.
 
@@ -321,25 +326,15 @@ class QueryFollower:
     a few times a second, and so is ``need``, which raises when the places were lost to another run.
     """
 
-    def __init__(
-        self,
-        query: StreamingQuery,
-        *,
-        for_s: float | None = None,
-        tell: Callable[[IngestCounts], object] = lambda counts: None,
-        show: Callable[[IngestCounts], object] = lambda counts: None,
-        need: Callable[[], object] = lambda: None,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.counts = IngestCounts()
-        self._query = query
-        self._tell = tell
-        self._show = show
-        self._need = need
-        self._monotonic = monotonic
-        self._until_s = None if for_s is None else monotonic() + for_s
-        self._stop = threading.Event()
-        self._last_batch = -1
+    query: StreamingQuery
+    for_s: float | None = None
+    tell: Callable[[IngestCounts], object] = lambda counts: None
+    show: Callable[[IngestCounts], object] = lambda counts: None
+    need: Callable[[], object] = lambda: None
+    counts: IngestCounts = field(default_factory=IngestCounts)
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _last_batch: int = -1
+    _troubles: Troubles = field(default_factory=Troubles)
 
     def stop(self) -> None:
         """Ask for the end."""
@@ -347,37 +342,45 @@ class QueryFollower:
 
     def run(self) -> None:
         """Follow the query to its end. Raises what it failed with, and what ``need`` does."""
-        self._tell(self.counts)
-        while self._query.isActive:
-            self._need()
+        until_s = None if self.for_s is None else time.monotonic() + self.for_s
+        self.tell(self.counts)
+        while self.query.isActive:
+            self.need()
             self._count()
-            self._show(self.counts)
-            if self._until_s is not None and self._monotonic() >= self._until_s:
+            self.show(self.counts)
+            if until_s is not None and time.monotonic() >= until_s:
                 self._stop.set()
             if self._stop.wait(POLL_S):
                 self._end()
-        self._query.awaitTermination()
+        self.query.awaitTermination()
         self._count()
-        self._show(self.counts)
+        self.show(self.counts)
 
     def _end(self) -> None:
         """Wait for the batch that runs; what a broken one wrote would lie about in the output."""
         batch = self._last_batch
-        while self._query.isActive and self._query.status["isTriggerActive"]:
+        while self.query.isActive and self.query.status["isTriggerActive"]:
             time.sleep(POLL_S)
             self._count()
             if self._last_batch != batch:
                 break
-        self._query.stop()
+        self.query.stop()
 
     def _count(self) -> None:
-        """Add the batches that have ended since."""
-        for progress in self._query.recentProgress:
+        """Add the batches that have ended since, and say what keeps messages out of the spool."""
+        problem = ""
+        for progress in self.query.recentProgress:
+            lag = _lag(progress["sources"][0]["latestOffset"])
+            problem = lag.get("problem", "")
             if progress["batchId"] > self._last_batch and _has_run(progress):
                 self._last_batch = progress["batchId"]
-                self._add(progress)
+                self._add(progress, lag)
+        if problem:
+            self._troubles.has(SPOOL, f"{problem}: messages stay in NSQ")
+        else:
+            self._troubles.over(SPOOL, "the spool is written again")
 
-    def _add(self, progress: Any) -> None:
+    def _add(self, progress: Any, lag: Mapping[str, Any]) -> None:
         seen = progress["observedMetrics"][METRICS]
         self.counts.rows += seen["rows"]
         self.counts.body_bytes += seen["body_bytes"] or 0
@@ -385,15 +388,14 @@ class QueryFollower:
         self.counts.batches += 1
         took_ms = progress["durationMs"].get("triggerExecution", 0)
         self.counts.rows_per_s = seen["rows"] * 1000 / took_ms if took_ms else 0.0
-        lag = _lag(progress["sources"][0]["latestOffset"])
         for name in ("rows_behind", "bytes_behind", "seconds_behind"):
             setattr(self.counts, name, lag.get(name, 0))
         if seen["newest_ns"] is not None:
             self.counts.lag_s = max(0.0, (time.time_ns() - seen["newest_ns"]) / 1e9)
-        self._tell(self.counts)
+        self.tell(self.counts)
 
 
-def _lag(latest: Any) -> dict[str, int]:
+def _lag(latest: Any) -> dict[str, Any]:
     """The lag that the source reports as its latest offset, which Spark gives as JSON."""
     document = json.loads(latest) if isinstance(latest, str) else latest
     return document if isinstance(document, dict) else {}
@@ -456,7 +458,7 @@ class DeltaSink:
                 *(f"{root}/{path}" for path in there)
             )
             named = named.join(known, list(IDENTITY), "left_anti")
-        return named.unionByName(bare).select(*rows.columns)
+        return named.unionByName(bare).to(rows.schema)  # a name may have a dot
 
     def _query(self) -> str:
         place = open_storage(str(absolute(self.places.checkpoint)))

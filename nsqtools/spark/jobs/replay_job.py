@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -26,7 +27,7 @@ from pyspark.sql import functions as F
 from nsqtools.archive.catalog import Inputs, find_inputs, table_files
 from nsqtools.archive.layout import TimeRange
 from nsqtools.archive.lease import held
-from nsqtools.archive.location import Location, StoredPlace, absolute, parse_place
+from nsqtools.archive.location import Location, absolute, parse_place
 from nsqtools.archive.storage import failing
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
@@ -38,6 +39,7 @@ from nsqtools.spark.archives.read_settings import ReadSettings
 from nsqtools.spark.failures import spark_errors
 from nsqtools.spark.jobs.inputs import Choice, read_messages
 from nsqtools.spark.publishing.row_outcomes import LOCK, LedgerEntry, PublishReport, read_entries
+from nsqtools.spark.session import cancel_jobs
 
 if TYPE_CHECKING:
     from nsqtools.spark.spark_settings import SparkSettings
@@ -138,9 +140,7 @@ def size_of(path: str) -> int:
     """The size of a file. Raises `OutputError`."""
     place = parse_place(path)
     with failing("read", path):
-        if isinstance(place, StoredPlace):
-            return place.storage.stat(place.key).size
-        return place.stat().st_size
+        return open_storage(str(place.parent)).stat(place.name).size
 
 
 PUBLISHED = ("topic", "nsqd", "id", "ts_ns", "attempts", "body")
@@ -182,7 +182,7 @@ class ReplayJob:
         self._outcome_path = work / "outcome.json"
         shared = work if shares_work else ledger
         self._damage_path = shared / "damage" if shared else None
-        self._is_cancelled = False
+        self._is_cancelled, self._has_ended = False, Event()
         self._plan = load_plan(ledger, request.job()) if ledger else None
         if self._plan is not None:
             for path, size in (self._plan.archives | self._plan.parquet).items():
@@ -214,14 +214,14 @@ class ReplayJob:
             self._rows = self._selected(within)
 
     def stop(self) -> None:
-        """End the job; from any thread."""
+        """End the job that runs, or that is about to; from any other thread."""
         self._is_cancelled = True
-        self._spark.sparkContext.cancelAllJobs()
+        cancel_jobs(self._spark.sparkContext, self._has_ended)
 
     def count(self) -> ReplayOutcome:
         """Say how many messages would go to which topic, as if they had. Raises `NsqError`."""
         with spark_errors(self._settings):
-            rows = self._rows.groupBy("topic").count().collect()
+            rows = self._left().groupBy("topic").count().collect()
         report = PublishReport({row["topic"] or "-": row["count"] for row in rows})
         return ReplayOutcome(report, is_complete=True, damages=self._damages())
 
@@ -240,7 +240,9 @@ class ReplayJob:
             with failing("write the ledger", ledger):
                 open_storage(str(ledger)).put(PLAN, self._plan.encode())
             outcome = self._publish()
-            return outcome if outcome.is_complete else with_ledger(outcome, read_entries(ledger))
+            if outcome.is_complete:
+                return outcome
+            return with_ledger(outcome, read_entries(ledger).values())
 
     def _publish(self) -> ReplayOutcome:
         error = None
@@ -251,8 +253,21 @@ class ReplayJob:
                     writer.options(**self._sink_options()).save()
         except NsqError as exc:
             error = None if self._is_cancelled else exc
+        finally:
+            self._has_ended.set()
         report, is_complete = self._found()
         return ReplayOutcome(report, is_complete, error, self._damages())
+
+    def _left(self) -> DataFrame:
+        """The rows that `run` publishes: a ledger has how many of each partition are done."""
+        if self._ledger is None:
+            return self._rows
+        with failing("read", self._ledger):
+            entries = read_entries(self._ledger)
+        done = [entries[n].done if n in entries else 0 for n in range(max(entries, default=0) + 1)]
+        row = F.monotonically_increasing_id().bitwiseAND((1 << 33) - 1)  # in its partition
+        first = F.coalesce(F.get(F.lit(done), F.spark_partition_id()), F.lit(0))
+        return self._rows.where(row >= first)
 
     def _damages(self) -> list[ArchiveDamage]:
         return read_damage(self._damage_path) if self._damage_path else []
@@ -324,7 +339,7 @@ class ReplayJob:
         return PublishReport(**document), is_complete
 
 
-def with_ledger(outcome: ReplayOutcome, entries: Sequence[LedgerEntry]) -> ReplayOutcome:
+def with_ledger(outcome: ReplayOutcome, entries: Collection[LedgerEntry]) -> ReplayOutcome:
     """The outcome by the ledger, of a replay of which not all tasks reported."""
     report = PublishReport(repeated=sum(entry.repeated for entry in entries))
     for entry in entries:

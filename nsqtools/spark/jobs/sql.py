@@ -35,6 +35,8 @@ ARCHIVE, PARQUET, DELTA = "archive", "parquet", "delta"
 
 Plain = str | int | float | bool | None
 
+INT_MAX = 2**31 - 1  # of Java, and so of a LIMIT
+
 
 class NamedView(NamedTuple):
     """A name for queries, and its files."""
@@ -178,12 +180,10 @@ class QueryRows:
         kinds = [each.dataType for each in frame.schema]
         self._timed = [each if "timestamp" in each.simpleString() else None for each in kinds]
 
-    def first(self, count: int) -> list[Row]:
-        """At most ``count`` rows, computed at once."""
-        return self._frame.limit(count).collect()
-
-    def all(self) -> Iterator[Row]:
-        """All rows, computed as they are asked for; in memory is a part of them."""
+    def rows(self, count: int) -> Iterator[Row]:
+        """At most ``count`` rows, computed at once; 0 for all, computed as they are asked for."""
+        if 0 < count <= INT_MAX:
+            return iter(self._frame.limit(count).collect())
         return self._frame.toLocalIterator(prefetchPartitions=True)
 
     def cells(self, row: Row) -> list[Plain]:

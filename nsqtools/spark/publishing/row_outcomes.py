@@ -324,10 +324,8 @@ class LedgerPart:
             if time.monotonic() - self._synced_at > SYNC_INTERVAL_S:
                 self.sync()
 
-    @property
-    def is_due(self) -> bool:
-        """Whether `note` will write."""
-        return True
+    is_due = True
+    """Whether `note` will write."""
 
     def finish(self) -> None:
         """Append ``entry`` as it is now, and make it survive a power failure."""
@@ -378,22 +376,24 @@ def decode_entry(line: bytes, path: Location) -> LedgerEntry:
     raise ConfigurationError(f"{path} is not the ledger of a job", hint="Give another directory.")
 
 
-def read_entries(ledger: Location) -> list[LedgerEntry]:
-    """The entries of all partitions, without locking, for a report.
+def read_entries(ledger: Location) -> dict[int, LedgerEntry]:
+    """The entries of all partitions by their number, without locking, for a report.
 
     Raises ``OSError``, and `ConfigurationError` for what is not a ledger.
     """
-    entries = []
+    entries = {}
     if isinstance(ledger, StoredPlace):
         parts = {entry.name.partition("/")[0] for entry in ledger.below()}
-        for part in sorted(name for name in parts if name.startswith("part-")):
+        for part in (name for name in parts if name.startswith("part-")):
             numbers = StoredNumbers(ledger / part)
             if latest := numbers.latest():
-                entries.append(decode_entry(numbers.read(latest), numbers.place))
+                entry = decode_entry(numbers.read(latest), numbers.place)
+                entries[int(part.partition("-")[2])] = entry
         return entries
-    for path in sorted(ledger.glob("part-*.jsonl")):
+    for path in ledger.glob("part-*.jsonl"):
         if whole := path.read_bytes().rpartition(b"\n")[0]:
-            entries.append(decode_entry(whole.rpartition(b"\n")[2], path))
+            entry = decode_entry(whole.rpartition(b"\n")[2], path)
+            entries[int(path.stem.partition("-")[2])] = entry
     return entries
 
 

