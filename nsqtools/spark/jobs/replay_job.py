@@ -276,12 +276,10 @@ class ReplayJob:
 
     def _new_plan(self, spark: SparkSession) -> ReplayPlan:
         request = self._request
-        archives = {}
-        for file in self._listed():
-            if file.is_finished:
-                archives[str(file.place)] = size_of(str(file.place))
-            else:
-                self.left_out.append(str(file.place))
+        files = self._listed()
+        self.left_out = [str(file.place) for file in files if not file.is_finished]
+        with failing("read", ""):
+            archives = {str(file.place): file.size() for file in files if file.is_finished}
         found = table_files((*self._inputs.parquet, *self._inputs.delta))
         paths = [f"{root}/{name}" for root, names in found.items() for name in names]
         parquet = {path: size_of(path) for path in paths}
