@@ -25,7 +25,7 @@ from nsqtools.client.connection_settings import current_secret
 from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import DeadlineExceeded, NsqError
-from nsqtools.http.http_api import HTTPAccess, Lookup, NsqlookupdHTTPClient
+from nsqtools.http.http_api import Lookup, NsqlookupdHTTPClient
 from nsqtools.protocol.names import LOOKUPD_HTTP_PORT, Address, http_url, shown_url
 
 log = logging.getLogger("nsqtools")
@@ -127,7 +127,10 @@ class Discovery:
 
     def _ask(self, url: str, round_: _Round) -> Lookup:
         self._loop.call_soon(partial(self._begun, round_))
-        with _renewed(self._access, self._options).nsqlookupd(url) as client:
+        access, options = self._access, self._options
+        tls = access.tls and client_tls(options).get()  # as its files are now
+        access = replace(access, tls=tls, bearer=access.bearer and current_secret(options))
+        with access.nsqlookupd(url) as client:
             return client.lookup(self._topic) if self._topic is not None else _registered(client)
 
     # -- on the I/O thread ----------------------------------------------------------------------
@@ -198,9 +201,3 @@ class _Round:
     errors: list[NsqError] = field(default_factory=list)
     has_begun: bool = False
     has_answer: bool = False
-
-
-def _renewed(access: HTTPAccess, options: ClientOptions) -> HTTPAccess:
-    """Return the access with certificates and secret as their files are now."""
-    tls = access.tls and client_tls(options).get()
-    return replace(access, tls=tls, bearer=access.bearer and current_secret(options))

@@ -50,14 +50,7 @@ from nsqtools.errors import (
     PublishUnknown,
 )
 from nsqtools.protocol.commands import MAX_DELAY_S, mpub_size
-from nsqtools.protocol.names import (
-    LOOKUPD_HTTP_PORT,
-    check_topic,
-    http_url,
-    one_or_several,
-    parse_address,
-    shown_url,
-)
+from nsqtools.protocol.names import check_topic, one_or_several, parse_address, shown_url
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -107,8 +100,7 @@ class CommonProducer:
     ) -> None:
         self.on_published = on_published
         self.options = options or ClientOptions()
-        urls = one_or_several(lookupd_http_addresses)
-        self._lookupds = [http_url(each, LOOKUPD_HTTP_PORT) for each in urls]
+        self._lookupds = one_or_several(lookupd_http_addresses)
         if nsqd_tcp_addresses is None:
             nsqd_tcp_addresses = [] if self._lookupds else DEFAULT_NSQD_TCP_ADDRESS
         given = map(parse_address, one_or_several(nsqd_tcp_addresses))
@@ -117,7 +109,6 @@ class CommonProducer:
             hint = "Give one of an nsqd or an nsqlookupd."
             raise ConfigurationError("a producer needs an address", hint=hint)
         self._address_map = address_map
-        self.nsqd = ", ".join([*map(str, self._addresses), *map(shown_url, self._lookupds)])
         self._policy = PublishPolicy(mode, retry_timeout_s, retry_unknown, linger_s)
         tls_context(self.options)  # raises for files that cannot be used
         self._begin_life()
@@ -126,6 +117,7 @@ class CommonProducer:
         discovery = None
         if self._lookupds:
             discovery = Discovery(self._lookupds, None, self.options, self._address_map)
+        self.nsqd = ", ".join([*map(str, self._addresses), *map(shown_url, self._lookupds)])
         self._io = ProducerIO(
             self.nsqd,
             self._addresses,
@@ -524,7 +516,7 @@ def check_bodies(lengths: list[int], defer_s: float | None, options: ClientOptio
     elif len(lengths) > 1 and mpub_size(lengths) > options.publish_max_body_size:
         raise PublishInvalid(
             f"a batch of {sum(lengths)} bytes is above publish_max_body_size",
-            hint="Split it: Producer.split does.",
+            hint="Take fewer messages together, as Producer.split does.",
         )
 
 

@@ -57,7 +57,8 @@ class ForwardSettings(NamedTuple):
 
     ``keep`` selects, ``pick`` transforms a body (None: leave it out; ``ValueError``: it cannot),
     ``rename`` gives the topic's name at the destination. ``max_attempts`` 0 is without limit;
-    ``rate`` is messages a second, 0 without limit; ``window_bytes`` limits what is under way.
+    ``rate`` is messages a second, 0 without limit; ``window_bytes`` limits what is under way, and
+    ``batch`` is how many messages the sink delivers together.
     """
 
     topics: tuple[str, ...]
@@ -75,6 +76,7 @@ class ForwardSettings(NamedTuple):
     rate: float = 0.0
     max_attempts: int = 0
     window_bytes: float = math.inf
+    batch: int = 1
 
 
 class TopicSources:
@@ -178,6 +180,8 @@ class TopicSources:
             on_error=lambda error: self._deletions.suspect(topic),
             _backlog=self.backlog,
         )
+        if settings.batch > 1:  # these are in flight together from the first on
+            consumer.gather(self, settings.batch)
         if self._is_paused:
             consumer.set_max_in_flight(0)
         log.info("forwarding topic %s, channel %s", topic, settings.channel)

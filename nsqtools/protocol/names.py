@@ -112,14 +112,10 @@ def parse_address(text: str, default_port: int = NSQD_TCP_PORT) -> Address:
 
 
 def _bad_address(
-    text: str, hint: str = "Write host:port, with a port from 1 to 65535."
+    text: str, hint: str = "Write host:port, with a port from 1 to 65535.", kind: str = "address"
 ) -> ConfigurationError:
-    return ConfigurationError(f"invalid address {_without_login(text)!r}", hint=hint)
-
-
-def _without_login(text: str) -> str:
-    """Return an address that is none as it may be shown."""
-    return re.sub(r"(?s)^(\w+://)?.*@", r"\1***@", text)
+    shown = re.sub(r"(?s)^(\w+://)?.*@", r"\1***@", text)
+    return ConfigurationError(f"invalid {kind} {shown!r}", hint=hint)
 
 
 def announced_host(name: object) -> str:
@@ -189,10 +185,7 @@ def http_url(text: str, default_port: int) -> str:
     except ValueError:  # a port that is not a number, an address of IPv6 that is none
         usable = False
     if not usable or parts.fragment or any(c.isspace() for c in text):
-        raise ConfigurationError(
-            f"invalid HTTP address {_without_login(text)!r}",
-            hint="Write host:port or http(s)://host:port.",
-        )
+        raise _bad_address(text, "Write host:port or http(s)://host:port.", "HTTP address")
     return urlunsplit(parts._replace(path=parts.path.rstrip("/")))
 
 

@@ -117,7 +117,8 @@ class RecordSource:
         for file, path in enumerate(self._paths):
             if file < self.place.file:
                 continue
-            with _blaming(path):
+            name = "standard input" if path == "-" else path
+            with failing("read", name):
                 # a FIFO that nobody writes to yet would hold up a stop
                 descriptor = 0 if path == "-" else os.open(path, os.O_RDONLY | os.O_NONBLOCK)
             if path != "-":
@@ -133,12 +134,12 @@ class RecordSource:
                 elif file != self.place.file:
                     self._bytes_before += self.place.offset
                     self.place = InputPlace(file, 0, self.place.records)
-                yield from self._read(descriptor, path)
+                yield from self._read(descriptor, name)
             finally:
                 if path != "-":
                     os.close(descriptor)
 
-    def _read(self, descriptor: int, path: str) -> Iterator[InputBatch[bytes]]:
+    def _read(self, descriptor: int, name: str) -> Iterator[InputBatch[bytes]]:
         splitter = Splitter(self._delimiter, limit=MAX_RECORD_BYTES)
         while not self._is_stopped():
             wait_s = LINGER_S if self._pending else STOP_CHECK_S
@@ -146,7 +147,7 @@ class RecordSource:
                 if self._pending:
                     yield self._take()
                 continue
-            with _blaming(path):
+            with failing("read", name):
                 chunk = os.read(descriptor, READ_SIZE)
             records = splitter.feed(chunk) if chunk else splitter.end()
             if not chunk:
@@ -175,12 +176,12 @@ class RecordSource:
 
 
 @contextmanager
-def _blaming(path: str) -> Iterator[None]:
+def failing(verb: str, name: str | Path) -> Iterator[None]:
+    """Raise `OutputError` for an ``OSError``: what cannot be done to which file."""
     try:
         yield
     except OSError as exc:
-        name = "standard input" if path == "-" else path
-        raise OutputError(f"cannot read {name} ({exc.strerror})") from exc
+        raise OutputError(f"cannot {verb} {name} ({exc.strerror})") from exc
 
 
 # -- how far it has come --------------------------------------------------------------------------
@@ -213,10 +214,8 @@ def read_checkpoint(
 
 def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
     """Replace a checkpoint, durably. Raises `OutputError`."""
-    try:
+    with failing("write", path):
         replace_file(path, json.dumps(content, indent=1).encode())
-    except OSError as exc:
-        raise OutputError(f"cannot write {path} ({exc.strerror})") from exc
 
 
 class InputCheckpoint:

@@ -15,15 +15,15 @@ import os
 import re
 import stat
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Self
 
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.files.durable import sync_folder, write_all
 from nsqtools.protocol.names import check_topic
-from nsqtools.publish.input import InputBatch, Record
+from nsqtools.publish.input import InputBatch, Record, failing
 from nsqtools.publish.publisher import (
     PublishBatch,
     PublishCounts,
@@ -186,6 +186,8 @@ class PublishJob(Generic[Record]):
                 if outgoing is None:
                     self._publisher.counts.filtered += 1
                     continue
+                if outgoing.topic not in found:
+                    check_topic(outgoing.topic)
                 self._check(outgoing.body)
             except ValueError as exc:
                 self._warn(f"record {before + place + 1} is rejected: {exc}")
@@ -319,7 +321,7 @@ class _Appended:
         self._name = name
         self._buffer = bytearray()
         self._is_synced = True
-        with self._blaming():
+        with failing("write", self._name):
             self._open()
 
     def _open(self) -> None:
@@ -344,7 +346,7 @@ class _Appended:
 
     def _flush(self) -> None:
         data, self._buffer = bytes(self._buffer), bytearray()
-        with self._blaming():
+        with failing("write", self._name):
             if self._is_regular and not self.is_file(self._name):  # it was taken away meanwhile
                 before = self._descriptor
                 try:
@@ -362,16 +364,9 @@ class _Appended:
             return
         self._flush()
         if self._is_regular:
-            with self._blaming():
+            with failing("write", self._name):
                 os.fsync(self._descriptor)
         self._is_synced = True
 
     def close(self) -> None:
         os.close(self._descriptor)
-
-    @contextmanager
-    def _blaming(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as exc:
-            raise OutputError(f"cannot write {self._name} ({exc.strerror})") from exc

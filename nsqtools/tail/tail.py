@@ -141,7 +141,7 @@ class Tail:
         look: Callable[[str, Address], Callable[[], None] | None] | None = None,
     ) -> None:
         self._limits = limits
-        if limits.count is not None:
+        if limits.count is not None and keep is None:
             # what is in flight beyond the count would only have its attempts raised
             wanted = min(options.max_in_flight, limits.count)
             options = replace(options, max_in_flight=max(len(topics), wanted))

@@ -7,6 +7,7 @@ import itertools
 import os
 import queue
 import signal
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,16 +17,18 @@ from unittest.mock import Mock
 import pytest
 from plugins.daemons import GoNsqd
 from plugins.processes import is_alive
+from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.consumer_io import ConsumerIO
+from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.files.opening import Renewed
 from nsqtools.forward import BatchForm, Redirects
 from nsqtools.forward.command_starter import Starter
 from nsqtools.forward.exec_sink import ExecSettings, ExecSink
-from nsqtools.forward.forwarder import forward_to
+from nsqtools.forward.forwarder import Forwarder, ForwardSettings, forward_to
 from nsqtools.forward.http_pool import Answer, HttpPool
 from nsqtools.forward.http_requests import (
     Endpoint,
@@ -37,6 +40,7 @@ from nsqtools.forward.http_requests import (
 from nsqtools.forward.http_sink import HttpSettings, HttpSink, parse_policy
 from nsqtools.forward.nsq_sink import LoopGuard
 from nsqtools.forward.parcel import DELIVERED, Fate, Outcome, Parcel, Report
+from nsqtools.tail.tail import RunLimits
 from nsqtools.testing import fake_batch
 
 
@@ -315,3 +319,16 @@ def test_an_outage_is_no_attempt_of_what_had_come_before_it(nsqd: GoNsqd, tmp_pa
 
     totals = forwarder.counters.totals
     assert (totals.delivered, totals.dead_lettered) == (3, 0)
+
+
+def test_what_is_delivered_together_is_asked_for_together(scripted_nsqd: ScriptedNsqd) -> None:
+    place = ConnectionSettings((scripted_nsqd.address,))
+    settings = ForwardSettings(("clicks",), "archive", place, ClientOptions(), batch=100)
+    forwarder = Forwarder(settings, Mock(), dead_letters=None, limits=RunLimits())
+    running = threading.Thread(target=forwarder.run)
+    running.start()
+    try:
+        scripted_nsqd.subscribed("RDY 100").close()
+    finally:
+        forwarder.stop()
+        running.join()

@@ -109,6 +109,11 @@ def test_a_count_is_in_total_exact_and_every_written_message_is_finished(
     assert count("in_flight_count") == 0
 
 
+def test_a_count_of_what_a_filter_keeps_does_not_slow_down_the_search(make_tail: MakeTail) -> None:
+    searches = [make_tail(limits=RunLimits(count=3), keep=keep) for keep in (None, bool)]
+    assert [each._consumer.options.max_in_flight for each in searches] == [3, 200]
+
+
 def test_an_nsqd_is_looked_at_before_the_first_subscription_and_not_when_it_comes_back(
     nsqd: GoNsqd, in_background: InBackground, make_tail: MakeTail, written: list[bytes]
 ) -> None:

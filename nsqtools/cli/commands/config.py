@@ -7,6 +7,7 @@ a stronger setting has put out of force has no value.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -217,12 +218,16 @@ def _plain(value: Any) -> str | bool | list[str] | None:
         case None | [] | ():
             return None
         case list() | tuple():
-            return list(map(str, value))
+            return [_without_login(str(each)) for each in value]
         case bool():
             return value
         case float():  # seconds
             return format_duration(value)
-    return str(value)
+    return _without_login(str(value))
+
+
+def _without_login(text: str) -> str:
+    return re.sub("//.*@", f"//{MASK}@", text)
 
 
 def get(option: OptionName, *, listing: ClusterListing) -> int:

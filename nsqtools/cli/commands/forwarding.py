@@ -427,6 +427,6 @@ def to_http(
         settings,
         HttpPool(http_client_connect_timeout, http_client_request_timeout, tls),
     )
-    way = forwarding.settings(channel, connection), sink, forwarding, runtime
+    way = forwarding.settings(channel, connection, batch=requests.batch), sink, forwarding, runtime
     there = [str(each.origin[1]) for each in endpoints]
     return run_forwarder(*way, there, "Check the URL, and that a server listens there.")

@@ -123,9 +123,7 @@ def pub(
     noted = None
     if checkpoint is not None:
         if given.texts or "-" in given.paths or not all(map(os.path.isfile, given.paths)):
-            raise ConfigurationError(
-                "--checkpoint is for files, not for texts, pipes or standard input"
-            )
+            raise ConfigurationError("--checkpoint is for files, not for texts, pipes or stdin")
         if publishing.unsent_file is not None:
             raise ConfigurationError(
                 "--checkpoint and --unsent-file exclude each other",

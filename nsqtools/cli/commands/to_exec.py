@@ -106,8 +106,10 @@ def to_exec(
     if settings.fatal:
         forwarding.need_letters("--fatal-status")
     usual = {"max_in_flight": commands.max_in_flight}
-    sink = ExecSink(settings, printing(runtime))
-    return run_forwarder(forwarding.settings(channel, connection, usual), sink, forwarding, runtime)
+    way = forwarding.settings(channel, connection, usual, batch=commands.batch)
+    # for more than are in flight it would wait in vain
+    settings = settings._replace(batch=min(settings.batch, way.options.max_in_flight))
+    return run_forwarder(way, ExecSink(settings, printing(runtime)), forwarding, runtime)
 
 
 def printing(runtime: Runtime) -> Write:

@@ -350,7 +350,7 @@ def to_file(
         metrics=metrics,
         health=lambda: health(archiver, uploads),
         queue=(connection, channel),
-        done=lambda: archiver.totals.messages,
+        done=lambda: sum(each.totals.messages + each.held for each in archiver.states.values()),
     ) as watched:
         try:
             with handling([signal.SIGHUP], lambda number, frame: archiver.rotate()):

@@ -106,3 +106,14 @@ def test_as_many_files_of_one_time_are_open_as_the_system_allows(
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     assert (run.status, "160 confirmed" in run.err) == (0, True)
+
+
+def test_a_message_for_an_impossible_topic_is_rejected_alone(
+    nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq
+) -> None:
+    for number, topic in enumerate(["clicks", "bad topic", "clicks"]):
+        write_archive(tmp_path / f"{number}.gz", numbered(number, number + 1), topic=topic)
+    run = run_nsq(replay(nsqd, tmp_path))
+    assert run.status == 6
+    assert "record 2 is rejected: invalid topic name 'bad topic'" in run.err
+    assert "2 confirmed, 1 rejected" in run.err

@@ -217,6 +217,17 @@ def test_as_many_commands_run_as_there_are_workers_whatever_the_size_of_bodies(
     assert (result.status, result.err) == (0, "nsq: 4 delivered\n")
 
 
+def test_the_first_batch_is_as_large_as_the_others(run: Run, source: EmbeddedServer) -> None:
+    """And one that nsqd cannot have in flight is run as soon as all that it can is there."""
+    source.publish(TOPIC, *[b"%d" % n for n in range(200)])
+    wait = ("--batch-wait", f"{patience_s(20):g}s")
+    assert run("-n", "200", "--batch", "100", *wait, shell="wc -l").out == b"100\n100\n"
+
+    source.publish(TOPIC, *[b"%d" % n for n in range(200)])
+    more = ("--batch", "1000", "--max-in-flight", "50")
+    assert run("-n", "200", *more, *wait, shell="wc -l").out == b"50\n" * 4
+
+
 def test_lines_of_commands_are_whole(run: Run, source: EmbeddedServer) -> None:
     source.publish(TOPIC, *[b"%d" % number for number in range(40)])
     shell = 'read n; printf "a$n"; printf "b$n\\nc$n"; printf "e$n" >&2'

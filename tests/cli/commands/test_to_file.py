@@ -11,7 +11,11 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -33,6 +37,7 @@ from plugins.servers import DataPath, MakeLookupd, MakeNsqd, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions, Consumer
+from nsqtools.cli.running import consuming
 
 TOPIC, CHANNEL = "clicks", "archive"
 DEADLINE_S = patience_s(30.0)
@@ -150,6 +155,27 @@ def test_a_supervisor_sees_that_it_is_ready_well_and_stopping(
 
 
 # -- faults of nsq_to_file ----------------------------------------------------------------------
+
+
+def test_a_message_has_come_before_it_is_flushed(
+    to_file: ToFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not said that none did."""
+
+    @contextmanager
+    def watching(*given: Any, **_: Any) -> Iterator[None]:
+        def watch() -> None:
+            with suppress(AssertionError):
+                wait_until(given[-1], what="a message that came")
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        threading.Thread(target=watch).start()
+        yield
+
+    monkeypatch.setattr(consuming, "saying_why_nothing_comes", watching)
+    to_file.publish(b"one")
+    result = to_file.run("--sync-interval", "1h", "--for", f"{patience_s(10):g}s")
+    assert (result.status, to_file.left()) == (143, 0)
 
 
 def test_messages_are_never_discarded_after_some_attempts(to_file: ToFile) -> None:
