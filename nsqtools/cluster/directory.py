@@ -155,8 +155,7 @@ class Cluster:
 
     def _renew(self) -> None:
         """Go on with certificates and secret as their files are now."""
-        access = self._renewed() if self._renewed else self._access
-        if access == self._access:
+        if self._renewed is None or (access := self._renewed()) == self._access:
             return
         with self._lock:
             before = [*self._clients.values(), *self.lookupds.values()]
@@ -200,16 +199,13 @@ class Cluster:
         """Return the nsqd given, the ``nodes`` announced, and failures to be the nsqd meant."""
         given = {address: self.nsqd(address) for address in self.given}
         found, impostors = self.ask(given, self._name)
-        for url, tcp in list(self._unproven.items()):
-            if tcp in self._tcp:  # it was given twice, and its HTTP port is another one
-                self._unproven.pop(url, None)
-                self._given = [each for each in self._given if each != url]
         unproven = {short_address(url): tcp for url, tcp in list(self._unproven.items())}
         for address in self.given:  # those, too, that do not say their name just now
             if address not in unproven:
                 found.setdefault(address, self.names.get(address, ""))
-        announced = {self.reachable(node.tcp) for node in nodes if node.http is not None}
-        doubtful = {address for address, tcp in unproven.items() if tcp not in announced}
+        # with another HTTP port some are given, or announced, too
+        known = self._tcp.union(self.reachable(node.tcp) for node in nodes if node.http)
+        doubtful = {address for address, tcp in unproven.items() if tcp not in known}
         impostors = [each for each in impostors if each.address in doubtful]
         own = set(found.values())
         for node in nodes:

@@ -457,10 +457,9 @@ class Sampler:
                 raise
             cluster = self._cluster
             listed, _ = cluster.ask(cluster.lookupds, NsqlookupdHTTPClient.topics)
-            registered = all_of(listed)
-            present = {row.topic for row in rows}
+            absent = all_of(listed) - {row.topic for row in rows}
             for topic in wanted.topics:
-                if topic in registered and topic not in present:
+                if topic in absent:
                     raise NotFoundError(on_no_nsqd(f"topic {topic}")) from None
             raise
 

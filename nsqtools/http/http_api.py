@@ -415,8 +415,8 @@ class NsqlookupdHTTPClient(HTTPAPI):
 
     def tombstone(self, topic: str, node: str) -> None:
         """Hide the nsqd ``node`` (its broadcast ``host:http_port``) for a topic, for a while."""
-        bare = node.replace("[", "").replace("]", "")
-        for each in {node, bare}:  # nsqlookupd knows an address of IPv6 as it was announced
+        # nsqlookupd knows an address of IPv6 as it was announced
+        for each in {node, node.replace("[", "").replace("]", "")}:
             self.post("/topic/tombstone", topic=topic, node=each)
 
 

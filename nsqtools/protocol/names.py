@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from ipaddress import IPv6Address
 from typing import NamedTuple
@@ -123,14 +124,11 @@ def announced_host(name: object) -> str:
     if not isinstance(name, str) or not 0 < len(name) <= MAX_HOST_LENGTH:
         return ""
     host = name[1:-1] if name.startswith("[") and name.endswith("]") else name
-    if not (_IPV6 if ":" in host else _HOST).fullmatch(host):
-        return ""
-    if ":" in host:
-        try:
-            IPv6Address(host)
-        except ValueError:
-            return ""
-    return host
+    if ":" not in host:
+        return host if _HOST.fullmatch(host) else ""
+    with suppress(ValueError):
+        return host if _IPV6.fullmatch(host) and IPv6Address(host) else ""
+    return ""
 
 
 def parse_patterns(text: str) -> tuple[str, ...]:

@@ -50,8 +50,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("nsqtools.web")
 
-DEFAULT_LISTEN = "127.0.0.1:4171"
-DEFAULT_REFRESH_S = 2.0
 LONGEST_REFRESH_S = 30.0
 """The history has points for every minute."""
 
@@ -62,10 +60,10 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 class WebSettings:
     """The settings. ``base_path`` is "" or ``/x/y``; raises `ConfigurationError`."""
 
-    listen: str = DEFAULT_LISTEN
+    listen: str = "127.0.0.1:4171"
     base_path: str = ""
     allowed_hosts: tuple[str, ...] = ()
-    refresh_s: float = DEFAULT_REFRESH_S
+    refresh_s: float = 2.0
     allow_changes: bool = False
     show_messages: bool = False
     auth_file: Path | None = None

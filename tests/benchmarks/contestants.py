@@ -118,8 +118,6 @@ def to_http() -> Iterator[list[Contestant]]:
     """A request takes longer than a publish."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([GO_PROGRAMS / "http_sink"], text=True, **pipes) as server:
-        assert server.stdin is not None
-        assert server.stdout is not None
         url = f"http://{server.stdout.readline().strip()}/"
         yield [
             Contestant("nsq_to_http", f"nsq_to_http {GO} -status-every=0 -post {url}", share=0.2),

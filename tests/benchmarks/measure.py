@@ -155,9 +155,7 @@ def fill(nsqd: Nsqd, job: Job, messages: int) -> None:
     full, rest = divmod(messages, BATCH_SIZE)
     batches = [bare_loop.packed(LINES)] * full + ([bare_loop.packed(LINES[:rest])] if rest else [])
     bare_loop.publish(job.nsqd, job.topic, batches)
-    wait_until(
-        lambda: nsqd.depth(job.topic, job.channel) == messages, what="a full channel", timeout_s=60
-    )
+    wait_until(lambda: nsqd.depth(job.topic, job.channel) == messages, what="all", timeout_s=60)
 
 
 @contextmanager

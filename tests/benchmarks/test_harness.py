@@ -27,9 +27,7 @@ RELIABLE = [each for each in CONSUMERS if not (each.leaves or "--tls" in each.li
     [(drain, RELIABLE), (publish, [each for each in PRODUCERS if not each.is_endless])],
     ids=["drain", "publish"],
 )
-def test_every_contestant_does_its_work(
-    nsqd: GoNsqd, measure: parts.Measure, entered: list[Contestant]
-) -> None:
+def test_contestants_work(nsqd: GoNsqd, measure: parts.Measure, entered: list[Contestant]) -> None:
     for contestant in entered:
         assert measure(nsqd, contestant, MESSAGES)["rate"] > 0, contestant.name
 
@@ -71,7 +69,6 @@ def test_a_run_that_fails_is_said_and_ends_no_other(
     assert "| `nsq --help` | 24.7 | 2.0 |" in capsys.readouterr().out
 
     result = load("startup", tmp_path)
-    assert result is not None
     assert [row.figures for row in result.rows] == [{"ms": 12.346}, {}, {"ms": 24.7}]
     made = render("<!-- measured: startup -->\n<!-- end -->", tmp_path)
     assert "| `nsq --version` | - | - |" in made
@@ -79,14 +76,11 @@ def test_a_run_that_fails_is_said_and_ends_no_other(
     assert "Not measured" in render("<!-- measured: spark -->\n<!-- end -->", tmp_path)
 
 
-def test_a_part_whose_time_is_up_keeps_what_it_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_late_part_keeps_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     endless = (Row("a", n, {"ms": 1.0}) for n in range(9))
     monkeypatch.setitem(parts.PARTS, "startup", lambda *_: endless)
 
     assert main(["startup", "--save", str(tmp_path), "--longest", "0"]) == 1
 
     result = load("startup", tmp_path)
-    assert result is not None
     assert [row.name for row in result.rows] == ["a", "the rest"]

@@ -12,7 +12,7 @@ A transcript is a file in transcripts/:
 
 Commands run in an empty directory, which is their home, find the nsqd by the environment, and may
 name the addresses of daemons: ``$TCP``, ``$HTTP``, ``$OTHER_TCP``, ``$OTHER_HTTP``, ``$LOOKUP``,
-``$LOOKUP_TCP`` and ``$NAMED_HTTP`` (of the nsqd, at localhost), which is also what the transcript
+``$LOOKUP_TCP``, ``$NAMED_TCP`` and ``$NAMED_HTTP`` (the nsqd at localhost), which is also what it
 shows. Before each, everything that was published is in its channels, nothing is in flight and
 nsqlookupd knows all topics. A transcript with daemons holds for the Go daemons and the embedded
 ones. On a terminal columns are shown two blanks apart.
@@ -47,6 +47,8 @@ TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))
 OF_SPARK = [path for path in TRANSCRIPTS if path.stem.startswith("spark-")]
 COLUMNS = 100
 SHELL = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
+Kind = tuple[Callable[..., Nsqd], Callable[..., Nsqlookupd]]
+Play = Callable[[Path, Kind], None]
 IS_RECORDING = os.environ.get("NSQTOOLS_TEST_RECORD", "0") != "0"
 
 
@@ -58,34 +60,31 @@ def cases() -> Iterator[object]:
             yield pytest.param(path, kind.values[0], id=f"{path.stem}-{kind.id}", marks=kind.marks)
 
 
-@pytest.mark.parametrize(("path", "kind"), list(cases()))
-def test_a_command_prints_what_its_transcript_says(
-    path: Path,
-    kind: tuple[Callable[..., Nsqd], Callable[..., Nsqlookupd]],
+@pytest.fixture
+def play(
     serve: Serve,
     data_path: DataPath,
     run_nsq: RunNsq,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> Play:
+    """Check a transcript; Spark's commands are in this process, too."""
+    monkeypatch.setattr(cli, "NEED_A_PROCESS", cli.NEED_A_PROCESS - {"spark"})
     monkeypatch.chdir(tmp_path)
-    check(path, Cluster(kind, serve, data_path), run_nsq)
+    return lambda path, kind: check(path, Cluster(kind, serve, data_path), run_nsq)
+
+
+@pytest.mark.parametrize(("path", "kind"), list(cases()))
+def test_a_command_prints_what_its_transcript_says(play: Play, path: Path, kind: Kind) -> None:
+    play(path, kind)
 
 
 @pytest.mark.parametrize("path", OF_SPARK, ids=lambda path: path.stem)
 def test_spark_prints_what_its_transcript_says(
-    path: Path,
-    serve: Serve,
-    data_path: DataPath,
-    run_nsq: RunNsq,
-    shared_session: None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    play: Play, path: Path, shared_session: None
 ) -> None:
-    """With the session that the tests share, in this process."""
-    monkeypatch.setattr(cli, "NEED_A_PROCESS", cli.NEED_A_PROCESS - {"spark"})
-    monkeypatch.chdir(tmp_path)
-    check(path, Cluster((EmbeddedServer, EmbeddedLookupServer), serve, data_path), run_nsq)
+    """With the session that the tests share."""
+    play(path, (EmbeddedServer, EmbeddedLookupServer))
 
 
 def check(path: Path, cluster: Cluster, run_nsq: RunNsq) -> None:
@@ -108,12 +107,7 @@ def check(path: Path, cluster: Cluster, run_nsq: RunNsq) -> None:
 class Cluster:
     """The daemons of a transcript. ``names`` are the addresses, by what it calls them."""
 
-    def __init__(
-        self,
-        kind: tuple[Callable[..., Nsqd], Callable[..., Nsqlookupd]],
-        serve: Serve,
-        data_path: DataPath,
-    ) -> None:
+    def __init__(self, kind: Kind, serve: Serve, data_path: DataPath) -> None:
         self.names: dict[str, str] = {}
         self._kind, self._serve, self._data_path = kind, serve, data_path
         self._nsqds: list[Nsqd] = []
@@ -132,7 +126,8 @@ class Cluster:
         prefix = "" if name == "nsqd" else f"{name.upper()}_"
         self.names |= {f"{prefix}TCP": nsqd.tcp_address, f"{prefix}HTTP": nsqd.http_address}
         if name == "nsqd":
-            self.names["NAMED_HTTP"] = f"localhost:{nsqd.http_address.rpartition(':')[2]}"
+            for kind, address in ("TCP", nsqd.tcp_address), ("HTTP", nsqd.http_address):
+                self.names[f"NAMED_{kind}"] = f"localhost:{address.rpartition(':')[2]}"
 
     def settle(self) -> None:
         """Wait until nothing is under way between or inside the daemons."""

@@ -12,11 +12,10 @@ from plugins.certificates import Certificates
 from plugins.cli import RunNsq
 from plugins.clusters import RunningCluster
 from plugins.daemons import GoNsqd, GoNsqlookupd
-from plugins.embedded import EmbeddedServer
 from plugins.http_server import MakeScripted, MakeServer
 from plugins.network import ProxyTo
 from plugins.raw_client import RawPeer
-from plugins.servers import MakeLookupd, MakeNsqd, Serve
+from plugins.servers import AnyNsqd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.cluster.admin import apply, plan_tombstone
@@ -40,9 +39,9 @@ def test_a_given_nsqd_is_asked_as_given_and_counts_once(cluster: RunningCluster)
 
 
 def test_a_silent_nsqd_is_asked_once_and_left_out_of_what_is_asked_then(
-    serve: Serve, tmp_path: Path
+    embedded_nsqd: AnyNsqd,
 ) -> None:
-    nsqd = serve(EmbeddedServer(tmp_path))
+    nsqd = embedded_nsqd()
     silent = socket.create_server(("127.0.0.1", 0))
     addresses = ClusterAddresses([f"127.0.0.1:{silent.getsockname()[1]}", nsqd.http_address])
 
@@ -58,20 +57,7 @@ def test_a_silent_nsqd_is_asked_once_and_left_out_of_what_is_asked_then(
         assert "no answer in time" in str(failures[0].error)
 
 
-def test_who_was_silent_is_forgotten_when_it_may_be_asked_again(dead_address: str) -> None:
-    def wait() -> None:
-        time.sleep(0.01)
-        raise DeadlineExceeded("no answer in time")
-
-    with Cluster(ClusterAddresses([dead_address]), HTTPAccess(timeout_s=0.01)) as asked:
-        with pytest.raises(DeadlineExceeded):
-            asked.ask_one("left:4151", wait, time.monotonic())
-        time.sleep(0.02)
-        asked.keep_only({})
-        assert not asked._silent
-
-
-def test_who_cannot_be_connected_to_in_time_is_not_asked_the_next_question(
+def test_who_was_silent_is_not_asked_the_next_question_and_forgotten_when_it_may_be(
     dead_address: str,
 ) -> None:
     def wait() -> list[str]:
@@ -81,6 +67,13 @@ def test_who_cannot_be_connected_to_in_time_is_not_asked_the_next_question(
         for question in (wait, list[str]):
             with pytest.raises(DeadlineExceeded):
                 asked.ask_one(dead_address, question, time.monotonic() + 60)
+
+    with Cluster(ClusterAddresses([dead_address]), HTTPAccess(timeout_s=0.01)) as asked:
+        with pytest.raises(DeadlineExceeded):
+            asked.ask_one("left:4151", wait, time.monotonic())
+        time.sleep(0.02)
+        asked.keep_only({})
+        assert not asked._silent
 
 
 def test_a_web_server_that_is_no_nsqd_is_said_to_be_none(
@@ -122,39 +115,52 @@ def registered(go_nsqd: MakeNsqd, lookupd: GoNsqlookupd, broadcast: str = "127.0
     return nsqd
 
 
-@pytest.fixture
-def lookupd(nsqlookupd: MakeLookupd) -> GoNsqlookupd:
-    return nsqlookupd()
-
-
-@pytest.fixture
-def https(lookupd: GoNsqlookupd, certificates: Certificates, proxy_to: ProxyTo) -> list[str]:
-    """The options that lead a command to the nsqlookupd over https."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificates.server.cert, certificates.server.key)
-    address = proxy_to(lookupd.http_address, context).address
-    return [f"--lookupd-http-address=https://{address}", f"--tls-ca-file={certificates.ca}"]
-
-
-def test_an_https_nsqlookupd_leads_to_what_tail_must_not_destroy_and_to_file_archives(
-    run_nsq: RunNsq, https: list[str], lookupd: GoNsqlookupd, go_nsqd: MakeNsqd, tmp_path: Path
+@pytest.mark.parametrize("broadcast", ["127.0.0.1", ANNOUNCED], ids=["https", "address map"])
+def test_every_command_reaches_the_daemons_over_https_and_by_the_address_map(
+    run_nsq: RunNsq,
+    certificates: Certificates,
+    proxy_to: ProxyTo,
+    lookupd: GoNsqlookupd,
+    go_nsqd: MakeNsqd,
+    tmp_path: Path,
+    broadcast: str,
 ) -> None:
-    nsqd = registered(go_nsqd, lookupd)
+    nsqd = registered(go_nsqd, lookupd, broadcast)
+    if broadcast == ANNOUNCED:
+        tcp_port = nsqd.tcp_address.rpartition(":")[2]
+        pairs = [f"{ANNOUNCED}:{tcp_port}={nsqd.tcp_address}", f"{ANNOUNCED}=127.0.0.1"]
+        where = [f"--lookupd-http-address={lookupd.http_address}"]
+        where += [f"--address-map={pair}" for pair in pairs]
+    else:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificates.server.cert, certificates.server.key)
+        address = proxy_to(lookupd.http_address, context).address
+        where = [f"--lookupd-http-address=https://{address}", f"--tls-ca-file={certificates.ca}"]
 
-    refused = run_nsq(["tail", "-t", "payments", "-n", "1", "--no-tls", *https])
+    refused = run_nsq(["tail", "-t", "payments", "-n", "1", "--no-tls", *where])
     assert (refused.status, refused.out) == (2, b"")
     assert "no channel and 5 messages waiting" in refused.err
     assert nsqd.depth("payments") == 5
 
-    misspelt = run_nsq(["tail", "-t", "payment", "-c", "c", "--no-tls", *https])
+    misspelt = run_nsq(["tail", "-t", "payment", "-c", "c", "--no-tls", *where])
     assert misspelt.status == 3
     assert "Did you mean payments?" in misspelt.err
 
-    flags = ["--output-dir", str(tmp_path / "out"), "--format", "raw", "--exit-idle", "1s"]
-    archived = run_nsq(["to-file", "--topic-pattern", ".", "--no-tls", *https, *flags])
+    stat = run_nsq(["stat", "--once", "--json", *where])
+    assert (stat.status, stat.err) == (0, "")
+    assert nsqd.http_address.encode() in stat.out
+
+    flags = ["--output-dir", str(tmp_path / "out"), "--format", "raw", "--until-empty"]
+    to_file = ["to-file", "--topic-pattern", ".", "-c", "archive", "--no-tls"]
+    archived = run_nsq([*to_file, *where, *flags])
     assert archived.status == 0, archived.err
     [file] = (tmp_path / "out").glob("*.log")
     assert sorted(file.read_bytes().split()) == sorted(BODIES)
+
+    nsqd.publish("payments", b"more")
+    peek = ["peek", "-t", "payments", "-c", "archive", "-n", "1", "--no-tls"]
+    peeked = run_nsq([*peek, *where])
+    assert (peeked.status, peeked.out) == (0, b"more\n"), peeked.err
 
 
 @pytest.mark.parametrize(
@@ -182,33 +188,6 @@ def test_the_secret_goes_to_nsqlookupd_as_a_bearer_token_when_that_is_wanted(
 
         assert {each.headers.get("Authorization") for each in lookupd.requests} == {bearer}
         assert ("the auth secret goes to http://" in said) == bool(wanted)
-
-
-def test_every_command_reaches_an_announced_nsqd_by_the_address_map(
-    run_nsq: RunNsq, lookupd: GoNsqlookupd, go_nsqd: MakeNsqd, tmp_path: Path
-) -> None:
-    nsqd = registered(go_nsqd, lookupd, ANNOUNCED)
-    tcp_port = nsqd.tcp_address.rpartition(":")[2]
-    pairs = [f"{ANNOUNCED}:{tcp_port}={nsqd.tcp_address}", f"{ANNOUNCED}=127.0.0.1"]
-    where = [f"--lookupd-http-address={lookupd.http_address}"]
-    where += [f"--address-map={pair}" for pair in pairs]
-
-    refused = run_nsq(["tail", "-t", "payments", *where])
-    assert "no channel and 5 messages waiting" in refused.err
-
-    stat = run_nsq(["stat", "--once", "--json", *where])
-    assert (stat.status, stat.err) == (0, "")
-    assert nsqd.http_address.encode() in stat.out
-
-    out = tmp_path / "out"
-    flags = ["--output-dir", str(out), "--format", "raw", "--until-empty", "-c", "archive"]
-    archived = run_nsq(["to-file", "--topic-pattern", "pay", *where, *flags])
-    assert archived.status == 0, archived.err
-    assert sum(len(path.read_bytes().split()) for path in out.glob("*.log")) == len(BODIES)
-
-    nsqd.publish("payments", b"more")
-    peeked = run_nsq(["peek", "-t", "payments", "-c", "archive", "-n", "1", *where])
-    assert (peeked.status, peeked.out) == (0, b"more\n"), peeked.err
 
 
 @pytest.mark.parametrize("host", ["::1", "[::1]"])

@@ -24,11 +24,6 @@ def sample(at_s: float, *rows: QueueRow) -> Sample:
     return Sample(START_S + at_s, list(rows), totals(rows), (), ())
 
 
-def filled(history: History, seconds: int, step_s: int = 2, begin_s: int = 0) -> None:
-    for at_s in range(begin_s, begin_s + seconds, step_s):
-        history.add(sample(at_s, row(depth=at_s)))
-
-
 def test_every_quantity_is_kept_of_queues_of_nsqd_and_of_all() -> None:
     history = History()
     there = row(in_flight=1, deferred=2, clients=3, latency=((0.5, 0.1), (0.99, 0.25)))
@@ -46,7 +41,8 @@ def test_every_quantity_is_kept_of_queues_of_nsqd_and_of_all() -> None:
 
 def test_what_is_older_is_kept_in_coarser_points() -> None:
     history = History(interval_s=5)
-    filled(history, 5400, step_s=5)
+    for at_s in range(0, 5400, 5):
+        history.add(sample(at_s, row(depth=at_s)))
     now_s = START_S + 5400
 
     minute = history.series([CHANNEL], "depth", since_s=now_s - 60)

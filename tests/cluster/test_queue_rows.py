@@ -19,8 +19,8 @@ from nsqtools.cluster.queue_rows import (
     rows_of_topic,
     totals,
 )
-from nsqtools.cluster.stats_documents import parse_filter, sort_rows
-from nsqtools.errors import ConfigurationError, ProtocolError
+from nsqtools.cluster.stats_documents import sort_rows
+from nsqtools.errors import ProtocolError
 from nsqtools.protocol.stats import StatsReader, read_stats
 
 COUNTS_OF_ROW = {"depth": 10, "disk": 4, "in_flight": 5, "messages": 100, "clients": 1}
@@ -174,15 +174,6 @@ def test_an_answer_with_gaps_is_read_and_one_of_another_kind_is_refused() -> Non
         assert all(each.topic_name == "" for each in read_stats({"topics": topics}).topics or ())
     with pytest.raises(ProtocolError):
         read_stats(["clicks"])
-
-
-def test_a_filter_compares_a_column_and_one_that_means_nothing_is_refused() -> None:
-    held = ("depth>9", "topic=clicks", "paused=no")
-    others = ("depth>=10.5", "channel!=arch", "ingress<1")  # not known
-    assert [parse_filter(each)(ROW) for each in (*held, *others)] == [True] * 3 + [False] * 3
-    for wrong in ("depth", "dept>1", "depth>x", "paused=1", ">1"):
-        with pytest.raises(ConfigurationError):
-            parse_filter(wrong)
 
 
 def test_numbers_are_sorted_from_the_top_and_the_unknown_is_last() -> None:

@@ -9,10 +9,9 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 from plugins.clusters import RunningCluster
-from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
 from plugins.http_server import MakeScripted
-from plugins.servers import DataPath, Serve
+from plugins.servers import AnyNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.consumer import Consumer
@@ -28,8 +27,8 @@ INTERVAL_S = 0.2
 
 
 @pytest.fixture
-def nsqd(serve: Serve, data_path: DataPath) -> Nsqd:
-    nsqd: Nsqd = serve(EmbeddedServer(data_path()))
+def nsqd(embedded_nsqd: AnyNsqd) -> Nsqd:
+    nsqd = embedded_nsqd()
     nsqd.create_channel("clicks", "arch")
     return nsqd
 
@@ -60,10 +59,10 @@ def test_who_answers_is_in_every_sample_and_who_does_not_is_named(
 
 
 def test_an_nsqd_that_says_too_much_is_named_and_the_others_count(
-    nsqd: Nsqd, serve: Serve, data_path: DataPath, monkeypatch: pytest.MonkeyPatch
+    nsqd: Nsqd, embedded_nsqd: AnyNsqd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As four that each announce 250,000 topics, which took 1.5 GB."""
-    loud = serve(EmbeddedServer(data_path()))
+    loud = embedded_nsqd()
     for number in range(20):
         loud.create_topic(f"t{number}")
     monkeypatch.setattr(live, "MAX_ENTRIES_OF_NODE", 20)

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from plugins.archives import messages_of
 from plugins.cli import RunNsq
 from plugins.clients import InBackground
-from plugins.daemons import GoNsqd
-from plugins.embedded import EmbeddedLookupServer, EmbeddedServer
+from plugins.daemons import GoNsqd, GoNsqlookupd
+from plugins.embedded import EmbeddedLookupServer
 from plugins.http_server import MakeScripted, ScriptedLookupd
-from plugins.servers import DataPath, MakeLookupd, MakeNsqd, Serve
+from plugins.servers import AnyNsqd, MakeNsqd, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.cli.running import consuming
@@ -29,9 +30,6 @@ from nsqtools.cluster.topics import (
     UnlistedTopics,
     check_subscription,
     inspect_topic,
-    is_pattern,
-    matches,
-    select,
 )
 from nsqtools.errors import ConfigurationError, ConnectionFailed, NotFoundError
 from nsqtools.http.http_api import HTTPAccess
@@ -58,12 +56,11 @@ def test_of_two_nsqd_each_is_asked_at_its_own_http_port(nsqd: GoNsqd) -> None:
 
 
 def test_lookupd_leads_to_the_nsqd_and_a_dead_one_is_noted(
-    go_nsqd: MakeNsqd, nsqlookupd: MakeLookupd, unreachable_address: str
+    go_nsqd: MakeNsqd, lookupd: GoNsqlookupd, unreachable_address: str
 ) -> None:
-    lookupd = nsqlookupd()
-    nsqd = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}", "-broadcast-address=127.0.0.1")
+    nsqd = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
     nsqd.publish("clicks", b"a", b"b", b"c")
-    other = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}", "-broadcast-address=127.0.0.1")
+    other = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
     other.create_channel("clicks", "archive")  # which says nothing of the first one
 
     wait_until(lambda: len(lookupd.producers("clicks")) == 2, what="both have registered it")
@@ -74,40 +71,6 @@ def test_lookupd_leads_to_the_nsqd_and_a_dead_one_is_noted(
     assert (report.backlog, unreachable_address in str(failure)) == (3, True)
     with pytest.raises(ConfigurationError, match="3 messages waiting on an nsqd"):
         check_subscription(report, "mine#ephemeral")
-
-
-# -- patterns: globs, and regular expressions between slashes
-
-TOPICS = {"orders", "orders-eu", "orders.us", "web_1", "web_2", "app"}
-
-
-def test_a_pattern_is_a_glob_or_a_regular_expression_between_slashes() -> None:
-    matching = {
-        "orders": "orders",
-        "orders*": "orders orders-eu orders.us",
-        "orders.*": "orders.us",
-        "web_?": "web_1 web_2",
-        "web_[2-9]": "web_2",
-        "/^orders/": "orders orders-eu orders.us",
-        "/^(web|app)/": "app web_1 web_2",
-        "/eu$/": "orders-eu",
-    }
-    for pattern, names in matching.items():
-        assert select("topic", [pattern], TOPICS) == names.split()
-        assert {name for name in TOPICS if matches(name, [pattern])} == set(names.split())
-
-
-def test_what_matches_nothing_or_cannot_match_is_an_error_that_helps() -> None:
-    with pytest.raises(NotFoundError, match=r"no topic matches web\.\*") as caught:
-        select("topic", ["web.*"], TOPICS)
-
-    assert caught.value.hint == "This is a glob; write '/web.*/' for a regular expression."
-    with pytest.raises(NotFoundError, match="no topic matches /nothing/"):
-        select("topic", ["/nothing/"], TOPICS)
-
-    with pytest.raises(ConfigurationError, match=r"invalid regular expression /\(/"):
-        select("topic", ["/(/"], TOPICS)
-    assert not is_pattern("orders.us_1-2#ephemeral")
 
 
 # -- what is tried again every few seconds is reported when it changes, and not each time
@@ -145,15 +108,6 @@ def test_a_thousand_topics_report_an_nsqlookupd_that_is_away_once(
 # -- who waits for a channel to be empty does not wait for a topic that no nsqd has
 
 
-class Clock:
-    """Stands still until the test turns it."""
-
-    now_s = 1000.0
-
-    def turn(self, seconds: float) -> None:
-        self.now_s += seconds
-
-
 def listing(lookupd: ScriptedLookupd, *topics: str) -> None:
     lookupd.list_nsqd("127.0.0.1:4150")
     lookupd.answer["producers"][0]["topics"] = [*topics]
@@ -164,30 +118,30 @@ def test_a_topic_is_given_up_when_no_nsqd_was_named_for_it_for_long_and_none_is_
 ) -> None:
     lookupd = scripted_lookupd()
     listing(lookupd, "other")
-    clock = Clock()
+    clock = SimpleNamespace(now_s=1000.0)
     asked = UnlistedTopics(ConnectionSettings((), (lookupd.address,)), lambda: clock.now_s)
     assert asked.among({"ghost", "other"}) == set()
-    clock.turn(19)
+    clock.now_s += 19
     assert asked.among({"ghost", "other"}) == set()
 
     listing(lookupd, "ghost")  # its nsqd was restarted: the time begins again
-    clock.turn(2)
+    clock.now_s += 2
     assert asked.among({"ghost"}) == set()
     listing(lookupd)
-    clock.turn(2)
+    clock.now_s += 2
     assert asked.among({"ghost"}) == set()
-    clock.turn(10)
+    clock.now_s += 10
     asked.among(set())  # it had a connection meanwhile: again
     for _ in range(2):
         assert asked.among({"ghost"}) == set()
-        clock.turn(10)
+        clock.now_s += 10
     assert asked.among({"ghost"}) == {"ghost"}
     with pytest.raises(NotFoundError, match="no nsqd has topic ghost"):
         asked.refuse(["ghost", "other"])
     asked.refuse(["other"])
 
     lookupd.status = 500  # nobody answers: nothing is known
-    clock.turn(2)
+    clock.now_s += 2
     assert asked.among({"ghost"}) == set()
 
     lookupd.requests.clear()
@@ -195,7 +149,7 @@ def test_a_topic_is_given_up_when_no_nsqd_was_named_for_it_for_long_and_none_is_
     asked = UnlistedTopics(given, lambda: clock.now_s)
     for _ in range(3):
         assert asked.among({"ghost"}) == set()
-        clock.turn(100)
+        clock.now_s += 100
     assert not lookupd.requests
 
 
@@ -203,7 +157,7 @@ def test_waiting_for_the_end_of_a_topic_that_only_nsqlookupd_knows_ends_with_sta
     serve: Serve,
     run_nsq: RunNsq,
     tmp_path: Path,
-    data_path: DataPath,
+    embedded_nsqd: AnyNsqd,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(topics, "UNLISTED_S", 0.1)
@@ -213,7 +167,7 @@ def test_waiting_for_the_end_of_a_topic_that_only_nsqlookupd_knows_ends_with_sta
     lookupd.post("/topic/create", topic="ghost")
     asked = ["-t", "ghost", "--until-empty", "--lookupd-http-address", lookupd.http_address]
     to_file = ["to-file", "--output-dir", str(tmp_path / "out")]
-    target = serve(EmbeddedServer(data_path())).tcp_address
+    target = embedded_nsqd().tcp_address
     to_nsq = ["to-nsq", "-c", "copies", "--destination-nsqd-tcp-address", target]
     for command in (to_file, ["tail"], to_nsq):
         result = run_nsq([*command, *asked])
@@ -225,7 +179,7 @@ def test_waiting_for_the_end_of_a_topic_that_only_nsqlookupd_knows_ends_with_sta
 
 
 def test_an_nsqd_that_is_restarted_is_waited_for(
-    nsqlookupd: MakeLookupd,
+    lookupd: GoNsqlookupd,
     go_nsqd: MakeNsqd,
     in_background: InBackground,
     tmp_path: Path,
@@ -233,8 +187,7 @@ def test_an_nsqd_that_is_restarted_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(topics, "UNLISTED_S", patience_s(60))
-    lookupd = nsqlookupd()
-    nsqd = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}", "-broadcast-address=127.0.0.1")
+    nsqd = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
     nsqd.create_channel("clicks", "archive")
     nsqd.publish("clicks", b"one")
     wait_until(lambda: lookupd.producers("clicks"), what="its nsqd is registered")

@@ -78,16 +78,13 @@ def test_a_linter_finds_nothing() -> None:
     assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
 
 
-def test_the_builder_gets_what_the_wheel_is_made_of_and_nothing_else() -> None:
+def test_the_builder_gets_what_it_needs_and_nsq_starts_for_a_user_without_rights() -> None:
     there = {path.name for path in CHECKOUT.iterdir()} | {".git", ".venv", "tests", ".env"}
 
     assert {name for name in there if reaches_the_builder(name)} == {
         *("pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE"),
         *("nsqtools", "completions", "man"),
     }
-
-
-def test_it_starts_nsq_for_a_user_without_rights_and_only_nsqd_says_whether_it_is_healthy() -> None:
     assert step("base", "USER") == ["10001:10001"]
     assert step("base", "COPY") == ["--from=build /opt/nsqtools /opt/nsqtools"]
     assert (step("nsq", "ENTRYPOINT"), step("nsq", "CMD")) == (['["nsq"]'], ['["--help"]'])

@@ -111,11 +111,7 @@ def test_a_pause_of_the_archiver_doubles_no_row(
     nsqd.create_channel(TOPIC, CHANNEL)
     archiver = spawn_nsq(to_file(nsqd.tcp_address, tmp_path))
     stats = partial(nsqd.channel_stats, TOPIC, CHANNEL)
-    wait_until(
-        lambda: any(client["ready_count"] for client in stats()["clients"]),
-        what="an archiver that is ready",
-        timeout_s=20,
-    )
+    wait_until(lambda: any(c["ready_count"] for c in stats()["clients"]), what="RDY", timeout_s=20)
     os.kill(archiver.pid, signal.SIGSTOP)
     nsqd.publish(TOPIC, *[b"%d" % number for number in range(50)])
     wait_until(lambda: stats()["timeout_count"], what="messages that time out", timeout_s=20)
@@ -136,14 +132,12 @@ def test_a_pause_of_the_archiver_while_it_connects_does_not_end_it(
     proxy = proxy_to(nsqd.tcp_address)
     proxy.pause(TO_CLIENT)
     archiver = spawn_nsq(to_file(proxy.address, tmp_path, "-X", "dial_timeout=100ms"))
-    wait_until(lambda: "desired protocol magic" in nsqd.log, what="the archiver", timeout_s=20)
+    magic = "desired protocol magic"
+    wait_until(lambda: magic in nsqd.log, what="the archiver", timeout_s=20)
     os.kill(archiver.pid, signal.SIGSTOP)
     time.sleep(7)  # a handshake may take 5 s
     os.kill(archiver.pid, signal.SIGCONT)
-    wait_until(
-        lambda: archiver.poll() is not None or nsqd.log.count("desired protocol magic") > 1,
-        what="a second try",
-    )
+    wait_until(lambda: archiver.poll() is not None or nsqd.log.count(magic) > 1, what="a new try")
     proxy.resume(TO_CLIENT)
     wait_until_archived(nsqd)
     ended(archiver)
@@ -259,13 +253,8 @@ ALL = [b"body %d" % number for number in range(5)]
 def landed_until_killed(plan: TablePlan, step: int, logs: Path, env: dict[str, str]) -> bool:
     """Land the logs in another process, which kills itself; tell whether it came to its end."""
     paths = map(str, logs_of(logs))
-    killed = subprocess.run(
-        [sys.executable, "-c", LANDING, str(step), pickle.dumps(plan).hex(), str(logs), *paths],
-        env=env,
-        capture_output=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
+    words = [sys.executable, "-c", LANDING, str(step), pickle.dumps(plan).hex(), str(logs), *paths]
+    killed = subprocess.run(words, env=env, capture_output=True, timeout=DEADLINE_S, check=False)
     assert killed.returncode in (0, -signal.SIGKILL), killed.stderr.decode()
     return killed.returncode == 0
 
@@ -278,20 +267,13 @@ def compacted(place: Path, output: Path | None) -> None:
             compaction.run(in_processes(1))
 
 
-SHORT = [
-    ("delta", False, 4),
-    ("parquet bucket", False, 6),
-    ("delta", True, 7),
-    ("parquet", True, 6),
-]
+SHORT = [("delta", False, 4), ("parquet bucket", False, 6)]
+SHORT += [("delta", True, 7), ("parquet", True, 6)]
 LONG = [(place, False, 1) for place in ("delta", "delta bucket", "parquet", "parquet bucket")]
 LONG += [("delta", True, 1), ("parquet", True, 1)]
 
 
-@pytest.mark.parametrize(
-    ("store", "compacts", "every"),
-    [*SHORT, *(slow(*each) for each in LONG)],
-)
+@pytest.mark.parametrize(("store", "compacts", "every"), [*SHORT, *(slow(*each) for each in LONG)])
 def test_killed_at_each_step_every_message_lands_once(
     tmp_path: Path, bucket: Bucket, nsq_env: dict[str, str], store: str, compacts: bool, every: int
 ) -> None:

@@ -33,9 +33,7 @@ def left_by_a_kill(path: Path, serve: Serve) -> None:
     nsqd = serve(GoNsqd(path, "-mem-queue-size=0", "-max-bytes-per-file=20000"))
     nsqd.create_channel("t", "ch")
     chance = random.Random(7)
-    texts = (
-        b"%d " % number + b"0123456789abcdef" * chance.randrange(12) for number in range(COUNT)
-    )
+    texts = (b"%d " % n + b"0123456789abcdef" * chance.randrange(12) for n in range(COUNT))
     nsqd.publish("t", *texts)
     wait_until(lambda: nsqd.depth("t", "ch") == COUNT, what="the channel has them")
     with subscribed(nsqd.tcp_address, "t", "ch", ready=1) as client:

@@ -205,11 +205,8 @@ def test_the_go_nsqd_finds_every_message(data_path: DataPath, serve: Serve, how:
         client.finish(done)
         client.publish("other", b"confirmed, so that what was before is on disk, too")
     (nsqd.stop if how == "stopped" else nsqd.kill)()
-    started = subprocess.run(
-        [GO_PROGRAMS / "nsqd", f"-data-path={nsqd.data_path}", "-tcp-address=127.0.0.1:0"],
-        capture_output=True,
-        text=True,
-    )
+    go = [GO_PROGRAMS / "nsqd", f"-data-path={nsqd.data_path}", "-tcp-address=127.0.0.1:0"]
+    started = subprocess.run(go, capture_output=True, text=True)
     assert started.returncode == 1
     assert "failed to parse metadata" in started.stderr
     command = [sys.executable, "-m", "nsqtools", "nsqd", "-recover-only"]

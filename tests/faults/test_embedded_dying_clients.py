@@ -20,10 +20,9 @@ from pathlib import Path
 import pytest
 from plugins.certificates import Certificates
 from plugins.daemons import EmbeddedNsqdProcess
-from plugins.embedded import EmbeddedServer
 from plugins.examples import slow
 from plugins.raw_client import RawClient, mpub, sized, subscribed
-from plugins.servers import DataPath, Serve
+from plugins.servers import AnyNsqd, DataPath, Serve
 from plugins.waiting import wait_until
 
 from nsqtools.server.client_connection import ClientConnection
@@ -105,9 +104,7 @@ def die(address: str, layer: str, sent: bytes, how: str) -> None:
 
 
 @pytest.mark.parametrize("rounds", [1, slow(16)])
-def test_a_quiet_consumer_gets_its_messages_whoever_dies(
-    nsqd: EmbeddedNsqdProcess, rounds: int
-) -> None:
+def test_a_quiet_consumer_is_served_whoever_dies(nsqd: EmbeddedNsqdProcess, rounds: int) -> None:
     cases = [
         (layer, sent, how)
         for (turn, layer), (at, sent), how in itertools.product(
@@ -137,9 +134,7 @@ def is_closed(client: RawClient) -> bool:
 
 
 @pytest.mark.parametrize("tries", [20, slow(200)])
-def test_a_broken_tls_record_during_deliveries_stops_nobody(
-    nsqd: EmbeddedNsqdProcess, tries: int
-) -> None:
+def test_a_broken_tls_record_meanwhile_stops_nobody(nsqd: EmbeddedNsqdProcess, tries: int) -> None:
     with quiet_consumer(nsqd.tcp_address) as get_a_message:
         for number in range(tries):
             with connected(nsqd.tcp_address, "tls_v1") as client:
@@ -169,15 +164,13 @@ FAULTS = [
 
 @pytest.mark.parametrize(("owner", "name"), FAULTS)
 def test_what_raises_once_stops_nobody_else(
-    data_path: DataPath,
-    serve: Serve,
+    embedded_nsqd: AnyNsqd,
     certificates: Certificates,
     monkeypatch: pytest.MonkeyPatch,
     owner: type,
     name: str,
 ) -> None:
-    flags = [*certificates.server.nsqd_flags, "-msg-timeout=1s"]
-    nsqd = serve(EmbeddedServer(data_path(), *flags))
+    nsqd = embedded_nsqd(*certificates.server.nsqd_flags, "-msg-timeout=1s")
     real = getattr(owner, name)
     is_armed, has_raised = threading.Event(), threading.Event()
     published: set[bytes] = set()

@@ -20,7 +20,7 @@ from plugins.daemons import MAX_TURN_S, EmbeddedNsqdProcess, GoNsqd
 from plugins.embedded import EmbeddedServer
 from plugins.http_server import AuthServer
 from plugins.raw_client import CODECS, TIMEOUT_S, RawClient, mpub, sized, subscribed
-from plugins.servers import DataPath, Serve
+from plugins.servers import AnyNsqd, DataPath, Serve
 from plugins.waiting import patience_s, wait_until
 
 Start = Callable[..., EmbeddedNsqdProcess]
@@ -51,9 +51,7 @@ def resident_bytes(nsqd: EmbeddedNsqdProcess) -> int:
 @pytest.mark.parametrize(
     "successor", [EmbeddedNsqdProcess, pytest.param(GoNsqd, marks=pytest.mark.real_nsqd)]
 )
-def test_what_was_confirmed_and_synced_survives_a_kill_under_load(
-    process: Start, serve: Serve, successor: type[GoNsqd]
-) -> None:
+def test_the_synced_survives_a_kill(process: Start, serve: Serve, successor: type[GoNsqd]) -> None:
     flags = ("-mem-queue-size=0", "-sync-every=1", "-max-bytes-per-file=10000")
     nsqd = process(*flags)
     nsqd.create_channel("t", "ch")
@@ -86,9 +84,7 @@ def test_what_was_confirmed_and_synced_survives_a_kill_under_load(
 
 
 @pytest.mark.parametrize("codec", ["", "snappy", "deflate"])
-def test_what_is_broken_explodes_or_is_nested_without_end_ends_the_connection_only(
-    process: Start, codec: str
-) -> None:
+def test_what_explodes_or_is_nested_ends_the_connection_only(process: Start, codec: str) -> None:
     nsqd = process()
     before = resident_bytes(nsqd)
     too_large = b"\xff\x06\0\0sNaPpY\0\xff\xff\xff" + bytes(1000)  # a chunk of 16 MB
@@ -166,9 +162,7 @@ def test_many_topics_and_messages_hold_up_nobody(process: Start) -> None:
     assert len(nsqd.stats()["topics"]) == 1_000
 
 
-def test_what_is_sent_before_a_slow_answer_about_a_secret_takes_bounded_memory(
-    process: Start, auth_server: AuthServer
-) -> None:
+def test_waiting_for_auth_takes_bounded_memory(process: Start, auth_server: AuthServer) -> None:
     asked, may_answer = threading.Semaphore(0), threading.Event()
 
     def answer(*_: object) -> tuple[int, bytes]:
@@ -191,9 +185,7 @@ def test_what_is_sent_before_a_slow_answer_about_a_secret_takes_bounded_memory(
         may_answer.set()
 
 
-def test_a_slow_disk_delays_no_publisher(
-    data_path: DataPath, serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_disk_delays_nobody(embedded_nsqd: AnyNsqd, monkeypatch: pytest.MonkeyPatch) -> None:
     """The syncs by the clock, and nsqd.dat, are not written on the loop."""
     fsync, syncs, go_on = os.fsync, threading.Event(), threading.Event()
 
@@ -202,7 +194,7 @@ def test_a_slow_disk_delays_no_publisher(
         go_on.wait(3 * TIMEOUT_S)  # longer than a client waits for an answer
         fsync(descriptor)
 
-    nsqd = serve(EmbeddedServer(data_path(), "-mem-queue-size=0", "-sync-timeout=100ms"))
+    nsqd = embedded_nsqd("-mem-queue-size=0", "-sync-timeout=100ms")
     with RawClient(nsqd.tcp_address) as client:
         for number in range(20):
             client.publish(f"t{number}", b"x")
@@ -282,8 +274,8 @@ def test_a_publisher_that_never_reads_its_answers_is_not_read_either(process: St
 
 
 @pytest.fixture
-def nsqd(data_path: DataPath, serve: Serve) -> EmbeddedServer:
-    return serve(EmbeddedServer(data_path(), "-mem-queue-size=2"))
+def nsqd(embedded_nsqd: AnyNsqd) -> EmbeddedServer:
+    return embedded_nsqd("-mem-queue-size=2")
 
 
 def obstruct(nsqd: EmbeddedServer, name: str) -> Path:
@@ -339,9 +331,7 @@ def test_what_consumers_give_back_is_kept(nsqd: EmbeddedServer) -> None:
 TOPICS = 200
 
 
-def test_the_list_of_topics_stays_whole_on_a_disk_that_fills_up(
-    small_disk: Path, serve: Serve
-) -> None:
+def test_the_list_of_topics_stays_whole_on_a_full_disk(small_disk: Path, serve: Serve) -> None:
     nsqd = serve(EmbeddedServer(small_disk))
     for number in range(TOPICS):
         nsqd.create_topic(f"{number:040d}")

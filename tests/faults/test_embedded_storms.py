@@ -14,10 +14,10 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 from plugins.daemons import MAX_TURN_S, EmbeddedNsqdProcess
-from plugins.embedded import EmbeddedLookupServer, EmbeddedServer
+from plugins.embedded import EmbeddedLookupServer
 from plugins.examples import slow
 from plugins.raw_client import RawClient, mpub, sized, subscribed
-from plugins.servers import DataPath, Serve
+from plugins.servers import AnyNsqd, DataPath, Serve
 from plugins.waiting import wait_until
 
 sizes = pytest.mark.parametrize("size", [1, slow(10)])
@@ -57,9 +57,7 @@ def consumed(client: RawClient, count: int) -> dict[bytes, int]:
 
 
 @sizes
-def test_messages_that_are_given_back_again_and_again_all_come_through(
-    nsqd: EmbeddedNsqdProcess, size: int
-) -> None:
+def test_what_is_given_back_often_comes_through(nsqd: EmbeddedNsqdProcess, size: int) -> None:
     count, attempts = 2000 * size, 5
     nsqd.create_channel("t", "ch")
     publish(nsqd, count)
@@ -80,9 +78,7 @@ def test_messages_that_are_given_back_again_and_again_all_come_through(
 
 
 @sizes
-def test_many_that_time_out_at_one_moment_are_delivered_again(
-    nsqd: EmbeddedNsqdProcess, size: int
-) -> None:
+def test_many_that_time_out_together_come_again(nsqd: EmbeddedNsqdProcess, size: int) -> None:
     count = 25_000 * size
     nsqd.create_channel("t", "ch")
     publish(nsqd, count)
@@ -140,17 +136,13 @@ def test_finishes_of_messages_that_nobody_holds_are_answered(nsqd: EmbeddedNsqdP
 
 
 @sizes
-def test_consumers_that_leave_at_one_moment_hold_up_nobody(
-    nsqd: EmbeddedNsqdProcess, size: int
-) -> None:
+def test_consumers_that_leave_together_hold_up_nobody(nsqd: EmbeddedNsqdProcess, size: int) -> None:
     count = 1000 * size
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     nsqd.create_channel("t", "ch")
     with ExitStack() as stack:
         stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
-        resource.setrlimit(
-            resource.RLIMIT_NOFILE, (before[1], before[1])
-        )  # its own it raises itself
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))  # nsqd raises its own
         clients = [stack.enter_context(RawClient(nsqd.tcp_address)) for _ in range(count)]
         for client in clients:
             client.subscribe("t", "ch", ready=1)
@@ -166,8 +158,11 @@ def test_consumers_that_leave_at_one_moment_hold_up_nobody(
 # clocks that jump
 
 
+Jump = Callable[[float], None]
+
+
 @pytest.fixture
-def jump(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+def jump(monkeypatch: pytest.MonkeyPatch) -> Jump:
     """Set the wall clock of this process forward, or back."""
     real_s, real_ns = time.time, time.time_ns
 
@@ -180,9 +175,9 @@ def jump(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 @pytest.mark.parametrize(("by_s", "flags"), [(-7200, ["-durable"]), (7200, [])])
 def test_a_clock_that_jumps_neither_hastens_nor_delays_messages(
-    data_path: DataPath, serve: Serve, jump: Callable[[float], None], by_s: float, flags: list[str]
+    embedded_nsqd: AnyNsqd, jump: Jump, by_s: float, flags: list[str]
 ) -> None:
-    nsqd = serve(EmbeddedServer(data_path(), *flags))
+    nsqd = embedded_nsqd(*flags)
     nsqd.create_channel("t", "ch")
     address = nsqd.tcp_address
     with RawClient(address) as sleeper, subscribed(address, "t", "ch") as client:
@@ -211,10 +206,8 @@ def test_a_clock_that_jumps_neither_hastens_nor_delays_messages(
     assert nsqd.channel_stats("t", "ch")["deferred_count"] == 1
 
 
-def test_a_clock_that_went_back_defers_nothing_for_longer_than_is_allowed(
-    data_path: DataPath, serve: Serve, jump: Callable[[float], None]
-) -> None:
-    nsqd = serve(EmbeddedServer(data_path(), "-durable", "-max-req-timeout=2s"))
+def test_a_clock_that_went_back_defers_nothing_long(embedded_nsqd: AnyNsqd, jump: Jump) -> None:
+    nsqd = embedded_nsqd("-durable", "-max-req-timeout=2s")
     nsqd.create_channel("t", "ch")
     nsqd.post("/pub", b"deferred", topic="t", defer=2000)
     nsqd.stop()
@@ -226,12 +219,10 @@ def test_a_clock_that_went_back_defers_nothing_for_longer_than_is_allowed(
     assert time.monotonic() - began_s > 1
 
 
-def test_a_clock_that_jumps_does_not_hide_an_nsqd_from_lookups(
-    data_path: DataPath, serve: Serve, jump: Callable[[float], None]
-) -> None:
+def test_a_jumping_clock_hides_no_nsqd(serve: Serve, embedded_nsqd: AnyNsqd, jump: Jump) -> None:
     lookupd = serve(EmbeddedLookupServer("-tombstone-lifetime=1h"))
     flags = [f"-lookupd-tcp-address={lookupd.tcp_address}", "-broadcast-address=127.0.0.1"]
-    nsqd = serve(EmbeddedServer(data_path(), *flags))
+    nsqd = embedded_nsqd(*flags)
     nsqd.create_topic("t")
     wait_until(lambda: len(lookupd.producers("t")) == 1, what="it is registered")
     node = f"127.0.0.1:{nsqd.http_address.rpartition(':')[2]}"

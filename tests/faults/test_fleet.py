@@ -7,9 +7,6 @@ Each worker is a process with default options, and writes a line for each messag
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -17,43 +14,12 @@ from pathlib import Path
 
 import pytest
 from plugins.archives import unfinished
-from plugins.clients import CHANNEL, TOPIC
-from plugins.embedded import EmbeddedServer
+from plugins.clients import CHANNEL, TOPIC, start_worker
 from plugins.examples import slow
-from plugins.servers import DataPath, Serve
+from plugins.servers import AnyNsqd
 from plugins.waiting import wait_until
 
 MSG_TIMEOUT_S = 2.0
-
-WORKER = """
-import asyncio, os, sys, time
-from concurrent.futures import ThreadPoolExecutor
-from nsqtools import Consumer, aio
-
-way, count, handler_s, *addresses = sys.argv[1:]
-count, handler_s = int(count), float(handler_s)
-log = os.open("handled", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-
-def handle(message):
-    time.sleep(handler_s)
-    os.write(log, b"%s\\n" % message.body)
-
-async def handle_in_task(message):
-    await asyncio.sleep(handler_s)
-    os.write(log, b"%s\\n" % message.body)
-
-def handle_in_pool(message):
-    pool.submit(lambda: (handle(message), message.finish()))
-
-if way == "asyncio":
-    consumer = aio.Consumer("clicks", "archive", nsqd_tcp_addresses=addresses)
-    asyncio.run(consumer.run(handle_in_task, concurrency=count))
-consumer = Consumer("clicks", "archive", nsqd_tcp_addresses=addresses)
-if way == "pool":
-    with ThreadPoolExecutor(count) as pool:
-        consumer.run(handle_in_pool, auto_answer=False)
-consumer.run(handle, workers=count)
-"""
 
 
 def cells() -> Iterator[object]:
@@ -71,8 +37,7 @@ def cells() -> Iterator[object]:
 
 @pytest.mark.parametrize(("way", "processes", "count", "nsqds", "share", "messages"), [*cells()])
 def test_a_healthy_fleet_handles_everything_once(
-    serve: Serve,
-    data_path: DataPath,
+    embedded_nsqd: AnyNsqd,
     tmp_path: Path,
     way: str,
     processes: int,
@@ -84,21 +49,19 @@ def test_a_healthy_fleet_handles_everything_once(
     handler_s, log = share * MSG_TIMEOUT_S, tmp_path / "handled"
     log.touch()
     flag = f"-msg-timeout={MSG_TIMEOUT_S:g}s"
-    servers = [serve(EmbeddedServer(data_path(), flag)) for _ in range(nsqds)]
+    servers = [embedded_nsqd(flag) for _ in range(nsqds)]
     for number, nsqd in enumerate(servers):
         nsqd.create_channel(TOPIC, CHANNEL)
         if bodies := [b"%d" % each for each in range(number, messages, nsqds)]:
             nsqd.publish(TOPIC, *bodies)
     addresses = [nsqd.tcp_address for nsqd in servers]
-    command = [sys.executable, "-c", WORKER, way, str(count), str(handler_s), *addresses]
-    environment = os.environ | {"PYTHONPATH": os.getcwd()}
 
     def handled() -> Counter[bytes]:
         return Counter(log.read_bytes().split())
 
     with ExitStack() as workers:
         for _ in range(processes):
-            worker = subprocess.Popen(command, cwd=tmp_path, env=environment)
+            worker = start_worker(tmp_path, way, count, handler_s, addresses)
             workers.callback(worker.wait)
             workers.callback(worker.kill)
         wait_until(

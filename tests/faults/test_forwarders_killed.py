@@ -70,12 +70,7 @@ class Forwarding:
         self.process = self.start()
         for kill in kills:
             self.publish(self.in_flight)  # it may have been done with what there was
-            before = self.left
-            wait_until(
-                lambda before=before: self.left < before,  # type: ignore[misc]
-                what="progress",
-                timeout_s=DEADLINE_S,
-            )
+            wait_until(lambda n=self.left: self.left < n, what="progress", timeout_s=DEADLINE_S)
             assert self.process.poll() is None, "it ended by itself"
             time.sleep(rng.uniform(0, 0.1))  # the random point
             kill()
@@ -140,11 +135,7 @@ def test_to_nsq(
 
 @pytest.mark.parametrize(("messages", "kills"), [(800, 2), slow(15_000, 10)])
 def test_to_http(
-    quick_nsqd: EmbeddedServer,
-    forward: Forward,
-    http_server: MakeServer,
-    messages: int,
-    kills: int,
+    quick_nsqd: EmbeddedServer, forward: Forward, http_server: MakeServer, messages: int, kills: int
 ) -> None:
     rng, server = random.Random(messages), http_server()
     server.answer = lambda request: 0 if rng.random() < 0.01 else 200  # and some answers are lost
@@ -206,9 +197,7 @@ GUIDE = Path(__file__).parents[2] / "man" / "nsq-python.7.md"
 
 
 @pytest.mark.parametrize(("messages", "kills"), [(5_000, 2), slow(50_000, 10)])
-def test_a_sink_of_ones_own(
-    quick_nsqd: EmbeddedServer, tmp_path: Path, messages: int, kills: int
-) -> None:
+def test_an_own_sink(quick_nsqd: EmbeddedServer, tmp_path: Path, messages: int, kills: int) -> None:
     """That of the guide."""
     blocks = [b for b in parse(GUIDE.name, GUIDE.read_text()) if b.heading == "A sink of your own"]
     program = blocks[0].text

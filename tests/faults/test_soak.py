@@ -165,7 +165,6 @@ class Soak:
             if self.over.wait(max(began + batch * 0.1 - time.monotonic(), 0)):
                 return
             for pipe in pipes:
-                assert pipe is not None
                 pipe.write(b"".join(b"%d\n" % n for n in self.numbers(RATE // 10)))
                 pipe.flush()
 
@@ -212,7 +211,6 @@ class Soak:
         process = self.commands[name]
         process.kill()
         process.wait()
-        assert process.stdin is not None
         with suppress(BrokenPipeError):
             process.stdin.close()
         return process
@@ -239,7 +237,6 @@ class Soak:
         """Let everything published come through, then end the commands."""
         for number in range(len(self.nsqds)):
             publisher = self.commands[f"publisher {number}"]
-            assert publisher.stdin is not None
             publisher.stdin.close()
             assert publisher.wait(patience_s(150)) == 0, self.log(f"publisher {number}")
         others = [(COPY, "archive"), (DONE, "archive")]

@@ -68,9 +68,7 @@ def nsqd(go_nsqd: MakeNsqd) -> GoNsqd:
 
 def wait_for(process: subprocess.Popen[bytes], condition: Callable[[], object]) -> None:
     """Wait until something holds, while a process must not end."""
-    wait_until(
-        lambda: process.poll() is not None or condition(), what="progress", timeout_s=DEADLINE_S
-    )
+    wait_until(lambda: process.poll() is not None or condition(), what="it", timeout_s=DEADLINE_S)
     assert process.poll() is None, process.communicate()
 
 
@@ -157,9 +155,7 @@ def kill_one(driver: subprocess.Popen[bytes], what: str) -> None:
     kill(driver.pid if what == DRIVER else (victims or family)[-1])
     if what != WORKER:
         driver.wait(DEADLINE_S)
-        wait_until(
-            lambda: not any(map(is_alive, family)), what="all to be gone", timeout_s=DEADLINE_S
-        )
+        wait_until(lambda: not any(map(is_alive, family)), what="their end", timeout_s=DEADLINE_S)
 
 
 @pytest.mark.slow

@@ -14,13 +14,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from plugins.archives import (
-    assert_each_once,
-    ended,
-    killed_again_and_again,
-    messages_of,
-    parts,
-)
+from plugins.archives import assert_each_once, ended, killed_again_and_again, messages_of, parts
 from plugins.cli import RunNsq, SpawnNsq
 from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.examples import slow
@@ -64,11 +58,8 @@ class Fleet:
         return published
 
     def wait_for_topics(self, count: int) -> None:
-        wait_until(
-            lambda: len(self.lookupd.json("/topics")["topics"]) == count,
-            what="the topics are known",
-            timeout_s=60,
-        )
+        known = self.lookupd.json
+        wait_until(lambda: len(known("/topics")["topics"]) == count, what="topics", timeout_s=60)
 
     def channels(self, nsqd: GoNsqd) -> list[dict[str, int]]:
         return [each for topic in nsqd.stats()["topics"] or () for each in topic["channels"]]
@@ -86,11 +77,10 @@ class Fleet:
         wait_until(is_empty, what="empty channels", timeout_s=DEADLINE_S)
 
     def wait_for_consumers(self) -> None:
-        wait_until(
-            lambda: min((each["client_count"] for each in self.channels(self.nsqd)), default=0),
-            what="the archiver at all topics",
-            timeout_s=DEADLINE_S,
-        )
+        def clients() -> list[int]:
+            return [each["client_count"] for each in self.channels(self.nsqd)]
+
+        wait_until(lambda: min(clients(), default=0), what="the archiver", timeout_s=DEADLINE_S)
 
     def archived(self) -> list[bytes]:
         return [message["body"] for message in messages_of(self.out)]
@@ -105,9 +95,7 @@ def fleet(nsqlookupd: MakeLookupd, go_nsqd: MakeNsqd, spawn_nsq: SpawnNsq, tmp_p
 
 
 @pytest.mark.parametrize(("topics", "memory_mb"), [(200, 130), slow(1000, 250)])
-def test_a_fleet_needs_few_threads_descriptors_and_megabytes(
-    fleet: Fleet, topics: int, memory_mb: int
-) -> None:
+def test_a_fleet_needs_few_threads_and_megabytes(fleet: Fleet, topics: int, memory_mb: int) -> None:
     published = fleet.fill(topics, 50)
 
     process = fleet.start(soft_descriptors=64)
@@ -145,9 +133,7 @@ def test_topics_beyond_the_limit_of_open_files_are_named_and_the_others_are_arch
 
 
 @pytest.mark.parametrize(("topics", "messages", "kills"), [(40, 100, 2), slow(200, 1000, 10)])
-def test_a_fleet_killed_at_random_points_loses_and_doubles_nothing(
-    fleet: Fleet, topics: int, messages: int, kills: int
-) -> None:
+def test_a_fleet_survives_kills(fleet: Fleet, topics: int, messages: int, kills: int) -> None:
     published = fleet.fill(topics, messages)
     flags = ["--max-in-flight", "20", "--rotate-text-size", "20KB", "--sync-interval", "50ms"]
     process = killed_again_and_again(lambda: fleet.start("--gzip", *flags), fleet.left, kills)
@@ -160,9 +146,7 @@ def test_a_fleet_killed_at_random_points_loses_and_doubles_nothing(
 
 
 @pytest.mark.parametrize("seconds", [6, slow(120)])
-def test_restarts_of_everything_and_deletions_of_topics_lose_and_double_nothing(
-    fleet: Fleet, seconds: int
-) -> None:
+def test_restarts_and_deletions_lose_and_double_nothing(fleet: Fleet, seconds: int) -> None:
     """What a deletion discards is counted apart: as much as was in the channel, and no more."""
     rng, nsqd = random.Random(7), fleet.nsqd
     steady = [f"orders-steady-{number}" for number in range(5)]
@@ -244,9 +228,7 @@ def test_an_nsqlookupd_that_forgot_everything_ends_no_topic(orders: Fleet) -> No
     assert len(orders.archived()) == 2
 
 
-def test_a_further_nsqd_of_a_topic_is_found_with_the_topics_not_by_the_topics_own_lookups(
-    orders: Fleet, go_nsqd: MakeNsqd
-) -> None:
+def test_a_further_nsqd_is_found_with_the_topics(orders: Fleet, go_nsqd: MakeNsqd) -> None:
     """A thousand topics may then ask seldom by themselves."""
     where = f"-lookupd-tcp-address={orders.lookupd.tcp_address}"
     other = go_nsqd(where, "-broadcast-address=127.0.0.1")
@@ -279,9 +261,7 @@ def test_the_topics_of_a_fleet_are_not_looked_up_one_by_one(
     assert [each for each in lookupd.requests if each.target.startswith("/lookup")] == []
 
 
-def test_a_topic_that_is_deleted_and_made_again_is_archived_again(
-    orders: Fleet, spawn_nsq: SpawnNsq
-) -> None:
+def test_a_topic_that_is_made_again_is_archived_again(orders: Fleet, spawn_nsq: SpawnNsq) -> None:
     """One that was named; those of a pattern are deleted above."""
     command, nsqd = orders.command(*SOON), orders.nsqd
     command[1:3] = ["-t", "orders"]

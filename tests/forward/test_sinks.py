@@ -48,16 +48,28 @@ def parcel_of(body: bytes) -> Parcel:
     return Parcel(fake_batch([body]), [body], "clicks", 0.0)
 
 
-def test_a_command_that_prints_without_end_is_ended_in_time() -> None:
-    """Also where its output is passed on more slowly than it comes."""
-    outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
-    settings = ExecSettings("/bin/sh", ("sh", "-c", "yes"), "run", timeout_s=0.2)
-    sink = ExecSink(settings, lambda stream, data: time.sleep(0.03))
+def outcomes_of(sink: ExecSink, *parcels: Parcel) -> list[tuple[int, Outcome]]:
+    """What becomes of parcels, one after the other, and how many messages it is said of."""
+    outcomes: queue.SimpleQueue[tuple[int, Outcome]] = queue.SimpleQueue()
+    found = []
     try:
-        sink.submit(parcel_of(b"1"), lambda parcel, outcome: outcomes.put(outcome))
-        assert outcomes.get(timeout=patience_s(10)).error == "sh took longer than 0.2 s"
+        for parcel in parcels:
+            sink.submit(parcel, lambda parcels, outcome: outcomes.put((len(parcels), outcome)))
+            missing = len(parcel)
+            while missing:
+                found.append(outcomes.get(timeout=patience_s(10)))
+                missing -= found[-1][0]
     finally:
         sink.stop(1.0)
+    return found
+
+
+def test_a_command_that_prints_without_end_is_ended_in_time() -> None:
+    """Also where its output is passed on more slowly than it comes."""
+    settings = ExecSettings("/bin/sh", ("sh", "-c", "yes"), "run", timeout_s=0.2)
+    sink = ExecSink(settings, lambda stream, data: time.sleep(0.03))
+    [(_, outcome)] = outcomes_of(sink, parcel_of(b"1"))
+    assert outcome.error == "sh took longer than 0.2 s"
 
 
 def test_a_command_of_which_its_starter_had_no_time_to_tell_ends_with_it(tmp_path: Path) -> None:
@@ -82,29 +94,18 @@ def test_a_run_without_a_pipe_to_spare_holds_up_no_later_one(
             raise OSError(errno.EMFILE, "Too many open files")
         return pipe()
 
-    outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
     sink = ExecSink(ExecSettings("/bin/cat", ("cat",), "run"), lambda stream, data: None)
     monkeypatch.setattr(os, "pipe", scarce)
-    try:
-        for fate in (Fate.UNREACHABLE, Fate.DELIVERED):
-            sink.submit(parcel_of(b"1"), lambda parcel, outcome: outcomes.put(outcome))
-            assert outcomes.get(timeout=patience_s(10)).fate is fate
-    finally:
-        sink.stop(1.0)
+    ended = outcomes_of(sink, parcel_of(b"1"), parcel_of(b"1"))
+    assert [outcome.fate for _, outcome in ended] == [Fate.UNREACHABLE, Fate.DELIVERED]
 
 
 def test_of_a_batch_only_what_the_command_got_is_delivered() -> None:
-    outcomes: queue.SimpleQueue[tuple[int, Outcome]] = queue.SimpleQueue()
     settings = ExecSettings("/bin/cat", ("cat",), "run", batch=2)
     sink = ExecSink(settings, lambda stream, data: None)
     parcel = Parcel(fake_batch([b"1", b"2"]), [b"1", b"2"], "clicks", 0.0)
     parcel.messages[0].finish()  # as if nsqd had taken it back
-    try:
-        for part in sink.parts(parcel):
-            sink.submit(part, lambda parcels, outcome: outcomes.put((len(parcels), outcome)))
-        ended = [outcomes.get(timeout=patience_s(10)) for _ in range(2)]
-    finally:
-        sink.stop(1.0)
+    ended = outcomes_of(sink, *sink.parts(parcel))
     assert [(count, outcome.fate) for count, outcome in ended] == [
         (1, Fate.FAILED),
         (1, Fate.DELIVERED),
@@ -137,32 +138,26 @@ def test_another_host_does_not_get_the_secrets_that_it_is_redirected_to() -> Non
     assert b"X-Id: 1" in requests[3].headers
 
 
-def test_a_url_that_is_too_long_for_libcurl_fails_alone() -> None:
-    pool, answers = HttpPool(1.0, 1.0, None), queue.SimpleQueue[Answer]()
-    request = HttpRequest("http://a/" + "x" * 9_000_000, [], None, "a:80", allows_private=True)
-    pool.start(lambda now: None, lambda: None)
-    try:
-        for _ in range(2):  # the second one does not get the address of what was sent before
-            pool.call_soon(lambda: pool.send(request, lambda answer, _: answers.put(answer)))
-            assert answers.get(timeout=patience_s(10)).error.startswith("a:80: ")
-        assert pool.failure is None
-    finally:
-        pool.stop()
-
-
-def test_a_process_without_a_file_to_spare_says_so(
+def test_what_cannot_be_begun_fails_alone_a_url_that_is_too_long_and_all_without_a_file_to_spare(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def no_socket(*_: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    pool, answers = HttpPool(1.0, 1.0, None), queue.SimpleQueue[Answer]()
-    request = HttpRequest("http://127.0.0.1:1/", [], None, "a:1", allows_private=True)
-    pool.start(lambda now: None, lambda: None)
-    monkeypatch.setattr("nsqtools.forward.http_pool.socket", SimpleNamespace(socket=no_socket))
-    try:
+    def error_of(url: str, name: str) -> str:
+        request = HttpRequest(url, [], None, name, allows_private=True)
         pool.call_soon(lambda: pool.send(request, lambda answer, _: answers.put(answer)))
-        error = answers.get(timeout=patience_s(10)).error
+        return answers.get(timeout=patience_s(10)).error
+
+    pool, answers = HttpPool(1.0, 1.0, None), queue.SimpleQueue[Answer]()
+    pool.start(lambda now: None, lambda: None)
+    try:
+        for _ in range(2):  # the second one does not get the address of what was sent before
+            assert error_of("http://a/" + "x" * 9_000_000, "a:80").startswith("a:80: ")
+        sockets = SimpleNamespace(socket=no_socket)
+        monkeypatch.setattr("nsqtools.forward.http_pool.socket", sockets)
+        error = error_of("http://127.0.0.1:1/", "a:1")
+        assert pool.failure is None
     finally:
         pool.stop()
     assert error == "cannot connect to a:1 (Too many open files)"
@@ -272,14 +267,10 @@ def test_an_id_that_is_none_is_no_header_and_no_variable_of_a_command() -> None:
     assert not [each for each in headers if b"\n" in each or b"\0" in each]
 
     printed: list[bytes] = []
-    outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
     settings = ExecSettings("/usr/bin/env", ("env",), "run")
     sink = ExecSink(settings, lambda stream, data: printed.append(data))
-    try:
-        sink.submit(parcel, lambda parcels, outcome: outcomes.put(outcome))
-        assert outcomes.get(timeout=patience_s(10)).fate is Fate.DELIVERED
-    finally:
-        sink.stop(1.0)
+    [(_, outcome)] = outcomes_of(sink, parcel)
+    assert outcome.fate is Fate.DELIVERED
     assert b"\nNSQ_MESSAGE_ID=" in (environment := b"".join(printed))
     assert b"\nA=" not in environment
     assert "\\xff" in repr(message)

@@ -89,11 +89,8 @@ def changed(document: Any, what: str, number: int, odd: Any) -> Any:
 
 
 def run(command: str, cluster: HostileCluster, run_nsq: RunNsq) -> None:
-    where = (
-        f"--nsqd-http-address={cluster.http_address}"
-        if command.split()[0] in ("config", "info")
-        else f"--lookupd-http-address={cluster.http_address}"
-    )
+    daemon = "nsqd" if command.split()[0] in ("config", "info") else "lookupd"
+    where = f"--{daemon}-http-address={cluster.http_address}"
     done = run_nsq([*command.split(), where, "--timeout", "2s"])
     assert "This is a bug" not in done.err
     assert "Traceback" not in done.err

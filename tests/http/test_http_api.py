@@ -187,20 +187,16 @@ def test_a_server_that_is_no_nsq(answer: bytes, kind: type[NsqError], sends: Sen
         api.get("/x")
 
 
-def test_a_charset_is_not_believed(sends: Sends) -> None:
+def test_neither_a_charset_is_believed_nor_a_date_that_no_calendar_has(sends: Sends) -> None:
     pieces = answer(b"OK", "Content-Type: text/plain; charset=zlib_codec")
-
     with NsqdHTTPClient(sends(pieces)) as nsqd:
         nsqd.ping()
-
-
-def test_a_date_that_no_calendar_has_is_none(sends: Sends) -> None:
     for date in ("Mon, 01 Jan 99999999999 00:00:00 GMT", "soon"):
         with HTTPAPI(sends(answer(b"OK", f"Date: {date}"))) as api:
             assert api.clock_ahead_s() is None
 
 
-def test_an_info_that_makes_no_sense_is_not_an_answer_of_nsqd(sends: Sends) -> None:
+def test_an_info_without_sense_is_no_answer_and_ipv6_has_brackets_or_not(sends: Sends) -> None:
     wrong = {"tcp_port": "x"}, {"tcp_port": 10**400}, {"http_port": [1]}, {"broadcast_address": {}}
     for each in wrong:
         body = json.dumps({"tcp_port": 4150} | each).encode()
@@ -209,9 +205,6 @@ def test_an_info_that_makes_no_sense_is_not_an_answer_of_nsqd(sends: Sends) -> N
             pytest.raises(ProtocolError, match="does not answer like nsqd"),
         ):
             nsqd.info()
-
-
-def test_an_address_of_ipv6_is_announced_with_brackets_or_without(sends: Sends) -> None:
     for host in ("::1", "[::1]"):
         body = json.dumps({"tcp_port": 4150, "broadcast_address": host}).encode()
         with NsqdHTTPClient(sends(answer(body))) as nsqd:

@@ -109,9 +109,7 @@ def run(command: Sequence[str | Path], cwd: Path | None = None) -> str:
     return done.stdout
 
 
-def test_two_builds_are_the_same_byte_for_byte_and_the_index_would_take_them(
-    built: Distributions,
-) -> None:
+def test_two_builds_are_the_same_bytes_and_the_index_would_take_them(built: Distributions) -> None:
     """In another directory, from files of other times, and with another umask."""
     said = run([sys.executable, "-m", "twine", "--no-color", "check", "--strict", *built])
     assert said.count("PASSED") == 4
@@ -169,7 +167,7 @@ def test_the_wheel_says_and_has_what_installers_and_programs_look_for(built: Dis
     assert {f"share/{each}" for each in (*shells, "fish/vendor_completions.d/nsq.fish")} <= shared
 
 
-def test_the_version_stands_in_one_place() -> None:
+def test_the_version_the_changelog_and_the_supported_pythons_agree() -> None:
     assert PROJECT["dynamic"] == ["version"]
     declared = re.compile(rf"""version\s*[=:]\s*["']?{re.escape(nsqtools.__version__)}""", re.I)
     modules = set((CHECKOUT / "nsqtools").rglob("*.py")) - {Path(nsqtools.__file__)}
@@ -177,9 +175,6 @@ def test_the_version_stands_in_one_place() -> None:
 
     assert [each for each in (*modules, *others) if declared.search(each.read_text("utf-8"))] == []
     assert re.fullmatch(r"\d+\.\d+\.\d+", nsqtools.__version__)
-
-
-def test_the_changelog_begins_with_this_version() -> None:
     text = (CHECKOUT / "CHANGELOG.md").read_text("utf-8")
     (version, _), *earlier = re.findall(r"^## \[(.+?)\](?: - (.+))?$", text, re.M)
 
@@ -188,9 +183,6 @@ def test_the_changelog_begins_with_this_version() -> None:
     assert released == sorted(map(str, map(date.fromisoformat, released)), reverse=True)
     kinds = set(re.findall(r"^### (.+)$", text, re.M))
     assert kinds <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
-
-
-def test_what_supports_us_is_what_we_say() -> None:
     assert PROJECT["requires-python"] == f">=3.{SUPPORTED[0]}"
     assert list(range(SUPPORTED[0], SUPPORTED[-1] + 1)) == SUPPORTED
     assert sys.version_info.minor in SUPPORTED
@@ -202,9 +194,7 @@ OTHERS = {*SUPPORTED} - {sys.version_info.minor}
 
 
 @pytest.mark.parametrize("minor", [slow(n) if n in OTHERS else n for n in SUPPORTED])
-def test_the_wheel_works_where_nothing_else_is(
-    built: Distributions, tmp_path: Path, minor: int
-) -> None:
+def test_the_wheel_works_where_nothing_is(built: Distributions, tmp_path: Path, minor: int) -> None:
     home, work = tmp_path / "venv", tmp_path / "elsewhere"
     work.mkdir()
     uv = [sys.executable, "-m", "uv"]
@@ -260,7 +250,7 @@ def locked() -> dict[str, str]:
     return here
 
 
-def test_every_dependency_is_locked_at_a_version_that_fits(locked: dict[str, str]) -> None:
+def test_each_dependency_is_locked_with_hashes_at_versions_that_fit(locked: dict[str, str]) -> None:
     extras = PROJECT["optional-dependencies"]
     wanted = [*PROJECT["dependencies"], *(each for name in LOCKED_EXTRAS for each in extras[name])]
 
@@ -269,9 +259,6 @@ def test_every_dependency_is_locked_at_a_version_that_fits(locked: dict[str, str
         if is_here and requirement.name != "nsqtools":  # an extra that is made of others
             version = locked.get(canonicalize_name(requirement.name), "")
             assert version in requirement.specifier, f"{requirement}: run .ci/lock"
-
-
-def test_each_version_has_the_hashes_of_its_files() -> None:
     for name in ("constraints.txt", "uv.txt"):
         lines = (CI / name).read_text().replace("\\\n", " ").splitlines()
         assert len(lines) > 0

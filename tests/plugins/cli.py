@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pexpect
 import pytest
@@ -42,9 +42,22 @@ class Given(registry.Command):
         return self.function
 
 
+class NsqProcess(subprocess.Popen[bytes]):
+    """It has pipes for all three streams."""
+
+    stdin: IO[bytes]
+    stdout: IO[bytes]
+    stderr: IO[bytes]
+
+    def end(self, number: int, timeout_s: float = 10.0) -> tuple[bytes, bytes]:
+        """Send a signal, and wait for the end; what it wrote to stdout and to stderr."""
+        self.send_signal(number)
+        return self.communicate(timeout=patience_s(timeout_s))
+
+
 GivenCommand = Callable[..., None]
 RunNsq = Callable[..., Result]
-SpawnNsq = Callable[..., "subprocess.Popen[bytes]"]
+SpawnNsq = Callable[..., NsqProcess]
 TerminalNsq = Callable[..., "pexpect.spawn[str]"]
 
 
@@ -107,14 +120,14 @@ def run_nsq(nsq_env: dict[str, str]) -> RunNsq:
 @pytest.fixture
 def spawn_nsq(nsq_env: dict[str, str]) -> Iterator[SpawnNsq]:
     """Start ``nsq ARGS`` with pipes for all three streams and return the running process."""
-    started: list[subprocess.Popen[bytes]] = []
+    started: list[NsqProcess] = []
 
     def spawn(
         args: Sequence[str], env: Mapping[str, str] | None = None, *, soft_descriptors: int = 0
-    ) -> subprocess.Popen[bytes]:
+    ) -> NsqProcess:
         # set by a shell: this process has more descriptors open than some tests want to allow
         limit = ["sh", "-c", f'ulimit -Sn {soft_descriptors}; exec "$@"', "sh"]
-        process = subprocess.Popen(
+        process = NsqProcess(
             [*(limit if soft_descriptors else ()), *NSQ, *args],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

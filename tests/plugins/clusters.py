@@ -29,10 +29,14 @@ ValidJson = Callable[[str, bytes], Any]
 
 
 class RunningCluster(NamedTuple):
-    """Daemons, and the options that lead a command to them."""
+    """Daemons, and the options that lead a command to them.
+
+    ``start`` starts one more nsqd, which ``registers=`` with the first of the nsqlookupd.
+    """
 
     nsqds: list[Nsqd]
     lookupds: list[Nsqlookupd]
+    start: Callable[..., Nsqd]
 
     @property
     def lookupd_options(self) -> list[str]:
@@ -76,10 +80,13 @@ class RunningCluster(NamedTuple):
 def cluster(request: pytest.FixtureRequest, data_path: DataPath, serve: Serve) -> RunningCluster:
     nsqd_kind, lookupd_kind = request.param
     lookupds = [serve(lookupd_kind()) for _ in range(2)]
-    flags = [f"-lookupd-tcp-address={lookupd.tcp_address}" for lookupd in lookupds]
-    broadcast = "-broadcast-address=127.0.0.1"
-    nsqds = [serve(nsqd_kind(data_path(), broadcast, *flags)) for _ in range(2)]
-    started = RunningCluster(nsqds, lookupds)
+
+    def start(*flags: str, registers: int = 2) -> Nsqd:
+        known = [f"-lookupd-tcp-address={each.tcp_address}" for each in lookupds[:registers]]
+        daemon: Nsqd = serve(nsqd_kind(data_path(), "-broadcast-address=127.0.0.1", *known, *flags))
+        return daemon
+
+    started = RunningCluster([start(), start()], lookupds, start)
     started.wait_until_registered()
     return started
 

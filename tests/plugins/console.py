@@ -10,7 +10,6 @@ import http.client
 import json
 import re
 import ssl
-import subprocess
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
-from plugins.cli import SpawnNsq
+from plugins.cli import NsqProcess, SpawnNsq
 from plugins.waiting import patience_s, wait_until
 
 
@@ -61,7 +60,7 @@ def ask(
 class Console:
     """One process. ``url`` has no slash at its end; ``log`` is what it wrote to stderr."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: NsqProcess) -> None:
         self.process = process
         self.lines: list[str] = []
         threading.Thread(target=self._read, daemon=True).start()
@@ -79,7 +78,6 @@ class Console:
         return ask(self.url + path, "POST", body=body, **more)
 
     def _read(self) -> None:
-        assert self.process.stderr is not None
         with suppress(ValueError):  # closed at the end of the test
             for line in self.process.stderr:
                 self.lines.append(line.decode("utf-8", "replace"))

@@ -145,6 +145,12 @@ class Nsqd(Running):
         document: dict[str, Any] = json.loads(self.get("/stats", format="json", **query))
         return document
 
+    def topics(self) -> list[str]:
+        return [topic["topic_name"] for topic in self.stats()["topics"] or []]
+
+    def channels(self, topic: str) -> list[str]:
+        return [channel["channel_name"] for channel in self.topic_stats(topic)["channels"]]
+
     def topic_stats(self, topic: str) -> dict[str, Any]:
         return _named(self.stats(topic)["topics"], "topic_name", topic)
 

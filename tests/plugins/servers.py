@@ -4,7 +4,7 @@
     go_nsqd       a factory of them: ``go_nsqd("-msg-timeout=2s")``
     any_nsqd      the same for conformance tests, which run once for each of `NSQD_KINDS`
     embedded_nsqd the same for the embedded one
-    nsqlookupd    a factory of Go nsqlookupd
+    nsqlookupd    a factory of Go nsqlookupd; `lookupd` is one
     go_program    the path of a Go program: ``go_program("nsq_tail")``
     serve         starts any daemon object, such as ``serve(GoNsqd(directory))``
 
@@ -102,6 +102,11 @@ def any_nsqd(request: pytest.FixtureRequest, data_path: DataPath, serve: Serve) 
 @pytest.fixture
 def nsqlookupd(serve: Serve) -> MakeLookupd:
     return lambda *flags: serve(GoNsqlookupd(*flags))
+
+
+@pytest.fixture
+def lookupd(nsqlookupd: MakeLookupd) -> GoNsqlookupd:
+    return nsqlookupd()
 
 
 @pytest.fixture

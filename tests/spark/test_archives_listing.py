@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from plugins.archives import Writer, numbered, write_archive
@@ -44,9 +45,7 @@ def upload(bucket: Bucket, directory: Path, prefix: str = "archive") -> StoredPl
     for path in sorted(directory.rglob("*")):
         if path.is_file():
             bucket.storage.put_file(f"{prefix}/{path.relative_to(directory)}", path)
-    place = parse_place(f"{bucket.url}/{prefix}")
-    assert isinstance(place, StoredPlace)
-    return place
+    return parse_place(f"{bucket.url}/{prefix}")
 
 
 @pytest.fixture
@@ -131,9 +130,7 @@ def test_a_file_uploaded_while_it_is_listed_is_read_once(
     assert not offset.files
 
 
-def test_a_batch_that_names_a_file_listed_without_its_index_is_read_once(
-    tmp_path: Path, bucket: Bucket
-) -> None:
+def test_a_batch_of_a_file_without_index_is_read_once(tmp_path: Path, bucket: Bucket) -> None:
     plan = UploadPlan(tmp_path, bucket.storage, "host")
     uploaded(Writer(tmp_path), plan, 0)
     [name] = [name for name in bucket.names() if name[0] != "."]
@@ -256,10 +253,8 @@ def test_archives_in_a_bucket_need_no_jar(
 ) -> None:
     """Only Python reads them."""
 
-    def spark_session(settings: SparkSettings) -> None:
-        raise NsqError(
-            f"{needed_packages(settings.places, spark_home())}, {settings.python_places}"
-        )
+    def spark_session(given: SparkSettings) -> None:
+        raise NsqError(f"{needed_packages(given.places, spark_home())}, {given.python_places}")
 
     monkeypatch.setattr("nsqtools.spark.session.spark_session", spark_session)
     place = upload(bucket, local)
@@ -280,14 +275,10 @@ def paths(listing: Listing) -> list[str]:
     return [file.place.name for file in listing.files([].append).values()]
 
 
-def test_a_directory_that_did_not_change_is_not_read_again_and_one_that_did_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_changed_directories_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scanned: list[Path] = []
     scandir = os.scandir
-    monkeypatch.setattr(
-        archive_files.os, "scandir", lambda path: scanned.append(path) or scandir(path)
-    )
+    monkeypatch.setattr(archive_files.os, "scandir", lambda at: scanned.append(at) or scandir(at))
     write_archive(tmp_path / "a.log.gz", [MESSAGE])
     os.utime(tmp_path, (time.time() - 60,) * 2)  # nothing has changed for a minute
     listing = listing_of(tmp_path)
@@ -375,9 +366,7 @@ def test_a_name_in_progress_that_another_file_took_over_is_noticed(tmp_path: Pat
     assert [member.messages for member in file.members()] == [2]
 
 
-def test_a_directory_that_cannot_be_listed_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_listed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "good").mkdir()
     (tmp_path / "good" / "a.log").touch()
     locked = tmp_path / "locked"
@@ -397,16 +386,9 @@ def test_a_directory_that_cannot_be_listed_is_told(
     assert set(told) == {ArchiveDamage(str(locked), 0, "cannot be listed (Permission denied)")}
 
 
-def test_files_of_other_topics_and_times_are_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decoded: list[bytes] = []
-    decode = archive_files.decode_index
-    monkeypatch.setattr(
-        archive_files,
-        "decode_index",
-        lambda data, *rest: decoded.append(data) or decode(data, *rest),
-    )
+def test_other_topics_and_times_are_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noted = Mock(side_effect=archive_files.decode_index)
+    monkeypatch.setattr(archive_files, "decode_index", noted)
     for topic in ("clicks", "orders"):
         for hour in range(4):
             times = [10**18 + (3600 * hour + n) * 10**9 for n in range(60)]
@@ -419,7 +401,7 @@ def test_files_of_other_topics_and_times_are_not_read(
 
     [wanted] = partition
     assert (wanted.shown, len(wanted.members)) == (str(tmp_path / "topic=clicks" / "3.gz"), 1)
-    assert sum(len(data) > 1000 for data in decoded) == 1
+    assert sum(len(call.args[0]) > 1000 for call in noted.call_args_list) == 1
 
 
 def test_a_file_that_grew_after_its_total_is_read(tmp_path: Path) -> None:

@@ -91,11 +91,6 @@ def bodies(path: Path, **settings: Any) -> list[bytes]:
     return [row["body"] for row in rows(ReadSettings((str(path),), **settings))]
 
 
-def one_frame(text: bytes) -> bytes:
-    compressor = members_of(Codec.ZSTD)()
-    return compressor.compress(text) + compressor.flush()
-
-
 @pytest.mark.parametrize("name", ["a.log.gz", "a.zst"])
 def test_bodies_of_every_kind_come_back_byte_for_byte(tmp_path: Path, name: str) -> None:
     some = [WireMessage(BASE_NS, 1, b"%016x" % n, body) for n, body in enumerate(BODIES)]
@@ -105,7 +100,8 @@ def test_bodies_of_every_kind_come_back_byte_for_byte(tmp_path: Path, name: str)
         return
     text = gzip.decompress(path.read_bytes())
     index_of(path).unlink()
-    for compress in (bytes, gzip.compress, one_frame):
+    zstd = members_of(Codec.ZSTD)()
+    for compress in (bytes, gzip.compress, lambda text: zstd.compress(text) + zstd.flush()):
         path.write_bytes(compress(text))
         assert bodies(tmp_path, partition_bytes=100_000) == BODIES, compress
 
@@ -119,16 +115,7 @@ def test_a_name_that_is_not_utf_8_is_escaped_in_rows(tmp_path: Path) -> None:
     assert batch["file"].to_pylist() == [f"{tmp_path}/gr\\udcf6n.gz"] * 3
 
 
-def test_keys_in_another_order_are_read(tmp_path: Path) -> None:
-    identity = '"ts": 5, "id": "iiiiiiiiiiiiiiii", "nsqd": "n", "topic": "t", "z": 1'
-    (tmp_path / "a.jsonl").write_text(f'{{"body": "x", "attempts": 1, {identity}}}\n')
-
-    assert bodies(tmp_path) == [b"x"]
-
-
-def test_a_large_file_is_many_partitions_and_small_files_are_few(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_partitions_have_about_one_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     large = write_archive(tmp_path / "a.log.gz", *[numbered(n, n + 10) for n in range(0, 1000, 10)])
     size = large.stat().st_size
 
@@ -193,9 +180,7 @@ def test_a_file_that_is_finished_after_it_was_planned_is_found_again(tmp_path: P
     assert batch["body"].to_pylist() == [message.body for message in numbered(0, 5)]
 
 
-def test_a_copy_of_a_file_is_not_read_twice_and_another_of_that_name_is_told(
-    tmp_path: Path,
-) -> None:
+def test_a_copy_of_a_file_is_not_read_twice_and_another_of_its_name_is_told(tmp_path: Path) -> None:
     writer = Writer(tmp_path)
     writer.write(numbered(0, 5))
     writer.finish()
@@ -213,9 +198,7 @@ def test_a_copy_of_a_file_is_not_read_twice_and_another_of_that_name_is_told(
         bodies(tmp_path)
 
 
-def test_bare_bodies_are_read_when_asked_for_and_those_of_to_file_known_by_their_index(
-    tmp_path: Path,
-) -> None:
+def test_bare_bodies_are_read_when_asked_for_and_ours_known_by_their_index(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_bytes(b"one;two;;th\xff\nree")
     with gzip.open(tmp_path / "b.log.gz", "wb") as file:
         file.write(b"four;five;")
@@ -243,17 +226,19 @@ def test_bare_bodies_are_read_when_asked_for_and_those_of_to_file_known_by_their
         bodies(own, topics=clicks)
 
 
-def test_empty_files_and_hidden_ones_are_nothing(tmp_path: Path) -> None:
+def test_empty_and_hidden_files_are_nothing_and_keys_in_any_order_are_read(tmp_path: Path) -> None:
     (tmp_path / "_SUCCESS").write_bytes(b"")
     (tmp_path / "empty.gz").write_bytes(gzip.compress(b""))
     (tmp_path / ".a.log.damaged").write_bytes(b"rubbish")
 
     assert bodies(tmp_path) == []
+    identity = '"ts": 5, "id": "iiiiiiiiiiiiiiii", "nsqd": "n", "topic": "t", "z": 1'
+    (tmp_path / "a.jsonl").write_text(f'{{"body": "x", "attempts": 1, {identity}}}\n')
+
+    assert bodies(tmp_path) == [b"x"]
 
 
-def test_damage_fails_with_its_place_and_the_remedy_or_is_passed_over_and_counted_once(
-    tmp_path: Path,
-) -> None:
+def test_damage_fails_with_place_and_remedy_or_is_passed_over_and_counted(tmp_path: Path) -> None:
     members = numbered(0, 10), numbered(10, 20), numbered(20, 30)
     damaged = write_archive(tmp_path / "archive" / "a.log.gz", *members)
     begin = int(index_of(damaged).read_bytes().split()[5])  # of the second
@@ -274,9 +259,7 @@ def test_damage_fails_with_its_place_and_the_remedy_or_is_passed_over_and_counte
     assert damage.problem.startswith("corrupt at byte")
 
 
-def test_a_line_that_is_no_message_costs_only_itself_and_a_thousand_reports_are_enough(
-    tmp_path: Path,
-) -> None:
+def test_a_line_that_is_no_message_costs_itself_and_a_thousand_reports_do(tmp_path: Path) -> None:
     archive, reports, many = tmp_path / "archive", tmp_path / "reports", tmp_path / "many"
     archive.mkdir()
     good = encode_many("clicks", "n", numbered(0, 2))

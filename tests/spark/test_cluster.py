@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from plugins.archives import write_archive
+from plugins.archives import BEGIN_NS, write_archive
 from plugins.clients import bodies_in
 from plugins.http_api import Nsqd
 from plugins.object_store import Bucket
@@ -27,7 +27,6 @@ from pyarrow import parquet
 
 from nsqtools.protocol.frames import WireMessage
 
-BEGIN = 1_790_000_000_000_000_000  # 2026-09-21T14:13:20Z
 FILES, MEMBERS, PER_MEMBER, PADDING = 4, 5, 50, 1000
 KILLED, PER_FILE, AGAIN = 8, 20_000, 100
 KINDS = [b"plain", b"a\nb\0", b"\xff\xfe\x80", "ü".encode(), b'{"a": 1}']
@@ -41,7 +40,7 @@ def messages(padding: int) -> list[WireMessage]:
         return b"%d %s %s" % (n, KINDS[n % len(KINDS)], dice.randbytes(padding // 2).hex().encode())
 
     count = FILES * MEMBERS * PER_MEMBER
-    return [WireMessage(BEGIN + n * 1_000_000, 1, b"%016x" % n, body(n)) for n in range(count)]
+    return [WireMessage(BEGIN_NS + n * 1_000_000, 1, b"%016x" % n, body(n)) for n in range(count)]
 
 
 def write_files(directory: Path, padding: int = 0) -> Path:
@@ -124,7 +123,7 @@ def test_executors_of_512_mb_compact_an_archive_of_2_gb(
 
     def message(n: int) -> WireMessage:
         at = n * 7919 % (len(pool) - BODY_BYTES)
-        return WireMessage(BEGIN + n * 1000, 1, b"%016x" % n, pool[at : at + BODY_BYTES])
+        return WireMessage(BEGIN_NS + n * 1000, 1, b"%016x" % n, pool[at : at + BODY_BYTES])
 
     for first in range(0, count, per_file):
         spans = (range(n, n + 1000) for n in range(first, first + per_file, 1000))
@@ -159,7 +158,7 @@ def test_compaction_while_executors_are_killed(
 
     def message(n: int) -> WireMessage:
         body = b"%d " % n + padding[n % 4096 :][:500]
-        return WireMessage(BEGIN + n * 1000, 1, b"%016x" % n, body)
+        return WireMessage(BEGIN_NS + n * 1000, 1, b"%016x" % n, body)
 
     for first in range(0, KILLED * PER_FILE, PER_FILE):  # of one day and topic
         again = [message(n) for n in range(max(0, first - AGAIN), first)]  # are in the one before

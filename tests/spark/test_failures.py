@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from plugins.spark import SparkSession
 
 from nsqtools.errors import NotFoundError, NsqError
 from nsqtools.spark.failures import SESSION, explain, real_reason, spark_errors
 from nsqtools.spark.spark_settings import SparkSettings
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 @pytest.mark.parametrize(

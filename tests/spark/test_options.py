@@ -60,7 +60,7 @@ def consumer(environ: Mapping[str, str] | None = None, **given: str) -> Connecti
     return settings
 
 
-def test_addresses_are_those_of_options_else_of_the_environment_else_of_this_machine() -> None:
+def test_addresses_and_options_have_the_meaning_of_flags_and_environment() -> None:
     environ = {"NSQ_NSQD_TCP_ADDRESS": "env:1,env:2 env:3"}
 
     assert consumer() == ConnectionSettings(nsqd_tcp_addresses=("127.0.0.1:4150",))
@@ -68,9 +68,6 @@ def test_addresses_are_those_of_options_else_of_the_environment_else_of_this_mac
     assert consumer(environ, nsqdTcpAddress="a:1, b:2").nsqd_tcp_addresses == ("a:1", "b:2")
     assert consumer(environ, lookupdHttpAddress="l:1") == ConnectionSettings((), ("l:1",))
     assert consumer(environ, nsqdHttpAddress="d:1") == ConnectionSettings((), (), ("d:1",))
-
-
-def test_options_have_the_meaning_of_the_flags_however_they_are_written() -> None:
     tls = {"tls": "true", "tlsCaFile": "ca.pem", "tlsInsecure": "true", "tlsMinVersion": "tls1.3"}
 
     assert consumer(**tls, deflateLevel="3").options == {
@@ -166,9 +163,7 @@ def test_all_options_are_read() -> None:
     assert topic_settings(given, {}).spool.topics == ("clicks", "views")
 
 
-def test_paths_are_text_or_what_spark_sends_and_may_be_patterns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_are_text_json_or_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     here = str(tmp_path)
     assert read(paths=json.dumps(["/b,c", "d"])).paths == ("/a", "/b,c", f"{here}/d")
@@ -197,7 +192,7 @@ def sink(columns: dict[str, str] = BODY, **given: str) -> SinkPlan:
     return sink_plan({name.lower(): text for name, text in given.items()}, columns, {})
 
 
-def test_a_plan_delivers_at_least_once_by_default_and_as_it_is_asked_for() -> None:
+def test_a_plan_delivers_at_least_once_unless_asked_otherwise_and_tasks_share_a_rate() -> None:
     plan = sink()
     assert plan.addresses == ("127.0.0.1:4150",)
     assert (plan.options.retry_timeout_s, plan.options.retry_unknown) == (60, True)
@@ -214,6 +209,9 @@ def test_a_plan_delivers_at_least_once_by_default_and_as_it_is_asked_for() -> No
 
     plan = sink(nsqdTcpAddress="a:1,b:2,c:3")
     assert (plan.rotated(0), plan.rotated(4)) == (("a:1", "b:2", "c:3"), ("b:2", "c:3", "a:1"))
+    for given, rate in (({"rate": "100"}, 25), ({"rate": "100", "slots": "2"}, 50), ({}, 0)):
+        assert sink_plan(given, ARCHIVED, {"NSQ_SPARK_SLOTS": "4"}).rate == rate
+    assert sink(rate="0").rate == 0
 
 
 @pytest.mark.parametrize(
@@ -227,19 +225,11 @@ def test_a_plan_delivers_at_least_once_by_default_and_as_it_is_asked_for() -> No
         ({**BODY, "defer": "int"}, "does not use the column 'defer'", "defer_ms"),
     ],
 )
-def test_columns_that_cannot_be_published_are_refused(
-    columns: dict[str, str], complaint: str, hint: str
-) -> None:
+def test_wrong_columns_are_refused(columns: dict[str, str], complaint: str, hint: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         sink(columns)
     assert complaint in str(caught.value)
     assert hint in caught.value.hint
-
-
-def test_the_rate_is_shared_by_the_tasks_that_run_at_once() -> None:
-    for given, rate in (({"rate": "100"}, 25), ({"rate": "100", "slots": "2"}, 50), ({}, 0)):
-        assert sink_plan(given, ARCHIVED, {"NSQ_SPARK_SLOTS": "4"}).rate == rate
-    assert sink(rate="0").rate == 0
 
 
 def test_a_ledger_and_dead_letters_are_those_of_a_job(tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ import time
 from importlib.metadata import requires
 from pathlib import Path
 from subprocess import Popen
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from plugins.spark import SparkSession
 
 from nsqtools.spark import pyspark_internals
 from nsqtools.spark.pyspark_internals import (
@@ -23,26 +24,25 @@ from nsqtools.spark.pyspark_internals import (
     redirect_accumulator_errors,
 )
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 java_gateway = pytest.importorskip("pyspark.java_gateway")
 
 
-def test_the_package_is_bounded_by_the_versions_that_were_tried() -> None:
-    lines = [line for line in requires("nsqtools") or () if line.startswith("pyspark")]
-    [pyspark] = [line for line in lines if re.search(r"extra == .spark.", line)]
-
-    assert f">={'.'.join(map(str, OLDEST))}" in pyspark
-    assert f"<{'.'.join(map(str, BEYOND))}" in pyspark
-
-
-def test_no_other_module_uses_what_is_private_to_pyspark() -> None:
+def test_private_names_loggers_and_versions_of_pyspark_are_those_of_this_module() -> None:
     private = re.compile(r"\._gateway|\._jvm|\._jsc|_accumulatorServer|java_gateway")
     modules = Path(pyspark_internals.__file__).parent.rglob("*.py")
 
     users = {path.name for path in modules if private.search(path.read_text("utf-8"))}
     assert users == {"pyspark_internals.py"}
+    from pyspark.errors.exceptions import base
+
+    used = re.findall(r'PySparkLogger.getLogger\("(\w+)"\)', inspect.getsource(base))
+
+    assert set(used) == set(QUERY_LOGGERS)
+    lines = [line for line in requires("nsqtools") or () if line.startswith("pyspark")]
+    [pyspark] = [line for line in lines if re.search(r"extra == .spark.", line)]
+
+    assert f">={'.'.join(map(str, OLDEST))}" in pyspark
+    assert f"<{'.'.join(map(str, BEYOND))}" in pyspark
 
 
 def test_a_signal_before_the_process_is_known_ends_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,14 +68,6 @@ def test_a_signal_before_the_process_is_known_ends_it_too(monkeypatch: pytest.Mo
         signal.signal(signal.SIGUSR1, before)
 
     assert [process.returncode for process in started] == [-signal.SIGKILL]
-
-
-def test_the_loggers_of_queries_are_those_of_pyspark() -> None:
-    from pyspark.errors.exceptions import base
-
-    used = re.findall(r'PySparkLogger.getLogger\("(\w+)"\)', inspect.getsource(base))
-
-    assert set(used) == set(QUERY_LOGGERS)
 
 
 def test_the_end_of_the_jvm_is_told_to_the_log(spark: SparkSession) -> None:

@@ -10,13 +10,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 from unittest.mock import MagicMock, PropertyMock
 
 import pytest
-from plugins.archives import write_archive
+from plugins.archives import BEGIN_NS, write_archive
 from plugins.clients import bodies_in
 from plugins.http_api import Nsqd
+from plugins.spark import SparkSession
 from plugins.waiting import patience_s
 
 import nsqtools
@@ -25,13 +25,8 @@ from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.spark.java import find_java, java_home
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
-
-def test_registering_twice_does_no_harm_and_sql_knows_the_archive(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_registering_twice_is_fine_and_sql_knows_it(spark: SparkSession, tmp_path: Path) -> None:
     write_archive(tmp_path / "clicks.gz", [WireMessage(1, 1, b"%016x" % 1, b"body")])
     nsqtools.spark.register(spark)
     nsqtools.spark.register(spark)
@@ -135,9 +130,7 @@ spark.stop()
 
 
 @pytest.mark.slow
-def test_batches_streams_and_the_sink_work_on_spark_connect(
-    spark_env: dict[str, str], nsqd: Nsqd, tmp_path: Path
-) -> None:
+def test_spark_connect_has_all_of_it(spark_env: dict[str, str], nsqd: Nsqd, tmp_path: Path) -> None:
     """There they run on the server, and the client has no JVM. Needs ``pyspark[connect]``."""
     pytest.importorskip("grpc_status")
     messages = [WireMessage(n + 1, 1 + n % 2, b"%016x" % n, b"body %d" % n) for n in range(40)]
@@ -154,7 +147,6 @@ def test_batches_streams_and_the_sink_work_on_spark_connect(
     assert bodies_in(nsqd, "again", 40) == sorted(message.body for message in messages)
 
 
-BEGIN = 1_790_000_000_000_000_000  # 2026-09-21T14:13:20Z
 READ = """
 import sys
 from pyspark.sql import SparkSession
@@ -178,7 +170,7 @@ def test_batches_and_compaction_run_on_an_older_pyspark_and_streams_say_what_the
     environ = spark_env | {"PYSPARK_PYTHON": python, "PATH": f"{venv}/bin:{spark_env['PATH']}"}
 
     bodies = [b'{"n": %d}' % n for n in range(100)] + [b"no JSON"]
-    some = [WireMessage(BEGIN + n, 1, b"%016x" % n, body) for n, body in enumerate(bodies)]
+    some = [WireMessage(BEGIN_NS + n, 1, b"%016x" % n, body) for n, body in enumerate(bodies)]
     for name in ("a.gz", "again.gz"):
         write_archive(archive / name, some[:50], some[50:])
     schema = tmp_path / "schema.json"

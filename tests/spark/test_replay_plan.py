@@ -25,7 +25,7 @@ REQUEST = ReplayRequest(
 PLANNED = ReplayPlan(REQUEST.job(), {"/var/nsq/a.gz": 5}, {"/data/b.parquet": 6}, 7, None, 8 << 20)
 
 
-def test_the_next_run_reads_what_the_first_wrote_down_also_an_hour_later(tmp_path: Path) -> None:
+def test_the_next_run_reads_the_plan_of_the_first_and_refuses_what_is_none(tmp_path: Path) -> None:
     assert load_plan(tmp_path, REQUEST.job()) is None
     (tmp_path / PLAN).write_bytes(PLANNED.encode())
 
@@ -34,6 +34,11 @@ def test_the_next_run_reads_what_the_first_wrote_down_also_an_hour_later(tmp_pat
     assert plan == PLANNED
     assert plan.inputs.archives == (Path("/var/nsq/a.gz"),)
     assert plan.inputs.parquet == (Path("/data/b.parquet"),)
+    later = replace(PLANNED, version=99).encode()
+    for content in (b"", b"{}", b"[]", b'{"version": 2}', later):
+        (tmp_path / PLAN).write_bytes(content)
+        with pytest.raises(ConfigurationError, match=r"replay.json is not a replay's plan"):
+            load_plan(tmp_path, REQUEST.job())
 
 
 @pytest.mark.parametrize(
@@ -46,21 +51,11 @@ def test_the_next_run_reads_what_the_first_wrote_down_also_an_hour_later(tmp_pat
         (replace(REQUEST, where="", delimiter=b"\0"), "where, delimiter"),
     ],
 )
-def test_another_replay_is_refused_and_the_difference_named(
-    other: ReplayRequest, named: str, tmp_path: Path
-) -> None:
+def test_another_replay_is_told_apart(other: ReplayRequest, named: str, tmp_path: Path) -> None:
     (tmp_path / PLAN).write_bytes(PLANNED.encode())
 
     with pytest.raises(ConfigurationError, match=f"the ledger of another replay: {named} differ"):
         load_plan(tmp_path, other.job())
-
-
-def test_what_is_no_plan_is_refused(tmp_path: Path) -> None:
-    later = replace(PLANNED, version=99).encode()
-    for content in (b"", b"{}", b"[]", b'{"version": 2}', later):
-        (tmp_path / PLAN).write_bytes(content)
-        with pytest.raises(ConfigurationError, match=r"replay.json is not a replay's plan"):
-            load_plan(tmp_path, REQUEST.job())
 
 
 def job(request: ReplayRequest, work: Path, ledger: Path | None = None) -> ReplayJob:
@@ -101,13 +96,10 @@ def test_of_two_that_begin_at_a_time_the_second_does_not_plan_anew(tmp_path: Pat
     assert load_plan(ledger, request.job()) == first
 
 
-def test_parquet_is_cut_for_the_slots_within_reason() -> None:
-    assert [partition_bytes(mib << 20, 2) >> 20 for mib in (0, 160, 1 << 20)] == [8, 20, 64]
-
-
-def test_what_cannot_be_replayed_shows_before_there_is_a_session(tmp_path: Path) -> None:
+def test_what_cannot_be_replayed_shows_early_and_parquet_is_cut_for_slots(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_bytes(b"one\ntwo\n")
 
     with pytest.raises(ConfigurationError, match="bare bodies, which name no topic"):
         job(ReplayRequest((tmp_path / "a.log",)), tmp_path)
     job(ReplayRequest((tmp_path / "a.log",), {"": "again"}), tmp_path)
+    assert [partition_bytes(mib << 20, 2) >> 20 for mib in (0, 160, 1 << 20)] == [8, 20, 64]

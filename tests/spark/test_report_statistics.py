@@ -6,9 +6,10 @@ import random
 from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from plugins.spark import DataFrame, SparkSession
 from pyspark.errors import PySparkException
 
 from nsqtools.archive.catalog import find_inputs
@@ -19,9 +20,6 @@ from nsqtools.spark.jobs import reporting
 from nsqtools.spark.jobs.inputs import Choice, read_messages
 from nsqtools.spark.jobs.reporting import collect_figures, collect_gaps, moment
 from nsqtools.spark.pyspark_internals import struct_of
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 SECOND = 1_000_000_000
 BEGIN = 1_790_000_000 * SECOND  # 2026-09-21T14:13:20Z
@@ -78,9 +76,7 @@ def test_figures_are_what_counting_gives(spark: SparkSession) -> None:
     }
 
 
-def test_a_report_of_too_many_rows_is_refused(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_rows_are_refused(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reporting, "MOST_ROWS", 10)
 
     with pytest.raises(ConfigurationError, match="more than 10 rows"):
@@ -107,9 +103,7 @@ def test_gaps_are_the_pauses_that_are_longer(spark: SparkSession, longer_than_s:
     ]
 
 
-def test_parquet_is_recognized_by_its_content_and_its_topics_are_text(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_parquet_is_told_by_content_topics_are_text(spark: SparkSession, tmp_path: Path) -> None:
     rows = [("2026", "x:1", f"{n:016x}", None, BEGIN + n * SECOND, 1, b"b") for n in range(10)]
     (tmp_path / "data").mkdir()
     written = frame(spark, rows).selectExpr("*", "date '2026-09-21' AS date")

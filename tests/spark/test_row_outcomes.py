@@ -33,7 +33,7 @@ from nsqtools.spark.publishing.row_outcomes import (
 )
 
 
-def test_the_counts_of_tasks_add_up_and_a_line_says_what_there_is_to_say() -> None:
+def test_the_counts_of_tasks_add_up_and_rows_left_over_fail_with_their_reason() -> None:
     one = PublishReport({"a": 1, "b": 2}, rejected=1, retried=3, seconds=2.0, reasons=["r1"] * 4)
     other = PublishReport({"b": 4}, unknown=1, repeated=5, before=6, seconds=1, reasons=["r2"] * 4)
 
@@ -44,9 +44,6 @@ def test_the_counts_of_tasks_add_up_and_a_line_says_what_there_is_to_say() -> No
     line = "7 confirmed, 1 rejected, 1 unknown, 0 dead-lettered"
     assert summary(report) == f"{line}, 6 done before, 3 retried, up to 5 twice"
     assert summary(PublishReport({"a": 3})) == "3 confirmed, 0 rejected, 0 unknown, 0 dead-lettered"
-
-
-def test_rows_that_are_left_over_fail_the_job_with_their_reason() -> None:
     require_all(PublishReport({"a": 3}, rejected=2, dead_lettered=2))
     refused = PublishReport({"a": 3}, rejected=2, dead_lettered=1, reasons=["row 7: too large"])
     with pytest.raises(NsqError, match=r"1 rows were refused .*: row 7: too large"):
@@ -98,17 +95,6 @@ def test_without_a_ledger_an_attempt_replaces_the_one_before(folder: Location) -
     assert rows_in(folder) == [1]
 
 
-def test_an_attempt_beside_another_takes_nothing_from_it(
-    folder: Location, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(row_outcomes, "OBJECT_BYTES", 1)
-    with RowDeadLetters(folder, "job", 3, done=None) as letters:
-        letters.write(1, message(b"1"), "too large")
-        write(folder, 1, fails=True)
-        letters.write(2, message(b"2"), "too large")
-    assert rows_in(folder) == [1, 2]
-
-
 def test_with_a_ledger_what_is_done_is_kept_and_the_rest_is_sent_again(folder: Location) -> None:
     write(folder, 1, 5, 9, done=0, fails=True)
     write(folder, 8, done=6)
@@ -118,12 +104,20 @@ def test_with_a_ledger_what_is_done_is_kept_and_the_rest_is_sent_again(folder: L
     assert rows_in(folder) == [1, 5, 8]
 
 
-def test_many_rows_are_several_files(folder: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_rows_are_several_files_and_no_attempt_robs_another(
+    folder: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(row_outcomes, "OBJECT_BYTES", 500)
     write(folder, *range(10))
 
     names = [entry.name for entry in open_storage(str(folder)).list()]
     assert (rows_in(folder), 1 < len(names) < 10) == (list(range(10)), True)
+    monkeypatch.setattr(row_outcomes, "OBJECT_BYTES", 1)
+    with RowDeadLetters(folder, "job", 3, done=None) as letters:
+        letters.write(1, message(b"1"), "too large")
+        write(folder, 1, fails=True)
+        letters.write(2, message(b"2"), "too large")
+    assert rows_in(folder) == [1, 2]
 
 
 @pytest.mark.parametrize("name", ["dead-job-00003.jsonl", ".dead-job-00003.jsonl.part"])
@@ -190,9 +184,7 @@ def test_what_is_no_ledger_is_refused(tmp_path: Path, line: bytes) -> None:
         read_entries(tmp_path)
 
 
-def test_a_second_attempt_waits_for_one_that_is_ending_and_fails_beside_one_that_is_not(
-    tmp_path: Path,
-) -> None:
+def test_a_second_attempt_waits_for_one_that_ends_and_fails_beside_another(tmp_path: Path) -> None:
     first = LedgerPart(tmp_path, 3)
     with pytest.raises(NsqError, match="partition 3 is being published by another task"):
         LedgerPart(tmp_path, 3, wait_s=0.1)
@@ -206,9 +198,7 @@ def test_a_second_attempt_waits_for_one_that_is_ending_and_fails_beside_one_that
         assert second.entry == LedgerEntry(done=5)
 
 
-def test_a_ledger_belongs_to_one_job_and_a_directory_that_cannot_be_is_named(
-    tmp_path: Path,
-) -> None:
+def test_a_ledger_belongs_to_a_job_and_a_directory_that_cannot_be_is_named(tmp_path: Path) -> None:
     prepare_ledger(tmp_path / "new" / "ledger", "job 1")
     prepare_ledger(tmp_path / "new" / "ledger", "job 1")
     noted(tmp_path, LedgerEntry(done=1))
@@ -224,9 +214,7 @@ def test_a_ledger_belongs_to_one_job_and_a_directory_that_cannot_be_is_named(
         LedgerPart(tmp_path / "nowhere", 0)
 
 
-def test_a_power_cut_leaves_what_was_synced_and_every_dead_letter_that_counts(
-    tmp_path: Path,
-) -> None:
+def test_a_power_cut_leaves_what_was_synced_and_dead_letters_that_count(tmp_path: Path) -> None:
     ledger, dead = tmp_path / "ledger", tmp_path / "dead"
     row = Envelope("clicks", "", b"0" * 16, 1, 1, b"body")
     with PowerCut(tmp_path) as record:
@@ -255,9 +243,7 @@ def test_a_power_cut_leaves_what_was_synced_and_every_dead_letter_that_counts(
 
 @pytest.fixture
 def place(bucket: Bucket) -> StoredPlace:
-    found = parse_place(f"{bucket.url}/progress")
-    assert isinstance(found, StoredPlace)
-    return found
+    return parse_place(f"{bucket.url}/progress")
 
 
 def test_what_was_noted_is_found_and_sent_is_noted_ahead(place: StoredPlace) -> None:

@@ -12,11 +12,11 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from plugins.cli import Result, RunNsq, SpawnNsq
 from plugins.processes import descendants
+from plugins.spark import SparkSession
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
@@ -31,9 +31,6 @@ from nsqtools.spark.spark_settings import (
     spark_home,
 )
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 pyspark = pytest.importorskip("pyspark")
 
 TIMEOUT_S = patience_s(180.0)  # a session starts within 6 s, and within a minute where many do
@@ -47,14 +44,9 @@ def test_what_nsqtools_sets_and_no_other_user_of_the_machine_reaches_its_ports(
     spark: SparkSession, spark_settings: SparkSettings, tmp_path: Path
 ) -> None:
     conf = spark.sparkContext.getConf()
-    for name, value in {
-        "spark.sql.session.timeZone": "UTC",
-        "spark.speculation": "false",
-        "spark.master": "local[2,4]",
-        "spark.driver.memory": "1g",
-        "spark.authenticate": "true",
-    }.items():
-        assert (conf.get(name) or spark.conf.get(name)) == value
+    ours = {"sql.session.timeZone": "UTC", "speculation": "false", "driver.memory": "1g"}
+    for name, value in (ours | {"master": "local[2,4]", "authenticate": "true"}).items():
+        assert (conf.get(f"spark.{name}") or spark.conf.get(f"spark.{name}")) == value
     assert "spark.authenticate" not in spark_conf(SparkSettings("spark://m:7077"), tmp_path)
     mine = {"spark.authenticate": "false", "spark.ui.enabled": "true", JAVA_OPTIONS: "-Dx=y"}
     conf_of_mine = spark_conf(SparkSettings(conf=mine), tmp_path)
@@ -63,24 +55,30 @@ def test_what_nsqtools_sets_and_no_other_user_of_the_machine_reaches_its_ports(
     assert conf_of_mine[JAVA_OPTIONS].endswith(" -Dx=y")
 
 
-def test_a_second_session_is_refused(spark: SparkSession) -> None:
+def test_a_second_session_and_what_cannot_work_are_refused(spark: SparkSession) -> None:
     with pytest.raises(ConfigurationError, match="has a Spark session already"):
         spark_session(SparkSettings()).__enter__()
-
-
-def test_settings_that_cannot_work_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="driver memory '0g' is not a size"):
         SparkSettings(driver_memory="0g")
     with pytest.raises(ConfigurationError, match="is a Spark Connect server"):
         SparkSettings("sc://host:15002")
 
 
-def test_a_log4j_file_of_the_users_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log4j_file_of_the_users_counts_and_variables_are_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
     assert "log4j2.properties" in spark_conf(SparkSettings(), tmp_path)[JAVA_OPTIONS]
 
     (tmp_path / "log4j2.properties").touch()
     assert "log4j2.properties" not in spark_conf(SparkSettings(), tmp_path)[JAVA_OPTIONS]
+    monkeypatch.setenv("NSQ_A", "before")
+    monkeypatch.delenv("NSQ_B", raising=False)
+
+    with environment({"NSQ_A": None, "NSQ_B": "inside"}):
+        assert ("NSQ_A" in os.environ, os.environ["NSQ_B"]) == (False, "inside")
+
+    assert (os.environ["NSQ_A"], "NSQ_B" in os.environ) == ("before", False)
 
 
 def test_a_python_for_the_executors_is_taken_from_the_environment_on_a_cluster_only(
@@ -98,9 +96,7 @@ def test_a_python_for_the_executors_is_taken_from_the_environment_on_a_cluster_o
     assert "SPARK_LOCAL_IP" not in cluster or os.environ.get("SPARK_LOCAL_IP")
 
 
-def test_another_spark_of_the_same_version_is_taken_and_a_pyspark_without_spark_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_spark_is_taken_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))
     (tmp_path / "jars").mkdir()
     (tmp_path / "jars" / "spark-core_2.12-3.5.1.jar").touch()
@@ -119,17 +115,7 @@ def test_another_spark_of_the_same_version_is_taken_and_a_pyspark_without_spark_
         require_pyspark()
 
 
-def test_variables_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NSQ_A", "before")
-    monkeypatch.delenv("NSQ_B", raising=False)
-
-    with environment({"NSQ_A": None, "NSQ_B": "inside"}):
-        assert ("NSQ_A" in os.environ, os.environ["NSQ_B"]) == (False, "inside")
-
-    assert (os.environ["NSQ_A"], "NSQ_B" in os.environ) == ("before", False)
-
-
-def test_a_second_session_goes_on_in_the_file_and_is_quoted_alone(tmp_path: Path) -> None:
+def test_a_log_goes_on_and_its_last_session_is_quoted_and_no_link_followed(tmp_path: Path) -> None:
     path = tmp_path / "below" / "spark.log"
     assert last_lines(path) == []
     for text in ("first\n", "second\nthird\n"):
@@ -138,9 +124,6 @@ def test_a_second_session_goes_on_in_the_file_and_is_quoted_alone(tmp_path: Path
 
     assert last_lines(path) == ["second", "third"]
     assert "first" in path.read_text()
-
-
-def test_the_log_is_written_through_no_link(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious\n")
     (tmp_path / "spark.log").symlink_to(victim)
@@ -149,19 +132,6 @@ def test_the_log_is_written_through_no_link(tmp_path: Path) -> None:
         session_log(tmp_path / "spark.log").__enter__()
 
     assert victim.read_text() == "precious\n"
-
-
-def test_without_a_home_the_log_is_where_no_other_user_can_put_a_file_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "home").write_text("not a directory")
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-
-    path = default_log_file.__wrapped__()
-
-    assert path.parent.parent == tmp_path
-    assert path.parent.stat().st_mode & 0o777 == 0o700
 
 
 def test_what_py4j_says_is_diverted_and_what_others_say_is_not(
@@ -187,12 +157,22 @@ FETCHED = [
 ]
 
 
-def test_of_jars_that_spark_has_itself_its_own_version_counts(tmp_path: Path) -> None:
+def test_sparks_own_jars_count_and_without_a_home_the_log_is_out_of_reach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "jars").mkdir()
     for name in ("jackson-databind-2.21.2.jar", "jackson-core-2.21.2.jar", "delta-x-1.jar"):
         (tmp_path / "jars" / name).touch()
 
     assert beside_sparks_own(FETCHED, tmp_path) == [FETCHED[0], FETCHED[3]]
+    (tmp_path / "home").write_text("not a directory")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    path = default_log_file.__wrapped__()
+
+    assert path.parent.parent == tmp_path
+    assert path.parent.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.fixture
@@ -279,9 +259,7 @@ def test_what_fails_is_one_line_and_leaves_nothing(
     assert os.listdir(tmp_path / "tmp") == []
 
 
-@pytest.mark.parametrize(
-    ("number", "when"), [(signal.SIGTERM, "starting"), (signal.SIGINT, "running")]
-)
+@pytest.mark.parametrize(("number", "when"), [(signal.SIGTERM, "start"), (signal.SIGINT, "run")])
 def test_a_signal_ends_it_with_its_jvm_and_no_word(
     spawn_nsq: SpawnNsq, spark_env: dict[str, str], tmp_path: Path, number: int, when: str
 ) -> None:
@@ -294,7 +272,7 @@ def test_a_signal_ends_it_with_its_jvm_and_no_word(
         lambda: [
             each.pid
             for each in descendants(process.pid, "spark")
-            if each.parent == process.pid and (when == "starting" or runs_tasks(each.pid))
+            if each.parent == process.pid and (when == "start" or runs_tasks(each.pid))
         ],
         what=when,
         timeout_s=TIMEOUT_S,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from plugins.certificates import Certificates
@@ -14,16 +13,12 @@ from plugins.daemons import GoNsqd
 from plugins.http_api import Nsqd
 from plugins.http_server import AuthServer
 from plugins.servers import MakeLookupd, MakeNsqd
+from plugins.spark import DataFrame, SparkSession, StreamingQuery
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.errors import NsqError
 from nsqtools.spark.failures import spark_errors
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
-
-    from nsqtools.spark.spark_settings import SparkSettings
+from nsqtools.spark.spark_settings import SparkSettings
 
 
 @pytest.fixture

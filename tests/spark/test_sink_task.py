@@ -117,9 +117,7 @@ BAD_ROWS = [
 ]
 
 
-def test_rows_that_cannot_be_published_are_put_aside_with_their_reasons(
-    embedded: EmbeddedServer, tmp_path: Path
-) -> None:
+def test_bad_rows_are_put_aside_with_reasons(embedded: EmbeddedServer, tmp_path: Path) -> None:
     bodies, topics, defers_ms, reasons = zip(*BAD_ROWS, strict=True)
     rows = chunk([b"one", *bodies, b"two"], ["clicks", *topics, "clicks"], [None, *defers_ms, None])
     plan = make_plan(embedded.tcp_address, topic=None, dead_letters=tmp_path)
@@ -141,9 +139,7 @@ def test_rows_that_cannot_be_published_are_put_aside_with_their_reasons(
     assert report.reasons == ["row 150 of partition 0: the body is empty, which NSQ cannot carry"]
 
 
-def test_a_row_that_only_nsqd_refuses_is_found_among_its_batch(
-    go_nsqd: MakeNsqd, tmp_path: Path
-) -> None:
+def test_a_row_that_nsqd_refuses_is_found_in_its_batch(go_nsqd: MakeNsqd, tmp_path: Path) -> None:
     nsqd = go_nsqd("-max-msg-size=1000")
     bodies = [*numbered(0, 250), b"x" * 1001, *numbered(250, 300)]
 
@@ -183,9 +179,7 @@ def test_what_is_no_fault_of_a_row_ends_the_task_instead_of_putting_rows_aside(
     assert read_entries(ledger)[0].done == 0  # the next attempt sends them
 
 
-def test_an_nsqd_that_is_gone_is_replaced_and_the_last_one_is_named_in_time(
-    embedded: EmbeddedServer, unreachable_address: str
-) -> None:
+def test_a_lost_nsqd_is_replaced(embedded: EmbeddedServer, unreachable_address: str) -> None:
     report = run(make_plan(unreachable_address, embedded.tcp_address), chunk(numbered(0, 1000)))
 
     assert (report.confirmed, report.repeated) == (1000, 0)
@@ -252,9 +246,7 @@ def chunks_of(bodies: Sequence[bytes | None], size: int) -> list[Chunk]:
 
 
 @pytest.mark.parametrize("size", [1, 77, 1000])
-def test_a_task_that_is_run_again_goes_on_where_it_stopped(
-    size: int, embedded: EmbeddedServer, tmp_path: Path
-) -> None:
+def test_a_task_goes_on_where_it_ended(size: int, embedded: EmbeddedServer, tmp_path: Path) -> None:
     ledger, dead = tmp_path / "ledger", tmp_path / "dead"
     ledger.mkdir()
     plan = make_plan(embedded.tcp_address, ledger=ledger, dead_letters=dead)
@@ -276,9 +268,7 @@ def test_a_task_that_is_run_again_goes_on_where_it_stopped(
     assert [json.loads(line)["row"] for line in dead_letters(dead)] == [5, 1900]
 
 
-def test_a_task_whose_ledger_is_in_a_bucket_goes_on_and_says_how_much_came_twice(
-    embedded: EmbeddedServer, bucket: Bucket
-) -> None:
+def test_a_task_goes_on_by_a_ledger_in_a_bucket(embedded: EmbeddedServer, bucket: Bucket) -> None:
     ledger, dead = (parse_place(f"{bucket.url}/{name}") for name in ("ledger", "dead"))
     plan = make_plan(embedded.tcp_address, ledger=ledger, dead_letters=dead, batch_rows=500)
     rows, refused = numbered(0, 3 * AHEAD_ROWS), range(0, 3 * AHEAD_ROWS, 1000)
@@ -365,7 +355,7 @@ def test_values_are_bytes_whatever_their_layout(type: str) -> None:
         assert byte_strings(array.slice(1, 2)) == values[1:3]
 
 
-def test_a_row_is_known_by_where_it_came_from_and_what_it_lacks_is_empty() -> None:
+def test_a_row_is_known_by_its_origin_and_a_batch_ends_before_it_is_too_large() -> None:
     id = "0123456789abcdef"
     batch = pyarrow.RecordBatch.from_pydict(
         {"topic": ["a"], "nsqd": ["n:1"], "id": [id], "ts_ns": [9], "attempts": [2], "body": [b"x"]}
@@ -378,9 +368,6 @@ def test_a_row_is_known_by_where_it_came_from_and_what_it_lacks_is_empty() -> No
     chunk = chunk_of(batch, has_topic=False)
     assert (chunk.topics, chunk.defers_ms) == (["a"], [5])
     assert chunk.message(0, "a") == Envelope("a", "", b"0" * 16, 0, 0, b"x")
-
-
-def test_a_batch_ends_before_it_is_too_large_for_nsqd() -> None:
     half = b"x" * (1 << 18)
 
     assert fitting([half] * 5, 1 << 19) == 2

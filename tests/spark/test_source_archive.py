@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from plugins.archives import Writer, write_archive
+from plugins.spark import SparkSession
 
 from nsqtools.archive.layout import Head
 from nsqtools.protocol.frames import WireMessage
@@ -28,9 +28,6 @@ from pyspark.sql.datasource import (
 )
 
 from nsqtools.spark.archive_format import PruningReader
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 BASE_NS = 1_700_000_000_000_000_000
 
@@ -95,9 +92,7 @@ def test_bodies_have_columns_by_a_schema_and_what_does_not_fit_says_why(
     assert sorted(row.user for row in one.collect() if row.user) == [7, 8, 9]
 
 
-def test_text_is_text_and_what_cannot_be_meant_is_refused(
-    spark: SparkSession, clicks: tuple[Path, Path]
-) -> None:
+def test_text_is_text_and_nonsense_refused(spark: SparkSession, clicks: tuple[Path, Path]) -> None:
     reader = spark.read.format("nsq-archive").option("body", "string")
     rows = reader.load(str(clicks[0] / "a.log.gz")).orderBy("ts_ns").collect()
     assert (rows[2].body, rows[2].body_bytes) == ("no JSON", None)
@@ -114,9 +109,7 @@ def test_text_is_text_and_what_cannot_be_meant_is_refused(
             (reader.schema(schema) if schema else reader).load().count()
 
 
-def test_a_batch_has_every_message_with_all_its_columns(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_batch_has_each_message_with_all_its_columns(spark: SparkSession, tmp_path: Path) -> None:
     path = write_archive(tmp_path / "a.log.gz", messages(0, 30), messages(30, 50))
     write_archive(tmp_path / "b.log.gz", messages(50, 60), is_finished=False)
 
@@ -143,10 +136,7 @@ AFTER = datetime(2023, 11, 14, 22, 13, 21, tzinfo=UTC)  # a second after BASE_NS
         ([In(("topic",), ("b", "c")), EqualTo(("attempts",), 1)], 1),
         ([EqualTo(("topic",), "a"), GreaterThan(("ts_ns",), BASE_NS + 19)], 1),
         (
-            [
-                GreaterThanOrEqual(("ts_ns",), BASE_NS + 10),
-                LessThan(("ts_ns",), BASE_NS + 20),
-            ],
+            [GreaterThanOrEqual(("ts_ns",), BASE_NS + 10), LessThan(("ts_ns",), BASE_NS + 20)],
             1,
         ),
         ([LessThanOrEqual(("timestamp",), AFTER)], 4),
@@ -156,9 +146,7 @@ AFTER = datetime(2023, 11, 14, 22, 13, 21, tzinfo=UTC)  # a second after BASE_NS
         ([EqualTo(("body",), b"x"), IsNull(("topic",))], 4),
     ],
 )
-def test_a_filter_of_the_query_skips_members(
-    tmp_path: Path, filters: list[Filter], members: int
-) -> None:
+def test_query_filters_skip_members(tmp_path: Path, filters: list[Filter], members: int) -> None:
     Writer(tmp_path, topic="a").write(*(messages(n, n + 10) for n in (0, 10, 20)))
     Writer(tmp_path, topic="b").write(messages(0, 10))
     reader = PruningReader(ReadSettings((str(tmp_path),)), ["body"])
@@ -188,9 +176,7 @@ def test_rows_of_other_nsqd_are_not_even_handed_to_spark(tmp_path: Path) -> None
         assert [body.as_py() for batch in found for body in batch.column("body")] == expected
 
 
-def test_spark_pushes_filters_where_the_option_asks_for_it(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_spark_pushes_filters_where_it_is_asked_to(spark: SparkSession, tmp_path: Path) -> None:
     write_archive(tmp_path / "a.log.gz", messages(0, 30), topic="a")
     head = Head(f"{7:032x}", 1)
     other = write_archive(tmp_path / "b.log.gz", messages(0, 30), topic="b", head=head)

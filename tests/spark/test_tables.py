@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from plugins.archives import Writer, write_archive
+from plugins.archives import BEGIN_NS, Writer, write_archive
 from plugins.spark import RunSpark
 
 from nsqtools.archive.catalog import table_files
@@ -15,7 +15,6 @@ from nsqtools.archive.layout import partition_of
 from nsqtools.protocol.frames import WireMessage
 
 SECOND = 1_000_000_000
-BEGIN = 1_790_000_000 * SECOND  # 2026-09-21T14:13:20Z
 DAYS = ("2026-09-21", "2026-09-22")
 MIDNIGHT = 587  # the first message of the second day
 TOPICS = ("2026", "clicks#ephemeral")
@@ -25,16 +24,13 @@ Row = tuple[str, str, int, bytes]
 def messages(first: int, last: int, attempts: int = 1) -> list[WireMessage]:
     """One a minute; every other body is not UTF-8."""
     bodies = {n: b"body %d\n" % n + b"\xff" * (n % 2) for n in range(first, last)}
-    times = {n: BEGIN + n * 60 * SECOND for n in bodies}
+    times = {n: BEGIN_NS + n * 60 * SECOND for n in bodies}
     return [WireMessage(times[n], attempts, b"%016x" % n, bodies[n]) for n in bodies]
 
 
 def expected(first: int, last: int, *topics: str) -> list[Row]:
-    return sorted(
-        (topic, DAYS[int(each.id, 16) >= MIDNIGHT], int(each.id, 16), each.body)
-        for topic in topics
-        for each in messages(first, last)
-    )
+    some = [(int(each.id, 16), each.body) for each in messages(first, last)]
+    return sorted((topic, DAYS[n >= MIDNIGHT], n, body) for topic in topics for n, body in some)
 
 
 def rows_of(table: Path) -> list[Row]:
@@ -50,9 +46,7 @@ def rows_of(table: Path) -> list[Row]:
 
 
 @pytest.mark.parametrize("format", ["parquet", "delta"])
-def test_compaction_in_tasks_gives_tables_that_report_and_sql_read(
-    run_spark: RunSpark, tmp_path: Path, format: str
-) -> None:
+def test_tasks_compact_what_sql_reads(run_spark: RunSpark, tmp_path: Path, format: str) -> None:
     archive, table = tmp_path / "archive", tmp_path / "table[1]"  # no pattern
     archive.mkdir()
     write_archive(archive / "0.gz", messages(500, 600), topic=TOPICS[0])
@@ -85,9 +79,7 @@ def test_compaction_in_tasks_gives_tables_that_report_and_sql_read(
     ]
 
 
-def test_ingestion_into_delta_takes_each_message_once_wherever_it_was_interrupted(
-    run_spark: RunSpark, tmp_path: Path
-) -> None:
+def test_delta_gets_each_message_once_through_cuts(run_spark: RunSpark, tmp_path: Path) -> None:
     archive, table, checkpoint = (tmp_path / name for name in ("archive", "table{1}", "checkpoint"))
     archive.mkdir()
     writer = Writer(archive)

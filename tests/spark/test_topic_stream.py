@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from plugins.archives import parts
 from plugins.http_api import Nsqd
+from plugins.spark import DataFrame, SparkSession, StreamingQuery
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.connection_settings import ConnectionSettings
@@ -24,10 +25,6 @@ from nsqtools.spark.archives.partition_reader import read_partition
 from nsqtools.spark.archives.read_settings import BatchLimits, ReadSettings, StreamSettings
 from nsqtools.spark.stream_format import StreamReader
 from nsqtools.spark.topic_stream import SpoolSettings, TopicSettings, TopicStream, topic_settings
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
 
 TOPIC, CHANNEL = "clicks", "spark"
 UNLIMITED = BatchLimits()
@@ -153,9 +150,7 @@ def test_an_offset_belongs_to_one_kind_of_source(new_stream: NewStream, tmp_path
 
 
 @pytest.mark.parametrize("is_planned", [False, True])
-def test_a_new_query_takes_over_what_one_of_its_topics_and_channel_left(
-    new_stream: NewStream, is_planned: bool
-) -> None:
+def test_a_new_query_takes_over_what_one_left(new_stream: NewStream, is_planned: bool) -> None:
     ending = new_stream()
     start = ending.initial()
     end = following(ending, start)  # Spark ends before it writes the offset down, or after
@@ -230,9 +225,7 @@ def test_available_now_ends_with_an_error_where_the_spool_has_no_room_and_others
     assert "No space left on device" in (stream.lag() or {})["problem"]
 
 
-def test_two_queries_cannot_have_one_spool(
-    new_stream: NewStream, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_spool_is_of_one_query(new_stream: NewStream, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nsqtools.spark.topic_stream.LOCK_WAIT_S", 0.2)
     first, second = new_stream(), new_stream()
     start = first.initial()
@@ -290,10 +283,8 @@ def spark_options(nsqd: Nsqd, tmp_path: Path) -> dict[str, str]:
     return {"topic": TOPIC, "channel": CHANNEL, **place}
 
 
-def started(
-    frame: DataFrame, checkpoint: Path, found: list[bytes], **trigger: Any
-) -> StreamingQuery:
-    writer = frame.writeStream.option("checkpointLocation", str(checkpoint))
+def started(frame: DataFrame, place: Path, found: list[bytes], **trigger: Any) -> StreamingQuery:
+    writer = frame.writeStream.option("checkpointLocation", str(place))
     writer = writer.trigger(**(trigger or {"processingTime": "0 seconds"}))
     return writer.foreachBatch(
         lambda batch, number: found.extend(bytes(row.body) for row in batch.collect())

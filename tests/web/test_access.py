@@ -178,40 +178,19 @@ def test_behind_a_proxy_the_address_is_that_of_the_client() -> None:
     assert real("192.0.2.1", "192.0.2.7") == "192.0.2.1"  # no proxy says so
 
 
-def test_users_are_read_again_when_the_file_changes_and_the_stream_of_a_removed_one_ends(
+def test_refusals_have_a_line_of_log_and_users_are_those_of_the_file_as_it_is(
     console: MakeConsole, users: Callable[..., Path]
 ) -> None:
     file = users(ann="one")
-    running = console(NOBODY, "--auth", str(file), "--refresh", "100ms")
+    more = ("--trusted-proxy", "127.0.0.1", "--refresh", "100ms")
+    running = console(NOBODY, "--auth", str(file), *more)
     ann, bob = basic("ann", "one"), basic("bob", "two")
-    assert running.get("/", headers=ann).status == 200
-    assert running.get("/", headers=bob).status == 401
-    connection = http.client.HTTPConnection(urlsplit(running.url).netloc, timeout=patience_s(20))
-    connection.request("GET", "/?live=1", headers=ann)
-    stream = connection.getresponse()
-    assert stream.read(1)
-
-    users(bob="two")
-
-    stream.read()  # which would go on for ever
-    connection.close()
-    assert running.get("/", headers=ann).status == 401
-    assert running.get("/", headers=bob).status == 200
-    file.write_text("broken\n")
-    assert running.get("/", headers=bob).status == 200
-    wait_until(lambda: "not USER:HASH; using what was read before" in running.log, what="a line")
-
-
-def test_failed_logins_and_refusals_have_a_line_of_log(
-    console: MakeConsole, users: Callable[..., Path]
-) -> None:
-    running = console(NOBODY, "--auth", str(users(ann="one")), "--trusted-proxy", "127.0.0.1")
 
     running.get("/")  # the browser asks whether it has to log in
     running.get("/nodes", headers=basic("ann", "s3cret\n") | {"X-Forwarded-For": "192.0.2.7"})
     running.get("/ping", headers={"Host": "evil.example"})
-    running.post("/api/topics", b"{}", headers=basic("ann", "one"))
-    running.get("/messages?topic=t", headers=basic("ann", "one"))
+    running.post("/api/topics", b"{}", headers=ann)
+    running.get("/messages?topic=t", headers=ann)
 
     wait_until(lambda: "GET /messages" in running.log, what="the last line of log")
     assert re.findall(r"warning: (refused .*)", running.log) == [
@@ -222,6 +201,23 @@ def test_failed_logins_and_refusals_have_a_line_of_log(
         "refused 'ann' at 127.0.0.1: GET /messages (not allowed)",
     ]
     assert "s3cret" not in running.log
+
+    assert running.get("/", headers=ann).status == 200
+    assert running.get("/", headers=bob).status == 401
+    connection = http.client.HTTPConnection(urlsplit(running.url).netloc, timeout=patience_s(20))
+    connection.request("GET", "/?live=1", headers=ann)
+    stream = connection.getresponse()
+    assert stream.read(1)
+
+    users(bob="two")
+
+    stream.read()  # which would go on for ever, and its user was removed
+    connection.close()
+    assert running.get("/", headers=ann).status == 401
+    assert running.get("/", headers=bob).status == 200
+    file.write_text("broken\n")
+    assert running.get("/", headers=bob).status == 200
+    wait_until(lambda: "not USER:HASH; using what was read before" in running.log, what="a line")
 
 
 def test_what_is_unsafe_is_named_at_the_start(

@@ -5,34 +5,26 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import yaml
 from plugins.browser import ServePages
 from plugins.cli import RunNsq
-from plugins.clients import take
+from plugins.clients import Consume, take
 from plugins.clusters import RunningCluster
-from plugins.console import Console, MakeConsole, ask
-from plugins.daemons import GoNsqd, GoNsqlookupd
+from plugins.console import MakeConsole, ask
+from plugins.daemons import GoNsqlookupd
 from plugins.hostile_cluster import HostileCluster
-from plugins.servers import MakeNsqd, Serve
+from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 
-from nsqtools.client.consumer import Consumer
 from nsqtools.cluster import sampling
 from nsqtools.cluster.problems import Kind
 from nsqtools.http.http_api import HTTPAccess
 
 METRIC = re.compile(r"\bnsq_[a-z0-9_]+")
-
-
-class Watched(NamedTuple):
-    console: Console
-    nsqds: list[GoNsqd]
-    lookupd: GoNsqlookupd
 
 
 def scrape(url: str) -> dict[str, list[Any]]:
@@ -49,44 +41,39 @@ def scrape(url: str) -> dict[str, list[Any]]:
     return samples
 
 
-@pytest.fixture
-def watched(serve: Serve, go_nsqd: MakeNsqd, console: MakeConsole) -> Iterator[Watched]:
-    lookupd = serve(GoNsqlookupd())
+def test_one_scrape_has_every_queue_and_dashboard_and_alerts_read_metrics_that_there_are(
+    lookupd: GoNsqlookupd,
+    go_nsqd: MakeNsqd,
+    consume: Consume,
+    console: MakeConsole,
+    run_nsq: RunNsq,
+) -> None:
     flags = [f"-lookupd-tcp-address={lookupd.tcp_address}"]
     flags += ["-e2e-processing-latency-percentile=0.99", "-e2e-processing-latency-window-time=10m"]
-    nsqds = [go_nsqd(*flags) for _ in range(2)]
-    for nsqd in nsqds:
-        nsqd.create_channel("orders", "billing")
+    first, second = (go_nsqd(*flags) for _ in range(2))
+    for nsqd in (first, second):
+        nsqd.create_channel("orders", "archive")
         nsqd.publish("orders", b"abc", b"def")
     wait_until(lambda: len(lookupd.producers("orders")) == 2, what="registered", timeout_s=20)
-    with Consumer("orders", "billing", nsqd_tcp_addresses=nsqds[0].tcp_address) as consumer:
-        take(consumer, 1)[0].finish()
-        running = console(f"--lookupd-http-address={lookupd.http_address}", "--refresh", "100ms")
-        yield Watched(running, nsqds, lookupd)
-
-
-@pytest.mark.real_nsqd
-def test_one_scrape_has_every_queue_and_dashboard_and_alerts_read_metrics_that_there_are(
-    watched: Watched, run_nsq: RunNsq
-) -> None:
-    samples = scrape(watched.console.url)
+    take(consume(first.tcp_address, topic="orders"), 1)[0].finish()
+    url = console(f"--lookupd-http-address={lookupd.http_address}", "--refresh", "100ms").url
+    samples = scrape(url)
 
     depth = {
         (each.labels["node"], each.labels["topic"], each.labels["channel"]): each.value
         for each in samples["nsq_channel_depth"]
     }
-    second = watched.nsqds[1]
     assert len(depth) == 2
-    assert depth[second.http_address, "orders", "billing"] == 2
+    assert depth[second.http_address, "orders", "archive"] == 2
     assert {each.value for each in samples["nsq_topic_message_bytes_total"]} == {6}
     assert {each.value for each in samples["nsq_topic_messages_total"]} == {2}
     assert [each.labels["version"] for each in samples["nsq_node_info"]] == ["1.3.0", "1.3.0"]
-    [lookupd] = samples["nsq_lookupd_up"]
-    assert (lookupd.labels["lookupd"], lookupd.value) == (watched.lookupd.http_address, 1)
+    [found] = samples["nsq_lookupd_up"]
+    assert (found.labels["lookupd"], found.value) == (lookupd.http_address, 1)
     assert {each.value for each in samples["nsq_up"]} == {1}
 
     def has_latency() -> dict[str, list[Any]] | None:
-        samples = scrape(watched.console.url)
+        samples = scrape(url)
         return samples if "nsq_e2e_latency_seconds" in samples else None
 
     known = set(wait_until(has_latency, what="a latency", timeout_s=20))
@@ -108,7 +95,7 @@ def test_one_scrape_has_every_queue_and_dashboard_and_alerts_read_metrics_that_t
     asked = re.findall(r'nsq_problem{\w+="(.*?)"', " ".join(rule["expr"] for rule in rules))
     assert {"critical", "warning", "paused"} == set(asked) <= words
     # and it is said of what there is by the labels that it has
-    labels = {name: set(samples[0].labels) for name, samples in scrape(watched.console.url).items()}
+    labels = {name: set(samples[0].labels) for name, samples in scrape(url).items()}
     for rule in rules:
         for label in re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]):
             names = METRIC.findall(rule["expr"])

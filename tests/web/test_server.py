@@ -18,6 +18,7 @@ from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from functools import partial
+from html import unescape
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -26,8 +27,8 @@ from urllib.parse import urlsplit
 import pytest
 from plugins.cli import RunNsq
 from plugins.console import Console, MakeConsole, ask
-from plugins.embedded import EmbeddedServer
-from plugins.servers import DataPath, MakeNsqd, Serve
+from plugins.http_api import Nsqd
+from plugins.servers import AnyNsqd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.server.http_server import IdleConnections
@@ -62,14 +63,6 @@ def test_without_descriptors_connections_wait_and_the_log_has_one_line(running: 
     assert running.log.count(TOLD) == 1
     assert "Traceback" not in running.log
     assert "asyncio" not in running.log
-
-
-def test_connections_that_say_nothing_lock_nobody_out(running: Console) -> None:
-    with ExitStack() as stack:
-        many = range(MAX_CONNECTIONS + 10)
-        silent = [stack.enter_context(connected(running)) for _ in many]
-        assert running.get("/ping").status == 200
-        assert silent[0].recv(1) == b""  # it waited longest
 
 
 def test_no_password_of_an_address_is_shown(console: MakeConsole, go_nsqd: MakeNsqd) -> None:
@@ -138,9 +131,7 @@ def test_what_many_ask_for_is_compressed_and_kept(console: MakeConsole, go_nsqd:
     assert b"orders" in text
 
 
-def test_a_stream_ends_with_its_client_and_does_not_begin_for_one_that_has_gone(
-    running: Console,
-) -> None:
+def test_silent_connections_and_streams_of_who_has_gone_lock_nobody_out(running: Console) -> None:
     descriptors = Path(f"/proc/{running.process.pid}/fd")
     asked = b"GET /?live=1 HTTP/1.1\r\nHost: %b\r\n\r\n" % urlsplit(running.url).netloc.encode()
     assert running.get("/").status == 200
@@ -160,6 +151,12 @@ def test_a_stream_ends_with_its_client_and_does_not_begin_for_one_that_has_gone(
             client.sendall(asked)  # and closed with a reset, before it is answered
 
     wait_until(lambda: running.get("/").status == 200, what="there is room", timeout_s=20)
+
+    with ExitStack() as stack:
+        many = range(MAX_CONNECTIONS + 10)
+        silent = [stack.enter_context(connected(running)) for _ in many]
+        assert running.get("/ping").status == 200
+        assert silent[0].recv(1) == b""  # it waited longest
 
 
 def test_each_step_of_a_client_has_its_time() -> None:
@@ -190,7 +187,7 @@ def test_each_step_of_a_client_has_its_time() -> None:
 TOPICS, CHANNELS, NODES = 1000, 3, 10
 
 
-def make_queues(nsqd: EmbeddedServer, topics: range) -> None:
+def make_queues(nsqd: Nsqd, topics: range) -> None:
     for topic in topics:
         for channel in range(CHANNELS):
             nsqd.create_channel(f"topic-{topic:04}", f"channel-{channel}")
@@ -205,9 +202,9 @@ def events(url: str) -> Generator[dict[str, Any], None, None]:
 
 
 def test_a_page_of_many_queues_is_one_page_and_only_what_changed_is_sent(
-    console: MakeConsole, serve: Serve, tmp_path: Path
+    console: MakeConsole, embedded_nsqd: AnyNsqd
 ) -> None:
-    nsqd = serve(EmbeddedServer(tmp_path))
+    nsqd = embedded_nsqd()
     make_queues(nsqd, range(60))
     url = console(f"--nsqd-http-address={nsqd.http_address}", "--refresh=250ms").url
     wait_until(lambda: ask(url + "/topics/topic-0000").status == 200, what="the first sample")
@@ -235,9 +232,9 @@ def test_a_page_of_many_queues_is_one_page_and_only_what_changed_is_sent(
 @pytest.mark.slow
 @pytest.mark.alone
 def test_a_large_cluster_is_shown_within_a_second(
-    console: MakeConsole, serve: Serve, data_path: DataPath
+    console: MakeConsole, embedded_nsqd: AnyNsqd
 ) -> None:
-    nsqds = [serve(EmbeddedServer(data_path())) for _ in range(NODES)]
+    nsqds = [embedded_nsqd() for _ in range(NODES)]
     with ThreadPoolExecutor(NODES) as workers:
         list(workers.map(make_queues, nsqds, (range(at, TOPICS, NODES) for at in range(NODES))))
     addresses = [f"--nsqd-http-address={nsqd.http_address}" for nsqd in nsqds]
@@ -272,3 +269,27 @@ def test_an_nsqd_that_is_not_well_is_not_said_to_be_silent(
     pages = {"/nodes": "not well", f"/nodes/{nsqd.http_address}": "It is not well.</b> NOK - open"}
     for page, told in pages.items():
         wait_until(lambda page=page, told=told: told in running.get(page).text, what=told)
+
+
+def test_the_lines_of_channels_are_those_of_the_page_when_others_become_deeper(
+    console: MakeConsole, go_nsqd: MakeNsqd
+) -> None:
+    nsqd = go_nsqd()
+    for name in "abcdefghi":
+        nsqd.create_channel("many", name)
+    nsqd.publish("many", b"x")
+    running = console(f"--nsqd-http-address={nsqd.http_address}", "--refresh=100ms")
+
+    def newest_depth() -> object:
+        depths = running.get("/series?topic=many&channel=a").json().get("depth")
+        return depths and depths[-1]
+
+    wait_until(lambda: newest_depth() == 1, what="the message")
+    link = re.search(r'href="([^"]*)">Each channel', running.get("/topics/many").text)
+    assert link is not None
+    nsqd.post("/channel/empty", topic="many", channel="a")
+    wait_until(lambda: newest_depth() == 0, what="it is empty")
+    page = running.get("/topics/many" + unescape(link[1])).text
+    source = re.search(r'data-series="([^"]*)"', page)
+    assert source is not None
+    assert "depth a" in running.get(unescape(source[1])).json()

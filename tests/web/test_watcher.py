@@ -12,9 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
-from plugins.servers import Serve
+from plugins.servers import AnyNsqd
 from plugins.waiting import patience_s, wait_for_threads, wait_until
 
 from nsqtools.client.producer import Producer
@@ -44,9 +43,8 @@ def watching(*addresses: str, refresh_s: float = 0.1) -> Iterator[Watcher]:
 
 
 @pytest.fixture
-def nsqd(serve: Serve, tmp_path: Path) -> Nsqd:
-    started = serve(EmbeddedServer(tmp_path))
-    started.create_topic("orders")
+def nsqd(embedded_nsqd: AnyNsqd) -> Nsqd:
+    started = embedded_nsqd()
     started.create_channel("orders", "billing")
     return started
 
@@ -112,7 +110,6 @@ def test_samples_that_cost_too_much_are_taken_less_often() -> None:
         assert watcher.interval_s == 2.0
 
 
-@pytest.mark.real_nsqd
 def test_a_plan_to_delete_says_what_creates_it_again(go_nsqd: Callable[..., Nsqd]) -> None:
     nsqd = go_nsqd()
     with (

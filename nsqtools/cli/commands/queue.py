@@ -276,14 +276,12 @@ def recover(
         nsq queue recover /var/lib/nsqd -o recovered.log.gz
         nsq archive cat recovered.log.gz -n 10 && nsq replay recovered.log.gz
     """
-    from nsqtools.archive.layout import part_of
     from nsqtools.server.stored_queues import StoredQueues, recovered
 
     if output.absolute().parent.resolve() == data_path.resolve():
         raise ConfigurationError("--output must not be in the data directory, which stays as it is")
-    for path in (output, part_of(output)):  # the second is of a run that was killed
-        if path.exists():
-            raise OutputError(f"{path} is there already", hint="Name another file with --output.")
+    if output.exists():
+        raise OutputError(f"{output} is there already", hint="Name another file with --output.")
     damage = DamageReporter(runtime)
     with StoredQueues(data_path) as stored:
         queues = list(reported(stored, damage, topic, channel))

@@ -57,6 +57,7 @@ from nsqtools.protocol.text import escape_line, escape_text
 from nsqtools.web.actions import WebContext
 from nsqtools.web.pages import figures
 from nsqtools.web.pages.figures import (
+    MAX_LINES,
     RANGES,
     TREND_S,
     Charts,
@@ -138,8 +139,10 @@ class Site:
 
         choices = [[(name, address(range=name), name == shown) for name in RANGES]]
         if topic and not channel:
+            deepest = [row.channel for row in self.snapshot().channels(topic)]
+            names = ",".join([*filter(is_valid_name, deepest)][:MAX_LINES])  # the page keeps them
             together = ("Together", address(each=""), not split)
-            choices.insert(0, [together, ("Each channel", address(each="1"), bool(split))])
+            choices.insert(0, [together, ("Each channel", address(each=names), bool(split))])
         queue = {"node": node, "topic": topic, "channel": channel}
         source = self.to.page("/series", **queue, range=shown, each=split)
         return Charts(self._figures(key, split), choices, source)
@@ -153,8 +156,9 @@ class Site:
         return JSONResponse(numbers_of(history, figures, range_of(asked.get("range", ""))))
 
     def _figures(self, key: Key, split: str) -> Sequence[Figure]:
-        channels = self.snapshot().channels(key[1]) if key[1] and not key[2] else []
-        return figures_of(key, [row.channel for row in channels], is_split=bool(split))
+        there = self.snapshot().channels(key[1]) if key[1] and not key[2] else []
+        channels = split.split(",") if split else [row.channel for row in there]
+        return figures_of(key, channels, is_split=bool(split))
 
     def route(self, path: str, make: Callable[[Site, Request], Values]) -> Route:
         """Return the route of a page that is live, and that readers of one role share."""

@@ -14,7 +14,6 @@ import pytest
 from plugins.archives import BEGIN_NS, numbered, write_archive
 from plugins.cli import RunNsq
 
-from nsqtools.archive.delta import INGESTED
 from nsqtools.archive.layout import index_of
 from nsqtools.records.envelope import encode_many
 
@@ -24,17 +23,12 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))  # where compact makes its folder
 
 
-@pytest.fixture
-def archive(tmp_path: Path) -> Path:
-    """A finished file of 20 messages in two members, one a second."""
-    return write_archive(tmp_path / "clicks.log.gz", numbered(0, 10), numbered(10, 20))
-
-
 def test_bytes_of_a_table_that_changed_are_damage_and_are_said_once_with_what_mends_them(
-    archive: Path, run_nsq: RunNsq, tmp_path: Path
+    run_nsq: RunNsq, tmp_path: Path
 ) -> None:
     lake, out = tmp_path / "lake", str(tmp_path / "out")
-    assert run_nsq(["archive", "convert", str(archive.parent), "-o", str(lake)]).status == 0
+    write_archive(tmp_path / "clicks.log.gz", numbered(0, 10), numbered(10, 20))
+    assert run_nsq(["archive", "convert", str(tmp_path), "-o", str(lake)]).status == 0
     (path,) = lake.rglob("*.parquet")
     ids = pq.ParquetFile(path).metadata.row_group(0).column(1)
     data = bytearray(path.read_bytes())
@@ -53,24 +47,6 @@ def test_bytes_of_a_table_that_changed_are_damage_and_are_said_once_with_what_me
     assert f"cannot read {path}: it is not whole Parquet" in compacted.err
     assert "hint: Restore it, or make it again from its archive" in compacted.err
     assert (skipped.status, skipped.err.count("it is not whole Parquet")) == (6, 1), skipped.err
-
-
-def test_what_cannot_be_read_is_said_and_the_others_are_verified_and_repaired(
-    archive: Path, run_nsq: RunNsq
-) -> None:
-    bad, damaged = archive.with_name("bad.log"), archive.with_name("damaged.log")
-    bad.symlink_to("/proc/self/mem")  # reading it fails as a bad block of a disk does
-    archive.with_name("loop").symlink_to("loop")
-    damaged.write_bytes(encode_many("clicks", "n:4150", numbered(0, 2))[:-9])
-
-    verified = run_nsq(["archive", "verify", str(archive.parent)])
-    repaired = run_nsq(["archive", "repair", str(archive.parent)])
-
-    assert verified.status == 1
-    assert verified.out.startswith(b"%(path)s: cannot read %(path)s (In" % {b"path": bytes(bad)})
-    assert verified.err == "nsq: 3 files, 21 messages, 2 damaged\n"
-    assert (repaired.status, repaired.out) == (6, b"%s: repaired, 1 messages\n" % bytes(damaged))
-    assert repaired.err == f"nsq: cannot repair {bad} (Input/output error)\n"
 
 
 def test_a_column_of_another_type_is_damage_in_parquet_of_others(
@@ -98,27 +74,6 @@ def test_a_column_of_another_type_is_damage_in_parquet_of_others(
 
         assert [cat.status, compacted.status] == statuses, (values, compacted.err)
         assert (f"cannot read {file}: " in compacted.err) is (values is not good)
-
-
-@pytest.mark.parametrize(("first", "then"), [("parquet", "delta"), ("delta", "parquet")])
-def test_a_table_keeps_its_form(
-    archive: Path, run_nsq: RunNsq, tmp_path: Path, first: str, then: str
-) -> None:
-    """Readers would see what came in one form, and the log of the other is gone."""
-    lake = str(tmp_path / "lake")
-    assert run_nsq(["archive", "convert", str(archive), "-o", lake, "--store", first]).status == 0
-
-    for other in (
-        ["archive", "convert", str(archive), "-o"],
-        ["to-file", "-t", "t", "--output-dir"],
-    ):
-        refused = run_nsq([*other, lake, "--store", then])
-        assert (refused.status, "Delta table\nhint: " in refused.err) == (2, True), refused.err
-
-    (tmp_path / "ingested").mkdir()
-    (tmp_path / "ingested" / INGESTED).touch()
-    refused = run_nsq(["archive", "convert", str(archive), "-o", str(tmp_path / "ingested")])
-    assert (refused.status, "belongs to nsq spark ingest" in refused.err) == (2, True)
 
 
 # archives that somebody else made

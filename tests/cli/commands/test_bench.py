@@ -28,19 +28,15 @@ def measure(nsqd: GoNsqd, run_nsq: RunNsq, valid_json: ValidJson) -> Measure:
     """Run a measurement; return its document. What it made is gone afterwards."""
 
     def run(*arguments: str, of: Nsqd = nsqd, status: int = 0) -> dict[str, Any]:
-        before = topics(of)
+        before = of.topics()
         result = run_nsq(["bench", *arguments, *of.options, "--json"])
         assert result.status == status, result.err
-        wait_until(lambda: topics(of) == before, what="the topic of its own is gone")
+        wait_until(lambda: of.topics() == before, what="the topic of its own is gone")
         document: dict[str, Any] = valid_json("bench", result.out)
         assert document["intact"] is (status == 0)
         return document
 
     return run
-
-
-def topics(nsqd: Nsqd) -> list[str]:
-    return [topic["topic_name"] for topic in nsqd.stats()["topics"] or []]
 
 
 def test_a_measurement_counts_what_nsqd_counts(nsqd: GoNsqd, measure: Measure) -> None:
@@ -71,28 +67,21 @@ def test_a_measurement_counts_what_nsqd_counts(nsqd: GoNsqd, measure: Measure) -
     assert part["consumed"] < part["published"] == 50_000
 
 
-def test_a_named_topic_keeps_its_channels_and_loses_only_ours(
-    nsqd: GoNsqd, measure: Measure
+def test_a_named_topic_keeps_its_channels_and_messages_of_others_do_not_count(
+    nsqd: GoNsqd, spawn_nsq: SpawnNsq, measure: Measure
 ) -> None:
     nsqd.create_channel("clicks", "archive")
 
     measure("e2e", "-t", "clicks", "-n", "200")
     measure("sub", "-t", "clicks", "-n", "300")
 
-    def channels() -> list[str]:
-        return [channel["channel_name"] for channel in nsqd.topic_stats("clicks")["channels"]]
-
-    wait_until(lambda: channels() == ["archive"], what="the channels of the bench are gone")
+    wait_until(lambda: nsqd.channels("clicks") == ["archive"], what="those of the bench are gone")
     wait_until(lambda: nsqd.depth("clicks", "archive") >= 500, what="the copies of all")
 
-
-def test_messages_of_others_do_not_count(
-    nsqd: GoNsqd, spawn_nsq: SpawnNsq, measure: Measure
-) -> None:
-    nsqd.create_channel("clicks", "archive")
+    before = nsqd.depth("clicks", "archive")
     lines = ["short", "a line that is longer than a stamp", "--repeat=200000", "--rate=2000"]
     spawn_nsq(["pub", "-t", "clicks", f"--nsqd-tcp-address={nsqd.tcp_address}", *lines])
-    wait_until(lambda: nsqd.depth("clicks", "archive") > 0, what="the other publishes")
+    wait_until(lambda: nsqd.depth("clicks", "archive") > before, what="the other publishes")
 
     document = measure("e2e", "-t", "clicks", "--rate=2000", "--for=500ms", QUICK)
     assert document["published"] == document["consumed"]
@@ -137,7 +126,7 @@ def test_an_interrupt_ends_early_with_what_was_measured(
     document = valid_json("bench", out)
     assert (process.returncode, document["interrupted"]) == (130, True)
     assert (document["messages"] > 0) is (mode != "sub")
-    wait_until(lambda: topics(nsqd) == [], what="the topic is gone", timeout_s=20)
+    wait_until(lambda: nsqd.topics() == [], what="the topic is gone", timeout_s=20)
 
 
 def published(nsqd: Nsqd) -> int:
@@ -199,4 +188,4 @@ def test_a_topic_behind_tls_is_looked_at_with_the_certificates_given(
     wrong = run_nsq(["bench", "e2e", "-t", "mina", "-n", "100", PROMPT, *where])
 
     assert (done.status, nsqd.topic_stats("mine")["message_count"]) == (0, 100), done.err
-    assert (wrong.status, topics(nsqd)) == (3, ["mine"]), wrong.err
+    assert (wrong.status, nsqd.topics()) == (3, ["mine"]), wrong.err

@@ -7,7 +7,6 @@ import socket
 import tarfile
 import threading
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from email.utils import formatdate
@@ -16,11 +15,11 @@ from pathlib import Path
 import pytest
 from plugins.cli import RunNsq
 from plugins.clients import InBackground
-from plugins.clusters import KINDS, RunningCluster, ValidJson
-from plugins.embedded import EmbeddedLookupServer, EmbeddedServer
+from plugins.clusters import RunningCluster, ValidJson
+from plugins.embedded import EmbeddedLookupServer
 from plugins.http_api import Nsqd
 from plugins.raw_client import RawClient, RawPeer
-from plugins.servers import DataPath, Serve
+from plugins.servers import AnyNsqd, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.cluster.check import without_secrets
@@ -31,45 +30,6 @@ from nsqtools.errors import DeadlineExceeded
 from nsqtools.http.http_api import NsqlookupdHTTPClient
 from nsqtools.protocol.stats import read_stats
 from nsqtools.server import http_server as server
-
-Three = tuple[RunningCluster, Callable[..., Nsqd]]
-
-
-@pytest.fixture(params=KINDS)
-def three(request: pytest.FixtureRequest, data_path: DataPath, serve: Serve) -> Three:
-    """Three nsqd, registered with two nsqlookupd, and what starts one more."""
-    nsqd_kind, lookupd_kind = request.param
-    lookupds = [serve(lookupd_kind()) for _ in range(2)]
-
-    def start(*flags: str, registers: int = 2) -> Nsqd:
-        known = [f"-lookupd-tcp-address={each.tcp_address}" for each in lookupds[:registers]]
-        daemon: Nsqd = serve(nsqd_kind(data_path(), "-broadcast-address=127.0.0.1", *known, *flags))
-        return daemon
-
-    cluster = RunningCluster([start("-mem-queue-size=0") for _ in range(3)], lookupds)
-    cluster.wait_until_registered()
-    for nsqd in cluster.nsqds:
-        nsqd.create_channel("orders", "billing")
-    cluster.wait_for_topic("orders", 3)
-    return cluster, start
-
-
-@pytest.mark.parametrize("three", KINDS[:1], indirect=True)
-def test_a_healthy_cluster_has_no_problem(
-    run_nsq: RunNsq, three: Three, valid_json: ValidJson, tmp_path: Path
-) -> None:
-    cluster, _ = three
-    options = [*cluster.lookupd_options, "--window", "5s", "--state", str(tmp_path / "state")]
-    with ExitStack() as consumers:
-        for nsqd in cluster.nsqds:
-            consumer = consumers.enter_context(RawClient(nsqd.tcp_address))
-            consumer.subscribe("orders", "billing", ready=1)
-
-        result = run_nsq(["check", *options, "--json"])
-
-    verdict = valid_json("check", result.out)
-    assert (result.status, verdict["problems"], verdict["not_judged"]) == (0, [], [])
-    assert (verdict["nodes"], verdict["queues"]) == (3, 2)
 
 
 def test_messages_that_come_back_to_their_queue_are_no_growth() -> None:
@@ -123,33 +83,40 @@ def test_what_a_daemon_that_does_not_answer_may_have_is_not_judged(
     assert (result.status, told in result.err) == (3, True)
 
 
-def test_each_of_twenty_faults_is_named(
+def test_a_healthy_cluster_has_no_problem_and_each_of_twenty_faults_is_named(
     in_background: InBackground,
     run_nsq: RunNsq,
-    three: Three,
+    cluster: RunningCluster,
     valid_json: ValidJson,
     dead_address: str,
     tmp_path: Path,
 ) -> None:
-    cluster, start = three
-    a, b, c = cluster.nsqds
+    b, c = cluster.nsqds
+    a, killed = cluster.start("-mem-queue-size=0"), cluster.start()
+    cluster.nsqds[:] = a, b, c, killed
+    cluster.wait_until_registered()
+    cluster.nsqds.remove(killed)
+    for nsqd in cluster.nsqds:
+        nsqd.create_channel("orders", "billing")
+    cluster.wait_for_topic("orders", 3)
     state, bundle = tmp_path / "state.json", tmp_path / "bundle.tar.gz"
-    killed, started_s = start(), time.time()
-    wait_until(
-        lambda: all(len(each.json("/nodes")["producers"]) == 4 for each in cluster.lookupds),
-        what="the fourth is registered",
-        timeout_s=20,
-    )
     options = [*cluster.lookupd_options, f"--state={state}"]
-    assert run_nsq(["check", *options, "--window", "0"]).status == 0
+    with ExitStack() as consumers:
+        for nsqd in cluster.nsqds:
+            consumer = consumers.enter_context(RawClient(nsqd.tcp_address))
+            consumer.subscribe("orders", "billing", ready=1)
+        result = run_nsq(["check", *options, "--window", "5s", "--json"])
+
+    verdict = valid_json("check", result.out)
+    assert (result.status, verdict["problems"], verdict["not_judged"]) == (0, [], [])
+    assert (verdict["nodes"], verdict["queues"]) == (4, 2)
 
     # what happened since the last run
     killed.kill()
-    wait_until(lambda: time.time() - started_s > 1.1, what="a second has passed")
     b.stop()
     b.start()
-    half_known = start(registers=1)
-    unreachable = start("-broadcast-address=nsqd.invalid")
+    half_known = cluster.start(registers=1)
+    unreachable = cluster.start("-broadcast-address=nsqd.invalid")
     # queues
     for topic in ("lonely", "grows", "deep", "stuck", "hangs", "behind", "requeued", "slow"):
         a.create_channel(topic, "c")
@@ -253,12 +220,12 @@ def test_each_of_twenty_faults_is_named(
 
 
 def test_a_message_that_waits_for_too_long_is_found_without_a_look_at_any(
-    run_nsq: RunNsq, quick_nsqd: Nsqd, serve: Serve, data_path: DataPath, tmp_path: Path
+    run_nsq: RunNsq, quick_nsqd: Nsqd, embedded_nsqd: AnyNsqd, tmp_path: Path
 ) -> None:
     for channel in ("left", "taken"):
         quick_nsqd.create_channel("clicks", channel)
     quick_nsqd.publish("clicks", b"1", b"2")
-    other = serve(EmbeddedServer(data_path()))  # without which the sums are less
+    other = embedded_nsqd()  # without which the sums are less
     other.create_channel("clicks", "taken")
     other.publish("clicks", b"0")
     at = ["check", "--window", "0", f"--nsqd-http-address={quick_nsqd.http_address}", "--json"]
@@ -305,23 +272,17 @@ def test_a_clock_that_is_wrong_is_named(
     wait_until(lambda: told not in run_nsq(at).out, what="nsqd has its own time")
 
 
-def test_a_cluster_without_any_nsqd_cannot_be_judged_nor_an_nsqlookupd_that_does_not_answer(
+def test_an_nsqlookupd_that_does_not_answer_for_a_topic_is_named(
     run_nsq: RunNsq, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lookupd = serve(EmbeddedLookupServer())  # it forgets each that ends
-    at = ["check", "--window", "0", f"--lookupd-http-address={lookupd.http_address}"]
-    result = run_nsq(at)
-
-    assert result.status == 3
-    assert result.out.startswith(b"not judged: anything: no nsqlookupd announces an nsqd\n")
-    assert b"UNKNOWN: no problems; 0 nsqd" in result.out
-
     def channels(*_: object) -> list[str]:
         raise DeadlineExceeded("no answer in time")
 
     monkeypatch.setattr(NsqlookupdHTTPClient, "channels", channels)
+    lookupd = serve(EmbeddedLookupServer())
     lookupd.post("/topic/create", topic="clicks")
     (tmp_path / "wanted").write_text('topics."clicks".channels = ["archive"]\n')
+    at = ["check", "--window", "0", f"--lookupd-http-address={lookupd.http_address}"]
     result = run_nsq([*at, f"--expect={tmp_path / 'wanted'}"])
 
     assert f"no answer {lookupd.http_address}: no answer in time".encode() in result.out

@@ -244,25 +244,17 @@ def test_what_can_follow_is_found_at_once(nsq_env: dict[str, str], line: str) ->
 # -- what is offered, without a shell --------------------------------------------------------------
 
 
-@pytest.fixture
-def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_come_from_nsqd_and_nsqlookupd_also_when_no_nsqd_is_left_and_none_that_nsqd_takes_not(
+    run_nsq: RunNsq,
+    cluster: RunningCluster,
+    polite_cluster: HostileCluster,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Without the second after which the command ends its process, which here runs the tests."""
     monkeypatch.setattr(complete_line, "TIMEOUT_S", patience_s(10))
     monkeypatch.setattr(complete_line, "Timer", lambda *_: threading.Timer(0, int))
-
-
-def offered(run_nsq: RunNsq, line: str) -> list[str]:
-    """What can follow ``line`` in bash."""
-    status, out, err = run_nsq(["__complete_line", "bash", line, ""])
-    head, *words = out.decode().splitlines()
-    assert (status, err, head) == (0, "", "words 0")
-    return words
-
-
-@pytest.mark.usefixtures("unhurried")
-def test_names_come_from_nsqd_and_from_nsqlookupd_also_when_no_nsqd_is_left(
-    run_nsq: RunNsq, cluster: RunningCluster
-) -> None:
+    hostile = {"topics": ["a", "$(reboot)", "b;c", "d\n"]}
+    monkeypatch.setitem(polite_cluster.answers, "/topics", hostile)
     cluster.nsqds[0].create_channel("views", "live")
     cluster.nsqds[0].create_channel("clicks", "arch")
     cluster.wait_for_topic("clicks", 1)
@@ -270,9 +262,11 @@ def test_names_come_from_nsqd_and_from_nsqlookupd_also_when_no_nsqd_is_left(
     nsqd = f"--nsqd-http-address={cluster.nsqds[0].http_address}"
     lookup = " ".join(cluster.lookupd_options)
 
-    def expect(*lines: tuple[str, list[str]]) -> None:
+    def expect(*lines: tuple[str, list[str]], **env: str) -> None:
         for line, names in lines:
-            assert sorted(offered(run_nsq, line)) == names, line
+            status, out, err = run_nsq(["__complete_line", "bash", line, ""], env=env)
+            head, *words = out.decode().splitlines()
+            assert (status, err, head, sorted(words)) == (0, "", "words 0", names), line
 
     expect(
         (f"nsq tail {nsqd.replace('=', ' ')} --topic c", ["clicks"]),
@@ -283,6 +277,7 @@ def test_names_come_from_nsqd_and_from_nsqlookupd_also_when_no_nsqd_is_left(
         (f"nsq channel pause {nsqd} clicks ", ["arch"]),
         ("nsq tail --nsqd-http-address=127.0.0.1:1 -t ", []),
         (f"nsq tombstone {lookup} clicks ", sorted(each.http_address for each in cluster.nsqds)),
+        (f"nsq tail --lookupd-http-address={polite_cluster.http_address} -t ", ["a"]),
     )
     for each in cluster.nsqds:
         each.kill()
@@ -291,20 +286,7 @@ def test_names_come_from_nsqd_and_from_nsqlookupd_also_when_no_nsqd_is_left(
         (f"nsq tail {lookup} -t clicks -c ", ["arch"]),
     )
     env = {"NSQ_LOOKUPD_HTTP_ADDRESS": cluster.lookupds[0].http_address}
-    asked = run_nsq(["__complete_line", "bash", "nsq tail -t cl", ""], env=env)
-    assert asked.out == b"words 0\nclicks\n"
-
-
-@pytest.mark.usefixtures("unhurried")
-def test_names_that_no_nsqd_takes_are_kept_from_command_lines(
-    run_nsq: RunNsq, polite_cluster: HostileCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names = {"topics": ["a", "$(reboot)", "b;c", "d\n"]}
-    monkeypatch.setitem(polite_cluster.answers, "/topics", names)
-
-    line = f"nsq tail --lookupd-http-address={polite_cluster.http_address} -t "
-
-    assert offered(run_nsq, line) == ["a"]
+    expect(("nsq tail -t cl", ["clicks"]), **env)
 
 
 def test_it_ends_after_a_second_when_name_resolution_hangs(nsq_env: dict[str, str]) -> None:

@@ -38,13 +38,11 @@ def test_stopped_at_any_moment_it_leaves_nothing(
     spawn_nsq: SpawnNsq, temporary: Path, number: int, moment: str
 ) -> None:
     process = spawn_nsq(["demo"], env={"TMPDIR": str(temporary)})
-    assert process.stdout is not None
     for line in process.stdout:
         if line.startswith(moment.encode()):
             break  # this step has begun
 
-    process.send_signal(number)
-    out, err = process.communicate(timeout=patience_s(30))
+    out, err = process.end(number, 30)
 
     assert (process.returncode, err) == (128 + number, b"")
     assert b"Everything was there" not in out

@@ -19,7 +19,7 @@ from plugins.damage import state_of
 from plugins.embedded import EmbeddedServer
 from plugins.http_api import Nsqd
 from plugins.raw_client import RawClient
-from plugins.servers import DataPath, Serve
+from plugins.servers import AnyNsqd, Serve
 from plugins.waiting import wait_until
 
 from nsqtools.server import stored_queues
@@ -78,10 +78,10 @@ def test_a_directory_is_read_while_nsqd_runs_and_after_it_was_killed(
 
 @pytest.mark.parametrize("flags", [ON_DISK, ("-durable",)], ids=["files", "durable"])
 def test_a_directory_that_nobody_may_write_to_is_read(
-    flags: tuple[str, ...], serve: Serve, data_path: DataPath, nsq_env: dict[str, str]
+    flags: tuple[str, ...], embedded_nsqd: AnyNsqd, nsq_env: dict[str, str]
 ) -> None:
-    path = data_path()
-    filled(serve(EmbeddedServer(path, *flags))).kill()
+    (nsqd := filled(embedded_nsqd(*flags))).kill()
+    path = nsqd.data_path
     for each in path.iterdir():
         each.chmod(0o400)
     path.chmod(0o500)
@@ -99,10 +99,10 @@ def test_a_directory_that_nobody_may_write_to_is_read(
 
 
 def test_deferred_messages_are_listed_and_printed_and_their_times_beside_files_named(
-    serve: Serve, data_path: DataPath, run_nsq: RunNsq
+    embedded_nsqd: AnyNsqd, run_nsq: RunNsq
 ) -> None:
-    path = data_path()
-    nsqd = serve(EmbeddedServer(path, "-durable"))
+    nsqd = embedded_nsqd("-durable")
+    path = nsqd.data_path
     nsqd.create_channel("t", "ch")
     with RawClient(nsqd.tcp_address) as client:
         client.publish_deferred("t", 3_600_000, b"later")
@@ -119,14 +119,13 @@ def test_deferred_messages_are_listed_and_printed_and_their_times_beside_files_n
 
 
 def test_what_is_in_memory_is_shown_with_an_address(
-    serve: Serve, data_path: DataPath, run_nsq: RunNsq, certificates: Certificates
+    embedded_nsqd: AnyNsqd, run_nsq: RunNsq, certificates: Certificates
 ) -> None:
-    path = data_path()
     flags = certificates.server.nsqd_flags
-    nsqd = filled(serve(EmbeddedServer(path, "-mem-queue-size=7", *flags)))
+    nsqd = filled(embedded_nsqd("-mem-queue-size=7", *flags))
 
     address = f"https://{nsqd.https_address}"
-    command = ["queue", "list", str(path), "--json", "--nsqd-http-address", address]
+    command = ["queue", "list", str(nsqd.data_path), "--json", "--nsqd-http-address", address]
     assert run_nsq(command).status == 5
     rows = json.loads(run_nsq([*command, "--tls-ca-file", str(certificates.ca)]).out)
 
@@ -135,10 +134,10 @@ def test_what_is_in_memory_is_shown_with_an_address(
 
 
 def test_recovery_takes_what_nsqd_will_not_deliver_once(
-    serve: Serve, data_path: DataPath, run_nsq: RunNsq, tmp_path: Path
+    embedded_nsqd: AnyNsqd, run_nsq: RunNsq, tmp_path: Path
 ) -> None:
-    left = data_path()
-    filled(serve(EmbeddedServer(left, *ON_DISK))).stop()
+    (nsqd := filled(embedded_nsqd(*ON_DISK))).stop()
+    left = nsqd.data_path
     files = sorted(left.glob("t:ch.diskqueue.0*.dat"))
     aside = Path(f"{files[0]}.bad")
     files[0].rename(aside)
@@ -170,10 +169,10 @@ def test_recovery_takes_what_nsqd_will_not_deliver_once(
 
 
 def test_a_damaged_database_is_read_around(
-    serve: Serve, data_path: DataPath, run_nsq: RunNsq, tmp_path: Path
+    embedded_nsqd: AnyNsqd, run_nsq: RunNsq, tmp_path: Path
 ) -> None:
-    path = data_path()
-    filled(serve(EmbeddedServer(path, "-durable"))).stop()
+    (nsqd := filled(embedded_nsqd("-durable"))).stop()
+    path = nsqd.data_path
     [database] = path.glob("nsqd.durable.*.db")
     content = database.read_bytes()
     database.write_bytes(content.replace(BODIES[30], b"!" * len(BODIES[30])))
@@ -188,13 +187,13 @@ def test_a_damaged_database_is_read_around(
 
 
 def test_a_recovery_that_is_terminated_leaves_nothing(
-    serve: Serve, data_path: DataPath, run_nsq: RunNsq, monkeypatch: pytest.MonkeyPatch
+    embedded_nsqd: AnyNsqd, run_nsq: RunNsq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def end(*_: object, **__: object) -> Iterator[None]:
         os.kill(os.getpid(), signal.SIGTERM)
         yield
 
     monkeypatch.setattr(stored_queues, "recovered", end)
-    filled(serve(EmbeddedServer(left := data_path(), *ON_DISK))).stop()
-    done = run_nsq(["queue", "recover", str(left), "-o", str((place := data_path()) / "out.log")])
-    assert (done.status, list(place.iterdir())) == (143, [])
+    (nsqd := filled(embedded_nsqd(*ON_DISK))).stop()
+    done = run_nsq(["queue", "recover", str(nsqd.data_path), "-o", str(tmp_path / "out.log")])
+    assert (done.status, list(tmp_path.iterdir())) == (143, [])

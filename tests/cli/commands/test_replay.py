@@ -10,19 +10,13 @@ from pathlib import Path
 
 import pytest
 from plugins.archives import numbered, write_archive
-from plugins.cli import RunNsq, SpawnNsq, TerminalNsq
+from plugins.cli import RunNsq, SpawnNsq
 from plugins.daemons import GoNsqd
 from plugins.waiting import patience_s, wait_until
 
 
 def replay(nsqd: GoNsqd, *arguments: object) -> list[str]:
     return ["replay", "--yes", *map(str, arguments), "--nsqd-tcp-address", nsqd.tcp_address]
-
-
-def bodies_of(nsqd: GoNsqd, run_nsq: RunNsq, count: int) -> list[bytes]:
-    """The bodies in the topic, in their order."""
-    limits = ["-n", str(count), "--for", f"{patience_s(20):g}s", "--create"]
-    return run_nsq(["tail", "-t", "clicks", "-c", "check", *nsqd.options, *limits]).out.splitlines()
 
 
 def test_the_pace_of_then_is_kept(nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq) -> None:
@@ -60,31 +54,13 @@ def test_it_goes_on_where_it_ended_and_killed_doubles_at_most_a_batch(
     assert run_nsq(args).status == 0
 
     depth, expected = nsqd.depth("clicks"), [b"body %d" % number for number in range(6000)]
-    found = bodies_of(nsqd, run_nsq, depth)
+    tail = ["tail", "-t", "clicks", "-c", "check", "--create", *nsqd.options, "-n", str(depth)]
+    found = run_nsq([*tail, f"--for={patience_s(20):g}s"]).out.splitlines()
     if end is signal.SIGTERM:
         assert found == expected
     assert set(found) == set(expected)
     assert depth - 6000 <= kills * 1000
     assert "0 confirmed" in run_nsq(args).err
-
-
-def test_the_topics_of_others_are_published_to_after_a_question_only(
-    nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq, nsq_on_a_terminal: TerminalNsq
-) -> None:
-    write_archive(tmp_path / "a.gz", numbered(0, 3))
-    command = ["replay", str(tmp_path), "--nsqd-tcp-address", nsqd.tcp_address]
-
-    unasked = run_nsq(command)
-    assert (unasked.status, "--yes" in unasked.err) == (2, True)
-    for answer, end, status in (("n", "nothing was changed", 1), ("y", "3 confirmed", 0)):
-        assert nsqd.stats("clicks")["topics"] in (None, [])
-        child = nsq_on_a_terminal(command, columns=200)
-        child.expect_exact("publish 3 messages to topic clicks")
-        child.expect_exact("[y/N]")
-        child.sendline(answer)
-        child.expect_exact(end)
-        child.wait()
-        assert child.exitstatus == status
 
 
 def test_a_dry_run_waits_for_nothing(nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq) -> None:

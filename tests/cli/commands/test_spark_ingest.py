@@ -246,19 +246,3 @@ def test_several_topics_and_a_pattern_become_tables_with_columns_of_their_bodies
     report = json.loads(run_spark("report", out, "--json").out)
     found_topics = {each["topic"]: each["messages"] for each in report["topics"]}
     assert found_topics == dict.fromkeys(topics, 21)
-
-
-def test_a_topic_that_is_not_there_is_not_created(
-    run_nsq: RunNsq, nsqd: GoNsqd, tmp_path: Path
-) -> None:
-    nsqd.create_topic("clicks")
-    command = ["spark", "ingest", "-t", "click", "-o", str(tmp_path / "out")]
-    command += ["--checkpoint", str(tmp_path / "checkpoint")]
-    command += [f"--nsqd-tcp-address={nsqd.tcp_address}"]
-
-    result = run_nsq([*command, f"--nsqd-http-address={nsqd.http_address}"])
-
-    assert result.status == 3
-    assert "topic click does not exist" in result.err
-    assert "Did you mean clicks?" in result.err
-    assert not (tmp_path / "out").exists()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from plugins.archives import Writer, write_archive
+from plugins.archives import BEGIN_NS, Writer, numbered, write_archive
 from plugins.cli import Result
 from plugins.clients import bodies_in
 from plugins.daemons import GoNsqd
@@ -31,25 +31,16 @@ from nsqtools.spark.spark_settings import SparkSettings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SECOND = 1_000_000_000
-BEGIN = 1_790_000_000 * SECOND  # 2026-09-21T14:13:20Z
-
 Replay = Callable[..., Result]
 
 
-def body(number: int) -> bytes:
-    return b"body %05d" % number
-
-
-def messages(first: int, last: int) -> list[WireMessage]:
-    """One a second."""
-    numbers = range(first, last)
-    return [WireMessage(BEGIN + n * SECOND, 1, b"%016x" % n, body(n)) for n in numbers]
+def bodies(first: int, last: int) -> list[bytes]:
+    return sorted(message.body for message in numbered(first, last))
 
 
 def write_parquet(spark: SparkSession, path: Path, first: int, last: int, topic: str) -> None:
     """What ``nsq spark compact`` makes, as far as a replay reads it."""
-    rows = [(m.id.decode(), m.timestamp_ns, m.attempts, m.body) for m in messages(first, last)]
+    rows = [(m.id.decode(), m.timestamp_ns, m.attempts, m.body) for m in numbered(first, last)]
     frame = spark.createDataFrame(rows, "id string, ts_ns bigint, attempts int, body binary")
     more = (f"'{topic}' AS topic", "'nsqd:4150' AS nsqd", "'2026-09-21' AS date")
     frame = frame.selectExpr("*", *more, "timestamp_micros(ts_ns div 1000) AS timestamp")
@@ -66,7 +57,7 @@ def replay(nsqd: GoNsqd, run_spark: RunSpark) -> Replay:
 def test_times_and_sql_select_and_a_dry_run_publishes_nothing(
     spark: SparkSession, nsqd: GoNsqd, replay: Replay, tmp_path: Path
 ) -> None:
-    archive = write_archive(tmp_path / "clicks.gz", messages(0, 20))
+    archive = write_archive(tmp_path / "clicks.gz", numbered(0, 20))
     write_parquet(spark, tmp_path / "parquet", 0, 20, "views")
     more = ["--dry-run", "-o", "csv", "--ledger", tmp_path / "ledger"]
     dry = replay(archive, "--topic", "again", *more)
@@ -80,7 +71,7 @@ def test_times_and_sql_select_and_a_dry_run_publishes_nothing(
     assert not (tmp_path / "ledger").exists()
 
     span = ["--since", "2026-09-21T14:13:25Z", "--until", "2026-09-21T14:13:35Z"]
-    where = ["--where", "cast(body AS string) LIKE 'body 0001%'"]
+    where = ["--where", "cast(body AS string) LIKE 'body 1_'"]
     (tmp_path / "bare.log").write_bytes(b"bare\n")
     bare = replay(archive, tmp_path / "bare.log", *span, "--topic", "again", "--dry-run")
     result = replay(archive, tmp_path / "parquet", *span, *where)
@@ -89,7 +80,7 @@ def test_times_and_sql_select_and_a_dry_run_publishes_nothing(
     assert "10 messages would be published" in bare.err
     assert result.status == 0, result.err
     for topic in ("clicks", "views"):
-        assert bodies_in(nsqd, topic, 5) == [*map(body, range(10, 15))]
+        assert bodies_in(nsqd, topic, 5) == bodies(10, 15)
     assert nsqd.topic_stats("views")["message_count"] == 5
 
 
@@ -99,9 +90,9 @@ def test_run_again_with_its_ledger_nothing_is_published_twice_and_nothing_new_is
     (tmp_path / "in").mkdir()
     writer = Writer(tmp_path / "in")
     for number in range(3):
-        writer.write(messages(number * 1000, number * 1000 + 1000))
+        writer.write(numbered(number * 1000, number * 1000 + 1000))
         writer.finish()
-    writer.write(messages(3000, 3100))
+    writer.write(numbered(3000, 3100))
     write_parquet(spark, tmp_path / "parquet", 5000, 6000, "clicks")
     arguments = [tmp_path / "in", tmp_path / "parquet", "--ledger", tmp_path / "ledger"]
     first = replay(*arguments)
@@ -123,7 +114,7 @@ def test_run_again_with_its_ledger_nothing_is_published_twice_and_nothing_new_is
 def test_without_nsqd_it_fails_in_time_and_goes_on_when_it_is_back(
     nsqd: GoNsqd, replay: Replay, tmp_path: Path
 ) -> None:
-    write_archive(tmp_path / "a.gz", messages(0, 2000))
+    write_archive(tmp_path / "a.gz", numbered(0, 2000))
     arguments = [tmp_path / "a.gz", "--retry-timeout", "200ms", "--ledger", tmp_path / "ledger"]
     nsqd.kill()
 
@@ -135,13 +126,13 @@ def test_without_nsqd_it_fails_in_time_and_goes_on_when_it_is_back(
     assert nsqd.tcp_address in result.err
     assert "run it again to go on" in result.err
     assert again.status == 0, again.err
-    assert bodies_in(nsqd, "clicks", 2000) == [*map(body, range(2000))]
+    assert bodies_in(nsqd, "clicks", 2000) == bodies(0, 2000)
 
 
 def test_stopped_by_a_signal_it_says_how_far_it_came_and_goes_on_from_there(
     nsqd: GoNsqd, replay: Replay, tmp_path: Path
 ) -> None:
-    write_archive(tmp_path / "a.gz", *(messages(n, n + 1000) for n in range(0, 10_000, 1000)))
+    write_archive(tmp_path / "a.gz", *(numbered(n, n + 1000) for n in range(0, 10_000, 1000)))
     arguments = [tmp_path / "a.gz", "--ledger", tmp_path / "ledger"]
     nsqd.create_topic("clicks")
 
@@ -166,14 +157,14 @@ def test_stopped_by_a_signal_it_says_how_far_it_came_and_goes_on_from_there(
     assert done is not None
     assert left.out == b"topic\tmessages\nclicks\t%d\n" % (10_000 - int(done[1]))
     found = bodies_in(nsqd, "clicks", nsqd.depth("clicks"))
-    assert sorted(set(found)) == [*map(body, range(10_000))]
+    assert sorted(set(found)) == bodies(0, 10_000)
     assert len(found) <= 10_000 + 5000
 
 
 def test_a_signal_before_its_job_begins_ends_it_too(
     nsqd: GoNsqd, replay: Replay, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    archive = write_archive(tmp_path / "a.gz", messages(0, 9000))
+    archive = write_archive(tmp_path / "a.gz", numbered(0, 9000))
     nsqd.create_topic("clicks")
     for name in ("_sink_options", "_left"):
         ask = getattr(ReplayJob, name)
@@ -195,9 +186,9 @@ def test_a_signal_before_its_job_begins_ends_it_too(
 def test_damage_and_messages_that_cannot_be_published_show_in_the_status(
     nsqd: GoNsqd, replay: Replay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    large = WireMessage(BEGIN, 1, b"%016x" % 99, b"x" * 1_100_000)
-    write_archive(tmp_path / "a.gz", [*messages(0, 5), large])
-    torn = write_archive(tmp_path / "torn.gz", messages(0, 10), messages(10, 20), topic="torn")
+    large = WireMessage(BEGIN_NS, 1, b"%016x" % 99, b"x" * 1_100_000)
+    write_archive(tmp_path / "a.gz", [*numbered(0, 5), large])
+    torn = write_archive(tmp_path / "torn.gz", numbered(0, 10), numbered(10, 20), topic="torn")
     torn.write_bytes(torn.read_bytes()[:-20])
 
     damaged = replay(torn)
@@ -227,7 +218,7 @@ def test_the_secret_is_handed_on_and_not_shown(
 ) -> None:
     monkeypatch.setenv("NSQ_AUTH_SECRET", "")
     (tmp_path / "secret").write_text("s3cret\n")
-    write_archive(tmp_path / "a.gz", messages(0, 10))
+    write_archive(tmp_path / "a.gz", numbered(0, 10))
 
     result = replay(tmp_path / "a.gz", "--auth-secret-file", tmp_path / "secret")
 

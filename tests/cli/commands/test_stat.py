@@ -39,7 +39,6 @@ def test_clients_and_memory_have_views(
     run_nsq: RunNsq, spawn_nsq: SpawnNsq, nsqd: Nsqd, valid_json: ValidJson
 ) -> None:
     tail = spawn_nsq(["tail", "-t", "clicks", "-c", "arch", *nsqd.options])
-    assert tail.stdout is not None
     tail.stdout.readline()
 
     clients, memory = (
@@ -102,7 +101,6 @@ def test_an_nsqd_that_wants_tls_or_has_a_strange_certificate_is_status_5(
 
 def test_a_long_run_outlives_an_nsqd_that_restarts(spawn_nsq: SpawnNsq, nsqd: Nsqd) -> None:
     process = spawn_nsq(at(nsqd, "--interval", "50ms", "--json"))
-    assert process.stdout is not None
 
     def next_sample() -> Any:
         return json.loads(process.stdout.readline())
@@ -115,5 +113,4 @@ def test_a_long_run_outlives_an_nsqd_that_restarts(spawn_nsq: SpawnNsq, nsqd: Ns
     process.terminate()
 
     assert process.wait(patience_s(10)) == 143
-    assert process.stderr is not None
     assert process.stderr.read().count(b'"code": "connect"') >= 1

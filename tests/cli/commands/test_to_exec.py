@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 from plugins.archives import unfinished
 from plugins.cli import RunNsq, SpawnNsq
-from plugins.embedded import EmbeddedServer
+from plugins.http_api import Nsqd
 from plugins.in_process import Result
 from plugins.processes import is_alive
 from plugins.screens import NsqOnAScreen
-from plugins.servers import DataPath, Serve
+from plugins.servers import AnyNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.cli.running import consuming
@@ -32,18 +32,18 @@ Run = Callable[..., Result]
 
 
 @pytest.fixture
-def source(serve: Serve, data_path: DataPath) -> EmbeddedServer:
-    nsqd = serve(EmbeddedServer(data_path()))
+def source(embedded_nsqd: AnyNsqd) -> Nsqd:
+    nsqd = embedded_nsqd()
     nsqd.create_channel(TOPIC, CHANNEL)
     return nsqd
 
 
-def args(nsqd: EmbeddedServer, *more: str) -> list[str]:
+def args(nsqd: Nsqd, *more: str) -> list[str]:
     return ["to-exec", "-t", TOPIC, "-c", CHANNEL, *nsqd.options, *more]
 
 
 @pytest.fixture
-def run(run_nsq: RunNsq, source: EmbeddedServer) -> Run:
+def run(run_nsq: RunNsq, source: Nsqd) -> Run:
     """Run the command to its end; ``script`` is Python, ``shell`` is for sh."""
 
     def run(*more: str, script: str = "", shell: str = "") -> Result:
@@ -71,7 +71,7 @@ print(json.dumps([hashlib.sha256(sys.stdin.buffer.read()).hexdigest(), env]))
 
 
 def test_a_command_has_the_body_on_stdin_and_the_rest_in_its_environment(
-    run: Run, source: EmbeddedServer
+    run: Run, source: Nsqd
 ) -> None:
     bodies = [b"one\ntwo", b"\xff\x00", b"x" * (1 << 20)]  # more than a pipe holds
     source.publish(TOPIC, *bodies)
@@ -92,7 +92,7 @@ def test_a_command_has_the_body_on_stdin_and_the_rest_in_its_environment(
     "fault", ["print('debug', flush=True)", "sys.stdout.write('ok'); sys.exit(3)"]
 )
 def test_what_a_persistent_command_has_not_answered_is_given_to_the_next(
-    run: Run, source: EmbeddedServer, fault: str, tmp_path: Path
+    run: Run, source: Nsqd, fault: str, tmp_path: Path
 ) -> None:
     """A line that is no answer may not shift the answers: ok for a message would be another's."""
     handled = tmp_path / "handled"
@@ -117,7 +117,7 @@ for line in sys.stdin:
 
 
 def test_a_command_that_takes_too_long_is_ended_with_what_it_started(
-    run: Run, source: EmbeddedServer, tmp_path: Path
+    run: Run, source: Nsqd, tmp_path: Path
 ) -> None:
     source.publish(TOPIC, b"one")
     pids = tmp_path / "pids"
@@ -132,24 +132,21 @@ def test_a_command_that_takes_too_long_is_ended_with_what_it_started(
     assert not any(is_alive(int(pid)) for pid in pids.read_text().split())
 
 
-def test_a_message_is_touched_while_its_command_runs(
-    run_nsq: RunNsq, serve: Serve, data_path: DataPath
-) -> None:
+def test_a_message_is_touched_while_its_command_runs(run_nsq: RunNsq, quick_nsqd: Nsqd) -> None:
     """Nor does a command have to read its input."""
-    nsqd = serve(EmbeddedServer(data_path(), "-msg-timeout=1s"))
-    nsqd.create_channel(TOPIC, CHANNEL)
-    nsqd.publish(TOPIC, b"x" * (1 << 20))
+    quick_nsqd.create_channel(TOPIC, CHANNEL)
+    quick_nsqd.publish(TOPIC, b"x" * (1 << 20))
 
-    result = run_nsq(args(nsqd, "-n", "1", "--", "sh", "-c", "sleep 1.5; echo $NSQ_ATTEMPTS"))
+    result = run_nsq(args(quick_nsqd, "-n", "1", "--", "sh", "-c", "sleep 1.5; echo $NSQ_ATTEMPTS"))
 
     assert (result.out, result.err) == (b"1\n", "nsq: 1 delivered\n")
-    assert unfinished(nsqd, TOPIC, CHANNEL) == 0
-    assert nsqd.channel_stats(TOPIC, CHANNEL)["timeout_count"] == 0
+    assert unfinished(quick_nsqd, TOPIC, CHANNEL) == 0
+    assert quick_nsqd.channel_stats(TOPIC, CHANNEL)["timeout_count"] == 0
 
 
 @pytest.mark.parametrize("mode", ["once", "persistent"])
 def test_no_command_outlives_a_killed_runner(
-    spawn_nsq: SpawnNsq, source: EmbeddedServer, tmp_path: Path, mode: str
+    spawn_nsq: SpawnNsq, source: Nsqd, tmp_path: Path, mode: str
 ) -> None:
     source.publish(TOPIC, b"one", b"two")
     pids = tmp_path / "pids"
@@ -164,7 +161,7 @@ def test_no_command_outlives_a_killed_runner(
 
 
 def test_the_process_that_starts_commands_may_be_killed(
-    spawn_nsq: SpawnNsq, source: EmbeddedServer, tmp_path: Path
+    spawn_nsq: SpawnNsq, source: Nsqd, tmp_path: Path
 ) -> None:
     source.publish(TOPIC, b"one")
     pids = tmp_path / "pids"
@@ -187,7 +184,7 @@ def test_the_process_that_starts_commands_may_be_killed(
     ],
 )
 def test_a_stop_ends_commands_and_gives_the_messages_back_that_they_have_not_done(
-    spawn_nsq: SpawnNsq, source: EmbeddedServer, tmp_path: Path, shell: str, said: bytes, left: int
+    spawn_nsq: SpawnNsq, source: Nsqd, tmp_path: Path, shell: str, said: bytes, left: int
 ) -> None:
     source.publish(TOPIC, b"one")
     pids = tmp_path / "pids"
@@ -204,7 +201,7 @@ def test_a_stop_ends_commands_and_gives_the_messages_back_that_they_have_not_don
 
 
 def test_as_many_commands_run_as_there_are_workers_whatever_the_size_of_bodies(
-    run: Run, source: EmbeddedServer, tmp_path: Path
+    run: Run, source: Nsqd, tmp_path: Path
 ) -> None:
     source.publish(TOPIC, *[b"x" * (1 << 20)] * 4)
     started = tmp_path / "started"
@@ -217,7 +214,7 @@ def test_as_many_commands_run_as_there_are_workers_whatever_the_size_of_bodies(
     assert (result.status, result.err) == (0, "nsq: 4 delivered\n")
 
 
-def test_the_first_batch_is_as_large_as_the_others(run: Run, source: EmbeddedServer) -> None:
+def test_the_first_batch_is_as_large_as_the_others(run: Run, source: Nsqd) -> None:
     """And one that nsqd cannot have in flight is run as soon as all that it can is there."""
     source.publish(TOPIC, *[b"%d" % n for n in range(200)])
     wait = ("--batch-wait", f"{patience_s(20):g}s")
@@ -228,7 +225,7 @@ def test_the_first_batch_is_as_large_as_the_others(run: Run, source: EmbeddedSer
     assert run("-n", "200", *more, *wait, shell="wc -l").out == b"50\n" * 4
 
 
-def test_lines_of_commands_are_whole(run: Run, source: EmbeddedServer) -> None:
+def test_lines_of_commands_are_whole(run: Run, source: Nsqd) -> None:
     source.publish(TOPIC, *[b"%d" % number for number in range(40)])
     shell = 'read n; printf "a$n"; printf "b$n\\nc$n"; printf "e$n" >&2'
 
@@ -240,7 +237,7 @@ def test_lines_of_commands_are_whole(run: Run, source: EmbeddedServer) -> None:
 
 
 def test_a_line_of_a_command_is_not_glued_to_that_of_progress(
-    nsq_on_a_screen: NsqOnAScreen, source: EmbeddedServer
+    nsq_on_a_screen: NsqOnAScreen, source: Nsqd
 ) -> None:
     source.publish(TOPIC, b"one")
     screen = nsq_on_a_screen(args(source, "-n", "1", "--", "echo", "printed"))
@@ -248,7 +245,7 @@ def test_a_line_of_a_command_is_not_glued_to_that_of_progress(
 
 
 def test_a_message_has_come_while_its_command_runs(
-    run: Run, source: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    run: Run, source: Nsqd, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """It is not said that none did."""
     source.publish(TOPIC, b"one")
@@ -270,7 +267,7 @@ def test_a_message_has_come_while_its_command_runs(
 
 
 def test_a_program_that_goes_away_holds_the_messages_until_it_is_back(
-    spawn_nsq: SpawnNsq, source: EmbeddedServer, tmp_path: Path
+    spawn_nsq: SpawnNsq, source: Nsqd, tmp_path: Path
 ) -> None:
     program = tmp_path / "program"
     program.write_text("#!/bin/sh\nexit 0\n")
@@ -280,7 +277,6 @@ def test_a_program_that_goes_away_holds_the_messages_until_it_is_back(
     wait_until(lambda: unfinished(source, TOPIC, CHANNEL) == 0, what="the first")
     program.rename(tmp_path / "away")
     source.publish(TOPIC, b"two")
-    assert process.stderr is not None
     assert b"cannot deliver: cannot start" in process.stderr.readline()
 
     (tmp_path / "away").rename(program)
@@ -288,34 +284,12 @@ def test_a_program_that_goes_away_holds_the_messages_until_it_is_back(
     assert process.wait(patience_s(30)) == 0
 
 
-def test_what_a_limit_leaves_in_its_queue_is_no_success_in_any_run(
-    run: Run, source: EmbeddedServer
-) -> None:
-    """Its later attempts tell that it came again, and not that it did in this run."""
-    source.publish(TOPIC, b"one")
-    for _ in range(2):
-        result = run("-n", "1", "--persistent", shell="while read line; do echo requeue 0s; done")
-        assert result.status == 6
-        assert "1 requeued; 1 of them did not come again" in result.err
-
-
-@pytest.mark.parametrize(
-    ("status", "more", "shell"), [("75", "--workers=1", "exit 75"), ("3", "--persistent", "exit 3")]
-)
-def test_a_fatal_status_makes_a_dead_letter_of_any_kind_of_run(
-    run: Run, source: EmbeddedServer, status: str, more: str, shell: str
-) -> None:
-    source.publish(TOPIC, b"one")
-    result = run("-n", "1", "--fatal-status", status, *LETTERS, more, shell=shell)
-    assert (result.status, "nsq: 0 delivered, 1 dead letters\n" in result.err) == (6, True)
-
-
 @pytest.mark.parametrize("command", ["to-exec", "to-file"])
 def test_silence_is_no_end_before_every_nsqd_could_send(
-    run_nsq: RunNsq, serve: Serve, data_path: DataPath, tmp_path: Path, command: str
+    run_nsq: RunNsq, embedded_nsqd: AnyNsqd, tmp_path: Path, command: str
 ) -> None:
     """One message in flight goes around among the connections."""
-    nsqds = [serve(EmbeddedServer(data_path())) for _ in range(3)]
+    nsqds = [embedded_nsqd() for _ in range(3)]
     for nsqd in nsqds:
         nsqd.create_channel(TOPIC, CHANNEL)
         nsqd.publish(TOPIC, b"one")

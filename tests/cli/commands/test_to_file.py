@@ -28,12 +28,11 @@ from plugins.archives import (
     text_of,
     unfinished,
 )
-from plugins.cli import RunNsq, SpawnNsq
-from plugins.daemons import GoNsqd
-from plugins.embedded import EmbeddedServer
+from plugins.cli import NsqProcess, RunNsq, SpawnNsq
+from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.http_api import Nsqd
 from plugins.in_process import Result
-from plugins.servers import DataPath, MakeLookupd, MakeNsqd, Serve
+from plugins.servers import AnyNsqd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions, Consumer
@@ -61,7 +60,7 @@ class ToFile:
     def run(self, *flags: str) -> Result:
         return self.run_nsq(self.args(*flags))
 
-    def start(self, *flags: str) -> subprocess.Popen[bytes]:
+    def start(self, *flags: str) -> NsqProcess:
         """Start it, and wait until the channel is empty."""
         process = self.spawn_nsq(self.args(*flags))
         self.wait_until_drained()
@@ -87,9 +86,8 @@ def to_file(nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq, spawn_nsq: SpawnNsq) 
     return ToFile(nsqd, tmp_path / "out", run_nsq, spawn_nsq)
 
 
-def wait_for_stderr(process: subprocess.Popen[bytes], text: str) -> str:
+def wait_for_stderr(process: NsqProcess, text: str) -> str:
     """Read stderr up to the line with ``text``, and return that."""
-    assert process.stderr is not None
     lines = (line.decode() for line in process.stderr)
     return next(line for line in lines if text in line)
 
@@ -260,10 +258,10 @@ def test_a_directory_that_vanishes_stops_finishing_until_it_is_back(to_file: ToF
 
 
 def test_messages_held_for_longer_than_their_timeout_are_touched(
-    to_file: ToFile, serve: Serve, data_path: DataPath
+    to_file: ToFile, embedded_nsqd: AnyNsqd
 ) -> None:
     """By an nsqd that sees at once when it is over: Go's looks at a new channel after 5 s."""
-    to_file.nsqd = serve(EmbeddedServer(data_path()))
+    to_file.nsqd = embedded_nsqd()
     to_file.publish(b"one", b"two", b"three")
     timeout_s = max(1.0, patience_s(0.6))  # in which a busy machine lets it touch what it holds
     timeout = ("--consumer-opt", f"msg_timeout={timeout_s:g}s")
@@ -274,9 +272,8 @@ def test_messages_held_for_longer_than_their_timeout_are_touched(
 
 
 def test_topics_are_found_at_once_though_a_lookupd_is_down(
-    go_nsqd: MakeNsqd, nsqlookupd: MakeLookupd, tmp_path: Path, run_nsq: RunNsq
+    go_nsqd: MakeNsqd, lookupd: GoNsqlookupd, tmp_path: Path, run_nsq: RunNsq
 ) -> None:
-    lookupd = nsqlookupd()
     nsqd = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
     for topic in ("orders.new", "orders.old", "clicks"):
         nsqd.create_channel(topic, CHANNEL)

@@ -18,6 +18,7 @@ import pytest
 from plugins.archives import (
     CHANNEL,
     TOPIC,
+    bodies_at,
     ended,
     finished_files,
     to_file,
@@ -36,7 +37,6 @@ from nsqtools.archive.delta import DeltaCatalog
 from nsqtools.archive.finding import find_archives
 from nsqtools.archive.landing import Lander
 from nsqtools.archive.layout import Head
-from nsqtools.archive.reader import read_messages
 from nsqtools.archive.table import TablePlan
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import BodyKind
@@ -110,7 +110,6 @@ def test_consumption_pauses_at_the_limit_and_goes_on_when_the_store_is_back(
     nsqd.publish(TOPIC, *[b"x" * 1000] * sent)
     more = ["--upload", str(blocked.parent), *BLOCKED, *limits, "--listen-http", "0", "-v"]
     process = spawn_nsq(to_file(nsqd.tcp_address, out, *more))
-    assert process.stderr is not None
     said = next(line for line in iter(process.stderr.readline, b"") if b"/health" in line)
     (url,) = re.findall(r"http://\S+/metrics", said.decode())
     wait_until_archived(nsqd)
@@ -169,14 +168,10 @@ def test_a_place_that_cannot_be_is_named_before_a_message_is_taken(
 ) -> None:
     nsqd.publish(TOPIC, b"one")
 
-    result, within = (
-        run_nsq(to_file(nsqd.tcp_address, tmp_path / "out", "--upload", place))
-        for place in ("s3://nope/nsq", str(tmp_path / "out" / "lake"))
-    )
+    result = run_nsq(to_file(nsqd.tcp_address, tmp_path, "--upload", "s3://nope/nsq"))
 
     error = "nsq: error: cannot use s3://nope/nsq (bucket nope does not exist)\n"
     assert (result.status, result.err) == (3, error)
-    assert (within.status, "must not contain each other" in within.err) == (2, True)
     stats = nsqd.channel_stats(TOPIC, CHANNEL)
     assert (stats["depth"], stats["requeue_count"]) == (1, 0)
 
@@ -250,12 +245,7 @@ def test_every_value_of_a_partition_is_kept(tmp_path: Path, is_delta: bool) -> N
     plan = TablePlan(table, is_delta, "web1", BodyKind.json, fields, ("c",))
 
     assert Lander(plan, tmp_path).land([log_of(tmp_path / "a.log", 1, *bodies)]).refused == {}
-    found = [
-        message.body
-        for archive in find_archives([table])
-        for message in read_messages(archive, lambda *problem: pytest.fail(str(problem)))
-    ]
-    assert sorted(found) == sorted(bodies)
+    assert bodies_at(table) == sorted(bodies)
 
 
 @pytest.mark.parametrize("is_delta", [False, True], ids=["parquet", "delta"])

@@ -18,10 +18,10 @@ import pytest
 from plugins.archives import unfinished
 from plugins.certificates import Certificates
 from plugins.cli import RunNsq, SpawnNsq
-from plugins.embedded import EmbeddedServer
+from plugins.http_api import Nsqd
 from plugins.http_server import MakeServer, Request
 from plugins.in_process import Result
-from plugins.servers import DataPath, Serve
+from plugins.servers import AnyNsqd
 from plugins.waiting import patience_s, wait_until
 
 TOPIC, CHANNEL = "clicks", "hook"
@@ -34,25 +34,25 @@ Forward = Callable[..., Result]
 
 
 @pytest.fixture
-def source(serve: Serve, data_path: DataPath) -> EmbeddedServer:
-    nsqd = serve(EmbeddedServer(data_path()))
+def source(embedded_nsqd: AnyNsqd) -> Nsqd:
+    nsqd = embedded_nsqd()
     nsqd.create_channel(TOPIC, CHANNEL)
     nsqd.publish(TOPIC, *BODIES)
     return nsqd
 
 
-def args(nsqd: EmbeddedServer, *more: str) -> list[str]:
+def args(nsqd: Nsqd, *more: str) -> list[str]:
     return ["to-http", "-t", TOPIC, "-c", CHANNEL, *nsqd.options, *more]
 
 
 @pytest.fixture
-def forward(run_nsq: RunNsq, source: EmbeddedServer) -> Forward:
+def forward(run_nsq: RunNsq, source: Nsqd) -> Forward:
     """Run the command to its end."""
     return lambda *more, **options: run_nsq(args(source, *more), **options)
 
 
 def test_each_message_is_posted_over_a_few_connections_and_no_proxy_and_finished(
-    forward: Forward, source: EmbeddedServer, http_server: MakeServer
+    forward: Forward, source: Nsqd, http_server: MakeServer
 ) -> None:
     server, proxy = http_server(), http_server()
     env = dict.fromkeys(("http_proxy", "all_proxy", "ALL_PROXY"), proxy.url)
@@ -92,7 +92,7 @@ def test_get_puts_the_body_in_the_url(forward: Forward, http_server: MakeServer)
 
 
 def test_headers_secrets_and_signature(
-    forward: Forward, source: EmbeddedServer, http_server: MakeServer, tmp_path: Path
+    forward: Forward, source: Nsqd, http_server: MakeServer, tmp_path: Path
 ) -> None:
     (tmp_path / "key").write_text("whsec_" + base64.b64encode(b"secret").decode() + "\n")
     (tmp_path / "auth").write_text("user:pass word\n")
@@ -125,7 +125,7 @@ def test_headers_secrets_and_signature(
 
 @pytest.mark.parametrize("trouble", ["an error", "slow", "refused", "broken"])
 def test_another_endpoint_is_tried_before_a_requeue(
-    forward: Forward, source: EmbeddedServer, http_server: MakeServer, trouble: str
+    forward: Forward, source: Nsqd, http_server: MakeServer, trouble: str
 ) -> None:
     bad, good = http_server(), http_server()
     mode = "failover" if trouble in ("refused", "broken") else "round-robin"
@@ -160,7 +160,7 @@ def test_retry_after_is_obeyed(forward: Forward, http_server: MakeServer) -> Non
     assert {request.headers["X-Nsq-Attempts"] for request in server.requests[3:]} == {"2"}
 
 
-def test_an_outage_counts_against_no_message(spawn_nsq: SpawnNsq, source: EmbeddedServer) -> None:
+def test_an_outage_counts_against_no_message(spawn_nsq: SpawnNsq, source: Nsqd) -> None:
     def be_there_once() -> None:
         with listener:
             listener.accept()[0].close()
@@ -178,8 +178,7 @@ def test_an_outage_counts_against_no_message(spawn_nsq: SpawnNsq, source: Embedd
     wait_until(lambda: count("in_flight"), what="a message held", timeout_s=15)
     time.sleep(1.2 * timeout_s)
     assert (count("requeue"), count("timeout")) == (0, 0)
-    process.send_signal(signal.SIGTERM)
-    _, stderr = process.communicate(timeout=patience_s(10))
+    _, stderr = process.end(signal.SIGTERM)
 
     assert process.returncode == 143
     assert f"cannot connect to {dead_address} (Connection refused)".encode() in stderr
@@ -187,7 +186,7 @@ def test_an_outage_counts_against_no_message(spawn_nsq: SpawnNsq, source: Embedd
 
 
 def test_a_stop_gives_back_what_no_endpoint_has_answered(
-    spawn_nsq: SpawnNsq, source: EmbeddedServer, http_server: MakeServer
+    spawn_nsq: SpawnNsq, source: Nsqd, http_server: MakeServer
 ) -> None:
     """It is no failure of the messages."""
     server, over = http_server(), threading.Event()
@@ -208,7 +207,7 @@ def test_a_stop_gives_back_what_no_endpoint_has_answered(
 
 
 def test_all_means_that_one_endpoint_decides_for_no_other(
-    forward: Forward, source: EmbeddedServer, http_server: MakeServer
+    forward: Forward, source: Nsqd, http_server: MakeServer
 ) -> None:
     """In a batch, with one that wants no message named one and one that is late for a moment."""
     picky, good = http_server(), http_server()
@@ -234,7 +233,7 @@ def test_all_means_that_one_endpoint_decides_for_no_other(
 
 @pytest.mark.parametrize("batch", ["1", "10"])
 def test_a_key_always_goes_to_the_same_endpoint(
-    forward: Forward, source: EmbeddedServer, http_server: MakeServer, batch: str
+    forward: Forward, source: Nsqd, http_server: MakeServer, batch: str
 ) -> None:
     servers = [http_server(), http_server()]
     source.post("/channel/empty", topic=TOPIC, channel=CHANNEL)
@@ -252,7 +251,7 @@ def test_a_key_always_goes_to_the_same_endpoint(
 
 
 def test_batches_as_lines_and_as_an_array(
-    forward: Forward, source: EmbeddedServer, http_server: MakeServer
+    forward: Forward, source: Nsqd, http_server: MakeServer
 ) -> None:
     server = http_server()
     source.post("/channel/empty", topic=TOPIC, channel=CHANNEL)
@@ -275,7 +274,7 @@ def test_batches_as_lines_and_as_an_array(
 
 
 def test_a_batch_has_messages_with_the_same_url_and_headers(
-    forward: Forward, source: EmbeddedServer, http_server: MakeServer
+    forward: Forward, source: Nsqd, http_server: MakeServer
 ) -> None:
     server = http_server()
     source.create_channel("views", CHANNEL)
@@ -368,7 +367,7 @@ def test_certificates_are_verified(
 
 
 def test_redirects_are_followed_only_where_that_is_allowed(
-    forward: Forward, source: EmbeddedServer, http_server: MakeServer
+    forward: Forward, source: Nsqd, http_server: MakeServer
 ) -> None:
     server = http_server()
 
@@ -405,7 +404,7 @@ def test_redirects_are_followed_only_where_that_is_allowed(
 
 
 def test_a_redirect_never_leads_into_a_private_network(
-    forward: Forward, spawn_nsq: SpawnNsq, source: EmbeddedServer, http_server: MakeServer
+    forward: Forward, spawn_nsq: SpawnNsq, source: Nsqd, http_server: MakeServer
 ) -> None:
     inside, outside = http_server(), http_server()
     outside.answer = lambda request: (307, {"Location": f"{inside.url}/admin"})

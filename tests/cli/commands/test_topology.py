@@ -1,4 +1,4 @@
-"""``nsq topology`` on real daemons: what was exported is created on those that lack it."""
+"""``nsq topology``, ``nodes`` and ``drain`` on real daemons."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from pathlib import Path
 import pexpect
 import pytest
 from plugins.cli import RunNsq, TerminalNsq
-from plugins.clusters import RunningCluster
-from plugins.daemons import GoNsqd, GoNsqlookupd
+from plugins.clusters import RunningCluster, ValidJson
+from plugins.daemons import GoNsqlookupd
 from plugins.http_api import Nsqd
 from plugins.raw_client import RawClient
-from plugins.servers import DataPath, Serve
+from plugins.servers import MakeNsqd
 from plugins.waiting import wait_until
 
 from nsqtools.cli.commands import topology
+from nsqtools.client.consumer import Consumer
+from nsqtools.client.message import Batch
 
 FILE = """\
 [topics."clicks"]
@@ -75,22 +77,20 @@ def test_only_what_nobody_uses_is_pruned_and_after_a_question(
 
 def test_an_nsqd_that_joins_later_gets_everything(
     run_nsq: RunNsq,
-    serve: Serve,
-    data_path: DataPath,
+    lookupd: GoNsqlookupd,
+    go_nsqd: MakeNsqd,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(topology, "WATCH_S", 0.2)
     file = tmp_path / "topology.toml"
     file.write_text(FILE)
-    lookupd = serve(GoNsqlookupd())
-    flags = [f"-lookupd-tcp-address={lookupd.tcp_address}", "-broadcast-address=127.0.0.1"]
     wanted = {"archive": False, "billing": True}
 
     def join_and_terminate() -> None:
         try:
             wait_until(lambda: "clicks" in lookupd.json("/topics")["topics"], what="the topics")
-            joined = serve(GoNsqd(data_path(), *flags))
+            joined = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
             wait_until(lambda: channels_of(joined).get("clicks") == wanted, what="its channels")
             has_joined.set()
         finally:
@@ -134,6 +134,44 @@ def test_check_compares_with_a_topology(
     found = run_nsq([*command, *cluster.nsqd_options])
     kinds = {each["kind"] for each in json.loads(found.out)["problems"]}
     assert (found.status, "no answer" in kinds) == (2, True), found.err
+
+
+def test_nodes_are_those_of_every_nsqlookupd_with_their_tombstones(
+    run_nsq: RunNsq, cluster: RunningCluster, valid_json: ValidJson
+) -> None:
+    first, second = cluster.nsqds
+    first.create_topic("clicks")
+    cluster.wait_for_topic("clicks", 1)
+    for lookupd in cluster.lookupds:
+        lookupd.post("/topic/tombstone", topic="clicks", node=first.http_address)
+
+    nodes = valid_json("nodes", run_nsq(["nodes", "--json", *cluster.lookupd_options]).out)
+
+    lookupds = sorted(each.http_address for each in cluster.lookupds)
+    found = [(each["node"], each["tombstoned"], sorted(each["lookupds"])) for each in nodes]
+    tombstoned = [(first.http_address, ["clicks"]), (second.http_address, [])]
+    assert sorted(found) == sorted((*each, lookupds) for each in tombstoned)
+
+
+def test_a_silent_nsqd_is_drained_until_nothing_waits_there(
+    run_nsq: RunNsq, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy one says nothing for a while, too."""
+    silences = iter([True])
+    next_batch = Consumer.next_batch
+
+    def silent_first(consumer: Consumer, timeout_s: float) -> Batch | None:
+        return None if next(silences, False) else next_batch(consumer, timeout_s)
+
+    monkeypatch.setattr(Consumer, "next_batch", silent_first)
+    source, target = cluster.nsqds
+    source.create_channel("clicks", "archive")
+    source.publish("clicks", b"one", b"two")  # the first is in flight alone
+
+    result = run_nsq(["drain", source.http_address, "--to", target.http_address, "--yes"])
+
+    assert result.status == 0, result.err
+    assert "2 messages moved, 0 left" in result.err
 
 
 def test_the_question_of_prune_is_left_with_an_interrupt(

@@ -167,12 +167,6 @@ def test_a_user_without_a_home_has_no_file_in_the_current_directory(
         assert config_path(environ) == Path("/~/.config/nsqtools/config.toml")
 
 
-def test_a_setting_that_is_there_twice_is_refused(connect: Connect, config: Path) -> None:
-    config.write_text("tls_ca_file = 'a'\ntls-ca-file = 'b'")
-    with pytest.raises(ConfigurationError, match=r"tls-ca-file in .*: it is there twice"):
-        connect()
-
-
 def test_a_commands_defaults_give_way_to_what_the_user_said(connect: Connect) -> None:
     line = "--consumer-opt output_buffer_timeout=1s --consumer-opt snappy"
     connection = connect(f"{line} --address-map n1:4150=127.0.0.1:1 --address-map n2:1=h:2")

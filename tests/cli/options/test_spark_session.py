@@ -9,13 +9,10 @@ import pytest
 from nsqtools.cli.options.spark_options import SparkChoice, how_far, parse_conf
 
 
-def test_settings_of_spark_may_hold_equals_signs() -> None:
+def test_settings_of_spark_may_hold_equals_signs_and_go_before_options_that_say_the_same() -> None:
     conf = parse_conf(["spark.a=1", "spark.driver.extraJavaOptions=-Dx=y", "spark.b="])
-
     assert conf == {"spark.a": "1", "spark.driver.extraJavaOptions": "-Dx=y", "spark.b": ""}
 
-
-def test_settings_of_spark_go_before_options_that_say_the_same() -> None:
     conf = ["spark.master=spark://m:7077", "spark.driver.memory=4g", "spark.app.name=own"]
     chosen = {"master": "local[2]", "driver_memory": "1g", "spark_log": None}
     settings = SparkChoice(conf=conf, **chosen).settings()

@@ -98,11 +98,6 @@ def test_a_terminal_gets_colour_unless_it_wants_none(run_nsq: RunNsq) -> None:
 BETWEEN = {"|", "&&", ";", "&"}
 
 
-def examples_of(name: str) -> list[str]:
-    text = (COMMANDS[name].load().__doc__ or "").partition("Examples:\n")[2]
-    return [line.strip() for line in re.sub(r"\\\n\s*", " ", text).splitlines() if line.strip()]
-
-
 def calls_in(line: str) -> Iterator[list[str]]:
     """What follows each ``nsq`` in a command line of a shell."""
     part: list[str] = []
@@ -134,7 +129,9 @@ def test_the_examples_of_every_help_page_can_be_typed(tmp_path: Path) -> None:
     with (tmp_path / "out").open("w") as out:
         runtime = Runtime(out, out, {"HOME": str(tmp_path)})
         for name, command in COMMANDS.items():
-            calls = [call for line in examples_of(name) for call in calls_in(line)]
+            examples = (command.load().__doc__ or "").partition("Examples:\n")[2]
+            lines = re.sub(r"\\\n\s*", " ", examples).splitlines()
+            calls = [call for line in lines for call in calls_in(line)]
             assert calls or command.raw, name
             for call in calls:
                 with suppress(Exit):  # of what prints a list, such as -X list

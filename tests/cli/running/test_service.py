@@ -8,12 +8,13 @@ import select
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
+from plugins.console import ask
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.cli.running import monitor_http
@@ -26,10 +27,8 @@ METRICS = [Metric("nsq_things_total", "counter", "Things.", [({"topic": 'a"b'}, 
 
 
 def get(address: str, path: str, method: str = "GET") -> tuple[int, str, str]:
-    with closing(http.client.HTTPConnection(address, timeout=patience_s(10))) as connection:
-        connection.request(method, path)
-        response = connection.getresponse()
-        return response.status, response.getheader("Content-Type", ""), response.read().decode()
+    answer = ask(f"http://{address}{path}", method)
+    return answer.status, answer.headers.get("content-type", ""), answer.text
 
 
 def is_healthy(address: str) -> bool:

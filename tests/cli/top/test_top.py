@@ -1,29 +1,31 @@
-"""``nsq top`` on a terminal: what its screens show of an nsqd, and what keys do."""
+"""``nsq top`` on a terminal: what its screens show of an nsqd, what keys do, and how it ends."""
 
 from __future__ import annotations
 
+import signal
+import termios
 from collections.abc import Callable
 from pathlib import Path
 
+import pexpect
 import pytest
-from plugins.cli import RunNsq
-from plugins.embedded import EmbeddedServer
+from plugins.cli import NSQ, RunNsq, end_terminal
 from plugins.http_api import Nsqd
-from plugins.screens import TerminalScreen
-from plugins.servers import DataPath, Serve
-from plugins.waiting import wait_until
+from plugins.screens import NsqOnAScreen, TerminalScreen
+from plugins.servers import AnyNsqd, MakeNsqd
+from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.consumer import Consumer
 
 OpenTop = Callable[..., TerminalScreen]
 ENTER, ESCAPE, LEFT, BACKSPACE = "\r", "\x1b", "\x1b[D", "\x7f"
-LEAVES_SCREEN = b"\x1b[?1049l"
+LEAVES_SCREEN, SHOWS_CURSOR, LEAVES_MOUSE = b"\x1b[?1049l", b"\x1b[?25h", b"\x1b[?1000l"
 
 
 @pytest.fixture
-def nsqd(serve: Serve, data_path: DataPath) -> Nsqd:
+def nsqd(embedded_nsqd: AnyNsqd) -> Nsqd:
     """An nsqd with clicks/arch (3 messages), clicks/live and the paused topic views."""
-    nsqd: Nsqd = serve(EmbeddedServer(data_path()))
+    nsqd = embedded_nsqd()
     nsqd.create_channel("clicks", "arch")
     nsqd.create_channel("clicks", "live")
     nsqd.publish("clicks", b'{"n": 1}', b"\x1b[31mred", b"c")
@@ -33,8 +35,20 @@ def nsqd(serve: Serve, data_path: DataPath) -> Nsqd:
     return nsqd
 
 
-def channels(nsqd: Nsqd) -> list[str]:
-    return [each["channel_name"] for each in nsqd.topic_stats("clicks")["channels"]]
+@pytest.fixture
+def open_top(nsq_on_a_screen: NsqOnAScreen, nsqd: Nsqd) -> OpenTop:
+    """``top = open_top("--sort=depth", columns=100)``; then ``top.see("\\r", "clicks")``."""
+    here = f"--nsqd-http-address={nsqd.http_address}"
+    command = ["top", here, "--interval", "100ms"]
+    return lambda *more, **screen: nsq_on_a_screen([*command, *more], **screen)
+
+
+@pytest.fixture
+def top(open_top: OpenTop) -> TerminalScreen:
+    """One that is there, and may change it."""
+    top = open_top("--allow-changes")
+    top.wait_for("clicks", "q quit")
+    return top
 
 
 def test_topics_fill_80_by_24_and_depth_means_what_it_means_elsewhere(
@@ -184,10 +198,10 @@ def test_a_channel_is_paused_unpaused_emptied_and_deleted(open_top: OpenTop, nsq
 
     top.see("d", "type arch and Enter")
     top.see(f"arch{ESCAPE}", "topics > clicks", gone="type arch")
-    assert channels(nsqd) == ["arch", "live"]
+    assert nsqd.channels("clicks") == ["arch", "live"]
     top.see("d", "type arch and Enter")
     top.see(f"arch{ENTER}", "delete channel clicks/arch: done on 1 nsqd", gone="arch  ")
-    assert channels(nsqd) == ["live"]
+    assert nsqd.channels("clicks") == ["live"]
 
 
 def test_what_is_not_agreed_to_is_not_done(top: TerminalScreen, nsqd: Nsqd) -> None:
@@ -213,3 +227,159 @@ def test_a_plan_names_who_is_connected_and_a_failure_is_said(open_top: OpenTop, 
         top.see("d", "connected, may create it again", "type clicks and Enter")
     nsqd.post("/topic/delete", topic="clicks")
     top.see(f"clicks{ENTER}", "delete topic clicks failed: ", "TOPIC_NOT_FOUND")
+
+
+# -- the terminal: how it is taken, and left ------------------------------------------------------
+
+
+def click(column: int, line: int) -> str:
+    return f"\x1b[<0;{column};{line}M\x1b[<0;{column};{line}m"
+
+
+def test_keys_the_mouse_and_another_size_reach_it(top: TerminalScreen, nsqd: Nsqd) -> None:
+    lines = top.wait_for("clicks", "views (paused)", "q quit")
+    assert (lines[0][:8], lines[2][:7], len(lines)) == ("nsq top ", "topics ", 24)
+    top.see("/vie\x7f\x7f\x7fcli\r", "filter: cli", gone="views")
+    top.see("\x1b", "views")
+    for mark in "▲▼":
+        top.see(click(1, 4), f"topic{mark}")
+    top.see(click(3, 6) * 2, "topics > views", "topic views has no channels")
+    top.see("?", "Keys")
+    wheel_up, wheel_down = "\x1b[<64;3;6M", "\x1b[<65;3;6M"
+    top.see(wheel_down * 5, "Columns", gone="Keys")
+    top.see("q", "topics > views")
+    top.see("\x1b[Dmm", "clicks", "the mouse is ours")
+    for wheel, topic in ((wheel_up, "clicks"), (wheel_down, "views")):
+        top.press(wheel)
+        top.wait_until(lambda _, topic=topic: top.selected.startswith(topic), what="it selects")  # type: ignore[misc]
+    top.see("j", gone="the mouse")
+    top.resize(30, 8)
+    top.wait_for("nsq top needs 40 columns and")
+    top.resize(60, 10)
+    top.wait_until(lambda lines: lines[9].startswith("? help  q quit"), what="a smaller screen")
+    top.see("kd", "delete topic clicks on nsqd", "type clicks and Enter")
+    top.see("clicks\r", "delete topic clicks: done on 1 nsqd", "views (paused)")
+    assert nsqd.topics() == ["views"]
+    assert b"\x1b[33m" in top.raw  # a paused topic is yellow
+
+
+@pytest.mark.parametrize(
+    ("way", "status"),
+    [("q", 0), ("\x03\x03\x03", 130), ("\x1c", 131), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
+    ids=str,
+)
+def test_the_terminal_is_left_as_it_was(
+    open_top: OpenTop, way: str | signal.Signals, status: int
+) -> None:
+    top = open_top()
+    before = termios.tcgetattr(top.child.child_fd)
+    top.wait_for("clicks")
+    assert termios.tcgetattr(top.child.child_fd) != before
+    if isinstance(way, str):
+        top.press(way)
+    else:
+        top.child.kill(way)
+
+    assert top.wait_for_end() == status
+    assert all(each in top.raw for each in (LEAVES_MOUSE, SHOWS_CURSOR, LEAVES_SCREEN))
+
+
+def test_it_ends_with_its_terminal(top: TerminalScreen) -> None:
+    top.wait_for("clicks")
+    top.child.ptyproc.fileobj.close()
+    top.child.closed = top.child.ptyproc.closed = True  # pexpect is not to close it again
+
+    wait_until(lambda: not top.child.isalive(), what="it has ended")
+    assert top.child.exitstatus == 129
+
+
+def test_the_terminal_has_its_modes_back_when_it_ends_and_while_it_is_suspended(
+    nsqd: Nsqd, nsq_env: dict[str, str]
+) -> None:
+    """Under a shell with job control, which is who sees it stop."""
+    shell = pexpect.spawn(
+        "bash",
+        ["--norc", "--noprofile", "-i"],
+        env={**nsq_env, "PS1": "ready> ", "TERM": "xterm", "LC_ALL": "C.UTF-8"},
+        dimensions=(24, 80),
+        timeout=patience_s(15),
+    )
+
+    def expect(*texts: str | bytes) -> None:
+        for text in texts:
+            shell.expect_exact(text)
+
+    expect("ready> ")
+    for begin in (f"{' '.join(NSQ)} top --nsqd-http-address={nsqd.http_address}", "fg"):
+        shell.sendline(begin)
+        expect(b"\x1b[?1049h", "clicks")
+        shell.send("\x1a")
+        expect(LEAVES_SCREEN, "Stopped", "ready> ")
+        shell.sendline("stty -a")
+        expect(" icanon", " echo ", "ready> ")
+    shell.sendline("kill %1; fg")
+    expect("ready> ")
+    end_terminal(shell)
+
+
+def test_messages_take_the_place_of_the_screen_and_stay_where_they_are(
+    top: TerminalScreen, nsqd: Nsqd
+) -> None:
+    nsqd.publish("views", b"a")
+    top.wait_for("clicks")
+    top.see("v", "v shows messages of a channel")
+    top.see(ENTER, "topics > clicks", "arch")
+    top.see("v", '{"n": 1}', r"\x1b[31mred", "3 messages shown and given back", "Enter goes back")
+    top.see(ENTER, "topics > clicks", gone="Enter goes back")
+    wait_until(lambda: nsqd.depth("clicks", "arch") == 3, what="they are given back")
+    top.see("\x1b", "views")
+    top.see("t", "tail of clicks")
+    wait_until(lambda: len(nsqd.channels("clicks")) == 3, what="it has subscribed")
+    nsqd.publish("clicks", b"hello\x1b[31m")
+    top.wait_for(r"hello\x1b[31m")
+    top.see("\x03", "views", "q quit", gone="goes back")
+    wait_until(lambda: nsqd.channels("clicks") == ["arch", "live"], what="that of the tail is gone")
+    assert nsqd.depth("clicks", "arch") == 4
+    top.see("jt", "would be destroyed", "Enter goes back")  # the topic has no channel
+    assert nsqd.depth("views") == 1
+    top.see(ENTER, "q quit", gone="Enter goes back")
+    top.see("kt", "tail of clicks")
+    top.child.kill(signal.SIGTERM)
+    assert top.wait_for_end() == 143
+
+
+def test_an_nsqd_that_hangs_holds_up_neither_keys_nor_the_others(
+    nsq_on_a_screen: NsqOnAScreen, nsqd: Nsqd, go_nsqd: MakeNsqd
+) -> None:
+    hanging = go_nsqd()
+    here = [f"--nsqd-http-address={each.http_address}" for each in (nsqd, hanging)]
+    top = nsq_on_a_screen(["top", *here, "--interval", "200ms"])
+    top.wait_for("clicks", "2 nsqd")
+    hanging.pause()
+
+    top.wait_for("1 silent", f"gone {hanging.http_address}")
+    nsqd.create_topic("orders")
+    top.wait_for("orders", f"gone {hanging.http_address}")
+    top.see(ENTER, "topics > clicks")
+    hanging.resume()
+    top.wait_for("2 nsqd  ", gone="gone")
+    hanging.pause()
+    top.press("q")
+    assert top.wait_for_end() == 0
+    hanging.resume()
+
+
+def test_without_colors_and_on_a_terminal_of_another_encoding_it_is_whole(
+    nsq_on_a_screen: NsqOnAScreen, nsqd: Nsqd
+) -> None:
+    here = f"--nsqd-http-address={nsqd.http_address}"
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "NO_COLOR": "1"}
+    top = nsq_on_a_screen(["top", here, "--columns=depth,trend"], **plain)
+
+    top.wait_for("clicks", "topic?", "views (paused)")
+    top.see("c", "[x] depth")
+    top.press("qq")
+    assert top.wait_for_end() == 0
+    assert top.raw.isascii()
+    assert not any(b"\x1b[%dm" % color in top.raw for color in range(30, 38))
+    assert b"\x1b[38;" not in top.raw

@@ -130,14 +130,10 @@ def test_only_the_lines_on_the_screen_are_made(monkeypatch: pytest.MonkeyPatch) 
     assert 0 < len(made) < 24 * 12
 
 
-@pytest.mark.parametrize("name", ["*", "/./", EVIL, "a b"])
-def test_a_name_that_nsq_does_not_allow_is_never_a_target(name: str) -> None:
-    """A topic named * would be a pattern that every topic matches."""
-    target = view_of(look(**{name: 1})).target()
-    assert "not a name that NSQ allows" in target
+def test_no_name_and_what_is_of_one_nsqd_are_no_target_for_what_changes_all() -> None:
+    for name in ("*", "/./", EVIL, "a b"):  # a topic named * would be a pattern that all match
+        assert "not a name that NSQ allows" in view_of(look(**{name: 1})).target()
 
-
-def test_the_view_of_one_nsqd_has_no_target_for_what_changes_all() -> None:
     view = view_of(sample_of({"a:1": {"clicks": 5}, "b:1": {"clicks": 5}}))
     assert view.target() == ("clicks", "")
     press(view, "2")

