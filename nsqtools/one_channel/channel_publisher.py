@@ -209,15 +209,12 @@ class ChannelPublisher(Publisher):
             message_id = origin.id
             if message_id in taken or not _ID.fullmatch(message_id):
                 [message_id] = self._ids.take(1, now_ns)
-                self._tell_new_id(where, origin, message_id)
+                self.new_ids += 1
+                if self.new_ids <= _NEW_IDS_TOLD:
+                    old = origin.id.decode("latin-1")
+                    self._tell(f"{where}: message {old} is {message_id.decode()} here")
             taken.add(message_id)
             yield new_messages([body], [message_id], origin.timestamp_ns)[0]
-
-    def _tell_new_id(self, where: str, origin: MessageLike, message_id: bytes) -> None:
-        self.new_ids += 1
-        if self.new_ids <= _NEW_IDS_TOLD:
-            old = origin.id.decode("latin-1")
-            self._tell(f"{where}: message {old} is {message_id.decode()} here")
 
     def _other_messages(self) -> ConfigurationError:
         return ConfigurationError(

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
@@ -50,6 +50,7 @@ from nsqtools.server.queues.queued_message import MessageIds
 REFUSAL = "this nsqd delivers the messages of a job to one channel, and takes none"
 MARK = "nsq-one-channel"
 Found = TypeVar("Found")
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _CONNECT_S = 2.0
 _REGISTERED_S = 10.0  # until nsqlookupd shows it, or no longer
 _SETTLE_S = 10.0  # for what is in flight at a stop
@@ -101,8 +102,7 @@ class TemporaryNsqd:
         )
         given = read_config(str(config), NsqdOptions) if config is not None else {}
         host = broadcast_address or given.get("broadcast_address") or _own_address(self._lookupds)
-        is_local = host in ("127.0.0.1", "::1", "localhost")
-        bound = str(Address(host, 0)) if is_local else "0.0.0.0:0"
+        bound = f"{Address(host, 0)}" if host in _LOOPBACK else "0.0.0.0:0"
         here: dict[str, Any] = {"tcp_address": bound, "http_address": bound, "https_address": ""}
         # what any nsqd of the cluster may allow: it would refuse consumers that ask for it
         here |= {"max_msg_timeout": 86_400.0, "max_heartbeat_interval": 3600.0}
@@ -264,7 +264,9 @@ class TemporaryNsqd:
                     f"warning: nsqd {each} has TLS and this nsqd has not: consumers that want it "
                     "cannot connect; give --nsqd-config FILE with tls_cert and tls_key"
                 )
-            self._ask(partial(_allow, reply.msg_timeout / 1000))
+            nsqd = self._thread.daemon.nsqd
+            longest_s = max(nsqd.options.msg_timeout, reply.msg_timeout / 1000)
+            nsqd.options = replace(nsqd.options, msg_timeout=longest_s)
             break
 
     def _see_registration(self, topic: str) -> None:
@@ -371,13 +373,6 @@ def _state(channel: Channel) -> QueueState:
     in_flight = channel.in_flight_count
     left = len(channel.backlog) + channel.backlog.deferred_count + in_flight
     return QueueState(channel.topic_name, channel.name, left, in_flight, len(channel.consumers))
-
-
-def _allow(msg_timeout_s: float, daemon: NsqdDaemon) -> None:
-    """Let consumers have a message for at least so long."""
-    options = daemon.nsqd.options
-    longest_s = max(options.msg_timeout, msg_timeout_s)
-    daemon.nsqd.options = replace(options, msg_timeout=longest_s)
 
 
 def _pause_all(daemon: NsqdDaemon) -> None:

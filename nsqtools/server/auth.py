@@ -184,8 +184,7 @@ class ClientAuthorization:
     ) -> None:
         self.state: AuthState | None = None
         self._connection = connection
-        self._log = nsqd.log
-        self._max_body_size = nsqd.options.max_body_size
+        self._nsqd = nsqd
         self.servers = servers
         self._query = ""  # what auth servers learn of the client
 
@@ -193,7 +192,7 @@ class ClientAuthorization:
         """Run AUTH. Raises `RequestError` or `Pause`."""
         if len(request.words) != 1:
             raise RequestError("E_INVALID", "AUTH invalid number of parameters")
-        secret, position = read_body(request, "AUTH", self._max_body_size)
+        secret, position = read_body(request, "AUTH", self._nsqd.options.max_body_size)
         if self.state is not None and self.state.authorizations:
             raise RequestError("E_INVALID", "AUTH already set")
         if self.servers is None:
@@ -226,7 +225,7 @@ class ClientAuthorization:
         except AuthFailed as exc:
             # why is for the log only: an untrusted client must not learn of the auth server
             client = self._connection.remote_address
-            self._log.warn(f"PROTOCOL(V2): [{client}] AUTH failed {exc}")
+            self._nsqd.log.warn(f"PROTOCOL(V2): [{client}] AUTH failed {exc}")
             raise RequestError("E_AUTH_FAILED", "AUTH failed") from exc
         return self.state
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import platform
 from contextlib import suppress
 from datetime import datetime
+from functools import partialmethod
 from typing import TextIO
 
 from nsqtools.protocol.text import escape_line
@@ -25,18 +26,6 @@ class DaemonLog:
         self._prefix = prefix
         self.level = level
 
-    def info(self, text: str) -> None:
-        self._write(1, text)
-
-    def warn(self, text: str) -> None:
-        self._write(2, text)
-
-    def error(self, text: str) -> None:
-        self._write(3, text)
-
-    def fatal(self, text: str) -> None:
-        self._write(4, text)
-
     def _write(self, level: int, text: str) -> None:
         if self._stream is None or level < LEVELS.index(self.level):
             return
@@ -44,6 +33,11 @@ class DaemonLog:
         with suppress(OSError, ValueError):  # a full disk, or no reader, must not stop the queue
             self._stream.write(f"{self._prefix}{stamp} {_WORDS[level]}: {escape_line(text)}\n")
             self._stream.flush()
+
+    info = partialmethod(_write, 1)
+    warn = partialmethod(_write, 2)
+    error = partialmethod(_write, 3)
+    fatal = partialmethod(_write, 4)
 
 
 NSQ_VERSION = "1.3.0"  # the nsqd whose behavior this is; nsqadmin compares it as semver

@@ -304,12 +304,11 @@ class Database:
 
     def spare_bytes(self) -> int:
         """Return how much of the file is free."""
+        select = "SELECT freelist_count * page_size FROM pragma_freelist_count, pragma_page_size"
         try:
-            [pages] = self._reader.execute("PRAGMA freelist_count").fetchone()
-            [page_size] = self._reader.execute("PRAGMA page_size").fetchone()
+            return int(self._reader.execute(select).fetchone()[0])
         except sqlite3.Error:
             return 0
-        return int(pages * page_size)
 
     def close(self) -> None:
         """Close; the log goes into the file, unless that fails."""

@@ -12,16 +12,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.server.daemon_log import DaemonLog, version_line
 from nsqtools.server.go_flags import FlagError, HelpAsked, flags_of, parse_flags, read_config, usage
 from nsqtools.server.options import NsqdOptions
-
-if TYPE_CHECKING:
-    from nsqtools.server.nsqd_daemon import NsqdDaemon
-    from nsqtools.server.nsqlookupd_daemon import NsqlookupdDaemon
 
 
 def run_daemon(
@@ -68,6 +64,8 @@ def _run(options: Any, log: DaemonLog, without_effect: Sequence[str]) -> bool:
 
     from nsqtools.files.opening import allow_many
     from nsqtools.server.loop_meter import MeteredLoop
+    from nsqtools.server.nsqd_daemon import NsqdDaemon
+    from nsqtools.server.nsqlookupd_daemon import NsqlookupdDaemon
 
     async def serve() -> bool:
         asked_to_stop = asyncio.Event()
@@ -77,7 +75,8 @@ def _run(options: Any, log: DaemonLog, without_effect: Sequence[str]) -> bool:
             signals.remove(signal.SIGHUP)
         for number in signals:
             loop.add_signal_handler(number, asked_to_stop.set)
-        daemon = _daemon(options, log)  # its first line is the version
+        kind = NsqdDaemon if isinstance(options, NsqdOptions) else NsqlookupdDaemon
+        daemon = kind(options, log)  # its first line is the version
         for name in without_effect:
             log.warn(f"the flag -{name} is deprecated and has no effect")
         await daemon.start()
@@ -88,13 +87,3 @@ def _run(options: Any, log: DaemonLog, without_effect: Sequence[str]) -> bool:
     allow_many()
     with asyncio.Runner(loop_factory=MeteredLoop) as runner:
         return runner.run(serve())
-
-
-def _daemon(options: Any, log: DaemonLog) -> NsqdDaemon | NsqlookupdDaemon:
-    if isinstance(options, NsqdOptions):
-        from nsqtools.server.nsqd_daemon import NsqdDaemon
-
-        return NsqdDaemon(options, log)
-    from nsqtools.server.nsqlookupd_daemon import NsqlookupdDaemon
-
-    return NsqlookupdDaemon(options, log)

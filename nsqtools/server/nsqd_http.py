@@ -10,7 +10,7 @@ import json
 import re
 import socket
 from asyncio import Future
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import fields
 from functools import partial
@@ -36,7 +36,6 @@ from nsqtools.server.loop_meter import in_steps, page_in_steps
 from nsqtools.server.protocol_v2 import ClientContext
 from nsqtools.server.queues.backlog import BackendError
 from nsqtools.server.queues.channel import Channel
-from nsqtools.server.queues.queue_files import Block
 from nsqtools.server.queues.topic import Topic
 from nsqtools.server.stats import gather_stats, nsqd_metrics, stats_lines
 
@@ -63,14 +62,12 @@ class NsqdHTTP:
         self._nsqd = context.nsqd
         self._options = options = context.nsqd.options
         self._ports = ports
-        given = (
-            (each.metadata, each.name, getattr(options, each.name)) for each in fields(options)
-        )
-        self._config = {
-            meta["key"] or name: meta["kind"].wire(value) for meta, name, value in given
+        self._config = resolved | {
+            "auth_http_addresses": [*map(shown_url, options.auth_http_address)]
         }
-        self._config |= resolved
-        self._config["auth_http_addresses"] = [*map(shown_url, options.auth_http_address)]
+        for each in fields(options):
+            value = each.metadata["kind"].wire(getattr(options, each.name))
+            self._config.setdefault(each.metadata["key"] or each.name, value)
 
     def body_limits(self) -> dict[Handler, int]:
         """Return how much the handlers that read a body read of it."""
@@ -185,22 +182,12 @@ class NsqdHTTP:
         if not topic.started.is_set():
             return self._publish_in_steps(topic, [body], delay_s)
         if delay_s:
-            return self._put(topic, topic.new_messages([body]), delay_s)
-        try:
-            stored = topic.publish_one(body)
-        except BackendError:
-            raise HTTPRefusal(503, "EXITING") from None
-        return _PUBLISHED if stored is None else self._reply_when(stored)
+            return self._reply(lambda: topic.put(topic.new_messages([body]), (), delay_s))
+        return self._reply(lambda: topic.publish_one(body))
 
-    def _put(
-        self,
-        topic: Topic,
-        messages: list[bytes],
-        delay_s: float = 0.0,
-        blocks: Sequence[Block] = (),
-    ) -> Reply | Awaitable[Reply]:
+    def _reply(self, publish: Callable[[], Future[None] | None]) -> Reply | Awaitable[Reply]:
         try:
-            stored = topic.put(messages, blocks, delay_s)
+            stored = publish()
         except BackendError:
             raise HTTPRefusal(503, "EXITING") from None
         return _PUBLISHED if stored is None else self._reply_when(stored)
@@ -229,7 +216,7 @@ class NsqdHTTP:
         bodies = self._binary_bodies(body) if is_binary else self._lines(body)
         is_small = len(bodies) <= _MAX_COUNT_AT_ONCE and len(body) <= _MAX_BODY_AT_ONCE
         if is_small and topic.started.is_set():
-            return self._put(topic, topic.new_messages(bodies))
+            return self._reply(lambda: topic.put(topic.new_messages(bodies)))
         return self._publish_in_steps(topic, bodies)
 
     async def _publish_in_steps(
@@ -237,9 +224,7 @@ class NsqdHTTP:
     ) -> Reply:
         await topic.started.wait()
         messages, blocks = await topic.prepare_in_steps(bodies)
-        if self._nsqd.topics.get(topic.name) is not topic:  # deleted meanwhile
-            raise HTTPRefusal(503, "EXITING")
-        reply = self._put(topic, messages, delay_s, blocks)
+        reply = self._reply(lambda: topic.put(messages, blocks, delay_s))
         return reply if isinstance(reply, Reply) else await reply
 
     def _binary_bodies(self, body: bytes) -> list[bytes]:
@@ -254,7 +239,7 @@ class NsqdHTTP:
 
     def _lines(self, body: bytes) -> list[bytes]:
         bodies = [line for line in body.split(b"\n") if line]
-        if any(len(line) > self._options.max_msg_size for line in bodies):
+        if max(map(len, bodies), default=0) > self._options.max_msg_size:
             raise HTTPRefusal(413, "MSG_TOO_BIG")
         return bodies
 
@@ -285,20 +270,16 @@ class NsqdHTTP:
 
     # channels
 
-    def _topic_and_channel_name(self, call: Call) -> tuple[Topic, str]:
-        topic, channel = call.topic_and_channel()
-        return self._existing_topic(topic), channel
-
     def _existing_channel(self, call: Call) -> Channel:
-        topic, name = self._topic_and_channel_name(call)
-        channel = topic.channels.get(name)
+        topic, name = call.topic_and_channel()
+        channel = self._existing_topic(topic).channels.get(name)
         if channel is None:
             raise HTTPRefusal(404, "CHANNEL_NOT_FOUND")
         return channel
 
     def create_channel(self, call: Call) -> None:
-        topic, name = self._topic_and_channel_name(call)
-        topic.get_channel(name)
+        topic, name = call.topic_and_channel()
+        self._existing_topic(topic).get_channel(name)
 
     def delete_channel(self, call: Call) -> None:
         channel = self._existing_channel(call)

@@ -188,18 +188,12 @@ class PublishCommands:
             # looked at, or asyncio would log an error that no caller waits for any more
             putting.add_done_callback(lambda task: task.cancelled() or task.exception())
             raise Pause(position, partial(asyncio.shield, putting))
-        self._check_exists(topic)
         self._put("MPUB", topic, topic.new_messages(reader.bodies))
         return position
-
-    def _check_exists(self, topic: Topic) -> None:
-        if self._nsqd.topics.get(topic.name) is not topic:  # deleted while the body arrived
-            raise RequestError("E_MPUB_FAILED", "MPUB failed exiting")
 
     async def _put_in_steps(self, topic: Topic, bodies: list[bytes]) -> None:
         """Publish many messages, all or none; other clients get their turns in between."""
         messages, blocks = await topic.prepare_in_steps(bodies)
-        self._check_exists(topic)
         self._put("MPUB", topic, messages, blocks=blocks)
 
     def _put(

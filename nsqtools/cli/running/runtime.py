@@ -182,8 +182,8 @@ def handling(
 
 @contextmanager
 def leaving_on_signals() -> Iterator[None]:
-    """Inside, the first INT or TERM leaves by ``SystemExit``, so that all is cleaned up on the way;
-    the second exits at once."""
+    """Inside, the first INT, TERM or HUP leaves by ``SystemExit``, so that all is cleaned up on the
+    way; the second exits at once. HUP is ignored still where nohup had it so."""
 
     left_at: float | None = None
 
@@ -195,7 +195,8 @@ def leaving_on_signals() -> Iterator[None]:
         if time.monotonic() - left_at >= ONCE_S:
             os._exit(128 + number)
 
-    with handling(SIGNALS, leave):
+    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    with handling(SIGNALS if is_ignored else (*SIGNALS, signal.SIGHUP), leave):
         yield
 
 

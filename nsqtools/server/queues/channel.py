@@ -1,8 +1,8 @@
 """A channel and the subscriptions to it: what waits, what consumers hold, and what is deferred.
 
-Messages arrive by `put`; a turn of delivery is scheduled for the end of the present loop step, so
-that a burst of commands costs one turn. A turn deals the backlog to the consumers that have room,
-in rotation. One timer is set to the earliest deadline of anything in flight or deferred.
+Messages arrive in its backlog; a turn of delivery is scheduled for the end of the present loop
+step, so that a burst of commands costs one turn. A turn deals the backlog to the consumers that
+have room, in rotation. One timer is set to the earliest deadline of anything in flight or deferred.
 
 The messages of a consumer that went away stay in flight until they time out, as in nsqd.
 
@@ -15,7 +15,7 @@ without delay.
 from __future__ import annotations
 
 from asyncio import AbstractEventLoop, TimerHandle
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from math import inf
 from random import randrange
 from typing import TYPE_CHECKING, Protocol
@@ -24,8 +24,7 @@ from nsqtools.protocol.names import is_ephemeral
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.loop_meter import free_in_steps, meter_of
 from nsqtools.server.options import NsqdOptions
-from nsqtools.server.queues.backlog import BackendError, DiskHealth, QueueBacklog, Undo
-from nsqtools.server.queues.queue_files import Block
+from nsqtools.server.queues.backlog import BackendError, DiskHealth, QueueBacklog
 from nsqtools.server.queues.queued_message import (
     InFlightMessages,
     LatencyWindow,
@@ -123,15 +122,8 @@ class Channel:
 
     # messages
 
-    def put(self, messages: list[bytes], blocks: Sequence[Block] = ()) -> Undo:
-        """Store new messages of the topic, all or none; call `accept` once all channels have them.
-
-        Raises `BackendError`.
-        """
-        return self.backlog.put(messages, self.room, blocks)
-
     def accept(self, count: int) -> None:
-        """Deliver what `put` stored."""
+        """Deliver new messages of the topic, which are in the backlog of each channel now."""
         self.message_count += count
         self._deliver_or_overflow()
 

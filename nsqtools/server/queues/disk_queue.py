@@ -454,9 +454,10 @@ class DiskQueue:
         """Return what the meta file holds, None without one that can be read."""
         try:
             return Positions.read(self._meta_path)
-        except (OSError, ValueError) as exc:
-            if not isinstance(exc, FileNotFoundError):
-                self._log.error(f"DISKQUEUE({self.name}) failed to retrieveMetaData - {exc}")
+        except FileNotFoundError:
+            return None
+        except ValueError as exc:
+            self._log.error(f"DISKQUEUE({self.name}) failed to retrieveMetaData - {exc}")
             return None
 
     def _data(self, number: int) -> Path:
@@ -479,12 +480,7 @@ class DiskQueue:
 
     def _numbers(self) -> list[int]:
         """Return the numbers of the data files that are there."""
-        try:
-            names = os.listdir(self._folder)
-        except OSError as exc:
-            self._log.error(f"DISKQUEUE({self.name}) failed to look for files - {exc}")
-            return []
-        found = map(QUEUE_FILE.fullmatch, names)
+        found = map(QUEUE_FILE.fullmatch, os.listdir(self._folder))
         return sorted(int(m[2]) for m in found if m and m[1] == self.name and m[2] and not m[3])
 
     def _remove(self, numbers: Iterable[int]) -> None:

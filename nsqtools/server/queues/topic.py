@@ -108,6 +108,8 @@ class Topic:
         A delay starts when a channel gets the message; one that has to wait on disk for a channel
         loses it, as in nsqd. Raises `BackendError`, as does what is returned.
         """
+        if self.is_closed:  # deleted while the messages arrived
+            raise BackendError("exiting")
         self._health.admit()
         if self.store is not None and messages:
             return self._put_durably(self.store, messages, delay_s)
@@ -168,7 +170,7 @@ class Topic:
         done: list[tuple[Channel, Undo]] = []
         for channel in self.channels.values():
             try:
-                done.append((channel, channel.put(messages, blocks)))
+                done.append((channel, channel.backlog.put(messages, channel.room, blocks)))
             except Exception as exc:
                 if isinstance(exc, BackendError):
                     self._log.error(f"TOPIC({self.name}) ERROR: failed to put - {exc}")

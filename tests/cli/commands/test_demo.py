@@ -31,6 +31,7 @@ def temporary(tmp_path: Path) -> Path:
     [
         (signal.SIGINT, "Start nsqlookupd"),
         (signal.SIGTERM, "Publish a log"),
+        (signal.SIGHUP, "Publish a log"),
         pytest.param(signal.SIGINT, "Archive all", marks=pytest.mark.slow),
     ],
 )
