@@ -136,6 +136,14 @@ def test_what_travelled_together_and_twice_is_counted_once_for_each_time() -> No
     assert all(message.is_answered for each in parcels for message in each.messages)
 
 
+def test_what_nsqd_takes_back_while_it_is_delivered_is_there_twice() -> None:
+    destination, counters, two = Destination(), Counters(), parcel(1, 2)
+    destination.outcome = DELIVERED
+    two.messages.source.in_flight.pop(two.messages[0].id)  # as if its time was over
+    courier_to(destination, counters=counters).send(two)
+    assert (counters.totals.delivered, counters.totals.repeated) == (2, 1)
+
+
 def test_what_is_refused_while_the_sink_stops_has_its_dead_letter() -> None:
     counters, sink, box = Counters(), Mock(parts=lambda parcel: [parcel]), Mock(is_open=True)
     box.put = lambda parcel, error, kept: kept(parcel, box.is_open)

@@ -120,7 +120,7 @@ def pub(
 
     check_topic(topic)
     given = read_input(texts or (), message or (), file or (), repeat, interval)
-    noted = None
+    ending, noted = delimiter or b"\n", None
     if checkpoint is not None:
         if given.texts or "-" in given.paths or not all(map(os.path.isfile, given.paths)):
             raise ConfigurationError("--checkpoint is for files, not for texts, pipes or stdin")
@@ -129,11 +129,10 @@ def pub(
                 "--checkpoint and --unsent-file exclude each other",
                 hint="With a checkpoint, the next run publishes what was not sent.",
             )
-        noted = InputCheckpoint(checkpoint, given.paths, delimiter or b"\n")
+        noted = InputCheckpoint(checkpoint, given.paths, ending)
         noted.save()  # where it cannot be written, each run would publish all again
         if noted.place.records:
             runtime.tell(f"nsq: going on after {noted.place.records:,} records")
-    ending = delimiter or b"\n"
     with publishing.open(runtime, ending, resumes=False, defer_s=defer, inputs=given.paths) as run:
         publisher, total = run.publisher, size_of(given.paths)
 
