@@ -158,6 +158,7 @@ class DurablePath:
                     f"{self._path}` first, which brings them into the database."
                 )
             path = self.begin([], [])
+        os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))  # one that is read-only is not damaged
         self.remove_others(path)
         wal = Path(f"{path}-wal")
         damage, saved = wal_damage(wal)

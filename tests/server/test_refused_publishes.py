@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -140,6 +141,15 @@ def test_a_durable_nsqd_starts_with_room_and_else_says_why(small_disk: Path, ser
         nsqd.publish("t", b"x")
         assert nsqd.depth("t") == number + 1
         nsqd.stop()
+
+
+@pytest.mark.parametrize("small_disk", ["600k"], indirect=True)
+def test_a_durable_nsqd_on_a_read_only_disk_says_so(small_disk: Path, serve: Serve) -> None:
+    nsqd = serve(EmbeddedServer(small_disk, "-durable", "-min-disk-free=1"))
+    nsqd.stop()
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    with pytest.raises(OSError, match="Read-only file system"):
+        nsqd.start()
 
 
 @pytest.mark.parametrize("small_disk", ["3m"], indirect=True)
