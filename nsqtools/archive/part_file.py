@@ -296,8 +296,9 @@ def recover(directories: Directories) -> list[Path]:
         for part in list(hidden_below(directories.work, PART)):
             path = owner_of(part)
             try:
-                # those of archivers here, above and below, who took one for each file
-                folders = [at for at in path.parents if (at / LOCKS).exists()]
+                # those of archivers here and below, who took one for each file
+                inside = [at for at in path.parents if at.is_relative_to(directories.work)]
+                folders = [at for at in inside if (at / LOCKS).exists()]
                 if not all(locks(at).take(str(path.relative_to(at))) for at in folders):
                     continue
                 final = _recover_unlocked(part, directories)

@@ -26,6 +26,7 @@ import logging
 import os
 import re
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -116,7 +117,6 @@ def spark_session(settings: SparkSettings) -> Iterator[SparkSession]:
         context = SparkContext(conf=secrets, gateway=gateway)
         if current_thread() is main_thread():
             signal.signal(signal.SIGINT, handler)  # commands have their own, which cancels jobs
-        hurried = False
         try:
             with spark_errors(settings):  # while the JVM can still say what went wrong
                 redirect_accumulator_errors(context, log.write)
@@ -126,11 +126,9 @@ def spark_session(settings: SparkSettings) -> Iterator[SparkSession]:
                 if (packages := conf.get(PACKAGES)) and (jars := conf.get(JARS)):
                     note_jars(packages.split(","), jars)
                 yield spark
-        except BaseException as error:
-            hurried = not isinstance(error, Exception)  # a signal
-            raise
         finally:
-            disconnect(context, gateway, HURRIED_S if hurried else STOP_TIMEOUT_S)
+            is_hurried = not isinstance(sys.exception(), Exception | None)  # a signal
+            disconnect(context, gateway, HURRIED_S if is_hurried else STOP_TIMEOUT_S)
 
 
 def require_pyspark() -> None:

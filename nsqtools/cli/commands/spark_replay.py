@@ -101,17 +101,16 @@ def replay(
         options["retryTimeout"] = format_duration(retry_timeout)
     if rate:
         options["rate"] = str(rate)
-    progress = [absolute(each) for each in (ledger, dead_letters) if each is not None]
+    ledger, dead_letters = (each and absolute(each) for each in (ledger, dead_letters))
     if dead_letters is not None:
-        options["deadLetterPath"] = str(absolute(dead_letters))
-    ledger = ledger and absolute(ledger)
+        options["deadLetterPath"] = str(dead_letters)
     connection.client_options()  # what cannot work is refused before Spark is started
     hand_on_secrets(connection, os.environ)
     inputs = find_inputs(paths)
     settings = spark.settings(
         "nsq spark replay",
         (*inputs.parquet, *inputs.delta),
-        python_places=(*inputs.archives, *progress),
+        python_places=(*inputs.archives, *filter(None, (ledger, dead_letters))),
     )
     with naming_flags(ON_A_CLUSTER), ExitStack() as stack:
         work = stack.enter_context(scratch_directory("nsq-spark-"))

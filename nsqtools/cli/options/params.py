@@ -8,6 +8,7 @@ in `publishing`, of printing in `printing`.
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING, Annotated
 
@@ -110,7 +111,7 @@ def parse_interval(text: str) -> float:
     raise ValueError(f"{text!r} must be > 0")
 
 
-Count = Annotated[int | None, opt("--count -n N", "Stop after N.", LIMITS, min=1)]
+Count = Annotated[int | None, opt("--count -n N", "Stop after N.", LIMITS, min=1, max=sys.maxsize)]
 ExitIdle = Annotated[
     float | None,
     opt("--exit-idle DURATION", "Stop after DURATION without messages (5s, 1m30s).", LIMITS),

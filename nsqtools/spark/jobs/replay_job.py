@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,7 +26,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from nsqtools.archive.catalog import Inputs, find_inputs, table_files
-from nsqtools.archive.layout import TimeRange
+from nsqtools.archive.layout import EVER, TimeRange
 from nsqtools.archive.lease import held
 from nsqtools.archive.location import Location, absolute, parse_place
 from nsqtools.archive.storage import failing
@@ -43,6 +44,8 @@ from nsqtools.spark.session import cancel_jobs
 
 if TYPE_CHECKING:
     from nsqtools.spark.spark_settings import SparkSettings
+
+log = logging.getLogger("nsqtools")
 
 VERSION = 1
 PLAN = "replay.json"
@@ -276,12 +279,10 @@ class ReplayJob:
 
     def _new_plan(self, spark: SparkSession) -> ReplayPlan:
         request = self._request
-        archives = {}
-        for file in self._listed():
-            if file.is_finished:
-                archives[str(file.place)] = size_of(str(file.place))
-            else:
-                self.left_out.append(str(file.place))
+        files = self._listed()
+        self.left_out = [str(file.place) for file in files if not file.is_finished]
+        with failing("read", ""):
+            archives = {str(file.place): file.size() for file in files if file.is_finished}
         found = table_files((*self._inputs.parquet, *self._inputs.delta))
         paths = [f"{root}/{name}" for root, names in found.items() for name in names]
         parquet = {path: size_of(path) for path in paths}
@@ -295,14 +296,17 @@ class ReplayJob:
         return list(listing.files(lambda damage: None).values())
 
     def _refuse_without_topic(self) -> None:
-        """Bare bodies name no topic: refused before anything is published."""
-        if self._request.topics.get(""):
-            return
+        """Bare bodies name no topic: refused before anything is published. Nor have they times."""
+        has_topic, is_timed = bool(self._request.topics.get("")), self._request.within != EVER
         delimiter = self._request.delimiter or b"\n"
-        if any(file.content(delimiter).kind is LineKind.bodies for file in self._listed()):
-            raise ConfigurationError(
-                "the files hold bare bodies, which name no topic", hint="Give --topic."
-            )
+        if (is_timed or not has_topic) and any(
+            file.content(delimiter).kind is LineKind.bodies for file in self._listed()
+        ):
+            if not has_topic:
+                raise ConfigurationError(
+                    "the files hold bare bodies, which name no topic", hint="Give --topic."
+                )
+            log.warning("bare bodies, which have no time, are left out of the range")
 
     def _selected(self, within: TimeRange) -> DataFrame:
         request, inputs = self._request, self._inputs

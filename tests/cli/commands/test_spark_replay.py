@@ -72,8 +72,12 @@ def test_times_and_sql_select_and_a_dry_run_publishes_nothing(
 
     span = ["--since", "2026-09-21T14:13:25Z", "--until", "2026-09-21T14:13:35Z"]
     where = ["--where", "cast(body AS string) LIKE 'body 1_'"]
+    (tmp_path / "bare.log").write_bytes(b"bare\n")
+    bare = replay(archive, tmp_path / "bare.log", *span, "--topic", "again", "--dry-run")
     result = replay(archive, tmp_path / "parquet", *span, *where)
 
+    assert "bare bodies, which have no time, are left out of the range" in bare.err
+    assert "10 messages would be published" in bare.err
     assert result.status == 0, result.err
     for topic in ("clicks", "views"):
         assert bodies_in(nsqd, topic, 5) == bodies(10, 15)
