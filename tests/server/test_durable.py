@@ -132,6 +132,13 @@ def test_neither_kind_of_nsqd_starts_on_the_files_of_the_other(nsqd: EmbeddedSer
         killed(nsqd)
 
 
+def test_who_publishes_gets_the_answer_before_the_message(nsqd: EmbeddedServer) -> None:
+    with subscribed(nsqd.tcp_address, "t", "ch", ready=10) as client:
+        for _ in range(20):
+            client.publish("t", b"x")
+            client.finish([client.read_message()])
+
+
 def test_a_publish_waits_while_another_program_writes(nsqd: EmbeddedServer) -> None:
     nsqd.publish("t", b"1")
     [database] = nsqd.data_path.glob("nsqd.durable.*.db")

@@ -139,15 +139,15 @@ class Topic:
         stored: Future[None] = self._loop.create_future()
 
         def committed(error: BackendError | None) -> None:
+            if stored.done():
+                pass  # nobody waits: the daemon stops
+            elif error is not None:
+                stored.set_exception(error)
+            else:
+                stored.set_result(None)  # the answer comes before the message
             if error is None and not self.is_closed:
                 self._committed(channels, messages, delay_s)
                 self._count(messages)
-            if stored.done():
-                return  # nobody waits: the daemon stops
-            if error is None:
-                stored.set_result(None)
-            else:
-                stored.set_exception(error)
 
         backlogs = [self.backlog] if channels is None else [each.backlog for each in channels]
         store.publish(backlogs, messages, repeat(due_ns), committed)
