@@ -75,7 +75,7 @@ def plan_moves(source: Iterable[TopicStats], target: Iterable[TopicStats]) -> Dr
         if topic.paused and (waiting or is_bare):
             mend = f" by a drain that was killed, or by you (nsq topic unpause {name})"
             why = mend if is_bare else ""
-            left.append(f"topic {name} is paused{why}, with {waiting} messages in it")
+            left.append(f"topic {name} is paused{why}, with {counted(waiting, 'message')} in it")
         channels = () if is_bare else topic.channels
         holding = []
         for channel in channels:

@@ -178,12 +178,11 @@ class Courier:
             if outcome.repeated:
                 self._counters.add(topic, repeated=outcome.repeated * messages)
             if is_delivered:
-                all_of_them = chain.from_iterable(each.messages for each in some)
-                finished = Batch(source, all_of_them).finish()
+                # what nsqd has taken back meanwhile comes again
+                together = Batch(source, chain.from_iterable(each.messages for each in some))
+                again = messages - together.finish()
                 size = sum(each.size for each in some)
-                self._counters.add(topic, delivered=messages, bytes=size)
-                if finished < messages:  # nsqd has taken them back, and they come again
-                    self._counters.add(topic, repeated=messages - finished)
+                self._counters.add(topic, delivered=messages, bytes=size, repeated=again)
         if is_delivered:
             self.last_error = ""
             self._settle(*parcels)

@@ -33,7 +33,6 @@ from nsqtools.transport.stream import TLSOptions, make_context
 MAX_BODY = 1 << 20  # of an answer: above it a new connection is cheaper
 MAX_IDLE = 1000  # connections
 TICK_MS = 100
-MAX_MS = (1 << 31) - 1  # that libcurl takes
 PRIVATE = "a private address, which is not allowed"
 
 
@@ -340,4 +339,4 @@ def _discard(data: bytes) -> None:
 
 
 def _milliseconds(seconds: float) -> int:
-    return min(max(1, round(seconds * 1000)), MAX_MS)  # 0 would be without a limit
+    return min(max(1, round(seconds * 1000)), (1 << 31) - 1)  # 0 would be without a limit

@@ -25,6 +25,7 @@ from nsqtools.http.http_api import NsqdHTTPClient
 from nsqtools.one_channel.channel_publisher import ChannelPublisher
 from nsqtools.protocol.names import is_ephemeral
 from nsqtools.protocol.stats import TopicStats
+from nsqtools.protocol.text import counted
 
 _IDLE_S = 0.5
 
@@ -67,7 +68,7 @@ def plan_channel_moves(nsqd: NsqdHTTPClient, only: str) -> tuple[list[ChannelMov
         name = topic.topic_name
         if topic.depth and (topic.paused or not topic.channels):  # else they are on their way
             why = "paused" if topic.paused else "without a channel"
-            stays.append(f"topic {name} is {why}, with {topic.depth} messages in it")
+            stays.append(f"topic {name} is {why}, with {counted(topic.depth, 'message')} in it")
         for channel in topic.channels:
             if is_ephemeral(channel.channel_name) or only not in ("", channel.channel_name):
                 continue

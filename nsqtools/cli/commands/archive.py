@@ -115,7 +115,7 @@ def repair(
             continue
         repaired.append({"file": str(archive.path), "messages": count})
         if not json:
-            write_lines(runtime, [f"{archive.path}: repaired, {count} messages"])
+            write_lines(runtime, [f"{archive.path}: repaired, {counted(count, 'message')}"])
     if json:
         document: Repaired = {"finished": finished, "repaired": repaired}
         write_json(runtime, document)

@@ -182,15 +182,14 @@ def look_before(
     report: TopicReport | None = None
     with ClusterSettings(connection).open() as cluster:
         for topic in topics:
-            if report is not None and not report.asked:
-                report.topic = topic  # who did not answer a moment ago does not now, and takes time
-            else:
+            if report is None or report.asked:  # who did not answer for one takes time for each
                 report = inspect_topic(cluster, topic)
                 if not report.asked:
                     nsqds = connection.nsqd_tcp_addresses
                     require_one(nsqds, connection.client_options().dial_timeout_s)
                     if report.failed and not nsqds:
                         raise report.failed[0]
+            report.topic = topic
             if warning := check_subscription(report, channel, create=create, force=force):
                 runtime.tell(f"nsq: {warning}")
             elif report.paused & {"", channel} or (
