@@ -50,7 +50,6 @@ from nsqtools.server.queues.queued_message import MessageIds
 REFUSAL = "this nsqd delivers the messages of a job to one channel, and takes none"
 MARK = "nsq-one-channel"
 Found = TypeVar("Found")
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _CONNECT_S = 2.0
 _REGISTERED_S = 10.0  # until nsqlookupd shows it, or no longer
 _SETTLE_S = 10.0  # for what is in flight at a stop
@@ -102,7 +101,7 @@ class TemporaryNsqd:
         )
         given = read_config(str(config), NsqdOptions) if config is not None else {}
         host = broadcast_address or given.get("broadcast_address") or _own_address(self._lookupds)
-        bound = f"{Address(host, 0)}" if host in _LOOPBACK else "0.0.0.0:0"
+        bound = f"{Address(host, 0)}" if host in ("127.0.0.1", "::1", "localhost") else "0.0.0.0:0"
         here: dict[str, Any] = {"tcp_address": bound, "http_address": bound, "https_address": ""}
         # what any nsqd of the cluster may allow: it would refuse consumers that ask for it
         here |= {"max_msg_timeout": 86_400.0, "max_heartbeat_interval": 3600.0}

@@ -139,11 +139,9 @@ class Topic:
         stored: Future[None] = self._loop.create_future()
 
         def committed(error: BackendError | None) -> None:
-            if stored.done():
-                pass  # nobody waits: the daemon stops
-            elif error is not None:
+            if error is not None and not stored.done():
                 stored.set_exception(error)
-            else:
+            elif not stored.done():  # else nobody waits: the daemon stops
                 stored.set_result(None)  # the answer comes before the message
             if error is None and not self.is_closed:
                 self._committed(channels, messages, delay_s)
