@@ -16,6 +16,9 @@ import nsqtools
 # A shell without job control has background jobs ignore SIGINT, and children inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# nohup has all ignore SIGHUP; a handler is not inherited, so that what we start ends with it
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda number, frame: None)
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / ".ci")]
 
