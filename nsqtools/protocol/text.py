@@ -87,7 +87,7 @@ def go_members(data: bytes, kinds: Mapping[str, type | range]) -> dict[str, Any]
             fits = type(value) is kind
         if not fits:
             raise ValueError(f"{name} has the wrong type")
-        if kind is str:  # half of a surrogate pair is no character
+        if kind is str:  # replace lone surrogates: no encoder takes them
             value = value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         members[name] = value
     return members

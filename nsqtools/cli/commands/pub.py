@@ -96,8 +96,9 @@ def pub(
     a partial one after 5 ms.
 
     With --checkpoint an interrupted run continues in its files where it stopped; the messages that
-    were being published then may be published twice. A file that grows is gone on with, of several
-    the last one; a last line without its end is published as it is, and whole when it has grown.
+    were being published then may be published twice. What was appended to the last file since is
+    published too. A last line without its end is published as it is, and again, whole, once it has
+    grown.
 
     With --channel the messages reach that channel of the topic and no other, by a temporary nsqd
     (see nsq replay), which ends when they are consumed.

@@ -50,7 +50,7 @@ class Choice(NamedTuple):
             return False
         try:
             begin = begin_ns(date.fromisoformat(day or ""))
-        except ValueError:  # there is none, or it is no day
+        except ValueError:  # missing, or not a date
             return True
         return self.within.meets(begin, begin + DAY_NS - 1)
 
