@@ -63,20 +63,24 @@ def test_a_lost_index_is_rebuilt_and_nothing_is_dropped(directories: Directories
     assert text_of(final) == b"one\ntwo\nthree\n"
 
 
-@pytest.mark.parametrize("lock", ["of its archiver", "while it is written"])
-def test_a_file_that_another_process_has_is_left_alone(directories: Directories, lock: str) -> None:
-    file, locks = begun(directories), directories.locks()
+@pytest.mark.parametrize("above", [0, 1, None])
+def test_a_file_that_another_process_has_is_left_alone(
+    directories: Directories, above: int | None
+) -> None:
+    """Its archiver does, in its folder or in one above, or somebody who writes."""
+    file = begun(directories)
     flush(file, b"one\n")
     (directories.work / ".caf\udce9.log.part").touch()  # of somebody else
-    if lock == "of its archiver":
-        assert locks.take(NAME)
-        for place in (directories.work, directories.work.parent):
-            assert recover(replace(directories, work=place)) == []
-    else:
+    if above is None:
         with file._opened():
             assert recover(directories) == []
+    else:
+        locks = replace(directories, work=(at := file.path.parents[above])).locks()
+        assert locks.take(str(file.path.relative_to(at)))
+        for place in file.path.parents[:2]:
+            assert recover(replace(directories, work=place)) == []
+        locks.close()
 
-    locks.close()
     assert len(recover(directories)) == 1
 
 
