@@ -11,6 +11,7 @@ from itertools import product
 from pathlib import Path
 from urllib.request import urlopen
 
+import httpx
 import pytest
 from plugins.certificates import Certificates
 from plugins.http_api import Nsqd
@@ -145,8 +146,11 @@ def test_neither_log_nor_configuration_shows_a_secret_or_a_password(
     ):
         assert auth(client, b"s3cret") == b"E_AUTH_FAILED AUTH failed"
         assert json.loads(answer.read()) == [f"http://{place}/auth"]
+        httpx.get(f"http://{nsqd.http_address}/ping?secret=of-the-program", trust_env=False)
     assert f"failed auth request to http://{place}/auth - got response 401" in log.getvalue()
     assert "s3cret" not in caplog.text
+    assert "secret=of-the-program" in caplog.text
+    assert auth_server.requests[0].headers["Authorization"] == "Basic dTpwNHNz"  # u:p4ss
 
 
 def test_what_the_secret_allows_is_allowed(auth_nsqd: Nsqd, auth_server: AuthServer) -> None:
