@@ -222,8 +222,8 @@ def test_a_bad_answer_of_the_auth_server_fails(auth_nsqd: Nsqd, auth_server: Aut
 
 def test_a_slow_auth_server_drops_no_client(any_nsqd: AnyNsqd, auth_server: AuthServer) -> None:
     auth_server.allow("secret", after_s=3.5)
-    address = f"-auth-http-address={auth_server.address}"
-    nsqd = any_nsqd(address, "-http-client-request-timeout=1m")
+    times = ("-http-client-connect-timeout=0s", "-http-client-request-timeout=0s")  # any
+    nsqd = any_nsqd(f"-auth-http-address={auth_server.address}", *times)
     with RawClient(nsqd.tcp_address) as client:
         client.identify(heartbeat_interval=1000)
         client.send(b"AUTH\n" + sized(b"secret"))

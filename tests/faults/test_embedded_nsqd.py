@@ -23,6 +23,8 @@ from plugins.raw_client import CODECS, TIMEOUT_S, RawClient, mpub, sized, subscr
 from plugins.servers import AnyNsqd, DataPath, Serve
 from plugins.waiting import patience_s, wait_until
 
+from nsqtools.server import client_connection
+
 Start = Callable[..., EmbeddedNsqdProcess]
 
 
@@ -256,6 +258,18 @@ def test_a_client_that_never_reads_takes_bounded_memory_and_is_given_up(process:
             lambda: nsqd.channel_stats("t", "ch")["client_count"] == 0, what="gone", timeout_s=15
         )
     assert 0 < nsqd.channel_stats("t", "ch")["in_flight_count"] < 100
+
+
+def test_a_channel_that_is_deleted_keeps_no_client_that_never_reads(
+    embedded_nsqd: AnyNsqd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_connection, "_CLOSE_S", 0.1)
+    nsqd = embedded_nsqd()
+    with subscribed(nsqd.tcp_address, "t", "ch", ready=2500):
+        for _ in range(5):
+            nsqd.publish("t", *[b"x" * 1_000_000] * 4)
+        nsqd.post("/channel/delete", topic="t", channel="ch")
+        wait_until(lambda: b"\nnsqd_connections 0\n" in nsqd.get("/metrics"), what="its end")
 
 
 def test_a_publisher_that_never_reads_its_answers_is_not_read_either(process: Start) -> None:
