@@ -28,6 +28,7 @@ from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.files.opening import Renewed
 from nsqtools.forward import BatchForm, Redirects
 from nsqtools.forward.command_starter import Starter
+from nsqtools.forward.courier import Courier
 from nsqtools.forward.exec_sink import ExecSettings, ExecSink
 from nsqtools.forward.forwarder import Forwarder, ForwardSettings, forward_to
 from nsqtools.forward.http_pool import Answer, HttpPool
@@ -40,7 +41,7 @@ from nsqtools.forward.http_requests import (
 )
 from nsqtools.forward.http_sink import HttpSettings, HttpSink, parse_policy
 from nsqtools.forward.nsq_sink import LoopGuard
-from nsqtools.forward.parcel import DELIVERED, Fate, Outcome, Parcel, Report
+from nsqtools.forward.parcel import DELIVERED, Counters, Fate, Outcome, Parcel, Report
 from nsqtools.tail.tail import RunLimits
 from nsqtools.testing import fake_batch
 
@@ -108,6 +109,15 @@ def test_of_a_batch_only_what_the_command_got_is_delivered() -> None:
     parcel.messages[0].finish()  # as if nsqd had taken it back
     ended = [(count, outcome.fate) for count, outcome in outcomes_of(sink, *sink.parts(parcel))]
     assert ended == [(1, Fate.FAILED), (1, Fate.DELIVERED)]
+
+
+def test_a_stop_waits_for_no_whole_batch() -> None:
+    settings = ExecSettings("/bin/cat", ("cat",), "run", batch=9, batch_wait_s=3600)
+    sink, counters = ExecSink(settings, lambda stream, data: None), Counters()
+    courier = Courier(sink, counters, max_attempts=0, dead_letters=None, on_circuit=Mock())
+    courier.send(parcel_of(b"1"))
+    courier.drain(patience_s(10), lambda: None)
+    assert counters.totals.delivered == 1
 
 
 def http_sink(*headers: str, **settings: Any) -> tuple[HttpSink, Any]:

@@ -224,6 +224,12 @@ def test_the_first_batch_is_as_large_as_the_others(run: Run, source: Nsqd) -> No
     assert run("-n", "200", *more, *wait, shell="wc -l").out == b"50\n" * 4
 
 
+def test_the_last_batch_waits_for_nothing(run: Run, source: Nsqd) -> None:
+    source.publish(TOPIC, b"1", b"2")
+    limits = ("-n", "2", "--for", f"{patience_s(20):g}s", "-X", "drain_timeout=1s")
+    assert run(*limits, "--batch", "10", "--batch-wait", "1h", shell="wc -l").out == b"2\n"
+
+
 def test_lines_of_commands_are_whole(run: Run, source: Nsqd) -> None:
     source.publish(TOPIC, *[b"%d" % number for number in range(40)])
     shell = 'read n; printf "a$n"; printf "b$n\\nc$n"; printf "e$n" >&2'

@@ -276,7 +276,7 @@ def test_a_batch_has_messages_with_the_same_url_and_headers(
     source.create_channel("views", CHANNEL)
     source.publish("views", b"view", b'{"user": "a/b"}')
     url, user = f"{server.url}/{{topic}}", "X-User: {.user}"
-    batch = ["--batch", "10", "--linger", "1s", "--header", user]
+    batch = ["--batch", "10", "--linger", "1h", "--header", user]
     result = forward("-n", "5", "-t", "views", *batch, "--post", url)
 
     assert result.status == 0, result.err
