@@ -218,13 +218,15 @@ class Landings(Uploads):
     def close(self, **arguments: Any) -> int:
         """As of `Uploads`; the process ends after the batch under way, and a store may hang."""
         left = super().close(**arguments)
-        if self._process is not None:
-            assert self._process.stdin is not None
-            self._process.stdin.close()
+        if (process := self._process) is not None:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.close()
             try:
-                self._process.wait(HURRIED_S)
+                process.wait(HURRIED_S)
+                process.stdout.close()
             except subprocess.TimeoutExpired:
-                log.warning("what is landing now goes on in process %d", self._process.pid)
+                log.warning("what is landing now goes on in process %d", process.pid)
         return left
 
     def _ask(self, paths: Sequence[Path]) -> Landed:
@@ -266,13 +268,13 @@ class Landings(Uploads):
                 self._ask([])
         except Exception as exc:  # as below
             log.warning("cannot finish what an earlier run began to land (%s)", exc)
-        while True:
-            first, *others = batch = self._batch()
+        while first := self._next():
+            batch = self._batch(first)
             try:
                 landed = self._ask(batch)
             except Exception as exc:  # a defect, too: the thread goes on
                 with self._changed:
-                    self._waiting.extendleft(reversed(others))
+                    self._waiting.extendleft(reversed(batch[1:]))
                 self._failed(first, exc)
                 continue
             self.totals.misfits += landed.misfits
@@ -286,9 +288,9 @@ class Landings(Uploads):
                 else:
                     self._ended(path, uploaded=self._sizes[path])
 
-    def _batch(self) -> list[Path]:
-        """Take a file that waits, and more of them: one commit is for all."""
-        taken = [self._next()]
+    def _batch(self, first: Path) -> list[Path]:
+        """Take more files that wait beside one: one commit is for all."""
+        taken = [first]
         with self._changed:
             # one that cannot be read is found out alone, and holds up no other
             most = LOGS_AT_ONCE if self._failing_since is None else 1

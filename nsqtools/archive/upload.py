@@ -376,7 +376,7 @@ class Uploads:
         self._retry_s = FIRST_RETRY_S
         self._retry_at = 0.0
         self._said, self._said_at = "", 0.0
-        self._is_pausing = False
+        self._is_pausing = self._is_closed = False
         self._threads: list[threading.Thread] = []
 
     # -- what the archiver calls ----------------------------------------------------------------
@@ -452,6 +452,9 @@ class Uploads:
             show()
             with self._changed:
                 self._changed.wait(0.2)
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
         return self.totals.waiting_files + self.totals.conflicts
 
     @property
@@ -481,8 +484,7 @@ class Uploads:
     # -- on the threads -------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while True:
-            path = self._next()
+        while path := self._next():
             try:
                 uploaded = upload(path, self._plan)
             except NotUploadable as exc:
@@ -498,9 +500,9 @@ class Uploads:
                     log.info("uploaded %s", path)
                 self._ended(path, uploaded=uploaded)
 
-    def _next(self) -> Path:
+    def _next(self) -> Path | None:
         with self._changed:
-            while True:
+            while not self._is_closed:
                 pause_s = self._retry_at - time.monotonic()
                 if self._waiting and pause_s <= 0:
                     if self._failing_since is not None:  # one tries whether it works again
@@ -508,6 +510,7 @@ class Uploads:
                         self._retry_at = time.monotonic() + self._retry_s
                     return self._waiting.popleft()
                 self._changed.wait(max(pause_s, 0.01) if self._waiting else None)
+        return None
 
     def _ended(self, path: Path, *, uploaded: int | None = None, conflicts: int = 0) -> None:
         with self._changed:

@@ -147,8 +147,9 @@ class Cluster:
             if (url := http_url(str(Address(tcp.host, min(tcp.port + HTTP_PORT_OFFSET, 65535))), 0))
             not in self._logins
         }
-        self._given = list(dict.fromkeys([*self._logins, *self._unproven]))
-        self._tcp: set[Address] = set()  # of those given by HTTP address
+        # the nsqd that were given, by HTTP address
+        self.given = [short_address(url) for url in {**self._logins, **self._unproven}]
+        self._infos: dict[str, dict[str, Any]] = {}  # what those given say of themselves
         self._lookupd_urls = [http_url(text, LOOKUPD_HTTP_PORT) for text in addresses.lookupd_http]
         self.lookupds = self._clients_of_lookupds()
 
@@ -206,13 +207,25 @@ class Cluster:
             if address not in unproven:
                 found.setdefault(address, self.names.get(address, ""))
         # with another HTTP port some are given, or announced, too
-        known = self._tcp.union(self.reachable(node.tcp) for node in nodes if node.http)
+        known = {self.reachable(node.tcp) for node in nodes if node.http}
+        known |= {given[at].tcp_beside(i) for at, i in self._infos.items() if at not in self.proven}
         doubtful = {address for address, tcp in unproven.items() if tcp not in known}
         impostors = [each for each in impostors if each.address in doubtful]
         own = set(found.values())
-        for node in nodes:
-            if node.http is not None and (name := str(node.http)) not in own:
-                found[short_address(self._access.url_of(node.http))] = name
+        others = {
+            short_address(self._access.url_of(node.http)): node.http
+            for node in nodes
+            if node.http is not None and str(node.http) not in own
+        }
+        # those given that announce another HTTP port than they have (-broadcast-http-port)
+        names = {str(node.http) for node in nodes}
+        strange = {at: info for at, info in self._infos.items() if found[at] not in names}
+        hosts = {info["broadcast_address"] for info in strange.values()}
+        alike = {at: self.nsqd(at) for at, http in others.items() if http.host in hosts}
+        for address, info in self.ask(alike, NsqdHTTPClient.info)[0].items():
+            if same := [at for at, own in strange.items() if own == info and at != address]:
+                found |= dict.fromkeys(same, str(others.pop(address)))
+        found |= {address: str(http) for address, http in others.items()}
         self.names |= found
         return {address: self.nsqd(address) for address in found}, impostors
 
@@ -241,11 +254,6 @@ class Cluster:
         """How long a question may take."""
         return self._access.timeout_s
 
-    @property
-    def given(self) -> list[str]:
-        """The nsqd that were given, by HTTP address."""
-        return [short_address(url) for url in self._given]
-
     def keep_only(self, nsqds: Nsqds) -> None:
         """Close the connections to all nsqd but these and those given, and forget these clients.
 
@@ -258,7 +266,7 @@ class Cluster:
                 self._silent.pop(address, None)
         for address in set(self.names).difference(self.given, nsqds):
             self.names.pop(address, None)
-        kept = {*self._given, *(client.url for client in nsqds.values())}
+        kept = {http_url(address, NSQD_HTTP_PORT) for address in (*self.given, *nsqds)}
         with self._lock:
             left = [self._clients.pop(url) for url in list(self._clients) if url not in kept]
         for client in left:
@@ -348,8 +356,7 @@ class Cluster:
                 )
             self._unproven.pop(client.url, None)
             self.proven[short_address(client.url)] = tcp
-        else:
-            self._tcp.add(client.tcp_beside(info))
+        self._infos[short_address(client.url)] = info
         return str(Address(info["broadcast_address"], info["http_port"]))
 
     def nsqd(self, address: str) -> NsqdHTTPClient:

@@ -40,7 +40,7 @@ QUANTITIES = ("depth", "in_flight", "clients", "ingress", "finish", "requeue", "
 MAX_SERIES = 20_000
 MAX_POINTS = 360  # of each level
 COARSER_STEPS_S = (10.0, 60.0)
-GAP_S = 30.0  # a pause that is longer shows as a gap, and one of three steps
+GAP_S = 90.0  # a pause that is longer shows as a gap: of three samples, or of three steps
 
 Values = tuple[float, ...]
 

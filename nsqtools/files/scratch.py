@@ -37,7 +37,7 @@ def scratch_directory(prefix: str, parent: Path | None = None) -> Iterator[Path]
     except OSError as error:
         raise OutputError(
             f"cannot make a temporary directory in {parent} ({error.strerror})",
-            hint="Set TMPDIR, for Spark SPARK_LOCAL_DIRS, to a directory that can be written.",
+            hint="Name one that can be written: TMPDIR, for Spark SPARK_LOCAL_DIRS, or --output.",
         ) from error
     try:
         yield directory

@@ -47,7 +47,7 @@ from nsqtools.cluster.topics import Troubles
 from nsqtools.errors import NsqError, OutputError
 from nsqtools.files.durable import append_whole, sync_folder
 from nsqtools.files.opening import locked
-from nsqtools.forward.parcel import Circuit, Counters, Fate, Outcome, Parcel, Sink
+from nsqtools.forward.parcel import Circuit, Counters, Fate, GatheringSink, Outcome, Parcel, Sink
 from nsqtools.records.envelope import encode_dead_letter
 
 log = logging.getLogger("nsqtools")
@@ -335,9 +335,15 @@ class Courier:
 
     # -- ending ---------------------------------------------------------------------------------
 
+    def gather_no_more(self) -> None:
+        """No more messages come that those could wait for which the sink gathers."""
+        if isinstance(self._sink, GatheringSink):
+            self._sink.gather_no_more()
+
     def drain(self, timeout_s: float, on_turn: Callable[[], None]) -> None:
         """Wait for what is under way; give the rest back. Closes the sink."""
         until = time.monotonic() + timeout_s
+        self.gather_no_more()
         while not self.is_idle and (now := time.monotonic()) < until:
             self.act(now)
             self._give_back(self._held)

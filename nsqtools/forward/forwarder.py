@@ -311,6 +311,8 @@ class Forwarder:
                 if self._watch.left_s(now) <= 0:
                     self._is_late = True
                     return End.TIME
+                if not self._ready:
+                    self.courier.gather_no_more()
                 self._wait(now)
             elif end is End.IDLE and (
                 self._take(TICK_S) or not self._sources.had_turns(self._watch.idle_since)

@@ -210,7 +210,7 @@ class TemporaryNsqd:
                 opened.committed(list(messages), delay_s)
                 stored.set_result(None)
 
-            due_ns = durable.now_ns + int(delay_s * 1e9) if delay_s else 0
+            due_ns = durable.due_ns(delay_s) if delay_s else 0
             durable.publish([opened.backlog], messages, repeat(due_ns), done, takes, adds)
             await stored
 

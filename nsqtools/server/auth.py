@@ -10,7 +10,6 @@ linear time. It takes two things more than Go, which `compile_pattern` refuses.
 from __future__ import annotations
 
 import json
-import logging
 import random
 import re
 import ssl
@@ -40,9 +39,6 @@ _PERMISSIONS = {"subscribe", "publish"}
 _REMEMBERED_NAMES = 1000  # whether they are allowed: each PUB asks
 _MAX_GROUPS = 1000  # Go nests no more, and re2 takes the square of the depth to compile them
 _QUOTED_OR_ESCAPED = re.compile(r"\\Q.*?(?:\\E|\Z)|\\.", re.DOTALL)
-
-# httpx logs each URL, and those of auth servers have the secret
-logging.getLogger("httpx").addFilter(lambda record: "secret=" not in record.getMessage())
 
 Matches = Callable[[str], object]
 """Whether a pattern matches anywhere in a name, as truth."""

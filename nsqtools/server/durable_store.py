@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import errno
 import sqlite3
+import sys
 import time
 from asyncio import AbstractEventLoop, Future, TimerHandle
 from collections import Counter, deque
@@ -73,7 +74,8 @@ class DurableStore:
     ) -> None:
         # a clock that was set back must not give new messages the ids of those that are there
         self.written_ns = files.written_ns()
-        self.database = files.open(time.time_ns() + int(options.max_req_timeout * 1e9))
+        self._clock_ns = time.time_ns() - time.monotonic_ns()  # jumps of the wall clock do nothing
+        self.database = files.open(self.due_ns(options.max_req_timeout))
         self._files = files
         self.health = health
         health.spare_bytes = lambda: self.database.spare_bytes()
@@ -86,7 +88,6 @@ class DurableStore:
         self._broken = ""  # why the file has to be rewritten
         self._timer: TimerHandle | None = None
         self._flushed: list[Future[None]] = []
-        self._clock_ns = time.time_ns() - time.monotonic_ns()  # jumps of the wall clock do nothing
         self._found = {queue.name: queue for queue in self.database.queues if queue.name}
         self._last_number = max((queue.number for queue in self.database.queues), default=0)
         self._backlogs: dict[int, DurableBacklog] = {}
@@ -95,6 +96,10 @@ class DurableStore:
     def now_ns(self) -> int:
         """The time that due times are on."""
         return self._clock_ns + time.monotonic_ns()
+
+    def due_ns(self, delay_s: float) -> int:
+        """Return when a delay is over, or the last time that a database can hold."""
+        return min(sys.maxsize, self.now_ns + int(delay_s * 1_000_000_000))
 
     # queues
 
@@ -593,7 +598,7 @@ class DurableBacklog(QueueBacklog):
     def defer(self, message: bytes, due_s: float) -> None:
         """Keep a message that was delivered until ``due_s``."""
         store = self._store
-        due_ns = store.now_ns + int((due_s - store.loop.time()) * 1_000_000_000)
+        due_ns = store.due_ns(due_s - store.loop.time())
         self._move(message, max(1, due_ns))
         self.deferred_count += 1
         self._watch(due_ns)

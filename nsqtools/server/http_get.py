@@ -1,32 +1,44 @@
-"""What a daemon asks others by HTTP: auth servers about a client, nsqlookupd about a topic."""
+"""What a daemon asks others by HTTP: auth servers about a client, nsqlookupd about a topic.
+
+Trap: a client of httpx writes each URL to the log of the program, and those of auth servers have
+the secret. Its transport, which is used here, does not.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from ssl import SSLContext
 
 import httpx
 
 from nsqtools.errors import ProtocolError
+from nsqtools.server.daemon_log import NSQ_VERSION
 from nsqtools.server.options import NsqdOptions
 
 _MAX_ANSWER_BYTES = 1 << 20
+_HEADERS = {
+    "Accept": "application/vnd.nsq; version=1.0",
+    "Accept-Encoding": "identity",
+    "User-Agent": f"nsqd/{NSQ_VERSION}",
+}
 
 
 async def http_get(url: str, options: NsqdOptions, verify: SSLContext | bool) -> bytes:
-    """Return the body of an answer with status 200, within the times of the options.
+    """Return the body of an answer with status 200, within the times of the options (0: any).
 
     Raises `ProtocolError`, ``httpx.HTTPError``, ``httpx.InvalidURL`` and ``TimeoutError``.
     """
-    connect_s = options.http_client_connect_timeout
-    request_s = options.http_client_request_timeout
-    timeout = httpx.Timeout(request_s, connect=connect_s)
-    headers = {"Accept": "application/vnd.nsq; version=1.0", "Accept-Encoding": "identity"}
+    timeout = {"connect": options.http_client_connect_timeout or None}
+    request = httpx.Request("GET", url, headers=_HEADERS, extensions={"timeout": timeout})
+    if request.url.userinfo:
+        login = httpx.BasicAuth(request.url.username, request.url.password)
+        request = next(login.auth_flow(request))
     body = bytearray()
     async with (
-        asyncio.timeout(connect_s + request_s),  # httpx's own timeouts are for each read
-        httpx.AsyncClient(timeout=timeout, verify=verify, trust_env=False) as client,
-        client.stream("GET", url, headers=headers) as response,
+        asyncio.timeout(options.http_client_request_timeout or None),
+        httpx.AsyncHTTPTransport(verify=verify, trust_env=False) as transport,
+        aclosing(await transport.handle_async_request(request)) as response,
     ):
         if response.status_code != 200:
             raise ProtocolError(f"got response {response.status_code}")

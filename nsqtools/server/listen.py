@@ -41,14 +41,14 @@ def listen(address: str) -> socket.socket:
     """
     host, colon, port = address.rpartition(":")
     try:
-        if not colon or not port.isdigit():
+        if not colon or not port.isdecimal():
             return _listen_unix(address)
         if int(port[:6]) > 65535:
             raise _refusal(address, f": address {port}: invalid port")
         return _listen_tcp(host.strip("[]"), int(port))
+    except (socket.gaierror, UnicodeError) as exc:  # no name, or one that cannot be
+        raise _refusal(address, f": lookup {host}: no such host") from exc
     except OSError as exc:
-        if (exc.errno or 0) < 0:  # of getaddrinfo: create_server hides that it is a gaierror
-            raise _refusal(address, f": lookup {host}: no such host") from exc
         reason = os.strerror(exc.errno).lower() if exc.errno else str(exc)
         raise _refusal(address, f" {address}: bind: {reason}") from exc
 
@@ -59,8 +59,11 @@ def _listen_tcp(host: str, port: int) -> socket.socket:
             ("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG
         )
     else:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        found = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, _, _, _, place = min(found)  # IPv4 if it has that, as Go
+        listener = socket.create_server(place, family=family, backlog=_BACKLOG)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     return listener

@@ -161,7 +161,7 @@ def server_context(options: NsqdOptions) -> ssl.SSLContext | None:
         context.load_cert_chain(options.tls_cert, options.tls_key, lambda: b"")
         if options.tls_root_ca_file:
             context.load_verify_locations(options.tls_root_ca_file)
-        if options.tls_client_auth_policy in ("require", "require-verify"):
+        if options.tls_client_auth_policy:
             context.verify_mode = ssl.CERT_REQUIRED
             if not options.tls_root_ca_file:
                 context.load_default_certs(ssl.Purpose.CLIENT_AUTH)

@@ -197,7 +197,7 @@ class NsqdOptions:
             raise ConfigurationError("--node-id must be [0,1024)")
         if not 1 <= self.max_deflate_level <= 9:
             raise ConfigurationError("--max-deflate-level must be [1,9]")
-        for name in ("sync_timeout", "statsd_interval"):  # Go's nsqd panics
+        for name in ("sync_timeout", "statsd_interval", "output_buffer_timeout"):  # Go panics
             if getattr(self, name) <= 0:
                 raise ConfigurationError(f"--{name.replace('_', '-')} must be above 0")
         if self.mem_queue_size < 0:  # and here
@@ -209,6 +209,8 @@ class NsqdOptions:
                 raise ConfigurationError(
                     f"invalid E2E processing latency percentile: {percentile:g}"
                 )
+        if self.tls_client_auth_policy not in ("", "require", "require-verify"):  # Go asks for none
+            raise ConfigurationError("--tls-client-auth-policy must be require or require-verify")
         if self.tls_client_auth_policy and self.tls_required == NOT_REQUIRED:
             object.__setattr__(self, "tls_required", REQUIRED)
         if self.tls_required and not self.has_tls:
@@ -251,7 +253,7 @@ class NsqlookupdOptions:
 
     def __post_init__(self) -> None:
         for address in (self.tcp_address, self.http_address):
-            if not address.rpartition(":")[2].isdigit():  # no unix sockets here
+            if not address.rpartition(":")[2].isdecimal():  # no unix sockets here
                 raise ConfigurationError(
                     f"listen ({address}) failed - listen tcp: address {address}: "
                     "missing port in address",

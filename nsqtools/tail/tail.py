@@ -278,14 +278,15 @@ def peek(
     options: ClientOptions,
     idle_s: float,
     for_s: float = math.inf,
+    on_start: Callable[[Consumer], object] = id,
 ) -> Peeked:
     """Show the first ``count`` messages that ``keep`` accepts, of at most ``look_at``.
 
     Ends earlier when it has the ``there`` messages that the channel had (None: not known), when
-    none came for ``idle_s``, after ``for_s``, and before nsqd would deliver the first one again,
-    which would then be seen twice. Topic and channel must exist: subscribing creates them. Raises
-    the connection error when no nsqd can be reached, and what ``keep`` and ``show`` raise; every
-    message is given back in any case.
+    none came for ``idle_s``, after ``for_s``, before nsqd would deliver the first one again, which
+    would then be seen twice, and when the consumer that ``on_start`` gets is stopped. Topic and
+    channel must exist: subscribing creates them. Raises the connection error when no nsqd can be
+    reached, and what ``keep`` and ``show`` raise; every message is given back in any case.
     """
     most = count if keep is None else max(count, look_at)
     least = most if there is None else min(most, there)
@@ -304,6 +305,7 @@ def peek(
     consumer.gather(0, most)
     consumer.start(fail_fast=True)
     with consumer:
+        on_start(consumer)
         try:
             silent_since = time.monotonic()
             ends_at = silent_since + for_s

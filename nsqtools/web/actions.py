@@ -35,6 +35,7 @@ from urllib.parse import parse_qsl
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from nsqtools.client.consumer import Consumer
 from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.admin import Action, AdminPlan, StepResult, TopicChange, apply
 from nsqtools.cluster.directory import Cluster
@@ -209,6 +210,13 @@ class WebContext:
         self.audit = AuditLog(settings.audit_log)
         self.notifier = Notifier(settings.notification_http_endpoint)
         self.watcher = Watcher(cluster, settings.refresh_s)
+        self.listening: set[Consumer] = set()
+
+    def stop(self) -> None:
+        """End the samples, and listening to messages, which would go on as long as was asked."""
+        self.watcher.stop()
+        for consumer in list(self.listening):
+            consumer.begin_stop()
 
     def user(self, request: Request) -> User:
         """Return who asks."""

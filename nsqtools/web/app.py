@@ -310,14 +310,14 @@ class WebServer:
         try:
             asyncio.run(self._run(on_turn))
         finally:
-            self._context.watcher.stop()
+            self._context.stop()
             self._context.notifier.stop()
 
     def stop(self) -> None:
         """Ask `run` to end."""
         self._stopped.set()
         self._wake()
-        self._context.watcher.stop()
+        self._context.stop()
 
     async def _run(self, on_turn: Callable[[], None]) -> None:
         loop, awake = asyncio.get_running_loop(), asyncio.Event()

@@ -263,6 +263,10 @@ def test_what_earlier_runs_left_goes_first(out: Path, storage: Storage, writer: 
     assert (out / "README").exists()
 
 
+def uploading() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name.startswith("nsq-upload-")]
+
+
 def test_a_file_that_cannot_be_uploaded_holds_up_no_other(
     out: Path, storage: Storage, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,8 +280,9 @@ def test_a_file_that_cannot_be_uploaded_holds_up_no_other(
 
     uploads.put(finished(writer))
 
-    wait_until(lambda: uploads.totals.files, what="the other")
+    wait_until(lambda: uploads.totals.files, what="the other", timeout_s=60)
     assert uploads.close() == 1
+    wait_until(lambda: not uploading(), what="the end of its threads")
 
 
 def test_many_uploads_that_fail_at_once_are_one_failure(
@@ -303,3 +308,4 @@ def test_many_uploads_that_fail_at_once_are_one_failure(
     failing = False
 
     wait_until(lambda: not uploads.totals.waiting_files, what="all of them", timeout_s=20)
+    assert uploads.close() == 0

@@ -38,6 +38,18 @@ def test_a_given_nsqd_is_asked_as_given_and_counts_once(cluster: RunningCluster)
     assert addresses == {given, cluster.nsqds[1].http_address}
 
 
+def test_a_given_nsqd_that_announces_another_http_port_counts_once_under_that_name(
+    embedded_nsqd: AnyNsqd, lookupd: GoNsqlookupd, proxy_to: ProxyTo
+) -> None:
+    nsqd = embedded_nsqd()
+    announced = proxy_to(nsqd.http_address).address
+    places = ClusterAddresses([nsqd.http_address], [lookupd.http_address])
+    with RawPeer(lookupd.tcp_address) as peer, Cluster(places) as asked:
+        peer.identify(broadcast_address="127.0.0.1", http_port=int(announced.rpartition(":")[2]))
+        assert [*asked.ask_nsqds(NsqdHTTPClient.stats)[0]] == [nsqd.http_address]
+        assert asked.names == {nsqd.http_address: announced}
+
+
 def test_a_silent_nsqd_is_asked_once_and_left_out_of_what_is_asked_then(
     embedded_nsqd: AnyNsqd,
 ) -> None:

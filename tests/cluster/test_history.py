@@ -73,11 +73,11 @@ def test_several_series_are_summed_up_and_of_latencies_the_worst_counts() -> Non
 @pytest.mark.parametrize(
     ("samples", "since_s", "points"),
     [
-        # a queue that was gone, and a pause
+        # a queue that was gone, a sample that came late, and a pause
         (
-            [(0, 7), (2, None), (4, 7), (100, 7)],
+            [(0, 7), (2, None), (4, 7), (36, 7), (132, 7)],
             0,
-            [(0, 7), (2, None), (4, 7), (52, None), (100, 7)],
+            [(0, 7), (2, None), (4, 7), (36, 7), (84, None), (132, 7)],
         ),
         # a clock that was set back goes on from there
         ([*((at_s, at_s) for at_s in range(0, 60, 2)), (10, 1)], 7, [(8, 8), (10, 1)]),

@@ -35,10 +35,13 @@ from nsqtools.server.durable_path import DurablePath
 from nsqtools.server.protocol_v2 import PublishCommands
 from nsqtools.server.queues import topic
 
+LONGEST_MS = 9_223_372_036_854  # 292 years, as far as Go counts
+
 
 @pytest.fixture
 def nsqd(tmp_path: Path, serve: Serve) -> EmbeddedServer:
-    return serve(EmbeddedServer(tmp_path, "-durable", "-mem-queue-size=5"))
+    flags = ("-mem-queue-size=5", f"-max-req-timeout={LONGEST_MS}ms")
+    return serve(EmbeddedServer(tmp_path, "-durable", *flags))
 
 
 def killed(nsqd: EmbeddedServer) -> EmbeddedServer:
@@ -201,9 +204,9 @@ def test_files_and_database_hold_the_same(nsqd: EmbeddedServer, serve: Serve) ->
     bodies = [b"%d" % number for number in range(50)]
     with RawClient(nsqd.tcp_address) as client:
         client.publish("t", b"given back", b"held", *bodies)
-        client.publish_deferred("t", 3_600_000, b"deferred")
+        client.publish_deferred("t", LONGEST_MS, b"deferred")
         client.subscribe("t", "ch", ready=1)
-        client.send(b"REQ %b 3600000\n" % client.read_message().id)
+        client.send(b"REQ %b %d\n" % (client.read_message().id, LONGEST_MS))
         assert client.read_message().body == b"held"
         client.publish("t", b"last")
     nsqd.kill()

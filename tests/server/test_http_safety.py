@@ -39,6 +39,15 @@ def publish(body: bytes) -> bytes:
 # where it listens
 
 
+def test_a_name_may_have_an_address_of_ipv6_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    look_up = socket.getaddrinfo
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda _, *port, **more: look_up("::1", *port, **more)
+    )
+    with listen("six.example:0") as listener:
+        assert real_address(listener) == f"[::1]:{real_port(listener)}"
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "localhost:0", ":0", "0.0.0.0:0", "[::]:0"])
 def test_an_ipv4_client_is_accepted_and_answered_without_delay(address: str) -> None:
     with listen(address) as listener:
@@ -51,9 +60,11 @@ def test_an_ipv4_client_is_accepted_and_answered_without_delay(address: str) -> 
                 assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:" + "9" * 5000, "/" + "x" * 200])
+@pytest.mark.parametrize("address", ["127.0.0.1:" + "9" * 5000, "/" + "x" * 200, "a..b:1"])
 def test_an_address_beyond_all_bounds_is_refused_and_of_all_interfaces_known(address: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"invalid port|AF_UNIX path too long"):
+    with pytest.raises(
+        ConfigurationError, match=r"invalid port|AF_UNIX path too long|no such host"
+    ):
         listen(address)
     assert all(map(is_open_to_all, (":4150", "0.0.0.0:4150", "[::]:4150")))
     assert not any(map(is_open_to_all, ("127.0.0.1:4150", "[::1]:4150", "/run/nsqd.sock")))

@@ -12,17 +12,21 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from plugins.clients import InBackground
 from plugins.http_api import Nsqd
 from plugins.servers import AnyNsqd
 from plugins.waiting import patience_s, wait_for_threads, wait_until
 
+from nsqtools.client.options import ClientOptions
 from nsqtools.client.producer import Producer
 from nsqtools.cluster.admin import Action, TopicChange
 from nsqtools.cluster.directory import Cluster, ClusterAddresses
-from nsqtools.errors import ConfigurationError, OutputError
+from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.http.http_api import HTTPAccess
 from nsqtools.web import actions
+from nsqtools.web.access import WebSettings
 from nsqtools.web.actions import RequestOrigin, plan_change
+from nsqtools.web.pages import messages
 from nsqtools.web.pages.site import Recent
 from nsqtools.web.watcher import MAX_CPU_SHARE, Watcher
 
@@ -108,6 +112,19 @@ def test_samples_that_cost_too_much_are_taken_less_often() -> None:
         for _ in range(50):
             watcher._note_cost(0.01)
         assert watcher.interval_s == 2.0
+
+
+def test_who_listens_to_messages_does_not_hold_up_the_end(
+    nsqd: Nsqd, in_background: InBackground
+) -> None:
+    with Cluster(ClusterAddresses([nsqd.http_address])) as cluster:
+        context = actions.WebContext(WebSettings(), cluster, ClientOptions())
+        asked = [nsqd.tcp_address], "orders", "billing", 1, 3600.0
+        listening = in_background(messages._listen, context, *asked)
+        wait_until(lambda: context.listening, what="it listens")
+        context.stop()
+        with pytest.raises(NsqError, match="is being stopped"):
+            listening.result(patience_s(20))
 
 
 def test_a_plan_to_delete_says_what_creates_it_again(go_nsqd: Callable[..., Nsqd]) -> None:

@@ -304,25 +304,21 @@ def write_archive(path: Path, nsqd: str, messages: Iterator[tuple[str, StoredMes
     """Write messages to a new archive, which appears whole; return how many. Raises OSError."""
     from nsqtools.archive.members import members_of
     from nsqtools.archive.part_file import Directories, PartFile, finish
+    from nsqtools.files.scratch import scratch_directory
     from nsqtools.records.envelope import encode_many
     from nsqtools.records.naming import EXTENSIONS, Codec
 
     path = path.absolute()
     total = 0
     codec = next((each for each in EXTENSIONS if path.suffix == EXTENSIONS[each]), Codec.NONE)
-    file = PartFile(path, 0o640, members_of(codec), time.time())
-    try:
+    with scratch_directory(".nsq-recover-", path.parent) as drafts:
+        file = PartFile(drafts / path.name, 0o640, members_of(codec), time.time())
         while some := list(islice(messages, AT_ONCE)):
             for topic, message in some:
                 file.append(encode_many(topic, nsqd, [message]))
             times = [message.timestamp_ns for _, message in some]
             file.flush(file.end_member(len(some), min(times), max(times)))
             total += len(some)
-    except BaseException:
-        file.remove()
-        raise
-    if total:
-        finish(path, Directories(path.parent, path.parent))
-    else:
-        file.remove()
+        if total:
+            finish(file.path, Directories(path.parent, drafts))
     return total

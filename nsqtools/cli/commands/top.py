@@ -18,10 +18,12 @@ ON_A_PIPE = "nsq stat --interval 2s prints the same figures line by line."
 
 def parse_column(text: str) -> str:
     """Read the name of a column. (Imported late: the help page needs no services.)"""
-    from nsqtools.cli.top.view import ALL_NAMES
-    from nsqtools.cluster.stats_documents import check_column
+    from nsqtools.cli.top.view import ALL_NAMES, VIEWS
 
-    return check_column(text.strip(), ALL_NAMES)
+    if (name := text.strip()) in ALL_NAMES:
+        return name
+    known = (f"of {kind.value}: {', '.join(view.columns)}" for kind, view in VIEWS.items())
+    raise ConfigurationError(f"unknown column {name!r}; the columns are {'; '.join(known)}")
 
 
 def top(

@@ -96,8 +96,8 @@ def apply(
     from nsqtools.cluster.inventory import take_inventory
     from nsqtools.cluster.topology import idle_steps, plan_topology
 
-    if prune and watch:
-        raise ConfigurationError("--prune asks once: leave out --watch")
+    if watch and (prune or change.dry_run):
+        raise ConfigurationError("--prune and --dry-run look once: leave out --watch")
     if idle is not None and not prune:
         raise ConfigurationError("--idle is for --prune")
     wanted = read_topology(file)

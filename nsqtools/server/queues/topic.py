@@ -128,7 +128,7 @@ class Topic:
     def _put_durably(
         self, store: DurableStore, messages: list[bytes], delay_s: float
     ) -> Future[None] | None:
-        due_ns = store.now_ns + int(delay_s * 1_000_000_000) if delay_s else 0
+        due_ns = store.due_ns(delay_s) if delay_s else 0
         flows = self._flows and not self.backlog.has_messages
         if not flows and self.is_ephemeral:
             self.backlog.put(messages)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import secrets
 import threading
+from contextlib import ExitStack
 from typing import NamedTuple
 
 from starlette.concurrency import run_in_threadpool
@@ -23,13 +24,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from nsqtools.client.connection_settings import ConnectionSettings
+from nsqtools.client.consumer import Consumer
 from nsqtools.client.message import Message
-from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.directory import Cluster
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.protocol.names import EPHEMERAL, check_topic
 from nsqtools.protocol.text import indented, json_tokens
 from nsqtools.tail.tail import peek
+from nsqtools.web.actions import WebContext
 from nsqtools.web.pages.site import Site
 
 COUNTS = (1, 10, 50, 100)
@@ -53,7 +55,8 @@ def _page(site: Site, request: Request, fields: dict[str, str] | None) -> Respon
     channel = request.query_params.get("channel", "")
     if channel:
         context.check_changes(request)
-    if site.snapshot().queue(topic, channel) is None:
+    row = site.snapshot().queue(topic, channel)
+    if row is None:
         raise NotFoundError(f"no nsqd that answers has {topic}/{channel}".rstrip("/"))
     count = _one_of(COUNTS, (fields or {}).get("count"), 10)
     for_s = _one_of(TIMES_S, (fields or {}).get("for_s"), 5)
@@ -63,12 +66,13 @@ def _page(site: Site, request: Request, fields: dict[str, str] | None) -> Respon
         context.note_reading(request, topic, channel)
         check_topic(topic)
         addresses, left_out = addresses_with_channels(context.cluster, topic, channel)
-        found = _listen(addresses, context.options, topic, channel, count, for_s)
+        found = _listen(context, addresses, topic, channel, count, for_s)
         copies = [(each, shown_body(each.body)) for each in found]
     return site.page(
         request,
         "messages.html",
         f"Messages of {topic}",
+        row=row,
         topic=topic,
         channel=channel,
         count=count,
@@ -153,7 +157,7 @@ _listeners = threading.BoundedSemaphore(MAX_LISTENERS)
 
 
 def _listen(
-    addresses: list[str], options: ClientOptions, topic: str, channel: str, count: int, for_s: float
+    context: WebContext, addresses: list[str], topic: str, channel: str, count: int, for_s: float
 ) -> list[Message]:
     """Take copies until there are ``count`` or the time is over. Raises `NsqError`.
 
@@ -163,17 +167,26 @@ def _listen(
         text = f"{MAX_LISTENERS} others are listening already"
         raise NsqError(text, hint="Try again in a moment.")
     taken: list[Message] = []
-    try:
+    with ExitStack() as stack:
+        stack.callback(_listeners.release)
+
+        def begin(consumer: Consumer) -> None:
+            stack.callback(context.listening.discard, consumer)
+            context.listening.add(consumer)
+            if context.watcher.is_stopped:
+                consumer.begin_stop()
+
         peek(
             topic,
             channel or f"nsq-web-{secrets.token_hex(4)}{EPHEMERAL}",
             ConnectionSettings(tuple(addresses)),
             count,
             taken.extend,
-            options=options,
+            options=context.options,
             idle_s=for_s,
             for_s=for_s,
+            on_start=begin,
         )
-        return taken
-    finally:
-        _listeners.release()
+    if context.watcher.is_stopped:
+        raise NsqError("nsq web is being stopped")
+    return taken

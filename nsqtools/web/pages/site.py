@@ -231,8 +231,9 @@ class Site:
             seen = sample
             try:
                 made = await run_in_threadpool(self._rendering, make, request)
-            except NsqError:
-                continue  # what the page was about is gone, or did not answer this time
+            except NsqError as error:  # what the page was about is gone, or did not answer
+                yield sent(Packed(f"event: failed\ndata: {escape_line(str(error))}\n\n"))
+                continue
             yield sent(made.event_since(shown, watcher.history))
             shown = made
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from plugins.certificates import Certificates
@@ -145,6 +146,7 @@ def test_recovery_takes_what_nsqd_will_not_deliver_once(
     (left / "t:other.diskqueue.meta.dat").unlink()  # all of it is orphaned
     shutil.copy(files[2], left / "gone.diskqueue.000000.dat")  # of a topic that nobody knows
     before = state_of(left)
+    (unread := left / "t:ch.diskqueue.000091.dat.bad").mkdir()  # as where a disk fails
 
     rows = json.loads(run_nsq(["queue", "list", str(left), "--json"]).out)
     archive = tmp_path / "out.log"
@@ -163,6 +165,8 @@ def test_recovery_takes_what_nsqd_will_not_deliver_once(
     assert recovered
     assert recovered == BODIES[: len(recovered)]  # not twice, and none that is good
     assert f"{files[0]}: is not there, and in the metadata" in done.err
+    assert f"{unread}: cannot be read (it is not a regular file)" in done.err
+    unread.rmdir()
     assert done.status == 6
     assert sorted(bodies_of(run_nsq(["archive", "cat", str(everything), "-t", "t"]).out)) == BODIES
     assert state_of(left) == before
@@ -186,14 +190,18 @@ def test_a_damaged_database_is_read_around(
     assert sorted(recovered) == [body for body in BODIES if body != BODIES[30]]
 
 
-def test_a_recovery_that_is_terminated_leaves_nothing(
+def test_a_recovery_that_ends_early_leaves_nothing_that_is_in_the_way(
     embedded_nsqd: AnyNsqd, run_nsq: RunNsq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def end(*_: object, **__: object) -> Iterator[None]:
         os.kill(os.getpid(), signal.SIGTERM)
         yield
 
-    monkeypatch.setattr(stored_queues, "recovered", end)
     (nsqd := filled(embedded_nsqd(*ON_DISK))).stop()
-    done = run_nsq(["queue", "recover", str(nsqd.data_path), "-o", str(tmp_path / "out.log")])
-    assert (done.status, list(tmp_path.iterdir())) == (143, [])
+    command = ["queue", "recover", str(nsqd.data_path), "-o", str(tmp_path / "out.log"), "--all"]
+    with monkeypatch.context() as patch:
+        patch.setattr(stored_queues, "recovered", end)
+        assert (run_nsq(command).status, list(tmp_path.iterdir())) == (143, [])
+        patch.setattr(shutil, "rmtree", Mock())  # it is killed before that
+        assert (run_nsq(command).status, len(list(tmp_path.iterdir()))) == (143, 1)
+    assert run_nsq(command).status == 0

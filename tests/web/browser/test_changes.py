@@ -95,6 +95,12 @@ def test_a_channel_is_paused_goes_on_and_is_emptied_once_its_name_is_typed(
     page.get_by_role("link", name="Pause", exact=True).click()
     confirm(page, "Pause")
     assert site.nsqd.channel_stats("pausing", "work")["paused"]
+    page.goto(site.url + "/topics/pausing/work")
+    page.locator(".title .tag", has_text="paused").wait_for()
+    page.get_by_role("link", name="Peek").click()
+    page.locator("select[name=for_s]").select_option("2")
+    page.get_by_role("button", name="Peek").click()
+    page.get_by_text("No message came in 2 s: the channel is paused").wait_for()
     page.goto(site.url + "/act?action=unpause&topic=pausing&channel=work")
     confirm(page, "Unpause")
     assert not site.nsqd.channel_stats("pausing", "work")["paused"]

@@ -137,8 +137,10 @@ def test_a_new_topic_joins_the_table_and_the_focus_stays(site: Site, open_page: 
 
     tab.page.locator("tbody tr", has_text="fresh").wait_for()
     assert tab.page.evaluate("document.activeElement.textContent") == "orders/archive"
+    own = open_page(site.url + "/topics/fresh").page
     site.nsqd.post("/topic/delete", topic="fresh")
     tab.page.locator("tbody tr", has_text="fresh").wait_for(state="detached")
+    expect(own.locator(".age")).to_contain_text("no nsqd that answers has the topic fresh")
 
 
 def test_an_nsqd_that_dies_is_said_and_holds_nothing_up(

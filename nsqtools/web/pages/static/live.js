@@ -11,6 +11,7 @@
   let stream = null;
   let isHeld = false;
   let isLost = false;
+  let problem = ""; // why nothing new can be shown
   let sampledAt_ms = sampled();
   let skew_ms = 0; // of the server's clock, from the first event: the page itself may be old
 
@@ -94,7 +95,13 @@
     stream = new EventSource(address);
     stream.addEventListener("pieces", (event) => {
       isLost = false;
+      problem = "";
       if (!isHeld) apply(JSON.parse(event.data));
+    });
+    stream.addEventListener("failed", (event) => {
+      isLost = false;
+      problem = event.data;
+      age();
     });
     stream.onerror = () => {
       isLost = true;
@@ -121,10 +128,9 @@
     part.classList.toggle("stale", isStale);
     const text = part.querySelector(".age");
     if (text) {
-      text.classList.toggle("live-note", isLost || isStale || isHeld);
-      text.textContent = isLost
-        ? `${age_s} s ago, connection to nsq web lost, trying again`
-        : isHeld ? `${age_s} s ago, held: p goes on` : `${age_s} s ago`;
+      const why = isLost ? "connection to nsq web lost, trying again" : isHeld ? "held: p goes on" : problem;
+      text.classList.toggle("live-note", isStale || why);
+      text.textContent = `${age_s} s ago${why && ", "}${why}`;
     }
   }
 
