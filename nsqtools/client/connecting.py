@@ -17,7 +17,7 @@ What blocks happens on the threads of `Background`: connecting, TLS handshakes, 
 All consumers and producers of a process share them; they end when they have had nothing to do for a
 moment. Work is named by the peer that it waits for, and an unreachable peer must not keep those
 that answer from being served: those that did not answer last time get half of the threads at most,
-and none of them, nor one that is new, more than two.
+with those that are new all but two, and none of them more than two.
 """
 
 from __future__ import annotations
@@ -294,6 +294,7 @@ MAX_THREADS = 8
 MAX_PROVEN = 6  # for one peer that answered: it may be gone by now
 MAX_UNPROVEN = 2
 MAX_DOUBTFUL = 4  # for all that did not answer last time
+MAX_ALL_UNPROVEN = 6  # with those that are new: nsqlookupd may announce many that hang
 PROMPT_S = 0.5  # a peer that refuses so fast holds nothing up
 IDLE_S = 2.0
 MAX_KNOWN = 10_000
@@ -382,12 +383,15 @@ class Background:
         return None
 
     def _may_run(self, peer: Hashable) -> bool:
-        known = self._has_answered
-        if known.get(peer) is False:
-            doubtful = sum(n for each, n in self._running.items() if known.get(each) is False)
-            if doubtful >= MAX_DOUBTFUL:
-                return False
-        return self._running[peer] < (MAX_PROVEN if known.get(peer) else MAX_UNPROVEN)
+        answers, running = self._has_answered.get, self._running
+        if answers(peer):
+            return running[peer] < MAX_PROVEN
+        unproven = [answers(each) for each in running.elements() if not answers(each)]
+        return (
+            running[peer] < MAX_UNPROVEN
+            and len(unproven) < MAX_ALL_UNPROVEN
+            and (answers(peer) is None or unproven.count(False) < MAX_DOUBTFUL)
+        )
 
     def _note(self, peer: Hashable, *, has_answered: bool) -> None:
         with self._changed:

@@ -28,12 +28,11 @@ from plugins.servers import AnyNsqd
 from plugins.waiting import patience_s, wait_until
 from plugins.wire import message_frame
 
+from nsqtools import Batch, ClientOptions, Consumer, Message
 from nsqtools.client import consumer as consumer_module
 from nsqtools.client import in_flight_limit
 from nsqtools.client.backlog import EXPIRED_SHARE, Arrival, Backlog
-from nsqtools.client.consumer import Consumer
-from nsqtools.client.message import Batch, Message, batches_after
-from nsqtools.client.options import ClientOptions
+from nsqtools.client.message import batches_after
 from nsqtools.testing import fake_batch
 
 FINISHING = {"giving_up": "finish"}

@@ -232,9 +232,9 @@ def to_file(address: str, directory: Path, *flags: str) -> list[str]:
     return ["to-file", "-t", TOPIC, "-c", CHANNEL, *place, *flags]
 
 
-def wait_until_archived(nsqd: Nsqd) -> None:
+def wait_until_archived(nsqd: Nsqd, topic: str = TOPIC) -> None:
     """Wait until the channel has nothing any more, redeliveries included."""
-    wait_until(lambda: unfinished(nsqd, TOPIC, CHANNEL) == 0, what="an empty channel", timeout_s=60)
+    wait_until(lambda: unfinished(nsqd, topic, CHANNEL) == 0, what="an empty channel", timeout_s=60)
 
 
 def ended(process: subprocess.Popen[bytes]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,8 @@ def test_it_serves_while_the_block_runs() -> None:
         with pytest.raises(RuntimeError, match="this nsqd is running"):
             nsqd.start()
         assert Path(nsqd.data_path).exists()
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(lambda _: other.stop(), range(4)))
 
 
 def test_a_child_of_a_fork_leaves_it_to_its_parent() -> None:
@@ -161,4 +164,5 @@ def test_a_broken_list_of_topics_is_replaced_by_the_previous_and_by_the_names_of
     wait_until(lambda: nsqd.depth("o", "other") == 2, what="the topic's own is in the channel")
     assert "failed to parse metadata" in nsqd.log
     assert (tmp_path / "nsqd.dat.broken").stat().st_size == 40
+    nsqd.stop()  # which waits for what is being removed
     assert not list(tmp_path.glob(".*"))
