@@ -267,7 +267,7 @@ def test_an_id_that_is_none_is_no_header_and_no_variable_of_a_command() -> None:
     message.id = EVIL
     parcel.messages.source.in_flight[EVIL] = message
     secrets = Renewed((), lambda: RequestSecrets(key=b"key"))
-    builder = RequestBuilder(content_type="", secrets=secrets)
+    builder = RequestBuilder(content_type="a\r\nX-Evil: \udcff", secrets=secrets)
     headers = builder.build(Endpoint("http://a/"), [parcel]).headers
     assert not [each for each in headers if b"\n" in each or b"\0" in each]
 
