@@ -129,6 +129,7 @@ class Archiver:
         self._deleted: list[str] = []
         self._troubles = Troubles()
         self._waiting: list[str] = []  # topics beyond the limit of open files
+        self.unreached: list[str] = []  # why nsqd could not be reached when last looked at
         self._cost = max(1, len(source.connection.nsqd_tcp_addresses))  # descriptors of a topic
 
     # -- from any thread ------------------------------------------------------------------------
@@ -359,6 +360,8 @@ class Archiver:
                 self._refresh(self._discovery)
             self._let_deleted_go()
             self._reap()
+            running = self._running()
+            self.unreached = sorted({str(e) for each in running for e in each.consumer.errors()})
             if now >= retry_at:
                 retry_at = now + min(self._refresh_s, RETRY_S)
                 there = self._deletions.found_again(self._absent) if self._absent else ()
