@@ -216,6 +216,15 @@ def test_a_forwarder_does_not_go_on_without_a_consumer_that_a_defect_has_ended(
         forwarder_to(Mock(), nsqd).run()
 
 
+@pytest.mark.parametrize("method", ["parts", "submit"])
+def test_a_sink_with_a_defect_ends_the_run_at_once(nsqd: GoNsqd, method: str) -> None:
+    sink = Mock(parts=lambda parcel: [parcel])
+    setattr(sink, method, Mock(side_effect=KeyError(method)))
+    with pytest.raises(KeyError):
+        forwarder_to(sink, nsqd, options={"drain_timeout": "1h"}).run()
+    wait_until(lambda: nsqd.depth("clicks", "c") == 1, what="it is given back")
+
+
 def test_a_command_whose_output_is_lost_has_finished_nothing(nsqd: GoNsqd) -> None:
     def cannot_write(stream: int, data: bytes) -> None:
         raise OutputError("cannot write to stdout (No space left on device)")
