@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, date, datetime
@@ -17,7 +15,7 @@ import pyarrow
 import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
-from plugins.archives import BEGIN_NS, KILLING_ITSELF, Writer, flush, write_archive
+from plugins.archives import BEGIN_NS, Writer, flush, killed_at, write_archive
 from plugins.cli import RunNsq
 from plugins.object_store import Bucket
 
@@ -130,8 +128,7 @@ def test_each_message_is_there_once_whenever_it_comes(
     assert done(compact(archive, output, delta=delta)) == (0, 0)
 
 
-STEPS = f"""
-{KILLING_ITSELF}
+STEPS = """
 from nsqtools.archive import slices
 from nsqtools.archive.delta import DeltaCatalog
 from nsqtools.archive.storage import LocalStorage
@@ -144,14 +141,6 @@ from nsqtools.cli.main import main
 sys.argv = ["nsq", *sys.argv[2:]]
 main()
 """
-
-
-def killed_at(step: int, *command: object) -> bool:
-    """Run a compaction that is killed at a step; whether it came that far."""
-    arguments = [sys.executable, "-c", STEPS, str(step), "archive", "compact", *map(str, command)]
-    result = subprocess.run([*arguments, "--processes", "1"], capture_output=True, check=False)
-    assert result.returncode in (0, -9), result.stderr.decode()
-    return result.returncode == -9
 
 
 FORMS = {"parquet": (3, 7), "delta": (5, 9), "within a table": (3, 6)}
@@ -169,18 +158,19 @@ def test_killed_anywhere_it_has_each_once(tmp_path: Path, form: str, steps: Sequ
         write_archive(archive / f"clicks.{part}.gz", [message(n) for n in numbers])
         if is_within:
             compact(archive, output, delta=True)
-    command = [output] if is_within else [archive, "-o", output, "--format", form]
+    places = [output] if is_within else [archive, "-o", output, "--format", form]
+    command = ["archive", "compact", "--processes", "1", *places]
     everything = expected(range(350), "clicks")
 
     for step in steps:
-        if not killed_at(step, *command):
+        if not killed_at(step, STEPS, *command):
             break
         seen = content(output) if output.exists() else []
         assert max(Counter(seen).values(), default=1) == 1  # nothing twice for a reader
         assert set(seen) <= set(everything)
         assert not is_within or len(seen) == len(everything)
 
-    assert not killed_at(10_000, *command)
+    assert not killed_at(10_000, STEPS, *command)
     assert content(output) == everything
     assert not list((output / "_compaction").rglob("*.parquet"))
     if is_within:  # each day had several files
