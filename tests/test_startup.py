@@ -41,12 +41,9 @@ def modules_after_nsq(*arguments: str) -> set[str]:
     )
 
 
-def test_importing_the_package_loads_nothing_else() -> None:
+def test_importing_the_package_loads_nothing_else_and_a_client_no_more_than_it_needs() -> None:
     loaded = modules_after("import nsqtools") - modules_after("")
     assert loaded == {"nsqtools", "nsqtools.errors", "__future__"}
-
-
-def test_a_consumer_and_a_producer_load_no_more_than_they_need() -> None:
     made = "Consumer('t', 'c', nsqd_tcp_addresses=['localhost'])", "Producer('localhost')"
     loaded = modules_after("import nsqtools\n" + "\n".join(f"nsqtools.{each}" for each in made))
     assert loaded & (HEAVY | {"typer", "subprocess"}) == set()

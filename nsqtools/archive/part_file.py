@@ -87,7 +87,8 @@ class PartFile:
         first_line = head.encode() if head else b""
         self._index_size = len(first_line)
         self._new_compressor = compressor
-        self._identity = _make(part_of(path), index_of(path), mode, first_line)
+        writable = mode | 0o600  # until it is finished
+        self._identity = _make(part_of(path), index_of(path), writable, first_line)
         self._begin_member()
 
     def _begin_member(self) -> None:
@@ -159,11 +160,6 @@ class PartFile:
             self.path.parent.stat()
             return True
         return (found.st_dev, found.st_ino) != self._identity
-
-    def remove(self) -> None:
-        """Remove it: it holds nothing."""
-        part_of(self.path).unlink(missing_ok=True)
-        index_of(self.path).unlink(missing_ok=True)
 
 
 def _make(part: Path, index: Path, mode: int, first_line: bytes) -> tuple[int, int]:
@@ -248,6 +244,9 @@ def finish(path: Path, directories: Directories) -> Path:
                 there = load_index(index_of(final))
                 if there is None or there != load_index(index):  # else of a try that failed then
                     place(index, index_of(final))
+                mode = part.stat().st_mode & 0o777
+                if mode & 0o200 > directories.file_mode & 0o200:
+                    part.chmod(mode - 0o200)
                 place(part, final)
             break
         except FileExistsError:
@@ -296,9 +295,8 @@ def recover(directories: Directories) -> list[Path]:
         for part in list(hidden_below(directories.work, PART)):
             path = owner_of(part)
             try:
-                # those of archivers here and below, who took one for each file
-                inside = [at for at in path.parents if at.is_relative_to(directories.work)]
-                folders = [at for at in inside if (at / LOCKS).exists()]
+                # those of archivers here, below and above, who took one for each file
+                folders = [at for at in path.parents if os.access(at / LOCKS, os.R_OK | os.W_OK)]
                 if not all(locks(at).take(str(path.relative_to(at))) for at in folders):
                     continue
                 final = _recover_unlocked(part, directories)

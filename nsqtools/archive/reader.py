@@ -324,17 +324,19 @@ def verify(archive: ArchiveFile, on_damage: OnDamage) -> int:
         on_damage(shown, problem)
 
     try:
-        for _ in read_messages(archive, note):
+        is_bare = False  # of which the delimiter is not known
+        for message in read_messages(archive, note):
             messages += 1
+            is_bare = is_bare or not (message.topic or archive.table)
         if not problems and not archive.is_in_progress and archive.members is not None:
             size = archive.size()
             end = archive.members[-1].end if archive.members else 0
             if end != size:
                 note(shown, f"its index ends at byte {end} of {size}")
-        if archive.table is not None:
-            if not problems and archive.messages not in (None, messages):
-                note(shown, f"it has {messages} messages, and {archive.messages} in its table")
-        elif archive.is_remote:
+        if not problems and not is_bare and archive.messages not in (None, messages):
+            where = "index" if archive.table is None else "table"
+            note(shown, f"it has {messages} messages, and {archive.messages} in its {where}")
+        if archive.table is None and archive.is_remote:
             for problem in _differences_from_manifest(archive):
                 note(shown, problem)
     except OSError as exc:

@@ -14,6 +14,7 @@ while messages come for them.
 
 from __future__ import annotations
 
+import errno
 import functools
 import logging
 import operator
@@ -287,7 +288,8 @@ class FileSet:
             if file.is_dirty and self._clean(file) is None:
                 continue
             if file.part.size == 0 and self._settings.skip_empty_files:
-                file.part.remove()
+                for each in (part_of(file.part.path), index_of(file.part.path)):
+                    each.unlink(missing_ok=True)
             else:
                 if file.part.size == 0:  # an empty gzip file is one with an empty member
                     file.part.flush(file.part.end_member(0, 0, 0))
@@ -506,7 +508,10 @@ class TopicWriter:
             yield
         except OSError as exc:
             self.totals.failures += 1
-            held = [batch for file in self._files.holding() for batch in file.release()]
+            files = self._files.holding()
+            if exc.errno == errno.EFBIG:  # of the file system, or of ulimit -f
+                self._files.finish(files)
+            held = [batch for file in files for batch in file.release()]
             for batch in held:
                 self._journal.discard(batch.nsqd, [message.id for message in batch])
             count = sum(batch.requeue(0) for batch in (*held, *others))

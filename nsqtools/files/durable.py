@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from nsqtools.files.opening import closing_fd, open_to_read
+from nsqtools.files.opening import NotRegularError, closing_fd, open_to_read
 
 COPY = ".copy"
 
@@ -73,8 +73,11 @@ def replace_file(
     ``mode`` is that of the new file, less the umask; or the status of another, which `make_alike`
     makes it like. A link at ``path`` is replaced, not followed.
     ``is_durable`` false leaves it to the system when the new content reaches the disk: for what is
-    written often and can be lost. Raises ``OSError``; then the old file is still there.
+    written often and can be lost. Raises ``OSError``, also for what is no file (/dev/null);
+    then the old one is still there.
     """
+    if path.exists() and not path.is_file():
+        raise NotRegularError(errno.EINVAL, "not a regular file", str(path))
     with written_beside(path, content, mode, is_durable=is_durable) as beside:
         beside.replace(path)
     if is_durable:

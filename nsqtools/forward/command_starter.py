@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -28,6 +29,8 @@ REQUEST = struct.Struct("=iQII")  # signal (0: start), token, number of words, l
 REPLY = struct.Struct("=Biq")  # kind, number, token
 STARTED, ENDED, NOT_STARTED = range(3)  # with the process id, the exit status, the errno
 PATIENCE_S = 5.0  # for a killed process to be gone
+# of open files: commands get the limits that we had before we raised ours
+LIMITS = resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
 class EndedCommand(NamedTuple):
@@ -48,7 +51,7 @@ class Starter:
         with theirs:
             fds = (theirs.fileno(), write_end)
             self._process = subprocess.Popen(
-                [sys.executable, "-IS", __file__, *map(str, fds)],
+                [sys.executable, "-IS", __file__, *map(str, (*fds, *LIMITS))],
                 stdin=subprocess.DEVNULL,
                 pass_fds=fds,
                 start_new_session=True,  # ^C is for us
@@ -245,6 +248,8 @@ def _kill(pid: int, number: int) -> None:
 
 
 if __name__ == "__main__":
-    process = _Process(*map(int, sys.argv[1:]))
+    fds, limits = [*map(int, sys.argv[1:3])], [*map(int, sys.argv[3:])]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[0], limits[1]))
+    process = _Process(*fds)
     with contextlib.suppress(OSError):  # the other side is gone
         process.run()

@@ -47,7 +47,7 @@ from nsqtools.cluster.topics import Troubles
 from nsqtools.errors import NsqError, OutputError
 from nsqtools.files.durable import append_whole, sync_folder
 from nsqtools.files.opening import locked
-from nsqtools.forward.parcel import Circuit, Counters, Fate, Outcome, Parcel, Sink
+from nsqtools.forward.parcel import Circuit, Counters, Fate, GatheringSink, Outcome, Parcel, Sink
 from nsqtools.records.envelope import encode_dead_letter
 
 log = logging.getLogger("nsqtools")
@@ -93,6 +93,7 @@ class Courier:
         self._outcomes: queue.SimpleQueue[tuple[Parcel, Outcome]] = queue.SimpleQueue()
         self._held: deque[Parcel] = deque()
         self._circuit = Circuit(RETRY_BASE_S, RETRY_MAX_S)
+        self._is_away = False  # while the circuit is open: no destination works, or one is busy
         self._warned: set[str] = set()
 
     @property
@@ -248,7 +249,7 @@ class Courier:
                 self._hold(parcel, outcome.error, now)
             case Fate.BUSY:
                 self._requeue(parcel, outcome.error, outcome.retry_after_s, counts=False)
-                self._open_circuit(outcome.error, now)
+                self._open_circuit(outcome.error, now, is_away=False)
             case Fate.FAILED:
                 self._failed(parcel, outcome)
             case _:
@@ -285,9 +286,10 @@ class Courier:
 
     def _hold(self, parcel: Parcel, error: str, now: float) -> None:
         self._held.append(parcel)
-        self._open_circuit(error, now)
+        self._open_circuit(error, now, is_away=True)
 
-    def _open_circuit(self, error: str, now: float) -> None:
+    def _open_circuit(self, error: str, now: float, *, is_away: bool) -> None:
+        self._is_away = is_away
         if not self.is_open:
             self.is_open = True
             self._on_circuit(True)
@@ -310,7 +312,7 @@ class Courier:
             self._requeue(self._held.pop(), self.last_error, None, counts=False)
         if self._deliver_held():
             self._circuit.failed(now)  # until it has arrived
-        elif not self._under_way:
+        elif not (self._is_away and self._under_way):  # which may run for hours, if one is busy
             self._close_circuit()  # nothing is left to try with but the next message
 
     def _recovered(self) -> None:
@@ -335,9 +337,15 @@ class Courier:
 
     # -- ending ---------------------------------------------------------------------------------
 
+    def gather_no_more(self) -> None:
+        """No more messages come that those could wait for which the sink gathers."""
+        if isinstance(self._sink, GatheringSink):
+            self._sink.gather_no_more()
+
     def drain(self, timeout_s: float, on_turn: Callable[[], None]) -> None:
         """Wait for what is under way; give the rest back. Closes the sink."""
         until = time.monotonic() + timeout_s
+        self.gather_no_more()
         while not self.is_idle and (now := time.monotonic()) < until:
             self.act(now)
             self._give_back(self._held)

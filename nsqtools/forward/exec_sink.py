@@ -98,6 +98,7 @@ class ExecSink:
         self._submitted: collections.deque[Parcel] = collections.deque()
         self._is_woken = False
         self._gathered: dict[str, list[Parcel]] = {}
+        self._gathers_for_s = settings.batch_wait_s
         self.report: Report
         self._workers: list[_Worker] = []
         self._thread: threading.Thread | None = None
@@ -124,6 +125,11 @@ class ExecSink:
             raise self.failure
         if self.failure is not None:
             raise RuntimeError("the thread of the commands failed") from self.failure
+
+    def gather_no_more(self) -> None:
+        """Run commands for what waits for a batch, and for what comes."""
+        if self._thread is not None:
+            self.loop.call_soon_threadsafe(self._give_out_gathered)
 
     def stop(self, timeout_s: float) -> None:
         """End the commands that still run; their messages are not reported."""
@@ -178,12 +184,18 @@ class ExecSink:
         if len(gathered) == self.settings.batch:
             self.waiting.append(self._gathered.pop(topic))
         elif len(gathered) == 1:
-            self.loop.call_later(self.settings.batch_wait_s, self._batch_is_due, topic, parcel)
+            self.loop.call_later(self._gathers_for_s, self._batch_is_due, topic, parcel)
 
     def _batch_is_due(self, topic: str, first: Parcel) -> None:
         if self._gathered.get(topic, [None])[0] is first:
             self.waiting.append(self._gathered.pop(topic))
             self.go_on()
+
+    def _give_out_gathered(self) -> None:
+        self._gathers_for_s = 0.0
+        self.waiting += self._gathered.values()
+        self._gathered.clear()
+        self.go_on()
 
     def go_on(self) -> None:
         """Give out what waits, as far as a command is free for it."""

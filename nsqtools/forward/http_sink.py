@@ -211,6 +211,7 @@ class HttpSink:
         self._pending: collections.deque[_Exchange] = collections.deque()
         self._under_way = 0
         self._gathered: dict[Hashable, _Gathered] = {}  # by their way
+        self._gathers_for_s = settings.linger_s
         self._partial = _PartialDeliveries()
         self._ended: list[tuple[_Exchange, Outcome]] = []
         self._report: Report
@@ -233,6 +234,16 @@ class HttpSink:
         """Raise ``RuntimeError`` when the thread of the pool has failed."""
         if self._pool.failure is not None:
             raise RuntimeError("the HTTP thread failed") from self._pool.failure
+
+    def gather_no_more(self) -> None:
+        """Send what waits for a batch, and what comes."""
+
+        def send_all() -> None:
+            self._gathers_for_s = 0.0
+            for way in list(self._gathered):
+                self._send_gathered(way)
+
+        self._pool.call_soon(send_all)
 
     def stop(self, timeout_s: float) -> None:
         """Close all connections: the forwarder has waited for what was under way."""
@@ -258,7 +269,7 @@ class HttpSink:
         gathered.parcels.append(parcel)
         gathered.count += count
         gathered.size += parcel.size
-        if gathered.count >= settings.batch_count or not settings.linger_s:
+        if gathered.count >= settings.batch_count or not self._gathers_for_s:
             self._send_gathered(way)
 
     def _way(self, message: Message, body: bytes) -> Hashable:
@@ -274,7 +285,7 @@ class HttpSink:
 
     def _tick(self, now: float) -> None:
         for way, gathered in list(self._gathered.items()):
-            if now - gathered.since >= self._settings.linger_s:
+            if now - gathered.since >= self._gathers_for_s:
                 self._send_gathered(way)
         if self._pending:
             self._go_on()

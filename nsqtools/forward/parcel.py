@@ -13,7 +13,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 from zlib import crc32
 
 from nsqtools.client.connecting import RetryDelays
@@ -190,6 +190,14 @@ class Sink(Protocol):
 
     def stop(self, timeout_s: float) -> None:
         """Wait for what is under way, for a time, and close the connections."""
+
+
+@runtime_checkable
+class GatheringSink(Sink, Protocol):
+    """A sink in which messages wait for others, to be delivered together."""
+
+    def gather_no_more(self) -> None:
+        """Deliver what waits, and from here on what comes at once. May be called again."""
 
 
 def _count(help: str) -> Any:

@@ -32,6 +32,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.files.durable import replace_file
+from nsqtools.files.opening import closing_fd, lock_file, open_to_read
 from nsqtools.protocol.text import utc_text
 from nsqtools.records.envelope import Splitter
 
@@ -200,7 +201,8 @@ def read_checkpoint(
     Raises `OutputError`, and `ConfigurationError` for one that is not of ``what``.
     """
     try:
-        content = json.loads(path.read_bytes())
+        with open_to_read(path) as file:
+            content = json.loads(file.read())
         if content["version"] in versions:
             return parse(content)
     except FileNotFoundError:
@@ -210,6 +212,22 @@ def read_checkpoint(
     except (ValueError, KeyError, TypeError, AttributeError):
         pass
     raise ConfigurationError(f"{path} is not the checkpoint of {what}", hint="Give another file.")
+
+
+@contextmanager
+def held(checkpoint: Path) -> Iterator[None]:
+    """Inside, no other run goes on from a checkpoint: both would publish the same.
+
+    The lock is on a file beside it, as it is replaced itself. Raises `OutputError`.
+    """
+    with failing("write", checkpoint.absolute()):
+        descriptor = lock_file(Path(f"{checkpoint}.lock"))
+    if descriptor is None:
+        raise OutputError(
+            f"another run holds the checkpoint {checkpoint}", hint="Wait until it has ended."
+        )
+    with closing_fd(descriptor):
+        yield
 
 
 def write_checkpoint(path: Path, content: dict[str, Any]) -> None:

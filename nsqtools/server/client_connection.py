@@ -86,6 +86,7 @@ class ConnectionProtocol(ABC):
 
 
 _DRAIN_S = 1.0
+_CLOSE_S = 30.0
 _DECODED_BYTES = 1 << 16  # at a time
 _MAGIC_LENGTH = 4
 
@@ -450,9 +451,10 @@ class ClientConnection(asyncio.Protocol):
             self.close()
 
     def close(self) -> None:
-        """Write what is queued and close."""
+        """Write what is queued and close, after a while also if the client reads nothing."""
         if not self._is_over:
             self.flush()
+            self._drain_timer = self._loop.call_later(_CLOSE_S, self._transport.abort)
         self._transport.close()
         self._end()
 

@@ -37,6 +37,7 @@ class DaemonThread(Generic[D]):
         self._make = make
         self._daemon: D | None = None
         self._forget: Callable[[], object] = lambda: None  # what only the daemon needed
+        self._lock = threading.RLock()  # several threads may start and stop it
 
     def __enter__(self) -> Self:
         self.start()
@@ -67,18 +68,19 @@ class DaemonThread(Generic[D]):
 
         Raises `ConfigurationError`, ``OSError``, and ``RuntimeError`` when it is running.
         """
-        if self._daemon is not None:
-            raise RuntimeError(f"this {self._name} is running")
-        started: Future[None] = Future()
-        self._thread = threading.Thread(
-            target=self._run, args=(started,), name=self._name, daemon=True
-        )
-        self._thread.start()
-        failure = started.exception()
-        if failure is not None:
-            self._thread.join()
-            self._forget()
-            raise failure
+        with self._lock:
+            if self._daemon is not None:
+                raise RuntimeError(f"this {self._name} is running")
+            started: Future[None] = Future()
+            self._thread = threading.Thread(
+                target=self._run, args=(started,), name=self._name, daemon=True
+            )
+            self._thread.start()
+            failure = started.exception()
+            if failure is not None:
+                self._thread.join()
+                self._forget()
+                raise failure
 
     def _run(self, started: Future[None]) -> None:
         with asyncio.Runner(loop_factory=MeteredLoop) as runner:
@@ -99,15 +101,16 @@ class DaemonThread(Generic[D]):
 
     def end(self, how: Callable[[D], Coroutine[Any, Any, object]]) -> None:
         """Await ``how`` in the daemon's loop, and end the thread. Does nothing when none runs."""
-        if self._daemon is None or not self._thread.is_alive():
-            return
-        try:
-            self.do(how)
-        finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._daemon = None
-            self._forget()
+        with self._lock:
+            if self._daemon is None or not self._thread.is_alive():
+                return
+            try:
+                self.do(how)
+            finally:
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._thread.join()
+                self._daemon = None
+                self._forget()
 
     def do(self, what: Callable[[D], Coroutine[Any, Any, R]]) -> R:
         """Await ``what`` in the daemon's loop; return and raise as it does."""

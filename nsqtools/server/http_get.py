@@ -25,20 +25,18 @@ _HEADERS = {
 
 
 async def http_get(url: str, options: NsqdOptions, verify: SSLContext | bool) -> bytes:
-    """Return the body of an answer with status 200, within the times of the options.
+    """Return the body of an answer with status 200, within the times of the options (0: any).
 
     Raises `ProtocolError`, ``httpx.HTTPError``, ``httpx.InvalidURL`` and ``TimeoutError``.
     """
-    connect_s = options.http_client_connect_timeout
-    request_s = options.http_client_request_timeout
-    timeout = httpx.Timeout(request_s, connect=connect_s).as_dict()
+    timeout = {"connect": options.http_client_connect_timeout or None}
     request = httpx.Request("GET", url, headers=_HEADERS, extensions={"timeout": timeout})
     if request.url.userinfo:
         login = httpx.BasicAuth(request.url.username, request.url.password)
         request = next(login.auth_flow(request))
     body = bytearray()
     async with (
-        asyncio.timeout(connect_s + request_s),  # httpx's own timeouts are for each read
+        asyncio.timeout(options.http_client_request_timeout or None),
         httpx.AsyncHTTPTransport(verify=verify, trust_env=False) as transport,
         aclosing(await transport.handle_async_request(request)) as response,
     ):

@@ -197,7 +197,7 @@ class NsqdOptions:
             raise ConfigurationError("--node-id must be [0,1024)")
         if not 1 <= self.max_deflate_level <= 9:
             raise ConfigurationError("--max-deflate-level must be [1,9]")
-        for name in ("sync_timeout", "statsd_interval"):  # Go's nsqd panics
+        for name in ("sync_timeout", "statsd_interval", "output_buffer_timeout"):  # Go panics
             if getattr(self, name) <= 0:
                 raise ConfigurationError(f"--{name.replace('_', '-')} must be above 0")
         if self.mem_queue_size < 0:  # and here

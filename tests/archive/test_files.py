@@ -63,24 +63,30 @@ def test_a_lost_index_is_rebuilt_and_nothing_is_dropped(directories: Directories
     assert text_of(final) == b"one\ntwo\nthree\n"
 
 
-@pytest.mark.parametrize("lock", ["of its archiver", "while it is written"])
-def test_a_file_that_another_process_has_is_left_alone(directories: Directories, lock: str) -> None:
-    file, locks = begun(directories), directories.locks()
+@pytest.mark.parametrize("above", [0, 1, None])
+def test_a_file_that_another_process_has_is_left_alone(
+    directories: Directories, above: int | None
+) -> None:
+    """Its archiver does, in its folder or in one above, or somebody who writes."""
+    file = begun(directories)
     flush(file, b"one\n")
     (directories.work / ".caf\udce9.log.part").touch()  # of somebody else
-    if lock == "of its archiver":
-        assert locks.take(NAME)
-        for place in (directories.work, directories.work.parent):
-            assert recover(replace(directories, work=place)) == []
-    else:
+    if above is None:
         with file._opened():
             assert recover(directories) == []
+    else:
+        locks = replace(directories, work=(at := file.path.parents[above])).locks()
+        assert locks.take(str(file.path.relative_to(at)))
+        for place in file.path.parents[:2]:
+            assert recover(replace(directories, work=place)) == []
+        locks.close()
 
-    locks.close()
     assert len(recover(directories)) == 1
 
 
-def test_a_file_that_another_process_finished_is_not_written_to(directories: Directories) -> None:
+def test_a_file_that_another_process_finished_is_not_written_to(
+    directories: Directories, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = begun(directories)
     flush(file, b"one\n")
     (final,) = recover(directories)
@@ -89,13 +95,9 @@ def test_a_file_that_another_process_finished_is_not_written_to(directories: Dir
     (directories.work / part_of(final).name).write_bytes(b"another file of this name")
     assert file.has_vanished
     assert text_of(final) == b"one\n"
-
-
-def test_a_file_that_another_process_is_recovering_is_not_taken_for_ours(
-    directories: Directories, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    part_of(file.path).unlink()
     monkeypatch.setattr(fcntl, "flock", Mock(side_effect=BlockingIOError))
-    with pytest.raises(FileExistsError):
+    with pytest.raises(FileExistsError, match="is being recovered by another process"):
         begun(directories)
 
 
@@ -203,6 +205,8 @@ def test_a_repaired_file_is_old_or_new_after_a_power_cut_at_any_moment(tmp_path:
         record.note("repaired")
     for promised, cut in record.cuts():
         assert cut.files["a.log"] in [b"one\ntwo\n"] + [b"one\ntwo\nthr"] * (not promised)
+        index = [load_index(index_of(path)).encode()] + [None] * (not promised)
+        assert cut.files.get(".a.log.index") in index
 
 
 def test_bare_bodies_that_end_otherwise_are_not_repaired_to_nothing(tmp_path: Path) -> None:

@@ -21,13 +21,15 @@ def place(bucket: Bucket) -> StoredPlace:
     return parse_place(f"{bucket.url}/lake")
 
 
-def test_a_place_has_one_writer_and_is_free_at_once_after_it(place: StoredPlace) -> None:
+def test_a_place_has_one_writer_and_is_free_at_once_after_it(
+    place: StoredPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place.storage.put((place / "lock" / "note.txt").key, b"of somebody")
+    monkeypatch.setitem(Lease.__init__.__kwdefaults__, "renew_s", 0.1)
     with held(place, "lock") as lease:
         lease.check()
-        threading.Timer(0.3, lease.check).start()
         with pytest.raises(OutputError, match=f"another run writes to {place}/lock"):
-            Lease(place / "lock").take(5)
+            Lease(place / "lock").take(60)
     with held(place, "lock"):
         pass
 

@@ -17,7 +17,6 @@ from nsqtools.archive.journal import TopicLock
 from nsqtools.archive.members import Codec, Plain, gzip_members, members_of
 from nsqtools.archive.part_file import Directories, recover
 from nsqtools.archive.topic_writer import ArchiveSettings, TopicWriter
-from nsqtools.files.durable import replace_file
 from nsqtools.records.envelope import RecordFormat
 from nsqtools.records.naming import FileNaming, Rotation
 
@@ -130,13 +129,3 @@ def test_cuts_of_recovery_lose_nothing(directories: Directories, form: str, ever
             recover(directories)
             assert_all_is_there(promised, directories, form)
     assert recovered
-
-
-def test_a_replaced_file_is_old_or_new_after_a_power_cut_at_any_moment(tmp_path: Path) -> None:
-    with PowerCut(tmp_path) as record:
-        for content in (b"old", b"new"):
-            replace_file(tmp_path / "checkpoint", content)
-            record.note(content)
-    for promised, cut in record.cuts():
-        if promised:
-            assert cut.files["checkpoint"] in [b"new", b"old"][: 3 - len(promised)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import time
@@ -10,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 from plugins.archives import NOW_S, FakeConnection, finished_files, journal_in, lines_of, parts
@@ -163,19 +165,23 @@ def test_a_disk_that_takes_a_little_now_and_then_is_full(
     assert caplog.messages == [said, "topic clicks: writing works again"]
 
 
-def test_what_cannot_be_written_goes_back_and_is_written_when_it_comes_again(topic: Topic) -> None:
+@pytest.mark.parametrize(("number", "files"), [(errno.ENOSPC, 1), (errno.EFBIG, 2)])
+def test_what_cannot_be_written_goes_back_and_is_written_when_it_comes_again(
+    topic: Topic, number: int, files: int
+) -> None:
     writer = topic.writer()
     writer.take(topic.source.deliver(1), NOW_S)
     writer.flush()
     writer.take(topic.source.deliver(2, 3), NOW_S)
     with pytest.MonkeyPatch.context() as broken:
-        broken.setattr(os, "fdatasync", full)
-        with pytest.raises(WriteFailed, match=r"No space left on device\): 2 messages are back"):
+        broken.setattr(os, "fdatasync", Mock(side_effect=OSError(number, "no room")))
+        with pytest.raises(WriteFailed, match=r"\(no room\): 2 messages are back"):
             writer.flush()
     assert (topic.source.finished, topic.source.requeued) == (ids(1), ids(2, 3))
 
     writer.take(topic.source.deliver(3, attempts=2), NOW_S)
     writer.rotate(NOW_S, all_files=True)
+    assert writer.totals.files == files  # one that can grow no more is finished
     following = topic.writer()  # which does not know what failed, either
     following.take(topic.source.deliver(1, 2, 3, attempts=3), NOW_S)
     following.rotate(NOW_S, all_files=True)

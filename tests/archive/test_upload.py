@@ -280,7 +280,7 @@ def test_a_file_that_cannot_be_uploaded_holds_up_no_other(
 
     uploads.put(finished(writer))
 
-    wait_until(lambda: uploads.totals.files, what="the other")
+    wait_until(lambda: uploads.totals.files, what="the other", timeout_s=60)
     assert uploads.close() == 1
     wait_until(lambda: not uploading(), what="the end of its threads")
 

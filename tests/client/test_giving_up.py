@@ -14,9 +14,8 @@ from plugins.examples import slow
 from plugins.servers import AnyNsqd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools import ClientOptions, Consumer, Message
+from nsqtools import ClientOptions, ConfigurationError, Consumer, Message, PublishNotSent
 from nsqtools.client.giving_up import Attempts, GivingUp, Policy
-from nsqtools.errors import ConfigurationError, PublishNotSent
 from nsqtools.testing import FakeProducer, Published, fake_batch
 
 
@@ -150,7 +149,7 @@ def test_the_poison_alone_reaches_the_dead_letters(
 ) -> None:
     """On the embedded nsqd, which looks for timeouts in a new channel at once."""
     # what expires while it waits comes once more, which the next process takes for a try
-    nsqd = embedded_nsqd(f"--msg-timeout={patience_s(0.3):.1f}s")
+    nsqd = embedded_nsqd(f"--msg-timeout={max(1.0, patience_s(0.3)):.1f}s")
     nsqd.create_channel(TOPIC, CHANNEL)
     bodies = [b"order %d" % number for number in range(COUNT)]
     for number in poisoned:

@@ -137,7 +137,7 @@ def test_a_pause_of_the_archiver_while_it_connects_does_not_end_it(
     os.kill(archiver.pid, signal.SIGSTOP)
     time.sleep(7)  # a handshake may take 5 s
     os.kill(archiver.pid, signal.SIGCONT)
-    wait_until(lambda: archiver.poll() is not None or nsqd.log.count(magic) > 1, what="a new try")
+    wait_until(lambda: archiver.poll() or nsqd.log.count(magic) > 1, what="a try", timeout_s=20)
     proxy.resume(TO_CLIENT)
     wait_until_archived(nsqd)
     ended(archiver)

@@ -23,6 +23,8 @@ from plugins.raw_client import CODECS, TIMEOUT_S, RawClient, mpub, sized, subscr
 from plugins.servers import AnyNsqd, DataPath, Serve
 from plugins.waiting import patience_s, wait_until
 
+from nsqtools.server import client_connection
+
 Start = Callable[..., EmbeddedNsqdProcess]
 
 
@@ -241,7 +243,8 @@ def test_running_out_of_descriptors_is_said_once_a_minute(process: Start) -> Non
     assert "Invalid file descriptor" not in nsqd.log
 
 
-def test_a_client_that_never_reads_takes_bounded_memory_and_is_given_up(process: Start) -> None:
+def test_clients_that_never_read_take_bounded_memory_and_are_given_up(process: Start) -> None:
+    """One that consumes, and one that publishes, which is not read either."""
     nsqd = process("-mem-queue-size=10")
     body = b"x" * 100_000
     with RawClient(nsqd.tcp_address, receive_buffer=4096) as sleeper:
@@ -256,18 +259,25 @@ def test_a_client_that_never_reads_takes_bounded_memory_and_is_given_up(process:
             lambda: nsqd.channel_stats("t", "ch")["client_count"] == 0, what="gone", timeout_s=15
         )
     assert 0 < nsqd.channel_stats("t", "ch")["in_flight_count"] < 100
-
-
-def test_a_publisher_that_never_reads_its_answers_is_not_read_either(process: Start) -> None:
-    nsqd = process()
     command = b"PUB t#ephemeral\n" + sized(b"x")
     with RawClient(nsqd.tcp_address, receive_buffer=4096) as client:
         client.socket.settimeout(0.5)
-        before = resident_bytes(nsqd)
         with pytest.raises(TimeoutError):
             [client.send(command * 10_000) for _ in range(10_000)]
         assert_serves(nsqd)
         assert resident_bytes(nsqd) - before < 50_000_000
+
+
+def test_a_channel_that_is_deleted_keeps_no_client_that_never_reads(
+    embedded_nsqd: AnyNsqd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_connection, "_CLOSE_S", 0.1)
+    nsqd = embedded_nsqd()
+    with subscribed(nsqd.tcp_address, "t", "ch", ready=2500):
+        for _ in range(5):
+            nsqd.publish("t", *[b"x" * 1_000_000] * 4)
+        nsqd.post("/channel/delete", topic="t", channel="ch")
+        wait_until(lambda: b"\nnsqd_connections 0\n" in nsqd.get("/metrics"), what="its end")
 
 
 # a disk that takes nothing, or is full

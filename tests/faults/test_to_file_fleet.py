@@ -102,10 +102,12 @@ def test_a_fleet_needs_few_threads_and_megabytes(fleet: Fleet, topics: int, memo
     fleet.wait_until_archived()
 
     proc = Path(f"/proc/{process.pid}")
-    assert len(os.listdir(proc / "fd")) <= topics + 20  # a connection each; three each would do
-    wait_until(  # those that connect end when they are not needed any more
-        lambda: len(os.listdir(proc / "task")) <= 8, what="<= 8 threads", timeout_s=20
-    )
+    for what, most in (("fd", topics + 20), ("task", 8)):  # a connection each; three would do
+        wait_until(  # those that connect end when they are not needed any more
+            lambda: len(os.listdir(proc / what)) <= most,  # noqa: B023
+            what=f"<= {most} in {what}",
+            timeout_s=20,
+        )
     (kilobytes,) = re.findall(r"VmRSS:\s+(\d+) kB", (proc / "status").read_text())
     assert int(kilobytes) <= 1000 * memory_mb
     assert "the limit of open files" not in ended(process)

@@ -6,7 +6,6 @@ import errno
 import os
 import socket
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -36,7 +35,7 @@ class Destination:
     """A sink that answers with what the test says."""
 
     def __init__(self) -> None:
-        self.outcome = AWAY
+        self.outcome: Outcome | None = AWAY  # None: not yet
         self.sizes: list[int] = []
 
     def parts(self, parcel: Parcel) -> list[Parcel]:
@@ -44,20 +43,15 @@ class Destination:
 
     def submit(self, parcel: Parcel, report: Report) -> None:
         self.sizes.append(len(parcel))
-        report([parcel], self.outcome)
+        if self.outcome is not None:
+            report([parcel], self.outcome)
 
     def check(self) -> None: ...
     def stop(self, timeout_s: float) -> None: ...
 
 
-def courier_to(
-    sink: Destination,
-    *,
-    counters: Counters | None = None,
-    dead_letters: Any = None,
-    on_circuit: Callable[[bool], object] = lambda is_open: None,
-) -> Courier:
-    more = {"dead_letters": dead_letters, "on_circuit": on_circuit}
+def courier_to(sink: Destination, counters: Counters | None = None, **more: Any) -> Courier:
+    more = {"dead_letters": None, "on_circuit": lambda is_open: None, **more}
     return Courier(sink, counters or Counters(), max_attempts=0, **more)
 
 
@@ -88,6 +82,17 @@ def test_it_fails_until_something_has_arrived(caplog: pytest.LogCaptureFixture) 
     assert courier.last_error == ""
 
 
+def test_what_runs_for_hours_keeps_nothing_waiting_after_one_that_was_busy() -> None:
+    destination = Destination()
+    courier = courier_to(destination)
+    for number, destination.outcome in enumerate([None, Outcome(Fate.BUSY)]):
+        courier.send(parcel(number))
+    courier.act(0.0)
+    assert courier.is_open
+    courier.tick(100.0)
+    assert not courier.is_open
+
+
 def test_what_failed_in_another_run_is_not_taken_for_what_failed_in_this() -> None:
     destination, parcels = Destination(), {number: parcel(number) for number in (1, 2, 3)}
     courier = courier_to(destination)
@@ -103,7 +108,7 @@ def test_what_failed_in_another_run_is_not_taken_for_what_failed_in_this() -> No
 def test_what_was_stored_in_part_is_sent_again_one_by_one() -> None:
     """A full disk that has room for a few would take the first of a batch with each try."""
     destination, three, counters = Destination(), parcel(1, 2, 3), Counters()
-    courier = courier_to(destination, counters=counters)
+    courier = courier_to(destination, counters)
     destination.outcome = Outcome(Fate.UNKNOWN, "E_MPUB_FAILED", may_split=True)
     courier.send(three)
     courier.act(0.0)
@@ -125,9 +130,7 @@ def test_what_travelled_together_and_twice_is_counted_once_for_each_time() -> No
 
     parcels: list[Parcel] = []
     counters = Counters()
-    courier = Courier(
-        Together(), counters, max_attempts=0, dead_letters=None, on_circuit=lambda is_open: None
-    )
+    courier = courier_to(Together(), counters)
     courier.send(parcel(1, 2))
     courier.send(parcel(3))
 
@@ -140,7 +143,7 @@ def test_what_nsqd_takes_back_while_it_is_delivered_is_there_twice() -> None:
     destination, counters, two = Destination(), Counters(), parcel(1, 2)
     destination.outcome = DELIVERED
     two.messages.source.in_flight.pop(two.messages[0].id)  # as if its time was over
-    courier_to(destination, counters=counters).send(two)
+    courier_to(destination, counters).send(two)
     assert (counters.totals.delivered, counters.totals.repeated) == (2, 1)
 
 
@@ -148,7 +151,7 @@ def test_what_is_refused_while_the_sink_stops_has_its_dead_letter() -> None:
     counters, sink, box = Counters(), Mock(parts=lambda parcel: [parcel]), Mock(is_open=True)
     box.put = lambda parcel, error, kept: kept(parcel, box.is_open)
     box.close = lambda: setattr(box, "is_open", False)
-    courier = courier_to(sink, counters=counters, dead_letters=box)
+    courier = courier_to(sink, counters, dead_letters=box)
     courier.send(parcel(1))
     refused, report = sink.submit.call_args.args
     sink.stop = lambda timeout_s: report([refused], Outcome(Fate.REFUSED, "HTTP 400"))
@@ -201,7 +204,8 @@ def test_a_dead_letter_that_was_kept_is_there_after_a_power_cut(tmp_path: Path) 
 
 
 def test_a_dead_letter_is_kept_under_the_name_that_was_given(tmp_path: Path) -> None:
-    """Also when the file was taken away, and after what another process left of a line."""
+    """Also when the file was taken away, and after what another process left of a line; and in no
+    pipe, which keeps nothing."""
     path = tmp_path / "dead.jsonl"
     box = DeadLetterFile(path)
     path.rename(tmp_path / "taken")
@@ -213,8 +217,6 @@ def test_a_dead_letter_is_kept_under_the_name_that_was_given(tmp_path: Path) -> 
     one, rest, two = path.read_bytes().splitlines()
     assert (b'"body 1"' in one, rest, b'"body 2"' in two) == (True, b"torn", True)
 
-
-def test_dead_letters_go_to_no_pipe_which_keeps_nothing(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OutputError, match="must be in a regular file"):
         DeadLetterFile(tmp_path / "pipe")

@@ -9,6 +9,7 @@ import queue
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,7 @@ from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.files.opening import Renewed
 from nsqtools.forward import BatchForm, Redirects
 from nsqtools.forward.command_starter import Starter
+from nsqtools.forward.courier import Courier
 from nsqtools.forward.exec_sink import ExecSettings, ExecSink
 from nsqtools.forward.forwarder import Forwarder, ForwardSettings, forward_to
 from nsqtools.forward.http_pool import Answer, HttpPool
@@ -39,7 +41,7 @@ from nsqtools.forward.http_requests import (
 )
 from nsqtools.forward.http_sink import HttpSettings, HttpSink, parse_policy
 from nsqtools.forward.nsq_sink import LoopGuard
-from nsqtools.forward.parcel import DELIVERED, Fate, Outcome, Parcel, Report
+from nsqtools.forward.parcel import DELIVERED, Counters, Fate, Outcome, Parcel, Report
 from nsqtools.tail.tail import RunLimits
 from nsqtools.testing import fake_batch
 
@@ -105,11 +107,17 @@ def test_of_a_batch_only_what_the_command_got_is_delivered() -> None:
     sink = ExecSink(settings, lambda stream, data: None)
     parcel = Parcel(fake_batch([b"1", b"2"]), [b"1", b"2"], "clicks", 0.0)
     parcel.messages[0].finish()  # as if nsqd had taken it back
-    ended = outcomes_of(sink, *sink.parts(parcel))
-    assert [(count, outcome.fate) for count, outcome in ended] == [
-        (1, Fate.FAILED),
-        (1, Fate.DELIVERED),
-    ]
+    ended = [(count, outcome.fate) for count, outcome in outcomes_of(sink, *sink.parts(parcel))]
+    assert ended == [(1, Fate.FAILED), (1, Fate.DELIVERED)]
+
+
+def test_a_stop_waits_for_no_whole_batch() -> None:
+    settings = ExecSettings("/bin/cat", ("cat",), "run", batch=9, batch_wait_s=3600)
+    sink, counters = ExecSink(settings, lambda stream, data: None), Counters()
+    courier = Courier(sink, counters, max_attempts=0, dead_letters=None, on_circuit=Mock())
+    courier.send(parcel_of(b"1"))
+    courier.drain(patience_s(10), lambda: None)
+    assert counters.totals.delivered == 1
 
 
 def http_sink(*headers: str, **settings: Any) -> tuple[HttpSink, Any]:
@@ -176,13 +184,8 @@ def test_json_in_a_batch_is_plain_utf8(form: BatchForm, encoding: str) -> None:
 @pytest.mark.parametrize("rules", [["404=retry", "4xx=drop"], ["4XX=drop", "404=retry"]])
 def test_a_status_of_its_own_is_stronger_than_its_class_in_any_order(rules: list[str]) -> None:
     policy = parse_policy(rules)
-    assert [policy[status].value for status in (200, 400, 404, 429, 500)] == [
-        "ok",
-        "drop",
-        "retry",
-        "drop",
-        "retry",
-    ]
+    actions = [policy[status].value for status in (200, 400, 404, 429, 500)]
+    assert actions == ["ok", "drop", "retry", "drop", "retry"]
 
 
 def test_what_no_endpoint_has_answered_may_be_there_from_each() -> None:
@@ -194,26 +197,40 @@ def test_what_no_endpoint_has_answered_may_be_there_from_each() -> None:
     assert (outcome.fate, outcome.repeated) == (Fate.FAILED, 2)
 
 
+def forwarder_to(
+    sink: Any, nsqd: GoNsqd, topics: Sequence[str] = ("clicks",), **more: Any
+) -> Forwarder:
+    """Of topics with a message each, until nothing comes."""
+    for topic in topics:
+        nsqd.create_channel(topic, "c")
+        nsqd.publish(topic, b"1")
+    more = {"nsqd_tcp_addresses": nsqd.tcp_address, "exit_idle_s": patience_s(1), **more}
+    return forward_to(sink, [*topics], "c", **more)
+
+
 def test_a_forwarder_does_not_go_on_without_a_consumer_that_a_defect_has_ended(
     nsqd: GoNsqd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nsqd.create_channel("clicks", "c")
-    nsqd.publish("clicks", b"1")
     monkeypatch.setattr(ConsumerIO, "received", None)
-    place: Any = {"nsqd_tcp_addresses": nsqd.tcp_address, "exit_idle_s": patience_s(1)}
-    forwarder = forward_to(Mock(), "clicks", "c", **place)
     with pytest.raises(RuntimeError, match="the I/O thread failed"):
-        forwarder.run()
+        forwarder_to(Mock(), nsqd).run()
+
+
+@pytest.mark.parametrize("method", ["parts", "submit"])
+def test_a_sink_with_a_defect_ends_the_run_at_once(nsqd: GoNsqd, method: str) -> None:
+    sink = Mock(parts=lambda parcel: [parcel])
+    setattr(sink, method, Mock(side_effect=KeyError(method)))
+    with pytest.raises(KeyError):
+        forwarder_to(sink, nsqd, options={"drain_timeout": "1h"}).run()
+    wait_until(lambda: nsqd.depth("clicks", "c") == 1, what="it is given back")
 
 
 def test_a_command_whose_output_is_lost_has_finished_nothing(nsqd: GoNsqd) -> None:
     def cannot_write(stream: int, data: bytes) -> None:
         raise OutputError("cannot write to stdout (No space left on device)")
 
-    nsqd.create_channel("clicks", "c")
-    nsqd.publish("clicks", b"1")
     sink = ExecSink(ExecSettings("/bin/echo", ("echo", "1"), "c"), cannot_write)
-    forwarder = forward_to(sink, "clicks", "c", nsqd_tcp_addresses=nsqd.tcp_address)
+    forwarder = forwarder_to(sink, nsqd, exit_idle_s=None)
     with pytest.raises(OutputError):
         forwarder.run()
     totals = forwarder.counters.totals
@@ -222,17 +239,14 @@ def test_a_command_whose_output_is_lost_has_finished_nothing(nsqd: GoNsqd) -> No
 
 
 def test_a_sink_that_is_busy_adds_to_no_count_of_attempts(nsqd: GoNsqd, tmp_path: Path) -> None:
-    nsqd.create_channel("clicks", "c")
-    nsqd.publish("clicks", b"1")
     fates = [Fate.BUSY, Fate.BUSY, Fate.FAILED, Fate.DELIVERED]
 
     def submit(parcel: Parcel, report: Report) -> None:
         report([parcel], Outcome(fates.pop(0), "scripted", retry_after_s=0))
 
     sink = Mock(parts=lambda parcel: [parcel], submit=submit)
-    more: Any = {"nsqd_tcp_addresses": nsqd.tcp_address, "exit_idle_s": patience_s(1)}
-    more |= {"max_attempts": 2, "dead_letter_file": tmp_path / "dead"}
-    forwarder = forward_to(sink, "clicks", "c", **more)
+    more = {"max_attempts": 2, "dead_letter_file": tmp_path / "dead"}
+    forwarder = forwarder_to(sink, nsqd, **more)
     forwarder.run()
 
     totals = forwarder.counters.totals
@@ -262,7 +276,7 @@ def test_an_id_that_is_none_is_no_header_and_no_variable_of_a_command() -> None:
     message.id = EVIL
     parcel.messages.source.in_flight[EVIL] = message
     secrets = Renewed((), lambda: RequestSecrets(key=b"key"))
-    builder = RequestBuilder(content_type="", secrets=secrets)
+    builder = RequestBuilder(content_type="a\r\nX-Evil: \udcff", secrets=secrets)
     headers = builder.build(Endpoint("http://a/"), [parcel]).headers
     assert not [each for each in headers if b"\n" in each or b"\0" in each]
 
@@ -297,15 +311,9 @@ def test_an_outage_is_no_attempt_of_what_had_come_before_it(nsqd: GoNsqd, tmp_pa
             failed.add(parcel.topic)
             report([parcel], Outcome(Fate.FAILED, "scripted", retry_after_s=0))
 
-    for topic in "abc":
-        nsqd.create_channel(topic, "c")
-        nsqd.publish(topic, b"1")
-    more: Any = {"nsqd_tcp_addresses": nsqd.tcp_address, "exit_idle_s": patience_s(1)}
-    more |= {"options": {"msg_timeout": f"{timeout_s:g}s"}}
-    more |= {"max_attempts": 2, "dead_letter_file": tmp_path / "dead"}
-    forwarder = forward_to(
-        Mock(parts=lambda parcel: [parcel], submit=submit), list("abc"), "c", **more
-    )
+    more = {"options": {"msg_timeout": f"{timeout_s:g}s"}, "max_attempts": 2}
+    sink = Mock(parts=lambda parcel: [parcel], submit=submit)
+    forwarder = forwarder_to(sink, nsqd, "abc", dead_letter_file=tmp_path / "dead", **more)
     forwarder.run()
 
     totals = forwarder.counters.totals

@@ -225,26 +225,7 @@ def test_an_nsqlookupd_that_does_not_show_it_is_named_and_nothing_is_left(
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("nsqd-")] == []
 
 
-def test_producers_that_find_it_are_refused(orders: Consumed, tmp_path: Path) -> None:
-    with orders.temporary_nsqd(tmp_path / "place") as temporary:
-        temporary.join("orders", "billing")
-        api = HttpApi()
-        with Producer(str(temporary.address), retry_timeout_s=0) as producer:
-            for publish in (
-                lambda: producer.publish("orders", b"a"),
-                lambda: producer.publish_many("other", [b"a", b"b"]),
-                lambda: producer.publish_deferred("orders", b"a", 1),
-            ):
-                with pytest.raises(PublishError, match="takes none"):
-                    publish()
-        api.http_address = temporary._thread.http_address
-        for target in ("/pub?topic=orders", "/topic/create?topic=b", "/channel/empty?topic=orders"):
-            assert api.request("POST", target, b"a")[0] == 403
-        assert temporary.states() == []
-        assert (tmp_path / "place" / MARK).exists()
-
-
-def test_consumers_may_ask_for_what_another_nsqd_allows_and_take_as_long(
+def test_producers_that_find_it_are_refused_and_consumers_get_what_another_nsqd_allows(
     lookupd: GoNsqlookupd, consumed: Consumed, go_nsqd: MakeNsqd, tmp_path: Path
 ) -> None:
     register = f"-lookupd-tcp-address={lookupd.tcp_address}"
@@ -256,6 +237,20 @@ def test_consumers_may_ask_for_what_another_nsqd_allows_and_take_as_long(
         with RawClient(str(temporary.address)) as client:
             assert client.identify()["msg_timeout"] == 120_000
             client.identify(msg_timeout=3_600_000, heartbeat_interval=300_000)
+        with Producer(str(temporary.address), retry_timeout_s=0) as producer:
+            for publish in (
+                lambda: producer.publish("orders", b"a"),
+                lambda: producer.publish_many("other", [b"a", b"b"]),
+                lambda: producer.publish_deferred("orders", b"a", 1),
+            ):
+                with pytest.raises(PublishError, match="takes none"):
+                    publish()
+        api = HttpApi()
+        api.http_address = temporary._thread.http_address
+        for target in ("/pub?topic=orders", "/topic/create?topic=b", "/channel/empty?topic=orders"):
+            assert api.request("POST", target, b"a")[0] == 403
+        assert temporary.states() == []
+        assert (tmp_path / "place" / MARK).exists()
 
 
 def test_a_run_that_begins_when_another_has_ended_keeps_its_data_path(

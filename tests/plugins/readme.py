@@ -25,7 +25,7 @@ from plugins.waiting import patience_s
 
 UNTIL_INTERRUPTED = "# until Ctrl-C"
 UNTIL_SIGNAL = "# until SIGTERM"  # in a Python program
-LET_RUN_S = 1.5
+LET_RUN_S = patience_s(1.5)  # one that is not ready for an interrupt ends with a traceback
 SILENT = "nsq tail"  # it says nothing while no message comes
 DEADLINE_S = patience_s(90.0)
 FOR_A_SHELL = re.compile(r"[|<>&;$#*~]")

@@ -85,13 +85,11 @@ def test_it_syncs_after_so_many_operations_files_that_only_its_user_reads(tmp_pa
     assert meta(tmp_path) == f"1\n0,{ON_DISK}\n0,{2 * ON_DISK}\n"
     assert not disk.needs_sync
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
-
-
-@pytest.mark.parametrize("sync_every", [0, -1])
-def test_it_syncs_each_operation_where_it_has_no_number(tmp_path: Path, sync_every: int) -> None:
-    disk = queue(tmp_path, sync_every=sync_every)
-    put_records(disk, [RECORD])
-    assert (meta(tmp_path), disk.needs_sync) == (f"1\n0,0\n0,{ON_DISK}\n", False)
+    for depth, sync_every in ((2, 0), (3, -1)):  # each operation
+        disk = queue(tmp_path, sync_every=sync_every)
+        put_records(disk, [RECORD])
+        expected = f"{depth}\n0,{ON_DISK}\n0,{(depth + 1) * ON_DISK}\n"
+        assert (meta(tmp_path), disk.needs_sync) == (expected, False)
 
 
 def test_what_was_written_after_the_last_sync_is_found(tmp_path: Path) -> None:

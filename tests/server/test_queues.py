@@ -7,7 +7,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nsqtools.protocol.frames import HEADER
@@ -59,24 +59,20 @@ def test_ids_are_unique_and_increase_whatever_the_clock_does(steps: list[tuple[i
     assert {(len(each), int(each, 16) >> 12 & 1023) for each in taken} <= {(16, 617)}
 
 
-@given(st.binary(max_size=50), st.integers(0, 3))
-def test_attempts_survive_the_disk(body: bytes, times: int) -> None:
+@given(st.binary(max_size=50), st.integers(0, 65535))
+@example(b"", 0)
+@example(b"", 254)
+@example(b"", 65535)
+def test_attempts_survive_the_disk_and_wrap_at_16_bits(body: bytes, made: int) -> None:
     [message] = messages(body)
-    for _ in range(times):
-        [message] = again([message])
+    record = message[8:16] + made.to_bytes(2, "big") + message[18:]
+    queued = from_record(record)
 
-    assert attempts_of(to_record(message)) == times
-    assert attempts_of(message[8:]) == times + 1
-    assert from_record(to_record(message)) == message
-
-
-def test_attempts_wrap_at_16_bits() -> None:
-    [message] = messages(b"x")
-    worn_out = from_record(b"\0" * 8 + b"\xff\xff" + b"0" * 16)
-
-    assert attempts_of(worn_out[8:]) == 0
-    assert attempts_of(to_record(worn_out)) == 65535
-    assert list(map(len, again([message]))) == [len(message)]
+    assert to_record(queued) == record
+    assert (len(queued), attempts_of(queued[8:])) == (len(message), (made + 1) % 65536)
+    [requeued] = again([queued])
+    assert attempts_of(to_record(requeued)) == (made + 1) % 65536
+    assert requeued[:16] + requeued[18:] == message[:16] + message[18:]
 
 
 # in flight

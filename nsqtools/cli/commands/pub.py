@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -98,7 +99,7 @@ def pub(
     With --checkpoint an interrupted run continues in its files where it stopped; the messages that
     were being published then may be published twice. What was appended to the last file since is
     published too. A last line without its end is published as it is, and again, whole, once it has
-    grown.
+    grown. A second run with the same checkpoint meanwhile is refused, by a lock on FILE.lock.
 
     With --channel the messages reach that channel of the topic and no other, by a temporary nsqd
     (see nsq replay), which ends when they are consumed.
@@ -116,25 +117,29 @@ def pub(
         find . -print0 | nsq pub -t files -d '\\0' --rate 100
         nsq pub -t orders --channel billing @missed.log --lookupd-http-address lookup:4161
     """
-    from nsqtools.publish.input import BEGIN, InputCheckpoint, RecordSource
+    from nsqtools.publish.input import BEGIN, InputCheckpoint, RecordSource, held
     from nsqtools.publish.publish_job import PublishJob, reader
 
     check_topic(topic)
     given = read_input(texts or (), message or (), file or (), repeat, interval)
     ending, noted = delimiter or b"\n", None
-    if checkpoint is not None:
-        if given.texts or "-" in given.paths or not all(map(os.path.isfile, given.paths)):
-            raise ConfigurationError("--checkpoint is for files, not for texts, pipes or stdin")
-        if publishing.unsent_file is not None:
-            raise ConfigurationError(
-                "--checkpoint and --unsent-file exclude each other",
-                hint="With a checkpoint, the next run publishes what was not sent.",
-            )
-        noted = InputCheckpoint(checkpoint, given.paths, ending)
-        noted.save()  # where it cannot be written, each run would publish all again
-        if noted.place.records:
-            runtime.tell(f"nsq: going on after {noted.place.records:,} records")
-    with publishing.open(runtime, ending, resumes=False, defer_s=defer, inputs=given.paths) as run:
+    with ExitStack() as stack:
+        if checkpoint is not None:
+            if given.texts or "-" in given.paths or not all(map(os.path.isfile, given.paths)):
+                raise ConfigurationError("--checkpoint is for files, not for texts, pipes or stdin")
+            if publishing.unsent_file is not None:
+                raise ConfigurationError(
+                    "--checkpoint and --unsent-file exclude each other",
+                    hint="With a checkpoint, the next run publishes what was not sent.",
+                )
+            stack.enter_context(held(checkpoint))
+            noted = InputCheckpoint(checkpoint, given.paths, ending)
+            noted.save()  # where it cannot be written, each run would publish all again
+            if noted.place.records:
+                runtime.tell(f"nsq: going on after {noted.place.records:,} records")
+        run = stack.enter_context(
+            publishing.open(runtime, ending, resumes=False, defer_s=defer, inputs=given.paths)
+        )
         publisher, total = run.publisher, size_of(given.paths)
 
         def how_far() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -110,6 +111,7 @@ def replay(
     """
     from nsqtools.archive.finding import find_archives
     from nsqtools.files.opening import allow_many
+    from nsqtools.publish.input import held
     from nsqtools.replay.replay import Checkpoint, MessageSelection, Replay
 
     chosen = TopicFilter(from_topic or ())
@@ -136,7 +138,10 @@ def replay(
         lines = plan(partial(prepared, publishing.publisher()), publishing.connection, runtime)
         if not runtime.agree(lines, "Go on?", yes=False):
             return ExitStatus.FAILED
-    with publishing.open(runtime, b"", dry_run=dry_run, inputs=local) as run:
+    with (
+        held(checkpoint) if checkpoint and not dry_run else nullcontext(),
+        publishing.open(runtime, b"", dry_run=dry_run, inputs=local) as run,
+    ):
         publisher, damage = run.publisher, DamageReporter(runtime, run.progress)
 
         def how_far() -> str:
@@ -277,7 +282,7 @@ def redrive(
         source = RecordSource(paths, b"\n", job.is_over)
         signals = run.finish(lambda: job.run(source.batches()))
     if dry_run:
-        kinds = sorted(letters.kinds.items())
+        kinds = sorted(job.letters.items())
         lines = (f"{counted(count, 'message')} for {name}: {why}" for (name, why), count in kinds)
         write_lines(runtime, lines)
         is_whole = not run.publisher.counts.rejected

@@ -32,7 +32,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
 from itertools import takewhile
@@ -236,19 +236,24 @@ def report_error(
     """
     if status is None:
         status = status_of(error)
-    if debug:
-        stderr.write(harmless_traceback("".join(traceback.format_exception(error))) + "\n")
+    text = f"{harmless_traceback(''.join(traceback.format_exception(error)))}\n" if debug else ""
     message, hint = explain(error)
     if json:
         from json import dumps
 
-        stderr.write(escape_json(dumps({**error_document(error), "status": status})) + "\n")
+        text += escape_json(dumps({**error_document(error), "status": status})) + "\n"
     else:
-        stderr.write(f"nsq: error: {_one_line(message)}\n")
-        if hint:
-            stderr.write(f"hint: {_one_line(hint)}\n")
-    stderr.flush()
+        text += f"nsq: error: {_one_line(message)}\n"
+        text += f"hint: {_one_line(hint)}\n" if hint else ""
+    _say(stderr, text)
     return status
+
+
+def _say(stderr: TextIO, text: str) -> None:
+    """That stderr takes nothing (a full disk) ends no work, and changes no status."""
+    with suppress(OSError):
+        stderr.write(text)
+        stderr.flush()
 
 
 def status_of(error: Exception | None) -> ExitStatus:
@@ -385,8 +390,7 @@ class Runtime:
 
     def insist(self, line: str) -> None:
         """Say something on stderr even with ``--quiet``: a failure, or part of a question."""
-        self.stderr.write(f"{escape_line(line)}\n")
-        self.stderr.flush()
+        _say(self.stderr, f"{escape_line(line)}\n")
 
     def report(self, error: Exception) -> None:
         """Report an error that does not end the run, in the form of the one that would."""

@@ -17,7 +17,7 @@ from plugins.servers import MakeNsqd, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.publish.input import InputBatch, InputCheckpoint, InputPlace, RecordSource
+from nsqtools.publish.input import InputBatch, InputCheckpoint, InputPlace, RecordSource, held
 
 
 def to(nsqd: Nsqd, topic: str = "events") -> list[str]:
@@ -87,26 +87,30 @@ def test_a_checkpoint_continues_where_an_interrupted_run_stopped(
 ) -> None:
     nsqd.create_channel("events", "c")
     first, second = tmp_path / "a.log", tmp_path / "b.log"
-    first.write_bytes(b"".join(b"a%d\n" % n for n in range(9000)))
+    first.write_bytes(b"".join(b"a%d\n" % n for n in range(30_000)))
     second.write_bytes(b"b0\nb1")
     files = ["-f", str(first), "-f", str(second), "--checkpoint", str(tmp_path / "done")]
     process = spawn_nsq([*to(nsqd), *files, "--rate", "1500"])
     wait_until(lambda: nsqd.topic_stats("events")["message_count"] > 1200, what="it is under way")
     _, said = process.end(signal.SIGINT)
 
+    with held(tmp_path / "done"):
+        meanwhile = run_nsq([*to(nsqd), *files])
     again = run_nsq([*to(nsqd), *files])
     third = run_nsq([*to(nsqd), *files])
 
     done = int(re.search(rb"nsq: ([\d,]+) records are done", said)[1].replace(b",", b""))  # type: ignore[index]
+    assert meanwhile[:2] == (1, b"")
+    assert meanwhile.err.startswith("nsq: error: another run holds the checkpoint ")
     assert process.returncode == 130
-    assert 1000 <= done < 9000
+    assert 1000 <= done < 30_000
     assert f"nsq: going on after {done:,} records" in again.err
-    assert int(again.err.split("nsq: ")[2].split()[0]) == 9002 - done  # confirmed
+    assert int(again.err.split("nsq: ")[2].split()[0]) == 30_002 - done  # confirmed
     assert "0 confirmed" in third.err
     tail = ["tail", "-t", "events", "-c", "c", *nsqd.options, "--until-empty"]
     bodies = run_nsq(tail).out.splitlines()
-    assert {b"a%d" % n for n in range(9000)} | {b"b0", b"b1"} == set(bodies)
-    assert len(bodies) - 9002 < 1000  # what was under way may come twice
+    assert {b"a%d" % n for n in range(30_000)} | {b"b0", b"b1"} == set(bodies)
+    assert len(bodies) - 30_002 < 1000  # what was under way may come twice
 
 
 def test_the_place_counts_every_byte(tmp_path: Path) -> None:

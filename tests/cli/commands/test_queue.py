@@ -146,6 +146,7 @@ def test_recovery_takes_what_nsqd_will_not_deliver_once(
     (left / "t:other.diskqueue.meta.dat").unlink()  # all of it is orphaned
     shutil.copy(files[2], left / "gone.diskqueue.000000.dat")  # of a topic that nobody knows
     before = state_of(left)
+    (unread := left / "t:ch.diskqueue.000091.dat.bad").mkdir()  # as where a disk fails
 
     rows = json.loads(run_nsq(["queue", "list", str(left), "--json"]).out)
     archive = tmp_path / "out.log"
@@ -164,6 +165,8 @@ def test_recovery_takes_what_nsqd_will_not_deliver_once(
     assert recovered
     assert recovered == BODIES[: len(recovered)]  # not twice, and none that is good
     assert f"{files[0]}: is not there, and in the metadata" in done.err
+    assert f"{unread}: cannot be read (it is not a regular file)" in done.err
+    unread.rmdir()
     assert done.status == 6
     assert sorted(bodies_of(run_nsq(["archive", "cat", str(everything), "-t", "t"]).out)) == BODIES
     assert state_of(left) == before

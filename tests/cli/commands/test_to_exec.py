@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -56,10 +57,8 @@ def run(run_nsq: RunNsq, source: Nsqd) -> Run:
 def wait_for_pids(path: Path, count: int) -> list[int]:
     """The processes that commands have written there, in whole lines."""
     path.touch()
-    wait_until(
-        lambda: path.read_text().count("\n") and len(path.read_text().split()) == count,
-        what="the commands",
-    )
+    whole = re.compile(rf"(?:\d+\s){{{count}}}")
+    wait_until(lambda: whole.fullmatch(path.read_text()), what="the commands", timeout_s=20)
     return [int(pid) for pid in path.read_text().split()]
 
 
@@ -165,7 +164,7 @@ def test_the_process_that_starts_commands_may_be_killed(
 ) -> None:
     source.publish(TOPIC, b"one")
     pids = tmp_path / "pids"
-    shell = f'echo $PPID $$ >> {pids}; test "$NSQ_ATTEMPTS" = 2 || sleep 1000'
+    shell = f"echo $PPID $$ >> {pids}; test $NSQ_ATTEMPTS -gt 1 || sleep 1000"
     spawn_nsq(args(source, "--", "sh", "-c", shell))
     starter, command = wait_for_pids(pids, 2)
 
@@ -179,8 +178,8 @@ def test_the_process_that_starts_commands_may_be_killed(
     ("shell", "said", "left"),
     [
         # no dead letter: the message is not to blame
-        ("exec sleep 1000", b"nsq: 0 delivered, 1 requeued\n", 1),
-        ("trap 'exit 0' TERM; sleep 1000 & wait", b"nsq: 1 delivered\n", 0),
+        ("{}; exec sleep 1000", b"nsq: 0 delivered, 1 requeued\n", 1),
+        ("trap 'exit 0' TERM; {}; sleep 1000 & wait", b"nsq: 1 delivered\n", 0),
     ],
 )
 def test_a_stop_ends_commands_and_gives_the_messages_back_that_they_have_not_done(
@@ -189,7 +188,7 @@ def test_a_stop_ends_commands_and_gives_the_messages_back_that_they_have_not_don
     source.publish(TOPIC, b"one")
     pids = tmp_path / "pids"
     more = ("-X", "drain_timeout=200ms", "--max-attempts", "1", *LETTERS)
-    process = spawn_nsq(args(source, *more, "--", "sh", "-c", f"echo $$ > {pids}; {shell}"))
+    process = spawn_nsq(args(source, *more, "--", "sh", "-c", shell.format(f"echo $$ > {pids}")))
     [command] = wait_for_pids(pids, 1)
 
     process.send_signal(signal.SIGTERM)
@@ -223,6 +222,12 @@ def test_the_first_batch_is_as_large_as_the_others(run: Run, source: Nsqd) -> No
     source.publish(TOPIC, *[b"%d" % n for n in range(200)])
     more = ("--batch", "1000", "--max-in-flight", "50")
     assert run("-n", "200", *more, *wait, shell="wc -l").out == b"50\n" * 4
+
+
+def test_the_last_batch_waits_for_nothing(run: Run, source: Nsqd) -> None:
+    source.publish(TOPIC, b"1", b"2")
+    limits = ("-n", "2", "--for", f"{patience_s(20):g}s", "-X", "drain_timeout=1s")
+    assert run(*limits, "--batch", "10", "--batch-wait", "1h", shell="wc -l").out == b"2\n"
 
 
 def test_lines_of_commands_are_whole(run: Run, source: Nsqd) -> None:
@@ -270,9 +275,9 @@ def test_a_program_that_goes_away_holds_the_messages_until_it_is_back(
     spawn_nsq: SpawnNsq, source: Nsqd, tmp_path: Path
 ) -> None:
     program = tmp_path / "program"
-    program.write_text("#!/bin/sh\nexit 0\n")
+    program.write_text("#!/bin/sh\ntest $(ulimit -n) = 300\n")  # as we had it
     program.chmod(0o755)
-    process = spawn_nsq(args(source, "-n", "2", "--", str(program)))
+    process = spawn_nsq(args(source, "-n", "2", "--", str(program)), soft_descriptors=300)
     source.publish(TOPIC, b"one")
     wait_until(lambda: unfinished(source, TOPIC, CHANNEL) == 0, what="the first")
     program.rename(tmp_path / "away")

@@ -18,7 +18,7 @@ from nsqtools.errors import ConfigurationError, OutputError
 PLACE = ["-nsqd-tcp-address=127.0.0.1:1"]
 
 
-def test_links_are_made_and_nothing_else_is_replaced(
+def test_links_are_made_to_what_can_be_started_and_nothing_else_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "nsq"
@@ -36,6 +36,10 @@ def test_links_are_made_and_nothing_else_is_replaced(
     with pytest.raises(OutputError, match="nsq_tail is there already, and is not ours"):
         make_links(links)
     assert (links / "nsq_tail").read_text() == "another program"
+
+    monkeypatch.setattr(sys, "argv", ["/lib/nsqtools/__main__.py"])  # of python -m
+    with pytest.raises(ConfigurationError, match=r"__main__\.py is not the program nsq"):
+        make_links(links)
 
 
 def test_a_reader_that_goes_away_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,11 +62,3 @@ def test_what_the_go_program_takes_and_cannot_do_is_refused(
     ):
         assert go_main(program, ["-topic=t", *PLACE, *flags]) == 1, flags
         assert complaint in capsys.readouterr().err
-
-
-def test_no_link_is_made_to_what_none_can_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["/lib/nsqtools/__main__.py"])  # of python -m
-    with pytest.raises(ConfigurationError, match=r"__main__\.py is not the program nsq"):
-        make_links(tmp_path)

@@ -6,12 +6,10 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
 
 import pytest
 from manual.tree import read_tree
 from plugins.cli import GivenCommand, RunNsq
-from typer import Option
 
 from nsqtools.cli.options.connection import (
     CONNECTION,
@@ -220,23 +218,11 @@ def test_the_other_side_has_options_of_its_own_and_nothing_of_the_source(
 # -- the options of all commands ------------------------------------------------------------------
 
 
-def test_a_switch_can_be_set_by_the_environment(
-    given_command: GivenCommand, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    got: list[bool] = []
-
-    def switch(on: Annotated[bool, Option(envvar="NSQ_TEST_ON")] = False) -> None:
-        got.append(on)
-
-    given_command(switch)
-    for text in ("1", "YES", "off", "false"):
-        monkeypatch.setenv("NSQ_TEST_ON", text)
-        app.run(["given"])
-    monkeypatch.setenv("NSQ_TEST_ON", "perhaps")
+def test_a_switch_can_be_set_by_the_environment(connect: Connect) -> None:
+    for text, value in {"1": "true", "YES": "true", "off": "false", "false": "false"}.items():
+        assert connect(NSQ_TLS=text).options == {"tls_v1": value}
     with pytest.raises(ConfigurationError, match="'perhaps' is not a boolean"):
-        app.run(["given"])
-
-    assert got == [True, True, False, False]
+        connect(NSQ_TLS="perhaps")
 
 
 def test_every_option_is_a_setting_with_its_default_bounds_and_help(run_nsq: RunNsq) -> None:
@@ -274,8 +260,6 @@ def test_where_nothing_runs_the_hint_says_what_to_try(run_nsq: RunNsq, command: 
     assert result.status == 4
     assert "nsq demo" in result.err
     assert "NSQ_LOOKUPD_HTTP_ADDRESS" in result.err
-
-
-def test_another_port_is_not_that_of_the_nsqd_by_default() -> None:
+    # another port is not that of the nsqd by default
     error = ConnectionFailed("cannot connect to 127.0.0.1:41500 (connection refused)", hint="Look.")
     assert explain(error)[1] == "Look."

@@ -130,7 +130,12 @@ def test_a_stdout_that_cannot_be_written_to_is_an_error_in_one_line_and_the_othe
         done = shell(typed, nsq_env)
         assert (done.returncode, done.stderr.count("\n"), complaint in done.stderr) == (1, 1, True)
     assert shell("nsq schema <&-", nsq_env).stdout == shell("nsq schema", nsq_env).stdout
-    assert shell("nsq shcema 2>&-", nsq_env).returncode == 2
+    for typed, status in {
+        "shcema 2>&-": 2,
+        "shcema 2>/dev/full": 2,
+        "config use --none 2>/dev/full": 0,
+    }.items():
+        assert shell(f"nsq {typed}", nsq_env).returncode == status
 
 
 def shell(line: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from plugins.console import ask
@@ -112,10 +112,14 @@ def test_what_cannot_be_listened_on_is_one_clear_error() -> None:
 def test_that_metrics_cannot_be_written_is_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    place = tmp_path / "nowhere" / "metrics"
-    with service(None, {}, metrics=list, health=lambda: (True, ""), metrics_file=place) as running:
-        running.write_metrics()
-    assert caplog.messages == [f"cannot write {place} (No such file or directory)"]
+    os.mkfifo(device := tmp_path / "device")  # as /dev/null, which root could replace
+    for place in (tmp_path / "nowhere" / "metrics", device):
+        more: Any = {"metrics": list, "health": lambda: (True, ""), "metrics_file": place}
+        with service(None, {}, **more) as running:
+            running.write_metrics()
+    reasons = [text.partition(" (")[2] for text in caplog.messages]
+    assert reasons == ["No such file or directory)", "not a regular file)"]
+    assert device.is_fifo()
 
 
 def test_clients_that_send_nothing_do_not_keep_others_from_being_answered(
