@@ -17,7 +17,7 @@ What blocks happens on the threads of `Background`: connecting, TLS handshakes, 
 All consumers and producers of a process share them; they end when they have had nothing to do for a
 moment. Work is named by the peer that it waits for, and an unreachable peer must not keep those
 that answer from being served: those that did not answer last time get half of the threads at most,
-and none of them, nor one that is new, more than two.
+with those that are new all but two, and none of them more than two.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -84,6 +84,7 @@ class _Nsqd:
     is_listed: bool = True  # by the last lookup; a direct address always is
     is_busy: bool = False  # connecting or connected
     is_looked_for: bool = False  # a connection that worked was lost: is nsqd there?
+    error: NsqError | None = None  # why it is not connected
 
 
 class KnownNsqd:
@@ -173,6 +174,9 @@ class KnownNsqd:
     def __getitem__(self, address: Address) -> _Nsqd:
         return self._nsqds[address]
 
+    def __iter__(self) -> Iterator[_Nsqd]:
+        return iter(list(self._nsqds.values()))
+
     @staticmethod
     def _is_waiting(nsqd: _Nsqd) -> bool:
         return nsqd.is_listed and not nsqd.is_busy
@@ -216,6 +220,11 @@ class Dialer:
         self._is_stopped = False
         self._known = KnownNsqd(addresses, loop.now(), options)
 
+    @property
+    def errors(self) -> list[NsqError]:
+        """Why nsqd that are known are not connected. From any thread."""
+        return [nsqd.error for nsqd in self._known if nsqd.error is not None]
+
     def begin(self) -> None:
         """Connect to what is due, and come back when the next address is."""
         if self._is_stopped:
@@ -254,6 +263,7 @@ class Dialer:
         Return whether it depends on a lookup.
         """
         delay_s = self._known.failed(address, self._loop.now(), was_proven=was_proven)
+        self._known[address].error = error
         is_direct = self._known[address].is_direct
         again = f"in {delay_s:.1f} s" if is_direct else "when nsqlookupd lists it"
         if self._known[address].is_looked_for:
@@ -272,6 +282,7 @@ class Dialer:
         self.connecting -= 1
         if isinstance(result, Connection):
             self._joined.add(address)
+            self._known[address].error = None
         if not self._is_stopped:
             self._done(address, result)
         elif isinstance(result, Connection):
@@ -294,6 +305,7 @@ MAX_THREADS = 8
 MAX_PROVEN = 6  # for one peer that answered: it may be gone by now
 MAX_UNPROVEN = 2
 MAX_DOUBTFUL = 4  # for all that did not answer last time
+MAX_ALL_UNPROVEN = 6  # with those that are new: nsqlookupd may announce many that hang
 PROMPT_S = 0.5  # a peer that refuses so fast holds nothing up
 IDLE_S = 2.0
 MAX_KNOWN = 10_000
@@ -382,12 +394,15 @@ class Background:
         return None
 
     def _may_run(self, peer: Hashable) -> bool:
-        known = self._has_answered
-        if known.get(peer) is False:
-            doubtful = sum(n for each, n in self._running.items() if known.get(each) is False)
-            if doubtful >= MAX_DOUBTFUL:
-                return False
-        return self._running[peer] < (MAX_PROVEN if known.get(peer) else MAX_UNPROVEN)
+        answers, running = self._has_answered.get, self._running
+        if answers(peer):
+            return running[peer] < MAX_PROVEN
+        unproven = [answers(each) for each in running.elements() if not answers(each)]
+        return (
+            running[peer] < MAX_UNPROVEN
+            and len(unproven) < MAX_ALL_UNPROVEN
+            and (answers(peer) is None or unproven.count(False) < MAX_DOUBTFUL)
+        )
 
     def _note(self, peer: Hashable, *, has_answered: bool) -> None:
         with self._changed:

@@ -336,6 +336,10 @@ class CommonConsumer:
             by_topic[subscription.topic].append(subscription.nsqd)
         return by_topic
 
+    def errors(self) -> list[NsqError]:
+        """Why nsqd of its topics are not connected now, one for each of those that are known."""
+        return [error for dialer in self._io.dialers.values() for error in dialer.errors]
+
     def health(self) -> ConsumerHealth:
         """How the consumer is now: for a probe, or for metrics."""
         io, last = self._io, self._io.received_at

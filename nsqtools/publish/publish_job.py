@@ -37,11 +37,15 @@ BUFFER_SIZE = 1 << 16  # of an unsent file
 
 
 class Outgoing(NamedTuple):
-    """What a record publishes: a body, to a topic; and the message that it is from, if any."""
+    """What a record publishes: a body, to a topic; and the message that it is from, if any.
+
+    ``why`` says of a dead letter why it was not delivered.
+    """
 
     topic: str
     body: bytes
     origin: MessageLike | None = None
+    why: str = ""
 
 
 class PublishJob(Generic[Record]):
@@ -51,7 +55,8 @@ class PublishJob(Generic[Record]):
     be published; without it records are the bodies for ``topic``. ``line`` makes of a record what
     the unsent file keeps. ``settled`` is called with each batch that has ended, in the order of the
     input, ``warn`` for each record that is refused before sending, ``show`` after each publish.
-    With ``dry_run`` nothing is sent; ``planned`` counts what is, or would be, by topic.
+    With ``dry_run`` nothing is sent; ``planned`` counts what is, or would be, by topic, and
+    ``letters`` dead letters of it by topic and reason.
     """
 
     def __init__(
@@ -68,6 +73,7 @@ class PublishJob(Generic[Record]):
         show: Callable[[], None] = lambda: None,
     ) -> None:
         self.planned: Counter[str] = Counter()
+        self.letters: Counter[tuple[str, str]] = Counter()
         self.largest_rejected = 0  # the bytes of a body
         self._publisher = publisher
         self._topic = topic
@@ -194,6 +200,8 @@ class PublishJob(Generic[Record]):
                 self._publisher.count_unsendable(PublishOutcome.REJECTED)
                 batch.lacking[place] = None
                 continue
+            if outgoing.why:
+                self.letters[outgoing.topic, outgoing.why] += 1
             places, bodies, origins = found.setdefault(outgoing.topic, ([], [], []))
             places.append(place)
             bodies.append(outgoing.body)
@@ -234,8 +242,8 @@ def reader(
 class Letters:
     """Reads lines of dead letters, to publish each to the topic that it came from, or to one.
 
-    Those are left out whose error does not match. ``kinds`` counts the others by topic and error.
-    Raises `ConfigurationError` for a wrong pattern or topic.
+    Those are left out whose error does not match. Raises `ConfigurationError` for a wrong pattern
+    or topic.
     """
 
     def __init__(self, topic: str | None, error: str | None) -> None:
@@ -244,7 +252,6 @@ class Letters:
         except re.error as exc:
             raise ConfigurationError(f"{error!r} is not a regular expression: {exc}") from None
         self._topic = check_topic(topic) if topic is not None else None
-        self.kinds: Counter[tuple[str, str]] = Counter()
 
     def read(self, line: bytes) -> Outgoing | None:
         """Read a line. Raises ``ValueError`` for one that is no message."""
@@ -254,9 +261,7 @@ class Letters:
         check_topic(message.topic)
         if not self._matches(error):
             return None
-        topic = self._topic or message.topic
-        self.kinds[topic, error or "no error"] += 1
-        return Outgoing(topic, message.body, message)
+        return Outgoing(self._topic or message.topic, message.body, message, error or "no error")
 
 
 # -- files of records that were not confirmed -----------------------------------------------------

@@ -160,6 +160,7 @@ class LookupPeer:
         self._own_info = own_info
         self._registrations = registrations
         self._log = log
+        self._said = ""  # why there is no connection: once, however long
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
@@ -177,11 +178,15 @@ class LookupPeer:
             try:
                 await self._converse()
             except Exception as exc:  # of any kind, such as no thread to look the name up
-                self._log.error(f"LOOKUPD({self.address}): {str(exc) or type(exc).__name__}")
+                reason, before = str(exc) or type(exc).__name__, self._said
+                self._said = reason
+                if reason != before:
+                    self._log.error(f"LOOKUPD({self.address}): {reason}")
             await asyncio.sleep(_RETRY_S)
 
     async def _converse(self) -> None:
-        self._log.info(f"LOOKUP connecting to {self.address}")
+        if not self._said:
+            self._log.info(f"LOOKUP connecting to {self.address}")
         host, port = parse_address(self.address, LOOKUPD_TCP_PORT)
         async with asyncio.timeout(_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(host, port)
@@ -190,6 +195,7 @@ class LookupPeer:
             answer = await self._ask(reader, writer, encode_identify(self._own_info))
             self.info = decode_peer_info(answer)
             self._log.info(f"LOOKUPD({self.address}): peer info {self.info}")
+            self._said = ""
             self._commands: asyncio.Queue[bytes] = asyncio.Queue()
             # all at once: what is created while they are sent is queued
             for command in list(self._registrations()):

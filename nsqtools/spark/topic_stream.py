@@ -207,7 +207,12 @@ class Spool:
 
     @property
     def problem(self) -> str:
-        """What cannot be done now, and why; empty when messages can be written."""
+        """What keeps messages in NSQ, and why; empty when nothing does."""
+        unreached = self._archiver.unreached if self._archiver else ()
+        return "; ".join(filter(None, [self._unwritten, *unreached]))
+
+    @property
+    def _unwritten(self) -> str:
         states = self._archiver.states.values() if self._archiver else ()
         reason = next((each.problem for each in states if each.problem), "")
         return reason and f"cannot write the spool {self.directory} ({reason})"
@@ -261,7 +266,7 @@ class Spool:
             nonlocal problem
             assert self._archiver is not None
             has_seen_all = time.monotonic() - began_s > self._settings.idle_s
-            problem = problem or (self.problem if has_seen_all else "")
+            problem = problem or (self._unwritten if has_seen_all else "")
             if problem or self._fill().exceeds(self._settings) or (has_seen_all and is_past()):
                 self._archiver.stop()
 
@@ -389,7 +394,7 @@ class TopicStream:
         return end
 
     def lag(self) -> dict[str, Any] | None:
-        """Return how much of the spool follows the last offset, and any ``problem`` of writing it.
+        """Return how much of the spool follows the last offset, and any ``problem`` of filling it.
 
         None before there is one.
         """

@@ -7,6 +7,7 @@ import collections
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -199,6 +200,10 @@ async def test_a_task_that_is_cancelled_gives_back_what_it_gathers(nsqd: GoNsqd)
         gathering = asyncio.ensure_future(anext(consumer.batches(within_s=3600)))
         while consumer.stats.received < 5:
             await asyncio.sleep(0.05)
+        is_handed_over, loop = threading.Event(), consumer._io.loop
+        loop.call_soon(lambda: loop.after_flush(is_handed_over.set))
+        while not (is_handed_over.is_set() and consumer.backlog.is_empty):
+            await asyncio.sleep(0.01)
         gathering.cancel()
         for _ in range(5):
             message = await anext(consumer)

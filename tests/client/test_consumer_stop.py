@@ -14,10 +14,9 @@ from plugins.daemons import GoNsqd
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
+from nsqtools import ConnectionFailed, Message
 from nsqtools.client.consumer import start_all
 from nsqtools.client.consumer_io import Stopping
-from nsqtools.client.message import Message
-from nsqtools.errors import ConnectionFailed
 
 
 def left(nsqd: GoNsqd) -> tuple[int, int]:

@@ -14,9 +14,8 @@ from plugins.examples import slow
 from plugins.servers import AnyNsqd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools import ClientOptions, Consumer, Message
+from nsqtools import ClientOptions, ConfigurationError, Consumer, Message, PublishNotSent
 from nsqtools.client.giving_up import Attempts, GivingUp, Policy
-from nsqtools.errors import ConfigurationError, PublishNotSent
 from nsqtools.testing import FakeProducer, Published, fake_batch
 
 

@@ -148,8 +148,13 @@ def ignore(result: object) -> None:
     pass
 
 
-def test_work_that_hangs_leaves_threads_to_peers_that_answer() -> None:
+@pytest.mark.parametrize(("peers", "answered", "most"), [(3, False, 4), (20, None, 6)])
+def test_work_that_hangs_leaves_threads_to_peers_that_answer(
+    peers: int, answered: bool | None, most: int
+) -> None:
+    """It did not answer last time, or is new, as what nsqlookupd announces."""
     background = Background()
+    background._has_answered["good"] = True
     release = threading.Event()
     running: list[str] = []
 
@@ -158,18 +163,19 @@ def test_work_that_hangs_leaves_threads_to_peers_that_answer() -> None:
         release.wait(patience_s(10))
         raise ConnectionFailed("no answer")
 
-    for peer in ("a", "b", "c"):
-        background._has_answered[peer] = False  # it did not last time
+    for peer in range(peers):
+        if answered is not None:
+            background._has_answered[peer] = answered
         for _ in range(MAX_THREADS):
             background.run(NOBODY, peer, hang, ignore)
-    wait_until(lambda: len(running) == MAX_THREADS // 2, what="half of the threads")
-    answered = [threading.Event() for _ in range(20)]
-    for event in answered:
+    wait_until(lambda: len(running) == most, what="their share of the threads")
+    served = [threading.Event() for _ in range(20)]
+    for event in served:
         background.run(NOBODY, "good", event.set, ignore)
-    assert all(event.wait(patience_s(5)) for event in answered)
-    assert len(running) == MAX_THREADS // 2
+    assert all(event.wait(patience_s(5)) for event in served)
+    assert len(running) == most
     release.set()
-    wait_until(lambda: len(running) == 3 * MAX_THREADS, what="all the others")
+    wait_until(lambda: len(running) == peers * MAX_THREADS, what="all the others")
 
 
 def test_work_that_raises_costs_no_thread_and_idle_threads_end(

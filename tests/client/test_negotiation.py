@@ -37,10 +37,9 @@ from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools import errors
+from nsqtools import ClientOptions, errors
 from nsqtools.client import connection
 from nsqtools.client.connection import MIN_HANDSHAKE_S, Connection, open_connection, tls_context
-from nsqtools.client.options import ClientOptions
 from nsqtools.http.http_api import HTTPAccess, NsqdHTTPClient
 from nsqtools.protocol.names import parse_address
 from nsqtools.transport.stream import Stream

@@ -15,10 +15,8 @@ from plugins.clients import Consume, Dialog, Handle
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.client.handling import RequeueWithoutBackoff
+from nsqtools import ClientOptions, Message, RequeueWithoutBackoff
 from nsqtools.client.io_loop import Timer
-from nsqtools.client.message import Message
-from nsqtools.client.options import ClientOptions
 from nsqtools.client.rdy import NORMAL, PROBE_S, TEST, WAIT, ReadyControl
 
 

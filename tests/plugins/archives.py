@@ -23,9 +23,11 @@ from plugins.waiting import patience_s, wait_until
 from nsqtools.archive.finding import find_archives
 from nsqtools.archive.journal import Journal, journals_below, stem_of
 from nsqtools.archive.layout import Head
+from nsqtools.archive.location import Location
 from nsqtools.archive.members import gzip_members, members_of, unpack_members
 from nsqtools.archive.part_file import Directories, PartFile, finish
 from nsqtools.archive.reader import read_messages
+from nsqtools.archive.storage_objects import open_storage
 from nsqtools.client.message import Batch, Message
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import encode_many
@@ -73,6 +75,18 @@ def flush(file: PartFile, topic: str, nsqd: str, members: Iterable[Sequence[Wire
         times = [message.timestamp_ns for message in messages]
         file.append(encode_many(topic, nsqd, messages))
         file.flush(file.end_member(len(messages), min(times), max(times)))
+
+
+def dead_letters(folder: Location) -> list[bytes]:
+    """The lines of what tasks of Spark could not publish."""
+    storage = open_storage(str(folder))
+    names = sorted(each.name for each in storage.list() if each.name.startswith("dead-"))
+    return [line for name in names for line in storage.read(name).splitlines()]
+
+
+def dead_rows(folder: Location) -> list[int]:
+    """The numbers that they had in their partitions."""
+    return sorted(json.loads(line)["row"] for line in dead_letters(folder))
 
 
 class Writer:

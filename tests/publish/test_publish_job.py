@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import replace
 from pathlib import Path
+from threading import TIMEOUT_MAX
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from plugins.clients import InBackground, bodies_in
 from plugins.daemons import GoNsqd
 from plugins.network import ProxyTo
@@ -15,12 +20,21 @@ from plugins.power_cut import PowerCut
 from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools import ClientOptions
+from nsqtools import ClientOptions, ConfigurationError, ConnectionLost, ServerError
 from nsqtools.client.connection_settings import PublishMode
-from nsqtools.errors import ConfigurationError
-from nsqtools.publish.input import RecordSource
+from nsqtools.client.outcomes import not_sent, rejected, unknown
+from nsqtools.publish.input import BATCH_BYTES, BATCH_RECORDS, RecordSource, repeated
 from nsqtools.publish.publish_job import PublishJob, UnsentFiles
-from nsqtools.publish.publisher import PublishCounts, Publisher, PublishOptions
+from nsqtools.publish.publisher import (
+    CATCH_UP_S,
+    PublishBatch,
+    PublishCounts,
+    Publisher,
+    PublishOptions,
+    PublishOutcome,
+    RateLimit,
+    outcome_of,
+)
 
 FAST = ClientOptions(dial_timeout_s=1, publish_timeout_s=patience_s(5))
 
@@ -142,3 +156,134 @@ def test_a_link_and_a_pipe_are_written_through(tmp_path: Path, in_background: In
     assert (tmp_path / "file").read_bytes() == b"record\nrecord\n"
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
     assert reading.result(patience_s(10)) == b"record\n"
+
+
+# -- what the outcomes of several nsqd make of a record, and the rate limit -----------------------
+
+
+LOST = ConnectionLost("nsqd:4150: gone")
+TOO_LARGE = rejected(ServerError("E_BAD_MESSAGE", "", fatal=True), 1)
+DISK_FULL = rejected(ServerError("E_PUB_FAILED", "", fatal=True), 1)
+
+
+def test_the_worst_outcome_counts_by_nsqd_also_of_one_without_a_port() -> None:
+    kinds = PublishOutcome
+    assert [outcome_of(each) for each in (None, DISK_FULL)] == [kinds.CONFIRMED, kinds.UNSENT]
+    batch = PublishBatch("events", [b"0", b"1"], 6, on_ended=lambda batch: None)
+    for nsqd, place, error in (
+        ("b", 0, unknown(LOST)),
+        ("b", 1, TOO_LARGE),
+        ("c", 0, not_sent(LOST)),
+        ("c", 1, not_sent(LOST)),
+    ):
+        batch.errors.setdefault(place, {})[nsqd] = error
+    worst = {place: outcome_of(error) for place, error in batch.failures().items()}
+    assert worst == {0: kinds.UNSENT, 1: kinds.REJECTED}
+    publisher = Publisher(["a", "a:4150", "b:1"], ClientOptions(), PublishOptions())
+    assert [*publisher.counts_by_nsqd] == ["a:4150", "b:1"]
+
+
+def publish_for(limit: RateLimit, seconds: float, step_s: float) -> int:
+    """Take all that is allowed, on a clock that advances by what the limit says to wait."""
+    now, published = 0.0, 0
+    while now < seconds:
+        if allowed := limit.allowance(now):
+            limit.took(allowed)
+            published += allowed
+            now += step_s
+        else:
+            now += max(limit.wait_s(now), 1e-6)
+    return published
+
+
+@pytest.mark.parametrize("rate", [0.5, 10, 1_000, 100_000, 2_000_000])
+def test_the_rate_is_exact_at_any_size_and_the_wait_one_that_is_possible(rate: float) -> None:
+    published = publish_for(RateLimit(rate, 0.0), 20, step_s=0.0005)
+    assert published == pytest.approx(rate * 20, rel=0.01, abs=1)
+    limit = RateLimit(1e-300, 0.0)
+    limit.took(1)
+    assert limit.wait_s(0.0) == TIMEOUT_MAX
+
+
+@given(
+    st.floats(0.1, 1e6), st.lists(st.tuples(st.floats(0, 0.5), st.integers(1, 5000)), max_size=50)
+)
+def test_never_more_than_the_rate_and_catch_up(rate: float, steps: list[tuple[float, int]]) -> None:
+    limit, now, published = RateLimit(rate, 0.0), 0.0, 0
+    for delay_s, wanted in steps:
+        now += delay_s
+        taken = min(wanted, limit.allowance(now))
+        if taken:
+            limit.took(taken)
+        published += taken
+        assert published <= rate * (now + CATCH_UP_S + 0.02) + 1
+
+
+# -- reading: prompt where records trickle, in full batches where they pour -----------------------
+
+
+def batches_of(*paths: Path) -> list[list[bytes]]:
+    source = RecordSource(list(map(str, paths)), b"\n", lambda: False)
+    return [list(batch.records) for batch in source.batches()]
+
+
+def test_a_file_becomes_full_batches_and_large_records_small_ones(tmp_path: Path) -> None:
+    lines = [b"line %d" % n for n in range(3 * BATCH_RECORDS + 7)]
+    (tmp_path / "log").write_bytes(b"\n".join(lines) + b"\n")
+    batches = batches_of(tmp_path / "log")
+    assert [record for batch in batches for record in batch] == lines
+    assert [len(batch) for batch in batches] == [BATCH_RECORDS] * 3 + [7]
+    (tmp_path / "large").write_bytes((b"x" * 100_000 + b"\n") * 20)
+    batches = batches_of(tmp_path / "large")
+    assert sum(map(len, batches)) == 20
+    assert max(sum(map(len, batch)) for batch in batches) < BATCH_BYTES + (1 << 18)
+
+
+@pytest.mark.parametrize(
+    ("texts", "records"),
+    [
+        ([b"abc\nlast"], [b"abc", b"last"]),
+        ([b"one,two"], [b"one,two"]),
+        ([b"a\n\nb\n"], [b"a", b"", b"b"]),
+        ([b"a\r\nb\r\n"], [b"a\r", b"b\r"]),
+        ([b""], []),
+        ([b"one\ntwo", b"three\n"], [b"one", b"two", b"three"]),
+    ],
+)
+def test_the_last_record_is_whole(tmp_path: Path, texts: list[bytes], records: list[bytes]) -> None:
+    paths = [tmp_path / str(number) for number in range(len(texts))]
+    for path, text in zip(paths, texts, strict=True):
+        path.write_bytes(text)
+    assert [record for batch in batches_of(*paths) for record in batch] == records
+
+
+def test_a_fifo_waits_for_its_writer_or_a_stop(tmp_path: Path, in_background: InBackground) -> None:
+    os.mkfifo(path := tmp_path / "fifo")
+    stopped = threading.Event()
+    batches = RecordSource([str(path)], b"\n", stopped.is_set).batches()
+    first = in_background(next, batches)
+    with path.open("wb") as writer:
+        writer.write(b"one\n")
+        writer.flush()
+        assert first.result(patience_s(5)).records == [b"one"]
+    assert list(batches) == []
+    waiting = in_background(list, RecordSource([str(path)], b"\n", stopped.is_set).batches())
+    stopped.set()
+    assert waiting.result(patience_s(5)) == []
+
+
+def test_rounds_that_were_held_up_are_not_made_up_for_in_a_burst(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, came = 0.0, []
+
+    def pass_time(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    clock = SimpleNamespace(monotonic=lambda: now, sleep=pass_time)
+    monkeypatch.setattr("nsqtools.publish.input.time", clock)
+    for batch in repeated([b"{n}"], 4, 0.2, lambda: False):
+        came.append((now, batch.records))
+        pass_time(0.5 if now == 0.2 else 0.0)
+    assert came == [(0.0, [b"1"]), (0.2, [b"2"]), (0.7, [b"3"]), (pytest.approx(0.9), [b"4"])]

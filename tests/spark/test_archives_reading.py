@@ -290,11 +290,12 @@ def test_counts_whose_sum_is_right_give_no_row_the_place_of_another(tmp_path: Pa
         rows(ReadSettings((str(tmp_path),)))
 
 
-def test_parquet_is_refused_or_reported_and_never_read_as_bodies(tmp_path: Path) -> None:
+def test_parquet_and_pipes_are_refused_or_reported_never_read_as_bodies(tmp_path: Path) -> None:
     archive = tmp_path / "archive"
     archive.mkdir()
     (archive / "bare.log").write_bytes(b"one\n")
     (archive / "part-0.parquet").write_bytes(b"PAR1\x15\nPAR1")
+    os.mkfifo(archive / "pipe")
     (archive / "_spark_metadata").mkdir()
     (archive / "_spark_metadata" / "0").write_bytes(b"v1\n")
     settings = ReadSettings((str(archive),), raw=True)
@@ -307,7 +308,8 @@ def test_parquet_is_refused_or_reported_and_never_read_as_bodies(tmp_path: Path)
 
     read = [b for each in planned for b in read_partition(each, reporting, ["body"])]
     assert [row["body"] for batch in read for row in batch.to_pylist()] == [b"one"]
-    assert {Path(damage.file).name for damage in read_damage(reports)} == {"0", "part-0.parquet"}
+    named = {Path(damage.file).name for damage in read_damage(reports)}
+    assert named == {"0", "part-0.parquet", "pipe"}
 
 
 def test_a_member_above_64_mib_is_read_as_any_other(tmp_path: Path) -> None:

@@ -102,7 +102,9 @@ def test_one_ingestion_at_a_time_removes_what_no_batch_committed(places: tuple[P
     assert (folder / "part-1.parquet").exists()
 
 
-def test_places_in_a_bucket_are_kept_as_directories_are(bucket: Bucket) -> None:
+def test_places_in_a_bucket_are_kept_and_a_run_that_lost_them_to_another_removes_nothing(
+    bucket: Bucket,
+) -> None:
     output, checkpoint = (parse_place(f"{bucket.url}/{name}") for name in ("out", "checkpoint"))
     put, folder = bucket.storage.put, "out/topic=a/date=2026-09-21"
     with held_directories(SOURCE, IngestPlaces(output, checkpoint)):
@@ -119,27 +121,20 @@ def test_places_in_a_bucket_are_kept_as_directories_are(bucket: Bucket) -> None:
         mark_directories(SOURCE, IngestPlaces(output, parse_place(f"{output}/checkpoint")))
     with pytest.raises(ConfigurationError, match="belongs to the topic clicks"):
         mark_directories("the topic views, channel spark", IngestPlaces(output, checkpoint))
-
-
-def test_a_run_that_lost_its_places_to_another_removes_nothing(bucket: Bucket) -> None:
-    """The files of the other's batch look like leftovers until it commits them."""
-    output, checkpoint = (parse_place(f"{bucket.url}/{name}") for name in ("out", "checkpoint"))
-    left = "out/topic=a/date=2026-09-21/left.parquet"
+    # the files of another run look like leftovers until it commits them
     holding = held_directories(SOURCE, IngestPlaces(output, checkpoint))
     place, _ = holding.__enter__()
     place.need()
-
     numbers = StoredNumbers(checkpoint / LOCK)
     numbers.number = numbers.latest()
     numbers.append(b"{}")  # as a run that waited for the end of the lease
-    bucket.storage.put(left, b"x")
-    bucket.storage.put("out/_spark_metadata/0", b"v1\n")
+    put(f"{folder}/left.parquet", b"x")
     with pytest.raises(OutputError, match="another run writes to"):
         holding.__exit__(None, None, None)
     with pytest.raises(OutputError, match="another run writes to"):
         place.need()
 
-    assert left in bucket.names()
+    assert f"{folder}/left.parquet" in bucket.names()
 
 
 def log_entry(output: Path, name: str) -> str:
@@ -163,7 +158,9 @@ def test_what_the_first_batch_left_is_removed_unless_one_was_committed(
         assert not left.exists()
 
 
-def test_of_two_at_once_one_has_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_at_once_one_has_the_output_and_a_kill_between_the_marks_does_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both saw that it was free. Two writers of one Delta table would lose commits."""
     output = tmp_path / "out"
     mark_directories(SOURCE, IngestPlaces(output, tmp_path / "first"))
@@ -172,18 +169,12 @@ def test_of_two_at_once_one_has_the_output(tmp_path: Path, monkeypatch: pytest.M
 
         with pytest.raises(OutputError, match="another nsq spark ingest has begun to use"):
             mark_directories(SOURCE, IngestPlaces(output, tmp_path / "second"))
-
     mark_directories(SOURCE, IngestPlaces(output, tmp_path / "first"))
 
+    (output / INGESTED).unlink()  # by a kill between the two marks
+    mark_directories(SOURCE, IngestPlaces(output, tmp_path / "first"))
 
-def test_a_kill_between_the_two_marks_does_no_harm(tmp_path: Path) -> None:
-    output, checkpoint = tmp_path / "out", tmp_path / "checkpoint"
-    mark_directories(SOURCE, IngestPlaces(output, checkpoint))
-    (output / INGESTED).unlink()
-
-    mark_directories(SOURCE, IngestPlaces(output, checkpoint))
-
-    assert (output / INGESTED).read_text() == (checkpoint / CHECKPOINT_MARK).read_text()
+    assert (output / INGESTED).read_text() == (tmp_path / "first" / CHECKPOINT_MARK).read_text()
 
 
 def test_an_output_keeps_its_format(places: tuple[Path, Path], tmp_path: Path) -> None:
@@ -223,4 +214,4 @@ def test_counts_and_troubles_are_told_at_the_start_and_with_each_batch(
     QueryFollower(query, tell=tell, show=show).run()
 
     assert (told, shown) == ([0, 3], [3, 3, 3, 3])
-    assert caplog.messages == ["full: messages stay in NSQ", "the spool is written again"]
+    assert caplog.messages == ["full: messages stay in NSQ", "messages are taken again"]

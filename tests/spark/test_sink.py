@@ -121,7 +121,7 @@ def test_a_stream_is_published_batch_after_batch_or_fails_and_names_the_address(
     with pytest.raises(Exception, match=unreachable_address):
         failing.awaitTermination(int(patience_s(60)))
     query = published(spark, tmp_path, nsqd.tcp_address)
-    assert query.awaitTermination(60)
+    assert query.awaitTermination(int(patience_s(60)))
 
     assert query.exception() is None
     expected = sorted(b"%d %d" % (file, n) for file in range(3) for n in range(100))

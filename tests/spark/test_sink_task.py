@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow
 import pytest
-from plugins.archives import write_archive
+from plugins.archives import dead_letters, dead_rows, write_archive
 from plugins.cli import RunNsq
 from plugins.clients import bodies_in
 from plugins.embedded import EmbeddedServer
@@ -23,13 +23,13 @@ from plugins.servers import DataPath, MakeNsqd, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions
-from nsqtools.archive.location import Location, parse_place
-from nsqtools.archive.storage_objects import open_storage
+from nsqtools.archive.location import parse_place
 from nsqtools.client.connection_settings import ConnectionSettings, PublishMode
 from nsqtools.errors import ConfigurationError, ConnectionFailed, NsqError, RefusedError
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.publish.publisher import PublishOptions
 from nsqtools.records.envelope import Envelope, decode
+from nsqtools.spark.publishing import publish_task
 from nsqtools.spark.publishing.publish_task import (
     Chunk,
     PublishTask,
@@ -48,7 +48,7 @@ from nsqtools.spark.publishing.row_outcomes import (
     read_entries,
 )
 
-FAST = ClientOptions(dial_timeout_s=1, publish_timeout_s=3, max_outstanding=8)
+FAST = ClientOptions(dial_timeout_s=1, publish_timeout_s=patience_s(20), max_outstanding=8)
 WINDOW = (8 + 2) * 100
 
 
@@ -74,14 +74,9 @@ def numbered(first: int, last: int) -> list[bytes | None]:
 
 def make_plan(*addresses: str, topic: str | None = "clicks", **changes: Any) -> SinkPlan:
     changes.setdefault("client_options", FAST)
-    changes.setdefault("options", PublishOptions(PublishMode.FAILOVER, 5, retry_unknown=True))
+    changes.setdefault("options", PublishOptions(PublishMode.FAILOVER, patience_s(20), True))
     changes.setdefault("batch_rows", 100)
     return SinkPlan(ConnectionSettings(), topic=topic, job="job", addresses=addresses, **changes)
-
-
-def dead_letters(folder: Path) -> list[bytes]:
-    paths = sorted(folder.glob("dead-job-00000-*.jsonl"))
-    return [line for path in paths for line in path.read_bytes().splitlines()]
 
 
 def run(plan: SinkPlan, *chunks: Chunk, attempt: int = 0) -> PublishReport:
@@ -265,7 +260,7 @@ def test_a_task_goes_on_where_it_ended(size: int, embedded: EmbeddedServer, tmp_
     found = bodies_in(embedded, "clicks", embedded.depth("clicks"))
     assert sorted(set(found)) == [row for row in rows if row]
     assert len(found) - 1998 <= report.repeated
-    assert [json.loads(line)["row"] for line in dead_letters(dead)] == [5, 1900]
+    assert dead_rows(dead) == [5, 1900]
 
 
 def test_a_task_goes_on_by_a_ledger_in_a_bucket(embedded: EmbeddedServer, bucket: Bucket) -> None:
@@ -281,17 +276,11 @@ def test_a_task_goes_on_by_a_ledger_in_a_bucket(embedded: EmbeddedServer, bucket
 
     assert report.before >= AHEAD_ROWS // 2
     assert report.confirmed == len(rows) - len(refused)
-    assert (report.dead_lettered, rows_at(dead)) == (len(refused), list(refused))
+    assert (report.dead_lettered, dead_rows(dead)) == (len(refused), list(refused))
     depth = embedded.depth("clicks")
     assert depth - report.confirmed <= report.repeated <= 2 * AHEAD_ROWS
     assert set(bodies_in(embedded, "clicks", depth)) == set(filter(None, rows))
     assert read_entries(ledger)[0].done == len(rows)
-
-
-def rows_at(dead: Location) -> list[int]:
-    storage = open_storage(str(dead))
-    lines = [line for entry in storage.list() for line in storage.read(entry.name).splitlines()]
-    return sorted(json.loads(line)["row"] for line in lines)
 
 
 @pytest.mark.slow
@@ -316,7 +305,7 @@ def test_a_replay_with_ledger_and_dead_letters_in_a_bucket_is_done_once(
     assert "99 confirmed, 0 unknown" in first.err.replace("1 rejected, ", "")
     assert "100 done before" in second.err
     assert embedded.depth("clicks") == 99
-    assert rows_at(parse_place(f"{bucket.url}/dead")) == [0]
+    assert dead_rows(parse_place(f"{bucket.url}/dead")) == [0]
 
 
 def test_a_ledger_of_other_rows_is_refused(embedded: EmbeddedServer, tmp_path: Path) -> None:
@@ -331,8 +320,12 @@ def test_a_ledger_of_other_rows_is_refused(embedded: EmbeddedServer, tmp_path: P
 
 
 def test_two_attempts_at_once_do_not_publish_the_same(
-    embedded: EmbeddedServer, in_background: Callable[..., Future[PublishReport]], tmp_path: Path
+    embedded: EmbeddedServer,
+    in_background: Callable[..., Future[PublishReport]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(publish_task, "LOCK_WAIT_S", patience_s(60))  # the second a quarter of it
     plan = make_plan(embedded.tcp_address, ledger=tmp_path, rate=2000.0)
     rows = chunk(numbered(0, 1000))
 

@@ -34,9 +34,8 @@ NewStream = Callable[..., TopicStream]
 
 @pytest.fixture
 def settings(tmp_path: Path) -> SpoolSettings:
-    return SpoolSettings(
-        tmp_path / "spool", (TOPIC,), CHANNEL, flush_s=0.01, idle_s=patience_s(0.5)
-    )
+    spool = tmp_path / "spool"
+    return SpoolSettings(spool, (TOPIC,), CHANNEL, flush_s=0.01, idle_s=patience_s(2))
 
 
 def stream_of(spool: SpoolSettings, connection: ConnectionSettings, **stream: Any) -> TopicStream:
@@ -52,7 +51,7 @@ def new_stream(nsqd: Nsqd, settings: SpoolSettings) -> Iterator[NewStream]:
     streams: list[TopicStream] = []
 
     def make(spool: SpoolSettings = settings, **stream: Any) -> TopicStream:
-        connection = ConnectionSettings((nsqd.tcp_address,), options={"msg_timeout": "2s"})
+        connection = ConnectionSettings((nsqd.tcp_address,), options={"msg_timeout": "10s"})
         streams.append(stream_of(spool, connection, **stream))
         return streams[-1]
 
@@ -248,7 +247,7 @@ def test_no_secret_travels_to_executors(monkeypatch: pytest.MonkeyPatch) -> None
     assert (b"spool" in travels, b"sesame" in travels) == (True, False)
 
 
-def test_available_now_ends_when_what_there_was_of_the_topics_that_match_a_pattern_is_read(
+def test_available_now_ends_when_what_a_pattern_finds_is_read_and_says_which_nsqd_is_away(
     nsqd: Nsqd, settings: SpoolSettings, tmp_path: Path
 ) -> None:
     for topic in ("orders.new", "orders.paid", "views"):
@@ -258,7 +257,9 @@ def test_available_now_ends_when_what_there_was_of_the_topics_that_match_a_patte
     pattern = topic_settings(given, {}).spool.pattern
     stream = stream_of(
         replace(settings, topics=(), pattern=pattern, max_rows=1000),
-        ConnectionSettings((nsqd.tcp_address,), nsqd_http_addresses=(nsqd.http_address,)),
+        ConnectionSettings(
+            (nsqd.tcp_address, "127.0.0.1:1"), nsqd_http_addresses=(nsqd.http_address,)
+        ),
     )
     stream.freeze()
     start, found = stream.initial(), []
@@ -269,6 +270,7 @@ def test_available_now_ends_when_what_there_was_of_the_topics_that_match_a_patte
     orders = [b"orders.%b %d" % (kind, n) for kind in (b"new", b"paid") for n in range(1500)]
     assert sorted(found) == sorted(orders)
     assert nsqd.depth("views", CHANNEL) == 1500
+    assert "cannot connect to 127.0.0.1:1 (" in stream.lag()["problem"]
     with pytest.raises(ConfigurationError, match="exclude each other"):
         topic_settings(given | {"topic": "views"}, {})
 
@@ -297,7 +299,7 @@ def test_every_body_arrives_once_a_stop_is_clean_and_available_now_reads_what_ca
     from nsqtools.spark.jobs.ingestion import _lag
 
     found: list[bytes] = []
-    spark_options["idleTimeout"] = f"{patience_s(0.5):g}s"
+    spark_options["idleTimeout"] = f"{patience_s(2):g}s"
     frame = spark.readStream.format("nsq").options(**spark_options).load()
     query = started(frame, tmp_path / "checkpoint", found)
     try:

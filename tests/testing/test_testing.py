@@ -95,17 +95,13 @@ def test_it_fails_as_it_is_told() -> None:
     assert producer.published == [Published("orders", b"3")]
 
 
-def test_it_is_the_same_with_asyncio() -> None:
-    async def publish() -> AsyncFakeProducer:
-        async with AsyncFakeProducer() as producer:
-            await asyncio.gather(*(producer.publish("orders", b"%d" % n) for n in range(3)))
-            producer.error = errors.PublishNotSent("nsqd is away")
-            with pytest.raises(errors.PublishNotSent):
-                await producer.publish_many("orders", [b"x", b"y"])
-        return producer
-
-    published = asyncio.run(publish()).published
-    assert published == [Published("orders", b"%d" % n) for n in range(3)]
+async def test_it_is_the_same_with_asyncio() -> None:
+    async with AsyncFakeProducer() as producer:
+        await asyncio.gather(*(producer.publish("orders", b"%d" % n) for n in range(3)))
+        producer.error = errors.PublishNotSent("nsqd is away")
+        with pytest.raises(errors.PublishNotSent):
+            await producer.publish_many("orders", [b"x", b"y"])
+    assert producer.published == [Published("orders", b"%d" % n) for n in range(3)]
 
 
 # -- fixtures, in runs of pytest of their own -----------------------------------------------------

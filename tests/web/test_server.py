@@ -159,27 +159,23 @@ def test_silent_connections_and_streams_of_who_has_gone_lock_nobody_out(running:
         assert silent[0].recv(1) == b""  # it waited longest
 
 
-def test_each_step_of_a_client_has_its_time() -> None:
+async def test_each_step_of_a_client_has_its_time() -> None:
     """A head, a body and a reader, the times are those of the loop."""
-
-    async def run() -> None:
-        loop = asyncio.get_running_loop()
-        idle: Any = IdleConnections(most=3, most_of_one=2)
-        aborted: list[str] = []
-        a, b, c, d, e = (Mock(abort=partial(aborted.append, name)) for name in "abcde")
-        idle.waits(a, "10.0.0.1", loop.time() + 1)
-        idle.waits(b, "10.0.0.1", loop.time() + 100)
-        idle.waits(c, "10.0.0.1", loop.time() + 100)
-        assert aborted == ["a"]  # the oldest of three of one address
-        idle.works(b)
-        idle.waits(d, "10.0.0.2", loop.time() + 100)
-        idle.waits(e, "10.0.0.3", loop.time() + 50)
-        idle.waits(b, "10.0.0.4", loop.time() + 100)
-        assert aborted == ["a", "c"]  # the oldest of all
-        idle.close_late(loop.time() + 60)
-        assert aborted == ["a", "c", "e"]
-
-    asyncio.run(run())
+    loop = asyncio.get_running_loop()
+    idle: Any = IdleConnections(most=3, most_of_one=2)
+    aborted: list[str] = []
+    a, b, c, d, e = (Mock(abort=partial(aborted.append, name)) for name in "abcde")
+    idle.waits(a, "10.0.0.1", loop.time() + 1)
+    idle.waits(b, "10.0.0.1", loop.time() + 100)
+    idle.waits(c, "10.0.0.1", loop.time() + 100)
+    assert aborted == ["a"]  # the oldest of three of one address
+    idle.works(b)
+    idle.waits(d, "10.0.0.2", loop.time() + 100)
+    idle.waits(e, "10.0.0.3", loop.time() + 50)
+    idle.waits(b, "10.0.0.4", loop.time() + 100)
+    assert aborted == ["a", "c"]  # the oldest of all
+    idle.close_late(loop.time() + 60)
+    assert aborted == ["a", "c", "e"]
 
 
 # -- 1,000 topics with 3 channels each, on 10 nsqd

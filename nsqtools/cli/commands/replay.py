@@ -282,7 +282,7 @@ def redrive(
         source = RecordSource(paths, b"\n", job.is_over)
         signals = run.finish(lambda: job.run(source.batches()))
     if dry_run:
-        kinds = sorted(letters.kinds.items())
+        kinds = sorted(job.letters.items())
         lines = (f"{counted(count, 'message')} for {name}: {why}" for (name, why), count in kinds)
         write_lines(runtime, lines)
         is_whole = not run.publisher.counts.rejected

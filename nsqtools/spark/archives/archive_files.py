@@ -66,7 +66,7 @@ from nsqtools.archive.members import CorruptError, Unpacker, codec_of
 from nsqtools.archive.reader import is_message, read_lines
 from nsqtools.archive.storage import Entry, LocalStorage, Storage, failing, side_by_side
 from nsqtools.errors import NotFoundError
-from nsqtools.files.opening import open_to_read, status_of
+from nsqtools.files.opening import LOST, NotRegularError, open_to_read, status_of
 from nsqtools.records.envelope import decode
 from nsqtools.records.naming import Codec
 from nsqtools.spark.archives.damage import ArchiveDamage
@@ -114,7 +114,7 @@ class LineKind(Enum):
 class FileContent(NamedTuple):
     """What the first line shows; ``topic`` is that of its message.
 
-    ``foreign`` says why it is not an archive: see `why_foreign`.
+    ``foreign`` says why it cannot be read: see `why_foreign`; or what the system says.
     """
 
     kind: LineKind
@@ -272,7 +272,12 @@ class ListedFile:
         return self._content
 
     def _read_content(self, delimiter: bytes) -> FileContent:
-        data = self.beginning()
+        try:
+            data = self.beginning()
+        except (NotRegularError, PermissionError) as exc:
+            if self.entry is not None:  # in a store all are refused, not this one
+                raise
+            return FileContent(LineKind.nothing, Codec.NONE, foreign=exc.strerror or str(exc))
         codec, text = beginning_of(data)
         name = "" if self._is_named or not self.is_finished else self.name
         if not self.has_index and (why := why_foreign(name, data)):
@@ -362,7 +367,7 @@ def _look_at_index(path: Path) -> tuple[Recorded | None, bytes | None]:
                     return Recorded("", split_head(text)[0], total), None
                 file.seek(len(text))
                 text += file.read()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotRegularError, PermissionError):
         return None, None
     return _parsed_index(text)
 
@@ -454,7 +459,7 @@ class Listing:
                 kind = folder.finished
                 if is_hidden(entry.name, PART):
                     kind = folder.in_progress
-                elif entry.name.startswith("."):
+                elif entry.name.startswith(".") or entry.name == LOST:
                     continue
                 elif entry.is_symlink():
                     if os.path.isdir(entry.path):  # `is_dir` fails for a link that leads to itself

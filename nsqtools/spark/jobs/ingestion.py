@@ -367,7 +367,7 @@ class QueryFollower:
         self.query.stop()
 
     def _count(self) -> None:
-        """Add the batches that have ended since, and say what keeps messages out of the spool."""
+        """Add the batches that have ended since, and say what keeps messages in NSQ."""
         problem = ""
         for progress in self.query.recentProgress:
             lag = _lag(progress["sources"][0]["latestOffset"])
@@ -378,7 +378,7 @@ class QueryFollower:
         if problem:
             self._troubles.has(SPOOL, f"{problem}: messages stay in NSQ")
         else:
-            self._troubles.over(SPOOL, "the spool is written again")
+            self._troubles.over(SPOOL, "messages are taken again")
 
     def _add(self, progress: Any, lag: Mapping[str, Any]) -> None:
         seen = progress["observedMetrics"][METRICS]

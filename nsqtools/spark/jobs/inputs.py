@@ -8,6 +8,7 @@ wrote.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
 from datetime import date
 from functools import reduce
@@ -22,9 +23,13 @@ from nsqtools.archive.columns import filtered_columns
 from nsqtools.archive.delta import Partition
 from nsqtools.archive.layout import EVER, TimeRange
 from nsqtools.archive.location import Location, spark_url
+from nsqtools.archive.storage import failing
 from nsqtools.errors import NotFoundError
-from nsqtools.spark.archives.read_settings import BYTES, Bodies, moment
+from nsqtools.spark.archives.archive_files import ArchiveListing, LineKind, ListedFile
+from nsqtools.spark.archives.read_settings import BYTES, Bodies, ReadSettings, moment
 from nsqtools.spark.pyspark_internals import GLOB_PATHS, struct_of
+
+log = logging.getLogger("nsqtools")
 
 INFERENCE = "spark.sql.sources.partitionColumnTypeInference.enabled"
 
@@ -78,6 +83,25 @@ def read_messages(
         frames.append(_read_archives(spark, inputs.archives, choice, read))
     rows = reduce(lambda one, other: one.unionByName(other), frames)
     return _chosen(rows, choice)
+
+
+def listed(inputs: Inputs) -> list[ListedFile]:
+    """The archive files, as the format ``nsq-archive`` finds and orders them. Raises `NsqError`."""
+    listing = ArchiveListing(ReadSettings(tuple(map(str, inputs.archives))))
+    return list(listing.files(lambda damage: None).values())
+
+
+def has_bare_bodies(inputs: Inputs, delimiter: bytes | None) -> bool:
+    """Whether some archive holds bodies alone. Raises `NsqError`."""
+    with failing("read", ""):
+        found = (file.content(delimiter or b"\n") for file in listed(inputs))
+        return any(each.kind is LineKind.bodies and not each.foreign for each in found)
+
+
+def warn_of_bare_bodies(inputs: Inputs, within: TimeRange, delimiter: bytes | None) -> None:
+    """Log that a range of times leaves them out, if there are some. Raises `NsqError`."""
+    if within != EVER and has_bare_bodies(inputs, delimiter):
+        log.warning("bare bodies, which have no time, are left out of the range")
 
 
 def _read_archives(

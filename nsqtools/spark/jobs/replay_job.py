@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -26,7 +25,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from nsqtools.archive.catalog import Inputs, find_inputs, table_files
-from nsqtools.archive.layout import EVER, TimeRange
+from nsqtools.archive.layout import TimeRange
 from nsqtools.archive.lease import held
 from nsqtools.archive.location import Location, absolute, parse_place
 from nsqtools.archive.storage import failing
@@ -34,18 +33,20 @@ from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.protocol.names import check_topic
 from nsqtools.records.units import Moment
-from nsqtools.spark.archives.archive_files import ArchiveListing, LineKind, ListedFile
 from nsqtools.spark.archives.damage import ArchiveDamage, read_damage
-from nsqtools.spark.archives.read_settings import ReadSettings
 from nsqtools.spark.failures import spark_errors
-from nsqtools.spark.jobs.inputs import Choice, read_messages
+from nsqtools.spark.jobs.inputs import (
+    Choice,
+    has_bare_bodies,
+    listed,
+    read_messages,
+    warn_of_bare_bodies,
+)
 from nsqtools.spark.publishing.row_outcomes import LOCK, LedgerEntry, PublishReport, read_entries
 from nsqtools.spark.session import cancel_jobs
 
 if TYPE_CHECKING:
     from nsqtools.spark.spark_settings import SparkSettings
-
-log = logging.getLogger("nsqtools")
 
 VERSION = 1
 PLAN = "replay.json"
@@ -279,7 +280,7 @@ class ReplayJob:
 
     def _new_plan(self, spark: SparkSession) -> ReplayPlan:
         request = self._request
-        files = self._listed()
+        files = listed(self._inputs)
         self.left_out = [str(file.place) for file in files if not file.is_finished]
         with failing("read", ""):
             archives = {str(file.place): file.size() for file in files if file.is_finished}
@@ -290,23 +291,15 @@ class ReplayJob:
         wanted = partition_bytes(sum(parquet.values()), spark.sparkContext.defaultParallelism)
         return ReplayPlan(request.job(), archives, parquet, *times, wanted)
 
-    def _listed(self) -> list[ListedFile]:
-        """The archive files, as the format ``nsq-archive`` finds and orders them."""
-        listing = ArchiveListing(ReadSettings(tuple(map(str, self._inputs.archives))))
-        return list(listing.files(lambda damage: None).values())
-
     def _refuse_without_topic(self) -> None:
         """Bare bodies name no topic: refused before anything is published. Nor have they times."""
-        has_topic, is_timed = bool(self._request.topics.get("")), self._request.within != EVER
-        delimiter = self._request.delimiter or b"\n"
-        if (is_timed or not has_topic) and any(
-            file.content(delimiter).kind is LineKind.bodies for file in self._listed()
-        ):
-            if not has_topic:
-                raise ConfigurationError(
-                    "the files hold bare bodies, which name no topic", hint="Give --topic."
-                )
-            log.warning("bare bodies, which have no time, are left out of the range")
+        request = self._request
+        if request.topics.get(""):
+            warn_of_bare_bodies(self._inputs, request.within, request.delimiter)
+        elif has_bare_bodies(self._inputs, request.delimiter):
+            raise ConfigurationError(
+                "the files hold bare bodies, which name no topic", hint="Give --topic."
+            )
 
     def _selected(self, within: TimeRange) -> DataFrame:
         request, inputs = self._request, self._inputs

@@ -23,7 +23,7 @@ from nsqtools.archive.catalog import Inputs
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.text import NS
 from nsqtools.spark.archives.read_settings import moment
-from nsqtools.spark.jobs.inputs import Choice, read_messages
+from nsqtools.spark.jobs.inputs import Choice, read_messages, warn_of_bare_bodies
 
 MOST_ROWS = 100_000
 MOST_GAPS = 1000
@@ -39,6 +39,7 @@ def make_report(
     spark: SparkSession, inputs: Inputs, choice: Choice, *, step_ns: int, gap_ns: int
 ) -> Document:
     """Read the messages twice: for the figures, and for the pauses. Raises `NsqError`."""
+    warn_of_bare_bodies(inputs, choice.within, choice.delimiter)
     intervals, topics = collect_figures(read_messages(spark, inputs, choice), step_ns)
     times = ("topic", "ts_ns")  # much less to read
     gaps, gap_count = collect_gaps(read_messages(spark, inputs, choice, times), gap_ns)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -199,10 +200,9 @@ def test_a_topic_is_taken_until_it_is_interrupted_and_then_to_its_end(
     nsqd.publish("clicks", *(b"%d" % number for number in range(500, 700)))
     last = run_spark(*command, "--once")
 
-    assert first.status == 143, first.err
-    assert "500 rows ingested" in first.err
-    assert last.status == 0, last.err
-    assert "200 rows ingested" in last.err
+    assert (first.status, last.status) == (143, 0), first.err + last.err
+    taken = [int(re.search(r"(\d+) rows ingested", each.err)[1]) for each in (first, last)]
+    assert (taken[0] > 0, sum(taken)) == (True, 700)  # the first batch may have a part of 500
     rows = spark.read.parquet(str(output)).select("body").collect()
     assert sorted(row.body for row in rows) == sorted(map(str, range(700)))
     assert unfinished(nsqd, "clicks", "spark-ingest") == 0
