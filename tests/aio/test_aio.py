@@ -103,9 +103,8 @@ async def test_messages_are_handled_together_and_answered_by_the_outcome(any_nsq
             consumer.begin_stop()
 
     await consumer.run(handle, concurrency=8, on_handled=on_handled)
-    assert {number: count for number, count in seen.items() if count > 1} == {
-        number: 2 for number in (1, 2, 3, 4)
-    }
+    again = dict.fromkeys((1, 2, 3, 4), 2)
+    assert {number: count for number, count in seen.items() if count > 1} == again
     assert 2 <= most <= 8
     errors_of = {2: ValueError, 3: RequeueWithoutBackoff, 4: RuntimeError}
     assert dict(entry for entry in hooked if entry[1]) == errors_of
