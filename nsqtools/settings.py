@@ -41,7 +41,7 @@ class Origin(IntEnum):
 class Setting(NamedTuple):
     """A value of the file and where exactly it is."""
 
-    value: bool | str | list[str]
+    value: str | list[str]
     origin: Origin
     place: str
 
@@ -160,27 +160,20 @@ def _settings(
     return settings
 
 
-def _value(value: Any, place: str) -> bool | str:
-    """A value as the command line would have it: a switch or text."""
-    if isinstance(value, bool | str):
-        return value
-    if isinstance(value, int | float):
-        return str(value)
+def _value(value: Any, place: str) -> str:
+    """A value as the environment would have it."""
+    if isinstance(value, str | int | float) and "\0" not in (text := str(value)):
+        return text.lower() if isinstance(value, bool) else text
     raise ConfigurationError(f"{place}: write text, a number, true or false")
 
 
 def _values(value: Any, place: str) -> list[str]:
     """Several values: a list, one value alone, or a table of ``key=value`` pairs."""
     if isinstance(value, list):
-        return [_text(item, place) for item in value]
+        return [_value(item, place) for item in value]
     if isinstance(value, dict):
-        return [f"{key}={_text(item, place)}" for key, item in value.items()]
-    return [_text(value, place)]
-
-
-def _text(value: Any, place: str) -> str:
-    scalar = _value(value, place)
-    return scalar if isinstance(scalar, str) else str(scalar).lower()
+        return [f"{key}={_value(item, place)}" for key, item in value.items()]
+    return [_value(value, place)]
 
 
 def _suggestion(name: str, known: Mapping[str, bool]) -> str:

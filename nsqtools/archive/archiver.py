@@ -63,6 +63,8 @@ MANY = 1 << 20
 TICK_S = 0.5
 PATTERN = "--topic-pattern"  # in trouble, when no daemon answers; no topic has such a name
 OPEN_FILES = "--open-files"  # in trouble, when topics wait for room
+LONG_S = 5.0  # of a command at the end
+SAID = 4096  # bytes of what a command said last
 RETRY_S = 5.0  # how often topics that are missing or do not fit are tried again
 
 
@@ -506,6 +508,9 @@ class FileHook:
     def close(self) -> None:
         """Wait for the commands that are due."""
         self._paths.put(None)
+        self._thread.join(LONG_S)
+        if self._thread.is_alive():
+            log.warning("waiting for the commands for finished files")
         self._thread.join()
 
     def _run(self) -> None:
@@ -516,16 +521,19 @@ class FileHook:
 
     @staticmethod
     def _failure(words: Sequence[str]) -> str:
-        from subprocess import DEVNULL, PIPE, run
+        from subprocess import DEVNULL, PIPE, Popen
 
+        said = b""
         try:
-            done = run(  # ^C is for us
+            with Popen(  # ^C is for us
                 words, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE, start_new_session=True
-            )
+            ) as process:
+                while some := process.stderr.read1(SAID):  # type: ignore[union-attr]
+                    said = (said + some)[-SAID:]
         except OSError as exc:
             return f"{words[0]}: {exc.strerror}"
-        last = done.stderr.decode("utf-8", "backslashreplace").strip().splitlines()[-1:]
-        return " ".join([f"status {done.returncode}", *last]) if done.returncode else ""
+        last = said.decode("utf-8", "backslashreplace").strip().splitlines()[-1:]
+        return " ".join([f"status {process.returncode}", *last]) if process.returncode else ""
 
 
 PREFIX = "nsq_to_file_"

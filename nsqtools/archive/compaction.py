@@ -79,6 +79,7 @@ from nsqtools.records.envelope import BodyKind
 LEAST_BYTES = 32 << 20  # of a file that is smaller only because more of them run at a time
 SLICE_ROWS = 200_000
 SLICE_TEXT = 64 << 20
+MOST_SLICES = 250  # of a member: an index may claim any number of messages
 PACKED = 6  # about how much larger text is than what it is compressed to
 
 
@@ -155,7 +156,8 @@ def jobs_of(sources: Sequence[Source], job: Job, file_bytes: int) -> list[Job]:
 def _fine(source: Source, begin_ns: int, end_ns: int) -> Iterator[Member]:
     """The spans of a file; one that is larger than a slice as several, as if it were even."""
     for span in source.between(begin_ns, end_ns):
-        parts = 1 + 4 * max(span.messages // SLICE_ROWS, span.length * PACKED // SLICE_TEXT)
+        large = max(span.messages // SLICE_ROWS, span.length * PACKED // SLICE_TEXT)
+        parts = 1 + 4 * min(large, MOST_SLICES)
         length = (span.max_ts - span.min_ts) // parts
         for number in range(parts):
             low = span.min_ts + number * length

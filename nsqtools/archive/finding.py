@@ -79,10 +79,9 @@ class ArchiveFile:
     """Of Parquet: what a log or a manifest says of it."""
 
     @classmethod
-    def at(cls, path: Path, index: Index | None = None) -> ArchiveFile:
+    def at(cls, path: Path, index: Index) -> ArchiveFile:
         """Return the file at a local path."""
-        head, members = index or (None, None)
-        return cls(LocalStorage(path.parent), path.name, members, head)
+        return cls(LocalStorage(path.parent), path.name, index.members, index.head)
 
     @property
     def shown(self) -> str:

@@ -25,7 +25,6 @@ import errno
 import itertools
 import logging
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -162,11 +161,6 @@ class PartFile:
             return True
         return (found.st_dev, found.st_ino) != self._identity
 
-    def remove(self) -> None:
-        """Remove it: it holds nothing."""
-        part_of(self.path).unlink(missing_ok=True)
-        index_of(self.path).unlink(missing_ok=True)
-
 
 def _make(part: Path, index: Path, mode: int, first_line: bytes) -> tuple[int, int]:
     """Make both files, and their names durable; return what identifies the data.
@@ -250,9 +244,9 @@ def finish(path: Path, directories: Directories) -> Path:
                 there = load_index(index_of(final))
                 if there is None or there != load_index(index):  # else of a try that failed then
                     place(index, index_of(final))
-                mode = stat.S_IMODE(part.stat().st_mode)
-                if without := mode & 0o200 & ~directories.file_mode:
-                    part.chmod(mode - without)
+                mode = part.stat().st_mode & 0o777
+                if mode & 0o200 > directories.file_mode & 0o200:
+                    part.chmod(mode - 0o200)
                 place(part, final)
             break
         except FileExistsError:

@@ -288,7 +288,8 @@ class FileSet:
             if file.is_dirty and self._clean(file) is None:
                 continue
             if file.part.size == 0 and self._settings.skip_empty_files:
-                file.part.remove()
+                for each in (part_of(file.part.path), index_of(file.part.path)):
+                    each.unlink(missing_ok=True)
             else:
                 if file.part.size == 0:  # an empty gzip file is one with an empty member
                     file.part.flush(file.part.end_member(0, 0, 0))

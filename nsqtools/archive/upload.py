@@ -65,6 +65,7 @@ from nsqtools.archive.layout import (
     index_of,
     load_index,
     owner_of,
+    total_of,
 )
 from nsqtools.archive.reader import look_at
 from nsqtools.archive.storage import ChangedError, Storage, hash_of
@@ -176,7 +177,8 @@ def upload(path: Path, plan: UploadPlan) -> int | None:
     Raises `NotUploadable`, and ``OSError`` when it did not work: try again later.
     """
     if _is_uploaded(path):
-        _clear_up(path, plan)
+        _remove(path, plan)
+        uploading_of(path).unlink(missing_ok=True)
         return None
     record = lock_file(uploading_of(path))
     if record is None:
@@ -219,11 +221,9 @@ def _upload(path: Path, plan: UploadPlan, descriptor: int) -> int:
     if _claim(storage, path, record.name) or not _is_stored(storage, record.name, manifest):
         storage.verify(record.name, path, storage.put_file(record.name, path))
         _publish(storage, record.name, manifest)
-    if plan.deletes:  # first: it makes room for the record on a full disk
-        path.unlink(missing_ok=True)
-        sync_folder(path.parent)
+    _remove(path, plan)  # first: it makes room for the record on a full disk
     replace_file(uploaded_of(path), record.encode())
-    _clear_up(path, plan)
+    uploading_of(path).unlink(missing_ok=True)  # which says that all is done
     return size
 
 
@@ -268,8 +268,7 @@ def object_name(path: Path, index: Index, plan: UploadPlan) -> str:
 
 def make_manifest(path: Path, size: int, index: Index, name: str) -> dict[str, object]:
     """Return what the manifest of a file says. The same file always has the same."""
-    head, members = index.head, index.members
-    times = [time for member in members if member.max_ts for time in (member.min_ts, member.max_ts)]
+    head, total = index.head, total_of(index.members)
     return {
         "version": 1,
         "name": PurePosixPath(name).name,
@@ -278,9 +277,9 @@ def make_manifest(path: Path, size: int, index: Index, name: str) -> dict[str, o
         "index_sha256": hash_of(index_of(path)),
         "writer": head.writer if head else None,
         "number": head.number if head else None,
-        "messages": sum(member.messages for member in members),
-        "min_ts": min(times) if times else None,
-        "max_ts": max(times) if times else None,
+        "messages": total.messages,
+        "min_ts": total.min_ts or None,
+        "max_ts": total.max_ts or None,
     }
 
 
@@ -334,12 +333,10 @@ def _publish(storage: Storage, name: str, manifest: dict[str, object]) -> None:
         _is_stored(storage, name, manifest)
 
 
-def _clear_up(path: Path, plan: UploadPlan) -> None:
-    """Do what comes after an upload; the last step is what says that it is done."""
+def _remove(path: Path, plan: UploadPlan) -> None:
     if plan.deletes:
         path.unlink(missing_ok=True)
         sync_folder(path.parent)
-    uploading_of(path).unlink(missing_ok=True)
 
 
 # -- beside the archiver ------------------------------------------------------------------------

@@ -130,13 +130,13 @@ def _name_of(user: int) -> str:
         return str(user)
 
 
-def open_to_append(path: Path, mode: int = 0o600) -> BinaryIO:
+def open_to_append(path: Path) -> BinaryIO:
     """Open a file for messages that must not get lost, after what it holds; made if missing.
 
     Raises as `open_to_write`.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    return os.fdopen(open_to_write(path, flags, mode), "ab")
+    return os.fdopen(open_to_write(path, flags), "ab")
 
 
 def _open(path: Path, flags: int, mode: int = 0o600) -> int:

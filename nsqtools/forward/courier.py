@@ -93,6 +93,7 @@ class Courier:
         self._outcomes: queue.SimpleQueue[tuple[Parcel, Outcome]] = queue.SimpleQueue()
         self._held: deque[Parcel] = deque()
         self._circuit = Circuit(RETRY_BASE_S, RETRY_MAX_S)
+        self._is_away = False  # while the circuit is open: no destination works, or one is busy
         self._warned: set[str] = set()
 
     @property
@@ -248,7 +249,7 @@ class Courier:
                 self._hold(parcel, outcome.error, now)
             case Fate.BUSY:
                 self._requeue(parcel, outcome.error, outcome.retry_after_s, counts=False)
-                self._open_circuit(outcome.error, now)
+                self._open_circuit(outcome.error, now, is_away=False)
             case Fate.FAILED:
                 self._failed(parcel, outcome)
             case _:
@@ -285,9 +286,10 @@ class Courier:
 
     def _hold(self, parcel: Parcel, error: str, now: float) -> None:
         self._held.append(parcel)
-        self._open_circuit(error, now)
+        self._open_circuit(error, now, is_away=True)
 
-    def _open_circuit(self, error: str, now: float) -> None:
+    def _open_circuit(self, error: str, now: float, *, is_away: bool) -> None:
+        self._is_away = is_away
         if not self.is_open:
             self.is_open = True
             self._on_circuit(True)
@@ -310,7 +312,7 @@ class Courier:
             self._requeue(self._held.pop(), self.last_error, None, counts=False)
         if self._deliver_held():
             self._circuit.failed(now)  # until it has arrived
-        elif not self._under_way:
+        elif not (self._is_away and self._under_way):  # which may run for hours, if one is busy
             self._close_circuit()  # nothing is left to try with but the next message
 
     def _recovered(self) -> None:

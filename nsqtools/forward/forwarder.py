@@ -122,10 +122,12 @@ class TopicSources:
         for consumer in list(self._consumers.values()):
             consumer.begin_stop()
 
-    def stop(self) -> None:
-        """Wait until everything is answered."""
+    def stop(self, *, is_broken: bool) -> None:
+        """Wait until everything is answered, or give it back where nobody will."""
         self.begin_stop()
         for consumer in self._consumers.values():
+            if is_broken:
+                consumer.abort()
             consumer.stop()
 
     def pause(self, is_paused: bool) -> None:
@@ -282,11 +284,15 @@ class Forwarder:
         now = time.monotonic()
         self._watch = LimitWatch(self._limits, now)
         self._rate = RateLimit(self._settings.rate, now) if self._settings.rate else None
+        is_broken = False
         try:
             self._sources.start(now)
             end = self._pump()
+        except Exception as exc:
+            is_broken = not isinstance(exc, NsqError)  # but a defect, of the sink for example
+            raise
         finally:
-            self._end()
+            self._end(is_broken)
         if end is not End.STOPPED:
             self.left = self.counters.totals.requeued - self.courier.came_again
         if end is End.IDLE:
@@ -414,19 +420,19 @@ class Forwarder:
                 kept.append(message)
         return Parcel(kept, bodies, topic, now) if kept else None
 
-    def _end(self) -> None:
-        """Wait for what is under way; give the rest back."""
+    def _end(self, is_broken: bool) -> None:
+        """Wait for what is under way, unless nothing comes of it; give the rest back."""
         self._sources.begin_stop()
         for batch in self._ready:
             batch.requeue(0, backoff=False)
         self._ready.clear()
-        drain_s = self._settings.options.drain_timeout_s
         try:
             self._sink.check()
-        except (NsqError, RuntimeError):  # nothing comes of what is under way
-            drain_s = 0.0
+        except (NsqError, RuntimeError):
+            is_broken = True
+        drain_s = 0.0 if is_broken else self._settings.options.drain_timeout_s
         self.courier.drain(drain_s, self._on_tick)
-        self._sources.stop()
+        self._sources.stop(is_broken=is_broken)
         self._on_tick()
 
 

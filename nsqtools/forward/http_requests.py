@@ -162,7 +162,8 @@ class RequestBuilder:
     def _shared_headers(self) -> list[bytes]:
         shared = {"user-agent": b"User-Agent: nsqtools/%b" % __version__.encode()}
         if self._content_type is not None:
-            shared["content-type"] = b"Content-Type: %b" % self._content_type.encode()
+            said = _CONTROL.sub(b" ", self._content_type.encode(errors="surrogateescape"))
+            shared["content-type"] = b"Content-Type: " + said
         if self._secrets.authorization:
             shared["authorization"] = b"Authorization: %b" % self._secrets.authorization
         return [*_UNASKED, *(line for name, line in shared.items() if name not in self._given)]

@@ -32,7 +32,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.files.durable import replace_file
-from nsqtools.files.opening import closing_fd, lock_file
+from nsqtools.files.opening import closing_fd, lock_file, open_to_read
 from nsqtools.protocol.text import utc_text
 from nsqtools.records.envelope import Splitter
 
@@ -201,7 +201,8 @@ def read_checkpoint(
     Raises `OutputError`, and `ConfigurationError` for one that is not of ``what``.
     """
     try:
-        content = json.loads(path.read_bytes())
+        with open_to_read(path) as file:
+            content = json.loads(file.read())
         if content["version"] in versions:
             return parse(content)
     except FileNotFoundError:

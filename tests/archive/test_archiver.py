@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import threading
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from plugins.waiting import wait_until
 
 from nsqtools.archive import archiver as archiver_module
-from nsqtools.archive.archiver import Archiver
+from nsqtools.archive.archiver import Archiver, FileHook
 from nsqtools.archive.part_file import Directories
 from nsqtools.archive.topic_writer import THROUGHPUT, ArchiveSettings, ArchiveSource, ArchiveTotals
 from nsqtools.client.connection_settings import ConnectionSettings
@@ -57,6 +61,26 @@ def test_many_topics_share_memory_and_ask_seldom_unless_told_how_often(tmp_path:
     chosen = replace(lookup, options={"lookupd_poll_interval": "10s", "max_in_flight_bytes": "0"})
     options = fleet(chosen, tmp_path)._options_of_each(1000)
     assert (options.lookupd_poll_interval_s, options.max_in_flight_bytes) == (10.0, 1 << 20)
+
+
+def test_a_command_that_takes_long_is_waited_for_and_what_it_says_takes_little_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(archiver_module, "LONG_S", 0.01)
+    os.mkfifo(path := tmp_path / "x")
+    hook = FileHook("sh -c 'cat {path} >&2; exit 3'")
+    hook.put(path)
+    closing = threading.Thread(target=hook.close)
+    closing.start()
+    wait_until(lambda: caplog.messages, what="a line about the wait")
+    said = b"progress\n" * 1_000_000 + b"no way\n"
+    tracemalloc.start()
+    path.write_bytes(said)
+    closing.join()
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+    failed = f"the command for {path} failed (status 3 no way)"
+    assert (hook.failures, caplog.messages[1:]) == (1, [failed])
 
 
 def test_a_topic_that_waited_and_could_not_begin_then_is_tried_again(

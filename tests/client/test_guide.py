@@ -12,7 +12,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -101,7 +101,7 @@ def test_the_bulk_inserter_has_inserted_what_it_finished(nsqd: GoNsqd, tmp_path:
     nsqd.publish("rows", *rows)
     with running(program_of("A bulk inserter", nsqd), tmp_path):
         wait_until(lambda: unfinished(nsqd, "rows", "database") == 0, what="the inserts")
-    with sqlite3.connect(tmp_path / "rows.db") as database:
+    with closing(sqlite3.connect(tmp_path / "rows.db")) as database:
         inserted = [row for (row,) in database.execute("SELECT body FROM rows")]
     assert sorted(inserted) == sorted(rows)
 

@@ -217,7 +217,7 @@ def test_an_own_sink(quick_nsqd: EmbeddedServer, tmp_path: Path, messages: int, 
         run.process.kill()
         run.process.wait()
 
-    with sqlite3.connect(tmp_path / "orders.db") as database:
+    with contextlib.closing(sqlite3.connect(tmp_path / "orders.db")) as database:
         rows = database.execute("SELECT body FROM rows").fetchall()
     run.check([body.encode() for (body,) in rows], kills)
     letters = (tmp_path / "failed.jsonl").read_bytes().splitlines()

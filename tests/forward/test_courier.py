@@ -35,7 +35,7 @@ class Destination:
     """A sink that answers with what the test says."""
 
     def __init__(self) -> None:
-        self.outcome = AWAY
+        self.outcome: Outcome | None = AWAY  # None: not yet
         self.sizes: list[int] = []
 
     def parts(self, parcel: Parcel) -> list[Parcel]:
@@ -43,7 +43,8 @@ class Destination:
 
     def submit(self, parcel: Parcel, report: Report) -> None:
         self.sizes.append(len(parcel))
-        report([parcel], self.outcome)
+        if self.outcome is not None:
+            report([parcel], self.outcome)
 
     def check(self) -> None: ...
     def stop(self, timeout_s: float) -> None: ...
@@ -79,6 +80,17 @@ def test_it_fails_until_something_has_arrived(caplog: pytest.LogCaptureFixture) 
     assert circuit == [True, False, True, False]
     assert caplog.messages[-1] == "delivering again"
     assert courier.last_error == ""
+
+
+def test_what_runs_for_hours_keeps_nothing_waiting_after_one_that_was_busy() -> None:
+    destination = Destination()
+    courier = courier_to(destination)
+    for number, destination.outcome in enumerate([None, Outcome(Fate.BUSY)]):
+        courier.send(parcel(number))
+    courier.act(0.0)
+    assert courier.is_open
+    courier.tick(100.0)
+    assert not courier.is_open
 
 
 def test_what_failed_in_another_run_is_not_taken_for_what_failed_in_this() -> None:

@@ -216,6 +216,15 @@ def test_a_forwarder_does_not_go_on_without_a_consumer_that_a_defect_has_ended(
         forwarder_to(Mock(), nsqd).run()
 
 
+@pytest.mark.parametrize("method", ["parts", "submit"])
+def test_a_sink_with_a_defect_ends_the_run_at_once(nsqd: GoNsqd, method: str) -> None:
+    sink = Mock(parts=lambda parcel: [parcel])
+    setattr(sink, method, Mock(side_effect=KeyError(method)))
+    with pytest.raises(KeyError):
+        forwarder_to(sink, nsqd, options={"drain_timeout": "1h"}).run()
+    wait_until(lambda: nsqd.depth("clicks", "c") == 1, what="it is given back")
+
+
 def test_a_command_whose_output_is_lost_has_finished_nothing(nsqd: GoNsqd) -> None:
     def cannot_write(stream: int, data: bytes) -> None:
         raise OutputError("cannot write to stdout (No space left on device)")
@@ -267,7 +276,7 @@ def test_an_id_that_is_none_is_no_header_and_no_variable_of_a_command() -> None:
     message.id = EVIL
     parcel.messages.source.in_flight[EVIL] = message
     secrets = Renewed((), lambda: RequestSecrets(key=b"key"))
-    builder = RequestBuilder(content_type="", secrets=secrets)
+    builder = RequestBuilder(content_type="a\r\nX-Evil: \udcff", secrets=secrets)
     headers = builder.build(Endpoint("http://a/"), [parcel]).headers
     assert not [each for each in headers if b"\n" in each or b"\0" in each]
 
