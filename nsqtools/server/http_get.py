@@ -17,11 +17,8 @@ from nsqtools.server.daemon_log import NSQ_VERSION
 from nsqtools.server.options import NsqdOptions
 
 _MAX_ANSWER_BYTES = 1 << 20
-_HEADERS = {
-    "Accept": "application/vnd.nsq; version=1.0",
-    "Accept-Encoding": "identity",
-    "User-Agent": f"nsqd/{NSQ_VERSION}",
-}
+_HEADERS = {"Accept": "application/vnd.nsq; version=1.0", "Accept-Encoding": "identity"}
+_HEADERS["User-Agent"] = f"nsqd/{NSQ_VERSION}"
 
 
 async def http_get(url: str, options: NsqdOptions, verify: SSLContext | bool) -> bytes:
@@ -32,8 +29,7 @@ async def http_get(url: str, options: NsqdOptions, verify: SSLContext | bool) ->
     timeout = {"connect": options.http_client_connect_timeout or None}
     request = httpx.Request("GET", url, headers=_HEADERS, extensions={"timeout": timeout})
     if request.url.userinfo:
-        login = httpx.BasicAuth(request.url.username, request.url.password)
-        request = next(login.auth_flow(request))
+        next(httpx.BasicAuth(request.url.username, request.url.password).auth_flow(request))
     body = bytearray()
     async with (
         asyncio.timeout(options.http_client_request_timeout or None),

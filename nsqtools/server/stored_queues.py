@@ -74,28 +74,25 @@ class StoredFile:
         """Yield the messages around what is damaged; empty bodies are quicker."""
         try:
             with QueueFile(self.path) as file:
-                yield from self._messages(file, note, bodies)
+                if (self.written or 0) > file.size or self.start > file.size:
+                    wanted = max(self.written or 0, self.start)
+                    note(str(self.path), f"has {file.size} bytes, and {wanted} in its metadata")
+                for found in file.scan(self.start):
+                    if isinstance(found, Record):
+                        if self.written is not None and found.at < self.written < found.end:
+                            problem = f"its metadata ends at {self.written}, in the message"
+                            note(str(self.path), f"{problem} at byte {found.at}")
+                        body = file.content(found)[_BODY_IN_RECORD:] if bodies else b""
+                        _, size, sent_ns, attempts, message_id = found
+                        yield StoredMessage(message_id, sent_ns, attempts, body, size)
+                    elif self.written is None or not (
+                        found.at >= self.written and file.is_being_written(found)
+                    ):
+                        note(str(self.path), f"bytes {found.at} to {found.end} cannot be read")
         except FileNotFoundError:
             pass
         except OSError as exc:  # of a disk that fails, say: other files are whole
             note(str(self.path), f"cannot be read ({exc.strerror})")
-
-    def _messages(self, file: QueueFile, note: Note, bodies: bool) -> Iterator[StoredMessage]:
-        if (self.written or 0) > file.size or self.start > file.size:
-            wanted = max(self.written or 0, self.start)
-            note(str(self.path), f"has {file.size} bytes, and {wanted} in its metadata")
-        for found in file.scan(self.start):
-            if isinstance(found, Record):
-                if self.written is not None and found.at < self.written < found.end:
-                    problem = f"its metadata ends at {self.written}, in the message"
-                    note(str(self.path), f"{problem} at byte {found.at}")
-                body = file.content(found)[_BODY_IN_RECORD:] if bodies else b""
-                _, size, sent_ns, attempts, message_id = found
-                yield StoredMessage(message_id, sent_ns, attempts, body, size)
-            elif self.written is None or not (
-                found.at >= self.written and file.is_being_written(found)
-            ):
-                note(str(self.path), f"bytes {found.at} to {found.end} cannot be read")
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,19 @@ def numbered(first: int, last: int, step_ns: int = 10**9) -> list[WireMessage]:
     ]
 
 
+def by_the_minute(first: int, last: int, attempts: int = 1) -> list[WireMessage]:
+    """One a minute: the midnight is before number 587. Every other body is not UTF-8."""
+    return [
+        WireMessage(
+            BEGIN_NS + n * 60 * 10**9,
+            attempts,
+            b"%016x" % n,
+            b"body %d\n%b" % (n, b"\xff" * (n % 2)),
+        )
+        for n in range(first, last)
+    ]
+
+
 def bodies_at(*places: Path | str) -> list[bytes]:
     """The bodies of all messages of archives and tables, in order; none may be damaged."""
     return sorted(

@@ -106,50 +106,33 @@ def test_what_was_written_after_the_last_sync_is_found(tmp_path: Path) -> None:
     assert (found.depth, found.has_unread) == (0, False)
 
 
+DAMAGED = (b"\0\0\0\x1acut off", b"\xff" * 40)
+NO_POSITIONS = (None, b"", b"nonsense", b"1\n2,3\n", b"1\n2,3\n4,x\n")
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
-    [
-        *(("meta", content) for content in (None, "", "nonsense", "1\n2,3\n", "1\n2,3\n4,x\n")),
-        ("000001", None),
-    ],
+    [("meta", each) for each in NO_POSITIONS] + [("000001", each) for each in (None, *DAMAGED)],
 )
-def test_without_some_files_others_are_read(tmp_path: Path, name: str, content: str | None) -> None:
+def test_without_a_file_or_the_rest_of_one_that_is_damaged_and_kept_all_else_is_read(
+    tmp_path: Path, name: str, content: bytes | None
+) -> None:
     disk = queue(tmp_path)
     put_records(disk, [record(number) for number in range(30)])
     disk.close()
     path = tmp_path / f"t:ch.diskqueue.{name}.dat"
-    path.write_text(content) if content is not None else path.unlink()
+    whole = 4 if content in DAMAGED else 0
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[: whole * ON_DISK] + content)
 
     found = queue(tmp_path)
     assert found.depth == 30
-    lost = range(10, 20) if name == "000001" else ()
+    lost = range(10 + whole, 20) if name == "000001" else ()
     assert found.get(99, ALL) == [record(n) for n in range(30) if n not in lost]
     assert (found.depth, found.has_unread) == (0, False)
-
-
-@pytest.mark.parametrize("rest", [b"\0\0\0\x1acut off", b"\xff" * 40], ids=["cut", "garbage"])
-def test_a_damaged_file_costs_what_follows_in_it_and_is_kept(tmp_path: Path, rest: bytes) -> None:
-    disk = queue(tmp_path)
-    put_records(disk, [record(number) for number in range(30)])
-    disk.close()
-    path = tmp_path / "t:ch.diskqueue.000001.dat"
-    path.write_bytes(path.read_bytes()[: 4 * ON_DISK] + rest)
-
-    found = queue(tmp_path)
-    assert found.get(99, ALL) == [record(n) for n in (*range(14), *range(20, 30))]
-    assert (found.depth, found.has_unread) == (0, False)
-    assert path.with_name(f"{path.name}.bad").exists()
-
-
-def test_a_file_that_cannot_be_opened_for_want_of_descriptors_is_read_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk = queue(tmp_path)
-    put_records(disk, [RECORD])
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "open", Mock(side_effect=OSError(errno.EMFILE, "no descriptor left")))
-        assert disk.get(1, ALL) == []
-    assert disk.get(1, ALL) == [RECORD]
+    assert path.with_name(f"{path.name}.bad").exists() == bool(whole)
 
 
 SIZES = st.lists(st.sampled_from([26, 27, 40, 100]), min_size=1, max_size=15)
@@ -223,14 +206,22 @@ def test_a_sync_on_a_thread_neither_undoes_nor_covers_what_comes_meanwhile(tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_sync_not_begun_comes_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_descriptors_a_file_is_read_and_a_sync_begun_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dirty: list[DiskQueue] = []
     disk = queue(tmp_path, on_dirty=dirty.append)
     put_records(disk, [RECORD])
     with monkeypatch.context() as patch:
-        patch.setattr(os, "dup", Mock(side_effect=OSError(errno.EMFILE, "no descriptor left")))
+        for name in ("open", "dup"):
+            patch.setattr(os, name, Mock(side_effect=OSError(errno.EMFILE, "no descriptor left")))
+        assert disk.get(1, ALL) == []
         disk.start_sync()
     assert (dirty, disk.needs_sync) == ([disk, disk], True)
+    assert disk.get(1, ALL) == [RECORD]
+
+
+def test_a_sync_of_one_that_ends_is_left_to_its_end(tmp_path: Path) -> None:
     ending = Later()
     ending.is_ending = True
     disk = queue(tmp_path, sync_every=1, behind=ending)

@@ -46,22 +46,9 @@ def test_it_serves_while_the_block_runs() -> None:
             list(threads.map(lambda _: other.stop(), range(4)))
 
 
-def test_a_child_of_a_fork_leaves_it_to_its_parent() -> None:
-    program = """
-        import os, sys, warnings
-        from nsqtools.server import EmbeddedNsqd, EmbeddedNsqlookupd
-        warnings.simplefilter("ignore", DeprecationWarning)
-        with EmbeddedNsqlookupd() as lookupd, EmbeddedNsqd() as nsqd:
-            if not (child := os.fork()):
-                sys.exit()
-            assert os.waitpid(child, 0)[1] == 0
-            assert os.path.exists(nsqd.data_path)
-        """
-    assert run_program(program) == ""
-
-
-def test_copies_of_its_sockets_in_a_child_are_not_in_the_way_of_a_restart() -> None:
-    """As between fork and exec of a program that another thread starts."""
+def test_a_child_of_a_fork_leaves_it_to_its_parent_and_is_not_in_the_way_of_a_restart() -> None:
+    """A second child has copies of its sockets, as between fork and exec of a program that another
+    thread starts."""
     program = """
         import os, sys, warnings
         from nsqtools.server import EmbeddedNsqd, EmbeddedNsqlookupd
@@ -71,6 +58,10 @@ def test_copies_of_its_sockets_in_a_child_are_not_in_the_way_of_a_restart() -> N
         lookupd = EmbeddedNsqlookupd(tcp_address=c, http_address=d)
         reader, writer = os.pipe()
         with nsqd, lookupd:
+            if not (child := os.fork()):
+                sys.exit()
+            assert os.waitpid(child, 0)[1] == 0
+            assert os.path.exists(nsqd.data_path)
             if not (child := os.fork()):
                 os.close(writer)
                 os._exit(len(os.read(reader, 1)))
