@@ -203,9 +203,8 @@ class Cluster:
         given = {address: self.nsqd(address) for address in self.given}
         found, impostors = self.ask(given, self._name)
         unproven = {short_address(url): tcp for url, tcp in list(self._unproven.items())}
-        for address in self.given:  # those, too, that do not say their name just now
-            if address not in unproven:
-                found.setdefault(address, self.names.get(address, ""))
+        # those, too, that do not say their name just now
+        found = {at: self.names.get(at, "") for at in given if at not in unproven} | found
         # with another HTTP port some are given, or announced, too
         known = {self.reachable(node.tcp) for node in nodes if node.http}
         known |= {given[at].tcp_beside(i) for at, i in self._infos.items() if at not in self.proven}
@@ -381,3 +380,8 @@ def short_address(url: str) -> str:
     """Return how a daemon is shown to people: ``host:port``, or a URL of https or without port."""
     shown = shown_url(url)
     return shown.removeprefix("http://") if urlsplit(shown).port else shown
+
+
+def nsqd_address(text: str) -> str:
+    """Return how the nsqd at an address that was given is shown. Raises `ConfigurationError`."""
+    return short_address(http_url(text, NSQD_HTTP_PORT))

@@ -37,16 +37,10 @@ from nsqtools.cluster.admin import (
     in_order,
     steps_of,
 )
-from nsqtools.cluster.directory import Cluster, short_address
+from nsqtools.cluster.directory import Cluster, nsqd_address
 from nsqtools.cluster.inventory import Inventory, take_inventory, with_channels
 from nsqtools.errors import ConfigurationError, ConnectionFailed
-from nsqtools.protocol.names import (
-    NSQD_HTTP_PORT,
-    check_channel,
-    check_topic,
-    http_url,
-    is_ephemeral,
-)
+from nsqtools.protocol.names import check_channel, check_topic, is_ephemeral
 from nsqtools.protocol.stats import TopicStats
 
 
@@ -86,8 +80,7 @@ def parse(text: str, name: str) -> Topology:
             hint="A topology has nsqds and [topics.NAME]; nsq topology export writes one.",
         )
     wanted = {topic: _topic(name, topic, each) for topic, each in topics.items()}
-    # as the nsqd are named everywhere
-    return Topology(wanted, frozenset(short_address(http_url(at, NSQD_HTTP_PORT)) for at in nsqds))
+    return Topology(wanted, frozenset(map(nsqd_address, nsqds)))
 
 
 def _topic(name: str, topic: str, fields: Any) -> WantedTopic:

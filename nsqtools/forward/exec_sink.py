@@ -204,7 +204,11 @@ class ExecSink:
             worker = min(self._workers, key=lambda each: (not each.is_able(now), len(each.work)))
             if not worker.is_able(now):
                 return
-            worker.give(self.waiting.popleft(), now)
+            work = self.waiting.popleft()
+            if gone := [parcel for parcel in work if parcel.messages[0].is_answered]:
+                self.report(gone, TAKEN_BACK)
+            if work := [parcel for parcel in work if parcel not in gone]:
+                worker.give(work, now)
 
     def _begin_stop(self) -> None:
         """End all commands, and the loop after them."""
@@ -383,12 +387,7 @@ class _Run(_Worker):
         return not self.token
 
     def give(self, work: _Work, now: float) -> None:
-        """Run a command, unless what it would be given is answered or cannot be given."""
-        if gone := [parcel for parcel in work if parcel.messages[0].is_answered]:
-            self.sink.report(gone, TAKEN_BACK)
-            work = [parcel for parcel in work if parcel not in gone]
-            if not work:
-                return
+        """Run a command, unless it cannot be given the bodies."""
         settings, words = self.settings, self.sink.words
         bodies = [parcel.bodies[0] for parcel in work]
         messages = [parcel.messages[0] for parcel in work]
@@ -463,9 +462,6 @@ class _Kept(_Worker):
                 self.work.append(work)
                 self._rest(self.cannot_start(exc.errno))
                 return
-        if work[0].messages[0].is_answered:
-            self.sink.report(work, TAKEN_BACK)
-            return
         if not self.work:
             self.since = now
         self.work.append(work)

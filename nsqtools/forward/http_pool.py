@@ -320,12 +320,7 @@ class HttpPool:
 
 
 _POLL_BOTH = select.POLLIN | select.POLLOUT
-_POLL_EVENTS = {
-    pycurl.POLL_NONE: 0,
-    pycurl.POLL_IN: select.POLLIN,
-    pycurl.POLL_OUT: select.POLLOUT,
-    pycurl.POLL_INOUT: _POLL_BOTH,
-}
+_POLL_EVENTS = (0, select.POLLIN, select.POLLOUT, _POLL_BOTH)  # by POLL_NONE to POLL_INOUT
 _CURL_EVENTS = {
     0: pycurl.CSELECT_ERR,
     select.POLLIN: pycurl.CSELECT_IN,

@@ -28,6 +28,7 @@ from typing import TypeVar
 
 from nsqtools import __version__
 from nsqtools.client.connection_settings import ConnectionSettings
+from nsqtools.client.message import Message
 from nsqtools.client.outcomes import is_stored_in_part, may_split
 from nsqtools.client.producer import Producer
 from nsqtools.cluster.directory import Cluster, nsqd_addresses, open_cluster
@@ -72,7 +73,6 @@ class NsqSink:
         # what is under way is limited by the forwarder: submitting must not block
         self._options = options = destination.client_options(max_outstanding=100_000)
         self._key = key
-        self._places: dict[Parcel, int] = {}  # of the parts, among the producers
         self.nsqds = nsqd_addresses(destination)
         if self._key is not None:  # each begins with another one
             orders = [self.nsqds[at:] + self.nsqds[:at] for at in range(len(self.nsqds))]
@@ -90,21 +90,12 @@ class NsqSink:
 
     def parts(self, parcel: Parcel) -> list[Parcel]:
         """One part for each nsqd and MPUB."""
-        key, count = self._key, len(self._producers)
-        if key is None or count == 1:
-            return self._sized(parcel)
-        parts = []
-        grouped = parcel.grouped(lambda message, body: place_of(message, key, count))
-        for place, chosen in grouped.items():
-            for part in self._sized(chosen):
-                self._places[part] = place
-                parts.append(part)
-        return parts
+        most = MAX_MESSAGES, self._options.publish_max_body_size - mpub_size(()), SIZE_BYTES
+        alike = [parcel] if self._key is None else parcel.grouped(self._place).values()
+        return [part for each in alike for part in each.sized(*most)]
 
-    def _sized(self, parcel: Parcel) -> list[Parcel]:
-        return parcel.sized(
-            MAX_MESSAGES, self._options.publish_max_body_size - mpub_size(()), SIZE_BYTES
-        )
+    def _place(self, message: Message, body: bytes) -> int:
+        return place_of(message, self._key, len(self._producers)) if self._key else 0
 
     def submit(self, parcel: Parcel, report: Report) -> None:
         """Publish one part."""
@@ -112,7 +103,7 @@ class NsqSink:
         def ended(error: PublishError | None) -> None:
             report([parcel], outcome_of(error))
 
-        producer = self._producers[self._places.pop(parcel, 0)]
+        producer = self._producers[self._place(parcel.messages[0], parcel.bodies[0])]
         try:
             producer.submit(parcel.topic, parcel.bodies, on_settled=lambda p: ended(p.error))
         except PublishError as exc:

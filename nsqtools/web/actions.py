@@ -31,6 +31,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
+from weakref import WeakSet
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -210,10 +211,16 @@ class WebContext:
         self.audit = AuditLog(settings.audit_log)
         self.notifier = Notifier(settings.notification_http_endpoint)
         self.watcher = Watcher(cluster, settings.refresh_s)
-        self.listening: set[Consumer] = set()
+        self.listening = WeakSet[Consumer]()
+
+    def listen(self, consumer: Consumer) -> None:
+        """Stop a consumer with the console, which would wait for it."""
+        self.listening.add(consumer)
+        if self.watcher.is_stopped:
+            consumer.begin_stop()
 
     def stop(self) -> None:
-        """End the samples, and listening to messages, which would go on as long as was asked."""
+        """End the samples, and listening to messages."""
         self.watcher.stop()
         for consumer in list(self.listening):
             consumer.begin_stop()

@@ -41,17 +41,16 @@ def get(url: str, **access: Any) -> Any:
         return api.get("/x")
 
 
-def test_who_refuses_or_never_answers(dead_address: str, deaf_address: str) -> None:
+def test_who_refuses_or_never_answers(
+    dead_address: str, deaf_address: str, silent_name_server: None
+) -> None:
     refused = f"cannot connect to http://{dead_address} .connection refused"
     with pytest.raises(ConnectionFailed, match=refused):
         get(f"http://{dead_address}")
     with pytest.raises(DeadlineExceeded, match=f"http://{deaf_address}: no answer in time"):
         get(f"http://{deaf_address}", timeout_s=0.1)
-
-
-def test_a_name_server_that_does_not_answer(silent_name_server: None) -> None:
     with pytest.raises(DeadlineExceeded, match="http://nsqd-1:4151: no answer in time"):
-        get("http://nsqd-1:4151", timeout_s=0.1)
+        get("http://nsqd-1:4151", timeout_s=0.1)  # its name is looked up
 
 
 def test_an_error_status_has_its_category_and_nsqs_own_word(scripted_lookupd: MakeScripted) -> None:
@@ -63,6 +62,12 @@ def test_an_error_status_has_its_category_and_nsqs_own_word(scripted_lookupd: Ma
         with pytest.raises(HTTPError, match=said) as caught:
             get(f"http://{lookupd.address}")
         assert (caught.value.category, caught.value.code) == (category, "SOME_WORD")
+    with NsqlookupdHTTPClient(f"http://{lookupd.address}") as api:
+        lookupd.status, lookupd.answer = 404, {"message": "TOPIC_NOT_FOUND"}
+        assert not api.lookup("t").is_known  # which is an answer
+        lookupd.answer = {"message": "PAGE_NOT_FOUND"}
+        with pytest.raises(HTTPError):
+            api.lookup("t")
 
 
 def test_both_forms_of_json_are_read(scripted_lookupd: MakeScripted) -> None:
@@ -72,16 +77,6 @@ def test_both_forms_of_json_are_read(scripted_lookupd: MakeScripted) -> None:
     headers = lookupd.requests[0].headers
     assert headers["Accept"] == "application/vnd.nsq; version=1.0"
     assert "Authorization" not in headers
-
-
-def test_an_unknown_topic_is_an_answer(scripted_lookupd: MakeScripted) -> None:
-    lookupd = scripted_lookupd()
-    lookupd.status, lookupd.answer = 404, {"message": "TOPIC_NOT_FOUND"}
-    with NsqlookupdHTTPClient(f"http://{lookupd.address}") as api:
-        assert not api.lookup("t").is_known
-        lookupd.answer = {"message": "PAGE_NOT_FOUND"}
-        with pytest.raises(HTTPError):
-            api.lookup("t")
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
@@ -234,25 +229,11 @@ def test_what_is_no_topic_or_no_nsqd_is_left_out_though_it_is_tombstoned(sends: 
     assert (known.topics, known.tombstoned) == ({"gone", "here"}, {"gone"})
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
-        "[",
-        "a b",
-        "a/b",
-        "u@h",
-        "a?b",
-        "\x1b[2J",
-        "a..b",
-        "a" * 64,
-        "é" * 10,
-        "x" * 300,
-        "::z",
-        "1:2",
-        "-",
-    ],
-    ids=ascii,
-)
+MALFORMED = ["[", "a b", "a/b", "u@h", "a?b", "\x1b[2J", "a..b", "::z", "1:2", "-"]
+MALFORMED += ["a" * 64, "é" * 10, "x" * 300]
+
+
+@pytest.mark.parametrize("address", MALFORMED, ids=ascii)
 def test_a_node_with_a_malformed_address_is_reported_and_left_out(
     address: str, caplog: pytest.LogCaptureFixture
 ) -> None:

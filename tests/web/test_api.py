@@ -172,13 +172,13 @@ def test_answers_and_errors_are_those_of_nsqadmin(side: Side, console: MakeConso
 
 
 def test_changes_do_what_those_of_nsqadmin_do(side: Side) -> None:
+    first, second = side.nsqds
     for url in (side.theirs, side.console.url):
 
         def change(path: str, method: str = "POST", at: str = url, **body: str) -> None:
             answer = ask(f"{at}/api{path}", method, body=json.dumps(body))
             assert (answer.status, answer.json()) == (200, {"message": ""}), (at, path, answer)
 
-        first, second = side.nsqds
         change("/topics", TOPIC="made", channel="too")
         assert side.lookupd.json("/channels", topic="made")["channels"] == ["too"]
         change("/topics/orders", action="pause")
@@ -188,6 +188,7 @@ def test_changes_do_what_those_of_nsqadmin_do(side: Side) -> None:
         assert second.channel_stats("orders", "billing")["paused"]
         change("/topics/orders/billing", action="unpause")
         second.publish("orders", b"lost")
+        wait_until(lambda: not second.depth("orders"), what="it is in the channel")
         change("/topics/orders/billing", action="empty")
         assert second.depth("orders", "billing") == 0
         assert not second.channel_stats("orders", "billing")["paused"]

@@ -88,21 +88,6 @@ def test_no_password_of_an_address_is_shown(console: MakeConsole, go_nsqd: MakeN
     assert "Traceback" not in running.log
 
 
-def test_a_plan_for_one_nsqd_counts_what_is_there(console: MakeConsole, go_nsqd: MakeNsqd) -> None:
-    nsqds = go_nsqd(), go_nsqd()
-    for number, nsqd in enumerate(nsqds, 2):
-        nsqd.create_channel("orders", "work")
-        nsqd.publish("orders", *[b"x"] * number)
-    places = [f"--nsqd-http-address={nsqd.http_address}" for nsqd in nsqds]
-    running = console(*places, "--allow-changes", "--refresh=100ms")
-
-    for number, nsqd in enumerate(nsqds, 2):
-        page = f"/act?action=empty&topic=orders&node={nsqd.http_address}"
-        told = f"Empty its channels too ({number} messages)"
-        wait_until(lambda told=told, page=page: told in running.get(page).text, what="its messages")
-        assert "keep their" not in running.get(page).text
-
-
 def test_what_many_ask_for_is_compressed_and_kept(console: MakeConsole, go_nsqd: MakeNsqd) -> None:
     nsqd = go_nsqd()
     nsqd.create_channel("orders", "work")

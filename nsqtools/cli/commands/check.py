@@ -7,6 +7,7 @@ import json
 import tarfile
 import threading
 from collections import Counter
+from dataclasses import asdict
 from enum import Enum
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -128,7 +129,8 @@ def check(
             }[form](verdict, shown, status)
             runtime.write("".join(f"{each}\n" for each in lines).encode())
         if state is not None:
-            _save(state, verdict.memory)
+            memory_now = {"version": MEMORY_VERSION, **asdict(verdict.memory)}
+            _replace(state, json.dumps(memory_now).encode())
         if bundle is not None:
             _write_bundle(bundle, opened, verdict)
     return status
@@ -246,12 +248,6 @@ def _load(path: Path) -> Memory:
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as exc:
         why = exc.strerror if isinstance(exc, OSError) else "it is not a file of nsq check"
         raise ConfigurationError(f"cannot read {path}: {why}", hint="Remove it.") from exc
-
-
-def _save(path: Path, memory: Memory) -> None:
-    from dataclasses import asdict
-
-    _replace(path, json.dumps({"version": MEMORY_VERSION, **asdict(memory)}).encode())
 
 
 def _replace(path: Path, content: bytes, mode: int = 0o640) -> None:

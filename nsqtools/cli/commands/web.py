@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -173,18 +174,21 @@ def _password_lines(runtime: Runtime) -> str:
     """Ask for one user on a terminal; on a pipe, read lines of USER:PASSWORD."""
     from nsqtools.web.access import hash_password
 
-    if runtime.stdin.isatty():
-        import getpass
+    lines = [""]
+    with suppress(EOFError, UnicodeError):
+        if runtime.stdin.isatty():
+            import getpass
 
-        runtime.stderr.write("User: ")
-        runtime.stderr.flush()
-        lines = [f"{runtime.stdin.readline().strip()}:{getpass.getpass()}"]
-    else:
-        lines = runtime.stdin.read().splitlines()
+            runtime.stderr.write("User: ")
+            runtime.stderr.flush()
+            text = f"{runtime.stdin.readline().strip()}:{getpass.getpass()}"
+        else:
+            text = runtime.stdin.read()
+        lines = text.encode().decode().splitlines() or lines
     made = ""
     for line in lines:
-        user, colon, password = line.partition(":")
-        if not (user.strip() and colon and password):
-            raise ConfigurationError("give lines of USER:PASSWORD")
+        user, _, password = line.partition(":")
+        if not (user.strip() and password):
+            raise ConfigurationError("give lines of USER:PASSWORD, in UTF-8")
         made += f"{user.strip()}:{hash_password(password)}\n"
     return made

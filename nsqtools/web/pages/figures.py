@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from nsqtools.cluster.history import History
-from nsqtools.cluster.problems import rate_text
+from nsqtools.cluster.problems import moment, rate_text
 from nsqtools.cluster.queue_rows import Key
 
 UNKNOWN = "—"
@@ -68,7 +67,7 @@ def size(value: int | None) -> str:
 
 def clock(time_s: float) -> str:
     """Return a time of the day, UTC."""
-    return datetime.fromtimestamp(time_s, UTC).strftime("%H:%M:%S UTC")
+    return moment(time_s)[11:]
 
 
 def line_path(points: Points, width: float, height: float, low: float, high: float) -> str:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import secrets
 import threading
-from contextlib import ExitStack
 from typing import NamedTuple
 
 from starlette.concurrency import run_in_threadpool
@@ -24,7 +23,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from nsqtools.client.connection_settings import ConnectionSettings
-from nsqtools.client.consumer import Consumer
 from nsqtools.client.message import Message
 from nsqtools.cluster.directory import Cluster
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
@@ -167,15 +165,7 @@ def _listen(
         text = f"{MAX_LISTENERS} others are listening already"
         raise NsqError(text, hint="Try again in a moment.")
     taken: list[Message] = []
-    with ExitStack() as stack:
-        stack.callback(_listeners.release)
-
-        def begin(consumer: Consumer) -> None:
-            stack.callback(context.listening.discard, consumer)
-            context.listening.add(consumer)
-            if context.watcher.is_stopped:
-                consumer.begin_stop()
-
+    try:
         peek(
             topic,
             channel or f"nsq-web-{secrets.token_hex(4)}{EPHEMERAL}",
@@ -185,8 +175,10 @@ def _listen(
             options=context.options,
             idle_s=for_s,
             for_s=for_s,
-            on_start=begin,
+            on_start=context.listen,
         )
+    finally:
+        _listeners.release()
     if context.watcher.is_stopped:
         raise NsqError("nsq web is being stopped")
     return taken

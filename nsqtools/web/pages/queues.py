@@ -8,7 +8,7 @@ two answers of nsqd.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -31,6 +31,7 @@ from nsqtools.web.pages.snapshot import (
     SORTS,
     QueueQuery,
     Snapshot,
+    has,
     lines_of,
     page_number,
     page_of,
@@ -96,8 +97,7 @@ def _overview(site: Site, request: Request) -> Values:
     query = read_query(request.query_params)
     snapshot = site.snapshot()
     lines = lines_of(snapshot.totals, query, snapshot.growth)
-    words = query.text.casefold().split()
-    nodes = [node for node in snapshot.reports if all(word in node.casefold() for word in words)]
+    nodes = [node for node in snapshot.reports if has(node, query.text)]
     return site.frame(
         request,
         "overview.html",
@@ -109,7 +109,7 @@ def _overview(site: Site, request: Request) -> Values:
             for name, (label, _) in SHOWN.items()
         ],
         sorts=_sorts(query),
-        matching_nodes=nodes[:20] if words else [],
+        matching_nodes=nodes[:20] if query.text else [],
         lines=lines,
         page_address=lambda page: query.address(page=page),
     )
@@ -239,6 +239,11 @@ class Program(NamedTuple):
         return sorted({each.client.user_agent for each in self.connections} - {""})
 
     @property
+    def said(self) -> str:
+        """What is searched for words."""
+        return " ".join([*self[:2], *self.agents, *map("/".join, self.channels)])
+
+    @property
     def numbers(self) -> dict[str, int]:
         """The counts of its connections together, by the names that they have everywhere."""
         clients = [each.client for each in self.connections]
@@ -255,20 +260,13 @@ class Program(NamedTuple):
 
 def programs_of(connections: Iterable[ConsumerRow], text: str = "") -> list[Program]:
     """Join connections to programs, the busiest first; those that have all words of the text."""
-    words = text.casefold().split()
     groups: dict[tuple[str, str], list[ConsumerRow]] = {}
     for each in connections:
         groups.setdefault((each.client.hostname, each.client.client_id), []).append(each)
     found = [Program(*name, tuple(group)) for name, group in sorted(groups.items())]
-    found = [each for each in found if _has(each, words)]
+    found = [each for each in found if has(each.said, text)]
     found.sort(key=lambda each: -each.numbers["in_flight"])
     return found
-
-
-def _has(program: Program, words: Sequence[str]) -> bool:
-    queues = map("/".join, program.channels)
-    said = " ".join([program.hostname, program.client_id, *program.agents, *queues]).casefold()
-    return all(word in said for word in words)
 
 
 MAX_CONNECTIONS = 100

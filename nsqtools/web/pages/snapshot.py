@@ -182,8 +182,7 @@ def lines_of(
     growth: Mapping[Key, float] | None = None,
 ) -> TablePage[QueueRow]:
     """Return the page of the table that the query asks for, the last one if there are fewer."""
-    words = query.text.casefold().split()
-    rows = [row for row in listed(totals) if _has(row, words)]
+    rows = [row for row in listed(totals) if has(f"{row.topic}/{row.channel}", query.text)]
     counts = {name: sum(map(is_shown, rows)) for name, (_, is_shown) in SHOWN.items()}
     is_shown = SHOWN[query.shown][1]
     rows = sorted((row for row in rows if is_shown(row)), key=lambda row: (row.topic, row.channel))
@@ -211,6 +210,6 @@ def listed(totals: Iterable[QueueRow]) -> list[QueueRow]:
     ]
 
 
-def _has(row: QueueRow, words: Sequence[str]) -> bool:
-    name = f"{row.topic}/{row.channel}".casefold()
-    return all(word in name for word in words)
+def has(said: str, text: str) -> bool:
+    """Tell whether all words of the text are in what is said."""
+    return all(word in said.casefold() for word in text.casefold().split())

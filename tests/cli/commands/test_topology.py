@@ -11,7 +11,7 @@ from pathlib import Path
 import pexpect
 import pytest
 from plugins.cli import RunNsq, TerminalNsq
-from plugins.clusters import RunningCluster, ValidJson
+from plugins.clusters import RunningCluster
 from plugins.daemons import GoNsqlookupd
 from plugins.http_api import Nsqd
 from plugins.raw_client import RawClient
@@ -134,23 +134,6 @@ def test_check_compares_with_a_topology(
     found = run_nsq([*command, *cluster.nsqd_options])
     kinds = {each["kind"] for each in json.loads(found.out)["problems"]}
     assert (found.status, "no answer" in kinds) == (2, True), found.err
-
-
-def test_nodes_are_those_of_every_nsqlookupd_with_their_tombstones(
-    run_nsq: RunNsq, cluster: RunningCluster, valid_json: ValidJson
-) -> None:
-    first, second = cluster.nsqds
-    first.create_topic("clicks")
-    cluster.wait_for_topic("clicks", 1)
-    for lookupd in cluster.lookupds:
-        lookupd.post("/topic/tombstone", topic="clicks", node=first.http_address)
-
-    nodes = valid_json("nodes", run_nsq(["nodes", "--json", *cluster.lookupd_options]).out)
-
-    lookupds = sorted(each.http_address for each in cluster.lookupds)
-    found = [(each["node"], each["tombstoned"], sorted(each["lookupds"])) for each in nodes]
-    tombstoned = [(first.http_address, ["clicks"]), (second.http_address, [])]
-    assert sorted(found) == sorted((*each, lookupds) for each in tombstoned)
 
 
 def test_a_silent_nsqd_is_drained_until_nothing_waits_there(

@@ -89,9 +89,7 @@ def test_a_topic_and_a_channel_are_looked_into_and_left(top: TerminalScreen, nsq
     top.press(ESCAPE)
     top.wait_until(lambda lines: lines[2].startswith("topics  "), what="all topics")
 
-
-def test_all_nsqd_and_all_consumers_have_views(top: TerminalScreen, nsqd: Nsqd) -> None:
-    top.press("\t")
+    top.press("\t")  # all nsqd, and all consumers
     node = [nsqd.http_address, "OK", "6"]
     lines = top.wait_until(lambda lines: lines[4].split()[:3] == node, what="the nsqd")
     assert lines[2].startswith("nsqd")
@@ -212,10 +210,8 @@ def test_what_is_not_agreed_to_is_not_done(top: TerminalScreen, nsqd: Nsqd) -> N
         top.see(ESCAPE, gone="filter")
         assert not nsqd.topic_stats("clicks")["paused"]
     top.see("e", "the channels of clicks keep their", gone="--channels")
-
-
-def test_a_plan_that_comes_after_another_key_is_not_shown(top: TerminalScreen) -> None:
-    top.press("dj")  # in one read: the plan comes later
+    top.see(ESCAPE, "? help", gone="keep their")
+    top.press("dj")  # in one read: the plan comes later, and is not shown
     top.see("n", "topics > views > [nsqd]", gone="type clicks")
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nsqtools.cluster.directory import DaemonFailure
 from nsqtools.cluster.problems import Earlier, moment, problems_of
-from nsqtools.cluster.queue_rows import ConsumerMeter, NodeReport, QueueRow, Rates, sums_of, totals
+from nsqtools.cluster.queue_rows import NodeReport, QueueRow, Rates, consumers_of, sums_of, totals
 from nsqtools.cluster.sampling import Sample
 from nsqtools.protocol.stats import read_stats
 from nsqtools.web.pages import figures
@@ -71,13 +71,9 @@ def test_a_queue_grows_or_is_empty_in_a_while() -> None:
 
 
 def test_a_channel_paused_on_one_of_its_nsqd_is_said_to_be() -> None:
-    for depth, text in (
-        (0, "0 messages wait"),
-        (1, "1 message waits"),
-        (1000, "1,000 messages wait"),
-    ):
+    waiting = {0: "0 messages wait", 1: "1 message waits", 1000: "1,000 messages wait"}
+    for depth, text in waiting.items():
         rows = [row("a", "c", node="one", depth=depth, paused=True), row("a", "c", node="two")]
-
         assert [each.text for each in problems_of(sample(*rows))] == [f"on 1 of 2 nsqd; {text}"]
 
 
@@ -143,20 +139,11 @@ def test_names_that_a_path_cannot_hold_go_into_the_query() -> None:
     assert to.queue("\ud800") == "/x/y/topics?topic=%3F"
 
 
-def report_at(at_s: float, finished: int) -> NodeReport:
-    client = {"client_id": "c", "hostname": "h", "remote_address": "r", "finish_count": finished}
-    channel = {"channel_name": "archive", "clients": [client]}
-    document = {"topics": [{"topic_name": "orders", "channels": [channel]}]}
-    return NodeReport("n:4151", at_s, read_stats(document))
-
-
-def test_rates_of_a_connection_are_those_between_two_answers_of_its_nsqd() -> None:
-    meter = ConsumerMeter(0.0)
-    [first] = meter.measure(report_at(10, 5))
-    [later] = meter.measure(report_at(12, 11))
-
-    assert first.finish is None
-    assert later.finish == 3
-    [program] = programs_of([later, replace(later, node="other")], "ORDERS")
+def test_the_connections_of_a_program_are_counted_together() -> None:
+    channel = {"channel_name": "archive", "clients": [{"client_id": "c", "hostname": "h"}]}
+    stats = read_stats({"topics": [{"topic_name": "orders", "channels": [channel]}]})
+    [one] = consumers_of(NodeReport("n:4151", 0.0, stats))
+    one.finish = 3
+    [program] = programs_of([one, replace(one, node="other")], "ORDERS archive")
     assert (program.finish, len(program.connections)) == (6, 2)
-    assert programs_of([later], "nobody") == []
+    assert programs_of([one], "orders nobody") == []
