@@ -67,6 +67,8 @@ class Handling:
     def __init__(
         self, handler: Callable[[Message], object], *, answers: bool, on_handled: OnHandled | None
     ) -> None:
+        if not callable(handler):
+            raise ConfigurationError(f"the handler is {handler!r}, which cannot be called")
         self._handler = handler
         self._answers = answers
         self._on_handled = on_handled
@@ -110,7 +112,12 @@ class Handling:
                 raise self.misuse
             self._answer(message, await result)
         except BaseException as exc:
-            error = self._requeue(message, exc)
+            import asyncio
+
+            task, cause = asyncio.current_task(), exc
+            if isinstance(exc, asyncio.CancelledError) and task and not task.cancelling():
+                cause = RuntimeError("what the handler awaited was cancelled")  # the task was not
+            error = self._requeue(message, cause)
         finally:
             del self._at_work[message]
         if self._on_handled is not None:

@@ -208,6 +208,8 @@ class CommonProducer:
         whole = whole_bodies(bodies)
         lengths = list(map(len, whole))
         check_bodies(lengths, defer_s, self.options)
+        if timeout_s is not None:
+            timeout_s = max(0.0, timeout_s)  # raises here for a text, and a NaN becomes 0
         size, now = sum(lengths), time.monotonic()
         publication = PendingPublication(
             _check_topic(topic), whole, size, now, defer_s, timeout_s, on_settled, splits

@@ -92,18 +92,22 @@ async def test_messages_are_handled_together_and_answered_by_the_outcome(any_nsq
         running.remove(number)
         if message.attempts == 1 and number in (2, 3):
             raise ValueError if number == 2 else RequeueWithoutBackoff(0)
+        if message.attempts == 1 and number == 4:
+            raise asyncio.CancelledError  # of what it awaited: nobody has cancelled it
         return None if message.attempts > 1 else number != 1
 
     def on_handled(message: Message, seconds: float, error: BaseException | None) -> None:
         assert message.is_answered
         hooked.append((int(message.body), type(error) if error else None))
-        if len(hooked) == 43:
+        if len(hooked) == 44:
             consumer.begin_stop()
 
     await consumer.run(handle, concurrency=8, on_handled=on_handled)
-    assert {number: count for number, count in seen.items() if count > 1} == {1: 2, 2: 2, 3: 2}
+    again = dict.fromkeys((1, 2, 3, 4), 2)
+    assert {number: count for number, count in seen.items() if count > 1} == again
     assert 2 <= most <= 8
-    assert {entry for entry in hooked if entry[1]} == {(2, ValueError), (3, RequeueWithoutBackoff)}
+    errors_of = {2: ValueError, 3: RequeueWithoutBackoff, 4: RuntimeError}
+    assert dict(entry for entry in hooked if entry[1]) == errors_of
     assert unfinished(nsqd, TOPIC, CHANNEL) == 0
 
 

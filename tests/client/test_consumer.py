@@ -68,6 +68,8 @@ def test_what_cannot_be_asked_for_is_refused(consume: Consume, in_background: In
     for delay_s in (-1, float("nan")):
         with pytest.raises(ConfigurationError, match="delay_s must be >= 0"):
             RequeueWithoutBackoff(delay_s)
+    with pytest.raises(ConfigurationError, match="the handler is None"):
+        consumer.run(None)  # as of run(handle())
     with pytest.raises(ConfigurationError, match="workers must be a whole number >= 1, not 0"):
         consumer.run(lambda message: None, workers=0)
     with pytest.raises(ConfigurationError, match="main thread"):

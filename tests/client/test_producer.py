@@ -415,6 +415,8 @@ def test_what_cannot_work_or_is_not_bytes_is_refused(produce: Produce) -> None:
     for bodies, complaint in wrong:
         with pytest.raises(TypeError, match=complaint):
             produce(DEAD).submit(TOPIC, bodies)
+    with pytest.raises(TypeError):  # here, and not on the I/O thread
+        produce(DEAD).submit(TOPIC, [b"x"], timeout_s="2")  # type: ignore[arg-type]
 
 
 def test_retrying_ends_with_the_retry_timeout(produce: Produce) -> None:
