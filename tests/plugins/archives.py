@@ -9,6 +9,7 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 import time
 import uuid
 from collections import Counter
@@ -322,5 +323,14 @@ def around(owner, *names):
             return result
         setattr(owner, name, stepped)
 """
-"""The beginning of a program that is killed at the step that its first argument says: before or
-after a function that it has put steps ``around``."""
+
+
+def killed_at(step: int, program: str, *words: object, env: dict[str, str] | None = None) -> bool:
+    """Run a program that is killed at a step, before or after a function that it has put steps
+    ``around``; tell whether it came that far."""
+    arguments = [sys.executable, "-c", KILLING_ITSELF + program, str(step), *map(str, words)]
+    done = subprocess.run(
+        arguments, env=env, capture_output=True, timeout=patience_s(90), check=False
+    )
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr.decode()
+    return done.returncode != 0
