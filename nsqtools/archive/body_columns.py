@@ -42,7 +42,7 @@ SAMPLE = 1000
 MOST_RARE = 4  # keys of a sample that only one body has: the rest may have as many times more
 _KEY = re.compile(r'"([^"\\]*)"\s*:')
 _HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair, which Arrow cannot write
-_NOT_IN_NAMES = re.compile(r"[ ,;{}()\n\t=]")  # of columns in Parquet and Delta
+_NOT_IN_NAMES = re.compile(r"[ ,;{}()\n\t=\0]")  # of columns in Parquet and Delta
 _IS_OBJECT = r"(?s)\A\s*\{.*\}\s*\z"
 
 
