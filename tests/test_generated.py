@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import re
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 
@@ -28,11 +29,6 @@ MAN_PAGES = sorted((CHECKOUT / "man").glob("man?/*"))
 CHECKS = ["bash -n nsq.bash", "shellcheck nsq.bash", "zsh -n _nsq", "fish --no-execute nsq.fish"]
 
 
-@pytest.fixture(scope="module")
-def rendered() -> dict[str, str]:
-    return documents(CHECKOUT)
-
-
 def run(command: list[str], env: dict[str, str] | None = None) -> str:
     """What a checker says, on either stream; skips where it is not there."""
     if shutil.which(command[0]) is None:
@@ -42,18 +38,14 @@ def run(command: list[str], env: dict[str, str] | None = None) -> str:
     return said or ("" if done.returncode == 0 else f"status {done.returncode}")
 
 
-def test_what_is_committed_is_a_fresh_rendering(rendered: dict[str, str]) -> None:
+def test_what_is_committed_is_a_fresh_rendering_and_says_nothing_of_the_machine() -> None:
+    rendered = documents(CHECKOUT)
     stale = list(stale_documents(CHECKOUT, rendered))
 
     assert not stale, (
         f"{', '.join(stale)}: not what the commands say.\n"
         "Run in the top directory: python .ci/manual"
     )
-
-
-def test_a_rendering_says_nothing_of_the_machine(rendered: dict[str, str]) -> None:
-    import socket
-
     assert len(rendered) == len(MAN_PAGES) + len(GUIDES)
     for path, text in rendered.items():
         for trace in (str(Path.home()) + "/", str(CHECKOUT), f'"{socket.gethostname()}"'):

@@ -299,6 +299,7 @@ def wanted_rows(columns: Columns, within: TimeRange, names: Mapping[str, Iterabl
 
 BATCH_TEXT = 8 << 20
 """Bytes of text read together: a batch of Arrow has some ten thousand rows then."""
+JSON_ROWS = 10_000  # of a batch whose bodies may become a thousand columns
 
 
 def read_batches(
@@ -338,7 +339,9 @@ def read_batches(
         on_rows(len(columns["body"]))
         batch = pyarrow.RecordBatch.from_pydict(columns, schema)
         mask = wanted_rows(columns, within, {})
-        yield batch if mask is None else batch.filter(mask)
+        batch = batch if mask is None else batch.filter(mask)
+        most = JSON_ROWS if kind is BodyKind.json else max(1, batch.num_rows)
+        yield from (batch.slice(at, most) for at in range(0, batch.num_rows, most))
 
 
 def batch_of_bodies(bodies: Sequence[bytes]) -> pyarrow.RecordBatch:

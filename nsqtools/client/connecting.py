@@ -29,7 +29,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -84,7 +84,6 @@ class _Nsqd:
     is_listed: bool = True  # by the last lookup; a direct address always is
     is_busy: bool = False  # connecting or connected
     is_looked_for: bool = False  # a connection that worked was lost: is nsqd there?
-    error: NsqError | None = None  # why it is not connected
 
 
 class KnownNsqd:
@@ -174,9 +173,6 @@ class KnownNsqd:
     def __getitem__(self, address: Address) -> _Nsqd:
         return self._nsqds[address]
 
-    def __iter__(self) -> Iterator[_Nsqd]:
-        return iter(list(self._nsqds.values()))
-
     @staticmethod
     def _is_waiting(nsqd: _Nsqd) -> bool:
         return nsqd.is_listed and not nsqd.is_busy
@@ -218,12 +214,9 @@ class Dialer:
         self.connecting = 0  # attempts under way
         self._timer: Timer | None = None
         self._is_stopped = False
-        self._known = KnownNsqd(addresses, loop.now(), options)
-
-    @property
-    def errors(self) -> list[NsqError]:
-        """Why nsqd that are known are not connected. From any thread."""
-        return [nsqd.error for nsqd in self._known if nsqd.error is not None]
+        self._direct = dict.fromkeys(addresses)
+        self._known = KnownNsqd(self._direct, loop.now(), options)
+        self.errors: dict[Address, NsqError] = {}  # why nsqd that are known are not connected
 
     def begin(self) -> None:
         """Connect to what is due, and come back when the next address is."""
@@ -254,7 +247,9 @@ class Dialer:
 
     def listed(self, addresses: Iterable[Address]) -> None:
         """A lookup round has found these."""
-        warn_of_left_out(self._known.listed(addresses, self._loop.now()), self._options)
+        named = {*addresses}
+        self.errors = {a: e for a, e in self.errors.items() if a in named or a in self._direct}
+        warn_of_left_out(self._known.listed(named, self._loop.now()), self._options)
         self.begin()
 
     def ended(self, address: Address, error: NsqError, *, was_proven: bool, quietly: bool) -> bool:
@@ -263,7 +258,7 @@ class Dialer:
         Return whether it depends on a lookup.
         """
         delay_s = self._known.failed(address, self._loop.now(), was_proven=was_proven)
-        self._known[address].error = error
+        self.errors[address] = error
         is_direct = self._known[address].is_direct
         again = f"in {delay_s:.1f} s" if is_direct else "when nsqlookupd lists it"
         if self._known[address].is_looked_for:
@@ -282,7 +277,7 @@ class Dialer:
         self.connecting -= 1
         if isinstance(result, Connection):
             self._joined.add(address)
-            self._known[address].error = None
+            self.errors.pop(address, None)
         if not self._is_stopped:
             self._done(address, result)
         elif isinstance(result, Connection):

@@ -338,7 +338,7 @@ class CommonConsumer:
 
     def errors(self) -> list[NsqError]:
         """Why nsqd of its topics are not connected now, one for each of those that are known."""
-        return [error for dialer in self._io.dialers.values() for error in dialer.errors]
+        return [e for dialer in self._io.dialers.values() for e in list(dialer.errors.values())]
 
     def health(self) -> ConsumerHealth:
         """How the consumer is now: for a probe, or for metrics."""

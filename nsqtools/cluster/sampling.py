@@ -179,6 +179,10 @@ class _Node:
     consumers_of: Question = QUEUES_ONLY
     heap: int | None = None
 
+    def is_due(self, now_s: float) -> bool:
+        """Whether an nsqd that is announced, or answers, is to be asked."""
+        return not isinstance(self.error, OverBudget) or now_s - self.tried_s >= OVER_BUDGET_S
+
 
 class Sampler:
     """Samples a cluster, again and again, on one thread. `stop` it from any.
@@ -329,12 +333,8 @@ class Sampler:
         left = [node for node in nodes if not node.is_announced and node.error is not None]
         due = [node for node in left if now_s - node.tried_s >= LOOKUP_S]
         due.sort(key=lambda node: node.tried_s)
-        asked = [
-            node
-            for node in nodes
-            if (node.is_announced or node.error is None)
-            and (now_s - node.tried_s >= OVER_BUDGET_S or not isinstance(node.error, OverBudget))
-        ]
+        asked = [node for node in nodes if node.is_announced or node.error is None]
+        asked = [node for node in asked if node.is_due(now_s)]
         asked.sort(key=lambda node: node.error is not None)
         asked += due[:MAX_LEFT_AT_ONCE]
         with self._changed:

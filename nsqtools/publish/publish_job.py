@@ -239,29 +239,29 @@ def reader(
     return read
 
 
-class Letters:
-    """Reads lines of dead letters, to publish each to the topic that it came from, or to one.
+def letter_reader(topic: str | None, error: str | None) -> Callable[[bytes], Outgoing | None]:
+    """Return what reads lines of dead letters, to publish each to its topic, or to one.
 
     Those are left out whose error does not match. Raises `ConfigurationError` for a wrong pattern
     or topic.
     """
+    try:
+        matches = re.compile(error or "").search
+    except re.error as exc:
+        raise ConfigurationError(f"{error!r} is not a regular expression: {exc}") from None
+    if topic is not None:
+        check_topic(topic)
 
-    def __init__(self, topic: str | None, error: str | None) -> None:
-        try:
-            self._matches = re.compile(error or "").search
-        except re.error as exc:
-            raise ConfigurationError(f"{error!r} is not a regular expression: {exc}") from None
-        self._topic = check_topic(topic) if topic is not None else None
-
-    def read(self, line: bytes) -> Outgoing | None:
-        """Read a line. Raises ``ValueError`` for one that is no message."""
+    def read(line: bytes) -> Outgoing | None:
         if not line.strip():
             return None
-        message, error = decode_dead_letter(line)
+        message, why = decode_dead_letter(line)
         check_topic(message.topic)
-        if not self._matches(error):
+        if not matches(why):
             return None
-        return Outgoing(self._topic or message.topic, message.body, message, error or "no error")
+        return Outgoing(topic or message.topic, message.body, message, why or "no error")
+
+    return read
 
 
 # -- files of records that were not confirmed -----------------------------------------------------

@@ -54,16 +54,11 @@ def listen(address: str) -> socket.socket:
 
 
 def _listen_tcp(host: str, port: int) -> socket.socket:
-    if host in _EVERYWHERE and socket.has_dualstack_ipv6():
-        listener = socket.create_server(
-            ("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG
-        )
-    else:
-        found = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        family, _, _, _, place = min(found)  # IPv4 if it has that, as Go
-        listener = socket.create_server(place, family=family, backlog=_BACKLOG)
+    is_open = host in _EVERYWHERE and socket.has_dualstack_ipv6()
+    wanted = "::" if is_open else host or None
+    found = socket.getaddrinfo(wanted, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _, _, _, place = min(found)  # IPv4 if it has that, as Go
+    listener = socket.create_server(place, family=family, dualstack_ipv6=is_open, backlog=_BACKLOG)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     return listener

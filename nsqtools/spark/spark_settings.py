@@ -139,14 +139,14 @@ def spark_environ(settings: SparkSettings, scratch: Path, home: Path) -> dict[st
         environ["PYSPARK_PYTHON"] = sys.executable
     if settings.is_local:
         slots = str(settings.local_slots)  # a sink's rate is shared
-        environ["NSQ_SPARK_SLOTS"] = os.environ.get("NSQ_SPARK_SLOTS", slots)
-        environ["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")
+        ours = {"NSQ_SPARK_SLOTS": slots, "SPARK_LOCAL_IP": "127.0.0.1"}
+        environ |= {name: os.environ.get(name, ours[name]) for name in ours}
     return environ | store_credentials(settings)
 
 
 def store_credentials(settings: SparkSettings) -> dict[str, str]:
     """The variables that name a store and have its secrets; none where no place is in one."""
-    s3 = stores(os.environ, (*settings.places, *settings.python_places))
+    s3 = stores((*settings.places, *settings.python_places))
     return store_environ(s3) if s3 is not None else {}
 
 
@@ -178,7 +178,7 @@ def spark_conf(settings: SparkSettings, scratch: Path) -> dict[str, str]:
         "spark.speculation": "false",
         PUSHDOWN_CONF: "true",
     }
-    if (s3 := stores(os.environ, settings.places)) is not None:
+    if (s3 := stores(settings.places)) is not None:
         conf |= store_conf(s3)
     if settings.is_local:  # any user of this machine could reach Spark's ports
         conf["spark.authenticate"] = "true"
@@ -314,9 +314,9 @@ def store_environ(s3: S3Settings) -> dict[str, str]:
     return named
 
 
-def stores(environ: Mapping[str, str], places: Iterable[Location]) -> S3Settings | None:
+def stores(places: Iterable[Location]) -> S3Settings | None:
     """Return the settings of S3 when a place is in it."""
-    return s3_settings(environ=environ) if _schemes(places) & {"s3", "s3a"} else None
+    return s3_settings(environ=os.environ) if _schemes(places) & {"s3", "s3a"} else None
 
 
 def _schemes(places: Iterable[Location]) -> set[str]:

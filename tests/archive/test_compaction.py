@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, date, datetime
@@ -16,7 +15,7 @@ import pyarrow
 import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
-from plugins.archives import BEGIN_NS, KILLING_ITSELF, Writer, flush, write_archive
+from plugins.archives import BEGIN_NS, Writer, flush, killed_at, write_archive
 from plugins.cli import RunNsq
 from plugins.object_store import Bucket
 
@@ -129,8 +128,7 @@ def test_each_message_is_there_once_whenever_it_comes(
     assert done(compact(archive, output, delta=delta)) == (0, 0)
 
 
-STEPS = f"""
-{KILLING_ITSELF}
+STEPS = """
 from nsqtools.archive import slices
 from nsqtools.archive.delta import DeltaCatalog
 from nsqtools.archive.storage import LocalStorage
@@ -143,14 +141,6 @@ from nsqtools.cli.main import main
 sys.argv = ["nsq", *sys.argv[2:]]
 main()
 """
-
-
-def killed_at(step: int, *command: object) -> bool:
-    """Run a compaction that is killed at a step; whether it came that far."""
-    arguments = [sys.executable, "-c", STEPS, str(step), "archive", "compact", *map(str, command)]
-    result = subprocess.run([*arguments, "--processes", "1"], capture_output=True, check=False)
-    assert result.returncode in (0, -9), result.stderr.decode()
-    return result.returncode == -9
 
 
 FORMS = {"parquet": (3, 7), "delta": (5, 9), "within a table": (3, 6)}
@@ -168,18 +158,19 @@ def test_killed_anywhere_it_has_each_once(tmp_path: Path, form: str, steps: Sequ
         write_archive(archive / f"clicks.{part}.gz", [message(n) for n in numbers])
         if is_within:
             compact(archive, output, delta=True)
-    command = [output] if is_within else [archive, "-o", output, "--format", form]
+    places = [output] if is_within else [archive, "-o", output, "--format", form]
+    command = ["archive", "compact", "--processes", "1", *places]
     everything = expected(range(350), "clicks")
 
     for step in steps:
-        if not killed_at(step, *command):
+        if not killed_at(step, STEPS, *command):
             break
         seen = content(output) if output.exists() else []
         assert max(Counter(seen).values(), default=1) == 1  # nothing twice for a reader
         assert set(seen) <= set(everything)
         assert not is_within or len(seen) == len(everything)
 
-    assert not killed_at(10_000, *command)
+    assert not killed_at(10_000, STEPS, *command)
     assert content(output) == everything
     assert not list((output / "_compaction").rglob("*.parquet"))
     if is_within:  # each day had several files
@@ -276,48 +267,28 @@ def test_damage_is_refused_or_left_out_and_told(
     assert told.deletable()[0] == []
 
 
-def test_days_without_messages_are_none_of_a_file_where_a_clock_was_wrong(tmp_path: Path) -> None:
-    wrong = WireMessage(1, 1, b"%016d" % 0, b"x")
-    write_archive(tmp_path / "in" / "x.log", [wrong, message(1)], [message(2)])
-    told = compact(tmp_path / "in", tmp_path / "out")
-    assert [len(each.files) for each in told.partitions] == [1, 1]
-    assert done(told) == (3, 0)
-
-
-@pytest.mark.parametrize(("kind", "errors"), [("double", 0), ("int64", 1)])
-def test_what_is_not_a_number_fits_a_wider_column_of_such(kind: str, errors: int) -> None:
-    batch = pyarrow.record_batch({"n": pyarrow.array([float("nan"), 1], pyarrow.float32())})
-    schema = pyarrow.schema([("n", kind), ("_error", "string")])
-    assert fitted(batch, schema, BodyKind.json)["_error"].null_count == 2 - errors
-
-
-def test_a_file_of_a_table_is_taken_alone(tmp_path: Path) -> None:
+def test_a_file_of_a_table_is_taken_alone_and_of_a_folder_what_a_log_names(tmp_path: Path) -> None:
     write_archive(tmp_path / "archive" / "x.log", [message(0), message(1)], topic="t")
-    compact(tmp_path / "archive", tmp_path / "output")
-    [file] = (tmp_path / "output").rglob("*.parquet")
+    compact(tmp_path / "archive", output := tmp_path / "output")
+    [file] = output.rglob("*.parquet")
 
     assert done(compact(file, tmp_path / "again")) == (2, 0)
-    assert content(tmp_path / "again") == content(tmp_path / "output")  # its folders say the topic
+    assert content(tmp_path / "again") == content(output)  # its folders say the topic
+    failed = file.with_name("of-a-batch-that-failed.parquet")
+    failed.write_bytes(file.read_bytes())
+    (log := output / "_spark_metadata").mkdir()
+    (log / "0").write_text(f'v1\n{{"path": "file:{file}"}}\n')
+    for place in (output, *file.parents[:2]):
+        assert [each.path for each in find_archives([place])] == [file]
+        assert table_files([place]) == {output: [str(file.relative_to(output))]}
+    failed.unlink()
+    shutil.rmtree(log)
     file.with_name("y.md").write_text("a note")
     assert [each.path for each in find_archives([file.parent])] == [file]
     assert done(compact(file.parent, tmp_path / "beside")) == (2, 0)
     write_archive(file.with_name("x.gz"), [message(2)])
     file.with_name("y.md").unlink()
     assert done(compact(file.parent, tmp_path / "both")) == (3, 0)
-
-
-def test_a_folder_in_the_output_of_a_stream_has_what_its_log_names(tmp_path: Path) -> None:
-    one_of_each(tmp_path / "in" / "x.gz", "a")
-    compact(tmp_path / "in", tmp_path / "output")
-    [kept] = (tmp_path / "output").rglob("*.parquet")
-    kept.with_name("of-a-batch-that-failed.parquet").write_bytes(kept.read_bytes())
-    (log := tmp_path / "output" / "_spark_metadata").mkdir()
-    (log / "0").write_text(f'v1\n{{"path": "file:{kept}"}}\n')
-
-    for place in (tmp_path / "output", *kept.parents[:2]):
-        assert [each.path for each in find_archives([place])] == [kept]
-        [names] = table_files([place]).values()
-        assert names == [str(kept.relative_to(tmp_path / "output"))]
 
 
 def test_a_folder_in_a_table_has_what_the_log_of_the_table_names(tmp_path: Path) -> None:
@@ -379,6 +350,10 @@ def test_topics_get_their_own_rows_and_a_job_that_runs_twice_makes_one_file(tmp_
 
     compact(tmp_path / "a", tmp_path / "out", run=twice)
     assert content(tmp_path / "out") == expected([0], "clicks")
+    wrong = WireMessage(1, 1, b"%016d" % 0, b"x")  # of a clock: the days between have none
+    write_archive(tmp_path / "in" / "x.log", [wrong, message(1)], [message(2)])
+    told = compact(tmp_path / "in", tmp_path / "of-two-days")
+    assert ([len(each.files) for each in told.partitions], done(told)) == ([1, 1], (3, 0))
 
 
 @pytest.mark.parametrize("index", [b"", b"0 %d 2 0 0\n"])
@@ -409,7 +384,7 @@ def test_rows_without_a_time_are_damage_and_of_valid_topics_keep_theirs(tmp_path
         compact(tmp_path / "in", tmp_path / "out")
 
 
-def test_one_row_of_each_identity_stays_that_of_the_fewest_attempts() -> None:
+def test_one_row_of_each_identity_stays_and_no_number_fits_a_wider_column_of_such() -> None:
     rows = pyarrow.table(
         {
             "ts_ns": pyarrow.array([1, 1, 1, 1, 2, 2, 2, 2], pyarrow.int64()),
@@ -420,7 +395,11 @@ def test_one_row_of_each_identity_stays_that_of_the_fewest_attempts() -> None:
         }
     )
 
-    assert deduplicated(rows)["body"].to_pylist() == list("bdefgh")
+    assert deduplicated(rows)["body"].to_pylist() == list("bdefgh")  # of the fewest attempts
+    batch = pyarrow.record_batch({"n": pyarrow.array([float("nan"), 1], pyarrow.float32())})
+    for kind, errors in (("double", 0), ("int64", 1)):
+        schema = pyarrow.schema([("n", kind), ("_error", "string")])
+        assert fitted(batch, schema, BodyKind.json)["_error"].null_count == 2 - errors
 
 
 def test_archives_go_when_all_of_them_is_in_parquet_and_not_before(tmp_path: Path) -> None:
@@ -460,13 +439,10 @@ def test_archives_of_two_machines_of_one_image_are_taken(tmp_path: Path, is_gone
             assert all(map(delete_archive, told.deletable()[0]))
     assert content(tmp_path / "out") == expected([0, 1], "clicks")
     assert find_archives([tmp_path / "a"]) == []
-
-
-def test_of_two_copies_that_with_more_messages_is_taken(tmp_path: Path) -> None:
     members = [[message(number)] for number in range(3)]
-    for name, count in (("a", 1), ("b", 3), ("c", 2)):
+    for name, count in (("a", 1), ("b", 3), ("c", 2)):  # of copies that with more messages
         write_archive(tmp_path / "in" / f"{name}.gz", *members[:count], head=Head("a" * 32, 1))
-    assert done(compact(tmp_path / "in", tmp_path / "out")) == (3, 0)
+    assert done(compact(tmp_path / "in", tmp_path / "of-copies")) == (3, 0)
 
 
 def test_open_days_and_other_topics_are_left_out(tmp_path: Path) -> None:

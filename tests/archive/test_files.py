@@ -54,15 +54,6 @@ def crashed(directories: Directories) -> tuple[Path, list[Member]]:
     return file.path, members
 
 
-def test_a_lost_index_is_rebuilt_and_nothing_is_dropped(directories: Directories) -> None:
-    path, members = crashed(directories)
-    index_of(path).unlink()
-    (final,) = recover(directories)
-    found = load_index(index_of(final))
-    assert [member[:3] for member in found.members] == [member[:3] for member in members]
-    assert text_of(final) == b"one\ntwo\nthree\n"
-
-
 @pytest.mark.parametrize("above", [0, 1, None])
 def test_a_file_that_another_process_has_is_left_alone(
     directories: Directories, above: int | None
@@ -101,15 +92,20 @@ def test_a_file_that_another_process_finished_is_not_written_to(
         begun(directories)
 
 
-def test_a_finished_file_never_replaces_another(directories: Directories) -> None:
-    path, _ = crashed(directories)
+def test_a_finished_file_never_replaces_another_and_a_lost_index_is_rebuilt(
+    directories: Directories,
+) -> None:
+    path, members = crashed(directories)
+    index_of(path).unlink()
     (directories.output / NAME).write_bytes(b"somebody else's")
     (directories.output / "clicks-000001.log.gz").symlink_to("nowhere")
-    final = finish(path, directories)
+    (final,) = recover(directories)
     assert final.name == "clicks-000002.log.gz"
+    assert text_of(final) == b"one\ntwo\nthree\n"
     assert (directories.output / NAME).read_bytes() == b"somebody else's"
     assert not index_of(directories.output / NAME).exists()
-    assert load_index(index_of(final))
+    found = load_index(index_of(final))
+    assert [member[:3] for member in found.members] == [member[:3] for member in members]
     assert parts(directories.work) == []
 
 

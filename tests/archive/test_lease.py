@@ -30,8 +30,8 @@ def test_a_place_has_one_writer_and_is_free_at_once_after_it(
         lease.check()
         with pytest.raises(OutputError, match=f"another run writes to {place}/lock"):
             Lease(place / "lock").take(60)
-    with held(place, "lock"):
-        pass
+    with held(place, "lock"):  # also of a run that cannot release it
+        monkeypatch.setattr(StoredNumbers, "append", Mock(side_effect=OSError("away")))
 
 
 @pytest.mark.parametrize("renewals", [0, 3])
@@ -78,10 +78,3 @@ def test_a_lease_not_renewed_is_lost(place: StoredPlace, monkeypatch: pytest.Mon
     lease.keep(lease_s=0.1)
     with pytest.raises(OutputError, match="the network is down"):
         lease.need()
-
-
-def test_a_run_ends_as_it_did_where_its_place_cannot_be_released(
-    place: StoredPlace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with held(place, "lock"):
-        monkeypatch.setattr(StoredNumbers, "append", Mock(side_effect=OSError("away")))

@@ -14,11 +14,11 @@ from plugins.disks import link_within
 from plugins.power_cut import PowerCut
 
 from nsqtools.archive.journal import TopicLock
-from nsqtools.archive.members import Codec, Plain, gzip_members, members_of
+from nsqtools.archive.members import members_of
 from nsqtools.archive.part_file import Directories, recover
 from nsqtools.archive.topic_writer import ArchiveSettings, TopicWriter
 from nsqtools.records.envelope import RecordFormat
-from nsqtools.records.naming import FileNaming, Rotation
+from nsqtools.records.naming import EXTENSIONS, Codec, FileNaming, Rotation
 
 
 class Connection(FakeConnection):
@@ -32,21 +32,20 @@ class Connection(FakeConnection):
         self._record.note(*[b"body %d" % int(each) for each in ids])
 
 
-EXTENSIONS = {"raw": "", "jsonl": "", "gzip": ".gz", "zstd": ".zst"}
 FORMS = ["raw", "raw gzip", "raw zstd", "jsonl", "jsonl gzip", "jsonl zstd"]
 PLACES = ["out", "work", "elsewhere"]  # of what is in progress; the last on another file system
 BRIEF = [("raw", "work"), ("raw gzip", "elsewhere"), ("jsonl gzip", "out"), ("jsonl zstd", "work")]
-COMPRESSORS = {"": Plain, ".gz": gzip_members(1), ".zst": members_of(Codec.ZSTD)}
 
 
 def archive(directories: Directories, record: PowerCut, form: str) -> None:
-    extension = EXTENSIONS[form.split()[-1]]
+    format, _, packed = form.partition(" ")
+    codec = Codec(packed or "none")
     settings = ArchiveSettings(
         directories,
-        FileNaming("clicks-<DATETIME><REV>", extension=extension),
+        FileNaming("clicks-<DATETIME><REV>", extension=EXTENSIONS.get(codec, "")),
         Rotation(uncompressed_size=150),
-        format=RecordFormat.raw if "raw" in form else RecordFormat.jsonl,
-        compressor=COMPRESSORS[extension],
+        format=RecordFormat(format),
+        compressor=members_of(codec),
     )
     locks = directories.locks()
     lock = TopicLock(locks, directories.work, "clicks", "archive")

@@ -83,13 +83,10 @@ def test_a_delimiter_is_of_bare_bodies(tmp_path: Path, monkeypatch: pytest.Monke
     assert repair(archive, b",") == 3
 
 
-@pytest.mark.parametrize(
-    ("within", "count"),
-    [(TimeRange(10**20), 0), (TimeRange(None, -(10**20)), 0), (TimeRange(-(10**20), 10**20), 2)],
-)
-def test_a_range_may_end_where_no_time_of_a_row_can_be(within: TimeRange, count: int) -> None:
-    times = pyarrow.array([-(2**63), 2**63 - 2])
-    assert len(times.filter(within.mask(times))) == count
+def test_a_range_may_end_where_no_time_of_a_row_can_be() -> None:
+    times, far = pyarrow.array([-(2**63), 2**63 - 2]), 10**20
+    ranges = (TimeRange(far), TimeRange(None, -far), TimeRange(-far, far))
+    assert [len(times.filter(each.mask(times))) for each in ranges] == [0, 0, 2]
 
 
 def test_rows_without_a_topic_name_none_and_a_file_cut_off_says_where(tmp_path: Path) -> None:
@@ -100,6 +97,7 @@ def test_rows_without_a_topic_name_none_and_a_file_cut_off_says_where(tmp_path: 
     [archive] = find_archives([tmp_path])
     assert look_at(archive).topics == set()
     assert [m.topic for m in read_messages(archive, lambda *damage: None)] == [""]
-    path = written(tmp_path / "x", [*PIECES, PIECES[0][:-20]])
-    [archive] = find_archives([path])
-    assert look_at(archive).damage == f"cut off in the line at byte {len(b''.join(PIECES))}"
+    cut_off = f"cut off in the line at byte {len(b''.join(PIECES))}"
+    for missing, damage in ((20, cut_off), (1, "")):  # a newline at the end is not needed
+        [archive] = find_archives([written(tmp_path / "x", [*PIECES, PIECES[0][:-missing]])])
+        assert look_at(archive).damage == damage

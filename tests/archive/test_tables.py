@@ -85,9 +85,14 @@ def test_what_the_fast_way_takes_it_reads_like_the_exact_one(text: bytes, kind: 
         }
 
 
-def test_row_groups_of_other_times_are_not_read(tmp_path: Path) -> None:
+def test_batches_of_json_are_short_and_row_groups_of_other_times_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsqtools.archive.columns.JSON_ROWS", 2)
     (archive,) = find_archives([write_archive(tmp_path / "a.log", MESSAGES)])
     (batch,) = read_batches(archive, print)
+    of_json = read_batches(archive, print, kind=BodyKind.json)
+    assert [each.num_rows for each in of_json] == [2, 2, 1]  # each may have a thousand columns
     with parquet.ParquetWriter(tmp_path / "a.parquet", message_schema()) as writer:
         for number in range(5):
             writer.add(batch.slice(number, 1))

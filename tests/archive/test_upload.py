@@ -68,10 +68,17 @@ def data_names(storage: Storage) -> list[str]:
     return sorted(name for name in names if not name.rpartition("/")[2].startswith("."))
 
 
-def test_a_file_is_stored_with_its_manifest(out: Path, storage: Storage, writer: Writer) -> None:
-    path = finished(writer)
+def test_a_file_is_stored_once_with_its_manifest(
+    out: Path, storage: Storage, writer: Writer
+) -> None:
+    path, to = finished(writer), plan(out, storage, by_topic_and_date=True)
+    other = os.open(uploading_of(path), os.O_RDWR | os.O_CREAT)
+    fcntl.flock(other, fcntl.LOCK_EX)  # as another process that uploads it
+    assert upload(path, to) is None
+    assert data_names(storage) == []
+    os.close(other)
 
-    assert upload(path, plan(out, storage, by_topic_and_date=True)) == path.stat().st_size
+    assert upload(path, to) == path.stat().st_size
 
     folder, name = "topic=clicks/date=2026-09-21", "clicks-000001.web1-5b1c2f0e8d9a4e6f-1.log.gz"
     index, manifest, data = (
@@ -85,15 +92,10 @@ def test_a_file_is_stored_with_its_manifest(out: Path, storage: Storage, writer:
     assert (said["size"], said["messages"], said["min_ts"]) == (path.stat().st_size, 10, BEGIN_NS)
     assert (said["writer"], said["number"]) == (writer.writer, 1)
     assert len(bodies_at(storage.url)) == 10
-
-
-def test_what_is_stored_is_not_stored_again(out: Path, storage: Storage, writer: Writer) -> None:
-    path = finished(writer)
-    upload(path, plan(out, storage))
     before = {entry.name: entry.modified_ns for entry in storage.list()}
-    assert upload(path, plan(out, storage)) is None
+    assert upload(path, to) is None
     uploaded_of(path).unlink()  # the record is lost
-    upload(path, plan(out, storage))
+    upload(path, to)
     assert {entry.name: entry.modified_ns for entry in storage.list()} == before
     assert uploaded_of(path).exists()
 
@@ -210,38 +212,23 @@ def test_a_file_of_another_archiver_is_never_overwritten(
     assert storage.read(data_names(storage)[0]) == data
 
 
-def test_two_processes_do_not_upload_one_file(out: Path, storage: Storage, writer: Writer) -> None:
-    path = finished(writer)
-    other = os.open(uploading_of(path), os.O_RDWR | os.O_CREAT)
-    fcntl.flock(other, fcntl.LOCK_EX)
-    assert upload(path, plan(out, storage)) is None
-    assert data_names(storage) == []
-    os.close(other)
-    assert upload(path, plan(out, storage)) == path.stat().st_size
-
-
-def test_encryption_is_asked_of_the_store(out: Path, bucket: Bucket, writer: Writer) -> None:
-    options = {"server_side_encryption": "aws:kms", "sse_kms_key_id": "alias/lake"}
-    storage = open_storage(bucket.url, options)
-    upload(finished(writer), plan(out, storage))
-    known = "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request"  # by its look
-    place = f"{bucket.endpoint}/{bucket.name}/{data_names(storage)[0]}"
-    with urlopen(Request(place, method="HEAD", headers={"Authorization": known})) as answer:
-        assert answer.headers["x-amz-server-side-encryption"] == "aws:kms"
-        assert answer.headers["x-amz-server-side-encryption-aws-kms-key-id"] == "alias/lake"
-
-
-def test_a_small_file_takes_three_requests(
+def test_a_small_file_takes_three_requests_and_encryption_is_asked_of_the_store(
     out: Path, bucket: Bucket, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Index, data and manifest: the store's answers are their checksums."""
     asks = {name: Mock(wraps=getattr(S3Store, name)) for name in ("put", "get", "head", "list")}
     for name, ask in asks.items():
         monkeypatch.setattr(S3Store, name, lambda *args, ask=ask, **more: ask(*args, **more))
-    upload(finished(writer), plan(out, bucket.storage))
-
+    options = {"server_side_encryption": "aws:kms", "sse_kms_key_id": "alias/lake"}
+    storage = open_storage(bucket.url, options)
+    upload(finished(writer), plan(out, storage))
     counts = {name: ask.call_count for name, ask in asks.items()}
     assert counts == {"put": 3, "get": 0, "head": 0, "list": 0}
+    known = "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request"  # by its look
+    place = f"{bucket.endpoint}/{bucket.name}/{data_names(storage)[0]}"
+    with urlopen(Request(place, method="HEAD", headers={"Authorization": known})) as answer:
+        assert answer.headers["x-amz-server-side-encryption"] == "aws:kms"
+        assert answer.headers["x-amz-server-side-encryption-aws-kms-key-id"] == "alias/lake"
 
 
 def test_what_earlier_runs_left_goes_first(out: Path, storage: Storage, writer: Writer) -> None:

@@ -38,6 +38,15 @@ def test_every_quantity_is_kept_of_queues_of_nsqd_and_of_all() -> None:
     assert now(("b:1", "", ""))["depth"] == 1
     assert list(now(("", "", "")).values())[:6] == [8, 1, 3, 0, 6, 4]  # nothing came to topics
 
+    # several are summed up, and of latencies the worst counts
+    history = History()
+    queues = [row(latency=((0.99, 0.25),)), row(channel="billing", depth=3, latency=((0.5, 2.0),))]
+    history.add(sample(0, *queues))
+    history.add(sample(2, queues[0]))
+    both = [CHANNEL, ("", "clicks", "billing"), ("", "clicks", "unknown")]
+    assert [value for _, value in history.series(both, "depth", since_s=START_S)] == [10, 7]
+    assert [value for _, value in history.series(both, "latency", since_s=START_S)] == [2.0, 0.25]
+
 
 def test_what_is_older_is_kept_in_coarser_points() -> None:
     history = History(interval_s=5)
@@ -57,17 +66,6 @@ def test_what_is_older_is_kept_in_coarser_points() -> None:
     assert all(abs((at_s - START_S) - (value or 0)) <= 2.5 for at_s, value in whole)
     assert [at_s for at_s, _ in whole] == sorted({at_s for at_s, _ in whole})
     assert whole[-1][0] == now_s - 5
-
-
-def test_several_series_are_summed_up_and_of_latencies_the_worst_counts() -> None:
-    history = History()
-    queues = [row(latency=((0.99, 0.25),)), row(channel="billing", depth=3, latency=((0.5, 2.0),))]
-    history.add(sample(0, *queues))
-    history.add(sample(2, queues[0]))
-    both = [CHANNEL, ("", "clicks", "billing"), ("", "clicks", "unknown")]
-
-    assert [value for _, value in history.series(both, "depth", since_s=START_S)] == [10, 7]
-    assert [value for _, value in history.series(both, "latency", since_s=START_S)] == [2.0, 0.25]
 
 
 @pytest.mark.parametrize(

@@ -76,8 +76,8 @@ def test_lookupd_leads_to_the_nsqd_and_a_dead_one_is_noted(
 # -- what is tried again every few seconds is reported when it changes, and not each time
 
 
-def test_each_trouble_is_reported_when_it_begins_changes_and_ends(
-    caplog: pytest.LogCaptureFixture,
+def test_each_trouble_is_reported_when_it_begins_changes_and_ends_also_by_a_thousand_topics(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     troubles = Troubles()
     for _ in range(3):
@@ -91,10 +91,7 @@ def test_each_trouble_is_reported_when_it_begins_changes_and_ends(
     reported = ["a:4161 refuses", "b:4161 is slow", "a:4161 is slow", "a:4161 answers again"]
     assert caplog.messages == reported
 
-
-def test_a_thousand_topics_report_an_nsqlookupd_that_is_away_once(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    caplog.clear()
     monkeypatch.setattr(discovery, "_said", {})
     caplog.set_level(logging.INFO)
     for _ in range(1000):

@@ -14,7 +14,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from functools import partial
@@ -24,7 +23,6 @@ from pathlib import Path
 import pytest
 from plugins.archives import (
     CHANNEL,
-    KILLING_ITSELF,
     TOPIC,
     Writer,
     assert_each_once,
@@ -33,6 +31,7 @@ from plugins.archives import (
     filled,
     finished_files,
     killed_again_and_again,
+    killed_at,
     lines_of,
     messages_of,
     numbered,
@@ -48,7 +47,7 @@ from plugins.http_api import Nsqd
 from plugins.network import TO_CLIENT, ProxyTo
 from plugins.object_store import Bucket
 from plugins.servers import MakeNsqd
-from plugins.waiting import patience_s, wait_until
+from plugins.waiting import wait_until
 
 from nsqtools.archive.catalog import find_inputs
 from nsqtools.archive.compaction import Compaction, Selection, in_processes
@@ -158,10 +157,6 @@ def left_by_an_earlier_run(directory: Path, *, small: int, large: int) -> list[b
     return bodies
 
 
-def state(directory: Path) -> tuple[int, int]:
-    return len(list(directory.rglob(".*.uploading"))), len(list(directory.rglob(".*.uploaded")))
-
-
 @pytest.mark.parametrize(
     ("kills", "small", "large", "live", "deletes"),
     [
@@ -189,7 +184,9 @@ def test_killed_while_it_uploads_every_file_is_stored_once(
     args += ["--max-in-flight", "200", "--rotate-text-size", "100KB"]
     args += ["--delete-uploaded"] if deletes else []
 
-    process = killed_again_and_again(lambda: spawn_nsq(args), lambda: state(out), kills)
+    process = killed_again_and_again(
+        lambda: spawn_nsq(args), lambda: {*out.rglob(".*.upload*")}, kills
+    )
     nsqd.publish(TOPIC, b"the last one")  # which shows that the last run has begun
     published.append(b"the last one")
     wait_until_archived(nsqd)
@@ -215,10 +212,8 @@ def test_killed_while_it_uploads_every_file_is_stored_once(
 # -- into tables: the process that lands kills itself at each step that changes something ---------
 
 DAY_NS = 86_400 * 10**9
-DEADLINE_S = patience_s(90.0)
 
-LANDING = f"""
-{KILLING_ITSELF}
+LANDING = """
 import pickle
 from pathlib import Path
 from nsqtools.archive import landing, parquet
@@ -250,15 +245,6 @@ def logs_of(directory: Path) -> list[Path]:
 ALL = [b"body %d" % number for number in range(5)]
 
 
-def landed_until_killed(plan: TablePlan, step: int, logs: Path, env: dict[str, str]) -> bool:
-    """Land the logs in another process, which kills itself; tell whether it came to its end."""
-    paths = map(str, logs_of(logs))
-    words = [sys.executable, "-c", LANDING, str(step), pickle.dumps(plan).hex(), str(logs), *paths]
-    killed = subprocess.run(words, env=env, capture_output=True, timeout=DEADLINE_S, check=False)
-    assert killed.returncode in (0, -signal.SIGKILL), killed.stderr.decode()
-    return killed.returncode == 0
-
-
 def compacted(place: Path, output: Path | None) -> None:
     if place.exists():
         compaction = Compaction(find_inputs([place]), output, Selection(), Settings())
@@ -285,7 +271,8 @@ def test_killed_at_each_step_every_message_lands_once(
         output = None if "delta" in store else tmp_path / f"output-{step}"
         logs.mkdir()
         plan = TablePlan(place, "delta" in store, "web1")
-        is_over = landed_until_killed(plan, step, logs, nsq_env)
+        landing = [pickle.dumps(plan).hex(), logs, *logs_of(logs)]
+        is_over = not killed_at(step, LANDING, *landing, env=nsq_env)
         if compacts:
             compacted(table, output)
             if output is not None:

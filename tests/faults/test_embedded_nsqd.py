@@ -17,6 +17,7 @@ from unittest.mock import Mock
 
 import pytest
 from plugins.daemons import MAX_TURN_S, EmbeddedNsqdProcess, GoNsqd
+from plugins.disks import fill
 from plugins.embedded import EmbeddedServer
 from plugins.http_server import AuthServer
 from plugins.raw_client import CODECS, TIMEOUT_S, RawClient, mpub, sized, subscribed
@@ -359,9 +360,7 @@ def test_the_list_of_topics_stays_whole_on_a_full_disk(small_disk: Path, serve: 
     assert listed() == TOPICS
     nsqd.start()
     assert len(nsqd.stats()["topics"]) == TOPICS
-    with suppress(OSError), (small_disk / "rest").open("wb", buffering=0) as rest:
-        while True:
-            rest.write(bytes(4096))
+    fill(small_disk / "rest")
     for number in range(TOPICS, 2 * TOPICS):
         nsqd.create_topic(f"{number:040d}")
     what = "failed to persist metadata"

@@ -22,7 +22,7 @@ from plugins.cli import RunNsq, SpawnNsq
 from plugins.clusters import ValidJson
 from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.embedded import EmbeddedServer
-from plugins.http_api import HttpApi, Nsqd
+from plugins.http_api import Nsqd, Running
 from plugins.http_server import AuthServer
 from plugins.raw_client import RawClient
 from plugins.servers import DataPath, GoProgram, MakeNsqd, Serve
@@ -245,7 +245,7 @@ def test_producers_that_find_it_are_refused_and_consumers_get_what_another_nsqd_
             ):
                 with pytest.raises(PublishError, match="takes none"):
                     publish()
-        api = HttpApi()
+        api = Running()
         api.http_address = temporary._thread.http_address
         for target in ("/pub?topic=orders", "/topic/create?topic=b", "/channel/empty?topic=orders"):
             assert api.request("POST", target, b"a")[0] == 403

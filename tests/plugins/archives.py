@@ -9,6 +9,7 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 import time
 import uuid
 from collections import Counter
@@ -40,6 +41,19 @@ def numbered(first: int, last: int, step_ns: int = 10**9) -> list[WireMessage]:
     """Messages, by default one a second, whose ids and bodies say which they are."""
     return [
         WireMessage(BEGIN_NS + n * step_ns, 1, b"%016x" % n, b"body %d" % n)
+        for n in range(first, last)
+    ]
+
+
+def by_the_minute(first: int, last: int, attempts: int = 1) -> list[WireMessage]:
+    """One a minute: the midnight is before number 587. Every other body is not UTF-8."""
+    return [
+        WireMessage(
+            BEGIN_NS + n * 60 * 10**9,
+            attempts,
+            b"%016x" % n,
+            b"body %d\n%b" % (n, b"\xff" * (n % 2)),
+        )
         for n in range(first, last)
     ]
 
@@ -309,5 +323,14 @@ def around(owner, *names):
             return result
         setattr(owner, name, stepped)
 """
-"""The beginning of a program that is killed at the step that its first argument says: before or
-after a function that it has put steps ``around``."""
+
+
+def killed_at(step: int, program: str, *words: object, env: dict[str, str] | None = None) -> bool:
+    """Run a program that is killed at a step, before or after a function that it has put steps
+    ``around``; tell whether it came that far."""
+    arguments = [sys.executable, "-c", KILLING_ITSELF + program, str(step), *map(str, words)]
+    done = subprocess.run(
+        arguments, env=env, capture_output=True, timeout=patience_s(90), check=False
+    )
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr.decode()
+    return done.returncode != 0

@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -32,6 +33,13 @@ def small_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]
 def full(*_: object) -> NoReturn:
     """Refuse as a full disk refuses a write or an fsync."""
     raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def fill(file: Path) -> None:
+    """Write a file that takes all that is free."""
+    with suppress(OSError), file.open("wb", buffering=0) as filling:
+        while True:
+            filling.write(bytes(4096))
 
 
 def link_within(source: Path, target: Path, link: Callable[..., None] = os.link) -> None:

@@ -37,10 +37,21 @@ def answer(
     return response.status, seen, response.read()
 
 
-class HttpApi:
-    """GET and POST to ``http_address``, with parameters as keywords."""
+class Running:
+    """A daemon on loopback ports, free ones at the first `start`, the same ones afterwards.
 
+    `start` returns when it listens; `stop` is as SIGTERM, and `kill` as SIGKILL. A context manager:
+    entering starts it, leaving kills it. GET and POST take parameters as keywords.
+    """
+
+    name: str  # of the program, for messages
+    tcp_address: str
     http_address: str
+    log: str  # of all runs
+    start: Callable[[], None]
+    stop: Callable[[], None]
+    kill: Callable[[], None]
+    _ports: list[ReservedPort]  # nobody has them between two runs
 
     def get(self, path: str, **query: object) -> bytes:
         """The body of the answer; an error status fails the test with what was answered."""
@@ -64,22 +75,6 @@ class HttpApi:
         status, answer = self.request(method, target, body)
         assert status < 400, f"{method} {target}: {status} {answer!r}"
         return answer
-
-
-class Running(HttpApi):
-    """A daemon on loopback ports, free ones at the first `start`, the same ones afterwards.
-
-    `start` returns when it listens; `stop` is as SIGTERM, and `kill` as SIGKILL. A context manager:
-    entering starts it, leaving kills it.
-    """
-
-    name: str  # of the program, for messages
-    tcp_address: str
-    log: str  # of all runs
-    start: Callable[[], None]
-    stop: Callable[[], None]
-    kill: Callable[[], None]
-    _ports: list[ReservedPort]  # nobody has them between two runs
 
     def release_ports(self) -> None:
         """Let others have the ports: it is not to be started again."""

@@ -6,11 +6,11 @@ import errno
 import os
 import subprocess
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from plugins.daemons import EmbeddedNsqdProcess
+from plugins.disks import fill
 from plugins.embedded import EmbeddedServer
 from plugins.raw_client import RawClient, mpub, sized, subscribed
 from plugins.servers import Serve
@@ -108,27 +108,6 @@ def test_a_log_on_a_full_disk_goes_on_when_there_is_room(small_disk: Path) -> No
         assert (small_disk / "log").read_text().endswith(" INFO: again\n")
 
 
-def publish_until_refused(nsqd: EmbeddedServer, size: int, count: int) -> list[bytes]:
-    """Publish until it was refused often; return what was confirmed."""
-    confirmed: list[bytes] = []
-    refused = number = 0
-    while refused < 20:
-        bodies = [b"%d %d " % (number, each) + b"x" * size for each in range(count)]
-        number += 1
-        if publish(nsqd, "MPUB", bodies):
-            confirmed += bodies
-        else:
-            refused += 1
-    assert confirmed
-    return confirmed
-
-
-def fill(file: Path) -> None:
-    with suppress(OSError), file.open("wb", buffering=0) as filling:
-        while True:
-            filling.write(bytes(4096))
-
-
 @pytest.mark.parametrize("small_disk", ["600k"], indirect=True)
 def test_a_durable_nsqd_starts_where_it_can_and_else_says_why(
     small_disk: Path, serve: Serve
@@ -156,7 +135,15 @@ def test_a_durable_nsqd_on_a_full_disk_takes_publishes_again_after_consuming(
     nsqd = serve(EmbeddedServer(small_disk, "-durable", f"-min-disk-free={1 << 20}"))
     nsqd.create_channel("t", "a")
     filling = small_disk / "of others"
-    confirmed = publish_until_refused(nsqd, size=1000, count=20)
+    confirmed: list[bytes] = []
+    refused = 0
+    while refused < 20:
+        bodies = [b"%d " % (len(confirmed) + each) + b"x" * 1000 for each in range(20)]
+        if publish(nsqd, "MPUB", bodies):
+            confirmed += bodies
+        else:
+            refused += 1
+    assert confirmed
     if is_filled_by_others:
         fill(filling)
     with subscribed(nsqd.tcp_address, "t", "a", ready=2500) as client:

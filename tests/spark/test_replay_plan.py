@@ -24,6 +24,14 @@ REQUEST = ReplayRequest(
 )
 PLANNED = ReplayPlan(REQUEST.job(), {"/var/nsq/a.gz": 5}, {"/data/b.parquet": 6}, 7, None, 8 << 20)
 
+OTHERS = [
+    (replace(REQUEST, paths=(Path("/elsewhere"),)), "paths"),
+    (replace(REQUEST, topics={}), "topics"),
+    (replace(REQUEST, since=Moment("-3h", 7)), "since"),
+    (replace(REQUEST, until=Moment("now", 7)), "until"),
+    (replace(REQUEST, where="", delimiter=b"\0"), "where, delimiter"),
+]
+
 
 def test_the_next_run_reads_the_plan_of_the_first_and_refuses_what_is_none(tmp_path: Path) -> None:
     assert load_plan(tmp_path, REQUEST.job()) is None
@@ -33,29 +41,16 @@ def test_the_next_run_reads_the_plan_of_the_first_and_refuses_what_is_none(tmp_p
 
     assert plan == PLANNED
     assert plan.inputs.archives == (Path("/var/nsq/a.gz"),)
+    for other, named in OTHERS:
+        complaint = f"the ledger of another replay: {named} differ"
+        with pytest.raises(ConfigurationError, match=complaint):
+            load_plan(tmp_path, other.job())
     assert plan.inputs.parquet == (Path("/data/b.parquet"),)
     later = replace(PLANNED, version=99).encode()
     for content in (b"", b"{}", b"[]", b'{"version": 2}', later):
         (tmp_path / PLAN).write_bytes(content)
         with pytest.raises(ConfigurationError, match=r"replay.json is not a replay's plan"):
             load_plan(tmp_path, REQUEST.job())
-
-
-@pytest.mark.parametrize(
-    ("other", "named"),
-    [
-        (replace(REQUEST, paths=(Path("/elsewhere"),)), "paths"),
-        (replace(REQUEST, topics={}), "topics"),
-        (replace(REQUEST, since=Moment("-3h", 7)), "since"),
-        (replace(REQUEST, until=Moment("now", 7)), "until"),
-        (replace(REQUEST, where="", delimiter=b"\0"), "where, delimiter"),
-    ],
-)
-def test_another_replay_is_told_apart(other: ReplayRequest, named: str, tmp_path: Path) -> None:
-    (tmp_path / PLAN).write_bytes(PLANNED.encode())
-
-    with pytest.raises(ConfigurationError, match=f"the ledger of another replay: {named} differ"):
-        load_plan(tmp_path, other.job())
 
 
 def job(request: ReplayRequest, work: Path, ledger: Path | None = None) -> ReplayJob:
@@ -98,7 +93,6 @@ def test_of_two_that_begin_at_a_time_the_second_does_not_plan_anew(tmp_path: Pat
 
 def test_what_cannot_be_replayed_shows_early_and_parquet_is_cut_for_slots(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_bytes(b"one\ntwo\n")
-
     with pytest.raises(ConfigurationError, match="bare bodies, which name no topic"):
         job(ReplayRequest((tmp_path / "a.log",)), tmp_path)
     job(ReplayRequest((tmp_path / "a.log",), {"": "again"}), tmp_path)

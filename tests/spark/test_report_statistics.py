@@ -76,11 +76,15 @@ def test_figures_are_what_counting_gives(spark: SparkSession) -> None:
     }
 
 
-def test_too_many_rows_are_refused(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_rows_are_refused_and_a_time_is_cut_to_what_it_needs(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(reporting, "MOST_ROWS", 10)
 
     with pytest.raises(ConfigurationError, match="more than 10 rows"):
         collect_figures(frame(spark, random_rows(100)), 60 * SECOND)
+    assert moment(BEGIN) == "2026-09-21T14:13:20Z"
+    assert moment(BEGIN + 1_500_000) == "2026-09-21T14:13:20.001500Z"
 
 
 @pytest.mark.parametrize("longer_than_s", [40, 600])
@@ -103,7 +107,9 @@ def test_gaps_are_the_pauses_that_are_longer(spark: SparkSession, longer_than_s:
     ]
 
 
-def test_parquet_is_told_by_content_topics_are_text(spark: SparkSession, tmp_path: Path) -> None:
+def test_parquet_is_told_by_content_or_refused_and_topics_are_text(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     rows = [("2026", "x:1", f"{n:016x}", None, BEGIN + n * SECOND, 1, b"b") for n in range(10)]
     (tmp_path / "data").mkdir()
     written = frame(spark, rows).selectExpr("*", "date '2026-09-21' AS date")
@@ -123,15 +129,6 @@ def test_parquet_is_told_by_content_topics_are_text(spark: SparkSession, tmp_pat
     (tmp_path / "data" / "topic=2026" / "date=2026-09-21").rename(tmp_path / "date=2026_39")
     with pytest.raises(PySparkException, match="Failed to cast value '2026_39'"):
         read_messages(spark, find_inputs([tmp_path]), Choice(within=within))
-
-
-def test_parquet_of_something_else_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    spark.range(3).write.parquet(str(tmp_path / "data"))
-
+    spark.range(3).write.parquet(str(tmp_path / "other"))
     with pytest.raises(ConfigurationError, match="without the columns ts_ns, body"):
-        read_messages(spark, find_inputs([tmp_path / "data"]), Choice())
-
-
-def test_a_time_is_cut_to_what_it_needs() -> None:
-    assert moment(BEGIN) == "2026-09-21T14:13:20Z"
-    assert moment(BEGIN + 1_500_000) == "2026-09-21T14:13:20.001500Z"
+        read_messages(spark, find_inputs([tmp_path / "other"]), Choice())

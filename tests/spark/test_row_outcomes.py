@@ -138,7 +138,7 @@ def last_entry(folder: Path, partition: int = 0) -> LedgerEntry:
         return part.entry
 
 
-def test_the_last_whole_line_holds(tmp_path: Path) -> None:
+def test_the_last_whole_line_holds_and_what_is_no_ledger_is_refused(tmp_path: Path) -> None:
     entry = LedgerEntry(done=500, sent=1000, checksum=7, repeated=3, topics={"clicks": 497})
     path = noted(tmp_path, LedgerEntry(sent=500), entry)
     assert last_entry(tmp_path) == entry
@@ -153,18 +153,12 @@ def test_the_last_whole_line_holds(tmp_path: Path) -> None:
     for content in (b"", b'{"done": 1', b"\0\0\0"):
         path.write_bytes(content)
         assert last_entry(tmp_path) == LedgerEntry()
-
-
-@pytest.mark.parametrize(
-    "line", [b"hello\n", b"[]\n", b'{"done": -1}\n', b'{"colour": 1}\n', b'{"done": "x"}\n']
-)
-def test_what_is_no_ledger_is_refused(tmp_path: Path, line: bytes) -> None:
-    part_path(tmp_path, 0).write_bytes(line)
-
-    with pytest.raises(ConfigurationError, match=r"part-00000.jsonl is not the ledger of a job"):
-        last_entry(tmp_path)
-    with pytest.raises(ConfigurationError, match="is not the ledger of a job"):
-        read_entries(tmp_path)
+    for line in (b"hello", b"[]", b'{"done": -1}', b'{"colour": 1}', b'{"done": "x"}'):
+        path.write_bytes(line + b"\n")
+        with pytest.raises(ConfigurationError, match=r"part-00000.jsonl is not the ledger of"):
+            last_entry(tmp_path)
+        with pytest.raises(ConfigurationError, match="is not the ledger of a job"):
+            read_entries(tmp_path)
 
 
 def test_a_second_attempt_waits_for_one_that_ends_and_fails_beside_another(tmp_path: Path) -> None:

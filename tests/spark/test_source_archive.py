@@ -135,10 +135,7 @@ AFTER = datetime(2023, 11, 14, 22, 13, 21, tzinfo=UTC)  # a second after BASE_NS
         ([EqualTo(("topic",), "a")], 3),
         ([In(("topic",), ("b", "c")), EqualTo(("attempts",), 1)], 1),
         ([EqualTo(("topic",), "a"), GreaterThan(("ts_ns",), BASE_NS + 19)], 1),
-        (
-            [GreaterThanOrEqual(("ts_ns",), BASE_NS + 10), LessThan(("ts_ns",), BASE_NS + 20)],
-            1,
-        ),
+        ([GreaterThanOrEqual(("ts_ns",), BASE_NS + 10), LessThan(("ts_ns",), BASE_NS + 20)], 1),
         ([LessThanOrEqual(("timestamp",), AFTER)], 4),
         ([GreaterThan(("timestamp",), AFTER)], 0),
         ([EqualTo(("topic",), "a"), EqualTo(("topic",), "b")], 0),

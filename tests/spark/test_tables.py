@@ -7,29 +7,20 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from plugins.archives import BEGIN_NS, Writer, write_archive
+from plugins.archives import Writer, by_the_minute, write_archive
 from plugins.spark import RunSpark
 
 from nsqtools.archive.catalog import table_files
 from nsqtools.archive.layout import partition_of
-from nsqtools.protocol.frames import WireMessage
 
-SECOND = 1_000_000_000
 DAYS = ("2026-09-21", "2026-09-22")
 MIDNIGHT = 587  # the first message of the second day
 TOPICS = ("2026", "clicks#ephemeral")
 Row = tuple[str, str, int, bytes]
 
 
-def messages(first: int, last: int, attempts: int = 1) -> list[WireMessage]:
-    """One a minute; every other body is not UTF-8."""
-    bodies = {n: b"body %d\n" % n + b"\xff" * (n % 2) for n in range(first, last)}
-    times = {n: BEGIN_NS + n * 60 * SECOND for n in bodies}
-    return [WireMessage(times[n], attempts, b"%016x" % n, bodies[n]) for n in bodies]
-
-
 def expected(first: int, last: int, *topics: str) -> list[Row]:
-    some = [(int(each.id, 16), each.body) for each in messages(first, last)]
+    some = [(int(each.id, 16), each.body) for each in by_the_minute(first, last)]
     return sorted((topic, DAYS[n >= MIDNIGHT], n, body) for topic in topics for n, body in some)
 
 
@@ -49,12 +40,12 @@ def rows_of(table: Path) -> list[Row]:
 def test_tasks_compact_what_sql_reads(run_spark: RunSpark, tmp_path: Path, format: str) -> None:
     archive, table = tmp_path / "archive", tmp_path / "table[1]"  # no pattern
     archive.mkdir()
-    write_archive(archive / "0.gz", messages(500, 600), topic=TOPICS[0])
-    write_archive(archive / "1.gz", messages(500, 550), topic=TOPICS[1])
+    write_archive(archive / "0.gz", by_the_minute(500, 600), topic=TOPICS[0])
+    write_archive(archive / "1.gz", by_the_minute(500, 550), topic=TOPICS[1])
     command = ("compact", archive, "-o", table, "--format", format)
 
     first = run_spark(*command, "--delete-archives", "--yes")
-    write_archive(archive / "late.gz", messages(450, 550, 2), topic=TOPICS[0])
+    write_archive(archive / "late.gz", by_the_minute(450, 550, 2), topic=TOPICS[0])
     late = run_spark(*command)
     idle = run_spark(*command)
 
@@ -83,7 +74,7 @@ def test_delta_gets_each_message_once_through_cuts(run_spark: RunSpark, tmp_path
     archive, table, checkpoint = (tmp_path / name for name in ("archive", "table{1}", "checkpoint"))
     archive.mkdir()
     writer = Writer(archive)
-    writer.write(messages(500, 550), messages(550, 600))
+    writer.write(by_the_minute(500, 550), by_the_minute(550, 600))
     command = ("ingest", archive, "-o", table, "--checkpoint", checkpoint, "--once")
     command += ("--raw", "--max-rows-per-trigger", "60", "--format", "delta")
 
@@ -92,9 +83,9 @@ def test_delta_gets_each_message_once_through_cuts(run_spark: RunSpark, tmp_path
     # as after a kill between the commit of the table and that of the checkpoint
     for path in (checkpoint / "commits").glob("*1*"):
         path.unlink()
-    writer.write(messages(600, 620))
+    writer.write(by_the_minute(600, 620))
     # what another archiver had, too, and comes late; and what has no identity
-    write_archive(archive / "other.gz", messages(590, 610, 2), messages(620, 630))
+    write_archive(archive / "other.gz", by_the_minute(590, 610, 2), by_the_minute(620, 630))
     (archive / "bare.log").write_bytes(b"bare\n" * 3)
     again = run_spark(*command)
 

@@ -254,7 +254,7 @@ def redrive(
             --destination-nsqd-tcp-address 127.0.0.1:4150
     """
     from nsqtools.publish.input import RecordSource
-    from nsqtools.publish.publish_job import Letters, PublishJob
+    from nsqtools.publish.publish_job import PublishJob, letter_reader
 
     connection = publishing.connection
     if not files:
@@ -266,14 +266,14 @@ def redrive(
             raise ConfigurationError(
                 f"{path} is not a file of dead letters", hint=of_a_topic(str(path), connection)
             )
-    letters = Letters(topic, error)
+    read = letter_reader(topic, error)
     paths = list(map(str, files))
     with publishing.open(
         runtime, b"\n", resumes=all(map(Path.is_file, files)), dry_run=dry_run, inputs=paths
     ) as run:
         job = PublishJob(
             run.publisher,
-            read=letters.read,
+            read=read,
             unsent=run.unsent,
             dry_run=dry_run,
             warn=run.progress.tell,

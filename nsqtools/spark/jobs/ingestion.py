@@ -56,7 +56,7 @@ from nsqtools.archive.storage_objects import open_storage
 from nsqtools.cluster.topics import Troubles
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.records.envelope import BodyKind
-from nsqtools.records.prometheus import Metric
+from nsqtools.records.prometheus import Metric, metric_of
 from nsqtools.spark.archives.read_settings import BYTES, Bodies
 from nsqtools.spark.pyspark_internals import GLOB_PATHS, struct_of
 
@@ -272,20 +272,20 @@ class IngestCounts:
     def metrics(self) -> list[Metric]:
         """Return them for Prometheus."""
         return [
-            Metric(f"nsq_spark_ingest_{name}", kind, text, [({}, getattr(self, field))])
-            for field, name, kind, text in METRICS_OF_COUNTS
+            metric_of(f"nsq_spark_ingest_{name}", text, [({}, getattr(self, field))])
+            for field, name, text in METRICS_OF_COUNTS
         ]
 
 
 METRICS_OF_COUNTS = (
-    ("rows", "rows_total", "counter", "messages ingested"),
-    ("batches", "batches_total", "counter", "batches ended"),
-    ("body_bytes", "body_bytes_total", "counter", "bytes of the bodies ingested"),
-    ("misfits", "body_misfits_total", "counter", "bodies that did not fit their columns"),
-    ("rows_per_s", "rows_per_second", "gauge", "rate of the last batch"),
-    ("rows_behind", "rows_behind", "gauge", "messages that wait"),
-    ("bytes_behind", "bytes_behind", "gauge", "compressed bytes that wait"),
-    ("seconds_behind", "seconds_behind", "gauge", "age of the oldest message that waits"),
+    ("rows", "rows_total", "messages ingested"),
+    ("batches", "batches_total", "batches ended"),
+    ("body_bytes", "body_bytes_total", "bytes of the bodies ingested"),
+    ("misfits", "body_misfits_total", "bodies that did not fit their columns"),
+    ("rows_per_s", "rows_per_second", "rate of the last batch"),
+    ("rows_behind", "rows_behind", "messages that wait"),
+    ("bytes_behind", "bytes_behind", "compressed bytes that wait"),
+    ("seconds_behind", "seconds_behind", "age of the oldest message that waits"),
 )
 
 

@@ -198,7 +198,12 @@ class ReplayJob:
             self._inputs = self._plan.inputs
         else:
             self._inputs = find_inputs(request.paths)
-        self._refuse_without_topic()
+        if request.topics.get(""):
+            warn_of_bare_bodies(self._inputs, request.within, request.delimiter)
+        elif has_bare_bodies(self._inputs, request.delimiter):
+            raise ConfigurationError(
+                "the files hold bare bodies, which name no topic", hint="Give --topic."
+            )
 
     def open(self, spark: SparkSession) -> None:
         """Plan what is read, in a session. Raises `NsqError`."""
@@ -290,16 +295,6 @@ class ReplayJob:
         times = request.within.since_ns, request.within.until_ns
         wanted = partition_bytes(sum(parquet.values()), spark.sparkContext.defaultParallelism)
         return ReplayPlan(request.job(), archives, parquet, *times, wanted)
-
-    def _refuse_without_topic(self) -> None:
-        """Bare bodies name no topic: refused before anything is published. Nor have they times."""
-        request = self._request
-        if request.topics.get(""):
-            warn_of_bare_bodies(self._inputs, request.within, request.delimiter)
-        elif has_bare_bodies(self._inputs, request.delimiter):
-            raise ConfigurationError(
-                "the files hold bare bodies, which name no topic", hint="Give --topic."
-            )
 
     def _selected(self, within: TimeRange) -> DataFrame:
         request, inputs = self._request, self._inputs

@@ -10,17 +10,11 @@ from typing import Any
 
 import pyarrow
 import pyarrow.parquet as pq
-import pytest
 from plugins.archives import BEGIN_NS, numbered, write_archive
 from plugins.cli import RunNsq
 
 from nsqtools.archive.layout import index_of
 from nsqtools.records.envelope import encode_many
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))  # where compact makes its folder
 
 
 def test_bytes_of_a_table_that_changed_are_damage_and_are_said_once_with_what_mends_them(

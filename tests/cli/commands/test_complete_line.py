@@ -32,7 +32,7 @@ COMPLETIONS = Path(__file__).parents[3] / "completions"
 DEADLINE_S = patience_s(20.0)
 PATIENT_NSQ = f"""
 from nsqtools.cli.commands import complete_line
-complete_line.LIMIT_S, complete_line.TIMEOUT = {DEADLINE_S}, '{DEADLINE_S}s'
+complete_line.LIMIT_S = complete_line.TIMEOUT_S = {DEADLINE_S}
 from nsqtools.cli.main import main
 raise SystemExit(main())
 """

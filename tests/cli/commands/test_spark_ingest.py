@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from plugins.archives import Writer, unfinished, write_archive
+from plugins.archives import Writer, by_the_minute, unfinished, write_archive
 from plugins.cli import RunNsq
 from plugins.clusters import ValidJson
 from plugins.daemons import GoNsqd
@@ -24,17 +24,6 @@ from nsqtools.protocol.frames import WireMessage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-SECOND = 1_000_000_000
-BEGIN = 1_790_000_000 * SECOND  # 2026-09-21T14:13:20Z
-
-
-def messages(first: int, last: int) -> list[WireMessage]:
-    """One a minute; the midnight is before number 587."""
-    return [
-        WireMessage(BEGIN + n * 60 * SECOND, 1, b"%016x" % n, b"body %d\n\xff" % n)
-        for n in range(first, last)
-    ]
 
 
 def ingested(spark: SparkSession, output: Path) -> list[tuple[str, str, str]]:
@@ -65,22 +54,24 @@ def test_an_archive_that_grows_is_taken_once_by_each_run(
     tmp_path: Path,
 ) -> None:
     writer = Writer(tmp_path / "archive")
-    writer.write(messages(0, 300), messages(300, 600))
+    writer.write(by_the_minute(0, 300), by_the_minute(300, 600))
 
     metrics = tmp_path / "metrics.prom"
     first = run_spark(*command, "--max-rows-per-trigger", 300, "--metrics-file", metrics)
     broken = tmp_path / "out" / "topic=clicks" / "date=2026-09-21" / "part-9-of-no-batch.parquet"
     broken.touch()
     idle = run_spark(*command)
-    writer.write(messages(600, 700))
+    writer.write(by_the_minute(600, 700))
     writer.finish()
-    write_archive(tmp_path / "archive" / "no-head.gz", messages(700, 750), messages(750, 800))
+    write_archive(
+        tmp_path / "archive" / "no-head.gz", by_the_minute(700, 750), by_the_minute(750, 800)
+    )
     last = run_spark(*command, "--max-rows-per-trigger", 10, "--json")
 
     assert first.status == 0, first.err
     assert "600 rows ingested in 2 batches" in first.err
     counts = dict(line.split() for line in metrics.read_text().splitlines() if line[0] != "#")
-    body_bytes = sum(len(message.body) for message in messages(0, 600))
+    body_bytes = sum(len(message.body) for message in by_the_minute(0, 600))
     names = ("rows_total", "batches_total", "body_bytes_total", "rows_behind", "bytes_behind")
     found = [int(counts[f"nsq_spark_ingest_{name}"]) for name in names]
     assert found == [600, 2, body_bytes, 0, 0]
@@ -113,7 +104,7 @@ def test_dates_are_those_of_utc_whatever_the_zone_of_the_session_is(
 ) -> None:
     (tmp_path / "archive").mkdir()
     path = tmp_path / "archive" / "a.gz"
-    write_archive(path, [WireMessage(-1, 1, b"%016x" % 0, b"")], messages(580, 1000))
+    write_archive(path, [WireMessage(-1, 1, b"%016x" % 0, b"")], by_the_minute(580, 1000))
     more = ["--checkpoint", tmp_path / "checkpoint", "--once"] if job == "ingest" else []
     run_spark(job, tmp_path / "archive", "-o", tmp_path / "out", *more)
 
@@ -133,11 +124,11 @@ def test_dates_are_those_of_utc_whatever_the_zone_of_the_session_is(
 def test_lost_data_ends_the_run_or_is_passed_over(
     run_spark: RunSpark, command: list[object], tmp_path: Path
 ) -> None:
-    path = Writer(tmp_path / "archive").write(messages(0, 10))
+    path = Writer(tmp_path / "archive").write(by_the_minute(0, 10))
     run_spark(*command)
     part_of(path).unlink()
     index_of(path).unlink()
-    write_archive(path, messages(10, 15))
+    write_archive(path, by_the_minute(10, 15))
 
     ended = run_spark(*command)
     passed = run_spark(*command, "--no-fail-on-data-loss")
@@ -152,7 +143,7 @@ def test_an_error_that_is_no_exception_of_java_is_reported(
     spark: SparkSession, run_spark: RunSpark, command: list[object], tmp_path: Path
 ) -> None:
     """A class whose own dependency is missing: NoClassDefFoundError, in the thread of the query."""
-    write_archive(tmp_path / "archive" / "a.gz", messages(0, 10))
+    write_archive(tmp_path / "archive" / "a.gz", by_the_minute(0, 10))
     setting = "spark.sql.streaming.commitProtocolClass"
     spark.conf.set(setting, "org.apache.logging.log4j.core.async.AsyncLogger")
     try:

@@ -145,9 +145,10 @@ def shell(line: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_stop_runs_on_another_thread_and_handlers_are_put_back(
+def test_a_signal_that_is_sent_twice_stops_once_and_cleans_up_and_handlers_are_put_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The stop runs on another thread."""
     monkeypatch.setattr(runtime, "ONCE_S", 600.0)
     before = [signal.getsignal(number) for number in SIGNALS]
     called: queue.SimpleQueue[threading.Thread] = queue.SimpleQueue()
@@ -160,12 +161,6 @@ def test_stop_runs_on_another_thread_and_handlers_are_put_back(
 
     assert signals.status(otherwise=7) == 143
     assert [signal.getsignal(number) for number in SIGNALS] == before
-
-
-def test_what_a_signal_leaves_is_cleaned_up_where_it_is_sent_twice(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(runtime, "ONCE_S", 600.0)
 
     def be_stopped() -> None:
         with leaving_on_signals():

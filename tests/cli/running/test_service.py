@@ -44,9 +44,6 @@ class Systemd(NamedTuple):
     socket: socket.socket
     environ: dict[str, str]
 
-    def next(self) -> str:
-        return self.socket.recv(1000).decode()
-
     def is_silent(self) -> bool:
         return not select.select([self.socket], [], [], 0)[0]
 
@@ -147,16 +144,16 @@ def test_systemd_learns_when_a_command_is_ready_alive_and_stopping(
         assert running.address == ""
         running.ready()
         running.ready()
-        assert systemd.next() == "READY=1"
+        assert systemd.socket.recv(1000) == b"READY=1"
         running.alive()
         running.alive()
-        assert systemd.next() == "WATCHDOG=1"
+        assert systemd.socket.recv(1000) == b"WATCHDOG=1"
         assert systemd.is_silent()  # not at every turn
         clock.now_s += 0.1
         running.alive()
-        assert systemd.next() == "WATCHDOG=1"
+        assert systemd.socket.recv(1000) == b"WATCHDOG=1"
         running.stopping()
-        assert systemd.next() == "STOPPING=1"
+        assert systemd.socket.recv(1000) == b"STOPPING=1"
 
 
 def test_the_watchdog_of_others_is_not_fed_and_nobody_who_listens_is_no_error(
