@@ -307,8 +307,18 @@ def _scan_plain(file: BinaryIO, scan: Scan) -> None:
         tally.add(text)
         begin = scan.end + text.rfind(b"\n") + 1 if b"\n" in text else begin
         scan.members.append(tally.member(scan.end, file.tell()))
-    if begin < scan.end and scan.topics:
+        rest = text.rpartition(b"\n")[2]
+    if begin < scan.end and scan.topics and not is_whole(rest):
         scan.damage = f"cut off in the line at byte {begin}"
+
+
+def is_whole(line: bytes) -> bool:
+    """Return whether a line is all of a message."""
+    try:
+        decode(line)
+    except ValueError:
+        return False
+    return True
 
 
 def topics_in(text: bytes) -> set[str]:

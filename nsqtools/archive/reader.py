@@ -38,6 +38,7 @@ from nsqtools.archive.members import (
     Scan,
     Unpacker,
     codec_at,
+    is_whole,
     members_of,
     scan_file,
     topics_in,
@@ -305,7 +306,7 @@ def is_message(line: bytes) -> bool:
 
     Its beginning is enough, for the rest may be damaged; else it is all of it.
     """
-    return bool(_BEGINNING.match(line)) or _is_whole(line)
+    return bool(_BEGINNING.match(line)) or is_whole(line)
 
 
 TABLE_REMEDY = "Restore the file, or make it again from its archive: nsq archive convert."
@@ -425,17 +426,9 @@ def _readable(archive: ArchiveFile, delimiter: bytes) -> Iterator[bytes]:
         if lines and is_jsonl is None:
             is_jsonl = is_message(lines[0])
         if is_jsonl:
-            lines = [line for line in lines if _is_whole(line)]
+            lines = [line for line in lines if is_whole(line)]
         if lines:
             yield delimiter.join([*lines, b""])
     if is_jsonl is None and not all(map(is_message, splitter.end())):
         what = f"cannot repair {archive.shown} (it has no {delimiter!r})"
         raise OutputError(what, hint="Is --delimiter right?")
-
-
-def _is_whole(line: bytes) -> bool:
-    try:
-        decode(line)
-    except ValueError:
-        return False
-    return True

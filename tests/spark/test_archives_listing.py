@@ -7,9 +7,10 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 from plugins.archives import Writer, numbered, write_archive
@@ -148,31 +149,24 @@ def test_an_object_deleted_after_it_was_listed_is_left_out(
     assert len(StoredListing(ReadSettings((str(place),))).files(lambda damage: None)) == 4
 
 
-def requests_of(
-    monkeypatch: pytest.MonkeyPatch, ask: Callable[[], object]
-) -> tuple[list[str], list[str]]:
+def requests_of(ask: Callable[[], object]) -> tuple[list[str], list[str]]:
     """What is listed and what is read while something is asked for."""
-    listed: list[str] = []
-    read: list[str] = []
-
-    def noted(original: Callable[..., Any], seen: list[str]) -> Callable[..., Any]:
-        def call(storage: ObjectStorage, key: str = "", *rest: Any) -> Any:
-            seen.append(key)
-            return original(storage, key, *rest)
-
-        return call
-
-    with monkeypatch.context() as patch:
-        for name in ("list", "children", "read", "read_range"):
-            seen = read if "read" in name else listed
-            patch.setattr(ObjectStorage, name, noted(getattr(ObjectStorage, name), seen))
+    names = ("children", "list", "read", "read_range")
+    with ExitStack() as stack:
+        seen = [
+            stack.enter_context(
+                patch.object(
+                    ObjectStorage, each, autospec=True, side_effect=vars(ObjectStorage)[each]
+                )
+            ).call_args_list
+            for each in names
+        ]
         ask()
-    return listed, read
+    keys = [[(*call.args[1:], "")[0] for call in calls] for calls in seen]
+    return keys[0] + keys[1], keys[2] + keys[3]
 
 
-def test_other_topics_and_times_cost_no_requests(
-    tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_topics_and_times_cost_no_requests(tmp_path: Path, bucket: Bucket) -> None:
     plan = UploadPlan(tmp_path, bucket.storage, "host", by_topic_and_date=True)
     writers = [Writer(tmp_path, topic=topic) for topic in ("clicks", "orders")]
     for hour in range(20):
@@ -186,13 +180,13 @@ def test_other_topics_and_times_cost_no_requests(
     listing = StoredListing(ReadSettings((bucket.url,)))
     listing.files(lambda damage: None)
     # what is known of an object is not asked for again
-    assert requests_of(monkeypatch, lambda: listing.files(lambda damage: None))[1] == []
+    assert requests_of(lambda: listing.files(lambda damage: None))[1] == []
     for name in bucket.names():
         if name.endswith(CATALOG):
             bucket.storage.delete(name)
 
-    listed, read = requests_of(monkeypatch, lambda: plan_batch(settings))
-    listed_again, read_again = requests_of(monkeypatch, lambda: plan_batch(settings))
+    listed, read = requests_of(lambda: plan_batch(settings))
+    listed_again, read_again = requests_of(lambda: plan_batch(settings))
 
     assert listed == ["", "topic=clicks"] == listed_again
     assert len(read) == 20 + 2  # the manifests, and index and beginning of one file

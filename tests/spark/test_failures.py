@@ -100,8 +100,5 @@ def test_a_jvm_that_is_gone_is_said_to_be_and_out_of_memory_where_it_was(tmp_pat
     explained = explain(gone, settings)
     assert str(explained) == "Spark ran out of memory"
     assert "--driver-memory" in explained.hint
-
-
-def test_errors_of_others_pass_untouched(spark_settings: SparkSettings) -> None:
-    with pytest.raises(ZeroDivisionError), spark_errors(spark_settings):
+    with pytest.raises(ZeroDivisionError), spark_errors(settings):  # of others
         _ = 1 / 0

@@ -112,7 +112,10 @@ def test_messages_arrive_once_across_runs_and_what_is_read_is_removed(
     assert [path.name for path in directory.iterdir() if "jsonl" in path.name] == []
 
 
-def test_a_batch_planned_again_is_the_same_batch(new_stream: NewStream) -> None:
+@pytest.mark.parametrize("other", [{"topics": ("other",)}, {"channel": "other"}])
+def test_a_batch_planned_again_is_the_same_and_a_checkpoint_belongs_to_its_topics_and_channel(
+    new_stream: NewStream, settings: SpoolSettings, other: dict[str, Any]
+) -> None:
     first = new_stream()
     start = first.initial()
     end = following(first, start, BatchLimits(rows=1))
@@ -123,19 +126,11 @@ def test_a_batch_planned_again_is_the_same_batch(new_stream: NewStream) -> None:
 
     assert before
     assert bodies(again, again.initial(), end) == before
-
-
-@pytest.mark.parametrize("other", [{"topics": ("other",)}, {"channel": "other"}])
-def test_a_checkpoint_belongs_to_its_topics_and_channel(
-    new_stream: NewStream, settings: SpoolSettings, other: dict[str, Any]
-) -> None:
-    first = new_stream()
-    _, offset = upto(first, first.initial(), 50)
-    first.stop()
+    again.stop()
 
     stream = new_stream(replace(settings, **other))
     with pytest.raises(ConfigurationError, match=r"the checkpoint belongs to .*, not to .*other"):
-        stream.latest(offset, UNLIMITED)
+        stream.latest(end, UNLIMITED)
 
 
 def test_an_offset_belongs_to_one_kind_of_source(new_stream: NewStream, tmp_path: Path) -> None:
