@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -147,7 +148,8 @@ def test_a_second_signal_ends_what_is_stuck(nsqd: GoNsqd, workers: int, number: 
     with program(nsqd, NEVER_RETURNS + f"consumer.run(stuck, workers={workers})") as process:
         process.stdout.readline()
         process.send_signal(number)
-        wait_until(lambda: is_closing(nsqd), what="the CLS of the first signal")
+        stats = partial(nsqd.channel_stats, TOPIC, CHANNEL)
+        wait_until(lambda: stats()["clients"][0]["state"] == STATE_CLOSING, what="the first CLS")
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.5)
         process.send_signal(number)
@@ -166,11 +168,6 @@ def test_a_signal_that_is_sent_twice_at_once_is_one(monkeypatch: pytest.MonkeyPa
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGTERM)
     assert said == ["stop"]
-
-
-def is_closing(nsqd: GoNsqd) -> bool:
-    [client] = nsqd.channel_stats(TOPIC, CHANNEL)["clients"]
-    return bool(client["state"] == STATE_CLOSING)
 
 
 def test_a_signal_that_the_program_handles_itself_is_left_to_it(nsqd: GoNsqd) -> None:

@@ -127,21 +127,19 @@ def test_every_flag_of_the_go_program_is_known_and_tested_and_has_its_default(na
 
 
 @pytest.mark.parametrize("name", UTILITIES)
-def test_what_is_wrong_has_the_same_status(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_wrong_has_the_same_status_and_the_version_is_said_alike(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     for arguments in (["-nonsense"], ["-h"], [], ["-topic"], ["-topic=a", "-channel=c"]):
         theirs = subprocess.run(
             [GO_PROGRAMS / name, *arguments], capture_output=True, stdin=subprocess.DEVNULL
         )
         assert go_main(name, arguments) == theirs.returncode, arguments
         capsys.readouterr()
-
-
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    for name, flags in UTILITIES.items():
-        if "version" in flags:
-            theirs = subprocess.check_output([GO_PROGRAMS / name, "-version"], text=True)
-            assert go_main(name, ["--version=true"]) == 0
-            assert capsys.readouterr().out.startswith(theirs.rsplit(" (")[0].strip())
+    if "version" in UTILITIES[name]:
+        version = subprocess.check_output([GO_PROGRAMS / name, "-version"], text=True)
+        assert go_main(name, ["--version=true"]) == 0
+        assert capsys.readouterr().out.startswith(version.rsplit(" (")[0].strip())
 
 
 def test_tail(world: World) -> None:

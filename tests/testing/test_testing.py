@@ -24,7 +24,7 @@ def test_a_fake_message_is_a_message_with_what_it_was_given() -> None:
     assert [len(id) for id in ids] == [16] * 3
 
 
-def test_answers_are_recorded_in_order_and_there_is_one() -> None:
+def test_answers_are_recorded_in_order_there_is_one_and_a_requeue_has_its_delay() -> None:
     message = fake_message()
     assert (message.touch(), message.touch()) == (1, 1)
     assert not message.is_answered
@@ -33,9 +33,6 @@ def test_answers_are_recorded_in_order_and_there_is_one() -> None:
     for answer in (message.finish, message.requeue, message.touch):
         assert not answer()  # as a real message
     assert message.answers == ["touch", "touch", "finish"]
-
-
-def test_a_requeue_is_recorded_with_its_delay() -> None:
     for delay_s, backoff in ((None, True), (30.0, True), (0, False)):
         message = fake_message()
         with pytest.raises(errors.ConfigurationError):
@@ -43,9 +40,6 @@ def test_a_requeue_is_recorded_with_its_delay() -> None:
         assert message.requeue(delay_s, backoff=backoff)
         assert message.answers == ["requeue"]
         assert (message.requeue_delay_s, message.has_backoff) == (delay_s, backoff)
-
-
-def test_the_answers_of_a_batch_are_recorded_by_message() -> None:
     batch: Any = fake_batch([b"a", b"b", b"c"], topic="clicks")
     assert batch.topic == "clicks"
     batch[1].requeue(5)
@@ -74,17 +68,13 @@ def test_it_keeps_what_was_published() -> None:
         producer.publish("orders", b"6")
 
 
-def test_it_refuses_what_a_producer_refuses() -> None:
-    producer = FakeProducer()
+def test_it_refuses_what_a_producer_refuses_and_fails_as_it_is_told() -> None:
+    producer, called = FakeProducer(), list[errors.PublishError | None]()
     with pytest.raises(errors.ConfigurationError):
         producer.publish("no topic", b"x")
     with pytest.raises(TypeError):
         producer.publish("orders", "text")  # type: ignore[arg-type]
     assert producer.published == []
-
-
-def test_it_fails_as_it_is_told() -> None:
-    producer, called = FakeProducer(), list[errors.PublishError | None]()
     producer.error = errors.PublishUnknown("the connection broke")
     with pytest.raises(errors.PublishUnknown):
         producer.publish("orders", b"1")

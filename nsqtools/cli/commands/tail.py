@@ -199,10 +199,11 @@ def peek(
     if not look.looked_at:
         runtime.tell(f"nsq: no message came: {state_of_queue(report, channel)}")
         return ExitStatus.DONE
-    if keep is None:
-        what = f"{counted(look.shown, 'message')} shown and given back"
+    more = "" if look.is_whole else "; there may be more"
+    if keep is None:  # than nsqd has in flight at a time
+        what = f"{counted(look.shown, 'message')} shown and given back{more}"
     else:
-        more = "" if look.is_whole else "; there may be more (--look-at)"
         what = f"{look.shown} shown of {counted(look.looked_at, 'message')} looked at{more}"
+        what += " (--look-at)" if more else ""
     runtime.tell(f"nsq: {what}; the attempts of each grew by one")
     return ExitStatus.DONE

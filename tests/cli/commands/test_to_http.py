@@ -19,8 +19,9 @@ from plugins.archives import unfinished
 from plugins.certificates import Certificates
 from plugins.cli import RunNsq, SpawnNsq
 from plugins.http_api import Nsqd
-from plugins.http_server import MakeServer, Request
+from plugins.http_server import MakeServer, Request, Serves
 from plugins.in_process import Result
+from plugins.ports import ReservedPort
 from plugins.servers import AnyNsqd
 from plugins.waiting import patience_s, wait_until
 
@@ -162,8 +163,9 @@ def test_an_outage_counts_against_no_message(spawn_nsq: SpawnNsq, source: Nsqd) 
         with listener:
             listener.accept()[0].close()
 
-    listener = socket.create_server(("127.0.0.1", 0))
-    dead_address = "{}:{}".format(*listener.getsockname())
+    port = ReservedPort()
+    listener = socket.create_server(("127.0.0.1", port.number))
+    dead_address = f"127.0.0.1:{port.number}"
     threading.Thread(target=be_there_once, daemon=True).start()
     timeout_s = max(1.0, patience_s(0.6))  # in which a busy machine lets it touch what it holds
     held = ["-X", f"msg_timeout={timeout_s:g}s", "--post", f"http://{dead_address}"]
@@ -315,34 +317,27 @@ def test_an_address_that_does_not_answer_leaves_time_for_the_next(
     assert (result.status, result.err) == (0, "nsq: 3 delivered\n")
 
 
-def test_a_body_without_an_end_does_not_change_what_was_answered(forward: Forward) -> None:
+def test_a_body_without_an_end_does_not_change_what_was_answered(
+    forward: Forward, serves: Serves
+) -> None:
     """Nor does one that is too long, whether it is announced or in chunks."""
     heads = [
         b"Content-Length: 99999999\r\n\r\n",
         b"Transfer-Encoding: chunked\r\n\r\n" + b"80000\r\n" + b"x" * 0x80000 + b"\r\n",
         b"\r\n",
     ]
-    requests: list[bytes] = []
+    over = threading.Event()
 
-    def serve(listener: socket.socket) -> None:
-        listener.accept()[0].close()  # it looks whether somebody is there
-        for head in heads:
-            client, _ = listener.accept()
-            stack.callback(client.close)
-            requests.append(client.recv(1 << 16))
-            client.sendall(b"HTTP/1.1 200 OK\r\n" + head)
+    def answer(client: socket.socket) -> None:
+        if client.recv(1 << 16):  # more than a look whether somebody is there
+            client.sendall(b"HTTP/1.1 200 OK\r\n" + heads.pop())
+            over.wait(patience_s(20))
 
-    with ExitStack() as stack:
-        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        thread = threading.Thread(target=serve, args=(listener,), daemon=True)
-        thread.start()
-        url = "http://{}:{}".format(*listener.getsockname())
-        within = ["--http-client-request-timeout", f"{patience_s(0.4):g}s"]
-        result = forward(*ALL, "--concurrency", "1", *within, "--post", url)
-        thread.join(patience_s(5))
+    within = ["--http-client-request-timeout", f"{patience_s(0.4):g}s"]
+    result = forward(*ALL, "--concurrency", "1", *within, "--post", f"http://{serves(answer)}")
+    over.set()
 
-    assert (result.status, result.err) == (0, "nsq: 3 delivered\n")
-    assert len(requests) == 3
+    assert (result.status, result.err, heads) == (0, "nsq: 3 delivered\n", [])
 
 
 # -- TLS, redirects, private networks -----------------------------------------------------------
