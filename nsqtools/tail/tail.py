@@ -278,7 +278,7 @@ def peek(
     options: ClientOptions,
     idle_s: float,
     for_s: float = math.inf,
-    on_start: Callable[[Consumer], object] = id,
+    on_start: Callable[[Consumer], object] = lambda consumer: None,
 ) -> Peeked:
     """Show the first ``count`` messages that ``keep`` accepts, of at most ``look_at``.
 
