@@ -41,16 +41,17 @@ def get(url: str, **access: Any) -> Any:
         return api.get("/x")
 
 
-def test_who_refuses_or_never_answers(
-    dead_address: str, deaf_address: str, silent_name_server: None
-) -> None:
+def test_who_refuses_or_never_answers(dead_address: str, deaf_address: str) -> None:
     refused = f"cannot connect to http://{dead_address} .connection refused"
     with pytest.raises(ConnectionFailed, match=refused):
         get(f"http://{dead_address}")
     with pytest.raises(DeadlineExceeded, match=f"http://{deaf_address}: no answer in time"):
         get(f"http://{deaf_address}", timeout_s=0.1)
+
+
+def test_a_name_server_that_does_not_answer(silent_name_server: None) -> None:
     with pytest.raises(DeadlineExceeded, match="http://nsqd-1:4151: no answer in time"):
-        get("http://nsqd-1:4151", timeout_s=0.1)  # its name is looked up
+        get("http://nsqd-1:4151", timeout_s=0.1)
 
 
 def test_an_error_status_has_its_category_and_nsqs_own_word(scripted_lookupd: MakeScripted) -> None:
