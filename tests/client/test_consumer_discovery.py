@@ -26,7 +26,7 @@ from nsqtools.client.connecting import KnownNsqd, RetryDelays
 from nsqtools.client.connection import http_access
 from nsqtools.client.discovery import EARLY_AFTER_S, EARLY_ROUNDS_APART_S, Discovery
 from nsqtools.http.http_api import HTTPAccess, decode_lookup
-from nsqtools.protocol.names import Address
+from nsqtools.protocol.names import Address, parse_address
 
 
 def test_a_topic_that_is_not_there_yet_is_not_an_error(
@@ -173,6 +173,10 @@ def test_a_consumer_is_back_with_its_nsqd(nsqd: GoNsqd, consume: Consume, handle
     wait_until(lambda: bodies == [b"before"], what="a message")
     nsqd.stop()
     wait_until(lambda: not consumer.connections, what="the loss")
+    # it is looked for while it is away: one that is there by then may have deleted the channel
+    with socket.create_server(parse_address(nsqd.tcp_address)) as other:
+        other.settimeout(patience_s(20))
+        other.accept()[0].close()
     nsqd.start()
     nsqd.publish(TOPIC, b"after")
     wait_until(lambda: bodies[-1] == b"after", what="the next message", timeout_s=20)
