@@ -73,8 +73,8 @@ def replace_file(
     ``mode`` is that of the new file, less the umask; or the status of another, which `make_alike`
     makes it like. A link at ``path`` is replaced, not followed.
     ``is_durable`` false leaves it to the system when the new content reaches the disk: for what is
-    written often and can be lost. Raises ``OSError``, also for what is no file (/dev/null);
-    then the old one is still there.
+    written often and can be lost. Raises ``OSError``, also where ``path`` is not a regular
+    file (/dev/null); then the old one is still there.
     """
     if path.exists() and not path.is_file():
         raise NotRegularError(errno.EINVAL, "not a regular file", str(path))

@@ -221,7 +221,7 @@ def held(checkpoint: Path) -> Iterator[None]:
     The lock is on a file beside it, as it is replaced itself. Raises `OutputError`.
     """
     with failing("read", checkpoint), suppress(FileNotFoundError):
-        open_to_read(checkpoint).close()  # beside what is no file nothing is left
+        open_to_read(checkpoint).close()  # refuse a device before a lock is left beside it
     with failing("write", checkpoint.absolute()):
         descriptor = lock_file(Path(f"{checkpoint}.lock"))
     if descriptor is None:

@@ -160,7 +160,7 @@ class LookupPeer:
         self._own_info = own_info
         self._registrations = registrations
         self._log = log
-        self._said = ""  # why there is no connection: once, however long
+        self._said = ""  # the failure that was logged last: each is logged once
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:

@@ -229,7 +229,7 @@ def remove_leftovers(places: IngestPlaces) -> None:
         names = [entry.name for entry in place.list()]
         known = committed(place)
         if known is None and not _is_used(checkpoint, COMMITS):
-            known = set()  # before the first batch ends there is no log
+            known = set()  # the log begins when the first batch has ended
         for match in filter(None, map(_DATA.fullmatch, names)):
             if known is not None and match[1] not in known:
                 folder = match[0].removesuffix(match[1])
