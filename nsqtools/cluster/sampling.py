@@ -179,9 +179,12 @@ class _Node:
     consumers_of: Question = QUEUES_ONLY
     heap: int | None = None
 
-    def is_due(self, now_s: float) -> bool:
-        """Whether an nsqd that is announced, or answers, is to be asked."""
-        return not isinstance(self.error, OverBudget) or now_s - self.tried_s >= OVER_BUDGET_S
+    @property
+    def pause_s(self) -> float:
+        """How long it is left alone, where it has probably left or says too much."""
+        if isinstance(self.error, OverBudget):
+            return OVER_BUDGET_S
+        return 0.0 if self.is_announced or self.error is None else LOOKUP_S
 
 
 class Sampler:
@@ -324,20 +327,14 @@ class Sampler:
     def _ask_all(self, question: Question) -> list[_Node]:
         """Put the question to every nsqd that has answered the last one; return these.
 
-        Those that failed come last. One that is not announced either has probably left, and is
-        asked less often.
+        Those that failed come last, and of those that are asked seldom not all at once.
         """
         now_s = time.monotonic()
         with self._changed:
             nodes = [node for node in self._nodes.values() if node.asked_s is None]
-        left = [node for node in nodes if not node.is_announced and node.error is not None]
-        due = [node for node in left if now_s - node.tried_s >= LOOKUP_S]
-        due.sort(key=lambda node: node.tried_s)
-        asked = [node for node in nodes if node.is_announced or node.error is None]
-        asked = [node for node in asked if node.is_due(now_s)]
-        asked.sort(key=lambda node: node.error is not None)
-        asked += due[:MAX_LEFT_AT_ONCE]
-        with self._changed:
+            asked = [node for node in nodes if now_s - node.tried_s >= node.pause_s]
+            asked.sort(key=lambda node: (node.pause_s, node.error is not None, node.tried_s))
+            del asked[sum(not node.pause_s for node in asked) + MAX_LEFT_AT_ONCE :]
             for node in asked:
                 node.asked_s = node.tried_s = now_s
                 self._jobs.append(partial(self._ask, node, question))

@@ -10,12 +10,13 @@ compressed: a megabyte of gzip can be a gigabyte of JSON.
 from __future__ import annotations
 
 import math
+import ssl
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import httpcore
 import httpx
@@ -23,9 +24,6 @@ import httpx
 from nsqtools.errors import DeadlineExceeded, ProtocolError
 from nsqtools.protocol.names import Address
 from nsqtools.transport.stream import Deadline, look_up
-
-if TYPE_CHECKING:
-    import ssl
 
 KEEP_ALIVE_S = 5.0
 
