@@ -79,12 +79,8 @@ _Work = Sequence[Parcel]
 class ExecSink:
     """Runs commands. ``write`` is given what they print, line by line.
 
-    What is public beside the methods of a sink is for the thread, and what has no value yet begins
-    with the first message, as does the thread.
+    What is public beside the methods of a sink is for the thread.
     """
-
-    loop: asyncio.AbstractEventLoop
-    starter: Starter
 
     def __init__(self, settings: ExecSettings, write: Write) -> None:
         self.settings = settings
@@ -100,8 +96,13 @@ class ExecSink:
         self._gathered: dict[str, list[Parcel]] = {}
         self._gathers_for_s = settings.batch_wait_s
         self.report: Report
-        self._workers: list[_Worker] = []
-        self._thread: threading.Thread | None = None
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_exception_handler(self._fail)
+        self._begin_starter()
+        kind = _Kept if settings.is_persistent else _Run
+        self._workers = [kind(self) for _ in range(settings.workers)]
+        self._thread = threading.Thread(target=self._run, name="nsq-exec", daemon=True)
+        self._thread.start()
 
     # -- the forwarder's thread
 
@@ -111,8 +112,6 @@ class ExecSink:
 
     def submit(self, parcel: Parcel, report: Report) -> None:
         """Have a command run for one part."""
-        if self._thread is None:
-            self._thread = self._begin()
         self.report = report  # the forwarder's, for all of them
         self._submitted.append(parcel)
         if not self._is_woken:
@@ -128,29 +127,16 @@ class ExecSink:
 
     def gather_no_more(self) -> None:
         """Run commands for what waits for a batch, and for what comes."""
-        if self._thread is not None:
-            self.loop.call_soon_threadsafe(self._give_out_gathered)
+        self.loop.call_soon_threadsafe(self._give_out_gathered)
 
     def stop(self, timeout_s: float) -> None:
         """End the commands that still run; their messages are not reported."""
-        if self._thread is None:
-            return
         self.loop.call_soon_threadsafe(self._begin_stop)
         self._thread.join(KILL_AFTER_S)
         with contextlib.suppress(RuntimeError):  # it has ended
             self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.starter.close()
-
-    def _begin(self) -> threading.Thread:
-        self.loop = asyncio.new_event_loop()
-        self.loop.set_exception_handler(self._fail)
-        self._begin_starter()
-        kind = _Kept if self.settings.is_persistent else _Run
-        self._workers = [kind(self) for _ in range(self.settings.workers)]
-        thread = threading.Thread(target=self._run, name="nsq-exec", daemon=True)
-        thread.start()
-        return thread
 
     # -- the thread
 
@@ -337,8 +323,14 @@ class _Worker(ABC):
         reason = os.strerror(error or 0)
         return Outcome(Fate.UNREACHABLE, f"cannot start {self.settings.words[0]} ({reason})")
 
-    def failed_with(self, status: int) -> Outcome:
-        """Return the outcome of an exit status other than 0."""
+    def failed_with(self, status: int, error: int) -> Outcome:
+        """Return what the end of the command means, where it was no success."""
+        if self.error:
+            return Outcome(Fate.FAILED, self.error)
+        if error == errno.E2BIG:
+            return Outcome(Fate.REFUSED, "its body is too long for an argument")
+        if error:
+            return self.cannot_start(error)
         said = f"{self.settings.words[0]} {_ended(status)}"
         if status in self.settings.fatal:
             return Outcome(Fate.REFUSED, said, may_split=True)
@@ -420,14 +412,8 @@ class _Run(_Worker):
             return
         if self.sink.failure is not None:  # what it has printed is lost
             return
-        if self.error:
-            outcome = Outcome(Fate.FAILED, self.error)
-        elif error == errno.E2BIG:
-            outcome = Outcome(Fate.REFUSED, "its body is too long for an argument")
-        elif error:
-            outcome = self.cannot_start(error)
-        else:
-            outcome = DELIVERED if status == 0 else self.failed_with(status)
+        has_worked = not (status or error or self.error)
+        outcome = DELIVERED if has_worked else self.failed_with(status, error)
         self._answer(self.work.popleft(), outcome)
 
     def _answer(self, work: _Work, outcome: Outcome) -> None:
@@ -507,9 +493,7 @@ class _Kept(_Worker):
         self._unwritten.clear()
         if self.sink.is_stopping:
             return
-        outcome = Outcome(Fate.FAILED, self.error) if self.error else self.failed_with(status)
-        if error:
-            outcome = self.cannot_start(error)
+        outcome = self.failed_with(status, error)
         if self.work:
             self._rest(outcome)
         elif status or self.error:
