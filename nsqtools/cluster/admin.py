@@ -27,7 +27,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from nsqtools.cluster.directory import Answers, Cluster, DaemonFailure
 from nsqtools.cluster.inventory import (
@@ -67,11 +67,7 @@ def subject_of(topic: str, channel: str) -> str:
     return f"channel {topic}/{channel}" if channel else f"topic {topic}"
 
 
-class DaemonKind(enum.Enum):
-    """Who carries a step out."""
-
-    NSQLOOKUPD = "nsqlookupd"
-    NSQD = "nsqd"
+DaemonKind = Literal["nsqlookupd", "nsqd"]  # who carries a step out
 
 
 class Step(NamedTuple):
@@ -127,7 +123,7 @@ def _try(cluster: Cluster, step: Step) -> NsqError | None:
         if step.action is Action.TOMBSTONE:
             cluster.lookupds[step.address].tombstone(step.topic, step.node)
         else:
-            is_nsqd = step.daemon is DaemonKind.NSQD
+            is_nsqd = step.daemon == "nsqd"
             daemon = cluster.nsqd(step.address) if is_nsqd else cluster.lookupds[step.address]
             daemon.administer(step.action.value, step.topic, step.channel)
     except NsqError as exc:
@@ -200,7 +196,7 @@ def plan_tombstone(cluster: Cluster, topic: str, node: str) -> AdminPlan:
             f"no nsqlookupd knows the nsqd {node}", hint=f"Known HTTP addresses: {there}."
         )
     steps = [
-        Step(DaemonKind.NSQLOOKUPD, address, Action.TOMBSTONE, topic, node=announced)
+        Step("nsqlookupd", address, Action.TOMBSTONE, topic, node=announced)
         for address in inventory.lookupds_that_know(topic)
     ]
     stats = dict(inventory.where(topic)).get(nsqd)
@@ -269,12 +265,12 @@ def _create(
         for channel in channels:
             yield from at_lookupds(inventory.registered, Action.CREATE, topic, channel)
             for address in there if channel else inventory.given.intersection(inventory.nodes):
-                yield Step(DaemonKind.NSQD, address, Action.CREATE, topic, channel)
+                yield Step("nsqd", address, Action.CREATE, topic, channel)
 
 
 def at_lookupds(addresses: Iterable[str], action: Action, topic: str, channel: str) -> list[Step]:
     """The step at each of some nsqlookupd."""
-    return [Step(DaemonKind.NSQLOOKUPD, at, action, topic, channel) for at in addresses]
+    return [Step("nsqlookupd", at, action, topic, channel) for at in addresses]
 
 
 def steps_of(inventory: Inventory, action: Action, topic: str, channel: str) -> Iterator[Step]:
@@ -296,7 +292,7 @@ def _nsqd_step(
     lost = (channel,) if channel else topic.channels if is_deleted else ()
     messages = sum(map(messages_of, lost)) + (0 if channel else topic.depth)
     return Step(
-        DaemonKind.NSQD,
+        "nsqd",
         address,
         action,
         topic.topic_name,
@@ -322,7 +318,7 @@ def in_order(steps: Iterable[Step]) -> tuple[Step, ...]:
     """Sort steps: nsqlookupd first, a topic before its channels; of one queue as they come."""
 
     def place(step: Step) -> tuple[bool, str, str, str]:
-        return step.daemon is DaemonKind.NSQD, step.topic, step.channel, step.address
+        return step.daemon == "nsqd", step.topic, step.channel, step.address
 
     return tuple(sorted(steps, key=place))
 

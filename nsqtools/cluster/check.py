@@ -197,7 +197,7 @@ def _lacking(cluster: Cluster, expected: Topology, sample: Sample) -> Iterator[P
             yield Problem(Kind.NO_ANSWER, str(error), node=address)
     for step in plan.steps:
         places = where.setdefault((step.topic, step.channel, step.action), [])
-        places.append(f"{step.daemon.value} {step.address}")
+        places.append(f"{step.daemon} {step.address}")
     words = {Action.CREATE: "not", Action.PAUSE: "not paused", Action.UNPAUSE: "paused"}
     for (topic, channel, action), places in where.items():
         yield Problem(Kind.LACKING, f"{words[action]} on {', '.join(places)}", topic, channel)

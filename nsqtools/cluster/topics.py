@@ -33,7 +33,6 @@ from __future__ import annotations
 
 import collections
 import difflib
-import itertools
 import logging
 import queue
 import re
@@ -42,6 +41,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 from nsqtools.client.connection_settings import ConnectionSettings
@@ -49,7 +49,7 @@ from nsqtools.cluster.directory import Cluster, DaemonFailure, open_cluster
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.http.http_api import KnownNode, NsqdHTTPClient, NsqlookupdHTTPClient
 from nsqtools.protocol.names import Address, is_ephemeral
-from nsqtools.protocol.stats import TopicStats
+from nsqtools.protocol.stats import ChannelStats, TopicStats
 from nsqtools.protocol.text import counted
 
 
@@ -57,27 +57,34 @@ from nsqtools.protocol.text import counted
 class TopicReport:
     """What was found out about a topic.
 
-    ``nodes`` counts the nsqd that have it; ``depth`` to ``consumers`` are those of each channel,
-    all nsqd together, and ``paused`` the channels that one of them has paused, "" for the topic
-    itself. ``backlog`` counts the messages queued in the topic itself where it has no channel.
+    ``stats`` are those of each nsqd that has it; ``channels`` are on one, or nsqlookupd knows them.
     ``asked`` and ``failed`` say who answered and what went wrong; ``looked_at`` are the
     TCP addresses of nsqd that answered, if known, and ``known_topics`` names to suggest.
     """
 
     topic: str
     exists: bool = False
-    nodes: int = 0
+    stats: list[TopicStats] = field(default_factory=list)
     channels: set[str] = field(default_factory=set)
-    depth: collections.Counter[str] = field(default_factory=collections.Counter)
-    in_flight: collections.Counter[str] = field(default_factory=collections.Counter)
-    deferred: collections.Counter[str] = field(default_factory=collections.Counter)
-    consumers: collections.Counter[str] = field(default_factory=collections.Counter)
-    paused: set[str] = field(default_factory=set)
-    backlog: int = 0
     asked: list[str] = field(default_factory=list)
     failed: list[NsqError] = field(default_factory=list)
     looked_at: set[Address] = field(default_factory=set)
     known_topics: set[str] = field(default_factory=set)
+
+    @property
+    def backlog(self) -> int:
+        """Messages queued in the topic itself, where it has no channel."""
+        return sum(each.depth for each in self.stats if not each.channels)
+
+    def of_channel(self, name: str) -> list[ChannelStats]:
+        """The channel on each nsqd that has it."""
+        channels = chain.from_iterable(each.channels for each in self.stats)
+        return [channel for channel in channels if channel.channel_name == name]
+
+    def is_paused(self, channel: str) -> bool:
+        """Tell whether an nsqd has paused the topic or the channel."""
+        stats: list[TopicStats | ChannelStats] = [*self.stats, *self.of_channel(channel)]
+        return any(each.paused for each in stats)
 
 
 def inspect_topic(cluster: Cluster, topic: str, newcomer: Address | None = None) -> TopicReport:
@@ -104,21 +111,9 @@ def inspect_topic(cluster: Cluster, topic: str, newcomer: Address | None = None)
     report.exists = any(lookup.is_known for lookup in lookups.values()) or any(answers.values())
     for lookup in lookups.values():
         report.channels |= lookup.channels
-    for stats in (each for topics in answers.values() for each in topics):
-        report.nodes += 1
-        if stats.paused:
-            report.paused.add("")
-        for channel in stats.channels:
-            name = channel.channel_name
-            report.channels.add(name)
-            report.depth[name] += channel.depth
-            report.in_flight[name] += channel.in_flight_count
-            report.deferred[name] += channel.deferred_count
-            report.consumers[name] += channel.client_count
-            if channel.paused:
-                report.paused.add(name)
-        if not stats.channels:
-            report.backlog += stats.depth
+    report.stats = list(chain.from_iterable(answers.values()))
+    for stats in report.stats:
+        report.channels |= {channel.channel_name for channel in stats.channels}
     if not report.exists:
         listed, _ = cluster.ask(cluster.lookupds, NsqlookupdHTTPClient.topics)
         named, _ = cluster.ask(nsqds, topics_on)
@@ -149,18 +144,21 @@ def state_of_queue(report: TopicReport, channel: str) -> str:
     topic, queue = report.topic, f"{report.topic}/{channel}"
     if not report.asked:
         return str(report.failed[0]) if report.failed else f"no daemon knows topic {topic}"
-    if not report.nodes:
+    if not report.stats:
         return f"topic {topic} is on no nsqd yet"
     if is_new_channel(report, channel):
         return f"channel {queue} is new: it gets what is published from now on"
-    if paused := report.paused & {"", channel}:
-        return f"topic {topic} is paused" if "" in paused else f"channel {queue} is paused"
-    waiting = report.depth[channel]
+    if report.is_paused(channel):
+        is_topic = any(each.paused for each in report.stats)
+        return f"topic {topic} is paused" if is_topic else f"channel {queue} is paused"
+    there = report.of_channel(channel)
+    waiting = sum(each.depth for each in there)
     text = f"channel {queue} " + (f"has {counted(waiting, 'message')}" if waiting else "is empty")
-    others = {"in flight": report.in_flight, "deferred": report.deferred}
-    return ", ".join(
-        [text, *(f"{n} {what}" for what, all in others.items() if (n := all[channel]))]
-    )
+    if in_flight := sum(each.in_flight_count for each in there):
+        text += f", {in_flight} in flight"
+    if deferred := sum(each.deferred_count for each in there):
+        text += f", {deferred} deferred"
+    return text
 
 
 def is_new_channel(report: TopicReport, channel: str) -> bool:
@@ -447,7 +445,7 @@ class TopicDiscovery:
             self._troubles.has(address, f"cannot list the topics of {address}: {failure.error}")
         self._troubles.only([str(failure.address) for failure in failures], "{} answers again")
         nsqd: dict[str, set[Address]] = collections.defaultdict(set)
-        for known in itertools.chain(*answers.values()):
+        for known in chain.from_iterable(answers.values()):
             for topic in filter(self._matches, known.topics - known.tombstoned):
                 nsqd[topic].add(known.node.tcp)
         spread = frozenset(topic for topic in nsqd if nsqd[topic] - self._nsqd.get(topic, set()))

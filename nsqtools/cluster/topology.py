@@ -28,15 +28,7 @@ from dataclasses import dataclass, field
 from itertools import filterfalse
 from typing import Any, NamedTuple
 
-from nsqtools.cluster.admin import (
-    Action,
-    AdminPlan,
-    DaemonKind,
-    Step,
-    at_lookupds,
-    in_order,
-    steps_of,
-)
+from nsqtools.cluster.admin import Action, AdminPlan, Step, at_lookupds, in_order, steps_of
 from nsqtools.cluster.directory import Cluster, nsqd_address
 from nsqtools.cluster.inventory import Inventory, take_inventory, with_channels
 from nsqtools.errors import ConfigurationError, ConnectionFailed
@@ -161,10 +153,10 @@ def _lacking(inventory: Inventory, name: str, topic: WantedTopic) -> Iterator[St
             }
         for channel, should_be in queues.items():
             if channel not in paused:
-                yield Step(DaemonKind.NSQD, address, Action.CREATE, name, channel)
+                yield Step("nsqd", address, Action.CREATE, name, channel)
             if should_be != paused.get(channel, False):
                 action = Action.PAUSE if should_be else Action.UNPAUSE
-                yield Step(DaemonKind.NSQD, address, action, name, channel)
+                yield Step("nsqd", address, action, name, channel)
 
 
 def _notes(inventory: Inventory, wanted: Topology) -> Iterator[str]:

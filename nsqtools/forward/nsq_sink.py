@@ -135,10 +135,7 @@ def outcome_of(error: PublishError | None) -> Outcome:
 # -- what a topic is called there ------------------------------------------------------------------
 
 
-Rule = tuple[re.Pattern[str], str]
-
-
-def parse_rule(text: str) -> Rule:
+def parse_rule(text: str) -> tuple[re.Pattern[str], str]:
     r"""Read ``REGEX=NAME``, where NAME may refer to groups: ``eu\.(.*)=\1``.
 
     Raises `ConfigurationError`.

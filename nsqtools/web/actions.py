@@ -294,7 +294,7 @@ class WebContext:
         state = "done" if not failed else "partly" if failed < len(results) else "failed"
         steps = [
             {
-                "daemon": result.step.daemon.value,
+                "daemon": result.step.daemon,
                 "address": result.step.address,
                 "action": result.step.action.value,
                 "error": None if result.error is None else str(result.error),

@@ -17,7 +17,6 @@ from nsqtools.client.consumer import Consumer
 from nsqtools.cluster.admin import (
     Action,
     AdminPlan,
-    DaemonKind,
     apply,
     plan_channels,
     plan_tombstone,
@@ -38,9 +37,9 @@ def test_a_change_goes_to_nsqlookupd_first_and_then_to_every_nsqd_that_has_it(
     cluster: RunningCluster,
 ) -> None:
     first, second = cluster.nsqds
-    to_lookupds = [DaemonKind.NSQLOOKUPD] * 2
+    to_lookupds = ["nsqlookupd"] * 2
 
-    def planned(plan: AdminPlan) -> list[tuple[DaemonKind, str, int]]:
+    def planned(plan: AdminPlan) -> list[tuple[str, str, int]]:
         outcomes = apply(asked, plan)
         assert [outcome.error for outcome in outcomes] == [None] * len(plan.steps)
         return [(step.daemon, step.address, step.messages) for step in plan.steps]
@@ -55,7 +54,7 @@ def test_a_change_goes_to_nsqlookupd_first_and_then_to_every_nsqd_that_has_it(
         cluster.wait_for_topic("web.a", 1)
         planned(plan_channels(asked, Action.CREATE, ["web.*"], ["arch"]))
         paused = planned(plan_channels(asked, Action.PAUSE, ["web.*"], ["a*"]))
-        assert paused == [(DaemonKind.NSQD, first.http_address, 0)]
+        assert paused == [("nsqd", first.http_address, 0)]
         assert first.channel_stats("web.a", "arch")["paused"]
         assert second.topics() == []
 
@@ -66,7 +65,7 @@ def test_a_change_goes_to_nsqlookupd_first_and_then_to_every_nsqd_that_has_it(
         plan = plan_topics(asked, Action.DELETE, ["clicks"])
         assert plan.is_destructive
         deleted = planned(plan)
-    assert [daemon for daemon, _, _ in deleted] == to_lookupds + [DaemonKind.NSQD] * 2
+    assert [daemon for daemon, _, _ in deleted] == to_lookupds + ["nsqd"] * 2
     assert [messages for _, _, messages in deleted] == [0, 0, 2, 2]
     assert [nsqd.topics() for nsqd in cluster.nsqds] == [["web.a"], []]
     for lookupd in cluster.lookupds:

@@ -173,7 +173,8 @@ def peek(
         raise NsqError(problem, hint="Give --nsqd-http-address: a look must not create anything.")
     if channel not in report.channels:
         raise missing("channel", channel, report.channels)
-    if not report.depth[channel] and not report.failed:
+    depth = sum(each.depth for each in report.of_channel(channel))
+    if not depth and not report.failed:
         runtime.tell(f"nsq: {state_of_queue(report, channel)}")
         return ExitStatus.DONE
     if not force and not agree_to_share(report, channel, runtime):
@@ -192,7 +193,7 @@ def peek(
         show,
         keep=keep,
         look_at=look_at,
-        there=None if report.failed else report.depth[channel],
+        there=None if report.failed else depth,
         options=connection.client_options(output_buffer_timeout_s=0.025, reconnect_base_s=1.0),
         idle_s=IDLE_S if exit_idle is None else exit_idle,
     )

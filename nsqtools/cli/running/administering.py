@@ -156,7 +156,7 @@ def summary(steps: Iterable[Step]) -> list[str]:
     """What was done, a line for each topic or channel."""
     where: dict[str, list[str]] = {}
     for step in steps:
-        where.setdefault(f"{step.action.value} {step.subject}", []).append(step.daemon.value)
+        where.setdefault(f"{step.action.value} {step.subject}", []).append(step.daemon)
     return [
         f"{what}: done on "
         + " and ".join(f"{daemons.count(kind)} {kind}" for kind in dict.fromkeys(daemons))
@@ -169,9 +169,7 @@ def lines(steps: Iterable[Step]) -> list[str]:
     shown = []
     for step in steps:
         lost = f", {step.messages} messages are lost" if step.messages else ""
-        shown.append(
-            f"{step.action.value} {step.subject} on {step.daemon.value} {step.address}{lost}"
-        )
+        shown.append(f"{step.action.value} {step.subject} on {step.daemon} {step.address}{lost}")
         shown += [f"    connected, may create it again: {client}" for client in step.clients]
     return shown
 
@@ -179,7 +177,7 @@ def lines(steps: Iterable[Step]) -> list[str]:
 def document(step: Step) -> ChangeDocument:
     """A step as JSON."""
     return {
-        "daemon": step.daemon.value,
+        "daemon": step.daemon,
         "address": step.address,
         "action": step.action.value,
         "topic": step.topic,

@@ -192,7 +192,7 @@ def look_before(
             report.topic = topic
             if warning := check_subscription(report, channel, create=create, force=force):
                 runtime.tell(f"nsq: {warning}")
-            elif report.paused & {"", channel} or (
+            elif report.is_paused(channel) or (
                 is_new_channel(report, channel) and not is_ephemeral(channel)
             ):
                 runtime.tell(f"nsq: {state_of_queue(report, channel)}")
@@ -240,9 +240,10 @@ def agree_to_share(report: TopicReport, channel: str, runtime: Runtime) -> bool:
     """Report other consumers of a channel, and on a terminal ask whether to go on."""
     from nsqtools.protocol.text import counted
 
-    if not report.consumers[channel]:
+    consumers = sum(each.client_count for each in report.of_channel(channel))
+    if not consumers:
         return True
-    others = counted(report.consumers[channel], "consumer")
+    others = counted(consumers, "consumer")
     line = (
         f"nsq: {report.topic}/{channel} has {others}, which do without what is taken here; "
         "for a copy of everything use another channel (nsq tail without --channel makes one)"
