@@ -88,8 +88,10 @@ def open_cluster(settings: ConnectionSettings, **defaults: Any) -> Cluster:
     options = settings.client_options(**defaults)
     files = options.tls_root_ca_file, options.tls_cert, options.tls_key, options.auth_secret_file
     make = partial(http_access, options, (*lookupds, *nsqds), settings.address_map)
-    access = Renewed(files, make)
     addresses = ClusterAddresses(nsqds, lookupds, settings.nsqd_tcp_addresses)
+    if not any(files):
+        return Cluster(addresses, make())
+    access = Renewed(files, make)
     return Cluster(addresses, access.get(), access.get)
 
 
