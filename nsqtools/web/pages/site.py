@@ -37,13 +37,7 @@ from markupsafe import Markup, escape
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import (
-    HTMLResponse,
-    JSONResponse,
-    PlainTextResponse,
-    Response,
-    StreamingResponse,
-)
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from nsqtools import __version__
@@ -168,8 +162,8 @@ class Site:
                 headers = {"X-Accel-Buffering": "no"}
                 if is_packed := takes_gzip(request):
                     headers["Content-Encoding"] = "gzip"
-                events = self._events(request, make, is_packed)
-                return StreamingResponse(events, 200, headers, "text/event-stream")
+                request.scope["nsq.events"] = self._events(request, make, is_packed)
+                return Response(None, 200, headers, "text/event-stream")
             made = await run_in_threadpool(self._rendering, make, request)
             return packed_response(request, [made.page], "text/html")
 
