@@ -175,7 +175,7 @@ class Console:
         try:
             user = await self._context.identities.authenticate(request)
         except TooManyFailures as exc:
-            wait = {"Retry-After": str(int(exc.wait_s) + 1)}
+            wait = {"Retry-After": str(int(exc.args[0]) + 1)}
             return _answer(scope, "too many wrong passwords", 429, wait)
         if user is None:
             return _answer(scope, "log in", 401, LOG_IN)
