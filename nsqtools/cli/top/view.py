@@ -68,43 +68,28 @@ class Sum(NamedTuple):
     state: NodeState | None = None
 
     @property
+    def queues(self) -> list[QueueRow]:
+        return [*self.topics, *self.channels]
+
+    @property
     def is_silent(self) -> bool:
         """Whether it is an nsqd that does not answer."""
         return self.state is not None and self.state.is_silent
 
 
-def _total(name: str, *, with_topics: bool = False) -> Read:
-    """The sum of a number over the channels; None for an nsqd that does not answer."""
+def _joined(
+    rows: str, name: str, join: Callable[[list[Any]], Cell] = sum, none: Cell = None
+) -> Read:
+    """What is known of some rows, joined; ``none`` where that is nothing, but of a silent nsqd."""
+    read = COLUMNS[name]
 
-    def read(each: Sum) -> int | None:
-        if each.is_silent:
-            return None
-        rows = [*each.topics, *each.channels] if with_topics else each.channels
-        numbers: Iterable[int] = (getattr(row, name) for row in rows)
-        return sum(numbers)
+    def joined(each: Sum) -> Cell:
+        known = [value for row in getattr(each, rows) if (value := read(row)) is not None]
+        if known:
+            return join(known)
+        return None if each.is_silent else none
 
-    return read
-
-
-def _rate(name: str) -> Read:
-    """The sum of a rate, of those that are known: ingress of topics, others of channels."""
-
-    def read(each: Sum) -> float | None:
-        rows = each.topics if name == "ingress" else each.channels
-        known = [getattr(row.rates, name) for row in rows if row.rates]
-        return sum(known) if known else None
-
-    return read
-
-
-def _own(name: str) -> Read:
-    """A value of the topic itself."""
-    return lambda each: COLUMNS[name](each.topics[0]) if each.topics else None
-
-
-def _latency(each: Sum) -> float | None:
-    values = (COLUMNS["e2e_ms"](row) for row in each.channels)
-    return max((value for value in values if isinstance(value, float)), default=None)
+    return joined
 
 
 def _count(name: str) -> Read:
@@ -128,11 +113,13 @@ def _text(name: str, what: str = "", width: int = 0) -> Column:
 
 
 _trend = Column(TREND, lambda _: None, 12, is_text=True)
-_waiting = Column("waiting", _total("depth", with_topics=True))
-_rates = [Column("ingress", _rate("ingress"), 8), Column("finish", _rate("finish"), 8)]
-_rates += [Column("requeue", _rate("requeue"))]
+_waiting = Column("waiting", _joined("queues", "depth", none=0))
+_rates = [Column("ingress", _joined("topics", "ingress"), 8)]
+_rates += [Column("finish", _joined("channels", "finish"), 8)]
+_rates += [Column("requeue", _joined("channels", "requeue"))]
 _summed = ["in_flight", "deferred", "requeued", "timed_out", "clients"]
-_sums = [*(Column(name, _total(name)) for name in _summed), Column("e2e_ms", _latency)]
+_sums = [Column(name, _joined("channels", name, none=0)) for name in _summed]
+_sums += [Column("e2e_ms", _joined("channels", "e2e_ms", max))]
 _queue = "depth memory disk in_flight deferred ingress egress finish requeue requeued timed_out"
 _wide = {"ingress": 8, "egress": 8, "finish": 8, "messages": 8, "paused": 6}
 
@@ -140,14 +127,14 @@ VIEWS = {
     ViewKind.TOPICS: _view(
         [
             _text("topic", "name", 10),
-            Column("depth", _own("depth"), 9),
+            Column("depth", _joined("topics", "depth"), 9),
             _waiting,
-            Column("disk", _total("disk", with_topics=True)),
+            Column("disk", _joined("queues", "disk", none=0)),
             *_rates,
             *_sums,
             Column("channels", _count("channels")),
-            Column("messages", _own("messages"), 8),
-            Column("paused", _own("paused"), 6),
+            Column("messages", _joined("topics", "messages"), 8),
+            Column("paused", _joined("topics", "paused", any), 6),
             _trend,
         ],
         "topic depth waiting ingress finish requeue clients channels in_flight trend e2e_ms "
