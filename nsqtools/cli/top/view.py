@@ -262,15 +262,12 @@ def lines_of(sample: Sample, kind: ViewKind, scope: Scope) -> list[Line]:
         return [
             Line(" ".join(row.id), row)
             for node in sample.nodes
-            if scope.node in ("", node.address)
             for row in node.consumers
-            if _is_within(row, scope)
+            if scope.node in ("", row.node) and _is_within(row, scope)
         ]
     rows = sample.totals
     if scope.node:
-        rows = totals(
-            row for node in sample.nodes if node.address == scope.node for row in node.rows
-        )
+        rows = totals(row for row in sample.rows if row.node == scope.node)
     if kind is ViewKind.CHANNELS:
         return [
             Line(row.channel, row, row.paused)
@@ -290,12 +287,9 @@ def _is_within(row: QueueRow | ConsumerRow, scope: Scope) -> bool:
     return scope.topic in ("", row.topic) and scope.channel in ("", row.channel)
 
 
-def _sum(name: str, rows: Iterable[QueueRow], **state: Any) -> Sum:
-    topics: list[QueueRow] = []
-    channels: list[QueueRow] = []
-    for row in rows:
-        (channels if row.channel else topics).append(row)
-    return Sum(name, topics, channels, **state)
+def _sum(name: str, rows: Sequence[QueueRow], **state: Any) -> Sum:
+    topics = [row for row in rows if not row.channel]
+    return Sum(name, topics, [row for row in rows if row.channel], **state)
 
 
 def _node_lines(sample: Sample, scope: Scope) -> list[Line]:
@@ -323,24 +317,18 @@ class LineFilter(NamedTuple):
     def keep(self, lines: Iterable[Line], kind: ViewKind) -> list[Line]:
         """The lines that meet all of it; a view without the column of a condition ignores that."""
         columns = VIEWS[kind].columns
-        texts = [column.read for column in columns.values() if column.is_text]
-        tests = [
-            (columns[condition.column].read, condition.holds)
-            for condition in self.conditions
-            if condition.column in columns
-        ]
+        texts = [column for column in columns.values() if column.is_text]
+        conditions = [each for each in self.conditions if each.column in columns]
 
-        def has(line: Line, word: str) -> bool:
-            return any(
-                word in text.casefold()
-                for text in (line.key, *(str(read(line.subject) or "") for read in texts))
-            )
+        def said(line: Line) -> str:
+            found = (str(column.read(line.subject) or "") for column in texts)
+            return "\n".join([line.key, *found]).casefold()
 
         return [
             line
             for line in lines
-            if all(has(line, word) for word in self.words)
-            and all(holds(read(line.subject)) for read, holds in tests)
+            if all(word in said(line) for word in self.words)
+            and all(each.holds(columns[each.column].read(line.subject)) for each in conditions)
         ]
 
 
