@@ -20,7 +20,7 @@ from plugins.cli import RunNsq
 from plugins.object_store import Bucket
 
 from nsqtools.archive import compaction as compacting
-from nsqtools.archive.catalog import DAY_NS, find_inputs, table_files
+from nsqtools.archive.catalog import DAY_NS
 from nsqtools.archive.compaction import (
     Compaction,
     RunJobs,
@@ -29,7 +29,7 @@ from nsqtools.archive.compaction import (
     in_processes,
 )
 from nsqtools.archive.delta import DeltaCatalog
-from nsqtools.archive.finding import find_archives
+from nsqtools.archive.finding import find_archives, find_inputs, table_files
 from nsqtools.archive.layout import Head, index_of
 from nsqtools.archive.lease import StoredNumbers
 from nsqtools.archive.location import Location, parse_place

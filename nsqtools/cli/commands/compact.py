@@ -83,7 +83,7 @@ class CompactionOptions(OptionSet):
 
     def compaction(self, parallel: int) -> Compaction:
         """The compaction, not yet planned. Raises `NsqError`."""
-        from nsqtools.archive.catalog import find_inputs
+        from nsqtools.archive.finding import find_inputs
         from nsqtools.archive.compaction import Compaction, Selection
         from nsqtools.archive.slices import Settings
 
