@@ -57,8 +57,7 @@ from nsqtools.archive.slices import (
     body_kind,
     body_kind_of,
     columns_in,
-    create_table,
-    need_columns,
+    prepare_table,
     run_job,
     unreadable,
 )
@@ -391,13 +390,9 @@ class Compaction:
             for source in (each for partition in self.work for each in partition.sources):
                 if source.damage:
                     raise unreadable(source, source.damage)
-        if self.table is not None and not self.table.exists() and self.jobs:
-            others = {name for partition in self.work for name, _ in partition.slot.others}
-            create_table(self.table, sorted(others), self._kind)
         if self.table is not None and self.jobs:
-            in_folders = self.table.partition_columns
-            own = [each for each in self.others if each.name not in in_folders]
-            need_columns(self.table, pyarrow.schema(own))
+            others = {name for partition in self.work for name, _ in partition.slot.others}
+            prepare_table(self.table, self.others, self._kind, sorted(others))
         of_job = [partition for partition in self.work for _ in partition.jobs]
         for number, done in run_jobs(self.jobs):
             partition = of_job[number]
