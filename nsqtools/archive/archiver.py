@@ -212,6 +212,7 @@ class Archiver:
         no daemon answers which topics a pattern matches, and the last error of writing when it did
         not work at the end.
         """
+        end: End | None = None
         try:
             with failing("use", self._settings.directories.work):
                 self._settings.directories.make()
@@ -219,10 +220,8 @@ class Archiver:
                     self._on_finished(path)
             self._begin_all(self._topics, fail_fast=True)
             end = self._watch()
-        except BaseException:
-            self._end_all(drain=True)
-            raise
-        self._end_all(drain=end is not End.COUNT)
+        finally:
+            self._end_all(drain=end is not End.COUNT)
         if self._unwritten:
             raise self._unwritten
         if self._deleted and end is End.STOPPED and not self._is_stopping:
