@@ -13,14 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from traceback import walk_tb
-from typing import TYPE_CHECKING
 
 from nsqtools import errors
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.spark.pyspark_internals import java_trace
-
-if TYPE_CHECKING:
-    from nsqtools.spark.spark_settings import SparkSettings
+from nsqtools.spark.spark_settings import SparkSettings
 
 TAIL_BYTES = 256 << 10
 SESSION = "---- nsqtools starts Spark"

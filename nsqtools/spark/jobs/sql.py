@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, date
 from decimal import Decimal
 from functools import reduce
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType, TimestampType
@@ -26,10 +26,7 @@ from nsqtools.spark.archives.read_settings import BYTES, Bodies
 from nsqtools.spark.failures import is_sparks, spark_errors
 from nsqtools.spark.jobs.inputs import damage_options, load_columns, read_files
 from nsqtools.spark.pyspark_internals import struct_of
-from nsqtools.spark.spark_settings import PUSHDOWN_CONF
-
-if TYPE_CHECKING:
-    from nsqtools.spark.spark_settings import SparkSettings
+from nsqtools.spark.spark_settings import PUSHDOWN_CONF, SparkSettings
 
 ARCHIVE, PARQUET, DELTA = "archive", "parquet", "delta"
 
