@@ -72,7 +72,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _offset(self, document: dict[str, Any]) -> Offset:
         offset = decode_offset(document)
-        if bool(offset.run) != self._stream.is_spooled:
+        if bool(offset.run) == isinstance(self._stream, ArchiveStream):  # which has no spool
             raise ConfigurationError(
                 f"{document!r} is not an offset of {self._source}",
                 hint="A checkpoint belongs to one source; use another one for another source.",

@@ -366,8 +366,6 @@ class Spool:
 class TopicStream:
     """Answers what a stream's reader is asked. Methods raise `NsqError`."""
 
-    is_spooled = True
-
     def __init__(self, settings: TopicSettings) -> None:
         self._settings = settings
         self._spool: Spool | None = None

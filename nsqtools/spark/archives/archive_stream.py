@@ -61,9 +61,6 @@ GONE_PAUSE_S = 0.05
 class ArchiveStream:
     """Makes the answers of a stream's reader. Methods raise `NsqError`."""
 
-    is_spooled = False
-    """Whether its offsets name a spool."""
-
     def __init__(
         self,
         settings: ReadSettings,
