@@ -32,7 +32,7 @@ from nsqtools.spark.archives.partitions import (
     plan_batch,
     ranges_of,
 )
-from nsqtools.spark.archives.read_settings import ReadSettings
+from nsqtools.spark.archives.read_settings import BYTES, ReadSettings
 
 BASE_NS = 1_700_000_000_000_000_123
 
@@ -82,7 +82,7 @@ def rows(settings: ReadSettings) -> list[dict[str, Any]]:
     return [
         row
         for partition in plan_batch(settings)
-        for batch in read_partition(partition, settings)
+        for batch in read_partition(partition, settings, BYTES.archived_schema().names)
         for row in batch.to_pylist()
     ]
 

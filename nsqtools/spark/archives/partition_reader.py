@@ -189,15 +189,14 @@ BATCH_ROWS = 10_000
 
 
 def read_partition(
-    partition: ReadPartition | None, settings: ReadSettings, names: Sequence[str] | None = None
+    partition: ReadPartition | None, settings: ReadSettings, names: Sequence[str]
 ) -> Iterator[pyarrow.RecordBatch]:
-    """Iterate over the messages of a partition, in the columns ``names`` (default: all).
+    """Iterate over the messages of a partition, in the columns ``names``.
 
     With nothing to read, Spark gives None to the only task.
 
     Raises `NsqError` for damage that fails the query, and as `failure_of` says.
     """
-    names = settings.bodies.archived_schema().names if names is None else names
     for each in partition or ():
         with failing("read", each.path):
             yield from _Reader(each, settings, names).batches()
