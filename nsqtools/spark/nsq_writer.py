@@ -86,6 +86,5 @@ class NsqWriter(DataSourceArrowWriter):
 def plan_of(options: Mapping[str, str], schema: StructType) -> SinkPlan:
     """Read the options for rows of some columns. Raises `ConfigurationError`."""
     columns = {field.name: field.dataType.simpleString() for field in schema.fields}
-    given = {name: options[name] for name in options}
-    given.pop("checkpointlocation", None)  # Spark's own
+    given = {name: options[name] for name in options if name != "checkpointlocation"}  # Spark's own
     return sink_plan(given, columns, os.environ)

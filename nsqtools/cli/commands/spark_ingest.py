@@ -122,8 +122,7 @@ def ingest(
     if once and trigger is not None:
         raise ConfigurationError("--trigger has no effect with --once")
     common = {"maxRowsPerTrigger": str(max_rows_per_trigger)}
-    if not fail_on_data_loss:
-        common["failOnDataLoss"] = "false"
+    common["failOnDataLoss"] = str(fail_on_data_loss).lower()
     chosen = Bodies(bodies.body, bodies.fields(needed=True))
     output, checkpoint = absolute(output), absolute(checkpoint)
     damage_path = checkpoint / "damage"
