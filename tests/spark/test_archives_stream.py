@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plugins.archives import Writer, write_archive
+from plugins.archives import Writer, values_of, write_archive
 from plugins.examples import examples
 
 from nsqtools.archive.layout import Head, TimeRange, index_of, part_of
@@ -34,7 +34,6 @@ from nsqtools.spark.archives.offsets import (
     parse_spans,
     unite,
 )
-from nsqtools.spark.archives.partition_reader import read_partition
 from nsqtools.spark.archives.partitions import ReadPartition
 from nsqtools.spark.archives.read_settings import BatchLimits, ReadSettings, StreamSettings
 
@@ -52,13 +51,7 @@ def stream_of(directory: Path, *, read: Any = None, **stream: Any) -> ArchiveStr
 
 
 def bodies(partitions: list[ReadPartition], settings: ReadSettings | None = None) -> list[int]:
-    settings = settings or ReadSettings(("/",))
-    return [
-        int(body)
-        for partition in partitions
-        for batch in read_partition(partition, settings, ["body"])
-        for body in batch["body"].to_pylist()
-    ]
+    return list(map(int, values_of(partitions, settings or ReadSettings(("/",)), "body")))
 
 
 def through_json(offset: Offset) -> Offset:
