@@ -193,7 +193,7 @@ class ListedFile:
         """Its path below the listed directory, as it is or will be when finished."""
         self.entry = entry
         self.has_index = record is not None
-        self.head, self.total = record or (None, None)
+        self.head, self.total = record or Recorded(None, None)
         self._lines = lines
         self.first_ts = self.total.min_ts if self.total else _first_ts(lines or b"")
         self._content: FileContent | None = None
