@@ -260,8 +260,7 @@ def tell_outcome(runtime: Runtime, compaction: Compaction) -> ExitStatus:
     for day, count in opened.items():
         topics = counted(count, "topic")
         runtime.tell(f"nsq: {day} ({topics}) is left out: it is not over, see --grace")
-    bare = sum(each.read for each in done if each.slot.day is None)
-    if bare:
+    if bare := sum(each.read for each in done if each.slot.day is None):
         runtime.tell(
             f"nsq: {bare} bare bodies have no id and no time: all were kept, without a date"
         )
