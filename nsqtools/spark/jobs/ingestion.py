@@ -419,8 +419,7 @@ class DeltaSink:
         """Append what is new of a batch. Raises what Spark raises, and `NsqError`."""
         output, bodies = str(self.places.output), self.places.bodies
         table, query = DeltaCatalog(output), self._query()
-        is_binary = bodies.kind is BodyKind.binary
-        create_table(table, kind=BodyKind.binary if is_binary else BodyKind.string)
+        create_table(table, kind=bodies.kind)
         need_columns(table, bodies.message_schema())
         if table.number_of(query) > number:
             return
