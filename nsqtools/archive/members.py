@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol, TypeAlias
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 from nsqtools.archive.layout import Member
 from nsqtools.errors import NsqError
@@ -180,13 +180,6 @@ class MemberText(NamedTuple):
     member_end: int | None
 
 
-class SeekableFile(Protocol):
-    """A binary file, or a part of one."""
-
-    def seek(self, offset: int, /) -> int: ...
-    def read(self, size: int, /) -> bytes: ...
-
-
 class DamagedError(NsqError):
     """A member is cut off or corrupt. ``offset`` is where it begins: what is before it is good."""
 
@@ -195,7 +188,7 @@ class DamagedError(NsqError):
         self.offset = offset
 
 
-def unpack_members(file: SeekableFile, codec: Codec, offset: int = 0) -> Iterator[MemberText]:
+def unpack_members(file: BinaryIO, codec: Codec, offset: int = 0) -> Iterator[MemberText]:
     """Iterate over the text of all members from the one that begins at ``offset``.
 
     Raises `DamagedError` after the last good piece, ``OSError``.
@@ -262,7 +255,7 @@ class Scan:
         return self.members[-1].end if self.members else 0
 
 
-def codec_at(file: SeekableFile) -> Codec:
+def codec_at(file: BinaryIO) -> Codec:
     """Return what an open file is compressed with, whatever it is called."""
     file.seek(0)
     return codec_of(file.read(LOOK_SIZE))

@@ -103,6 +103,14 @@ def dead_rows(folder: Location) -> list[int]:
     return sorted(json.loads(line)["row"] for line in dead_letters(folder))
 
 
+def values_of(plan: Iterable[Any], settings: Any, column: str) -> list[Any]:
+    """What a column has in all rows of some partitions, as Spark's executors read them."""
+    from nsqtools.spark.archives.partition_reader import read_partition
+
+    batches = (batch for each in plan for batch in read_partition(each, settings, [column]))
+    return [value for batch in batches for value in batch[column].to_pylist()]
+
+
 class Writer:
     """An archive as it is written: members become durable, files are finished, one at a time."""
 

@@ -39,16 +39,13 @@ def parse_gap(text: str) -> float:
     return seconds
 
 
-Paths = Annotated[
-    list[Any],  # of Location
-    places_argument(
-        "Archives, Parquet or Delta: files, directories with all below, or s3://... places."
-    ),
-]
-
-
 def report(
-    paths: Paths,
+    paths: Annotated[
+        list[Any],  # of Location
+        places_argument(
+            "Archives, Parquet or Delta: files, directories with all below, or s3://... places."
+        ),
+    ],
     by: float = opt("hour|day|DURATION", "Length of an interval.", None, "hour", parser=parse_step),
     topic: Topics = None,
     since: Since = None,

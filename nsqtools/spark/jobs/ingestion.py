@@ -419,9 +419,7 @@ class DeltaSink:
         """Append what is new of a batch. Raises what Spark raises, and `NsqError`."""
         output, bodies = str(self.places.output), self.places.bodies
         table, query = DeltaCatalog(output), self._query()
-        is_binary = bodies.kind is BodyKind.binary
-        kind = BodyKind.binary if is_binary else BodyKind.string
-        prepare_table(table, bodies.message_schema(), kind)
+        prepare_table(table, bodies.message_schema(), bodies.kind)
         if table.number_of(query) > number:
             return
         kept = batch.persist()  # it is read twice, and must be counted once
