@@ -37,13 +37,7 @@ from markupsafe import Markup, escape
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import (
-    HTMLResponse,
-    JSONResponse,
-    PlainTextResponse,
-    Response,
-    StreamingResponse,
-)
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from nsqtools import __version__
@@ -56,19 +50,6 @@ from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.text import escape_line, escape_text
 from nsqtools.web.actions import WebContext
 from nsqtools.web.pages import figures
-from nsqtools.web.pages.figures import (
-    MAX_LINES,
-    RANGES,
-    TREND_S,
-    Charts,
-    Figure,
-    Spark,
-    figures_of,
-    numbers_of,
-    point_of,
-    range_of,
-    spark,
-)
 from nsqtools.web.pages.snapshot import NO_SAMPLE, Snapshot
 
 V = TypeVar("V")
@@ -99,10 +80,10 @@ class Site:
         """Return what ``ask`` answered lately, or now; each sample finds a new answer."""
         return self._recent.get(question, ask, 0.8 * self.context.watcher.interval_s)
 
-    def trend(self, key: Key, quantity: str) -> Spark:
+    def trend(self, key: Key, quantity: str) -> figures.Spark:
         """Return what became of a queue in the last minutes."""
-        since_s = time.time() - TREND_S
-        return spark(self.context.watcher.history.series([key], quantity, since_s=since_s))
+        since_s = time.time() - figures.TREND_S
+        return figures.spark(self.context.watcher.history.series([key], quantity, since_s=since_s))
 
     def frame(self, request: Request, template: str, title: str, **values: Any) -> Values:
         """Return what the frame of a page shows, and the page's own values."""
@@ -126,39 +107,40 @@ class Site:
             **values,
         }
 
-    def charts(self, request: Request, key: Key) -> Charts:
+    def charts(self, request: Request, key: Key) -> figures.Charts:
         """Return the charts of a queue or nsqd, as the address asks for them."""
         node, topic, channel = key
         asked = request.query_params
-        shown, split = range_of(asked.get("range", "")), asked.get("each", "")
+        shown, split = figures.range_of(asked.get("range", "")), asked.get("each", "")
 
         url = request.url.remove_query_params("live")  # others share what is made for a stream
 
         def address(**changes: str) -> str:
             return "?" + str(url.include_query_params(**changes).query)
 
-        choices = [[(name, address(range=name), name == shown) for name in RANGES]]
+        choices = [[(name, address(range=name), name == shown) for name in figures.RANGES]]
         if topic and not channel:
             deepest = [row.channel for row in self.snapshot().channels(topic)]
-            names = ",".join([*filter(is_valid_name, deepest)][:MAX_LINES])  # the page keeps them
+            # by name, so that the page keeps them when others become deeper
+            names = ",".join([*filter(is_valid_name, deepest)][: figures.MAX_LINES])
             together = ("Together", address(each=""), not split)
             choices.insert(0, [together, ("Each channel", address(each=names), bool(split))])
         queue = {"node": node, "topic": topic, "channel": channel}
         source = self.to.page("/series", **queue, range=shown, each=split)
-        return Charts(self._figures(key, split), choices, source)
+        return figures.Charts(self._figures(key, split), choices, source)
 
     def numbers(self, request: Request) -> Response:
         """Return what the charts of a page are drawn from."""
         asked = request.query_params
         node, topic, channel = (asked.get(name, "") for name in ("node", "topic", "channel"))
-        figures = self._figures((node, topic, channel), asked.get("each", ""))
-        history = self.context.watcher.history
-        return JSONResponse(numbers_of(history, figures, range_of(asked.get("range", ""))))
+        drawn = self._figures((node, topic, channel), asked.get("each", ""))
+        shown, history = figures.range_of(asked.get("range", "")), self.context.watcher.history
+        return JSONResponse(figures.numbers_of(history, drawn, shown))
 
-    def _figures(self, key: Key, split: str) -> Sequence[Figure]:
+    def _figures(self, key: Key, split: str) -> Sequence[figures.Figure]:
         there = self.snapshot().channels(key[1]) if key[1] and not key[2] else []
         channels = split.split(",") if split else [row.channel for row in there]
-        return figures_of(key, channels, is_split=bool(split))
+        return figures.figures_of(key, channels, is_split=bool(split))
 
     def route(self, path: str, make: Callable[[Site, Request], Values]) -> Route:
         """Return the route of a page that is live, and that readers of one role share."""
@@ -168,8 +150,8 @@ class Site:
                 headers = {"X-Accel-Buffering": "no"}
                 if is_packed := takes_gzip(request):
                     headers["Content-Encoding"] = "gzip"
-                events = self._events(request, make, is_packed)
-                return StreamingResponse(events, 200, headers, "text/event-stream")
+                request.scope["nsq.events"] = self._events(request, make, is_packed)
+                return Response(None, 200, headers, "text/event-stream")
             made = await run_in_threadpool(self._rendering, make, request)
             return packed_response(request, [made.page], "text/html")
 
@@ -288,7 +270,7 @@ class Rendering:
     sample: Sample | None
     page: Packed
     pieces: Pieces
-    charts: Charts | None
+    charts: figures.Charts | None
     events: dict[float, Packed] = field(default_factory=dict)
 
     def event_since(self, shown: Rendering | None, history: History) -> Packed:
@@ -299,7 +281,7 @@ class Rendering:
         change = self.pieces.changes_since(shown.pieces if shown else Pieces())
         change["now_s"] = time.time()
         if self.charts is not None:
-            change["point"] = point_of(history, self.charts.figures, time.time() - 60)
+            change["point"] = figures.point_of(history, self.charts.figures, time.time() - 60)
         made = Packed(f"event: pieces\ndata: {json.dumps(change, ensure_ascii=True)}\n\n")
         if since_s:  # the first event of a page tells the time, and may come late
             self.events[since_s] = made
@@ -363,7 +345,7 @@ def environment() -> Environment:
     )
     made.filters |= {
         name: getattr(figures, name)
-        for name in ("age", "clock", "count", "percent", "rate", "seconds", "size")
+        for name in ("age", "count", "percent", "rate", "seconds", "size")
     }
     made.filters |= {"lines": lines, "moment": moment}
     made.globals |= {
