@@ -494,7 +494,8 @@ def require_one(nsqd_tcp_addresses: Sequence[str], timeout_s: float) -> None:
     failure = None
     for address in nsqd_tcp_addresses:
         try:
-            return connect(parse_address(address), Deadline(timeout_s)).close()
+            connect(parse_address(address), Deadline(timeout_s)).close()
+            return
         except ConnectionFailed as error:
             failure = failure or error
     if failure is not None:
