@@ -39,14 +39,12 @@ class LoopMeter(selectors.DefaultSelector):
 
     def __init__(self) -> None:
         super().__init__()
-        self.longest_s = self.longest_cpu_s = 0.0
         self._shares = 0  # given in this turn
         self._share_s = _MAX_SHARE_S
         self._waiting: deque[Callable[[], object]] = deque()  # for a share
         self._is_due = False
         self._first_ready = 0
-        self._began_s = time.monotonic()
-        self._began_cpu_s = time.thread_time()
+        self.forget()
 
     def select(self, timeout: float | None = None) -> list[Ready]:
         """Wait, and measure what was done since the last wait."""
@@ -99,11 +97,8 @@ class LoopMeter(selectors.DefaultSelector):
 
     def share_ends_s(self) -> float:
         """Return until when a client may work in this turn, on the clock of the loop."""
-        now_s = time.monotonic()
         self._shares += 1
-        if now_s - self._began_s >= _TURN_S:
-            return now_s + _MIN_SHARE_S
-        return now_s + self._share_s
+        return time.monotonic() + (_MIN_SHARE_S if self.is_used_up else self._share_s)
 
     def forget(self) -> None:
         """Begin to measure again: what was before, such as the start, does not count."""
