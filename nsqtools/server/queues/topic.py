@@ -170,8 +170,7 @@ class Topic:
             try:
                 done.append((channel, channel.backlog.put(messages, channel.room, blocks)))
             except Exception as exc:
-                if isinstance(exc, BackendError):
-                    self._log.error(f"TOPIC({self.name}) ERROR: failed to put - {exc}")
+                self._log.error(f"TOPIC({self.name}) ERROR: failed to put - {exc}")
                 for changed, undo in done:
                     changed.backlog.undo(undo)
                 raise
@@ -203,12 +202,9 @@ class Topic:
             return
         try:
             self._copy(messages)
-        except Exception as exc:
+        except Exception:  # the meter has it tried again
             self.backlog.put_back(messages)
-            if not isinstance(exc, BackendError):
-                raise
-            self._loop.call_later(_RETRY_S, self._wake)
-            return
+            raise
         if self.backlog.has_messages:
             self._wake()
 
