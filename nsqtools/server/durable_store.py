@@ -509,7 +509,7 @@ class DurableBacklog(QueueBacklog):
 
     def _read(self, count: int, max_bytes: int) -> None:
         count = min(self.unread, max(count, min(self.mem_queue_size, _PAGE_COUNT)))
-        rows = self._store.look(
+        rows: list[tuple[int, bytes]] = self._store.look(
             lambda database: database.page(self.number, self._cursor, count, max_bytes), []
         )
         self._is_unreadable = not rows  # until it is counted again

@@ -39,12 +39,14 @@ class LoopMeter(selectors.DefaultSelector):
 
     def __init__(self) -> None:
         super().__init__()
+        self.longest_s = self.longest_cpu_s = 0.0
         self._shares = 0  # given in this turn
         self._share_s = _MAX_SHARE_S
         self._waiting: deque[Callable[[], object]] = deque()  # for a share
         self._is_due = False
         self._first_ready = 0
-        self.forget()
+        self._began_s = time.monotonic()
+        self._began_cpu_s = time.thread_time()
 
     def select(self, timeout: float | None = None) -> list[Ready]:
         """Wait, and measure what was done since the last wait."""
