@@ -170,7 +170,8 @@ class Topic:
             try:
                 done.append((channel, channel.backlog.put(messages, channel.room, blocks)))
             except Exception as exc:
-                self._log.error(f"TOPIC({self.name}) ERROR: failed to put - {exc}")
+                if isinstance(exc, BackendError):
+                    self._log.error(f"TOPIC({self.name}) ERROR: failed to put - {exc}")
                 for changed, undo in done:
                     changed.backlog.undo(undo)
                 raise
@@ -202,9 +203,12 @@ class Topic:
             return
         try:
             self._copy(messages)
-        except Exception:  # the meter has it tried again
+        except Exception as exc:
             self.backlog.put_back(messages)
-            raise
+            if not isinstance(exc, BackendError):
+                raise
+            self._loop.call_later(_RETRY_S, self._wake)
+            return
         if self.backlog.has_messages:
             self._wake()
 
