@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol, TypeAlias
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 from nsqtools.archive.layout import Member
 from nsqtools.errors import NsqError
@@ -72,9 +72,12 @@ class Plain:
 
 def members_of(codec: Codec, level: int | None = None) -> CompressorFactory:
     """Return what begins a member; ``level`` None is a good one. Raises `NsqError`."""
+    if codec is Codec.GZIP and level is None and (isal := _isal()) is not None:
+        return lambda: isal.compressobj(ISAL_LEVEL, isal.DEFLATED, GZIP_WINDOW)
     if codec is Codec.GZIP:
-        return gzip_members(level)
-    if codec is not Codec.ZSTD:
+        wanted = GZIP_LEVEL if level is None else level
+        return lambda: zlib.compressobj(wanted, zlib.DEFLATED, GZIP_WINDOW)
+    if codec is Codec.NONE:
         return Plain
     zstd = _zstd()
     options = {
@@ -82,14 +85,6 @@ def members_of(codec: Codec, level: int | None = None) -> CompressorFactory:
         zstd.CompressionParameter.checksum_flag: 1,
     }
     return lambda: zstd.ZstdCompressor(options=options)
-
-
-def gzip_members(level: int | None) -> CompressorFactory:
-    """Return what begins a gzip member; ``level`` is 1 to 9."""
-    if level is None and (isal := _isal()) is not None:
-        return lambda: isal.compressobj(ISAL_LEVEL, isal.DEFLATED, GZIP_WINDOW)
-    wanted = GZIP_LEVEL if level is None else level
-    return lambda: zlib.compressobj(wanted, zlib.DEFLATED, GZIP_WINDOW)
 
 
 # -- reading ------------------------------------------------------------------------------------
@@ -185,13 +180,6 @@ class MemberText(NamedTuple):
     member_end: int | None
 
 
-class SeekableFile(Protocol):
-    """A binary file, or a part of one."""
-
-    def seek(self, offset: int, /) -> int: ...
-    def read(self, size: int, /) -> bytes: ...
-
-
 class DamagedError(NsqError):
     """A member is cut off or corrupt. ``offset`` is where it begins: what is before it is good."""
 
@@ -200,7 +188,7 @@ class DamagedError(NsqError):
         self.offset = offset
 
 
-def unpack_members(file: SeekableFile, codec: Codec, offset: int = 0) -> Iterator[MemberText]:
+def unpack_members(file: BinaryIO, codec: Codec, offset: int = 0) -> Iterator[MemberText]:
     """Iterate over the text of all members from the one that begins at ``offset``.
 
     Raises `DamagedError` after the last good piece, ``OSError``.
@@ -267,7 +255,7 @@ class Scan:
         return self.members[-1].end if self.members else 0
 
 
-def codec_at(file: SeekableFile) -> Codec:
+def codec_at(file: BinaryIO) -> Codec:
     """Return what an open file is compressed with, whatever it is called."""
     file.seek(0)
     return codec_of(file.read(LOOK_SIZE))

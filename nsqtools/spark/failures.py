@@ -13,14 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from traceback import walk_tb
-from typing import TYPE_CHECKING
 
 from nsqtools import errors
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.spark.pyspark_internals import java_trace
-
-if TYPE_CHECKING:
-    from nsqtools.spark.spark_settings import SparkSettings
+from nsqtools.spark.spark_settings import SparkSettings
 
 TAIL_BYTES = 256 << 10
 SESSION = "---- nsqtools starts Spark"
@@ -76,7 +73,10 @@ def explain(error: BaseException, settings: SparkSettings) -> NsqError:
     log = f"Spark's log is {settings.log_path}."
     text = _text(error)
     if found := list(OURS.finditer(text)):
-        return _from_worker(found[-1], log)
+        name, message, hint = found[-1].groups()
+        ours = NsqError(message, hint=hint or log)
+        ours.category = getattr(errors, name, NsqError).category
+        return ours
     if isinstance(error, AnalysisException):
         return _from_analysis(text, log)
     is_gone = isinstance(error, ConnectionError) or (
@@ -118,13 +118,6 @@ def _out_of_memory(settings: SparkSettings, log: str) -> NsqError:
     if settings.is_local:
         more = f"Give it more than {settings.driver_memory} with --driver-memory."
     return NsqError("Spark ran out of memory", hint=f"{more} {log}")
-
-
-def _from_worker(found: re.Match[str], log: str) -> NsqError:
-    name, message, hint = found.groups()
-    error = NsqError(message, hint=hint or log)
-    error.category = getattr(errors, name, NsqError).category
-    return error
 
 
 def _from_analysis(text: str, log: str) -> NsqError:

@@ -25,6 +25,7 @@ from nsqtools.settings import user_folder
 
 OLDEST = 17
 TRY_TIMEOUT_S = 60.0
+VERSION = re.compile(r'version "(\d[^"]*)"(?: (\d{4}-\d\d-\d\d))?')
 VECTOR_MODULE = "--add-modules=jdk.incubator.vector"
 
 GET_JAVA = (
@@ -105,21 +106,13 @@ def try_java(program: Path, origin: str, environ: Mapping[str, str]) -> Java | N
                 errors="replace",
                 env=environ,
                 timeout=TRY_TIMEOUT_S,
-                check=False,
             )
         except (OSError, subprocess.TimeoutExpired):
             return None
-        version = re.search(
-            r'version "(\d[^"]*)"(?: (\d{4}-\d\d-\d\d))?', done.stderr + done.stdout
-        )
-        if done.returncode == 0 and version is not None:
-            return Java(
-                program,
-                version[1],
-                origin,
-                has_vector_module=bool(arguments),
-                released=date.fromisoformat(version[2]) if version[2] else None,
-            )
+        found = VERSION.search(done.stderr + done.stdout)
+        if done.returncode == 0 and found is not None:
+            released = date.fromisoformat(found[2]) if found[2] else None
+            return Java(program, found[1], origin, bool(arguments), released)
     return None
 
 

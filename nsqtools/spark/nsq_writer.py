@@ -11,10 +11,11 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import pyarrow
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
 
 from nsqtools.archive.storage import failing
 from nsqtools.files.durable import replace_file
@@ -26,10 +27,6 @@ from nsqtools.spark.publishing.row_outcomes import (
     summary,
     total,
 )
-
-if TYPE_CHECKING:
-    import pyarrow
-    from pyspark.sql.types import StructType
 
 log = logging.getLogger("nsqtools")
 
@@ -89,6 +86,5 @@ class NsqWriter(DataSourceArrowWriter):
 def plan_of(options: Mapping[str, str], schema: StructType) -> SinkPlan:
     """Read the options for rows of some columns. Raises `ConfigurationError`."""
     columns = {field.name: field.dataType.simpleString() for field in schema.fields}
-    given = {name: options[name] for name in options}
-    given.pop("checkpointlocation", None)  # Spark's own
+    given = {name: options[name] for name in options if name != "checkpointlocation"}  # Spark's own
     return sink_plan(given, columns, os.environ)

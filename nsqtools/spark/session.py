@@ -109,10 +109,10 @@ def spark_session(settings: SparkSettings) -> Iterator[SparkSession]:
         gateway = start_jvm(settings, scratch, log.fileno())
         stack.callback(end_jvm, gateway.proc, HURRIED_S)
         stack.enter_context(spark_errors(settings))
-        secrets = SparkConf(loadDefaults=False)  # not in the command of the JVM, which all can read
-        if not settings.is_local:
-            for name, text in store_credentials(settings).items():
-                secrets.set(f"spark.executorEnv.{name}", text)
+        # not in the command of the JVM, which all can read
+        found = {} if settings.is_local else store_credentials(settings)
+        secrets = SparkConf(loadDefaults=False)
+        secrets.setAll([(f"spark.executorEnv.{name}", found[name]) for name in found])
         handler = signal.getsignal(signal.SIGINT)
         context = SparkContext(conf=secrets, gateway=gateway)
         if current_thread() is main_thread():

@@ -14,6 +14,7 @@ from functools import cached_property
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+import pyarrow
 from pyspark.sql.datasource import (
     DataSourceStreamArrowWriter,
     DataSourceStreamReader,
@@ -26,6 +27,7 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
+from pyspark.sql.types import StructType
 
 from nsqtools.errors import ConfigurationError, ConnectionFailed
 from nsqtools.spark.archives.archive_stream import ArchiveStream
@@ -36,9 +38,6 @@ from nsqtools.spark.publishing.publish_task import SinkPlan, prepared
 from nsqtools.spark.publishing.row_outcomes import require_all
 
 if TYPE_CHECKING:
-    import pyarrow
-    from pyspark.sql.types import StructType
-
     from nsqtools.spark.topic_stream import TopicStream
 
 IDLE_SHARE = 2.0  # how long to wait after a look that found nothing, as a share of its time
@@ -73,7 +72,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _offset(self, document: dict[str, Any]) -> Offset:
         offset = decode_offset(document)
-        if bool(offset.run) != self._stream.is_spooled:
+        if bool(offset.run) == isinstance(self._stream, ArchiveStream):  # which has no spool
             raise ConfigurationError(
                 f"{document!r} is not an offset of {self._source}",
                 hint="A checkpoint belongs to one source; use another one for another source.",

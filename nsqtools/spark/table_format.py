@@ -15,10 +15,10 @@ import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
-from typing import TYPE_CHECKING
 
 import pyarrow
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
 
 from nsqtools.archive.body_columns import RESERVED
 from nsqtools.archive.catalog import PARTITIONS, Slot
@@ -28,9 +28,6 @@ from nsqtools.archive.parquet import write
 from nsqtools.archive.slices import body_kind, draft_for, fitted, publish
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.records.envelope import BodyKind
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
 
 FORMAT = "nsq-table"
 

@@ -51,7 +51,7 @@ from nsqtools.cluster.topics import TopicDiscovery
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.files.durable import replace_file, sync_folder
 from nsqtools.files.opening import lock_file
-from nsqtools.protocol.names import check_channel, check_topic
+from nsqtools.protocol.names import check_channel, check_topic, is_ephemeral
 from nsqtools.records.naming import FileNaming, Rotation
 from nsqtools.spark.archives.archive_files import Listing
 from nsqtools.spark.archives.archive_stream import ArchiveStream
@@ -76,7 +76,6 @@ REFRESH_S = 15.0  # how often topics that match a pattern are looked for
 FILE_SIZE = 32 << 20
 FILE_AGE_S = 30.0
 DEFAULT_POLL_S = 0.05
-EPHEMERAL = "#ephemeral"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +129,7 @@ def topic_settings(given: Mapping[str, str], environ: Mapping[str, str]) -> Topi
         options.required("topic", "clicks")
     topics = tuple(dict.fromkeys(map(check_topic, options.list("topic"))))
     channel = check_channel(options.required("channel", "spark"))
-    if channel.endswith(EPHEMERAL):
+    if is_ephemeral(channel):
         raise ConfigurationError(
             f"channel {channel} would be deleted, with its messages, when a query ends",
             hint="Give a channel that is not ephemeral.",
@@ -248,8 +247,6 @@ class Spool:
             self._begun.wait()
         if self._failure is not None:
             raise self._failure
-        if self._thread is not None and not self._thread.is_alive():
-            raise NsqError(f"the archiver of {self.directory} ended unexpectedly")
 
     def collect(self, is_past: Callable[[], bool]) -> bool:
         """Take what there is, until the channels are idle or the spool is full.
@@ -365,8 +362,6 @@ class Spool:
 
 class TopicStream:
     """Answers what a stream's reader is asked. Methods raise `NsqError`."""
-
-    is_spooled = True
 
     def __init__(self, settings: TopicSettings) -> None:
         self._settings = settings

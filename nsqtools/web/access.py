@@ -133,15 +133,11 @@ def clean_base_path(text: str) -> str:
 
 def parse_networks(texts: Sequence[str]) -> tuple[Network, ...]:
     """Read networks and addresses. Raises `ConfigurationError`."""
-    networks = []
-    for text in texts:
-        try:
-            networks.append(ipaddress.ip_network(text, strict=False))
-        except ValueError:
-            raise ConfigurationError(
-                f"invalid network {text!r}", hint="Use an address or 10.0.0.0/8."
-            ) from None
-    return tuple(networks)
+    try:
+        return tuple(ipaddress.ip_network(text, strict=False) for text in texts)
+    except ValueError as exc:
+        hint = "Use an address or 10.0.0.0/8."
+        raise ConfigurationError(f"--trusted-proxy: {exc}", hint=hint) from None
 
 
 def as_ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -259,20 +255,18 @@ class Notices:
     """Lines of log that others cause, at most `MAX_NOTICES` a minute: they must not fill a disk."""
 
     def __init__(self) -> None:
-        self._minute = self._said = self._left_out = 0
+        self._minute = self._count = 0
 
     def say(self, text: str) -> None:
         """Write a line, and before it how many were left out."""
         minute = int(time.monotonic() // 60)
         if minute != self._minute:
-            if self._left_out:
-                log.warning("%d more refusals and logins failed", self._left_out)
-            self._minute, self._said, self._left_out = minute, 0, 0
-        if self._said < MAX_NOTICES:
-            self._said += 1
+            if (left_out := self._count - MAX_NOTICES) > 0:
+                log.warning("%d more refusals and logins failed", left_out)
+            self._minute, self._count = minute, 0
+        self._count += 1
+        if self._count <= MAX_NOTICES:
             log.warning("%s", text)
-        else:
-            self._left_out += 1
 
 
 MAX_NOTICES = 200
@@ -303,11 +297,7 @@ def _scrypt(password: str, salt: bytes) -> bytes:
 
 
 class TooManyFailures(Exception):
-    """Nothing is checked for this address or user for ``wait_s`` seconds."""
-
-    def __init__(self, wait_s: float) -> None:
-        super().__init__(wait_s)
-        self.wait_s = wait_s
+    """Nothing is checked for this address or user for so many seconds: its argument."""
 
 
 class _Guesses:

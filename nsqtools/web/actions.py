@@ -76,14 +76,10 @@ def recreators(cluster: Cluster, change: TopicChange, plan: AdminPlan) -> Iterab
     known = {address: cluster.nsqd(address) for address in nodes - set(cluster.lookupds)}
     answers, _ = cluster.ask(known, lambda client: client.stats(clients=True))
     for address, stats in answers.items():
-        publishing = [
-            client.remote_address
-            for client in stats.producers or ()
-            if change.topic in dict(client.pub_counts)
-        ]
+        publishing = sum(change.topic in dict(each.pub_counts) for each in stats.producers or ())
         if publishing:
             yield (
-                f"{len(publishing)} connected producers have published to it on {address}, and"
+                f"{publishing} connected producers have published to it on {address}, and"
                 " create it again with the next message"
             )
 
@@ -253,18 +249,12 @@ class WebContext:
 
         Raises ``HTTPException`` 403 without the right token, 400 for what is not a form.
         """
-        if not request.headers.get("content-type", "").startswith(
-            "application/x-www-form-urlencoded"
-        ):
+        kind = request.headers.get("content-type", "")
+        if not kind.startswith("application/x-www-form-urlencoded"):
             raise HTTPException(400, "not a form")
         try:
-            fields = dict(
-                parse_qsl(
-                    (await request.body()).decode("ascii"),
-                    keep_blank_values=True,
-                    max_num_fields=MAX_FIELDS,
-                )
-            )
+            body = (await request.body()).decode("ascii")
+            fields = dict(parse_qsl(body, keep_blank_values=True, max_num_fields=MAX_FIELDS))
         except ValueError:
             raise HTTPException(400, "not a form") from None
         if not self.identities.is_token(self.user(request), fields.pop(TOKEN_FIELD, "")):

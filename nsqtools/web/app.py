@@ -21,8 +21,8 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,6 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Message, Scope
 
-from nsqtools.cluster.sampling import Sample
 from nsqtools.cluster.stats_documents import sample_metrics
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.files.opening import Renewed, warn_of_exposure
@@ -53,7 +52,7 @@ from nsqtools.web.access import (
     refusal,
 )
 from nsqtools.web.actions import WebContext
-from nsqtools.web.pages.site import Packed, Recent, Site, packed_response
+from nsqtools.web.pages.site import Packed, Site, packed_response
 
 MAX_BODY_BYTES = 1 << 20
 
@@ -74,8 +73,8 @@ class Console:
     """The application as the HTTP server asks it, and the gate in front of every route.
 
     The gate refuses what may not pass, and says who asks (``scope["nsq.user"]``, ``"client"``);
-    each refusal, also one of a page, has a line of log. An answer that has a length is answered
-    whole; what has none (server-sent events) is a stream.
+    each refusal, also one of a page, has a line of log. An answer is whole, but for the events that
+    a page leaves in ``scope["nsq.events"]``: these go on until the client leaves.
     """
 
     def __init__(self, context: WebContext, scheme: str) -> None:
@@ -99,21 +98,17 @@ class Console:
         if self._count >= MAX_CONNECTIONS:
             return plain_reply("too many connections\n", 503)
         scope = self._scope(call)
-        messages = self._messages(scope, call.body)
-        start = await anext(messages, None)
-        if start is None:  # it has failed, and its traceback is in the log
+        messages = await self._messages(scope, call.body)
+        if not messages:  # it has failed, and its traceback is in the log
             return plain_reply("internal error\n", 500)
-        status, headers = start["status"], dict(start["headers"])
+        status, headers = messages[0]["status"], dict(messages[0]["headers"])
         if status in REFUSED:
             self._say(Request(scope), status)
-        has_length = headers.pop(LENGTH, None) is not None
+        headers.pop(LENGTH, None)
         fields = b"".join(b"%b: %b\r\n" % each for each in (SAFE_HEADERS | headers).items())
-        pieces = _bodies(messages)
-        if status == 200 and not has_length:
-            if call.method != "HEAD":
-                return StreamedReply(200, fields, pieces)
-            await messages.aclose()
-        return Reply(status, fields, b"".join([piece async for piece in pieces]))
+        if "nsq.events" in scope and call.method != "HEAD":
+            return StreamedReply(status, fields, self._events(scope))
+        return Reply(status, fields, b"".join(each.get("body", b"") for each in messages))
 
     def _scope(self, call: Call) -> Scope:
         peer, port = call.client or ("", 0)
@@ -136,32 +131,37 @@ class Console:
             "nsq.peer": peer,
         }
 
-    async def _messages(self, scope: Scope, body: bytes | None) -> AsyncGenerator[Message, None]:
-        """Call the application; yield what it sends."""
-        sent: asyncio.Queue[Message | None] = asyncio.Queue(1)
-        task = asyncio.create_task(self._call(scope, body, sent))
-        self._count += 1
-        try:
-            while (message := await sent.get()) is not None:
-                yield message
-        finally:
-            self._count -= 1
-            task.cancel()
-
-    async def _call(
-        self, scope: Scope, body: bytes | None, sent: asyncio.Queue[Message | None]
-    ) -> None:
-        requests = [{"type": "http.request", "body": body or b"", "more_body": False}]
+    async def _messages(self, scope: Scope, body: bytes | None) -> list[Message]:
+        """Call the application; return what it sends."""
+        sent: list[Message] = []
 
         async def receive() -> Message:
-            return requests.pop() if requests else await asyncio.get_running_loop().create_future()
+            return {"type": "http.request", "body": body or b"", "more_body": False}
 
-        try:
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        with self._counted(scope):
             refused = scope["nsq.refused"] = await self._refuse(scope, is_too_large=body is None)
-            await (refused or self._app)(scope, receive, sent.put)
+            await (refused or self._app)(scope, receive, send)
+        return sent
+
+    async def _events(self, scope: Scope) -> AsyncGenerator[bytes, None]:
+        with self._counted(scope):
+            async with aclosing(scope["nsq.events"]) as events:
+                async for piece in events:
+                    yield piece
+
+    @contextmanager
+    def _counted(self, scope: Scope) -> Iterator[None]:
+        """Count a call while it is answered, and log that it has failed."""
+        self._count += 1
+        try:
+            yield
         except Exception:
             log.exception("%s %s failed", scope["method"], scope["path"])
-        await sent.put(None)
+        finally:
+            self._count -= 1
 
     async def _refuse(self, scope: Scope, *, is_too_large: bool) -> Response | None:
         request = Request(scope)
@@ -174,7 +174,7 @@ class Console:
         try:
             user = await self._context.identities.authenticate(request)
         except TooManyFailures as exc:
-            wait = {"Retry-After": str(int(exc.wait_s) + 1)}
+            wait = {"Retry-After": str(int(exc.args[0]) + 1)}
             return _answer(scope, "too many wrong passwords", 429, wait)
         if user is None:
             return _answer(scope, "log in", 401, LOG_IN)
@@ -223,12 +223,6 @@ def _answer(
     return Response(body, status, {**(headers or {}), "Content-Type": kind})
 
 
-async def _bodies(messages: AsyncGenerator[Message, None]) -> AsyncGenerator[bytes, None]:
-    async with aclosing(messages):
-        async for message in messages:
-            yield message.get("body", b"")
-
-
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 FIRST_SAMPLE_S = 10.0
 PROBLEM_LABELS = ("severity", "kind", "topic", "channel", "node")
@@ -243,13 +237,9 @@ def _metrics(site: Site) -> Callable[[Request], Awaitable[Response]]:
     the first sample.
     """
     watcher = site.context.watcher
-    recent = Recent()
 
-    def of_sample(before: tuple[Sample, Packed] | None) -> tuple[Sample, Packed]:
+    def of_sample(_: Packed | None) -> Packed:
         snapshot = site.snapshot()
-        sample = snapshot.sample
-        if before is not None and before[0] is sample:
-            return before
         found = dict.fromkeys(
             (each.severity.word, each.kind, each.topic, each.channel, each.node)
             for each in snapshot.problems
@@ -260,7 +250,7 @@ def _metrics(site: Site) -> Callable[[Request], Awaitable[Response]]:
             [(dict(zip(PROBLEM_LABELS, each, strict=True)), 1) for each in found],
         )
         lookupds = list(site.context.cluster.lookupds)
-        return sample, Packed(encode_metrics([*sample_metrics(sample, lookupds), problems]))
+        return Packed(encode_metrics([*sample_metrics(snapshot.sample, lookupds), problems]))
 
     async def metrics(request: Request) -> Response:
         sample = watcher.latest or await watcher.newer(None, FIRST_SAMPLE_S)
@@ -273,7 +263,7 @@ def _metrics(site: Site) -> Callable[[Request], Awaitable[Response]]:
         if sample is not None:
             age = f"{max(0.0, time.time() - sample.time_s):.3f}"
             own.append(("nsq_sample_age_seconds", "How old these numbers are.", age))
-            pieces.append((await run_in_threadpool(recent.get, "", of_sample))[1])
+            pieces.append(await run_in_threadpool(site.recent, "metrics", of_sample))
         made = encode_metrics(metric_of(name, help_, [({}, value)]) for name, help_, value in own)
         return packed_response(request, [*pieces, Packed(made)], CONTENT_TYPE)
 
@@ -302,7 +292,6 @@ class WebServer:
         self._certificate = None if settings.tls_cert is None else _certificate(settings)
         self._listener = listener
         self._stopped = threading.Event()
-        self._wake: Callable[[], object] = self._stopped.set
 
     def run(self, on_turn: Callable[[], None]) -> None:
         """Serve until `stop`. ``on_turn`` is called every second, on the loop that serves."""
@@ -316,22 +305,19 @@ class WebServer:
     def stop(self) -> None:
         """Ask `run` to end."""
         self._stopped.set()
-        self._wake()
         self._context.stop()
 
     async def _run(self, on_turn: Callable[[], None]) -> None:
-        loop, awake = asyncio.get_running_loop(), asyncio.Event()
-        self._wake = lambda: loop.is_closed() or loop.call_soon_threadsafe(awake.set)
-        report_errors(loop, log.error)
+        report_errors(asyncio.get_running_loop(), log.error)
         tls = self._certificate.get() if self._certificate else None
         server = HTTPServer(self._console, self._listener, tls, LIMITS)
         await server.start()
-        while not self._stopped.is_set():
+        is_stopped = False
+        while not is_stopped:
             on_turn()
             if self._certificate is not None:
                 self._certificate.get()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(awake.wait(), TURN_S)
+            is_stopped = await asyncio.to_thread(self._stopped.wait, TURN_S)
         await server.stop()
 
 

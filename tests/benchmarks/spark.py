@@ -31,8 +31,8 @@ from benchmarks.parts import errors_as_rows
 from benchmarks.raw import Row
 from plugins.daemons import GoNsqd
 
-from nsqtools.archive.catalog import find_inputs
 from nsqtools.archive.compaction import Compaction, RunJobs, Selection, in_processes
+from nsqtools.archive.finding import find_inputs
 from nsqtools.archive.landing import Lander
 from nsqtools.archive.slices import Settings
 from nsqtools.archive.table import TablePlan
@@ -232,7 +232,7 @@ def sql_queries(messages: int, rounds: int) -> Iterator[Row]:
     with TemporaryDirectory(prefix="query-") as place, spark_session(SETTINGS) as spark:
         for topic in TOPICS:
             make_logs(Path(place), messages // len(TOPICS), 4, topic=topic)
-        view = NamedView("archive", "archive", (place,))
+        view = NamedView("archive", "archive", (Path(place),))
 
         def with_options(**options: str) -> None:
             rows = spark.read.format("nsq-archive").options(**options).load(place)

@@ -31,7 +31,7 @@ from nsqtools.protocol.frames import WireMessage
 from nsqtools.spark.archives.damage import read_damage
 from nsqtools.spark.archives.partition_reader import read_partition
 from nsqtools.spark.archives.partitions import plan_batch
-from nsqtools.spark.archives.read_settings import ReadSettings
+from nsqtools.spark.archives.read_settings import BYTES, ReadSettings
 
 MESSAGES = [
     WireMessage(1000 * (1 + n // 30) + n % 30, 1, b"%016x" % (n % 30), b"body %d \xff" % n)
@@ -70,7 +70,7 @@ def test_both_readers_read_the_same_of_a_damaged_archive_and_invent_nothing(
         rows = [
             (row["topic"], row["nsqd"], row["id"], row["ts_ns"], row["attempts"], row["body"])
             for partition in plan_batch(reading)
-            for batch in read_partition(partition, reading)
+            for batch in read_partition(partition, reading, BYTES.message_schema().names)
             for row in batch.to_pylist()
         ]
         if all(message.topic for message in found):

@@ -13,7 +13,7 @@ from typing import Any
 from unittest.mock import Mock, patch
 
 import pytest
-from plugins.archives import Writer, numbered, write_archive
+from plugins.archives import Writer, numbered, values_of, write_archive
 from plugins.object_store import BetweenPages, Bucket
 from plugins.waiting import patience_s
 
@@ -34,8 +34,7 @@ from nsqtools.spark.archives.archive_files import CATALOG, Listing, StoredListin
 from nsqtools.spark.archives.archive_stream import ArchiveStream
 from nsqtools.spark.archives.damage import ArchiveDamage, read_damage
 from nsqtools.spark.archives.offsets import Offset
-from nsqtools.spark.archives.partition_reader import read_partition
-from nsqtools.spark.archives.partitions import ReadPartition, plan_batch
+from nsqtools.spark.archives.partitions import plan_batch
 from nsqtools.spark.archives.read_settings import BatchLimits, ReadSettings, StreamSettings
 from nsqtools.spark.spark_settings import SparkSettings, needed_packages, spark_home
 
@@ -65,12 +64,7 @@ def local(tmp_path: Path) -> Path:
 
 
 def ids(settings: ReadSettings) -> list[str]:
-    return ids_of(pickle.loads(pickle.dumps(plan_batch(settings))), settings)
-
-
-def ids_of(plan: list[ReadPartition], settings: ReadSettings) -> list[str]:
-    batches = [batch for each in plan for batch in read_partition(each, settings, ["id"])]
-    return sorted(row["id"] for batch in batches for row in batch.to_pylist())
+    return sorted(values_of(pickle.loads(pickle.dumps(plan_batch(settings))), settings, "id"))
 
 
 def test_a_bucket_gives_the_rows_of_the_directory(bucket: Bucket, local: Path) -> None:
@@ -84,6 +78,10 @@ def test_a_bucket_gives_the_rows_of_the_directory(bucket: Bucket, local: Path) -
     for nothing in (f"{bucket.url}/nothing", f"{bucket.url}/archive/nothing"):
         with pytest.raises(NotFoundError, match=f"there is no archive in {nothing}"):
             plan_batch(ReadSettings((nothing,)))
+    for name in ("one", "two"):  # without an index nothing tells that they are two
+        bucket.storage.put(f"{name}/bare.log", f"{name}\n".encode())
+    with pytest.raises(NsqError, match=r"two/bare\.log: not read: .*/one/bare\.log has the same"):
+        plan_batch(ReadSettings((f"{bucket.url}/one", f"{bucket.url}/two"), raw=True))
 
 
 def test_damage_is_reported_into_the_bucket(bucket: Bucket, local: Path) -> None:
@@ -108,7 +106,7 @@ def read_on(
     stream: ArchiveStream, start: Offset, settings: ReadSettings
 ) -> tuple[list[str], Offset]:
     end = stream.latest(start, BatchLimits())
-    return ids_of(stream.plan(start, end), settings), end
+    return sorted(values_of(stream.plan(start, end), settings, "id")), end
 
 
 def test_a_file_uploaded_while_it_is_listed_is_read_once(

@@ -13,10 +13,10 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plugins.archives import Writer, numbered, write_archive
+from plugins.archives import Writer, numbered, values_of, write_archive
 
 from nsqtools.archive.layout import Member, TimeRange, index_of, total_of
-from nsqtools.archive.members import gzip_members, members_of
+from nsqtools.archive.members import members_of
 from nsqtools.archive.part_file import Directories, PartFile, finish
 from nsqtools.errors import NsqError
 from nsqtools.protocol.frames import WireMessage
@@ -32,7 +32,7 @@ from nsqtools.spark.archives.partitions import (
     plan_batch,
     ranges_of,
 )
-from nsqtools.spark.archives.read_settings import ReadSettings
+from nsqtools.spark.archives.read_settings import BYTES, ReadSettings
 
 BASE_NS = 1_700_000_000_000_000_123
 
@@ -82,7 +82,7 @@ def rows(settings: ReadSettings) -> list[dict[str, Any]]:
     return [
         row
         for partition in plan_batch(settings)
-        for batch in read_partition(partition, settings)
+        for batch in read_partition(partition, settings, BYTES.archived_schema().names)
         for row in batch.to_pylist()
     ]
 
@@ -171,11 +171,10 @@ def test_a_file_that_is_finished_after_it_was_planned_is_found_again(tmp_path: P
     writer = Writer(work, output=output)
     writer.write(numbered(0, 5))
     settings = ReadSettings((str(output),), work_dir=work)
-    (partition,) = plan_batch(settings)
+    planned = plan_batch(settings)
     assert writer.finish().name == "clicks-000001-000001.log.gz"
 
-    [batch] = read_partition(partition, settings, ["body"])
-    assert batch["body"].to_pylist() == [message.body for message in numbered(0, 5)]
+    assert values_of(planned, settings, "body") == [message.body for message in numbered(0, 5)]
 
 
 def test_a_copy_of_a_file_is_not_read_twice_and_another_of_its_name_is_told(tmp_path: Path) -> None:
@@ -214,7 +213,7 @@ def test_bare_bodies_are_read_when_asked_for_and_ours_known_by_their_index(tmp_p
         bodies(tmp_path)
 
     (own := tmp_path / "own").mkdir()
-    part = PartFile(own / "a.log.gz", 0o640, gzip_members(6), 0.0)
+    part = PartFile(own / "a.log.gz", 0o640, members_of(Codec.GZIP, 6), 0.0)
     part.append(b"one\ntwo\n")
     part.flush(part.end_member(2, 5, 6))
     finish(part.path, Directories(own, own))
@@ -302,10 +301,8 @@ def test_parquet_and_pipes_are_refused_or_reported_never_read_as_bodies(tmp_path
 
     with pytest.raises(NsqError, match="_spark_metadata/0"):
         plan_batch(settings)
-    planned = plan_batch(reporting)
 
-    read = [b for each in planned for b in read_partition(each, reporting, ["body"])]
-    assert [row["body"] for batch in read for row in batch.to_pylist()] == [b"one"]
+    assert values_of(plan_batch(reporting), reporting, "body") == [b"one"]
     named = {Path(damage.file).name for damage in read_damage(reports)}
     assert named == {"0", "part-0.parquet", "pipe"}
 

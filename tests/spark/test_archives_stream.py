@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plugins.archives import Writer, write_archive
+from plugins.archives import Writer, values_of, write_archive
 from plugins.examples import examples
 
 from nsqtools.archive.layout import Head, TimeRange, index_of, part_of
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.units import parse_time
+from nsqtools.spark.archives import archive_stream
 from nsqtools.spark.archives.archive_stream import ArchiveStream
 from nsqtools.spark.archives.damage import read_damage
 from nsqtools.spark.archives.offsets import (
@@ -33,7 +34,6 @@ from nsqtools.spark.archives.offsets import (
     parse_spans,
     unite,
 )
-from nsqtools.spark.archives.partition_reader import read_partition
 from nsqtools.spark.archives.partitions import ReadPartition
 from nsqtools.spark.archives.read_settings import BatchLimits, ReadSettings, StreamSettings
 
@@ -47,17 +47,11 @@ def messages(begin: int, end: int) -> list[WireMessage]:
 
 def stream_of(directory: Path, *, read: Any = None, **stream: Any) -> ArchiveStream:
     reading = ReadSettings((str(directory),), **(read or {}))
-    return ArchiveStream(reading, StreamSettings(**stream), sleep=lambda seconds: None)
+    return ArchiveStream(reading, StreamSettings(**stream))
 
 
 def bodies(partitions: list[ReadPartition], settings: ReadSettings | None = None) -> list[int]:
-    settings = settings or ReadSettings(("/",))
-    return [
-        int(body)
-        for partition in partitions
-        for batch in read_partition(partition, settings, ["body"])
-        for body in batch["body"].to_pylist()
-    ]
+    return list(map(int, values_of(partitions, settings or ReadSettings(("/",)), "body")))
 
 
 def through_json(offset: Offset) -> Offset:
@@ -318,7 +312,7 @@ def test_a_file_deleted_before_it_was_read_fails_the_stream_and_a_number_never_s
     assert caplog.text.count("file 5-6 of writer") == 1
 
 
-def test_a_file_on_its_way_is_not_gone(tmp_path: Path) -> None:
+def test_a_file_on_its_way_is_not_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = Writer(tmp_path)
     path = writer.write(messages(0, 5))
     away = tmp_path.parent / "away"
@@ -332,7 +326,7 @@ def test_a_file_on_its_way_is_not_gone(tmp_path: Path) -> None:
         for each in list(away.iterdir()):
             shutil.move(each, tmp_path)
 
-    stream._sleep = bring_back
+    monkeypatch.setattr(archive_stream, "sleep", bring_back)
 
     assert stream.latest(offset, ALL) == offset
 
@@ -410,11 +404,13 @@ def test_an_index_taken_back_is_followed_and_a_file_read_to_its_end_leaves_the_o
     assert not stream._names  # a stream may see files for years
 
 
-def test_a_batch_waits_for_enough_rows_but_not_for_ever(tmp_path: Path) -> None:
+def test_a_batch_waits_for_enough_rows_but_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = [0.0]
     write_archive(tmp_path / "a.gz", messages(0, 5))
-    settings = StreamSettings(min_rows=8, max_delay_s=60)
-    stream = ArchiveStream(ReadSettings((str(tmp_path),)), settings, monotonic=lambda: clock[0])
+    monkeypatch.setattr(archive_stream, "monotonic", lambda: clock[0])
+    stream = stream_of(tmp_path, min_rows=8, max_delay_s=60)
     start = stream.initial()
 
     assert stream.latest(start, BatchLimits()) == start

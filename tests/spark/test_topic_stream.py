@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plugins.archives import parts
+from plugins.archives import parts, values_of
 from plugins.http_api import Nsqd
 from plugins.spark import DataFrame, SparkSession, StreamingQuery
 from plugins.waiting import patience_s, wait_until
@@ -21,7 +21,6 @@ from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.spark.archives.archive_stream import ArchiveStream
 from nsqtools.spark.archives.offsets import Offset
-from nsqtools.spark.archives.partition_reader import read_partition
 from nsqtools.spark.archives.read_settings import BatchLimits, ReadSettings, StreamSettings
 from nsqtools.spark.stream_format import StreamReader
 from nsqtools.spark.topic_stream import SpoolSettings, TopicSettings, TopicStream, topic_settings
@@ -61,9 +60,7 @@ def new_stream(nsqd: Nsqd, settings: SpoolSettings) -> Iterator[NewStream]:
 
 
 def bodies(stream: TopicStream, start: Offset, end: Offset) -> list[bytes]:
-    planned, settings = stream.plan(start, end), ReadSettings(("/",))
-    batches = [batch for each in planned for batch in read_partition(each, settings, ["body"])]
-    return [body for batch in batches for body in batch["body"].to_pylist()]
+    return values_of(stream.plan(start, end), ReadSettings(("/",)), "body")
 
 
 def following(stream: TopicStream, start: Offset, limits: BatchLimits = UNLIMITED) -> Offset:

@@ -17,7 +17,7 @@ from nsqtools.cli.options.spark_options import (
     Topics,
     job_progress,
     open_spark,
-    place,
+    place_opt,
     places_argument,
 )
 from nsqtools.cli.options.tables import ColumnsChoice, TableFormat
@@ -54,11 +54,10 @@ class CompactionOptions(OptionSet):
             "Archives, Parquet or a Delta table: directories, files, s3://BUCKET/PREFIX."
         ),
     ]
-    output: Any = opt(  # a Location or None
+    output: Any = place_opt(
         "-o DIR",
         "Directory or s3://BUCKET/PREFIX; without it a Delta table is compacted where it is.",
         OUTPUT,
-        parser=place,
     )
     format: TableFormat = opt("", "What to write: parquet or delta.", OUTPUT, TableFormat.parquet)
     target_size: int = opt("SIZE", "About how large files become.", OUTPUT, "256MiB")
@@ -83,8 +82,8 @@ class CompactionOptions(OptionSet):
 
     def compaction(self, parallel: int) -> Compaction:
         """The compaction, not yet planned. Raises `NsqError`."""
-        from nsqtools.archive.catalog import find_inputs
         from nsqtools.archive.compaction import Compaction, Selection
+        from nsqtools.archive.finding import find_inputs
         from nsqtools.archive.slices import Settings
 
         last = self.day or self.until_day
@@ -261,8 +260,7 @@ def tell_outcome(runtime: Runtime, compaction: Compaction) -> ExitStatus:
     for day, count in opened.items():
         topics = counted(count, "topic")
         runtime.tell(f"nsq: {day} ({topics}) is left out: it is not over, see --grace")
-    bare = sum(each.read for each in done if each.slot.day is None)
-    if bare:
+    if bare := sum(each.read for each in done if each.slot.day is None):
         runtime.tell(
             f"nsq: {bare} bare bodies have no id and no time: all were kept, without a date"
         )

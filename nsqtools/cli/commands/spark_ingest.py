@@ -21,6 +21,7 @@ from nsqtools.cli.options.spark_options import (
     naming_flags,
     open_spark,
     place,
+    place_opt,
 )
 from nsqtools.cli.options.tables import ColumnsChoice, TableFormat
 from nsqtools.cli.parsing.binding import opt
@@ -45,14 +46,10 @@ TRIGGER_S = 10.0
 
 def ingest(
     output: Annotated[
-        Any,  # a Location
-        opt(
-            "--output -o DIR", "Directory or s3://BUCKET/PREFIX for Parquet or Delta.", parser=place
-        ),
+        Any, place_opt("--output -o DIR", "Directory or s3://BUCKET/PREFIX for Parquet or Delta.")
     ],
     checkpoint: Annotated[
-        Any,  # a Location
-        opt("--checkpoint DIR", "Where the stream records its progress.", parser=place),
+        Any, place_opt("--checkpoint DIR", "Where the stream records its progress.")
     ],
     format: TableFormat = opt("", "What to write: parquet or delta.", None, TableFormat.parquet),
     archive_dir: Annotated[
@@ -125,8 +122,7 @@ def ingest(
     if once and trigger is not None:
         raise ConfigurationError("--trigger has no effect with --once")
     common = {"maxRowsPerTrigger": str(max_rows_per_trigger)}
-    if not fail_on_data_loss:
-        common["failOnDataLoss"] = "false"
+    common["failOnDataLoss"] = str(fail_on_data_loss).lower()
     chosen = Bodies(bodies.body, bodies.fields(needed=True))
     output, checkpoint = absolute(output), absolute(checkpoint)
     damage_path = checkpoint / "damage"

@@ -24,7 +24,7 @@ from nsqtools.cli.options.spark_options import (
     name_flags,
     naming_flags,
     open_spark,
-    place,
+    place_opt,
     places_argument,
 )
 from nsqtools.cli.parsing.binding import opt
@@ -39,14 +39,12 @@ if TYPE_CHECKING:
 
 ON_A_CLUSTER = "give a --ledger, where damage is reported"
 
-Paths = Annotated[
-    list[Any],  # of Location
-    places_argument("Archives or Parquet: files, or directories with all below."),
-]
-
 
 def replay(
-    paths: Paths,
+    paths: Annotated[
+        list[Any],  # of Location
+        places_argument("Archives or Parquet: files, or directories with all below."),
+    ],
     topic: TopicMap = None,
     since: Since = None,
     until: Until = None,
@@ -60,12 +58,9 @@ def replay(
     rate: Rate = 0.0,
     retry_timeout: RetryTimeout = None,
     retry_unknown: RetryUnknown = False,
-    ledger: Any = opt("DIR", PROGRESS_HELP, DELIVERY, parser=place),  # a Location or None
-    dead_letters: Any = opt(  # a Location or None
-        "DIR",
-        "Where messages that cannot be published go, with the reason.",
-        DELIVERY,
-        parser=place,
+    ledger: Any = place_opt("DIR", PROGRESS_HELP, DELIVERY),
+    dead_letters: Any = place_opt(
+        "DIR", "Where messages that cannot be published go, with the reason.", DELIVERY
     ),
     dry_run: DryRun = False,
     *,
@@ -87,7 +82,7 @@ def replay(
         nsq spark replay /data/nsq --where "topic = 'clicks' AND attempts > 1" --dry-run
         nsq spark replay /var/nsq --topic clicks=again --since -2h --ledger replay.ledger
     """
-    from nsqtools.archive.catalog import find_inputs
+    from nsqtools.archive.finding import find_inputs
     from nsqtools.archive.location import absolute
     from nsqtools.files.scratch import scratch_directory
     from nsqtools.spark.format_options import as_options, hand_on_secrets

@@ -39,16 +39,13 @@ def parse_gap(text: str) -> float:
     return seconds
 
 
-Paths = Annotated[
-    list[Any],  # of Location
-    places_argument(
-        "Archives, Parquet or Delta: files, directories with all below, or s3://... places."
-    ),
-]
-
-
 def report(
-    paths: Paths,
+    paths: Annotated[
+        list[Any],  # of Location
+        places_argument(
+            "Archives, Parquet or Delta: files, directories with all below, or s3://... places."
+        ),
+    ],
     by: float = opt("hour|day|DURATION", "Length of an interval.", None, "hour", parser=parse_step),
     topic: Topics = None,
     since: Since = None,
@@ -75,7 +72,7 @@ def report(
         nsq spark report /data/nsq -t clicks --by day --json
         nsq spark report /data/nsq --by 10m --gap 1m
     """
-    from nsqtools.archive.catalog import find_inputs
+    from nsqtools.archive.finding import find_inputs
     from nsqtools.spark.jobs.inputs import Choice
     from nsqtools.spark.jobs.reporting import make_report
 

@@ -74,15 +74,19 @@ def places_argument(help: str) -> Any:
     return Argument(parser=places, metavar="PATH", help=help)
 
 
+def place_opt(form: str, help: str, panel: str | None = None) -> Any:
+    """The option that takes one place; its type is a `Location`, or None."""
+    return opt(form, help, panel, parser=place)
+
+
 class ArchiveReading(OptionSet):
     """What becomes of damaged archives that a query reads."""
 
     panel = ARCHIVES
     skip_damaged: SkipDamaged = False
-    damage_dir: Any = opt(  # a Location or None
+    damage_dir: Any = place_opt(
         "DIR",
         "Where executors of a cluster report damage: a shared directory, or s3://BUCKET/PREFIX.",
-        parser=place,
     )
 
     def check(self) -> None:

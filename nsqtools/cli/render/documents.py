@@ -1,11 +1,11 @@
 """What the commands print with ``--json``, as types: ``nsq schema`` shows them as JSON Schema.
 
-An annotation is the description of a field, or more of its schema. Numbers are never negative.
-What is printed as it is has its type where it is made.
+An annotation is the description of a field, or a keyword of JSON Schema with its value. Numbers are
+never negative. What is printed as it is has its type where it is made.
 """
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from nsqtools.archive.topic_writer import ArchiveTotals
 from nsqtools.bench.bench_plan import BenchReport
@@ -16,16 +16,8 @@ from nsqtools.settings import SettingRow
 from nsqtools.spark.doctor import Finding
 from nsqtools.spark.publishing.row_outcomes import PublishReport
 
-
-class Rule(NamedTuple):
-    """A keyword of JSON Schema, with its value."""
-
-    keyword: str
-    value: str | bool
-
-
-Time = Annotated[str, Rule("pattern", "^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z$")]
-Date = Annotated[str, Rule("pattern", "^[0-9]{4}-[0-9]{2}-[0-9]{2}$")]
+Time = Annotated[str, ("pattern", "^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z$")]
+Date = Annotated[str, ("pattern", "^[0-9]{4}-[0-9]{2}-[0-9]{2}$")]
 
 Node = Annotated[str, "HTTP address of the nsqd, host:port."]
 TcpAddress = Annotated[str, "TCP address of the nsqd, host:port."]
@@ -109,11 +101,11 @@ class _ChannelCounts(_Counts):
     requeued: Requeued
     timed_out: TimedOut
     clients: Clients
-    consumers: list[ConsumerDocument]
 
 
 class ChannelOfTopic(_ChannelCounts):
     channel: str
+    consumers: list[ConsumerDocument]
 
 
 class TopicOnNode(_Counts):
@@ -131,6 +123,7 @@ class TopicInfo(TypedDict):
 
 class ChannelOnNode(_ChannelCounts):
     node: Node
+    consumers: list[ConsumerDocument]
 
 
 class ChannelInfo(TypedDict):
@@ -216,30 +209,15 @@ class Drained(TypedDict):
     left: Annotated[int | None, "null for an nsqd that does not answer."]
 
 
-class Queue(TypedDict):
+class Queue(_ChannelCounts):
     topic: str
     channel: Annotated[str | None, "null for the topic itself."]
     node: Annotated[str | None, "HTTP address of the nsqd; null for all nsqd together."]
-    depth: Depth
-    memory: InMemory
-    disk: OnDisk
-    in_flight: InFlight
-    deferred: Deferred
-    ingress: Annotated[float | None, "Messages received a second; null where that is not known."]
-    egress: Annotated[
-        float | None, "Messages sent to consumers a second; null where that is not known."
-    ]
-    finish: Annotated[float | None, "Messages finished a second; null where that is not known."]
-    requeue: Annotated[
-        float | None, "Messages requeued or timed out a second; null where that is not known."
-    ]
-    requeued: Requeued
-    timed_out: TimedOut
-    messages: Messages
-    clients: Clients
-    paused: Paused
+    ingress: Annotated[float | None, "Messages received a second; null where unknown."]
+    egress: Annotated[float | None, "Messages sent to consumers a second; null where unknown."]
+    finish: Annotated[float | None, "Messages finished a second; null where unknown."]
+    requeue: Annotated[float | None, "Messages requeued or timed out a second; null where unknown."]
     e2e_ms: Annotated[float | None, "The highest quantile of e2e_latency_ms."]
-    e2e_latency_ms: Latency
 
 
 class NodeOfSample(TypedDict):
@@ -279,7 +257,7 @@ class MessageDocument(TypedDict):
 
     topic: str
     nsqd: Annotated[str, "TCP address of the nsqd that delivered it."]
-    id: Annotated[str, Rule("pattern", "^[0-9a-f]{16}$"), "Unique together with topic and nsqd."]
+    id: Annotated[str, ("pattern", "^[0-9a-f]{16}$"), "Unique together with topic and nsqd."]
     ts: Annotated[int, "When it was published, in ns since 1970."]
     attempts: Annotated[int, "How often nsqd has delivered it; 0 where that is not known."]
     body: NotRequired[Annotated[str, "The body, if it is UTF-8."]]
@@ -560,7 +538,7 @@ DOCUMENTS: dict[str, Any] = {
     "nodes": list[NodeRow],
     "lookup": LookupDocument,
     "ping": list[PingResult],
-    "info": list[Annotated[NodeInfo, Rule("additionalProperties", True)]],
+    "info": list[Annotated[NodeInfo, ("additionalProperties", True)]],
     "node-options": list[NodeOption],
     "drain": Drained,
     "stat": Stat,

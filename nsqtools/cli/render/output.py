@@ -175,16 +175,6 @@ def cell_text(cell: Cell) -> str:
     return escape_line(str(cell))
 
 
-Columns = Annotated[
-    str | None,
-    opt(
-        "--columns NAME,...",
-        "Columns to show, in this order; with json, rows instead of the document.",
-        OUTPUT,
-    ),
-]
-
-
 def listing_form(
     output: FormKind | None = opt(
         "-o table|wide|tsv|csv|json|jsonl",
@@ -192,7 +182,11 @@ def listing_form(
         OUTPUT,
         show_default="table on a terminal, tsv elsewhere",
     ),
-    columns: Columns = None,
+    columns: str | None = opt(
+        "NAME,...",
+        "Columns to show, in this order; with json, rows instead of the document.",
+        OUTPUT,
+    ),
     json: Json = False,
 ) -> Form:
     """The form. Raises `ConfigurationError` where ``--json`` and ``--output`` contradict."""

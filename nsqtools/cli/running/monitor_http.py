@@ -100,16 +100,10 @@ class _Server(ThreadingTCPServer):  # HTTPServer looks the host's name up, and c
             time.sleep(ACCEPT_RETRY_S)
             raise
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if len(self._began) >= MAX_REQUESTS:
-            self.shutdown_request(request)
-            return
-        self._began[request] = time.monotonic()
-        try:
-            super().process_request(request, client_address)
-        except BaseException:  # no thread can be started
-            self._began.pop(request, None)
-            raise
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        if has_room := len(self._began) < MAX_REQUESTS:
+            self._began[request] = time.monotonic()
+        return has_room
 
     def shutdown_request(self, request: Any) -> None:
         self._began.pop(request, None)

@@ -124,10 +124,13 @@ def write_whole(descriptor: int, data: bytes, name: str = "stdout") -> None:
 
 
 class EndSignals:
-    """The signals that arrived; ``received`` is the first one's number, or None."""
+    """The signals that arrived; ``received`` is the first one's number, or None.
 
-    def __init__(self, stop: Callable[[], object], at_once: Callable[[], object] | None = None):
-        self._stop = stop
+    That one is what ``begin`` gets, in the handler.
+    """
+
+    def __init__(self, begin: Callable[[int], object], at_once: Callable[[], object] | None = None):
+        self._begin = begin
         self._at_once = at_once
         self._received_at = 0.0
         self.received: int | None = None
@@ -145,9 +148,7 @@ class EndSignals:
                 self._at_once()
             os._exit(128 + number)
         self._received_at, self.received = time.monotonic(), number
-        # On a thread of its own, for the code that was interrupted may hold the lock that `stop`
-        # takes: called from here, it would wait for itself.
-        threading.Thread(target=self._stop, name="stop", daemon=True).start()
+        self._begin(number)
 
 
 @contextmanager
@@ -162,7 +163,13 @@ def stopping(
     ``at_once`` is called before that exit, in the handler; ``also`` are more signals. Used on the
     main thread; the previous handlers are restored at the end.
     """
-    signals = EndSignals(stop, at_once)
+
+    def begin(_: int) -> None:
+        # on a thread of its own, for the code that was interrupted may hold the lock that `stop`
+        # takes: called from here, it would wait for itself
+        threading.Thread(target=stop, name="stop", daemon=True).start()
+
+    signals = EndSignals(begin, at_once)
     with handling((*SIGNALS, *also), signals.handle):
         yield signals
 
@@ -185,18 +192,11 @@ def leaving_on_signals() -> Iterator[None]:
     """Inside, the first INT, TERM or HUP leaves by ``SystemExit``, so that all is cleaned up on the
     way; the second exits at once. HUP is ignored still where nohup had it so."""
 
-    left_at: float | None = None
-
-    def leave(number: int, _frame: FrameType | None) -> None:
-        nonlocal left_at
-        if left_at is None:
-            left_at = time.monotonic()
-            raise SystemExit(128 + number)
-        if time.monotonic() - left_at >= ONCE_S:
-            os._exit(128 + number)
+    def leave(number: int) -> None:
+        raise SystemExit(128 + number)
 
     is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    with handling(SIGNALS if is_ignored else (*SIGNALS, signal.SIGHUP), leave):
+    with handling(SIGNALS if is_ignored else (*SIGNALS, signal.SIGHUP), EndSignals(leave).handle):
         yield
 
 

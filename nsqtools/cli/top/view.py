@@ -68,47 +68,28 @@ class Sum(NamedTuple):
     state: NodeState | None = None
 
     @property
+    def queues(self) -> list[QueueRow]:
+        return [*self.topics, *self.channels]
+
+    @property
     def is_silent(self) -> bool:
         """Whether it is an nsqd that does not answer."""
         return self.state is not None and self.state.is_silent
 
 
-def _total(name: str, *, with_topics: bool = False) -> Read:
-    """The sum of a number over the channels; None for an nsqd that does not answer."""
+def _joined(
+    rows: str, name: str, join: Callable[[list[Any]], Cell] = sum, none: Cell = None
+) -> Read:
+    """What is known of some rows, joined; ``none`` where that is nothing, but of a silent nsqd."""
+    read = COLUMNS[name]
 
-    def read(each: Sum) -> int | None:
-        if each.is_silent:
-            return None
-        rows = [*each.topics, *each.channels] if with_topics else each.channels
-        numbers: Iterable[int] = (getattr(row, name) for row in rows)
-        return sum(numbers)
+    def joined(each: Sum) -> Cell:
+        known = [value for row in getattr(each, rows) if (value := read(row)) is not None]
+        if known:
+            return join(known)
+        return None if each.is_silent else none
 
-    return read
-
-
-def _rate(name: str) -> Read:
-    """The sum of a rate, of those that are known: ingress of topics, others of channels."""
-
-    def read(each: Sum) -> float | None:
-        rows = each.topics if name == "ingress" else each.channels
-        known = [getattr(row.rates, name) for row in rows if row.rates]
-        return sum(known) if known else None
-
-    return read
-
-
-def _own(name: str) -> Read:
-    """A value of the topic itself."""
-    return lambda each: COLUMNS[name](each.topics[0]) if each.topics else None
-
-
-def _latency(each: Sum) -> float | None:
-    values = (COLUMNS["e2e_ms"](row) for row in each.channels)
-    return max((value for value in values if isinstance(value, float)), default=None)
-
-
-def _count(name: str) -> Read:
-    return lambda each: None if each.is_silent else len(getattr(each, name))
+    return joined
 
 
 def _heap_mib(each: Sum) -> float | None:
@@ -128,11 +109,13 @@ def _text(name: str, what: str = "", width: int = 0) -> Column:
 
 
 _trend = Column(TREND, lambda _: None, 12, is_text=True)
-_waiting = Column("waiting", _total("depth", with_topics=True))
-_rates = [Column("ingress", _rate("ingress"), 8), Column("finish", _rate("finish"), 8)]
-_rates += [Column("requeue", _rate("requeue"))]
+_waiting = Column("waiting", _joined("queues", "depth", none=0))
+_rates = [Column("ingress", _joined("topics", "ingress"), 8)]
+_rates += [Column("finish", _joined("channels", "finish"), 8)]
+_rates += [Column("requeue", _joined("channels", "requeue"))]
 _summed = ["in_flight", "deferred", "requeued", "timed_out", "clients"]
-_sums = [*(Column(name, _total(name)) for name in _summed), Column("e2e_ms", _latency)]
+_sums = [Column(name, _joined("channels", name, none=0)) for name in _summed]
+_sums += [Column("e2e_ms", _joined("channels", "e2e_ms", max))]
 _queue = "depth memory disk in_flight deferred ingress egress finish requeue requeued timed_out"
 _wide = {"ingress": 8, "egress": 8, "finish": 8, "messages": 8, "paused": 6}
 
@@ -140,14 +123,14 @@ VIEWS = {
     ViewKind.TOPICS: _view(
         [
             _text("topic", "name", 10),
-            Column("depth", _own("depth"), 9),
+            Column("depth", _joined("topics", "depth"), 9),
             _waiting,
-            Column("disk", _total("disk", with_topics=True)),
+            Column("disk", _joined("queues", "disk", none=0)),
             *_rates,
             *_sums,
-            Column("channels", _count("channels")),
-            Column("messages", _own("messages"), 8),
-            Column("paused", _own("paused"), 6),
+            Column("channels", _joined("channels", "channel", len, 0)),
+            Column("messages", _joined("topics", "messages"), 8),
+            Column("paused", _joined("topics", "paused", any), 6),
             _trend,
         ],
         "topic depth waiting ingress finish requeue clients channels in_flight trend e2e_ms "
@@ -184,7 +167,7 @@ VIEWS = {
             _text("node", "name", 10),
             Column("state", lambda each: state_text(each.state), 6, is_text=True),
             Column("version", lambda each: each.state.version or None, 7, is_text=True),
-            Column("topics", _count("topics"), 6),
+            Column("topics", _joined("topics", "topic", len, 0), 6),
             _waiting,
             *_rates,
             *_sums,
@@ -275,15 +258,12 @@ def lines_of(sample: Sample, kind: ViewKind, scope: Scope) -> list[Line]:
         return [
             Line(" ".join(row.id), row)
             for node in sample.nodes
-            if scope.node in ("", node.address)
             for row in node.consumers
-            if _is_within(row, scope)
+            if scope.node in ("", row.node) and _is_within(row, scope)
         ]
     rows = sample.totals
     if scope.node:
-        rows = totals(
-            row for node in sample.nodes if node.address == scope.node for row in node.rows
-        )
+        rows = totals(row for row in sample.rows if row.node == scope.node)
     if kind is ViewKind.CHANNELS:
         return [
             Line(row.channel, row, row.paused)
@@ -303,12 +283,9 @@ def _is_within(row: QueueRow | ConsumerRow, scope: Scope) -> bool:
     return scope.topic in ("", row.topic) and scope.channel in ("", row.channel)
 
 
-def _sum(name: str, rows: Iterable[QueueRow], **state: Any) -> Sum:
-    topics: list[QueueRow] = []
-    channels: list[QueueRow] = []
-    for row in rows:
-        (channels if row.channel else topics).append(row)
-    return Sum(name, topics, channels, **state)
+def _sum(name: str, rows: Sequence[QueueRow], **state: Any) -> Sum:
+    topics = [row for row in rows if not row.channel]
+    return Sum(name, topics, [row for row in rows if row.channel], **state)
 
 
 def _node_lines(sample: Sample, scope: Scope) -> list[Line]:
@@ -336,24 +313,18 @@ class LineFilter(NamedTuple):
     def keep(self, lines: Iterable[Line], kind: ViewKind) -> list[Line]:
         """The lines that meet all of it; a view without the column of a condition ignores that."""
         columns = VIEWS[kind].columns
-        texts = [column.read for column in columns.values() if column.is_text]
-        tests = [
-            (columns[condition.column].read, condition.holds)
-            for condition in self.conditions
-            if condition.column in columns
-        ]
+        texts = [column for column in columns.values() if column.is_text]
+        conditions = [each for each in self.conditions if each.column in columns]
 
-        def has(line: Line, word: str) -> bool:
-            return any(
-                word in text.casefold()
-                for text in (line.key, *(str(read(line.subject) or "") for read in texts))
-            )
+        def said(line: Line) -> str:
+            found = (str(column.read(line.subject) or "") for column in texts)
+            return "\n".join([line.key, *found]).casefold()
 
         return [
             line
             for line in lines
-            if all(has(line, word) for word in self.words)
-            and all(holds(read(line.subject)) for read, holds in tests)
+            if all(word in said(line) for word in self.words)
+            and all(each.holds(columns[each.column].read(line.subject)) for each in conditions)
         ]
 
 

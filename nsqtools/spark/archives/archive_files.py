@@ -162,11 +162,9 @@ OnDamage = Callable[[ArchiveDamage], None]
 class Recorded(NamedTuple):
     """What an index, a manifest, or a line of a catalog says of a file as a whole.
 
-    ``version`` is that of an object. ``total`` is its commit record; None where only its members
-    are known.
+    ``total`` is its commit record; None where only its members are known.
     """
 
-    version: str
     head: Head | None
     total: Total | None
 
@@ -193,9 +191,9 @@ class ListedFile:
         """Its path once it is finished, as far as is known."""
         self.name = name or place.name
         """Its path below the listed directory, as it is or will be when finished."""
-        self.recorded, self.entry = record, entry
+        self.entry = entry
         self.has_index = record is not None
-        self.head, self.total = record[1:] if record else (None, None)
+        self.head, self.total = record or Recorded(None, None)
         self._lines = lines
         self.first_ts = self.total.min_ts if self.total else _first_ts(lines or b"")
         self._content: FileContent | None = None
@@ -364,7 +362,7 @@ def _look_at_index(path: Path) -> tuple[Recorded | None, bytes | None]:
             if len(text) == LOOK_SIZE:
                 file.seek(-LONGEST_TOTAL, os.SEEK_END)
                 if total := decode_total(file.read()):
-                    return Recorded("", split_head(text)[0], total), None
+                    return Recorded(split_head(text)[0], total), None
                 file.seek(len(text))
                 text += file.read()
     except (FileNotFoundError, NotRegularError, PermissionError):
@@ -372,9 +370,9 @@ def _look_at_index(path: Path) -> tuple[Recorded | None, bytes | None]:
     return _parsed_index(text)
 
 
-def _parsed_index(text: bytes, version: str = "") -> tuple[Recorded, bytes]:
+def _parsed_index(text: bytes) -> tuple[Recorded, bytes]:
     head, lines = split_head(text)
-    return Recorded(version, head, decode_total(text)), lines
+    return Recorded(head, decode_total(text)), lines
 
 
 class Listing:
@@ -475,19 +473,8 @@ class Listing:
         for each in found:
             if each.path in self._known:  # by way of another root
                 continue
-            try:
-                file = self._learn(known.get(each.path), each)
-                other = files.setdefault(file.key, file)
-                if other is file:
-                    continue
-                longer = _longer(other, file)
-            except FileNotFoundError:  # it was finished or removed meanwhile
-                continue
-            if longer is None:
-                problem = f"not read: {other.place} has the same identity and other data"
-                on_damage(ArchiveDamage(str(file.place), 0, problem))
-            else:
-                files[file.key] = longer
+            with suppress(FileNotFoundError):  # it was finished or removed meanwhile
+                _add(files, self._learn(known.get(each.path), each), on_damage)
         return files
 
     def _learn(self, file: ListedFile | None, found: _Found) -> ListedFile:
@@ -528,12 +515,19 @@ def head_at(index: Path) -> Head | None:
         return split_head(file.readline(100))[0]
 
 
-def _longer(one: ListedFile, other: ListedFile) -> ListedFile | None:
-    """Of a file that is being moved, or a copy, return the one that holds the other."""
-    shorter, longer = sorted((one, other), key=lambda file: (len(file.members()), file is one))
+def _add(files: dict[Key, ListedFile], file: ListedFile, on_damage: OnDamage) -> None:
+    """Add a file; of two with one identity, as of one that is being moved, keep the one that holds
+    the other. Raises ``OSError``."""
+    other = files.setdefault(file.key, file)
+    if other is file:
+        return
+    shorter, longer = sorted((other, file), key=lambda each: (len(each.members()), each is other))
     members = shorter.members()
-    is_same = shorter.has_index and longer.members()[: len(members)] == members
-    return longer if is_same else None
+    if shorter.has_index and longer.members()[: len(members)] == members:
+        files[file.key] = longer
+    else:
+        problem = f"not read: {other.place} has the same identity and other data"
+        on_damage(ArchiveDamage(str(file.place), 0, problem))
 
 
 CATALOG = ".nsq-catalog"
@@ -567,10 +561,7 @@ class StoredListing:
                     learned += (each for each in files if not each.has_none_within(self._within))
         self._known = {file.place: file for file in learned}
         for file in sorted(learned, key=lambda each: each.name):
-            other = found.setdefault(file.key, file)
-            if other is not file and other.members() != file.members():
-                problem = f"not read: {other.place} has the same identity and other data"
-                on_damage(ArchiveDamage(str(file.place), 0, problem))
+            _add(found, file, on_damage)
         return found
 
     def _folders(self, place: StoredPlace) -> Iterator[tuple[str, dict[str, Entry]]]:
@@ -595,7 +586,7 @@ class StoredListing:
     def _learn(
         self, place: StoredPlace, folder: str, entries: Mapping[str, Entry]
     ) -> list[ListedFile]:
-        wanted = [name for name in entries if name == "" or is_shown(name)]
+        wanted = list(filter(is_shown, entries))
         known = {name: self._known.get(place / name if name else place) for name in wanted}
         new = []
         for name in wanted:
@@ -605,17 +596,11 @@ class StoredListing:
                 new.append(name)
         catalog = place / f"{folder}{CATALOG}"
         has_catalog = len(new) >= LEAST_NEW and f"{folder}{CATALOG}" in entries
-        noted = _read_catalog(catalog) if has_catalog else {}
-        recorded = {
-            name: record
-            for name in new
-            if (record := noted.get(name.removeprefix(folder)))
-            and record.version == entries[name].version
-        }
+        noted = _read_catalog(catalog, folder, entries) if has_catalog else {}
 
         def learn(name: str) -> ListedFile | None:
             entry, at = entries[name], place / name if name else place
-            record, lines = recorded.get(name), None
+            record, lines = noted.get(name), None
             try:
                 if record is None and aside(name, MANIFEST) in entries:
                     record = _read_manifest(at, entry)
@@ -623,7 +608,7 @@ class StoredListing:
                     is_listed = aside(name, INDEX) in entries
                     index = read_index(at.storage, aside(at.key, INDEX), is_listed=is_listed)
                     if index is not None:
-                        record, lines = _parsed_index(index, entry.version)
+                        record, lines = _parsed_index(index)
                 file = ListedFile(at, name, record, lines, entry)
                 if lines is not None or record is None:
                     file.beginning()  # of what is listed and deleted nothing is known
@@ -631,8 +616,8 @@ class StoredListing:
             except FileNotFoundError:
                 return None
 
-        asked = [name for name in new if name not in recorded]
-        learned = {name: learn(name) for name in recorded}
+        asked = [name for name in new if name not in noted]
+        learned = {name: learn(name) for name in new if name in noted}
         learned.update(zip(asked, side_by_side(learn, asked), strict=True))
         files = [file for name in wanted if (file := learned.get(name, known[name])) is not None]
         told = [each for name in asked if (each := learned[name]) and each.total]
@@ -650,18 +635,21 @@ def _read_manifest(place: StoredPlace, entry: Entry) -> Recorded | None:
         writer, times = document["writer"], (document["min_ts"] or 0, document["max_ts"] or 0)
         head = Head(writer, int(document["number"])) if writer else None
         total = Total(0, int(document["messages"]), entry.size, *times)
-        return Recorded(entry.version, head, total)
+        return Recorded(head, total)
     except (ValueError, KeyError, TypeError):
         return None
 
 
-def _read_catalog(place: StoredPlace) -> dict[str, Recorded]:
-    """Return what a catalog says, by names below its folder; nothing for one that is not whole."""
+def _read_catalog(
+    place: StoredPlace, folder: str, entries: Mapping[str, Entry]
+) -> dict[str, Recorded]:
+    """Return what a catalog says of the listed objects; nothing for one that is not whole."""
     try:
         rows = [json.loads(line) for line in place.storage.read(place.key).splitlines()]
         return {
-            name: Recorded(version, Head(*head) if head else None, Total(*total))
+            f"{folder}{name}": Recorded(Head(*head) if head else None, Total(*total))
             for name, version, head, total in rows
+            if (entry := entries.get(f"{folder}{name}")) and entry.version == version
         }
     except (OSError, ValueError, TypeError):
         return {}
@@ -669,9 +657,9 @@ def _read_catalog(place: StoredPlace) -> dict[str, Recorded]:
 
 def _write_catalog(place: StoredPlace, folder: str, files: Iterable[ListedFile]) -> None:
     lines = [
-        json.dumps([each.name.removeprefix(folder), *each.recorded])
+        json.dumps([each.name.removeprefix(folder), each.entry.version, each.head, each.total])
         for each in files
-        if each.recorded is not None and each.total is not None
+        if each.entry is not None and each.total is not None
     ]
     with suppress(OSError):  # this reader may not write there
         place.storage.put(place.key, "\n".join(lines).encode())

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise, takewhile
+from time import monotonic, sleep, time_ns
 
 from nsqtools.archive.layout import Head, Member, TimeRange
 from nsqtools.archive.storage import side_by_side
@@ -61,22 +61,10 @@ GONE_PAUSE_S = 0.05
 class ArchiveStream:
     """Makes the answers of a stream's reader. Methods raise `NsqError`."""
 
-    is_spooled = False
-    """Whether its offsets name a spool."""
-
-    def __init__(
-        self,
-        settings: ReadSettings,
-        stream: StreamSettings,
-        *,
-        sleep: Callable[[float], None] = time.sleep,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._monotonic = monotonic
+    def __init__(self, settings: ReadSettings, stream: StreamSettings) -> None:
         self._last_batch_s = monotonic()
         self._settings = settings
         self._stream = stream
-        self._sleep = sleep
         self._tell = damage_reporter(settings)
         self._listing = ArchiveListing(settings)
         self._listed: dict[Key, ListedFile] = {}
@@ -125,13 +113,13 @@ class ArchiveStream:
         self._names = {head: name for head, name in self._names.items() if not start.has_read(head)}
         self._reached = start
         if end is not start and not self._waits_for_more():
-            self._last_batch_s = self._monotonic()
+            self._last_batch_s = monotonic()
             self._reached = replace(end, within=narrowed)
         return self._reached
 
     def _waits_for_more(self) -> bool:
         """Whether too little is there for a batch, and it has not waited long for more."""
-        waited_s = self._monotonic() - self._last_batch_s
+        waited_s = monotonic() - self._last_batch_s
         is_needless = not self._stream.min_rows or self._frozen is not None
         if is_needless or waited_s >= self._stream.max_delay_s or (lag := self.lag()) is None:
             return False
@@ -206,7 +194,7 @@ class ArchiveStream:
             return None
         rows, size = sum(rows for rows, _, _ in found), sum(size for _, size, _ in found)
         oldest_ns = min((moment for _, _, moment in found if moment), default=0)
-        seconds = max(0, (time.time_ns() - oldest_ns) // NS) if oldest_ns else 0
+        seconds = max(0, (time_ns() - oldest_ns) // NS) if oldest_ns else 0
         return {"rows_behind": rows, "bytes_behind": size, "seconds_behind": seconds}
 
     @planned_again
@@ -268,7 +256,7 @@ class ArchiveStream:
             files = self._files()
             if all(head in files for head in heads):
                 break
-            self._sleep(GONE_PAUSE_S)
+            sleep(GONE_PAUSE_S)
         return files
 
     def _deleted_unread(self, start: Offset, files: Mapping[Key, ListedFile]) -> list[Head]:

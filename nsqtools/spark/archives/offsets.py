@@ -281,7 +281,7 @@ def _admit(files: list[Unread], limits: BatchLimits) -> dict[Key, int]:
     rows = size = 0
     files = sorted(files, key=lambda each: each.file.first_ts)
     is_remote = any(each.file.entry is not None for each in files)
-    loaded = side_by_side(Unread.members, files, is_remote=is_remote)
+    loaded = side_by_side(_to_take, files, is_remote=is_remote)
     heap = [(each.file.first_ts, number, 0) for number, each in enumerate(files)]
     members: dict[int, list[Member]] = {}
     while heap:
@@ -291,8 +291,6 @@ def _admit(files: list[Unread], limits: BatchLimits) -> dict[Key, int]:
             continue
         if not at:
             members[number] = next(loaded)  # their first ones come in order
-            if isinstance(file.key, str):  # an offset names it as read, or not at all
-                members[number] = _as_one(members[number])
         if at == len(members[number]):
             continue
         member = members[number][at]
@@ -309,11 +307,11 @@ def _admit(files: list[Unread], limits: BatchLimits) -> dict[Key, int]:
     return ends
 
 
-def _as_one(members: list[Member]) -> list[Member]:
-    """All members as one."""
-    if not members:
-        return []
+def _to_take(unread: Unread) -> list[Member]:
+    """The members, as one of a file without a head: an offset names it as read, or not at all."""
+    members = unread.members()
+    if isinstance(unread.key, Head) or not members:
+        return members
     begin, counts = members[0].offset, [each.messages for each in members]
     rows = UNKNOWN if UNKNOWN in counts else sum(counts)
-    times = min(each.min_ts for each in members), max(each.max_ts for each in members)
-    return [Member(begin, members[-1].end - begin, rows, *times)]
+    return [Member(begin, members[-1].end - begin, rows, 0, 0)]

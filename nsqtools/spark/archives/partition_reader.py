@@ -136,28 +136,15 @@ def _member(
         tell(member.offset, problem)
 
 
-class _Until:
-    """A file that ends where it ended when it was planned to be read."""
-
-    def __init__(self, file: BinaryIO, end: int) -> None:
-        self._file = file
-        self._end = end
-
-    def seek(self, offset: int) -> int:
-        return self._file.seek(offset)
-
-    def read(self, size: int) -> bytes:
-        return self._file.read(max(0, min(size, self._end - self._file.tell())))
-
-
 def _unpacked(file: BinaryIO, wanted: Range, tell: ReportProblem) -> Iterator[tuple[int, bytes]]:
     """Iterate over the text of a compressed file, each piece with the position of its member."""
     pos = wanted.begin
-    source = _Until(file, wanted.end)
     try:
-        for text, end in unpack_members(source, wanted.content.codec, wanted.begin):
+        for text, end in unpack_members(file, wanted.content.codec, wanted.begin):
             yield pos, text
             pos = end if end is not None else pos
+            if pos >= wanted.end:  # what follows was written after this was planned
+                return
     except DamagedError as exc:
         tell(exc.offset, str(exc))
 
@@ -202,15 +189,14 @@ BATCH_ROWS = 10_000
 
 
 def read_partition(
-    partition: ReadPartition | None, settings: ReadSettings, names: Sequence[str] | None = None
+    partition: ReadPartition | None, settings: ReadSettings, names: Sequence[str]
 ) -> Iterator[pyarrow.RecordBatch]:
-    """Iterate over the messages of a partition, in the columns ``names`` (default: all).
+    """Iterate over the messages of a partition, in the columns ``names``.
 
     With nothing to read, Spark gives None to the only task.
 
     Raises `NsqError` for damage that fails the query, and as `failure_of` says.
     """
-    names = settings.bodies.archived_schema().names if names is None else names
     for each in partition or ():
         with failing("read", each.path):
             yield from _Reader(each, settings, names).batches()

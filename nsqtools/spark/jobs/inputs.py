@@ -9,7 +9,7 @@ wrote.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import date
 from functools import reduce
 from typing import NamedTuple
@@ -18,15 +18,16 @@ from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from nsqtools.archive.catalog import DAY_NS, NEEDED, Inputs, begin_ns, table_files, without_columns
+from nsqtools.archive.catalog import NEEDED, range_of, without_columns
 from nsqtools.archive.columns import filtered_columns
 from nsqtools.archive.delta import Partition
+from nsqtools.archive.finding import Inputs, table_files
 from nsqtools.archive.layout import EVER, TimeRange
 from nsqtools.archive.location import Location, spark_url
 from nsqtools.archive.storage import failing
 from nsqtools.errors import NotFoundError
 from nsqtools.spark.archives.archive_files import ArchiveListing, LineKind, ListedFile
-from nsqtools.spark.archives.read_settings import BYTES, Bodies, ReadSettings, moment
+from nsqtools.spark.archives.read_settings import BYTES, ReadSettings, moment
 from nsqtools.spark.pyspark_internals import GLOB_PATHS, struct_of
 
 log = logging.getLogger("nsqtools")
@@ -54,10 +55,10 @@ class Choice(NamedTuple):
         if self.topics and topic is not None and topic not in self.topics:
             return False
         try:
-            begin = begin_ns(date.fromisoformat(day or ""))
+            begin, end = range_of(date.fromisoformat(day or ""))
         except ValueError:  # missing, or not a date
             return True
-        return self.within.meets(begin, begin + DAY_NS - 1)
+        return self.within.meets(begin, end - 1)
 
 
 MESSAGE_COLUMNS = tuple(BYTES.message_schema().names)
@@ -107,30 +108,31 @@ def warn_of_bare_bodies(inputs: Inputs, within: TimeRange, delimiter: bytes | No
 def _read_archives(
     spark: SparkSession, paths: Sequence[Location], choice: Choice, used: Collection[str]
 ) -> DataFrame:
-    reader = spark.read.format("nsq-archive").option("format", "raw")
     options = {
+        "format": "raw",
         "topics": ",".join(choice.topics),
         "since": moment(choice.within.since_ns),
         "until": moment(choice.within.until_ns, up=999),
-        "delimiter": escaped(choice.delimiter),
+        "delimiter": "".join(f"\\x{byte:02x}" for byte in choice.delimiter or b""),
         "minPartitions": str(choice.min_partitions or ""),
         **damage_options(choice.damage_path),
     }
-    reader = reader.options(**{name: text for name, text in options.items() if text})
-    return load_columns(reader, [str(path) for path in paths], used).select(*MESSAGE_COLUMNS)
+    given = {name: text for name, text in options.items() if text}
+    reader = spark.read.format("nsq-archive").options(**given)
+    known = struct_of(BYTES.archived_schema())
+    return load_columns(reader, paths, used, known).select(*MESSAGE_COLUMNS)
 
 
 def load_columns(
-    reader: DataFrameReader, paths: Sequence[str], used: Collection[str], bodies: Bodies = BYTES
+    reader: DataFrameReader, paths: Iterable[Location], used: Collection[str], known: StructType
 ) -> DataFrame:
-    """The rows of archives with all columns: those that are not ``used`` are null.
+    """The rows of archives with all ``known`` columns: those that are not ``used`` are null.
 
     Spark asks a data source in Python for the columns of its schema, whatever a query uses.
     """
-    known = struct_of(bodies.archived_schema())
     # the file's name is there without a look at the lines
     read = [each for each in known.fields if each.name in used] or [known["file"]]
-    rows = reader.schema(StructType(read)).load(list(paths))
+    rows = reader.schema(StructType(read)).load(list(map(str, paths)))
     missing = {each.name: F.lit(None).cast(each.dataType) for each in known if each not in read}
     return rows.withColumns(missing).to(known)  # a name may have a dot
 
@@ -140,11 +142,6 @@ def damage_options(damage_path: Location | None) -> dict[str, str]:
     if damage_path is None:
         return {}
     return {"onDamage": "report", "damagePath": str(damage_path)}
-
-
-def escaped(delimiter: bytes | None) -> str:
-    """A delimiter as the format ``nsq-archive`` reads it; empty for None."""
-    return "".join(f"\\x{byte:02x}" for byte in delimiter or b"")
 
 
 def read_files(

@@ -19,12 +19,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from nsqtools.archive.catalog import Inputs, find_inputs, table_files
+from nsqtools.archive.finding import Inputs, find_inputs, table_files
 from nsqtools.archive.layout import TimeRange
 from nsqtools.archive.lease import held
 from nsqtools.archive.location import Location, absolute, parse_place
@@ -44,9 +44,7 @@ from nsqtools.spark.jobs.inputs import (
 )
 from nsqtools.spark.publishing.row_outcomes import LOCK, LedgerEntry, PublishReport, read_entries
 from nsqtools.spark.session import cancel_jobs
-
-if TYPE_CHECKING:
-    from nsqtools.spark.spark_settings import SparkSettings
+from nsqtools.spark.spark_settings import SparkSettings
 
 VERSION = 1
 PLAN = "replay.json"

@@ -13,23 +13,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, date
 from decimal import Decimal
 from functools import reduce
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType, TimestampType
 
-from nsqtools.archive.catalog import find_inputs, table_files
-from nsqtools.archive.location import Location, absolute, parse_place, spark_url
+from nsqtools.archive.finding import find_inputs, table_files
+from nsqtools.archive.location import Location, spark_url
 from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.files.scratch import scratch_directory
 from nsqtools.spark.archives.read_settings import BYTES, Bodies
 from nsqtools.spark.failures import is_sparks, spark_errors
+from nsqtools.spark.format_options import read_place
 from nsqtools.spark.jobs.inputs import damage_options, load_columns, read_files
 from nsqtools.spark.pyspark_internals import struct_of
-from nsqtools.spark.spark_settings import PUSHDOWN_CONF
-
-if TYPE_CHECKING:
-    from nsqtools.spark.spark_settings import SparkSettings
+from nsqtools.spark.spark_settings import PUSHDOWN_CONF, SparkSettings
 
 ARCHIVE, PARQUET, DELTA = "archive", "parquet", "delta"
 
@@ -43,7 +41,7 @@ class NamedView(NamedTuple):
 
     name: str
     kind: str
-    paths: tuple[str, ...]
+    paths: tuple[Location, ...]
 
 
 def named_views(
@@ -63,10 +61,7 @@ def named_views(
                     f"--{kind} {text!r} has no name",
                     hint=f"Write --{kind} NAME=PATH; SQL knows it by that name.",
                 )
-            try:
-                place = parse_place(path)
-            except ValueError as exc:
-                raise ConfigurationError(f"--{kind} {text}: {exc}") from None
+            place = read_place(f"--{kind} {text}", path)
             is_table = kind == PARQUET and bool(find_inputs([place]).delta)
             paths_of.setdefault((name, DELTA if is_table else kind), []).append(place)
     found = find_inputs(list(paths))
@@ -78,17 +73,14 @@ def named_views(
         if names.count(name.lower()) > 1:
             raise ConfigurationError(f"{name} names archives and Parquet")
         find_inputs(paths_of[name, kind])
-    return [
-        NamedView(name, kind, tuple(str(absolute(path)) for path in each))
-        for (name, kind), each in paths_of.items()
-    ]
+    return [NamedView(name, kind, tuple(each)) for (name, kind), each in paths_of.items()]
 
 
 def places_of(views: Iterable[NamedView]) -> tuple[list[Location], list[Location]]:
     """Return the places of some views that Spark reads, and those that only Python does."""
     places: tuple[list[Location], list[Location]] = ([], [])
     for view in views:
-        places[view.kind == ARCHIVE].extend(map(parse_place, view.paths))
+        places[view.kind == ARCHIVE].extend(view.paths)
     return places
 
 
@@ -119,7 +111,7 @@ def plan_query(
                 if spark.conf.get(PUSHDOWN_CONF, "false") == "true":
                     reader = reader.option("filterPushdown", "true")
                 read = used.get(view.name, set(columns.names))
-                rows = load_columns(reader, view.paths, read, bodies)
+                rows = load_columns(reader, view.paths, read, columns)
                 rows.createOrReplaceTempView(view.name)
             return spark.sql(text)
     except NotFoundError as error:
@@ -165,7 +157,7 @@ def used_columns(
 
 
 def _read_files(spark: SparkSession, view: NamedView) -> DataFrame:
-    tables = table_files(map(parse_place, view.paths))
+    tables = table_files(view.paths)
     frames = (read_files(spark, root, names) for root, names in tables.items())
     return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
 

@@ -353,15 +353,15 @@ class LedgerPart:
     def _read(self) -> LedgerEntry:
         """The last whole line; a torn one after it is cut off, or it would corrupt the next."""
         with failing("read", self.path):
-            os.lseek(self._descriptor, 0, os.SEEK_SET)
-            with open(self._descriptor, "rb", closefd=False) as file:
-                content = file.read()
-            whole = content.rpartition(b"\n")[0]
-            if len(whole) + 1 < len(content):
-                os.ftruncate(self._descriptor, len(whole) + 1 if whole else 0)
-        if not whole:
-            return LedgerEntry()
-        return decode_entry(whole.rpartition(b"\n")[2], self.path)
+            content = self.path.read_bytes()
+            os.ftruncate(self._descriptor, content.rfind(b"\n") + 1)
+        return last_entry(content, self.path)
+
+
+def last_entry(lines: bytes, path: Location) -> LedgerEntry:
+    """Read the last whole line; nothing is done without one. Raises `ConfigurationError`."""
+    whole = lines.rpartition(b"\n")[0]
+    return decode_entry(whole.rpartition(b"\n")[2], path) if whole else LedgerEntry()
 
 
 def decode_entry(line: bytes, path: Location) -> LedgerEntry:
@@ -385,19 +385,25 @@ def read_entries(ledger: Location) -> dict[int, LedgerEntry]:
     if isinstance(ledger, StoredPlace):
         parts = {entry.name.partition("/")[0] for entry in ledger.below()}
         for part in (name for name in parts if name.startswith("part-")):
-            numbers = StoredNumbers(ledger / part)
-            if latest := numbers.latest():
-                entry = decode_entry(numbers.read(latest), numbers.place)
-                entries[int(part.partition("-")[2])] = entry
+            entries[int(part.partition("-")[2])] = latest_entry(StoredNumbers(ledger / part))
         return entries
     for path in ledger.glob("part-*.jsonl"):
-        if whole := path.read_bytes().rpartition(b"\n")[0]:
-            entry = decode_entry(whole.rpartition(b"\n")[2], path)
-            entries[int(path.stem.partition("-")[2])] = entry
+        entries[int(path.stem.partition("-")[2])] = last_entry(path.read_bytes(), path)
     return entries
 
 
 AHEAD_ROWS = 10_000
+
+
+def latest_entry(numbers: StoredNumbers) -> LedgerEntry:
+    """Read the last object, from which ``numbers`` go on.
+
+    Raises ``OSError`` and `ConfigurationError`.
+    """
+    numbers.number = numbers.latest()
+    if not numbers.number:
+        return LedgerEntry()
+    return decode_entry(numbers.read(numbers.number), numbers.place)
 
 
 class StoredLedgerPart:
@@ -407,11 +413,7 @@ class StoredLedgerPart:
         self.partition = partition
         self._numbers = StoredNumbers(folder / f"part-{partition:05d}")
         with self._errors():
-            self._numbers.number = self._numbers.latest()
-            self.entry = LedgerEntry()
-            if self._numbers.number:
-                line = self._numbers.read(self._numbers.number)
-                self.entry = decode_entry(line, self._numbers.place)
+            self.entry = latest_entry(self._numbers)
         self._write(self.entry)
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from nsqtools.cluster.history import History
-from nsqtools.cluster.problems import moment, rate_text
+from nsqtools.cluster.problems import rate_text
 from nsqtools.cluster.queue_rows import Key
 
 UNKNOWN = "—"
@@ -63,11 +63,6 @@ def size(value: int | None) -> str:
         return f"{value} B"
     power = min((value.bit_length() - 1) // 10, 4)
     return f"{value / 1024**power:.1f} {' KMGT'[power]}iB"
-
-
-def clock(time_s: float) -> str:
-    """Return a time of the day, UTC."""
-    return moment(time_s)[11:]
 
 
 def line_path(points: Points, width: float, height: float, low: float, high: float) -> str:

@@ -271,15 +271,15 @@ def programs_of(connections: Iterable[ConsumerRow], text: str = "") -> list[Prog
 
 MAX_CONNECTIONS = 100
 
+Connected = tuple[ConsumerMeter, list[ConsumerRow]]
+
 
 def connections(site: Site, topic: str = "", channel: str = "") -> list[ConsumerRow]:
     """Return who is connected to a channel, or to any: answers are shared for a moment."""
     # a name that is none cannot be asked for
     asked = (topic, channel) if is_valid_name(topic) and is_valid_name(channel) else ("", "")
 
-    def ask(
-        before: tuple[ConsumerMeter, list[ConsumerRow]] | None,
-    ) -> tuple[ConsumerMeter, list[ConsumerRow]]:
+    def ask(before: Connected | None) -> Connected:
         meter = before[0] if before else ConsumerMeter(0.0)
         answers, _ = site.context.cluster.ask_nsqds(
             lambda client: (time.monotonic(), client.stats(*asked, clients=True)),

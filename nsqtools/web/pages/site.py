@@ -10,8 +10,8 @@ Two guards are between a hostile cluster and the browser, and no template has to
 every text passes `escape_line` (controls and characters that reverse a line become visible), then
 jinja escapes it as HTML. What is more than one line, such as a body, is made with `lines`.
 
-Pages share answers (`Recent`): ten people who look at one channel are one question every two
-seconds. The first request waits for the daemons; others meanwhile wait for the same answer. And
+Pages share answers (`Recent`): ten people who look at one channel are one question for each
+sample. The first request waits for the daemons; others meanwhile wait for the same answer. And
 they share what is sent: a page and its changes are made once for an address, a role and a sample
 (`Rendering`), and compressed once (`Packed`). So a live page has nothing in it that is the reader's
 own, and no secret beside what a reader chose: its compressed size would tell.
@@ -22,7 +22,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import math
 import struct
 import threading
 import time
@@ -37,13 +36,7 @@ from markupsafe import Markup, escape
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import (
-    HTMLResponse,
-    JSONResponse,
-    PlainTextResponse,
-    Response,
-    StreamingResponse,
-)
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from nsqtools import __version__
@@ -56,23 +49,11 @@ from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.text import escape_line, escape_text
 from nsqtools.web.actions import WebContext
 from nsqtools.web.pages import figures
-from nsqtools.web.pages.figures import (
-    MAX_LINES,
-    RANGES,
-    TREND_S,
-    Charts,
-    Figure,
-    Spark,
-    figures_of,
-    numbers_of,
-    point_of,
-    range_of,
-    spark,
-)
 from nsqtools.web.pages.snapshot import NO_SAMPLE, Snapshot
 
 V = TypeVar("V")
 Values = dict[str, Any]
+Make = Callable[["Site", Request], Values]
 
 KEEP_ALIVE_S = 15.0
 """An open stream says something that often: who has gone is noticed."""
@@ -96,13 +77,13 @@ class Site:
         return self._snapshot
 
     def recent(self, question: Hashable, ask: Callable[[V | None], V]) -> V:
-        """Return what ``ask`` answered lately, or now; each sample finds a new answer."""
-        return self._recent.get(question, ask, 0.8 * self.context.watcher.interval_s)
+        """Return what ``ask`` answered since the latest sample, or answers now."""
+        return self._recent.get(question, ask, self.context.watcher.latest)
 
-    def trend(self, key: Key, quantity: str) -> Spark:
+    def trend(self, key: Key, quantity: str) -> figures.Spark:
         """Return what became of a queue in the last minutes."""
-        since_s = time.time() - TREND_S
-        return spark(self.context.watcher.history.series([key], quantity, since_s=since_s))
+        since_s = time.time() - figures.TREND_S
+        return figures.spark(self.context.watcher.history.series([key], quantity, since_s=since_s))
 
     def frame(self, request: Request, template: str, title: str, **values: Any) -> Values:
         """Return what the frame of a page shows, and the page's own values."""
@@ -126,41 +107,42 @@ class Site:
             **values,
         }
 
-    def charts(self, request: Request, key: Key) -> Charts:
+    def charts(self, request: Request, key: Key) -> figures.Charts:
         """Return the charts of a queue or nsqd, as the address asks for them."""
         node, topic, channel = key
         asked = request.query_params
-        shown, split = range_of(asked.get("range", "")), asked.get("each", "")
+        shown, split = figures.range_of(asked.get("range", "")), asked.get("each", "")
 
         url = request.url.remove_query_params("live")  # others share what is made for a stream
 
         def address(**changes: str) -> str:
             return "?" + str(url.include_query_params(**changes).query)
 
-        choices = [[(name, address(range=name), name == shown) for name in RANGES]]
+        choices = [[(name, address(range=name), name == shown) for name in figures.RANGES]]
         if topic and not channel:
             deepest = [row.channel for row in self.snapshot().channels(topic)]
-            names = ",".join([*filter(is_valid_name, deepest)][:MAX_LINES])  # the page keeps them
+            # by name, so that the page keeps them when others become deeper
+            names = ",".join([*filter(is_valid_name, deepest)][: figures.MAX_LINES])
             together = ("Together", address(each=""), not split)
             choices.insert(0, [together, ("Each channel", address(each=names), bool(split))])
         queue = {"node": node, "topic": topic, "channel": channel}
         source = self.to.page("/series", **queue, range=shown, each=split)
-        return Charts(self._figures(key, split), choices, source)
+        return figures.Charts(self._figures(key, split), choices, source)
 
     def numbers(self, request: Request) -> Response:
         """Return what the charts of a page are drawn from."""
         asked = request.query_params
         node, topic, channel = (asked.get(name, "") for name in ("node", "topic", "channel"))
-        figures = self._figures((node, topic, channel), asked.get("each", ""))
-        history = self.context.watcher.history
-        return JSONResponse(numbers_of(history, figures, range_of(asked.get("range", ""))))
+        drawn = self._figures((node, topic, channel), asked.get("each", ""))
+        shown, history = figures.range_of(asked.get("range", "")), self.context.watcher.history
+        return JSONResponse(figures.numbers_of(history, drawn, shown))
 
-    def _figures(self, key: Key, split: str) -> Sequence[Figure]:
+    def _figures(self, key: Key, split: str) -> Sequence[figures.Figure]:
         there = self.snapshot().channels(key[1]) if key[1] and not key[2] else []
         channels = split.split(",") if split else [row.channel for row in there]
-        return figures_of(key, channels, is_split=bool(split))
+        return figures.figures_of(key, channels, is_split=bool(split))
 
-    def route(self, path: str, make: Callable[[Site, Request], Values]) -> Route:
+    def route(self, path: str, make: Make) -> Route:
         """Return the route of a page that is live, and that readers of one role share."""
 
         async def answer(request: Request) -> Response:
@@ -168,27 +150,25 @@ class Site:
                 headers = {"X-Accel-Buffering": "no"}
                 if is_packed := takes_gzip(request):
                     headers["Content-Encoding"] = "gzip"
-                events = self._events(request, make, is_packed)
-                return StreamingResponse(events, 200, headers, "text/event-stream")
+                request.scope["nsq.events"] = self._events(request, make, is_packed)
+                return Response(None, 200, headers, "text/event-stream")
             made = await run_in_threadpool(self._rendering, make, request)
             return packed_response(request, [made.page], "text/html")
 
         return Route(path, answer)
 
-    def _rendering(self, make: Callable[[Site, Request], Values], request: Request) -> Rendering:
+    def _rendering(self, make: Make, request: Request) -> Rendering:
         """Return the page as it is at the latest sample."""
         sample = self.context.watcher.latest
 
-        def ask(before: Rendering | None) -> Rendering:
-            if before is not None and before.sample is sample:
-                return before
+        def ask(_: Rendering | None) -> Rendering:
             values = make(self, request)
             page, pieces = render(values)
             return Rendering(sample, Packed(page), pieces, values.get("charts"))
 
         asked = [each for each in request.query_params.multi_items() if each[0] != "live"]
         role = self.context.user(request).may_change
-        return self._recent.get((request.url.path, *asked, role, _theme(request)), ask)
+        return self._recent.get((request.url.path, *asked, role, _theme(request)), ask, sample)
 
     def page(
         self, request: Request, template: str, title: str, status: int = 200, **values: Any
@@ -212,9 +192,7 @@ class Site:
         answer.headers.update(headers or {})
         return answer
 
-    async def _events(
-        self, request: Request, make: Callable[[Site, Request], Values], is_packed: bool
-    ) -> AsyncIterator[bytes]:
+    async def _events(self, request: Request, make: Make, is_packed: bool) -> AsyncIterator[bytes]:
         def sent(piece: Packed) -> bytes:
             return piece.deflated if is_packed else piece.plain
 
@@ -288,7 +266,7 @@ class Rendering:
     sample: Sample | None
     page: Packed
     pieces: Pieces
-    charts: Charts | None
+    charts: figures.Charts | None
     events: dict[float, Packed] = field(default_factory=dict)
 
     def event_since(self, shown: Rendering | None, history: History) -> Packed:
@@ -299,7 +277,7 @@ class Rendering:
         change = self.pieces.changes_since(shown.pieces if shown else Pieces())
         change["now_s"] = time.time()
         if self.charts is not None:
-            change["point"] = point_of(history, self.charts.figures, time.time() - 60)
+            change["point"] = figures.point_of(history, self.charts.figures, time.time() - 60)
         made = Packed(f"event: pieces\ndata: {json.dumps(change, ensure_ascii=True)}\n\n")
         if since_s:  # the first event of a page tells the time, and may come late
             self.events[since_s] = made
@@ -361,17 +339,11 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {
-        name: getattr(figures, name)
-        for name in ("age", "clock", "count", "percent", "rate", "seconds", "size")
-    }
-    made.filters |= {"lines": lines, "moment": moment}
-    made.globals |= {
-        "version": __version__,
-        "by_kind": by_kind,
-        "key_of": key_of,
-        "queue_name": queue_name,
-    }
+    numbers = (figures.age, figures.count, figures.percent, figures.rate, figures.seconds)
+    filters = (*numbers, figures.size, lines, moment)
+    made.filters |= {each.__name__: each for each in filters}
+    made.globals |= {each.__name__: each for each in (by_kind, key_of, queue_name)}
+    made.globals["version"] = __version__
     for name in made.list_templates():
         made.get_template(name)  # now, and not while the first reader waits
     return made
@@ -450,7 +422,7 @@ MAX_ANSWERS = 400
 @dataclass(slots=True)
 class _Answer:
     lock: threading.Lock = field(default_factory=threading.Lock)
-    at_s: float = -math.inf
+    at: object = field(default_factory=object)  # which nobody asks for
     value: Any = None
 
 
@@ -461,8 +433,8 @@ class Recent:
         self._lock = threading.Lock()
         self._answers: dict[Hashable, _Answer] = {}
 
-    def get(self, question: Hashable, ask: Callable[[V | None], V], keep_s: float = 0.0) -> V:
-        """Return what ``ask`` answered in the last ``keep_s`` seconds, or answers now.
+    def get(self, question: Hashable, ask: Callable[[V | None], V], at: object) -> V:
+        """Return what ``ask`` answered ``at`` the same object (a sample), or answers now.
 
         It gets the answer before. Raises as it does.
         """
@@ -472,8 +444,8 @@ class Recent:
             while len(self._answers) > MAX_ANSWERS:
                 del self._answers[next(iter(self._answers))]
         with answer.lock:
-            if time.monotonic() - answer.at_s >= keep_s:
+            if answer.at is not at:
                 answer.value = ask(answer.value)
-                answer.at_s = time.monotonic()
+                answer.at = at
             value: V = answer.value
             return value

@@ -12,7 +12,7 @@ from typing import Generic, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
 from nsqtools.cluster.problems import Earlier, Problem, problems_of
-from nsqtools.cluster.queue_rows import Key, NodeReport, QueueRow, sums_of
+from nsqtools.cluster.queue_rows import Key, QueueRow, sums_of
 from nsqtools.cluster.sampling import Sample
 from nsqtools.cluster.stats_documents import COLUMNS
 
@@ -34,42 +34,32 @@ class Snapshot:
             if earlier and row.key in before
         }
         self.gone = {node.address: node for node in sample.nodes if node.is_gone}
-        self.reports: dict[str, NodeReport] = {each.address: each for each in sample.reports}
-        self._by_topic: dict[str, list[QueueRow]] = {}
-        self._by_name: dict[tuple[str, str], list[QueueRow]] = {}
-        self._by_node: dict[str, list[QueueRow]] = {}
-        for row in self.totals:
-            self._by_topic.setdefault(row.topic, []).append(row)
-        for row in sample.rows:
-            self._by_name.setdefault((row.topic, row.channel), []).append(row)
-            self._by_node.setdefault(row.node, []).append(row)
+        self.reports = {each.address: each for each in sample.reports}
+        self._rows_of = {node.address: node.rows for node in sample.nodes}
 
     def drains_s(self, row: QueueRow) -> float | None:
         """Return in how many seconds the total of a queue is empty if it goes on like that."""
         growth = self.growth.get(row.key, 0.0)
         return row.depth / -growth if row.depth and growth <= -LEAST_GROWTH else None
 
-    @property
-    def sampled_s(self) -> float | None:
-        """When it was taken, None for `NO_SAMPLE`."""
-        return self.sample.time_s or None
-
     def queue(self, topic: str, channel: str) -> QueueRow | None:
         """Return the total of a channel, or of a topic."""
-        return next((row for row in self._by_topic.get(topic, ()) if row.channel == channel), None)
+        found = (row for row in self.totals if row.topic == topic and row.channel == channel)
+        return next(found, None)
 
     def channels(self, topic: str) -> list[QueueRow]:
         """Return the totals of a topic's channels, the deepest first."""
-        rows = [row for row in self._by_topic.get(topic, ()) if row.channel]
+        rows = [row for row in self.totals if row.topic == topic and row.channel]
         return sorted(rows, key=lambda row: -row.depth)
 
     def on_nodes(self, topic: str, channel: str = "") -> list[QueueRow]:
         """Return a queue on each nsqd that has it."""
-        return sorted(self._by_name.get((topic, channel), ()), key=lambda row: row.node)
+        rows = (row for row in self.sample.rows if row.topic == topic and row.channel == channel)
+        return sorted(rows, key=lambda row: row.node)
 
     def of_node(self, node: str) -> list[QueueRow]:
         """Return the queues of an nsqd."""
-        return self._by_node.get(node, [])
+        return self._rows_of.get(node, [])
 
     def problems_of_queue(self, topic: str, channel: str = "") -> list[Problem]:
         """Return what is wrong with a topic and its channels, or with one channel."""
