@@ -224,6 +224,8 @@ class CommonConsumer:
 
     def _end_deliveries(self) -> None:
         """The last batch has been put in the queue (the I/O thread, which alone can know that)."""
+        if self.is_delivered:  # it was said before
+            return
         if not self._drains:
             for batch in self.backlog.withdraw(self._io.delivery):
                 give_back(batch)
