@@ -167,19 +167,16 @@ def summary(totals: ForwardTotals) -> str:
 def to_nsq(
     channel: ChannelName = "nsq_to_nsq",
     destination_topic: str | None = opt(
-        "TOPIC", "Publish everything to this topic, not each under its name.", DESTINATION
+        "TOPIC", "Publish everything to this topic, not each under its name."
     ),
     map: list[str] | None = opt(
-        "REGEX=NAME", r"Rename topics ('eu\.(.*)=\1'); the first match counts.", DESTINATION
+        "REGEX=NAME", r"Rename topics ('eu\.(.*)=\1'); the first match counts."
     ),
     mode: ForwardMode = opt(
-        "",
-        "Several: in turn, by --key, or the first that works.",
-        DESTINATION,
-        ForwardMode.ROUND_ROBIN,
+        "", "Several: in turn, by --key, or the first that works.", default=ForwardMode.ROUND_ROBIN
     ),
     key: Callable[..., bytes] | None = opt(
-        "TEMPLATE", "The key of --mode hash ('{.user.id}').", DESTINATION, parser=compile_template
+        "TEMPLATE", "The key of --mode hash ('{.user.id}').", parser=compile_template
     ),
     require_json_field: str | None = opt(
         "FIELD", "Keep messages that are JSON objects with this field.", SELECTION
@@ -239,6 +236,9 @@ def to_nsq(
     settings = forwarding.settings(channel, check=check, user_agent=guard.user_agent, rename=rename)
     settings = settings._replace(keep=keep, pick=pick, window_bytes=WINDOW_BYTES)
     return forwarding.run(settings, sink, sink.nsqds)
+
+
+vars(to_nsq)["panel"] = DESTINATION
 
 
 REQUESTS = "Requests"  # headings of the help page
