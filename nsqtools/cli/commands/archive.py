@@ -294,8 +294,7 @@ def info(paths: ArchivePaths, *, form: ListingForm, runtime: Session) -> int:
         nsq archive info /var/nsq
         nsq archive info clicks.log.gz --json
     """
-    from nsqtools.archive.catalog import of_each
-    from nsqtools.archive.finding import find_archives
+    from nsqtools.archive.finding import find_archives, of_each
     from nsqtools.archive.reader import look_at
 
     rows, found = [], find_archives(paths)
