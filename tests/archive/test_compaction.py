@@ -244,11 +244,7 @@ def index_that_promises_more(path: Path) -> None:
     ("make", "said", "left"),
     [
         (changed_byte, "", [0, 2]),
-        (
-            index_that_promises_more,
-            "and 900000000000000001 in its index",
-            [0, 1, 2],
-        ),
+        (index_that_promises_more, "and 900000000000000001 in its index", [0, 1, 2]),
         (lambda path: one_of_each(path, "aba"), "it has topics that its first and last", [0, 2]),
         (lambda path: one_of_each(path, "aa/"), "it has messages of invalid topics: '/'", [0, 1]),
         (lambda path: one_of_each(path, "//"), "it has messages of invalid topics: '/'", []),
