@@ -21,13 +21,7 @@ from plugins.object_store import Bucket
 
 from nsqtools.archive import compaction as compacting
 from nsqtools.archive.catalog import DAY_NS
-from nsqtools.archive.compaction import (
-    Compaction,
-    RunJobs,
-    Selection,
-    delete_archive,
-    in_processes,
-)
+from nsqtools.archive.compaction import Compaction, RunJobs, Selection, delete_archive, in_processes
 from nsqtools.archive.delta import DeltaCatalog
 from nsqtools.archive.finding import find_archives, find_inputs, table_files
 from nsqtools.archive.layout import Head, index_of
