@@ -205,12 +205,6 @@ def test_a_sync_on_a_thread_neither_undoes_nor_covers_what_comes_meanwhile(tmp_p
     later.catch_up()
     assert list(tmp_path.iterdir()) == []
 
-    put_records(disk, [record(7)])
-    disk.start_sync()
-    later.is_ending = True
-    later.catch_up()
-    assert disk.needs_sync, "one of a queue that ends is left to its end"
-
 
 def test_without_descriptors_a_file_is_read_and_a_sync_begun_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -225,6 +219,15 @@ def test_without_descriptors_a_file_is_read_and_a_sync_begun_later(
         disk.start_sync()
     assert (dirty, disk.needs_sync) == ([disk, disk], True)
     assert disk.get(1, ALL) == [RECORD]
+
+
+def test_a_sync_of_one_that_ends_is_left_to_its_end(tmp_path: Path) -> None:
+    ending = Later()
+    ending.is_ending = True
+    disk = queue(tmp_path, sync_every=1, behind=ending)
+    put_records(disk, [RECORD])
+    ending.catch_up()
+    assert disk.needs_sync
 
 
 @pytest.mark.parametrize(
