@@ -31,7 +31,7 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
@@ -66,6 +66,9 @@ OPEN_FILES = "--open-files"  # in trouble, when topics wait for room
 LONG_S = 5.0  # of a command at the end
 SAID = 4096  # bytes of what a command said last
 RETRY_S = 5.0  # how often topics that are missing or do not fit are tried again
+
+
+Journals = Callable[[], Mapping[str, list[str]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +212,7 @@ class Archiver:
         no daemon answers which topics a pattern matches, and the last error of writing when it did
         not work at the end.
         """
+        end: End | None = None
         try:
             with failing("use", self._settings.directories.work):
                 self._settings.directories.make()
@@ -216,10 +220,8 @@ class Archiver:
                     self._on_finished(path)
             self._begin_all(self._topics, fail_fast=True)
             end = self._watch()
-        except BaseException:
-            self._end_all(drain=True)
-            raise
-        self._end_all(drain=end is not End.COUNT)
+        finally:
+            self._end_all(drain=end is not End.COUNT)
         if self._unwritten:
             raise self._unwritten
         if self._deleted and end is End.STOPPED and not self._is_stopping:
@@ -240,10 +242,8 @@ class Archiver:
         if not fitting:
             return
         self._options = self._options_of_each(len(self._archivers) + len(fitting))
-        journals: Mapping[str, list[str]] = {}
         work = self._settings.directories.work
-        with suppress(*(() if fail_fast else (OutputError,))), failing("use", work):
-            journals = journals_below(work)
+        journals = functools.cache(lambda: journals_below(work))  # asked where failures are told
         for topic in fitting:
             try:
                 self._begin(topic, journals, fail_fast=fail_fast)
@@ -301,7 +301,7 @@ class Archiver:
         interval_s = max(options.lookupd_poll_interval_s, wanted_s)
         return replace(options, lookupd_poll_interval_s=interval_s)
 
-    def _begin(self, topic: str, journals: Mapping[str, list[str]], *, fail_fast: bool) -> None:
+    def _begin(self, topic: str, journals: Journals, *, fail_fast: bool) -> None:
         source, settings = self._source, self._settings
         directories = settings.directories
         now = settings.moment(time.time())
@@ -313,7 +313,7 @@ class Archiver:
                 directories.work,
                 topic,
                 source.channel,
-                earlier=journals.get(stem_of(topic, source.channel), ()),
+                earlier=journals().get(stem_of(topic, source.channel), ()),
                 run=f"{time.time_ns():x}",  # a topic may end, and begin again
                 size=max(2 * source.options.max_in_flight, 1000),
                 is_durable=directories.have_member,

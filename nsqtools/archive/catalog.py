@@ -1,4 +1,4 @@
-"""What lies at some places, and what each file there holds: archives, Parquet and Delta tables.
+"""What each file of archives, Parquet and Delta tables holds.
 
 Each kind has a catalog that says which files count, how many messages each has and of which times:
 the indexes of archives, the footers of Parquet, the log of a Delta table. `finding` says which
@@ -7,36 +7,22 @@ files are there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from itertools import chain
-from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-from nsqtools.archive.delta import Partition, is_table
-from nsqtools.archive.finding import (
-    PARQUET_MAGIC,
-    ArchiveFile,
-    Wanted,
-    all_of,
-    files_in_table,
-    find_archives,
-    is_of_parquet,
-    looking_at,
-    parquet_entries,
-)
+from nsqtools.archive.delta import Partition
+from nsqtools.archive.finding import ArchiveFile, Wanted, all_of, find_archives, of_each
 from nsqtools.archive.layout import Member, folder_of, partition_of
-from nsqtools.archive.location import Location, absolute
+from nsqtools.archive.location import Location
 from nsqtools.archive.members import CorruptError
 from nsqtools.archive.reader import look_at, read_messages, rows_of
-from nsqtools.archive.storage import failing, side_by_side
-from nsqtools.archive.storage_objects import open_storage
+from nsqtools.archive.storage import failing
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.text import NS
-
-Seen = TypeVar("Seen")
 
 DAY_NS = 86_400 * NS
 LONG_NS = 366 * DAY_NS
@@ -45,57 +31,10 @@ NEEDED = ("ts_ns", "body")
 PARTITIONS = ("topic", "date")
 
 
-def begin_ns(day: date) -> int:
-    """Return the first nanosecond of a day."""
-    return (day.toordinal() - _EPOCH) * DAY_NS
-
-
-# -- of what kind a place is --------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """Where messages are. Made by `find_inputs`."""
-
-    archives: tuple[Location, ...] = ()
-    parquet: tuple[Location, ...] = ()
-    delta: tuple[Location, ...] = ()
-
-    @property
-    def places(self) -> tuple[Location, ...]:
-        """All of them."""
-        return (*self.archives, *self.parquet, *self.delta)
-
-
-def find_inputs(paths: Sequence[Location]) -> Inputs:
-    """Separate archives from Parquet and Delta; a place of both is read as archives are.
-
-    Raises `NotFoundError`, and as `failure_of` says.
-    """
-    found: dict[str, list[Location]] = {"archives": [], "parquet": [], "delta": []}
-    for path in map(absolute, paths):
-        with looking_at(path):
-            found[_kind(path)].append(path)
-    return Inputs(**{kind: tuple(places) for kind, places in found.items()})
-
-
-def _kind(place: Location) -> str:
-    """Return of what kind a place is. Raises ``OSError``."""
-    is_folder = not isinstance(place, Path) or place.is_dir()
-    storage = open_storage(str(place))
-    if is_folder and is_table(storage):
-        return "delta"
-    listed = storage.list() if is_folder else iter(())
-    first = next(listed, None)
-    if first is not None:
-        return "parquet" if is_of_parquet(chain([first], listed)) else "archives"
-    if isinstance(place, Path) and is_folder:
-        return "archives"
-    beginning = open_storage(str(place.parent)).read_range(place.name, 0, len(PARQUET_MAGIC))
-    return "parquet" if beginning == PARQUET_MAGIC else "archives"
-
-
-# -- the files of a place -----------------------------------------------------------------------
+def range_of(day: date) -> tuple[int, int]:
+    """Return the first nanosecond of a day, and that of the next one."""
+    begin = (day.toordinal() - _EPOCH) * DAY_NS
+    return begin, begin + DAY_NS
 
 
 class Slot(NamedTuple):
@@ -245,11 +184,6 @@ def _spans_of(archive: ArchiveFile, members: Sequence[Member]) -> tuple[Member, 
     return tuple(days.values())
 
 
-def of_each(look: Callable[[ArchiveFile], Seen], found: Sequence[ArchiveFile]) -> Iterator[Seen]:
-    """Look at files, at many in a store at a time."""
-    return side_by_side(look, found, is_remote=any(archive.is_remote for archive in found))
-
-
 def _topic_of(name: str) -> Partition:
     """What the folders of an archive say: its date is only that of its first message."""
     return {key: value for key, value in partition_of(name).items() if key == "topic"}
@@ -285,25 +219,3 @@ def without_columns(shown: str, missing: Iterable[str]) -> ConfigurationError:
         f"{shown} is Parquet without the columns {', '.join(missing)}",
         hint="What nsq to-file, nsq archive compact and nsq spark ingest write has them.",
     )
-
-
-def table_files(places: Iterable[Location], wanted: Wanted = all_of) -> dict[Location, list[str]]:
-    """Return the files that count of Parquet and Delta tables, by the root that they are below.
-
-    A place may lead into partitions, or be a file. Raises `NsqError`.
-    """
-    found: dict[Location, list[str]] = {}
-    for place in map(absolute, places):
-        with failing("read", place):
-            root, in_table = files_in_table(str(place), wanted)
-        inside = "" if root == place else str(place)[len(str(root)) + 1 :]
-        names = found.setdefault(root, [])
-        if in_table is not None:
-            names += [each.name for each in in_table]
-        elif inside.endswith(".parquet"):
-            names += [inside] if wanted(partition_of(inside)) else []
-        else:
-            with failing("read", place):
-                entries = parquet_entries(root, list(open_storage(str(root)).list(inside)))
-            names += [each.name for each in entries if wanted(partition_of(each.name))]
-    return {root: list(dict.fromkeys(names)) for root, names in found.items()}

@@ -36,13 +36,7 @@ from pyarrow import json as arrow_json
 
 from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.layout import EVER, TimeRange
-from nsqtools.archive.reader import (
-    LONGEST_LINE,
-    ending_in,
-    is_message,
-    read_text,
-    split_lines,
-)
+from nsqtools.archive.reader import LONGEST_LINE, ending_in, is_message, read_text, split_lines
 from nsqtools.records.envelope import BodyKind, decode
 
 IDENTITY = ("topic", "nsqd", "id")

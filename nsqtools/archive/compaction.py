@@ -32,7 +32,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import date, timedelta
+from datetime import date
 from itertools import accumulate, chain
 from multiprocessing import get_context, parent_process
 from typing import Any
@@ -41,18 +41,9 @@ from uuid import uuid4
 import pyarrow
 
 from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, fields_of
-from nsqtools.archive.catalog import (
-    DAY_NS,
-    Inputs,
-    Slot,
-    Source,
-    begin_ns,
-    by_slot,
-    each_source,
-    sources_of,
-)
+from nsqtools.archive.catalog import Slot, Source, by_slot, each_source, range_of, sources_of
 from nsqtools.archive.delta import DeltaCatalog, TableFile, is_table, refuse_other_form
-from nsqtools.archive.finding import files_in_folder, files_in_table
+from nsqtools.archive.finding import Inputs, files_in_folder, files_in_table
 from nsqtools.archive.layout import INDEX, MANIFEST, Member, aside
 from nsqtools.archive.lease import Held, held
 from nsqtools.archive.location import Location, StoredPlace, absolute, refuse_nested
@@ -66,8 +57,7 @@ from nsqtools.archive.slices import (
     body_kind,
     body_kind_of,
     columns_in,
-    create_table,
-    need_columns,
+    prepare_table,
     run_job,
     unreadable,
 )
@@ -111,7 +101,7 @@ class Selection:
         """Tell whether a partition has to wait."""
         if slot.day is None or self.open_days:
             return False
-        return now_s < begin_ns(slot.day + timedelta(days=1)) / 10**9 + self.grace_s
+        return now_s < range_of(slot.day)[1] / 10**9 + self.grace_s
 
 
 def jobs_of(sources: Sequence[Source], job: Job, file_bytes: int) -> list[Job]:
@@ -123,8 +113,7 @@ def jobs_of(sources: Sequence[Source], job: Job, file_bytes: int) -> list[Job]:
         known = {source.file.name for source in job.present}
         each_alone = (replace(job, slices=(Slice(0, 0, (each,)),), present=()) for each in sources)
         return [each for each in each_alone if each.name not in known]
-    begin = begin_ns(job.slot.day)
-    end = begin + DAY_NS
+    begin, end = range_of(job.slot.day)
     cuts = [begin]
     rows = text = 0
     fine = (span for each in sources for span in _fine(each, begin, end))
@@ -191,10 +180,9 @@ class Partition:
         """About how many messages are new: a file that spans days counts by the time it spans."""
         if self.slot.day is None:
             return sum(source.messages for source in self.sources)
-        begin = begin_ns(self.slot.day)
-        spans = [span for each in self.sources for span in each.between(begin, begin + DAY_NS)]
-        shares = (_share(span, begin, begin + DAY_NS) / max(1, span.length) for span in spans)
-        return round(sum(n * s.messages for n, s in zip(shares, spans, strict=True)))
+        day = range_of(self.slot.day)
+        spans = (span for each in self.sources for span in each.between(*day))
+        return round(sum(_share(s, *day) / max(1, s.length) * s.messages for s in spans))
 
     @property
     def files(self) -> list[TableFile]:
@@ -402,13 +390,9 @@ class Compaction:
             for source in (each for partition in self.work for each in partition.sources):
                 if source.damage:
                     raise unreadable(source, source.damage)
-        if self.table is not None and not self.table.exists() and self.jobs:
-            others = {name for partition in self.work for name, _ in partition.slot.others}
-            create_table(self.table, sorted(others), self._kind)
         if self.table is not None and self.jobs:
-            in_folders = self.table.partition_columns
-            own = [each for each in self.others if each.name not in in_folders]
-            need_columns(self.table, pyarrow.schema(own))
+            others = {name for partition in self.work for name, _ in partition.slot.others}
+            prepare_table(self.table, self.others, self._kind, sorted(others))
         of_job = [partition for partition in self.work for _ in partition.jobs]
         for number, done in run_jobs(self.jobs):
             partition = of_job[number]

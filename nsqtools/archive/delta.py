@@ -15,7 +15,6 @@ another, without a lock. A store that takes such a put twice is found out, and r
 
 from __future__ import annotations
 
-import errno
 import json
 import re
 import time
@@ -267,7 +266,7 @@ class DeltaCatalog:
             raise self._failure(exc) from exc
 
     def _failure(self, exc: Exception) -> NsqError:
-        reason = " ".join(str(exc).split())[:200]
+        reason = " ".join(str(getattr(exc, "strerror", None) or exc).split())[:200]
         return NsqError(f"cannot use the Delta table {self.storage.url} ({reason})")
 
     def _check_store(self) -> None:
@@ -285,9 +284,7 @@ class DeltaCatalog:
             finally:
                 self.storage.delete(name)
         except OSError as exc:
-            if exc.errno == errno.EACCES:
-                raise self._failure(exc) from exc
-            raise
+            raise self._failure(exc) from exc
         raise ConfigurationError(
             f"{self.storage.url} has no conditional puts: writers overwrite each other's commits",
             hint="Use --store parquet there, or a store that knows If-None-Match.",

@@ -25,7 +25,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from nsqtools.archive.delta import SINK_LOG, DeltaCatalog, Partition, TableFile, is_table
 from nsqtools.archive.layout import (
@@ -61,6 +61,8 @@ from nsqtools.records.naming import EXTENSIONS
 log = logging.getLogger("nsqtools")
 
 PARQUET_MAGIC = b"PAR1"
+
+Seen = TypeVar("Seen")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +154,13 @@ def all_of(_: Partition) -> bool:
     return True
 
 
+def of_each(look: Callable[[ArchiveFile], Seen], found: Sequence[ArchiveFile]) -> Iterator[Seen]:
+    """Look at files, at many in a store at a time."""
+    return side_by_side(look, found, is_remote=any(archive.is_remote for archive in found))
+
+
 @contextmanager
-def looking_at(place: object) -> Iterator[None]:
+def _looking_at(place: object) -> Iterator[None]:
     """Raise `NotFoundError` for what is not there, and else as `failure_of` says."""
     with failing("read", place):
         try:
@@ -171,7 +178,7 @@ def find_archives(places: Sequence[Path | str], wanted: Wanted = all_of) -> list
     """
     found: dict[str, ArchiveFile] = {}
     for place in places:
-        with looking_at(place):
+        with _looking_at(place):
             for archive in _find(str(place), wanted):
                 found.setdefault(archive.shown, archive)
     archives = list(found.values())
@@ -204,7 +211,7 @@ def _find(place: str, wanted: Wanted) -> list[ArchiveFile]:
     if not listed and not is_local:
         folder, _, name = place.rstrip("/").rpartition("/")
         return [_named(open_storage(folder), name)]
-    if is_of_parquet(listed):
+    if _is_of_parquet(listed):
         return files_in_folder(root, storage, listed, wanted)
     names = {entry.name for entry in listed}
     files = [*(entry for entry in listed if is_shown(entry.name)), *in_progress]
@@ -299,7 +306,7 @@ SINK_LOG_VERSION = "v1"
 _BATCH = re.compile(r"\d+(\.compact)?")
 
 
-def is_of_others(name: str) -> bool:
+def _is_of_others(name: str) -> bool:
     """Whether a name is none of data: tables of all programs keep theirs below ``_`` and ``.``."""
     return any(part[:1] in "._" for part in name.split("/"))
 
@@ -312,13 +319,13 @@ def files_in_folder(
     The ``root`` is above its partitions. Raises `OutputError` and ``OSError``.
     """
     names = {entry.name for entry in listed}
-    found = [each for each in parquet_entries(root, listed) if wanted(partition_of(each.name))]
-    noted = partial(_parquet, storage, names=names)
-    tables = side_by_side(noted, found, is_remote=not isinstance(storage, LocalStorage))
-    return [
-        ArchiveFile(storage, each.name, None, entry=each, table=table)
-        for each, table in zip(found, tables, strict=True)
-    ]
+
+    def noted(entry: Entry) -> ArchiveFile:
+        table = _parquet(storage, entry, names)
+        return ArchiveFile(storage, entry.name, None, entry=entry, table=table)
+
+    found = _parquet_entries(root, listed, wanted)
+    return list(side_by_side(noted, found, is_remote=not isinstance(storage, LocalStorage)))
 
 
 def files_in_table(
@@ -339,7 +346,7 @@ def files_in_table(
     if root is None:
         return nearest[-1], None
     inside = "" if root == at else str(at)[len(str(root)) + 1 :]
-    if inside and is_of_others(inside):  # logs that have not landed yet
+    if inside and _is_of_others(inside):  # logs that have not landed yet
         return root, None
     storage = open_storage(str(root) if inside else place)
     files = DeltaCatalog(storage.url).files(wanted=all_of if inside else wanted)
@@ -364,8 +371,8 @@ def _has_log(place: Location) -> bool:
         return False
 
 
-def parquet_entries(root: Location, listed: Sequence[Entry]) -> list[Entry]:
-    """Return the Parquet files that count, of a listing, in order.
+def _parquet_entries(root: Location, listed: Iterable[Entry], wanted: Wanted) -> list[Entry]:
+    """Return the ``wanted`` Parquet files that count, of a listing, in order.
 
     Where Spark's file sink has a log, at the ``root``, they are those that it names. Raises
     ``OSError`` and `OutputError`.
@@ -375,22 +382,23 @@ def parquet_entries(root: Location, listed: Sequence[Entry]) -> list[Entry]:
         entry
         for entry in sorted(listed, key=lambda each: each.name)
         if entry.name.endswith(".parquet")
-        and not is_of_others(entry.name)
-        and (counting is None or entry.name.rpartition("/")[2] in counting)
+        and not _is_of_others(entry.name)
+        and (counting is None or _base(entry) in counting)
+        and wanted(partition_of(entry.name))
     ]
 
 
 _OF_ARCHIVES = (".log", ".jsonl", *EXTENSIONS.values())
 
 
-def is_of_parquet(listed: Iterable[Entry]) -> bool:
+def _is_of_parquet(listed: Iterable[Entry]) -> bool:
     """Whether a place is one of Parquet: beside it only what is named as an archive is taken for
     one, and any other file may be a note of somebody's."""
     has_some = False
     for entry in listed:
         if is_hidden(_base(entry), PART):
             return False
-        if entry.size and not is_of_others(entry.name):
+        if entry.size and not _is_of_others(entry.name):
             if entry.name.endswith(_OF_ARCHIVES):
                 return False
             has_some |= entry.name.endswith(".parquet")
@@ -418,3 +426,68 @@ def committed(output: Storage) -> set[str] | None:
             except (ValueError, KeyError, TypeError) as exc:
                 raise OutputError(f"cannot read {output.where(name)} ({exc})") from exc
     return known
+
+
+def table_files(places: Iterable[Location], wanted: Wanted = all_of) -> dict[Location, list[str]]:
+    """Return the files that count of Parquet and Delta tables, by the root that they are below.
+
+    A place may lead into partitions, or be a file. Raises `NsqError`.
+    """
+    found: dict[Location, list[str]] = {}
+    for place in map(absolute, places):
+        with failing("read", place):
+            root, in_table = files_in_table(str(place), wanted)
+        inside = "" if root == place else str(place)[len(str(root)) + 1 :]
+        names = found.setdefault(root, [])
+        if in_table is not None:
+            names += [each.name for each in in_table]
+        elif inside.endswith(".parquet"):
+            names += [inside] if wanted(partition_of(inside)) else []
+        else:
+            with failing("read", place):
+                listed = open_storage(str(root)).list(inside)
+                names += [each.name for each in _parquet_entries(root, listed, wanted)]
+    return {root: list(dict.fromkeys(names)) for root, names in found.items()}
+
+
+# -- of what kind a place is --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Where messages are. Made by `find_inputs`."""
+
+    archives: tuple[Location, ...] = ()
+    parquet: tuple[Location, ...] = ()
+    delta: tuple[Location, ...] = ()
+
+    @property
+    def places(self) -> tuple[Location, ...]:
+        """All of them."""
+        return (*self.archives, *self.parquet, *self.delta)
+
+
+def find_inputs(paths: Sequence[Location]) -> Inputs:
+    """Separate archives from Parquet and Delta; a place of both is read as archives are.
+
+    Raises `NotFoundError`, and as `failure_of` says.
+    """
+    found: dict[str, list[Location]] = {"archives": [], "parquet": [], "delta": []}
+    for path in map(absolute, paths):
+        with _looking_at(path):
+            found[_kind(path)].append(path)
+    return Inputs(**{kind: tuple(places) for kind, places in found.items()})
+
+
+def _kind(place: Location) -> str:
+    """Return of what kind a place is. Raises ``OSError``."""
+    is_folder = not isinstance(place, Path) or place.is_dir()
+    storage = open_storage(str(place))
+    if is_folder and is_table(storage):
+        return "delta"
+    if is_folder and _is_of_parquet(storage.list()):
+        return "parquet"
+    if is_folder and (isinstance(place, Path) or any(True for _ in storage.list())):
+        return "archives"
+    beginning = open_storage(str(place.parent)).read_range(place.name, 0, len(PARQUET_MAGIC))
+    return "parquet" if beginning == PARQUET_MAGIC else "archives"

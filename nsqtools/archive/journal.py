@@ -42,14 +42,7 @@ from pathlib import Path
 from nsqtools.archive.layout import Head, Member
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.durable import NEW, blaming, sync_folder, write_all
-from nsqtools.files.opening import (
-    FolderLocks,
-    closing_fd,
-    is_ours,
-    open_to_append,
-    open_to_read,
-    open_to_write,
-)
+from nsqtools.files.opening import FolderLocks, closing_fd, is_ours, open_to_read, open_to_write
 
 log = logging.getLogger("nsqtools")
 
@@ -325,8 +318,9 @@ def _prove(paths: Sequence[Path], is_durable: IsDurable) -> None:
             last = lines[-1]
             head = Head(last["writer"], int(last["number"])) if last["writer"] else None
             if is_durable(last["name"], head, int(last["offset"]), int(last["length"])):
-                with open_to_append(run[-1]) as file:
-                    file.write(b"\n" + PROVED.encode())  # what is before it may be torn
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+                with closing_fd(open_to_write(run[-1], flags)) as descriptor:
+                    write_all(descriptor, b"\n" + PROVED.encode())  # what is before may be torn
 
 
 def _ends_proved(path: Path) -> bool:

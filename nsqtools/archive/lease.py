@@ -24,6 +24,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from nsqtools.archive.location import Location, StoredPlace
 from nsqtools.archive.storage import FOLDER_MODE, failing
@@ -121,7 +122,7 @@ class Lease(Held):
         deadline_s = time.monotonic() + lease_s
         with failing("read", self._place):
             first = self._numbers.latest()
-            while (latest := self._numbers.latest()) and not self._is_released(latest):
+            while (latest := self._numbers.latest()) and not self._said(latest).get("released"):
                 if latest != first:
                     raise _taken(self._place)
                 if time.monotonic() > deadline_s:
@@ -179,20 +180,17 @@ class Lease(Held):
     def _was_written(self) -> bool:
         """Whether the last number is ours: of a write whose answer was lost. Raises ``OSError``."""
         latest = self._numbers.latest()
-        try:
-            found = json.loads(self._numbers.read(latest))
-        except (FileNotFoundError, ValueError):
-            return False
-        if found.get("token") != self._holder["token"]:
+        if self._said(latest).get("token") != self._holder["token"]:
             return False
         self._numbers.number = latest
         return True
 
-    def _is_released(self, number: int) -> bool:
+    def _said(self, number: int) -> dict[str, Any]:
+        """Return what a number says; nothing of one that was followed up in this moment."""
         try:
-            return bool(json.loads(self._numbers.read(number)).get("released"))
-        except FileNotFoundError:  # followed up in this moment
-            return False
+            return dict(json.loads(self._numbers.read(number)))
+        except FileNotFoundError:
+            return {}
         except ValueError as exc:
             raise OutputError(f"cannot read {self._place} ({exc})") from exc
 

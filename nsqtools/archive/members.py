@@ -72,9 +72,12 @@ class Plain:
 
 def members_of(codec: Codec, level: int | None = None) -> CompressorFactory:
     """Return what begins a member; ``level`` None is a good one. Raises `NsqError`."""
+    if codec is Codec.GZIP and level is None and (isal := _isal()) is not None:
+        return lambda: isal.compressobj(ISAL_LEVEL, isal.DEFLATED, GZIP_WINDOW)
     if codec is Codec.GZIP:
-        return gzip_members(level)
-    if codec is not Codec.ZSTD:
+        wanted = GZIP_LEVEL if level is None else level
+        return lambda: zlib.compressobj(wanted, zlib.DEFLATED, GZIP_WINDOW)
+    if codec is Codec.NONE:
         return Plain
     zstd = _zstd()
     options = {
@@ -82,14 +85,6 @@ def members_of(codec: Codec, level: int | None = None) -> CompressorFactory:
         zstd.CompressionParameter.checksum_flag: 1,
     }
     return lambda: zstd.ZstdCompressor(options=options)
-
-
-def gzip_members(level: int | None) -> CompressorFactory:
-    """Return what begins a gzip member; ``level`` is 1 to 9."""
-    if level is None and (isal := _isal()) is not None:
-        return lambda: isal.compressobj(ISAL_LEVEL, isal.DEFLATED, GZIP_WINDOW)
-    wanted = GZIP_LEVEL if level is None else level
-    return lambda: zlib.compressobj(wanted, zlib.DEFLATED, GZIP_WINDOW)
 
 
 # -- reading ------------------------------------------------------------------------------------

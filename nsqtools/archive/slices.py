@@ -319,22 +319,24 @@ def columns_in(source: Source) -> pyarrow.Schema:
             raise unreadable(source, f"it is not whole Parquet ({exc})".splitlines()[0]) from exc
 
 
-def create_table(
-    table: DeltaCatalog, others: Iterable[str] = (), kind: BodyKind = BodyKind.string
+def prepare_table(
+    table: DeltaCatalog, columns: pyarrow.Schema, kind: BodyKind, others: Sequence[str] = ()
 ) -> None:
-    """Make a table of messages, if there is none. ``others`` are more columns of partitions."""
-    schema = message_schema(kind).append(pyarrow.field("date", pyarrow.date32()))
-    for name in others:
-        schema = schema.append(pyarrow.field(name, pyarrow.string()))
-    table.create(schema, [*PARTITIONS, *others])
+    """Make a table of messages if there is none, and add the ``columns`` of bodies that it lacks.
 
-
-def need_columns(table: DeltaCatalog, schema: pyarrow.Schema) -> None:
-    """Add the columns that a table lacks. Raises `OutputError` for one of another type."""
-    own = [each for each in schema if each.name not in RESERVED]
-    for name, kind in table.add_columns(own).items() if own else ():
+    ``others`` are more columns of partitions. Raises `OutputError` for a column of another type.
+    """
+    if not table.exists():
+        schema = message_schema(kind).append(pyarrow.field("date", pyarrow.date32()))
+        for name in others:
+            schema = schema.append(pyarrow.field(name, pyarrow.string()))
+        table.create(schema, [*PARTITIONS, *others])
+    own = {each.name: each for each in columns if each.name not in RESERVED}
+    for name in table.partition_columns if own else ():
+        own.pop(name, None)
+    for name, there in table.add_columns(own.values()).items() if own else ():
         raise OutputError(
-            f"{name} is {kind} in {table.storage.url}, not {schema.field(name).type}",
+            f"{name} is {there} in {table.storage.url}, not {columns.field(name).type}",
             hint="Give a schema with the types of the table, or another table.",
         )
 

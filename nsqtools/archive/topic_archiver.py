@@ -17,7 +17,6 @@ again - finds out when writing works again.
 
 from __future__ import annotations
 
-import collections
 import heapq
 import itertools
 import logging
@@ -291,13 +290,13 @@ clock, or None when only something that comes can make work."""
 class Scheduled:
     """Something that has turns. `soon` asks for one, from any thread."""
 
-    __slots__ = ("_turns", "alarm", "is_running", "is_wanted", "turn")
+    __slots__ = ("_turns", "due", "is_running", "turn")
 
     def __init__(self, turns: Turns, turn: Turn) -> None:
         self._turns = turns
         self.turn = turn
-        self.alarm: float | None = None  # when it gets a turn: as it was due, or before
-        self.is_wanted = self.is_running = False
+        self.due: float | None = None  # when it has its next turn; None if none is wanted
+        self.is_running = False
 
     def soon(self) -> None:
         """Have a turn after this call."""
@@ -310,8 +309,7 @@ class Turns:
     def __init__(self, max_threads: int = MAX_THREADS) -> None:
         self._max_threads = max_threads
         self._changed = threading.Condition()
-        self._wanted: collections.deque[Scheduled] = collections.deque()
-        self._times: list[tuple[float, int, Scheduled]] = []
+        self._times: list[tuple[float, int, Scheduled]] = []  # of those that do not run
         self._sequence = itertools.count()
         self._threads: list[threading.Thread] = []
         self._idle = 0
@@ -320,15 +318,16 @@ class Turns:
     def want(self, scheduled: Scheduled) -> None:
         """See `Scheduled.soon`."""
         with self._changed:
-            self._want(scheduled)
-            if self._wanted:
+            self._add(scheduled, time.monotonic())
+            if not scheduled.is_running:
                 self._find_a_thread()
 
-    def _want(self, scheduled: Scheduled) -> None:
-        if not scheduled.is_wanted:
-            scheduled.is_wanted = True
+    def _add(self, scheduled: Scheduled, due: float) -> None:
+        """Note when a turn is due, unless one is due before."""
+        if scheduled.due is None or due < scheduled.due:
+            scheduled.due = due
             if not scheduled.is_running:  # the thread that runs it will see
-                self._wanted.append(scheduled)
+                heapq.heappush(self._times, (due, next(self._sequence), scheduled))
 
     def end(self) -> None:
         """End the threads after the turns they are at, and wait for them."""
@@ -368,29 +367,24 @@ class Turns:
         with self._changed:
             while not self._is_over:
                 now = time.monotonic()
-                while self._times and self._times[0][0] <= now:
-                    at, _, due = heapq.heappop(self._times)
-                    if at == due.alarm:  # else there was an earlier one
-                        due.alarm = None
-                        self._want(due)
-                if self._wanted:
-                    scheduled = self._wanted.popleft()
-                    scheduled.is_wanted, scheduled.is_running = False, True
-                    if self._wanted:
+                if not self._times or self._times[0][0] > now:
+                    self._idle += 1
+                    self._changed.wait(self._times[0][0] - now if self._times else None)
+                    self._idle -= 1
+                    continue
+                due, _, scheduled = heapq.heappop(self._times)
+                if due == scheduled.due and not scheduled.is_running:  # else it had an earlier one
+                    scheduled.due, scheduled.is_running = None, True
+                    if self._times and self._times[0][0] <= now:
                         self._changed.notify()
                     return scheduled
-                self._idle += 1
-                self._changed.wait(self._times[0][0] - now if self._times else None)
-                self._idle -= 1
         return None
 
     def _done(self, scheduled: Scheduled, due: float | None) -> None:
         with self._changed:
-            scheduled.is_running = False
-            if scheduled.is_wanted:
-                self._wanted.append(scheduled)
-            if due is not None and (scheduled.alarm is None or due < scheduled.alarm):
-                scheduled.alarm = due
-                heapq.heappush(self._times, (due, next(self._sequence), scheduled))
-                if self._times[0][2] is scheduled:
-                    self._changed.notify()  # who is idle waits for a later one
+            wanted, scheduled.due, scheduled.is_running = scheduled.due, None, False
+            for each in (wanted, due):
+                if each is not None:
+                    self._add(scheduled, each)
+            if self._times and self._times[0][2] is scheduled:
+                self._changed.notify()  # who is idle waits for a later one

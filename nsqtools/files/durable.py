@@ -211,7 +211,12 @@ def place(source: Path, target: Path) -> None:
             raise
     except OSError as exc:
         if exc.errno == errno.EXDEV:
-            _copy(source, target)
+            beside = copy_of(target)
+            try:
+                copy_file(source, beside)
+                place(beside, target)
+            finally:
+                beside.unlink(missing_ok=True)
         elif exc.errno in NO_HARD_LINKS:
             if target.exists():
                 raise FileExistsError(errno.EEXIST, "File exists", str(target)) from None
@@ -224,15 +229,6 @@ def place(source: Path, target: Path) -> None:
 def copy_of(path: Path) -> Path:
     """Return where ``path`` is put together when it comes from another file system."""
     return path.with_name(f".{path.name}{COPY}")
-
-
-def _copy(source: Path, target: Path) -> None:
-    beside = copy_of(target)
-    try:
-        copy_file(source, beside)
-        place(beside, target)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def make_alike(descriptor: int, status: os.stat_result) -> None:

@@ -34,7 +34,6 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Message, Scope
 
-from nsqtools.cluster.sampling import Sample
 from nsqtools.cluster.stats_documents import sample_metrics
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.files.opening import Renewed, warn_of_exposure
@@ -53,7 +52,7 @@ from nsqtools.web.access import (
     refusal,
 )
 from nsqtools.web.actions import WebContext
-from nsqtools.web.pages.site import Packed, Recent, Site, packed_response
+from nsqtools.web.pages.site import Packed, Site, packed_response
 
 MAX_BODY_BYTES = 1 << 20
 
@@ -238,13 +237,9 @@ def _metrics(site: Site) -> Callable[[Request], Awaitable[Response]]:
     the first sample.
     """
     watcher = site.context.watcher
-    recent = Recent()
 
-    def of_sample(before: tuple[Sample, Packed] | None) -> tuple[Sample, Packed]:
+    def of_sample(_: Packed | None) -> Packed:
         snapshot = site.snapshot()
-        sample = snapshot.sample
-        if before is not None and before[0] is sample:
-            return before
         found = dict.fromkeys(
             (each.severity.word, each.kind, each.topic, each.channel, each.node)
             for each in snapshot.problems
@@ -255,7 +250,7 @@ def _metrics(site: Site) -> Callable[[Request], Awaitable[Response]]:
             [(dict(zip(PROBLEM_LABELS, each, strict=True)), 1) for each in found],
         )
         lookupds = list(site.context.cluster.lookupds)
-        return sample, Packed(encode_metrics([*sample_metrics(sample, lookupds), problems]))
+        return Packed(encode_metrics([*sample_metrics(snapshot.sample, lookupds), problems]))
 
     async def metrics(request: Request) -> Response:
         sample = watcher.latest or await watcher.newer(None, FIRST_SAMPLE_S)
@@ -268,7 +263,7 @@ def _metrics(site: Site) -> Callable[[Request], Awaitable[Response]]:
         if sample is not None:
             age = f"{max(0.0, time.time() - sample.time_s):.3f}"
             own.append(("nsq_sample_age_seconds", "How old these numbers are.", age))
-            pieces.append((await run_in_threadpool(recent.get, "", of_sample))[1])
+            pieces.append(await run_in_threadpool(site.recent, "metrics", of_sample))
         made = encode_metrics(metric_of(name, help_, [({}, value)]) for name, help_, value in own)
         return packed_response(request, [*pieces, Packed(made)], CONTENT_TYPE)
 

@@ -20,7 +20,7 @@ from plugins.cli import RunNsq
 from plugins.object_store import Bucket
 
 from nsqtools.archive import compaction as compacting
-from nsqtools.archive.catalog import DAY_NS, find_inputs, table_files
+from nsqtools.archive.catalog import DAY_NS
 from nsqtools.archive.compaction import (
     Compaction,
     RunJobs,
@@ -29,11 +29,11 @@ from nsqtools.archive.compaction import (
     in_processes,
 )
 from nsqtools.archive.delta import DeltaCatalog
-from nsqtools.archive.finding import find_archives
+from nsqtools.archive.finding import find_archives, find_inputs, table_files
 from nsqtools.archive.layout import Head, index_of
 from nsqtools.archive.lease import StoredNumbers
 from nsqtools.archive.location import Location, parse_place
-from nsqtools.archive.members import gzip_members
+from nsqtools.archive.members import members_of
 from nsqtools.archive.part_file import Directories, PartFile, finish
 from nsqtools.archive.slices import NOTES, Done, Job, Settings, deduplicated, fitted, run_job
 from nsqtools.archive.storage_objects import open_storage
@@ -41,6 +41,7 @@ from nsqtools.archive.table import TablePlan, convert
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import BodyKind, encode_many
+from nsqtools.records.naming import Codec
 
 SECOND = 10**9
 DAY, NEXT_DAY = date(2026, 9, 21), date(2026, 9, 22)
@@ -220,7 +221,7 @@ def test_without_an_index_content_counts(tmp_path: Path, run_nsq: RunNsq, is_bar
 def one_of_each(path: Path, topics: str) -> None:
     """An archive of a member for the message of each topic."""
     path.parent.mkdir()
-    file = PartFile(path, 0o640, gzip_members(6), now_s=0.0)
+    file = PartFile(path, 0o640, members_of(Codec.GZIP, 6), now_s=0.0)
     for number, topic in enumerate(topics):
         flush(file, topic, "n:1", [[message(number)]])
     finish(path, Directories(path.parent, path.parent))

@@ -17,11 +17,12 @@ from plugins.power_cut import PowerCut
 from nsqtools.archive import reader
 from nsqtools.archive.finding import find_archives
 from nsqtools.archive.layout import Head, Member, index_of, load_index, part_of
-from nsqtools.archive.members import gzip_members
+from nsqtools.archive.members import members_of
 from nsqtools.archive.part_file import Directories, PartFile, finish, recover
 from nsqtools.archive.reader import repair, verify
 from nsqtools.errors import OutputError
 from nsqtools.files import durable
+from nsqtools.records.naming import Codec
 
 NAME = "clicks.log.gz"
 
@@ -44,7 +45,7 @@ HEAD = Head("0123456789abcdef" * 2, 17)
 
 
 def begun(directories: Directories, head: Head | None = None) -> PartFile:
-    return PartFile(directories.work / NAME, 0o640, gzip_members(6), 0.0, head)
+    return PartFile(directories.work / NAME, 0o640, members_of(Codec.GZIP, 6), 0.0, head)
 
 
 def crashed(directories: Directories) -> tuple[Path, list[Member]]:

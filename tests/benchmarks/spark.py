@@ -31,8 +31,8 @@ from benchmarks.parts import errors_as_rows
 from benchmarks.raw import Row
 from plugins.daemons import GoNsqd
 
-from nsqtools.archive.catalog import find_inputs
 from nsqtools.archive.compaction import Compaction, RunJobs, Selection, in_processes
+from nsqtools.archive.finding import find_inputs
 from nsqtools.archive.landing import Lander
 from nsqtools.archive.slices import Settings
 from nsqtools.archive.table import TablePlan

@@ -49,9 +49,8 @@ from plugins.object_store import Bucket
 from plugins.servers import MakeNsqd
 from plugins.waiting import wait_until
 
-from nsqtools.archive.catalog import find_inputs
 from nsqtools.archive.compaction import Compaction, Selection, in_processes
-from nsqtools.archive.finding import find_archives
+from nsqtools.archive.finding import find_archives, find_inputs
 from nsqtools.archive.landing import DRAFTS, Lander
 from nsqtools.archive.slices import Settings
 from nsqtools.archive.storage_objects import PART_SIZE

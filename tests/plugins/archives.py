@@ -25,7 +25,7 @@ from nsqtools.archive.finding import find_archives
 from nsqtools.archive.journal import Journal, journals_below, stem_of
 from nsqtools.archive.layout import Head
 from nsqtools.archive.location import Location
-from nsqtools.archive.members import gzip_members, members_of, unpack_members
+from nsqtools.archive.members import members_of, unpack_members
 from nsqtools.archive.part_file import Directories, PartFile, finish
 from nsqtools.archive.reader import read_messages
 from nsqtools.archive.storage_objects import open_storage
@@ -77,7 +77,7 @@ def write_archive(
 ) -> Path:
     """Write a jsonl file with an index, a flush for each member: zstd if named so, else gzip."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    compressor = members_of(Codec.ZSTD) if path.suffix == ".zst" else gzip_members(6)
+    compressor = members_of(Codec.ZSTD) if path.suffix == ".zst" else members_of(Codec.GZIP, 6)
     file = PartFile(path, 0o640, compressor, 0.0, head)
     flush(file, topic, nsqd, members)
     return finish(path, Directories(path.parent, path.parent)) if is_finished else path
@@ -134,7 +134,7 @@ class Writer:
             self.number += 1
             path = self.directories.work / (name or f"{self._topic}-{self.number:06d}.log.gz")
             head = Head(self.writer, self.number)
-            self._file = PartFile(path, 0o640, gzip_members(6), 0.0, head)
+            self._file = PartFile(path, 0o640, members_of(Codec.GZIP, 6), 0.0, head)
         flush(self._file, self._topic, "nsqd:4150", members)
         return self._file.path
 

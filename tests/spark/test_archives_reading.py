@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from plugins.archives import Writer, numbered, values_of, write_archive
 
 from nsqtools.archive.layout import Member, TimeRange, index_of, total_of
-from nsqtools.archive.members import gzip_members, members_of
+from nsqtools.archive.members import members_of
 from nsqtools.archive.part_file import Directories, PartFile, finish
 from nsqtools.errors import NsqError
 from nsqtools.protocol.frames import WireMessage
@@ -213,7 +213,7 @@ def test_bare_bodies_are_read_when_asked_for_and_ours_known_by_their_index(tmp_p
         bodies(tmp_path)
 
     (own := tmp_path / "own").mkdir()
-    part = PartFile(own / "a.log.gz", 0o640, gzip_members(6), 0.0)
+    part = PartFile(own / "a.log.gz", 0o640, members_of(Codec.GZIP, 6), 0.0)
     part.append(b"one\ntwo\n")
     part.flush(part.end_member(2, 5, 6))
     finish(part.path, Directories(own, own))

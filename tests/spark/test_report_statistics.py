@@ -12,7 +12,7 @@ import pytest
 from plugins.spark import DataFrame, SparkSession
 from pyspark.errors import PySparkException
 
-from nsqtools.archive.catalog import find_inputs
+from nsqtools.archive.finding import find_inputs
 from nsqtools.archive.layout import TimeRange
 from nsqtools.errors import ConfigurationError
 from nsqtools.spark.archives.read_settings import BYTES

@@ -10,7 +10,7 @@ import pytest
 from plugins.archives import Writer, by_the_minute, write_archive
 from plugins.spark import RunSpark
 
-from nsqtools.archive.catalog import table_files
+from nsqtools.archive.finding import table_files
 from nsqtools.archive.layout import partition_of
 
 DAYS = ("2026-09-21", "2026-09-22")

@@ -92,12 +92,13 @@ def test_who_asks_while_an_answer_is_under_way_or_fresh_gets_the_same() -> None:
         return object()
 
     with ThreadPoolExecutor() as pool:
-        answers = [pool.submit(recent.get, "orders", ask, 30.0) for _ in range(4)]
+        answers = [pool.submit(recent.get, "orders", ask, "now") for _ in range(4)]
         may_answer.set()
         found = {id(answer.result()) for answer in answers}
 
     assert (len(found), len(asked)) == (1, 1)
-    assert recent.get("clicks", ask) is not recent.get("orders", ask, 30.0)
+    assert recent.get("clicks", ask, "now") is not recent.get("orders", ask, "now")
+    assert recent.get("orders", ask, "later") is not recent.get("orders", ask, "now")
 
 
 def test_samples_that_cost_too_much_are_taken_less_often() -> None:

@@ -111,6 +111,7 @@ def repair(
         try:
             count = repair_archive(archive, b"\n" if delimiter is None else delimiter)
         except NsqError as error:  # a FIFO, say: the others are repaired all the same
+            runtime.report(error)
             failed.append(error)
             continue
         repaired.append({"file": str(archive.path), "messages": count})
@@ -119,14 +120,9 @@ def repair(
     if json:
         document: Repaired = {"finished": finished, "repaired": repaired}
         write_json(runtime, document)
-    for problem in failed:
-        runtime.insist(f"nsq: {problem}")
-        if problem.hint:
-            runtime.insist(f"hint: {problem.hint}")
+    is_anything_done = bool(finished or repaired)
     return status_of_work(
-        failed[0] if failed else None,
-        is_whole=not failed,
-        is_anything_done=bool(finished or repaired),
+        next(iter(failed), None), is_whole=not failed, is_anything_done=is_anything_done
     )
 
 
@@ -298,28 +294,19 @@ def info(paths: ArchivePaths, *, form: ListingForm, runtime: Session) -> int:
         nsq archive info /var/nsq
         nsq archive info clicks.log.gz --json
     """
-    from nsqtools.archive.catalog import of_each
-    from nsqtools.archive.finding import find_archives
+    from nsqtools.archive.finding import find_archives, of_each
     from nsqtools.archive.reader import look_at
 
     rows, found = [], find_archives(paths)
     for archive, scan in zip(found, of_each(look_at, found), strict=True):
         times = [time for m in scan.members if m.max_ts for time in (m.min_ts, m.max_ts)]
+        span = [utc_text(end(times) // NS, "seconds") if times else None for end in (min, max)]
+        kind = "jsonl" if scan.topics else "raw"
+        kind += f" {scan.codec.value}" if scan.codec.is_compressed else ""
+        kind = "parquet" if archive.table is not None else kind
         state = "in progress" if archive.is_in_progress else scan.damage or "good"
-        rows.append(
-            (
-                archive.shown,
-                sum(member.messages for member in scan.members),
-                ",".join(sorted(scan.topics)),
-                utc_text(min(times) // NS, "seconds") if times else None,
-                utc_text(max(times) // NS, "seconds") if times else None,
-                scan.size,
-                "parquet"
-                if archive.table is not None
-                else ("jsonl" if scan.topics else "raw")
-                + (f" {scan.codec.value}" if scan.codec.is_compressed else ""),
-                state,
-            )
-        )
+        messages = sum(member.messages for member in scan.members)
+        topics = ",".join(sorted(scan.topics))
+        rows.append((archive.shown, messages, topics, *span, scan.size, kind, state))
     write_listing(runtime, ARCHIVES, rows, form, optional=("bytes", "format", "first", "topics"))
     return ExitStatus.DONE

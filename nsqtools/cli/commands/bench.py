@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Context
@@ -10,10 +11,9 @@ from nsqtools.cli.options.connection import (
     ClientFlags,
     MaxInFlight,
     Where,
+    client_connection,
     client_opt,
-    flag_statements,
-    given_addresses,
-    opt_statements,
+    settled,
 )
 from nsqtools.cli.options.params import LIMITS
 from nsqtools.cli.parsing.binding import From, OptionSet, opt, some
@@ -21,13 +21,7 @@ from nsqtools.cli.render.outcomes import Progress
 from nsqtools.cli.render.output import Cell, Form, ListingForm, write_json, write_listing
 from nsqtools.cli.running.consuming import Create, look_before
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stopping
-from nsqtools.client.connection_settings import (
-    DEFAULT_NSQD_TCP_ADDRESS,
-    ConnectionSettings,
-    check_tls,
-    resolve_options,
-    texts_of,
-)
+from nsqtools.client.connection_settings import DEFAULT_NSQD_TCP_ADDRESS, texts_of
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import check_topic
 from nsqtools.records.units import parse_size
@@ -114,43 +108,70 @@ class Load(OptionSet):
     consumer_opt: list[str] | None = client_opt("consumer")
     producer_opt: list[str] | None = client_opt("producer")
     flags: ClientFlags
+    form: ListingForm
+    runtime: Session
 
-    def plan(self, mode: str, count: int | None, how: BenchPublishing, batch: int) -> BenchPlan:
+    def plan(self, mode: str, how: BenchPublishing, batch: int) -> BenchPlan:
         """The `BenchPlan`. Raises `ConfigurationError` for what cannot be measured."""
         from nsqtools.bench.bench_plan import BenchMode, BenchPlan
         from nsqtools.client.options import ClientOptions
 
-        given = given_addresses(self.context)
-        tcp, http = given.nsqd_tcp_address or (DEFAULT_NSQD_TCP_ADDRESS,), given.nsqd_http_address
-        said = list(flag_statements(self.context))  # once: it warns of a secret others can read
-        publishing = resolve_options([*said, *opt_statements(self.context, "producer_opt")])
-        consuming = resolve_options([*said, *opt_statements(self.context, "consumer_opt")])
-        check_tls(consuming, http, cure="Add --tls (or --no-tls).")
+        connection = client_connection(self.context, "consumer_opt")
+        if not connection.nsqd_tcp_addresses:  # of an nsqd on this machine HTTP alone was named
+            connection = replace(connection, nsqd_tcp_addresses=(DEFAULT_NSQD_TCP_ADDRESS,))
         producer = ClientOptions(max_outstanding=how.window)
-        connection = ConnectionSettings(tcp, (), http, texts_of(consuming))
+        publishing = texts_of(settled(self.context, "producer_opt"))
         return BenchPlan(
             mode=BenchMode(mode),
             connection=connection,
-            producer_options=producer.with_options(texts_of(publishing)),
+            producer_options=producer.with_options(publishing),
             consumer_options=connection.client_options(**CONSUMING),
             topic=None if self.topic is None else check_topic(self.topic),
             size=self.size,
             batch=how.batch or batch,
-            connections=self.connections or len(tcp),
+            connections=self.connections or len(connection.nsqd_tcp_addresses),
             rate=how.rate,
-            count=count,
-            for_s=FOR_S if count is None and self.for_ is None else self.for_,
+            count=how.count,
+            for_s=FOR_S if how.count is None and self.for_ is None else self.for_,
             warm_up_s=how.warm_up,
         )
 
+    def measure(self, mode: str, how: BenchPublishing, batch: int, *, create: bool = True) -> int:
+        """Measure and print the report; the exit status is 1 when messages are missing."""
+        from nsqtools.bench.bench import Bench
 
-def pub(
-    how: BenchPublishing,
-    *,
-    load: Load,
-    form: ListingForm,
-    runtime: Session,
-) -> int:
+        plan, form, runtime = self.plan(mode, how, batch), self.form, self.runtime
+        if plan.topic is not None and mode != "pub":
+            look_at_topic(plan, plan.topic, runtime, create=create)
+        with Progress(runtime) as progress:
+            began = runtime.monotonic()
+
+            def show(phase: str, count: int) -> None:
+                elapsed_s = runtime.monotonic() - began
+                progress.show(lambda: f"{phase}: {count:,} messages after {elapsed_s:.1f} s")
+
+            bench = Bench(plan, show)
+            with stopping(bench.stop) as signals:
+                report = bench.run()
+        columns = columns_of(report)
+        if form.is_document:
+            write_json(runtime, report._asdict())
+        elif runtime.stdout_is_tty and form == Form():
+            write_listing(runtime, ("figure", "value"), columns.items())
+        else:
+            write_listing(runtime, list(columns), [list(columns.values())], form)
+        for line in report.limits:
+            runtime.tell(f"nsq: {line}")
+        if report.interrupted or report.intact:
+            return signals.status()
+        runtime.insist(
+            f"nsq: error: {report.published} messages were published and {report.consumed} "
+            f"consumed: {report.missing} missing, {report.repeated} repeated"
+        )
+        return ExitStatus.FAILED
+
+
+def pub(how: BenchPublishing, *, load: Load) -> int:
     """Measure how fast messages are published, each confirmed by nsqd.
 
     Latency is that of a publish command, from sending a batch to its confirmation; with --rate from
@@ -163,17 +184,10 @@ def pub(
         nsq bench pub --size 100-2KiB --batch 50 --connections 2 --for 30s --snappy
         nsq bench pub --rate 1000 --batch 1 --json
     """
-    return measure(runtime, load.plan("pub", how.count, how, 100), form)
+    return load.measure("pub", how, 100)
 
 
-def sub(
-    count: Messages = BACKLOG_TO_DRAIN,
-    create: Create = False,
-    *,
-    load: Load,
-    form: ListingForm,
-    runtime: Session,
-) -> int:
+def sub(count: Messages = BACKLOG_TO_DRAIN, create: Create = False, *, load: Load) -> int:
     """Measure how fast a backlog is consumed, each message finished.
 
     Fills a topic of its own with --count messages, then drains it, and deletes it through nsqd's
@@ -186,18 +200,11 @@ def sub(
         nsq bench sub --count 1000000 --connections 2 --max-in-flight 500
         nsq bench sub --tls --tls-ca-file ca.pem --json
     """
-    at_once = BenchPublishing(batch=None, window=WINDOW, rate=0.0, warm_up=0.0)
-    return measure(runtime, load.plan("sub", count, at_once, 100), form, create=create)
+    at_once = BenchPublishing(batch=None, window=WINDOW, rate=0.0, warm_up=0.0, count=count)
+    return load.measure("sub", at_once, 100, create=create)
 
 
-def e2e(
-    how: BenchPublishing,
-    create: Create = False,
-    *,
-    load: Load,
-    form: ListingForm,
-    runtime: Session,
-) -> int:
+def e2e(how: BenchPublishing, create: Create = False, *, load: Load) -> int:
     """Measure how long messages take from a publisher through nsqd to a consumer.
 
     Publishers put the time in each message (with --rate the time at which it was due); consumers
@@ -213,41 +220,7 @@ def e2e(
         nsq bench e2e --rate 20000 --batch 20 --for 1m --connections 2
         nsq bench e2e --count 100000 --json
     """
-    return measure(runtime, load.plan("e2e", how.count, how, 1), form, create=create)
-
-
-def measure(runtime: Runtime, plan: BenchPlan, form: Form, *, create: bool = True) -> int:
-    """Measure and print the report; the exit status is 1 when messages are missing."""
-    from nsqtools.bench.bench import Bench
-
-    if plan.topic is not None and plan.mode.value != "pub":
-        look_at_topic(plan, plan.topic, runtime, create=create)
-    with Progress(runtime) as progress:
-        began = runtime.monotonic()
-
-        def show(phase: str, count: int) -> None:
-            elapsed_s = runtime.monotonic() - began
-            progress.show(lambda: f"{phase}: {count:,} messages after {elapsed_s:.1f} s")
-
-        bench = Bench(plan, show)
-        with stopping(bench.stop) as signals:
-            report = bench.run()
-    columns = columns_of(report)
-    if form.is_document:
-        write_json(runtime, report._asdict())
-    elif runtime.stdout_is_tty and form == Form():
-        write_listing(runtime, ("figure", "value"), columns.items())
-    else:
-        write_listing(runtime, list(columns), [list(columns.values())], form)
-    for line in report.limits:
-        runtime.tell(f"nsq: {line}")
-    if report.interrupted or report.intact:
-        return signals.status()
-    runtime.insist(
-        f"nsq: error: {report.published} messages were published and {report.consumed} consumed: "
-        f"{report.missing} missing, {report.repeated} repeated"
-    )
-    return ExitStatus.FAILED
+    return load.measure("e2e", how, 1, create=create)
 
 
 def look_at_topic(plan: BenchPlan, topic: str, runtime: Runtime, *, create: bool) -> None:

@@ -82,8 +82,8 @@ class CompactionOptions(OptionSet):
 
     def compaction(self, parallel: int) -> Compaction:
         """The compaction, not yet planned. Raises `NsqError`."""
-        from nsqtools.archive.catalog import find_inputs
         from nsqtools.archive.compaction import Compaction, Selection
+        from nsqtools.archive.finding import find_inputs
         from nsqtools.archive.slices import Settings
 
         last = self.day or self.until_day

@@ -16,11 +16,9 @@ from typer import Argument, Context
 from nsqtools.cli.options.connection import (
     PREFIX,
     REPEATABLE,
-    ClientFlags,
     GivenAddresses,
-    LookupFlags,
     MaxInFlight,
-    Where,
+    Reaching,
     client_opt,
     describe_option,
     flag_statements,
@@ -65,13 +63,9 @@ NewValue = Annotated[str, Argument(metavar="VALUE", help="New value; commas betw
 
 def in_force(
     context: Context,
-    where: Where,
+    options: Reaching,
     max_in_flight: MaxInFlight = None,
-    consumer_opt: list[str] | None = client_opt("consumer"),
     producer_opt: list[str] | None = client_opt("producer"),
-    *,
-    flags: ClientFlags,
-    lookup: LookupFlags,
 ) -> list[SettingRow]:
     """Every setting, in the order of the connection options; read from ``context``, that knows
     where each is set. Raises `ConfigurationError`."""
@@ -79,19 +73,16 @@ def in_force(
     opts = {name: list(opt_statements(context, name)) for name in OPTS}
     holds = {name: resolve_options([*said, *given]) for name, given in opts.items()}
     rows = [_file_row(context), _profile_row(context)]
-    rows += [
-        _row(context, name, holds["consumer_opt"])
-        for name in REPEATABLE
-        if name not in OPTS and not name.startswith(PREFIX)
-    ]
     if context.obj.environ.get(AUTH_SECRET):
         rows.append(SettingRow("auth-secret", MASK, _word(Origin.ENVIRONMENT), AUTH_SECRET))
-    for name in REPEATABLE:  # of another cluster, which few commands have
-        if name.startswith(PREFIX) and (setting := setting_of(context, name)) is not None:
+    for name in REPEATABLE:
+        if name in OPTS:
+            rows += [_opt_row(name, each, holds[name]) for each in opts[name]]
+        elif not name.startswith(PREFIX):
+            rows.append(_row(context, name, holds["consumer_opt"]))
+        elif setting := setting_of(context, name):  # of another cluster, which few commands have
             value, origin = _plain(setting.value), _word(setting.origin)
             rows.append(SettingRow(_shown(name), value, origin, setting.place))
-    for name in OPTS:
-        rows += [_opt_row(name, each, holds[name]) for each in opts[name]]
     return _explained(context, rows)
 
 

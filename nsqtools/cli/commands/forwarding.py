@@ -19,14 +19,15 @@ from nsqtools.cli.options.publishing import DELIVERY, Rate
 from nsqtools.cli.parsing.binding import OptionSet, opt
 from nsqtools.cli.render.output import write_json
 from nsqtools.cli.running.consuming import Consuming, look_before
-from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, status_of_work
-from nsqtools.client.connection_settings import ConnectionSettings, read_secret
+from nsqtools.cli.running.runtime import ExitStatus, Session, status_of_work
+from nsqtools.client.connection_settings import read_secret
 from nsqtools.errors import ConfigurationError, ConnectionFailed
 from nsqtools.files.opening import Renewed
 from nsqtools.forward import BatchForm, EndpointMode, ForwardMode, Redirects
 from nsqtools.records.template import compile_template
 
 if TYPE_CHECKING:
+    from nsqtools.client.options import ClientOptions
     from nsqtools.forward.courier import DeadLetterBox
     from nsqtools.forward.forwarder import ForwardSettings
     from nsqtools.forward.http_requests import RequestBuilder, RequestSecrets
@@ -48,6 +49,8 @@ class ForwardOptions(Consuming):
     dead_letter_file: Path | None = opt(
         "FILE", "Append what cannot be delivered to this file, for nsq redrive.", DELIVERY
     )
+    connection: ConsumerConnection
+    runtime: Session
 
     def check(self) -> None:
         super().check()
@@ -69,11 +72,7 @@ class ForwardOptions(Consuming):
             )
 
     def settings(
-        self,
-        channel: str,
-        connection: ConnectionSettings,
-        usual: dict[str, Any] | None = None,
-        **more: Any,
+        self, channel: str, usual: dict[str, Any] | None = None, **more: Any
     ) -> ForwardSettings:
         """Where messages come from, and what happens to them.
 
@@ -84,76 +83,70 @@ class ForwardOptions(Consuming):
         own = {name: getattr(self, name) for name in ("keep", "pick", "rate", "max_attempts")}
         own |= {"pattern": self.topic_pattern, "refresh_s": self.topic_refresh}
         own["leave_out"] = frozenset(filter(None, [self.dead_letter_topic]))  # or it feeds itself
-        options = connection.client_options(**{**THROUGHPUT, **(usual or {})})
-        return ForwardSettings(self.topics, channel, connection, options, **{**own, **more})
+        options = self.connection.client_options(**{**THROUGHPUT, **(usual or {})})
+        return ForwardSettings(self.topics, channel, self.connection, options, **own, **more)
 
+    def run(
+        self, settings: ForwardSettings, sink: Sink, addresses: Sequence[str] = (), hint: str = ""
+    ) -> int:
+        """Forward until it is stopped or a limit is reached; report, and return the exit status.
 
-def run_forwarder(
-    settings: ForwardSettings,
-    sink: Sink,
-    options: ForwardOptions,
-    runtime: Runtime,
-    destinations: Sequence[str] = (),
-    hint: str | None = None,
-) -> int:
-    """Forward until it is stopped or a limit is reached; report, and return the exit status.
+        One of the ``addresses``, each HOST:PORT, has to take a connection before that; ``hint``
+        says what to do if none does, where the usual hint is wrong because they are not nsqd.
+        """
+        from nsqtools.client.connection import require_one
+        from nsqtools.files.opening import allow_many
+        from nsqtools.forward.forwarder import Forwarder
 
-    One of the ``destinations``, each HOST:PORT, has to take a connection before that; ``hint`` says
-    what to do if none does, where the usual hint is wrong because they are not nsqd.
-    """
-    from nsqtools.client.connection import require_one
-    from nsqtools.files.opening import allow_many
-    from nsqtools.forward.forwarder import Forwarder
-
-    allow_many()
-    connection, channel = settings.connection, settings.channel
-    look_before(settings.topics, channel, connection, runtime, create=options.create, force=True)
-    try:
-        require_one(destinations, settings.options.dial_timeout_s)
-    except ConnectionFailed as error:
-        error.hint = hint or error.hint
-        raise
-    forwarder = Forwarder(
-        settings,
-        sink,
-        dead_letters=dead_letter_box(settings, options),
-        limits=options.limits.run_limits(),
-        on_tick=lambda: watched.tick(lambda: f"{counters.totals.delivered:,} messages delivered"),
-    )
-    counters, courier = forwarder.counters, forwarder.courier
-    with options.watched(
-        runtime,
-        forwarder.stop,
-        metrics=lambda: counters.metrics(courier.held, courier.is_failing),
-        health=lambda: (not courier.is_failing, courier.last_error or "forwarding"),
-        queue=(connection, channel),
-        done=lambda: counters.totals.received,
-    ) as watched:
+        allow_many()
+        runtime, connection, channel = self.runtime, self.connection, settings.channel
+        look_before(self.topics, channel, connection, runtime, create=self.create, force=True)
         try:
-            forwarder.run()
-        finally:
-            watched.progress.clear()
-            totals = counters.totals
-            if options.json:
-                write_json(runtime, asdict(totals))
-            left = f"; {forwarder.left} of them did not come again" if forwarder.left else ""
-            runtime.tell(f"nsq: {summary(totals)}{left}")
-    if forwarder.falls_short:
-        return watched.signals.status(otherwise=ExitStatus.LIMIT_NOT_REACHED)
-    is_whole = not (totals.dead_lettered or totals.dropped or forwarder.left)
-    status = status_of_work(is_whole=is_whole, is_anything_done=True)
-    return watched.signals.status(otherwise=status)
+            require_one(addresses, settings.options.dial_timeout_s)
+        except ConnectionFailed as error:
+            error.hint = hint or error.hint
+            raise
+        forwarder = Forwarder(
+            settings,
+            sink,
+            dead_letters=self.dead_letters(settings.options),
+            limits=self.limits.run_limits(),
+            on_tick=lambda: watched.tick(
+                lambda: f"{counters.totals.delivered:,} messages delivered"
+            ),
+        )
+        counters, courier = forwarder.counters, forwarder.courier
+        with self.watched(
+            runtime,
+            forwarder.stop,
+            metrics=lambda: counters.metrics(courier.held, courier.is_failing),
+            health=lambda: (not courier.is_failing, courier.last_error or "forwarding"),
+            queue=(connection, channel),
+            done=lambda: counters.totals.received,
+        ) as watched:
+            try:
+                forwarder.run()
+            finally:
+                watched.progress.clear()
+                totals = counters.totals
+                if self.json:
+                    write_json(runtime, asdict(totals))
+                left = f"; {forwarder.left} of them did not come again" if forwarder.left else ""
+                runtime.tell(f"nsq: {summary(totals)}{left}")
+        if forwarder.falls_short:
+            return watched.signals.status(otherwise=ExitStatus.LIMIT_NOT_REACHED)
+        is_whole = not (totals.dead_lettered or totals.dropped or forwarder.left)
+        status = status_of_work(is_whole=is_whole, is_anything_done=True)
+        return watched.signals.status(otherwise=status)
 
+    def dead_letters(self, options: ClientOptions) -> DeadLetterBox | None:
+        """Where what cannot be delivered goes. Raises `OutputError` and `ConfigurationError`."""
+        from nsqtools.forward.courier import DeadLetterFile, DeadLetterTopic
 
-def dead_letter_box(settings: ForwardSettings, options: ForwardOptions) -> DeadLetterBox | None:
-    """Where what cannot be delivered goes. Raises `OutputError` and `ConfigurationError`."""
-    from nsqtools.forward.courier import DeadLetterFile, DeadLetterTopic
-
-    if options.dead_letter_file is not None:
-        return DeadLetterFile(options.dead_letter_file)
-    if options.dead_letter_topic is not None:
-        return DeadLetterTopic(options.dead_letter_topic, settings.options)
-    return None
+        if self.dead_letter_file is not None:
+            return DeadLetterFile(self.dead_letter_file)
+        topic = self.dead_letter_topic
+        return None if topic is None else DeadLetterTopic(topic, options)
 
 
 def summary(totals: ForwardTotals) -> str:
@@ -206,8 +199,6 @@ def to_nsq(
     *,
     forwarding: ForwardOptions,
     destination: Destination,
-    connection: ConsumerConnection,
-    runtime: Session,
 ) -> int:
     """Forward topics to another nsqd or cluster, each message finished once it is there.
 
@@ -242,12 +233,12 @@ def to_nsq(
         value=require_json_value,
         whitelist=whitelist_json_field or (),
     )
-    guard = LoopGuard(connection, replace(destination, nsqd_tcp_addresses=sink.nsqds), rename)
+    there = replace(destination, nsqd_tcp_addresses=sink.nsqds)
+    guard = LoopGuard(forwarding.connection, there, rename)
     check = guard.check if loop_guard else lambda topic: None
-    way: dict[str, Any] = {"check": check, "user_agent": guard.user_agent, "rename": rename}
-    way |= {"keep": keep, "pick": pick, "window_bytes": WINDOW_BYTES}
-    settings = forwarding.settings(channel, connection, **way)
-    return run_forwarder(settings, sink, forwarding, runtime, sink.nsqds)
+    settings = forwarding.settings(channel, check=check, user_agent=guard.user_agent, rename=rename)
+    settings = settings._replace(keep=keep, pick=pick, window_bytes=WINDOW_BYTES)
+    return forwarding.run(settings, sink, sink.nsqds)
 
 
 REQUESTS = "Requests"  # headings of the help page
@@ -381,8 +372,6 @@ def to_http(
     *,
     requests: RequestOptions,
     forwarding: ForwardOptions,
-    connection: ConsumerConnection,
-    runtime: Session,
 ) -> int:
     """Send topics to HTTP endpoints, each message finished when one has accepted it.
 
@@ -427,6 +416,6 @@ def to_http(
         settings,
         HttpPool(http_client_connect_timeout, http_client_request_timeout, tls),
     )
-    way = forwarding.settings(channel, connection, batch=requests.batch), sink, forwarding, runtime
     there = [str(each.origin[1]) for each in endpoints]
-    return run_forwarder(*way, there, "Check the URL, and that a server listens there.")
+    hint = "Check the URL, and that a server listens there."
+    return forwarding.run(forwarding.settings(channel, batch=requests.batch), sink, there, hint)

@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Context
 
-from nsqtools.cli.options.connection import (
-    ClientFlags,
-    LookupFlags,
-    Where,
-    client_opt,
-    settled,
-)
+from nsqtools.cli.options.connection import ClientFlags, LookupFlags, Where, client_opt, settled
 from nsqtools.cli.options.params import DryRun, Json, Yes
 from nsqtools.cli.options.publishing import DrainedChannels
 from nsqtools.cli.parsing.binding import From, OptionSet, opt, some

@@ -82,7 +82,7 @@ def replay(
         nsq spark replay /data/nsq --where "topic = 'clicks' AND attempts > 1" --dry-run
         nsq spark replay /var/nsq --topic clicks=again --since -2h --ledger replay.ledger
     """
-    from nsqtools.archive.catalog import find_inputs
+    from nsqtools.archive.finding import find_inputs
     from nsqtools.archive.location import absolute
     from nsqtools.files.scratch import scratch_directory
     from nsqtools.spark.format_options import as_options, hand_on_secrets

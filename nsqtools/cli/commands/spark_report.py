@@ -72,7 +72,7 @@ def report(
         nsq spark report /data/nsq -t clicks --by day --json
         nsq spark report /data/nsq --by 10m --gap 1m
     """
-    from nsqtools.archive.catalog import find_inputs
+    from nsqtools.archive.finding import find_inputs
     from nsqtools.spark.jobs.inputs import Choice
     from nsqtools.spark.jobs.reporting import make_report
 

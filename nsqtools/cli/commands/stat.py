@@ -129,12 +129,7 @@ def stat(
         nsq stat --show clients -t 'web*'
     """
     from nsqtools.cluster.sampling import Question, SampleFilter, Sampler
-    from nsqtools.cluster.stats_documents import (
-        client_documents,
-        document,
-        parse_filter,
-        sort_rows,
-    )
+    from nsqtools.cluster.stats_documents import client_documents, document, parse_filter, sort_rows
 
     if once and (interval or count):
         raise ConfigurationError("--once takes one sample: leave out --interval and --count")

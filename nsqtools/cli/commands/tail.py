@@ -78,7 +78,8 @@ def tail(
     from nsqtools.cluster.topics import UnlistedTopics
     from nsqtools.tail.tail import End, Tail
 
-    channel = channel or ephemeral_channel()
+    # of one's own, gone with its last client
+    channel = channel or f"tail{random.randrange(1_000_000):06d}#ephemeral"
     topics = tuple(dict.fromkeys(topic))
     is_watched = runtime.stderr_is_tty and not runtime.quiet
     unlisted = UnlistedTopics(connection)
@@ -117,11 +118,6 @@ def tail(
         runtime.tell(f"nsq: {service.watch.count} of {limits.count} messages arrived")
         return ExitStatus.LIMIT_NOT_REACHED
     return signals.status()
-
-
-def ephemeral_channel() -> str:
-    """A channel of one's own, gone with its last client."""
-    return f"tail{random.randrange(1_000_000):06d}#ephemeral"
 
 
 COUNT = 5

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
 
-from nsqtools.cli.commands.forwarding import ForwardOptions, run_forwarder
-from nsqtools.cli.options.connection import ConsumerConnection
+from nsqtools.cli.commands.forwarding import ForwardOptions
 from nsqtools.cli.options.params import ChannelName
 from nsqtools.cli.options.publishing import DELIVERY
 from nsqtools.cli.parsing.binding import OptionSet, opt
 from nsqtools.cli.render.outcomes import CLEAR_LINE
-from nsqtools.cli.running.runtime import Runtime, Session, write_whole
+from nsqtools.cli.running.runtime import Runtime, write_whole
 from nsqtools.errors import ConfigurationError, NotFoundError
 
 if TYPE_CHECKING:
@@ -79,8 +78,6 @@ def to_exec(
     *,
     commands: CommandOptions,
     forwarding: ForwardOptions,
-    connection: ConsumerConnection,
-    runtime: Session,
 ) -> int:
     """Run a command for each message, which is finished when the command ends with status 0.
 
@@ -106,10 +103,10 @@ def to_exec(
     if settings.fatal:
         forwarding.need_letters("--fatal-status")
     usual = {"max_in_flight": commands.max_in_flight}
-    way = forwarding.settings(channel, connection, usual, batch=commands.batch)
+    way = forwarding.settings(channel, usual, batch=commands.batch)
     # for more than are in flight it would wait in vain
     settings = settings._replace(batch=min(settings.batch, way.options.max_in_flight))
-    return run_forwarder(way, ExecSink(settings, printing(runtime)), forwarding, runtime)
+    return forwarding.run(way, ExecSink(settings, printing(forwarding.runtime)))
 
 
 def printing(runtime: Runtime) -> Write:

@@ -371,17 +371,20 @@ def _opts(values: Iterable[str], origin: Origin, name: str, place: str) -> Itera
 # -- connections --------------------------------------------------------------------------------
 
 
+class Reaching(OptionSet):
+    """Where to connect and how, for commands that get messages."""
+
+    where: Where
+    consumer_opt: list[str] | None = client_opt("consumer", "-X")
+    flags: ClientFlags
+    lookup: LookupFlags
+
+
 def consumer_connection(
-    context: Context,
-    where: Where,
-    max_in_flight: MaxInFlight = None,
-    consumer_opt: list[str] | None = client_opt("consumer", "-X"),
-    *,
-    flags: ClientFlags,
-    lookup: LookupFlags,
+    context: Context, options: Reaching, max_in_flight: MaxInFlight = None
 ) -> ConnectionSettings:
     """The connection of a command that consumes."""
-    return _client_connection(context, "consumer_opt")
+    return client_connection(context, "consumer_opt")
 
 
 def producer_connection(
@@ -392,10 +395,10 @@ def producer_connection(
     flags: ClientFlags,
 ) -> ConnectionSettings:
     """The connection of a command that publishes."""
-    return _client_connection(context, "producer_opt")
+    return client_connection(context, "producer_opt")
 
 
-def _client_connection(context: Context, opts: str) -> ConnectionSettings:
+def client_connection(context: Context, opts: str) -> ConnectionSettings:
     given, options = given_addresses(context), settled(context, opts)
     over_http = [*given.lookupd_http_address, *given.nsqd_http_address]
     check_tls(options, over_http, cure="Add --tls (or --no-tls).")
@@ -467,27 +470,21 @@ def cluster_connection(
     https: Annotated[dict[str, Any], From(some(ClientFlags, *HTTPS_FLAGS))],
     lookup: LookupFlags,
 ) -> ClusterSettings:
-    """The cluster; without any address, the HTTP port of the nsqd on this machine."""
+    """The cluster, over HTTP."""
+    return _cluster(context)
+
+
+def viewed_cluster(context: Context, options: Reaching) -> ClusterSettings:
+    """The cluster of a command that shows messages too: with the flags for TCP."""
     return _cluster(context)
 
 
 def _cluster(context: Context) -> ClusterSettings:
+    """The cluster; without any address, the HTTP port of the nsqd on this machine."""
     given = given_addresses(context)
     if given == GivenAddresses((DEFAULT_NSQD_TCP_ADDRESS,)):
         given = GivenAddresses(nsqd_http_address=(DEFAULT_NSQD_HTTP_ADDRESS,))
     return ClusterSettings(_connection(context, given, settled(context, "consumer_opt")))
-
-
-def viewed_cluster(
-    context: Context,
-    where: Where,
-    consumer_opt: list[str] | None = client_opt("consumer", "-X"),
-    *,
-    flags: ClientFlags,
-    lookup: LookupFlags,
-) -> ClusterSettings:
-    """The cluster of a command that shows messages too: with the flags for TCP."""
-    return _cluster(context)
 
 
 ConsumerConnection = Annotated[ConnectionSettings, From(consumer_connection)]

@@ -186,28 +186,28 @@ def describe(command: TyperCommand, ctx: Any) -> HelpPage:
 
     description, _, examples = cleandoc(command.help or "").partition(EXAMPLES)
     sections: dict[str, list[Row]] = {}
-    arguments = []
+    usage = [ctx.command_path, "[OPTIONS]"]
     parameters: list[Any] = command.get_params(ctx)
     for parameter in parameters:
+        row = (label(parameter), _text(parameter))
         if parameter.param_type_name == "argument":
-            arguments.append(_argument_usage(parameter))
-            sections.setdefault("Arguments", []).append(
-                (_argument_usage(parameter), _text(parameter))
-            )
+            usage.append(row[0])
+            sections.setdefault("Arguments", []).append(row)
         elif not parameter.hidden:
-            panel = parameter.rich_help_panel or "Options"
-            sections.setdefault(panel, []).append((label(parameter), _text(parameter)))
-    usage = " ".join([ctx.command_path, "[OPTIONS]", *arguments])
+            sections.setdefault(parameter.rich_help_panel or "Options", []).append(row)
     lines = [line.strip() for line in examples.splitlines() if line.strip()]
-    return HelpPage(usage, description, sections, lines)
+    return HelpPage(" ".join(usage), description, sections, lines)
 
 
-def label(option: Any) -> str:
-    """The option as it is typed: ``-t, --topic TOPIC``, ``--tls / --no-tls``."""
-    names = ", ".join(sorted(option.opts, key=len))
-    if option.secondary_opts:
-        names += " / " + ", ".join(option.secondary_opts)
-    return names if option.is_flag or option.count else f"{names} {metavar(option)}"
+def label(parameter: Any) -> str:
+    """The parameter as it is typed: ``-t, --topic TOPIC``, ``--tls / --no-tls``, ``[TEXT...]``."""
+    if parameter.param_type_name == "argument":
+        word = metavar(parameter) + ("..." if parameter.nargs == -1 else "")
+        return word if parameter.required else f"[{word}]"
+    names = ", ".join(sorted(parameter.opts, key=len))
+    if parameter.secondary_opts:
+        names += " / " + ", ".join(parameter.secondary_opts)
+    return names if parameter.is_flag or parameter.count else f"{names} {metavar(parameter)}"
 
 
 def metavar(parameter: Any) -> str:
@@ -241,16 +241,15 @@ def render_brief(command: TyperCommand, ctx: Any, *, colour: bool, width: int) -
     folded: dict[str, Row] = {}
     parameters: list[Any] = command.get_params(ctx)
     for place, each in enumerate(parameters):
-        if each.param_type_name == "argument":
-            ranked.append((0, place, (_argument_usage(each), _first_sentence(each))))
-        elif each.name in CLIENT_OPTIONS:
+        if each.name in CLIENT_OPTIONS:
             folded[each.name] = (label(each), f"Options of the client: {OPTIONS_PAGE}.")
         elif each.rich_help_panel in FOLDED:
             names = FOLDED[each.rich_help_panel]
             folded[each.rich_help_panel] = (names, f"{each.rich_help_panel}: {OPTIONS_PAGE}.")
         elif not each.hidden and each.name != "help":
             is_usual = any(len(name) == 2 for name in each.opts) or each.metavar == ADDRESS
-            is_needed = each.required or used.intersection(each.opts)
+            is_argument = each.param_type_name == "argument"
+            is_needed = is_argument or each.required or used.intersection(each.opts)
             rank = 0 if is_needed else 1 if is_usual else 2
             ranked.append((rank, place, (label(each), _first_sentence(each))))
 
@@ -273,9 +272,9 @@ def render_brief(command: TyperCommand, ctx: Any, *, colour: bool, width: int) -
     shown: dict[int, list[str]] = {}
     room = BRIEF_LINES - len(lines) - len(last)
     for _, place, row in sorted(ranked):
-        if (needed := len(laid_out(row))) <= room:
-            shown[place] = laid_out(row)
-            room -= needed
+        if len(found := laid_out(row)) <= room:
+            shown[place] = found
+            room -= len(found)
     lines += [line for place in sorted(shown) for line in shown[place]]
     return "\n".join([*lines, *last]) + "\n"
 
@@ -284,13 +283,6 @@ def _first_sentence(parameter: Any) -> str:
     text = (parameter.help or "").partition(". ")[0].removesuffix(".")
     kept = [note for note in notes(parameter) if note.startswith(("default", "required"))]
     return f"{text}. [{'; '.join(kept)}]" if kept else f"{text}."
-
-
-def _argument_usage(argument: Any) -> str:
-    word = metavar(argument)
-    if argument.nargs == -1:
-        word += "..."
-    return word if argument.required else f"[{word}]"
 
 
 def notes(parameter: Any) -> list[str]:

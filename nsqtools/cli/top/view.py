@@ -92,10 +92,6 @@ def _joined(
     return joined
 
 
-def _count(name: str) -> Read:
-    return lambda each: None if each.is_silent else len(getattr(each, name))
-
-
 def _heap_mib(each: Sum) -> float | None:
     heap = each.state.heap if each.state else None
     return None if heap is None else heap / (1 << 20)
@@ -132,7 +128,7 @@ VIEWS = {
             Column("disk", _joined("queues", "disk", none=0)),
             *_rates,
             *_sums,
-            Column("channels", _count("channels")),
+            Column("channels", _joined("channels", "channel", len, 0)),
             Column("messages", _joined("topics", "messages"), 8),
             Column("paused", _joined("topics", "paused", any), 6),
             _trend,
@@ -171,7 +167,7 @@ VIEWS = {
             _text("node", "name", 10),
             Column("state", lambda each: state_text(each.state), 6, is_text=True),
             Column("version", lambda each: each.state.version or None, 7, is_text=True),
-            Column("topics", _count("topics"), 6),
+            Column("topics", _joined("topics", "topic", len, 0), 6),
             _waiting,
             *_rates,
             *_sums,

@@ -50,7 +50,7 @@ from nsqtools.archive.finding import committed
 from nsqtools.archive.layout import TimeRange
 from nsqtools.archive.lease import Held, held
 from nsqtools.archive.location import Location, absolute, refuse_nested, spark_url
-from nsqtools.archive.slices import create_table, need_columns
+from nsqtools.archive.slices import prepare_table
 from nsqtools.archive.storage import Storage, failing
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.cluster.topics import Troubles
@@ -419,8 +419,7 @@ class DeltaSink:
         """Append what is new of a batch. Raises what Spark raises, and `NsqError`."""
         output, bodies = str(self.places.output), self.places.bodies
         table, query = DeltaCatalog(output), self._query()
-        create_table(table, kind=bodies.kind)
-        need_columns(table, bodies.message_schema())
+        prepare_table(table, bodies.message_schema(), bodies.kind)
         if table.number_of(query) > number:
             return
         kept = batch.persist()  # it is read twice, and must be counted once

@@ -18,9 +18,10 @@ from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from nsqtools.archive.catalog import DAY_NS, NEEDED, Inputs, begin_ns, table_files, without_columns
+from nsqtools.archive.catalog import NEEDED, range_of, without_columns
 from nsqtools.archive.columns import filtered_columns
 from nsqtools.archive.delta import Partition
+from nsqtools.archive.finding import Inputs, table_files
 from nsqtools.archive.layout import EVER, TimeRange
 from nsqtools.archive.location import Location, spark_url
 from nsqtools.archive.storage import failing
@@ -54,10 +55,10 @@ class Choice(NamedTuple):
         if self.topics and topic is not None and topic not in self.topics:
             return False
         try:
-            begin = begin_ns(date.fromisoformat(day or ""))
+            begin, end = range_of(date.fromisoformat(day or ""))
         except ValueError:  # missing, or not a date
             return True
-        return self.within.meets(begin, begin + DAY_NS - 1)
+        return self.within.meets(begin, end - 1)
 
 
 MESSAGE_COLUMNS = tuple(BYTES.message_schema().names)

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from nsqtools.archive.catalog import Inputs, find_inputs, table_files
+from nsqtools.archive.finding import Inputs, find_inputs, table_files
 from nsqtools.archive.layout import TimeRange
 from nsqtools.archive.lease import held
 from nsqtools.archive.location import Location, absolute, parse_place

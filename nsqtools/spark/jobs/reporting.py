@@ -19,7 +19,7 @@ from typing import Any
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
-from nsqtools.archive.catalog import Inputs
+from nsqtools.archive.finding import Inputs
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.text import NS
 from nsqtools.spark.archives.read_settings import moment

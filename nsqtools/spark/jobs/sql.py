@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, cast
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType, TimestampType
 
-from nsqtools.archive.catalog import find_inputs, table_files
+from nsqtools.archive.finding import find_inputs, table_files
 from nsqtools.archive.location import Location, spark_url
 from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.files.scratch import scratch_directory

@@ -10,8 +10,8 @@ Two guards are between a hostile cluster and the browser, and no template has to
 every text passes `escape_line` (controls and characters that reverse a line become visible), then
 jinja escapes it as HTML. What is more than one line, such as a body, is made with `lines`.
 
-Pages share answers (`Recent`): ten people who look at one channel are one question every two
-seconds. The first request waits for the daemons; others meanwhile wait for the same answer. And
+Pages share answers (`Recent`): ten people who look at one channel are one question for each
+sample. The first request waits for the daemons; others meanwhile wait for the same answer. And
 they share what is sent: a page and its changes are made once for an address, a role and a sample
 (`Rendering`), and compressed once (`Packed`). So a live page has nothing in it that is the reader's
 own, and no secret beside what a reader chose: its compressed size would tell.
@@ -22,7 +22,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import math
 import struct
 import threading
 import time
@@ -54,6 +53,7 @@ from nsqtools.web.pages.snapshot import NO_SAMPLE, Snapshot
 
 V = TypeVar("V")
 Values = dict[str, Any]
+Make = Callable[["Site", Request], Values]
 
 KEEP_ALIVE_S = 15.0
 """An open stream says something that often: who has gone is noticed."""
@@ -77,8 +77,8 @@ class Site:
         return self._snapshot
 
     def recent(self, question: Hashable, ask: Callable[[V | None], V]) -> V:
-        """Return what ``ask`` answered lately, or now; each sample finds a new answer."""
-        return self._recent.get(question, ask, 0.8 * self.context.watcher.interval_s)
+        """Return what ``ask`` answered since the latest sample, or answers now."""
+        return self._recent.get(question, ask, self.context.watcher.latest)
 
     def trend(self, key: Key, quantity: str) -> figures.Spark:
         """Return what became of a queue in the last minutes."""
@@ -142,7 +142,7 @@ class Site:
         channels = split.split(",") if split else [row.channel for row in there]
         return figures.figures_of(key, channels, is_split=bool(split))
 
-    def route(self, path: str, make: Callable[[Site, Request], Values]) -> Route:
+    def route(self, path: str, make: Make) -> Route:
         """Return the route of a page that is live, and that readers of one role share."""
 
         async def answer(request: Request) -> Response:
@@ -157,20 +157,18 @@ class Site:
 
         return Route(path, answer)
 
-    def _rendering(self, make: Callable[[Site, Request], Values], request: Request) -> Rendering:
+    def _rendering(self, make: Make, request: Request) -> Rendering:
         """Return the page as it is at the latest sample."""
         sample = self.context.watcher.latest
 
-        def ask(before: Rendering | None) -> Rendering:
-            if before is not None and before.sample is sample:
-                return before
+        def ask(_: Rendering | None) -> Rendering:
             values = make(self, request)
             page, pieces = render(values)
             return Rendering(sample, Packed(page), pieces, values.get("charts"))
 
         asked = [each for each in request.query_params.multi_items() if each[0] != "live"]
         role = self.context.user(request).may_change
-        return self._recent.get((request.url.path, *asked, role, _theme(request)), ask)
+        return self._recent.get((request.url.path, *asked, role, _theme(request)), ask, sample)
 
     def page(
         self, request: Request, template: str, title: str, status: int = 200, **values: Any
@@ -194,9 +192,7 @@ class Site:
         answer.headers.update(headers or {})
         return answer
 
-    async def _events(
-        self, request: Request, make: Callable[[Site, Request], Values], is_packed: bool
-    ) -> AsyncIterator[bytes]:
+    async def _events(self, request: Request, make: Make, is_packed: bool) -> AsyncIterator[bytes]:
         def sent(piece: Packed) -> bytes:
             return piece.deflated if is_packed else piece.plain
 
@@ -343,17 +339,11 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {
-        name: getattr(figures, name)
-        for name in ("age", "count", "percent", "rate", "seconds", "size")
-    }
-    made.filters |= {"lines": lines, "moment": moment}
-    made.globals |= {
-        "version": __version__,
-        "by_kind": by_kind,
-        "key_of": key_of,
-        "queue_name": queue_name,
-    }
+    numbers = (figures.age, figures.count, figures.percent, figures.rate, figures.seconds)
+    filters = (*numbers, figures.size, lines, moment)
+    made.filters |= {each.__name__: each for each in filters}
+    made.globals |= {each.__name__: each for each in (by_kind, key_of, queue_name)}
+    made.globals["version"] = __version__
     for name in made.list_templates():
         made.get_template(name)  # now, and not while the first reader waits
     return made
@@ -432,7 +422,7 @@ MAX_ANSWERS = 400
 @dataclass(slots=True)
 class _Answer:
     lock: threading.Lock = field(default_factory=threading.Lock)
-    at_s: float = -math.inf
+    at: object = field(default_factory=object)  # which nobody asks for
     value: Any = None
 
 
@@ -443,8 +433,8 @@ class Recent:
         self._lock = threading.Lock()
         self._answers: dict[Hashable, _Answer] = {}
 
-    def get(self, question: Hashable, ask: Callable[[V | None], V], keep_s: float = 0.0) -> V:
-        """Return what ``ask`` answered in the last ``keep_s`` seconds, or answers now.
+    def get(self, question: Hashable, ask: Callable[[V | None], V], at: object) -> V:
+        """Return what ``ask`` answered ``at`` the same object (a sample), or answers now.
 
         It gets the answer before. Raises as it does.
         """
@@ -454,8 +444,8 @@ class Recent:
             while len(self._answers) > MAX_ANSWERS:
                 del self._answers[next(iter(self._answers))]
         with answer.lock:
-            if time.monotonic() - answer.at_s >= keep_s:
+            if answer.at is not at:
                 answer.value = ask(answer.value)
-                answer.at_s = time.monotonic()
+                answer.at = at
             value: V = answer.value
             return value
