@@ -520,8 +520,7 @@ class Consumer(CommonConsumer):
         self.start()
         thread = threading.get_ident()
         who = object()  # not the thread, which may do this twice
-        if size is not None:
-            self.gather(who, size)
+        self.gather(who, size or 0)
         try:
             while True:
                 if size is None:
@@ -538,8 +537,7 @@ class Consumer(CommonConsumer):
                     yield batch
         finally:
             self._handled.pop(thread, None)
-            if size is not None:
-                self.gather(who, 0)
+            self.gather(who, 0)
 
     def __iter__(self) -> Iterator[Message]:
         """Iterate over messages until the consumer stops. Each must be answered.

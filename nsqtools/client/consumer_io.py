@@ -436,7 +436,7 @@ class ConsumerIO:
     ) -> None:
         dialer = self.dialers[topic]
         if dialer.ended(address, error, was_proven=was_proven, quietly=quietly):
-            self.look_up_soon(topic)
+            self._discoveries[topic].ask_soon()
         try:
             self._on_error(error)
         except Exception:
@@ -601,11 +601,10 @@ class ConsumerIO:
             name = self.loop.name
             log.warning("%s: stops when %s, in %.0f s at the latest", name, what, left_s)
 
-    def look_up_soon(self, topic: str = "") -> None:
-        """Bring the next round of lookups forward, for one topic or all, where there is any."""
-        for name, discovery in self._discoveries.items():
-            if topic in ("", name) and not self._stopping:
-                discovery.ask_soon()
+    def look_up_soon(self) -> None:
+        """Bring the next rounds of lookups forward, where there are any."""
+        for discovery in self._discoveries.values():
+            discovery.ask_soon()
 
     def _leave_others(self) -> None:
         """Look for no more nsqd, and connect to none."""

@@ -355,8 +355,9 @@ class IOThread:
             self._run_timers()
         leaving = self._give_turns()
         self._flush()
-        if self.at_last:
-            self._do_at_last()
+        calls, self.at_last = self.at_last, []
+        for call, member in calls:
+            self._call(member, call)
         for member in leaving:
             self._remove(member)
         if not self._catches_up:
@@ -383,11 +384,6 @@ class IOThread:
             unflushed, self.unflushed = self.unflushed, []
             for connection, member in unflushed:
                 self._call(member, connection.flush)
-
-    def _do_at_last(self) -> None:
-        calls, self.at_last = self.at_last, []
-        for call, member in calls:
-            self._call(member, call)
 
     def _call(self, member: LoopMember, call: Callable[[], object]) -> None:
         try:

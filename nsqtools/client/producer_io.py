@@ -43,7 +43,7 @@ from typing import NoReturn, get_args
 
 from nsqtools.client import outcomes
 from nsqtools.client.connecting import RetryDelays, background, connect, warn_of_left_out
-from nsqtools.client.connection import Connection
+from nsqtools.client.connection import Connection, open_connection
 from nsqtools.client.discovery import Discovery
 from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.options import ClientOptions, check_times
@@ -146,7 +146,9 @@ class ProducerLink:
         if self.connection is None and not self.is_connecting and now >= self.not_before:
             self.is_connecting = True
             self.tried_at = now
-            work = partial(connect, self.address, self._options, is_announced=self.is_announced)
+            address, options = self.address, self._options
+            attempt = partial(open_connection, address, options, is_announced=self.is_announced)
+            work = partial(connect, attempt, options)
             background.run(self._loop, self.address, work, self._connected)
 
     @property
