@@ -173,7 +173,8 @@ class Site:
     def page(
         self, request: Request, template: str, title: str, status: int = 200, **values: Any
     ) -> Response:
-        """Return a page that is not live."""
+        """Return a page that is not live, so that it may have the token of its forms."""
+        values["csrf_token"] = self.context.token(request)
         return HTMLResponse(render(self.frame(request, template, title, **values))[0], status)
 
     async def failed(self, request: Request, error: Exception) -> Response:
