@@ -365,9 +365,8 @@ class DurableStore:
 
     def abandon(self) -> None:
         """Close, and write nothing, as after a kill."""
-        if not self._is_over:
-            self._end()
-            self.database.close()
+        self._end()
+        self.database.close()
 
     def _end(self) -> None:
         self._is_over = True
