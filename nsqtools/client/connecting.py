@@ -235,14 +235,14 @@ class Dialer:
     def _open(
         self, address: Address, subscribe: bytes, use: Callable[[Address, Result], None]
     ) -> None:
-        is_announced = not self._known[address].is_direct
-
         look = None
         if subscribe and self.look is not None and address not in self._joined:
             look = self.look(address)
-        work = partial(
-            connect, address, self._options, subscribe, is_announced=is_announced, look=look
+        is_announced, options = not self._known[address].is_direct, self._options
+        attempt = partial(
+            open_connection, address, options, subscribe, is_announced=is_announced, look=look
         )
+        work = partial(connect, attempt, options)
         background.run(self._loop, address, work, partial(use, address))
 
     def listed(self, addresses: Iterable[Address]) -> None:
@@ -415,22 +415,12 @@ class Background:
 background = Background()
 
 
-def connect(
-    address: Address,
-    options: ClientOptions,
-    subscribe: bytes = b"",
-    *,
-    is_announced: bool,
-    look: Callable[[], None] | None = None,
-) -> Connection:
-    """Do `open_connection`.
+def connect(attempt: Callable[[], Connection], options: ClientOptions) -> Connection:
+    """Make an ``attempt``, an `open_connection`.
 
-    A try that took longer than it may says that this process stood still, perhaps with its machine,
+    One that took longer than it may says that this process stood still, perhaps with its machine,
     and nothing about nsqd: there is one more.
     """
-    attempt = partial(
-        open_connection, address, options, subscribe, is_announced=is_announced, look=look
-    )
     too_late = time.monotonic() + longest_try_s(options) + PAUSE_S
     try:
         return attempt()

@@ -92,18 +92,21 @@ class ConnectionUser(Protocol):
 
 
 class Connection:
-    """A connection on which negotiation is done. ``reply`` is what nsqd granted."""
+    """A connection to an nsqd, which `open_connection` makes. ``reply`` is what nsqd granted."""
 
-    def __init__(self, handshake: _Handshake, reply: IdentifyReply) -> None:
-        self.address = handshake.stream.address
+    reply: IdentifyReply
+
+    def __init__(self, stream: Stream, options: ClientOptions, *, is_announced: bool) -> None:
+        self.address = stream.address
         self.nsqd = str(self.address)
-        self.reply = reply
         self.is_open = True
         self.has_received = False  # a message or a heartbeat
-        self._stream = handshake.stream
-        self._codec = handshake.codec
-        self._frames = handshake.frames
-        self._options = handshake.options
+        self._is_announced = is_announced
+        self._stream = stream
+        self._options = options
+        self._codec: StreamCodec | None = None
+        limit = options.max_msg_size
+        self._frames = FrameBuffer(limit and limit + frames.MIN_MESSAGE_SIZE + 4)
         self._pending: list[bytes] = []
         self._committed = b""
         self._offset = 0
@@ -112,12 +115,112 @@ class Connection:
         self._is_shut_down = False
         self._is_inflating = False  # a call is due that expands more of what was read
 
+    # -- negotiation, which blocks ----------------------------------------------------------------
+
+    def negotiate(self, subscribe: bytes) -> None:
+        """Say who we are, agree on what the options ask for and, for a consumer, subscribe."""
+        options = self._options
+        self._deadline = Deadline(max(MIN_HANDSHAKE_S, options.dial_timeout_s))
+        self._say(commands.MAGIC_V2 + commands.identify(identify_body(options)))
+        reply = self.reply = decode_identify_reply(self._answer())
+        if options.tls_v1:
+            self._upgrade_to_tls()
+        self._start_compression()
+        if reply.auth_required:
+            self._authenticate()
+        if subscribe:
+            self._say(subscribe)
+            self._expect_ok("SUB")
+        self._stream.set_nonblocking()
+
+    def _upgrade_to_tls(self) -> None:
+        if not self.reply.tls_v1:
+            raise TLSError(
+                f"{self.nsqd} does not offer TLS",
+                hint="Start nsqd with --tls-cert and --tls-key. No secret was sent.",
+            )
+        if len(self._frames):
+            raise ProtocolError("clear text after the TLS agreement")
+        self._stream.start_tls(client_tls(self._options).get(), self._deadline)
+        self._expect_ok("the TLS handshake")
+
+    def _start_compression(self) -> None:
+        for codec in ("snappy", "deflate"):
+            if getattr(self.reply, codec) and not getattr(self._options, codec):
+                raise ProtocolError(f"nsqd compresses with {codec}, which was not asked for")
+        if self.reply.snappy:
+            self._codec = SnappyCodec()
+        elif self.reply.deflate:
+            self._codec = DeflateCodec(self.reply.deflate_level)
+        else:
+            return
+        surplus, limit = self._frames.take_surplus(), self._options.max_inflated_read
+        self._frames.feed(self._codec.decompress(surplus, limit))
+        self._expect_ok("the start of compression")
+
+    def _authenticate(self) -> None:
+        secret = current_secret(self._options)
+        if not secret:
+            raise RefusedError(
+                f"{self.nsqd} requires authentication",
+                hint="Set auth_secret (nsq: --auth-secret-file or NSQ_AUTH_SECRET).",
+            )
+        if not self._options.tls_v1:
+            self._expose_secret()
+        self._say(commands.auth(secret.encode()))
+        # nsqd asks its auth servers meanwhile, one after the other, 5 s each that hangs
+        self._deadline = Deadline(max(MIN_HANDSHAKE_S, self._options.read_timeout_s))
+        self._answer()  # the identity, as JSON; a refusal raises
+
+    def _expose_secret(self) -> None:
+        """Refuse to send the secret without TLS, or say that it is done."""
+        if self._options.auth_requires_tls:
+            raise RefusedError(
+                f"{self.nsqd} would get the auth secret in plain text",
+                hint="Use TLS (nsq: --tls), or do without auth_requires_tls.",
+            )
+        if self._is_announced and not _exposed_to:  # thousands may be announced
+            _exposed_to.append(self.address)
+            log.warning(
+                "the auth secret goes in plain text to %s, which nsqlookupd announced; use TLS, or"
+                " refuse this with auth_requires_tls",
+                self.nsqd,
+            )
+
+    def _say(self, data: bytes) -> None:
+        encoded = self._codec.compress(data) if self._codec else data
+        self._stream.send_all(encoded, self._deadline)
+
+    def _hear(self) -> bytes:
+        codec = self._codec
+        data = b"" if codec and codec.has_more else self._stream.receive(self._deadline)
+        return codec.decompress(data, self._options.max_inflated_read) if codec else data
+
+    def _expect_ok(self, after: str) -> None:
+        answer = self._answer()
+        if answer != frames.OK:
+            raise ProtocolError(f"{answer[:60]!r} instead of OK to {after}")
+
+    def _answer(self) -> bytes:
+        """Wait for the next response other than a heartbeat."""
+        while True:
+            while (frame := self._frames.next_frame()) is None:
+                self._frames.feed(self._hear())
+            frame_type, body = frame
+            if frame_type == frames.ERROR:
+                raise frames.decode_error(body, self.nsqd)
+            if frame_type == frames.MESSAGE:
+                raise ProtocolError("a message before SUB")
+            if body != HEARTBEAT:
+                return body
+            self._say(commands.NOP)
+
     def attach(self, loop: LoopMember, user: ConnectionUser) -> None:
         """Serve ``user`` on the I/O thread."""
         self._is_attached = True
         self._loop = loop
         self._user = user
-        self._buffer = loop.buffer
+        self._buffer = loop.own.buffer
         self._opened_at = self._last_read = self._last_progress = loop.now()
         loop.register(self)
 
@@ -165,7 +268,7 @@ class Connection:
             if data == b"":
                 raise ConnectionLost(f"{self.nsqd} closed the connection")
             self._last_read = self._loop.now()
-            self._user.received_at = self._loop.bytes_since
+            self._user.received_at = self._loop.own.bytes_since
             if codec is not None:
                 # compressed bytes may decode to nothing yet, which is not the end of the stream
                 self._frames.feed(codec.decompress(data or b"", self._options.max_inflated_read))
@@ -369,20 +472,16 @@ def open_connection(
     Raises `ConnectionFailed`, `RefusedError`, `ServerError` or `ProtocolError`, each naming the
     address; the socket is closed then.
     """
-    tls = client_tls(options).get() if options.tls_v1 else None
     stream = connect(address, Deadline(options.dial_timeout_s), options.local_addr)
+    connection = Connection(stream, options, is_announced=is_announced)
     try:
         if look is not None:  # nsqd waits for the first command without heartbeats
             look()
-        deadline = Deadline(max(MIN_HANDSHAKE_S, options.dial_timeout_s))
-        handshake = _Handshake(stream, options, deadline, is_announced=is_announced)
-        connection = handshake.run(tls, subscribe)
-        stream.set_nonblocking()
-    except ProtocolError as exc:
-        stream.close()
-        raise ProtocolError(f"{address}: {exc}", hint=exc.hint) from exc
-    except BaseException:
-        stream.close()
+        connection.negotiate(subscribe)
+    except BaseException as exc:
+        connection.close()
+        if isinstance(exc, ProtocolError):
+            raise ProtocolError(f"{address}: {exc}", hint=exc.hint) from exc
         raise
     return connection
 
@@ -392,16 +491,15 @@ def require_one(nsqd_tcp_addresses: Sequence[str], timeout_s: float) -> None:
 
     Raises the first `ConnectionFailed` if none answers; without addresses nothing.
     """
-    failures = []
+    failure = None
     for address in nsqd_tcp_addresses:
         try:
             connect(parse_address(address), Deadline(timeout_s)).close()
-        except ConnectionFailed as error:
-            failures.append(error)
-        else:
             return
-    if failures:
-        raise failures[0]
+        except ConnectionFailed as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
 
 
 def identify_body(options: ClientOptions) -> bytes:
@@ -437,112 +535,3 @@ _exposed_to: list[Address] = []  # the first one
 
 def _milliseconds(seconds: float) -> int:
     return -1 if seconds < 0 else round(seconds * 1000)  # -1: disabled
-
-
-class _Handshake:
-    def __init__(
-        self, stream: Stream, options: ClientOptions, deadline: Deadline, *, is_announced: bool
-    ) -> None:
-        self._is_announced = is_announced
-        self.stream = stream
-        self.options = options
-        self._deadline = deadline
-        self.codec: StreamCodec | None = None
-        limit = options.max_msg_size
-        self.frames = FrameBuffer(limit and limit + frames.MIN_MESSAGE_SIZE + 4)
-
-    def run(self, tls: ssl.SSLContext | None, subscribe: bytes) -> Connection:
-        self._send(commands.MAGIC_V2 + commands.identify(identify_body(self.options)))
-        reply = decode_identify_reply(self._answer())
-        if tls is not None:
-            self._upgrade_to_tls(tls, reply)
-        self._start_compression(reply)
-        if reply.auth_required:
-            self._authenticate()
-        if subscribe:
-            self._send(subscribe)
-            self._expect_ok("SUB")
-        return Connection(self, reply)
-
-    def _upgrade_to_tls(self, tls: ssl.SSLContext, reply: IdentifyReply) -> None:
-        if not reply.tls_v1:
-            raise TLSError(
-                f"{self.stream.address} does not offer TLS",
-                hint="Start nsqd with --tls-cert and --tls-key. No secret was sent.",
-            )
-        if len(self.frames):
-            raise ProtocolError("clear text after the TLS agreement")
-        self.stream.start_tls(tls, self._deadline)
-        self._expect_ok("the TLS handshake")
-
-    def _start_compression(self, reply: IdentifyReply) -> None:
-        for codec in ("snappy", "deflate"):
-            if getattr(reply, codec) and not getattr(self.options, codec):
-                raise ProtocolError(f"nsqd compresses with {codec}, which was not asked for")
-        if reply.snappy:
-            self.codec = SnappyCodec()
-        elif reply.deflate:
-            self.codec = DeflateCodec(reply.deflate_level)
-        else:
-            return
-        surplus, limit = self.frames.take_surplus(), self.options.max_inflated_read
-        self.frames.feed(self.codec.decompress(surplus, limit))
-        self._expect_ok("the start of compression")
-
-    def _authenticate(self) -> None:
-        secret = current_secret(self.options)
-        if not secret:
-            raise RefusedError(
-                f"{self.stream.address} requires authentication",
-                hint="Set auth_secret (nsq: --auth-secret-file or NSQ_AUTH_SECRET).",
-            )
-        if not self.options.tls_v1:
-            self._expose_secret()
-        self._send(commands.auth(secret.encode()))
-        # nsqd asks its auth servers meanwhile, one after the other, 5 s each that hangs
-        self._deadline = Deadline(max(MIN_HANDSHAKE_S, self.options.read_timeout_s))
-        self._answer()  # the identity, as JSON; a refusal raises
-
-    def _expose_secret(self) -> None:
-        """Refuse to send the secret without TLS, or say that it is done."""
-        address = self.stream.address
-        if self.options.auth_requires_tls:
-            raise RefusedError(
-                f"{address} would get the auth secret in plain text",
-                hint="Use TLS (nsq: --tls), or do without auth_requires_tls.",
-            )
-        if self._is_announced and not _exposed_to:  # thousands may be announced
-            _exposed_to.append(address)
-            log.warning(
-                "the auth secret goes in plain text to %s, which nsqlookupd announced; use TLS, or"
-                " refuse this with auth_requires_tls",
-                address,
-            )
-
-    def _send(self, data: bytes) -> None:
-        encoded = self.codec.compress(data) if self.codec else data
-        self.stream.send_all(encoded, self._deadline)
-
-    def _receive(self) -> bytes:
-        codec = self.codec
-        data = b"" if codec and codec.has_more else self.stream.receive(self._deadline)
-        return codec.decompress(data, self.options.max_inflated_read) if codec else data
-
-    def _expect_ok(self, after: str) -> None:
-        answer = self._answer()
-        if answer != frames.OK:
-            raise ProtocolError(f"{answer[:60]!r} instead of OK to {after}")
-
-    def _answer(self) -> bytes:
-        """Wait for the next response other than a heartbeat."""
-        while True:
-            while (frame := self.frames.next_frame()) is None:
-                self.frames.feed(self._receive())
-            frame_type, body = frame
-            if frame_type == frames.ERROR:
-                raise frames.decode_error(body, str(self.stream.address))
-            if frame_type == frames.MESSAGE:
-                raise ProtocolError("a message before SUB")
-            if body != HEARTBEAT:
-                return body
-            self._send(commands.NOP)

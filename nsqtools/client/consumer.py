@@ -224,6 +224,8 @@ class CommonConsumer:
 
     def _end_deliveries(self) -> None:
         """The last batch has been put in the queue (the I/O thread, which alone can know that)."""
+        if self.is_delivered:  # it was said before
+            return
         if not self._drains:
             for batch in self.backlog.withdraw(self._io.delivery):
                 give_back(batch)
@@ -520,8 +522,7 @@ class Consumer(CommonConsumer):
         self.start()
         thread = threading.get_ident()
         who = object()  # not the thread, which may do this twice
-        if size is not None:
-            self.gather(who, size)
+        self.gather(who, size or 0)
         try:
             while True:
                 if size is None:
@@ -538,8 +539,7 @@ class Consumer(CommonConsumer):
                     yield batch
         finally:
             self._handled.pop(thread, None)
-            if size is not None:
-                self.gather(who, 0)
+            self.gather(who, 0)
 
     def __iter__(self) -> Iterator[Message]:
         """Iterate over messages until the consumer stops. Each must be answered.

@@ -157,8 +157,7 @@ class Discovery:
             elif url not in self._unknown_at:
                 self._unknown_at.add(url)
                 log.info("%s does not know topic %s yet", shown_url(url), self._topic)
-            round_.found |= set(map(self._access.reachable, answer.nsqd))
-            round_.has_answer = True
+            round_.answers.append(answer)
         if not round_.missing:
             self._end_round(round_)
 
@@ -173,7 +172,8 @@ class Discovery:
 
     def _end_round(self, round_: _Round) -> None:
         self._round = None
-        self._on_round(round_.found, [] if round_.has_answer else round_.errors)
+        found = {self._access.reachable(nsqd) for each in round_.answers for nsqd in each.nsqd}
+        self._on_round(found, [] if round_.answers else round_.errors)
 
 
 def _registered(client: NsqlookupdHTTPClient) -> Lookup:
@@ -197,7 +197,6 @@ class _Round:
     """What came back of one round so far. ``missing`` have not answered."""
 
     missing: int
-    found: set[Address] = field(default_factory=set)
+    answers: list[Lookup] = field(default_factory=list)
     errors: list[NsqError] = field(default_factory=list)
     has_begun: bool = False
-    has_answer: bool = False

@@ -43,7 +43,7 @@ from typing import NoReturn, get_args
 
 from nsqtools.client import outcomes
 from nsqtools.client.connecting import RetryDelays, background, connect, warn_of_left_out
-from nsqtools.client.connection import Connection
+from nsqtools.client.connection import Connection, open_connection
 from nsqtools.client.discovery import Discovery
 from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.options import ClientOptions, check_times
@@ -146,7 +146,9 @@ class ProducerLink:
         if self.connection is None and not self.is_connecting and now >= self.not_before:
             self.is_connecting = True
             self.tried_at = now
-            work = partial(connect, self.address, self._options, is_announced=self.is_announced)
+            address, options = self.address, self._options
+            attempt = partial(open_connection, address, options, is_announced=self.is_announced)
+            work = partial(connect, attempt, options)
             background.run(self._loop, self.address, work, self._connected)
 
     @property
@@ -407,11 +409,6 @@ class ProducerLinks:
             self._discovery.ask_soon()
 
     # -- all of them ----------------------------------------------------------------------------
-
-    def check(self, now: float) -> None:
-        """Give up the connections that are dead."""
-        for link in self:
-            link.check(now)
 
     def close(self, error: NsqError) -> None:
         """Close for good."""
@@ -676,11 +673,11 @@ class ProducerIO:
         for publication in self._queue:
             if now - (publication.failed_at or publication.submitted_at) > limit_s:
                 self._settle(publication, outcomes.not_sent(self.links.last_error() or late))
-        self.links.check(now)
-        if len(self.links) > 1:  # one that hangs must not fill the window of the others
-            for link in self.links:
-                if link.outstanding and not link.is_prompt(now):
-                    self._set_aside(each for sent in link.outstanding for each in sent[1])
+        for link in self.links:
+            link.check(now)
+            # one that hangs must not fill the window of the others
+            if len(self.links) > 1 and link.outstanding and not link.is_prompt(now):
+                self._set_aside(each for sent in link.outstanding for each in sent[1])
 
     # -- outcomes -------------------------------------------------------------------------------
 

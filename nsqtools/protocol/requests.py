@@ -25,7 +25,6 @@ import struct
 from typing import NamedTuple
 
 from nsqtools.errors import ProtocolError
-from nsqtools.protocol.commands import identify
 from nsqtools.protocol.frames import ID_LENGTH, RequestError
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.text import INT64, go_json, go_members, quote
@@ -277,11 +276,6 @@ def _peer_info(data: bytes) -> PeerInfo:
     members = go_members(data, _KINDS)
     members.pop("remote_address", None)
     return PeerInfo(**members)
-
-
-def encode_identify(info: PeerInfo) -> bytes:
-    """Return the IDENTIFY command."""
-    return identify(info.encode())
 
 
 def encode_register(topic: str, channel: str = "") -> bytes:

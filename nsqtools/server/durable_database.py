@@ -90,10 +90,6 @@ _PAGE = """SELECT turn, attempts, crc, frame FROM message
 Done = Callable[[BackendError | None], None]
 
 
-class Damaged(Exception):
-    """The file does not have what it should."""
-
-
 class DurableQueue(NamedTuple):
     """A row of the table of queues; one without a name has been dropped."""
 
@@ -131,11 +127,6 @@ class Changes:
     come_due: list[tuple[int, int, int]] = field(default_factory=list)
     """(queue, until when in ns, the turn before those that are free for the messages)"""
     size: int = 0  # bytes to publish
-
-    def has_any(self) -> bool:
-        """Whether there is anything to write."""
-        some = (self.queues, self.publishes, self.moved, self.delivered, self.finished)
-        return any((*some, self.come_due))
 
 
 class Database:
@@ -248,7 +239,7 @@ class Database:
     def page(self, queue: int, after: int, count: int, max_bytes: int) -> list[tuple[int, bytes]]:
         """Return up to ``count`` waiting messages with their turns; there must be as many.
 
-        Raises `Damaged` when there are none.
+        Raises ``sqlite3.Error``, also when there are none.
         """
         found: list[tuple[int, bytes]] = []
         try:
@@ -262,11 +253,11 @@ class Database:
                 max_bytes -= len(frame)
                 if max_bytes <= 0:
                     break
-        except sqlite3.Error as exc:
+        except sqlite3.Error:
             if not found:
-                raise Damaged(str(exc)) from exc
+                raise
         if not found:
-            raise Damaged("messages that were counted are not there, or changed")
+            raise sqlite3.DatabaseError("messages that were counted are not there, or changed")
         return found
 
     def deferred(self, queue: int, count: int) -> list[tuple[int, int, bytes]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sqlite3
 import sys
 from collections.abc import Iterable
@@ -189,8 +190,7 @@ class DurablePath:
         return database
 
     def _unusable(self, path: Path, exc: sqlite3.Error, advice: str = "") -> ConfigurationError:
-        found = os.statvfs(self._path)
-        free = found.f_bavail * found.f_frsize  # SQLite calls it an I/O error, too
+        free = shutil.disk_usage(self._path).free  # SQLite calls it an I/O error, too
         return ConfigurationError(
             f"{path} cannot be used: {exc}, with {free} bytes free on the disk{advice}"
         )

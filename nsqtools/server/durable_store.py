@@ -29,13 +29,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import groupby, repeat
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeVar
 
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.durable_database import (
     COME_DUE_AT_ONCE,
     Changes,
-    Damaged,
     Database,
     Done,
     Publish,
@@ -56,6 +55,8 @@ _STEP_COUNT = 300  # publishes: their answers are one turn
 _PAGE_COUNT = 256
 _AGAIN_NS = 20_000_000
 _FULL = "the disk is full; consume, or make room"
+
+T = TypeVar("T")
 
 Moved = Callable[[BackendError | None, list[bytes], list[float]], None]
 """Gets messages, and the delay that each has left."""
@@ -107,9 +108,9 @@ class DurableStore:
         """Return the topics and channels that were there."""
         return {name: queue.is_paused for name, queue in self._found.items()}
 
-    def register(self, backlog: DurableBacklog, *, is_new: bool) -> None:
+    def register(self, backlog: DurableBacklog) -> None:
         """Give a backlog its number, and its counts."""
-        found = None if is_new else self._found.pop(backlog.name, None)
+        found = self._found.pop(backlog.name, None)
         if found is not None:
             backlog.number, backlog.is_paused = found.number, found.is_paused
             backlog.unread, backlog.deferred_count = found.waiting, found.deferred
@@ -196,7 +197,9 @@ class DurableStore:
         number = 0 if stored is None else stored.number  # one that is empty is false
         messages = source.get(count, max_bytes)
         takes = [] if stored is None else stored.places(messages)
-        deferred = [] if stored is None or messages else stored.deferred_rows(count)
+        deferred: list[tuple[int, int, bytes]] = []
+        if stored is not None and not messages:
+            deferred = self.look(lambda database: database.deferred(number, count), [])
         for due_ns, turn, message in deferred:
             messages.append(message)
             takes.append((number, due_ns, turn))
@@ -227,7 +230,7 @@ class DurableStore:
         if self._is_writing or self._is_over:
             return  # what is pending is written next
         self._is_due = False
-        pending = [step for step in self._steps if step.has_any()]
+        pending = [step for step in self._steps if step != Changes()]
         if not (pending or self._flushed or self._broken or self.database.dropped):
             return
         step = pending[0] if pending else Changes()
@@ -327,6 +330,14 @@ class DurableStore:
                 if number in backlogs:  # else it was emptied meanwhile
                     backlogs[number].committed(list(rows))
 
+    def look(self, read: Callable[[Database], T], otherwise: T) -> T:
+        """Return what is read; ``otherwise`` when that fails, and have the database rewritten."""
+        try:
+            return read(self.database)
+        except sqlite3.Error as exc:
+            self.damaged(str(exc))
+            return otherwise
+
     def damaged(self, reason: str) -> None:
         """Have the database rewritten: it cannot be read, or a sync failed."""
         self._log.error(f"DURABLE: {self._files.describe(reason)}; it will be rewritten")
@@ -354,9 +365,8 @@ class DurableStore:
 
     def abandon(self) -> None:
         """Close, and write nothing, as after a kill."""
-        if not self._is_over:
-            self._end()
-            self.database.close()
+        self._end()
+        self.database.close()
 
     def _end(self) -> None:
         self._is_over = True
@@ -404,7 +414,7 @@ class DurableBacklog(QueueBacklog):
         self._turns: dict[bytes, int] = {}  # by id, of messages whose number it is not
         self._next_due_s: float | None = 0.0  # unknown
         self._is_coming_due = self._is_unreadable = False
-        store.register(self, is_new=False)
+        store.register(self)
 
     @property
     def disk_depth(self) -> int:
@@ -498,12 +508,10 @@ class DurableBacklog(QueueBacklog):
 
     def _read(self, count: int, max_bytes: int) -> None:
         count = min(self.unread, max(count, min(self.mem_queue_size, _PAGE_COUNT)))
-        try:
-            rows = self._store.database.page(self.number, self._cursor, count, max_bytes)
-        except Damaged as exc:
-            self._is_unreadable = True  # until it is counted again
-            self._store.damaged(str(exc))
-            return
+        rows: list[tuple[int, bytes]] = self._store.look(
+            lambda database: database.page(self.number, self._cursor, count, max_bytes), []
+        )
+        self._is_unreadable = not rows  # until it is counted again
         self.unread -= len(rows)
         for turn, message in rows:
             self._load(turn, message)
@@ -548,21 +556,13 @@ class DurableBacklog(QueueBacklog):
         for message in messages:
             self._turns.pop(message[ID_AT:BODY_AT], None)
 
-    def deferred_rows(self, count: int) -> list[tuple[int, int, bytes]]:
-        """Return the first deferred messages, as (due, turn, message); none when it fails."""
-        try:
-            return self._store.database.deferred(self.number, count)
-        except sqlite3.Error as exc:
-            self._store.damaged(str(exc))
-            return []
-
     def empty(self) -> deque[Any]:
         """Drop everything; return what was in memory, which takes a while to free."""
         self._store.drop(self)
         self.unread = self._moving = self._cursor = self.unsettled = 0
         self._turns.clear()
         self._next_due_s, self._is_coming_due = None, False
-        self._store.register(self, is_new=True)
+        self._store.register(self)
         return super().empty()
 
     def delete(self) -> deque[Any]:
@@ -572,12 +572,11 @@ class DurableBacklog(QueueBacklog):
 
     def recount(self) -> None:
         """Count again what a file that was rewritten has."""
-        database = self._store.database
-        try:
-            self.unread = database.number("count(*)", self.number, self._cursor)
-            self._is_unreadable = False
-        except sqlite3.Error as exc:
-            self._store.damaged(str(exc))
+        unread = self._store.look(
+            lambda database: database.number("count(*)", self.number, self._cursor), None
+        )
+        if unread is not None:
+            self.unread, self._is_unreadable = unread, False
         self._next_due_s = 0.0
         self._wake()
 
@@ -623,11 +622,7 @@ class DurableBacklog(QueueBacklog):
         self._is_coming_due = False
         self.deferred_count -= count
         self.unread += count
-        try:
-            next_ns = self._store.database.next_due_ns(self.number)
-        except sqlite3.Error as exc:
-            self._store.damaged(str(exc))
-            next_ns = None
+        next_ns = self._store.look(lambda database: database.next_due_ns(self.number), None)
         if next_ns is not None:
             self._watch(next_ns if count else max(next_ns, self._store.now_ns + _AGAIN_NS))
         if self._next_due_s is not None:  # it may be that of one that is not written yet

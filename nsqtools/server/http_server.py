@@ -179,6 +179,7 @@ async def metrics_reply(metrics: Iterable[Metric]) -> Reply:
     return Reply(200, _METRICS, await page_in_steps(metric_lines(metrics)))
 
 
+@dataclass(eq=False)
 class HTTPApi:
     """The endpoints of one daemon, by ``(method, path)``; the end of a path may be ``:name``.
 
@@ -187,35 +188,25 @@ class HTTPApi:
     every request is refused with this HTTPS port.
     """
 
-    def __init__(
-        self,
-        handlers: Handlers,
-        log: DaemonLog,
-        *,
-        body_limits: Mapping[Handler, int] | None = None,
-        tls_required_port: int | None = None,
-        own_names: Collection[str] | None = None,
-    ) -> None:
-        self._methods = sorted({method for method, _ in handlers})
-        self._handlers = handlers
-        self._body_limits = body_limits or {}
-        self._log = log
-        self._tls_required_port = tls_required_port
-        self._own_names = own_names
+    handlers: Handlers
+    log: DaemonLog
+    body_limits: Mapping[Handler, int] = field(default_factory=dict)
+    tls_required_port: int | None = None
+    own_names: Collection[str] | None = None
 
     def find(self, call: Call) -> None:
         """Set who answers a call of which the head is known, and how much of its body is read."""
-        if self._tls_required_port is not None:
-            body = b'{"message": "TLS_REQUIRED", "https_port": %d}' % self._tls_required_port
+        if self.tls_required_port is not None:
+            body = b'{"message": "TLS_REQUIRED", "https_port": %d}' % self.tls_required_port
             call.handler = lambda call: raw_json_reply(body, 403)
-        elif code := foreign_call(call.method, call.headers, self._own_names):
+        elif code := foreign_call(call.method, call.headers, self.own_names):
             call.handler = lambda call: _refuse(403, code)
         elif found := self._match(call.method, call.path):
             call.handler, call.option = found
-            call.limit = self._body_limits.get(call.handler, 0)
+            call.limit = self.body_limits.get(call.handler, 0)
         elif canonical := self._canonical(call.method, call.path):
             call.handler = lambda call: _redirect(call, canonical)
-        elif allowed := {method for method in self._methods if self._match(method, call.path)}:
+        elif allowed := {each for each, _ in self.handlers if self._match(each, call.path)}:
             fields = b"Allow: %b\r\n" % ", ".join(sorted({*allowed, "OPTIONS"})).encode()
             reply = Reply(200, b"")
             if call.method != "OPTIONS":
@@ -223,10 +214,10 @@ class HTTPApi:
             call.handler = lambda call: reply._replace(fields=fields + reply.fields)
 
     def _match(self, method: str, path: str) -> tuple[Handler, str] | None:
-        if (handler := self._handlers.get((method, path))) is not None:
+        if (handler := self.handlers.get((method, path))) is not None:
             return handler, ""
         head, _, last = path.rpartition("/")
-        handler = self._handlers.get((method, f"{head}/:option"))
+        handler = self.handlers.get((method, f"{head}/:option"))
         return (handler, last) if handler is not None and last else None
 
     def _canonical(self, method: str, path: str) -> str | None:
@@ -237,7 +228,7 @@ class HTTPApi:
             if candidate and self._match(method, candidate):
                 return candidate
         spellings = (clean.lower(), clean.lower() + "/")
-        routes = (route for known, route in self._handlers if known == method)
+        routes = (route for known, route in self.handlers if known == method)
         return next((route for route in routes if route.lower() in spellings), None)
 
     def answer(self, call: Call) -> Reply | Awaitable[Reply]:
@@ -259,14 +250,14 @@ class HTTPApi:
     def _failure(self, exc: Exception) -> Reply:
         if isinstance(exc, HTTPRefusal):
             return _refuse(*exc.args)
-        self._log.error(f"panic in HTTP handler - {exc!r}")
+        self.log.error(f"panic in HTTP handler - {exc!r}")
         return _refuse(500, "INTERNAL_ERROR")
 
     def report(self, call: Call, status: int) -> None:
         """Log a call that was answered, with its target as it was in the request, escaped."""
         if call.path not in _NOT_LOGGED:
             took = go_duration(int((time.monotonic() - call.started_s) * 1e9))
-            self._log.info(f"{status} {call.method} {call.target} ({call.client or ''}) {took}")
+            self.log.info(f"{status} {call.method} {call.target} ({call.client or ''}) {took}")
 
 
 def _refuse(status: int, code: str) -> Reply:
@@ -378,26 +369,22 @@ class IdleConnections:
         connection.abort()
 
 
+@dataclass(eq=False)
 class HTTPServer:
     """One listening socket of an HTTP API."""
 
-    def __init__(
-        self,
-        api: Api,
-        listener: socket.socket,
-        tls_context: SSLContext | None = None,
-        limits: Limits | None = None,
-    ) -> None:
-        self.api = api
-        self.limits = limits = limits or Limits()
-        self.connections: set[_Connection] = set()
-        self.idle = IdleConnections(limits.most_idle, limits.most_idle_of_one)
-        self._listener = listener
-        self._tls_context = tls_context
+    api: Api
+    listener: socket.socket
+    tls_context: SSLContext | None
+    limits: Limits
+    connections: set[_Connection] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.idle = IdleConnections(self.limits.most_idle, self.limits.most_idle_of_one)
 
     async def start(self) -> None:
         """Serve from now on."""
-        self._server = await accept(self._listener, lambda: _Connection(self), self._tls_context)
+        self._server = await accept(self.listener, lambda: _Connection(self), self.tls_context)
         self._sweeps = asyncio.create_task(self._sweep())
 
     async def stop(self) -> None:
@@ -726,7 +713,8 @@ async def serve_api(
     address = real_address(listener)
     is_local = address.startswith(("127.", "[::1]:"))
     names = {broadcast_address, socket.gethostname()} if is_local else None
-    server = HTTPServer(HTTPApi(handlers, log, own_names=names, **more), listener, tls_context)
+    api = HTTPApi(handlers, log, own_names=names, **more)
+    server = HTTPServer(api, listener, tls_context, Limits())
     await server.start()
     log.info(f"{name}: listening on {address}")
     return server

@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import quote
 
 from nsqtools.errors import ProtocolError
+from nsqtools.protocol.commands import identify
 from nsqtools.protocol.names import (
     LOOKUPD_TCP_PORT,
     Address,
@@ -30,7 +31,6 @@ from nsqtools.protocol.requests import (
     PING,
     PeerInfo,
     decode_peer_info,
-    encode_identify,
     encode_register,
     encode_unregister,
 )
@@ -192,7 +192,7 @@ class LookupPeer:
             reader, writer = await asyncio.open_connection(host, port)
         try:
             writer.write(MAGIC_V1)
-            answer = await self._ask(reader, writer, encode_identify(self._own_info))
+            answer = await self._ask(reader, writer, identify(self._own_info.encode()))
             self.info = decode_peer_info(answer)
             self._log.info(f"LOOKUPD({self.address}): peer info {self.info}")
             self._said = ""

@@ -99,11 +99,8 @@ class LoopMeter(selectors.DefaultSelector):
 
     def share_ends_s(self) -> float:
         """Return until when a client may work in this turn, on the clock of the loop."""
-        now_s = time.monotonic()
         self._shares += 1
-        if now_s - self._began_s >= _TURN_S:
-            return now_s + _MIN_SHARE_S
-        return now_s + self._share_s
+        return time.monotonic() + (_MIN_SHARE_S if self.is_used_up else self._share_s)
 
     def forget(self) -> None:
         """Begin to measure again: what was before, such as the start, does not count."""

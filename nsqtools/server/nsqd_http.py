@@ -179,10 +179,8 @@ class NsqdHTTP:
         topic = self._publish_topic(call)
         query = call.query() if "&" in call.query_string else {}  # else there is the topic only
         delay_s = self._delay_s(query["defer"]) if "defer" in query else 0.0
-        if not topic.started.is_set():
+        if delay_s or not topic.started.is_set():
             return self._publish_in_steps(topic, [body], delay_s)
-        if delay_s:
-            return self._reply(lambda: topic.put(topic.new_messages([body]), (), delay_s))
         return self._reply(lambda: topic.publish_one(body))
 
     def _reply(self, publish: Callable[[], Future[None] | None]) -> Reply | Awaitable[Reply]:

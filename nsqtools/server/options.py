@@ -25,7 +25,8 @@ NOT_REQUIRED, REQUIRED_EXCEPT_HTTP, REQUIRED = 0, 1, 2  # tls_required
 def setting(default: Any, help: str, kind: kinds.FlagKind | None = None, *, key: str = "") -> Any:
     """Declare an option: its help, how it is read unless its default tells, and its key in the file
     if that is irregular. A float is a duration."""
-    metadata = {"kind": kind or kinds.KIND_OF[type(default)], "help": help, "key": key}
+    kind = kind or kinds.KIND_OF[type(default() if callable(default) else default)]
+    metadata = {"kind": kind, "help": help, "key": key}
     if callable(default):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -43,7 +44,6 @@ class NsqdOptions:
     node_id: int = setting(
         default_node_id,
         "unique part for message IDs, (int) in range [0,1024) (default is hash of hostname)",
-        kinds.INT,
         key="id",
     )
     log_level: str = setting(
@@ -69,7 +69,6 @@ class NsqdOptions:
     broadcast_address: str = setting(
         socket.gethostname,
         "address that will be registered with lookupd (defaults to the OS hostname)",
-        kinds.STRING,
     )
     broadcast_tcp_port: int = setting(
         0,
@@ -239,9 +238,7 @@ class NsqlookupdOptions:
     tcp_address: str = setting("0.0.0.0:4160", "<addr>:<port> to listen on for TCP clients")
     http_address: str = setting("0.0.0.0:4161", "<addr>:<port> to listen on for HTTP clients")
     broadcast_address: str = setting(
-        socket.gethostname,
-        "address of this lookupd node, (default to the OS hostname)",
-        kinds.STRING,
+        socket.gethostname, "address of this lookupd node, (default to the OS hostname)"
     )
 
     inactive_producer_timeout: float = setting(

@@ -92,8 +92,7 @@ class PublishCommands:
         # the last PUB's line and topic, when nothing is to be checked
         self._quick: tuple[bytes, Topic] | None = None
         self.unconfirmed_bytes = 0
-        self._enough_bytes = 0
-        self._waiting: asyncio.Event | None = None
+        self._fewer: asyncio.Event | None = None  # bytes than before
 
     def quick_publish(self, data: bytes) -> bytes | None:
         """Run a PUB that is all of a read, and return the answer; None if that is not so.
@@ -233,15 +232,14 @@ class PublishCommands:
             self._connection.refuse(
                 RequestError(f"E_{command}_FAILED", f"{command} failed {error}")
             )
-        if self._waiting is not None and self.unconfirmed_bytes <= self._enough_bytes:
-            self._waiting.set()
+        if self._fewer is not None:
+            self._fewer.set()
 
     async def fewer_unconfirmed(self, limit: int) -> None:
         """Wait until the publishes that are written to the database are down to a size."""
-        if self.unconfirmed_bytes > limit:
-            self._waiting, self._enough_bytes = asyncio.Event(), limit
-            await self._waiting.wait()
-            self._waiting = None
+        while self.unconfirmed_bytes > limit:
+            self._fewer = asyncio.Event()
+            await self._fewer.wait()
 
     def wait_for_all(self, position: int) -> None:
         """Have a command wait whose answer must come after those of all publishes.

@@ -229,9 +229,6 @@ class StoredQueues:
         positions = depth = None
         try:
             positions = Positions.read(meta)
-            if min(positions[1:]) < 0:
-                positions = None
-                raise ValueError("a position is negative")
         except FileNotFoundError:
             pass
         except ValueError as exc:
@@ -252,7 +249,8 @@ class StoredQueues:
             else:
                 is_last = number == positions.write_file
                 written = positions.write_position if is_last else None
-                parts.append(StoredFile(path, live, positions.start_of(number), written))
+                start = positions.read_position if number == positions.read_file else 0
+                parts.append(StoredFile(path, live, start, written))
                 with suppress(FileNotFoundError):
                     if is_last and path.stat().st_size == written:
                         depth = positions.depth

@@ -94,8 +94,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end_on_sigterm()
         time.sleep(max(0.0, self._not_before_s - time.monotonic()))
         began_s = time.monotonic()
-        wants_all = isinstance(limit, ReadAllAvailable)
-        limits = BatchLimits() if wants_all else self._options.limits
+        limits = BatchLimits() if isinstance(limit, ReadAllAvailable) else self._options.limits
         end = self._stream.latest(self._offset(start), limits).encode()
         took_s = time.monotonic() - began_s
         pause_s = max(self._options.poll_s, took_s * (1 + IDLE_SHARE))

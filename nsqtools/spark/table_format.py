@@ -29,8 +29,6 @@ from nsqtools.archive.slices import body_kind, draft_for, fitted, publish
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.records.envelope import BodyKind
 
-FORMAT = "nsq-table"
-
 
 @dataclass
 class Written(WriterCommitMessage):
@@ -62,7 +60,7 @@ class TableSink(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        return FORMAT
+        return "nsq-table"
 
     def writer(self, schema: StructType, overwrite: bool) -> TableAppender:
         options = self.options

@@ -137,7 +137,6 @@ class Notifier:
     def __init__(self, endpoint: str) -> None:
         # without a scheme it is one of http, as every address
         self._endpoint = f"http://{endpoint}" if endpoint and "://" not in endpoint else endpoint
-        self._via = socket.gethostname()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="nsq-notifier")
         self._waiting: set[Future[None]] = set()  # and the one that is being sent
 
@@ -165,7 +164,7 @@ class Notifier:
             "remote_ip": origin.remote,
             "user_agent": origin.user_agent,
             "url": origin.url,
-            "via": self._via,
+            "via": socket.gethostname(),
         }
         for optional in ("channel", "node", "user"):
             if not document[optional]:

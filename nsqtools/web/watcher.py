@@ -16,7 +16,7 @@ import time
 from concurrent.futures import Future
 from contextlib import suppress
 
-from nsqtools.cluster.directory import Cluster, Nsqds
+from nsqtools.cluster.directory import Cluster
 from nsqtools.cluster.history import History
 from nsqtools.cluster.problems import Earlier, Past
 from nsqtools.cluster.sampling import Sample, SampleFilter, Sampler
@@ -35,7 +35,7 @@ class Watcher:
         self.interval_s = refresh_s
         self.refresh_s = refresh_s
         self.history = History(interval_s=refresh_s)
-        self._sampler = Sampler(cluster, SampleFilter(), required=False, interval_s=refresh_s)
+        self.sampler = Sampler(cluster, SampleFilter(), required=False, interval_s=refresh_s)
         self.took_s = 0.0
         self._past = Past()
         self._changed = threading.Lock()
@@ -50,11 +50,6 @@ class Watcher:
         return self.interval_s > self.refresh_s
 
     @property
-    def answering(self) -> Nsqds:
-        """The nsqd that answer, whatever nsqlookupd says of them just now."""
-        return self._sampler.answering
-
-    @property
     def is_stopped(self) -> bool:
         """Whether no sample will come any more."""
         return self._stopped.is_set()
@@ -67,7 +62,7 @@ class Watcher:
         """End, and wake all who wait. Returns at once: a sample may be under way."""
         with self._changed:
             self._stopped.set()
-            self._sampler.stop()
+            self.sampler.stop()
             self._wake()
 
     def earlier(self, sample: Sample) -> Earlier | None:
@@ -108,7 +103,7 @@ class Watcher:
 
     def _sample(self) -> None:
         began_s = time.monotonic()
-        sample = self._sampler.sample()
+        sample = self.sampler.sample()
         self.took_s = time.monotonic() - began_s
         self.history.add(sample)
         with self._changed:

@@ -20,7 +20,7 @@ from benchmarks import bare_loop, contestants
 from benchmarks.contestants import UNSENT_FINS, Contestant, Job
 from benchmarks.measure import BODY, Figures, Watched, drain, publish, resident_mb, running
 from benchmarks.raw import Row
-from plugins.certificates import Authority
+from plugins.certificates import LOOPBACK, Authority
 from plugins.daemons import GO_PROGRAMS, EmbeddedNsqdProcess, GoNsqd
 from plugins.http_api import Nsqd
 from plugins.waiting import wait_until
@@ -46,7 +46,7 @@ def run(name: str, number: int, work: Callable[[], Figures]) -> Row:
 def everything_in_memory(messages: int) -> Iterator[GoNsqd]:
     """The Go nsqd with room for the messages, which offers TLS."""
     with TemporaryDirectory() as certificate, TemporaryDirectory(prefix="nsqd-") as directory:
-        server = Authority(Path(certificate), "ca").issue("server")
+        server = Authority(Path(certificate), "ca").issue("server", *LOOPBACK)
         flags = (f"-mem-queue-size={messages}", *server.nsqd_flags)
         with GoNsqd(Path(directory), *flags) as nsqd:
             yield nsqd

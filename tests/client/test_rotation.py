@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from plugins.archives import unfinished
-from plugins.certificates import Authority, Credentials
+from plugins.certificates import LOOPBACK, Authority, Credentials
 from plugins.cli import SpawnNsq
 from plugins.clients import CHANNEL, TOPIC, Consume, Produce, fill, take
 from plugins.http_server import AuthServer, MakeServer, PlannedServer
@@ -35,8 +35,8 @@ class Place:
             folder = directory / str(number)
             folder.mkdir()
             authority = Authority(folder, "ca")
-            authority.issue("server")
-            authority.issue("client", [])
+            authority.issue("server", *LOOPBACK)
+            authority.issue("client", "client.example.org")
             self._issued.append(folder)
         self.rotate(0)
 

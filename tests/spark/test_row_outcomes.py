@@ -24,7 +24,6 @@ from nsqtools.spark.publishing.row_outcomes import (
     PublishReport,
     RowDeadLetters,
     StoredLedgerPart,
-    part_path,
     prepare_ledger,
     read_entries,
     require_all,
@@ -130,7 +129,7 @@ def noted(folder: Path, *entries: LedgerEntry, partition: int = 0) -> Path:
         for entry in entries:
             part.entry = entry
             part.note()
-    return part_path(folder, partition)
+    return part.path
 
 
 def last_entry(folder: Path, partition: int = 0) -> LedgerEntry:

@@ -82,6 +82,8 @@ class Load(OptionSet):
     """What the three measurements have in common; nsqd are given by their TCP addresses, for
     nsqlookupd has no part in it."""
 
+    panel = LOAD
+
     context: Context
     topic: str | None = opt(
         "-t TOPIC", "Publish into this topic; by default into one of its own, deleted afterwards."
@@ -89,16 +91,11 @@ class Load(OptionSet):
     size: Any = opt(  # of a tuple typer would ask for two words
         "BYTES",
         "Size of a message, or a range to draw it from (100-2KiB).",
-        LOAD,
-        "200",
+        default="200",
         parser=parse_sizes,
     )
     connections: int | None = opt(
-        "N",
-        "Connections each way, each in its own process.",
-        LOAD,
-        min=1,
-        show_default="1 for each nsqd",
+        "N", "Connections each way, each in its own process.", min=1, show_default="1 for each nsqd"
     )
     for_: float | None = opt(
         "DURATION", "Measure for DURATION; 5s without --count and --for.", LIMITS

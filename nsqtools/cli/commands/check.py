@@ -53,22 +53,18 @@ def check(
         LIMITS,
         "10s",
     ),
-    max_depth: int | None = opt(
-        "N", "A queue with more than N messages is critical.", BOUNDS, min=0
-    ),
+    max_depth: int | None = opt("N", "A queue with more than N messages is critical.", min=0),
     behind_depth: int = opt(
-        "N", "A queue of more than N messages that grows falls behind.", BOUNDS, 1000, min=0
+        "N", "A queue of more than N messages that grows falls behind.", default=1000, min=0
     ),
     max_age: float | None = opt(
-        "DURATION", "A queue with a message that waits longer is critical; needs --state.", BOUNDS
+        "DURATION", "A queue with a message that waits longer is critical; needs --state."
     ),
     ignore: list[str] | None = opt(
-        "GLOB", "Leave out problems: 'paused', 'no consumers test*', '* nsqd-3:4151'.", BOUNDS
+        "GLOB", "Leave out problems: 'paused', 'no consumers test*', '* nsqd-3:4151'."
     ),
-    expect: Path | None = opt("FILE", "Compare with a topology: see nsq topology export.", BOUNDS),
-    state: Path | None = opt(
-        "FILE", "Compare with the last run, which left FILE; write it again.", BOUNDS
-    ),
+    expect: Path | None = opt("FILE", "Compare with a topology: see nsq topology export."),
+    state: Path | None = opt("FILE", "Compare with the last run, which left FILE; write it again."),
     bundle: Path | None = opt(
         "FILE.tar.gz", "Write what a colleague needs to help, without secrets.", OUTPUT
     ),
@@ -134,6 +130,9 @@ def check(
         if bundle is not None:
             _write_bundle(bundle, opened, verdict)
     return status
+
+
+vars(check)["panel"] = BOUNDS
 
 
 def status_of(verdict: Verdict, shown: Sequence[Problem]) -> int:

@@ -167,11 +167,8 @@ def compact(
         runtime.require_terminal()
     with compaction.locked():
         compaction.plan()
-        if compaction.jobs:
-            with runner() as run_jobs:
-                compaction.run(run_jobs)
-        else:
-            compaction.run(lambda jobs: ())
+        with runner() if compaction.jobs else nullcontext(lambda jobs: ()) as run_jobs:
+            compaction.run(run_jobs)
         deleted = (
             delete_needless(runtime, compaction, yes=chosen.yes) if chosen.delete_archives else []
         )

@@ -61,10 +61,12 @@ CHOICES = {
 
 
 class Offer(NamedTuple):
-    """What can be at the cursor: words, each with its help."""
+    """What can be at the cursor: words, each with its help, and what precedes them in the word
+    that is typed: ``--mode=``."""
 
     words: Sequence[tuple[str, str]] = ()
     kind: str = "words"
+    prefix: str = ""
 
 
 def complete_line(arguments: Sequence[str]) -> int:
@@ -76,7 +78,7 @@ def complete_line(arguments: Sequence[str]) -> int:
     if shell == "bash":
         words, cut = split(*words)
     *before, current = words
-    (found, kind), prefix = offer_for(before[1:], current)
+    found, kind, prefix = offer_for(before[1:], current)
     lines = [f"{kind} {len(prefix)}"]
     for word, help in found:
         if shell == "zsh":
@@ -109,28 +111,26 @@ def split(line: str, breaks: str) -> tuple[list[str], int]:
     return words, cut
 
 
-def offer_for(words: Sequence[str], current: str) -> tuple[Offer, str]:
-    """What can be the word ``current`` after ``words``, which begin with the command; and what
-    precedes the value in it: ``--mode=``."""
+def offer_for(words: Sequence[str], current: str) -> Offer:
+    """What can be the word ``current`` after ``words``, which begin with the command."""
     group = Group("", COMMANDS)
     tree: Any = command_tree()
     for at, word in enumerate(words):
         entry = group.commands.get(word)
         if entry is None:
-            return Offer(), ""
+            return Offer()
+        if isinstance(entry, Command) and entry.raw:
+            return raw_offer(entry, words[at + 1 :], current)
         if isinstance(entry, Command):
-            rest = words[at + 1 :]
-            if entry.raw:
-                return raw_offer(entry, rest, current)
-            return typed_offer(tree.load(word), rest, current)
+            return typed_offer(tree.load(word), words[at + 1 :], current)
         group, tree = entry, tree.commands[word]
     if current.startswith("-"):
         names = [(each, text) for each, text in ROOT_OPTIONS if not words or "help" in each]
-        return Offer([(name, text) for each, text in names for name in each.split(", ")]), ""
-    return Offer(rows_of(group.commands)), ""
+        return Offer([(name, text) for each, text in names for name in each.split(", ")])
+    return Offer(rows_of(group.commands))
 
 
-def typed_offer(command: Any, words: Sequence[str], current: str) -> tuple[Offer, str]:
+def typed_offer(command: Any, words: Sequence[str], current: str) -> Offer:
     """What can follow in a command whose arguments typer reads."""
     context = Context(command, help_option_names=HELP_NAMES)
     prefix, typed, line = "", current, [*words, CURSOR]
@@ -144,15 +144,16 @@ def typed_offer(command: Any, words: Sequence[str], current: str) -> tuple[Offer
     is_value = prefix or any(each in options for each in at_cursor)
     if current.startswith("-") and not is_value and "--" not in words:
         unused = [each for each in options if each not in order or each.multiple or each.count]
-        return Offer(list(spellings(unused))), ""
+        return Offer(list(spellings(unused)))
     for each in at_cursor:
         name = max(each.opts, key=len).lstrip("-")  # topic, of an argument or of -t, --topic
         kind, known = value_of(name, metavar(each), choices(each))
         if kind in NAMES and not known:
             old, sign, _ = typed.rpartition("=")  # OLD=NEW
-            return Offer([(name, "") for name in names_for(kind, given)]), prefix + old + sign
-        return offer_of(kind, known, typed), prefix
-    return Offer(), ""
+            found = [(name, "") for name in names_for(kind, given)]
+            return Offer(found, prefix=prefix + old + sign)
+        return offer_of(kind, known, typed, prefix)
+    return Offer()
 
 
 def read_line(
@@ -186,7 +187,7 @@ def spellings(options: Sequence[Any]) -> Iterator[tuple[str, str]]:
                 yield name, each.help or ""
 
 
-def raw_offer(entry: Command, words: Sequence[str], current: str) -> tuple[Offer, str]:
+def raw_offer(entry: Command, words: Sequence[str], current: str) -> Offer:
     """What can follow in a daemon, which reads its arguments itself; flags of Go have one dash or
     two, and their values are the next word, or for a bool behind = only."""
     daemon: Any = entry.load()
@@ -196,9 +197,9 @@ def raw_offer(entry: Command, words: Sequence[str], current: str) -> tuple[Offer
     if flag is not None and (equals or (words[-1].startswith("-") and not flag.kind.is_bool)):
         form = "true|false" if flag.kind.is_bool else flag.kind.go_name
         key = (name if equals else words[-1]).lstrip("-")
-        return offer_of(*value_of(key, form), typed), f"{name}=" if equals else ""
+        return offer_of(*value_of(key, form), typed, f"{name}=" if equals else "")
     dashes = "--" if current.startswith("--") else "-"
-    return Offer([(dashes + each, flag.help) for each, flag in flags.items()]), ""
+    return Offer([(dashes + each, flag.help) for each, flag in flags.items()])
 
 
 def value_of(name: str, form: str, known: tuple[str, ...] = ()) -> tuple[str, tuple[str, ...]]:
@@ -218,16 +219,16 @@ def value_of(name: str, form: str, known: tuple[str, ...] = ()) -> tuple[str, tu
     return BY_METAVAR.get(form.rpartition("_")[2]) or BY_NAME.get(name, ""), known
 
 
-def offer_of(kind: str, known: Sequence[str], typed: str) -> Offer:
+def offer_of(kind: str, known: Sequence[str], typed: str, prefix: str) -> Offer:
     """A value of which ``typed`` is there."""
     if known or kind not in (FILES, DIRS, CLIENT_OPTIONS):
-        return Offer([(each, "") for each in known])
+        return Offer([(each, "") for each in known], prefix=prefix)
     if kind != CLIENT_OPTIONS:
-        return Offer(kind=kind)
+        return Offer(kind=kind, prefix=prefix)
     from nsqtools.client.options import CLIENT_OPTIONS as ALL
 
     options = [(f"{name}=", option.metadata["help"]) for name, option in ALL.items()]
-    return Offer([] if set("=,") & set(typed) else options, "nospace")
+    return Offer([] if set("=,") & set(typed) else options, "nospace", prefix)
 
 
 def names_for(kind: str, given: Mapping[str, Any]) -> list[str]:

@@ -167,19 +167,16 @@ def summary(totals: ForwardTotals) -> str:
 def to_nsq(
     channel: ChannelName = "nsq_to_nsq",
     destination_topic: str | None = opt(
-        "TOPIC", "Publish everything to this topic, not each under its name.", DESTINATION
+        "TOPIC", "Publish everything to this topic, not each under its name."
     ),
     map: list[str] | None = opt(
-        "REGEX=NAME", r"Rename topics ('eu\.(.*)=\1'); the first match counts.", DESTINATION
+        "REGEX=NAME", r"Rename topics ('eu\.(.*)=\1'); the first match counts."
     ),
     mode: ForwardMode = opt(
-        "",
-        "Several: in turn, by --key, or the first that works.",
-        DESTINATION,
-        ForwardMode.ROUND_ROBIN,
+        "", "Several: in turn, by --key, or the first that works.", default=ForwardMode.ROUND_ROBIN
     ),
     key: Callable[..., bytes] | None = opt(
-        "TEMPLATE", "The key of --mode hash ('{.user.id}').", DESTINATION, parser=compile_template
+        "TEMPLATE", "The key of --mode hash ('{.user.id}').", parser=compile_template
     ),
     require_json_field: str | None = opt(
         "FIELD", "Keep messages that are JSON objects with this field.", SELECTION
@@ -239,6 +236,9 @@ def to_nsq(
     settings = forwarding.settings(channel, check=check, user_agent=guard.user_agent, rename=rename)
     settings = settings._replace(keep=keep, pick=pick, window_bytes=WINDOW_BYTES)
     return forwarding.run(settings, sink, sink.nsqds)
+
+
+vars(to_nsq)["panel"] = DESTINATION
 
 
 REQUESTS = "Requests"  # headings of the help page
@@ -329,46 +329,41 @@ def _read_secrets(basic: Path | None, bearer: Path | None, sign_key: Path | None
 def to_http(
     channel: ChannelName = "nsq_to_http",
     post: list[str] | None = opt(
-        "URL", "POST bodies to this URL; its path may be a template ('/{topic}').", ENDPOINTS
+        "URL", "POST bodies to this URL; its path may be a template ('/{topic}')."
     ),
-    get: list[str] | None = opt(
-        "URL", "GET this URL, a template ('http://h/?m={body:url}').", ENDPOINTS
-    ),
+    get: list[str] | None = opt("URL", "GET this URL, a template ('http://h/?m={body:url}')."),
     mode: EndpointMode = opt(
         "",
         "With several URLs: each in turn, by --key, the first that works, or all of them.",
-        ENDPOINTS,
-        EndpointMode.ROUND_ROBIN,
+        default=EndpointMode.ROUND_ROBIN,
     ),
     key: Callable[..., bytes] | None = opt(
-        "TEMPLATE", "The key of --mode hash ('{.user.id}').", ENDPOINTS, parser=compile_template
+        "TEMPLATE", "The key of --mode hash ('{.user.id}').", parser=compile_template
     ),
-    concurrency: int = opt("N", "Requests at a time.", ENDPOINTS, 100, min=1),
+    concurrency: int = opt("N", "Requests at a time.", default=100, min=1),
     http_client_connect_timeout: float = opt(
-        "DURATION", "How long to try to connect.", ENDPOINTS, "2s", parser=parse_interval
+        "DURATION", "How long to try to connect.", default="2s", parser=parse_interval
     ),
     http_client_request_timeout: float = opt(
-        "DURATION", "How long to wait for an answer.", ENDPOINTS, "20s", parser=parse_interval
+        "DURATION", "How long to wait for an answer.", default="20s", parser=parse_interval
     ),
     on_status: list[str] | None = opt(
         "STATUS=ACTION",
         "What an answer means: ok, retry, drop or dead-letter. 2xx is ok; 5xx, 401, 403, 404, 408, "
         "425, 429 retry; 3xx and other 4xx dead-letter.",
-        ENDPOINTS,
     ),
     redirects: Redirects = opt(
-        "", "Follow redirects that keep method and body (307, 308).", ENDPOINTS, Redirects.REFUSE
+        "", "Follow redirects that keep method and body (307, 308).", default=Redirects.REFUSE
     ),
     private_addresses: bool = opt(
         "--private-addresses/--no-private-addresses",
         "Whether URLs may lead to private networks; redirects to other hosts never may.",
-        ENDPOINTS,
-        True,
+        default=True,
     ),
-    http_ca_file: Path | None = opt("FILE", "Certificates to trust, PEM.", ENDPOINTS),
-    http_cert: Path | None = opt("FILE", "Client certificate, PEM.", ENDPOINTS),
-    http_key: Path | None = opt("FILE", "Key of the client certificate, PEM.", ENDPOINTS),
-    http_insecure: bool = opt("", "Do not verify the certificates of endpoints.", ENDPOINTS),
+    http_ca_file: Path | None = opt("FILE", "Certificates to trust, PEM."),
+    http_cert: Path | None = opt("FILE", "Client certificate, PEM."),
+    http_key: Path | None = opt("FILE", "Key of the client certificate, PEM."),
+    http_insecure: bool = opt("", "Do not verify the certificates of endpoints."),
     *,
     requests: RequestOptions,
     forwarding: ForwardOptions,
@@ -419,3 +414,6 @@ def to_http(
     there = [str(each.origin[1]) for each in endpoints]
     hint = "Check the URL, and that a server listens there."
     return forwarding.run(forwarding.settings(channel, batch=requests.batch), sink, there, hint)
+
+
+vars(to_http)["panel"] = ENDPOINTS

@@ -38,42 +38,28 @@ def pub(
             help="Messages to publish; @FILE for the lines of a file, - for standard input.",
         ),
     ] = None,
-    message: list[str] | None = opt(
-        "-m TEXT", "Publish this text, whatever it begins with.", INPUT
-    ),
+    message: list[str] | None = opt("-m TEXT", "Publish this text, whatever it begins with."),
     file: list[Path] | None = opt(
-        "-f FILE", "Publish the lines of this file; - for standard input.", INPUT
+        "-f FILE", "Publish the lines of this file; - for standard input."
     ),
     repeat: int | None = opt(
-        "N",
-        "Publish the texts N times; {n}, {uuid}, {now} and {now:%H:%M} are filled in.",
-        INPUT,
-        min=1,
+        "N", "Publish the texts N times; {n}, {uuid}, {now} and {now:%H:%M} are filled in.", min=1
     ),
-    interval: float | None = opt("DURATION", "Time between two rounds of --repeat.", INPUT),
+    interval: float | None = opt("DURATION", "Time between two rounds of --repeat."),
     format: RecordFormat = opt(
         "",
         "Records are bodies (raw), or what tail --json and archives write (jsonl).",
-        INPUT,
-        RecordFormat.raw,
+        default=RecordFormat.raw,
     ),
     delimiter: bytes | None = opt(
-        "-d TEXT",
-        "What ends each record; \\0 for NUL.",
-        INPUT,
-        parser=parse_delimiter,
-        show_default="\\n",
+        "-d TEXT", "What ends each record; \\0 for NUL.", parser=parse_delimiter, show_default="\\n"
     ),
     where: filters.Filter | None = opt(
-        "JQ",
-        "Publish only JSON bodies that satisfy this jq expression.",
-        INPUT,
-        parser=filters.where,
+        "JQ", "Publish only JSON bodies that satisfy this jq expression.", parser=filters.where
     ),
     pick: Callable[[bytes], bytes | None] | None = opt(
         "JQ",
         "Publish the result of this jq expression instead of the body ('.user').",
-        INPUT,
         parser=filters.compile_pick,
     ),
     defer: float | None = opt(
@@ -173,3 +159,6 @@ def pub(
         larger = f"-X publish_max_msg_size={job.largest_rejected}"
         runtime.tell(f"hint: Where nsqd takes larger messages: {larger}")
     return signals.status(otherwise=publishing.channel.status(runtime, status))
+
+
+vars(pub)["panel"] = INPUT

@@ -415,21 +415,15 @@ def _connection(
 
 def destination(
     context: Context,
-    destination_nsqd_tcp_address: list[str] | None = opt(
-        "HOST:PORT", "nsqd, over TCP.", DESTINATION
-    ),
+    destination_nsqd_tcp_address: list[str] | None = opt("HOST:PORT", "nsqd, over TCP."),
     destination_lookupd_http_address: list[str] | None = opt(
-        "HOST:PORT", "nsqlookupd: publish to every nsqd it has.", DESTINATION
+        "HOST:PORT", "nsqlookupd: publish to every nsqd it has."
     ),
     destination_nsqd_http_address: list[str] | None = opt(
-        "HOST:PORT", "nsqd, over HTTP; checked for loops.", DESTINATION
+        "HOST:PORT", "nsqd, over HTTP; checked for loops."
     ),
-    destination_address_map: list[str] | None = opt(
-        "OLD=NEW", "Connect to NEW in place of OLD.", DESTINATION
-    ),
-    destination_auth_secret_file: Path | None = opt(
-        "FILE", "File with the auth secret.", DESTINATION
-    ),
+    destination_address_map: list[str] | None = opt("OLD=NEW", "Connect to NEW in place of OLD."),
+    destination_auth_secret_file: Path | None = opt("FILE", "File with the auth secret."),
     producer_opt: list[str] | None = client_opt("producer"),
     *,
     flags: Annotated[dict[str, Any], From(some(ClientFlags, prefix=PREFIX, panel=DESTINATION))],
@@ -444,6 +438,9 @@ def destination(
     options = settled(context, "producer_opt", PREFIX)
     check_tls(options, given.lookupd_http_address, cure="Add --destination-tls.")
     return _connection(context, given, options, PREFIX)
+
+
+vars(destination)["panel"] = DESTINATION
 
 
 @dataclass(frozen=True)

@@ -31,21 +31,17 @@ FILTERS = "Filters"
 
 
 def message_filter(
-    grep: str | None = opt(
-        "-g REGEX", "Keep messages whose body matches this regular expression.", FILTERS
-    ),
-    ignore_case: bool = opt("-i", "Ignore case in --grep.", FILTERS),
-    invert: bool = opt("", "Keep messages whose body does not match --grep.", FILTERS),
+    grep: str | None = opt("-g REGEX", "Keep messages whose body matches this regular expression."),
+    ignore_case: bool = opt("-i", "Ignore case in --grep."),
+    invert: bool = opt("", "Keep messages whose body does not match --grep."),
     where: filters.Filter | None = opt(
         "JQ",
         "Keep JSON bodies that satisfy this jq expression ('.status >= 500').",
-        FILTERS,
         parser=filters.where,
     ),
     sample: float | None = opt(
         "SHARE",
         "Keep this share of the messages, drawn at random (10%, 0.1).",
-        FILTERS,
         parser=filters.parse_share,
     ),
 ) -> filters.Filter | None:
@@ -65,6 +61,7 @@ def message_filter(
     return filters.every(wanted) if wanted else None
 
 
+vars(message_filter)["panel"] = FILTERS
 MessageFilter = Annotated[filters.Filter | None, From(message_filter)]
 
 Pick = Annotated[

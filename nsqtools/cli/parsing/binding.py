@@ -70,7 +70,7 @@ def opt(form: str, help: str, panel: str | None = None, default: Any = None, **m
 class OptionSet:
     """A set of options: an attribute for each, declared as parameters of a command are.
 
-    ``panel`` is the heading of those that name none.
+    ``panel`` is the heading of those that name none, as that of a function is, where it has one.
     """
 
     panel = ""

@@ -442,9 +442,7 @@ def asks_for_json(arguments: Sequence[str]) -> bool:
 def with_json(own: Sequence[str]) -> list[str]:
     """Write --json for ``-o json`` and ``-o jsonl``."""
     text = "\0".join(["", *own, ""])
-    for form in ("-o\0", "-o", "--output\0", "--output="):
-        for kind in ("jsonl", "json"):
-            text = text.replace(f"\0{form}{kind}\0", "\0--json\0")
+    text = re.sub("\0(-o\0?|--output[\0=])jsonl?(?=\0)", "\0--json", text)
     return text.split("\0")[1:-1]
 
 

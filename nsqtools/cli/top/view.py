@@ -216,7 +216,7 @@ KEYS: dict[str, tuple[str, *tuple[Any, ...]]] = {
     **{str(number): ("go_to", kind) for number, kind in enumerate(ORDER, 1)},
     "tab": ("go_next", 1),
     "shift+tab": ("go_next", -1),
-    "n": ("go_to_nodes",),
+    "n": ("go_down", ViewKind.NODES),
     "s": ("sort_next", 1),
     "S": ("sort_next", -1),
     "r": ("reverse",),
@@ -585,23 +585,20 @@ class TopView:
         here = ORDER.index(self.kind) if self.kind in ORDER else 0
         self.go_to(ORDER[(here + step) % len(ORDER)])
 
-    def go_down(self) -> None:
-        """Look into the selected line; of an nsqd, into what of the scope is there."""
+    def go_down(self, kind: ViewKind | None = None) -> None:
+        """Look into the selected line; of an nsqd, into what of the scope is there.
+
+        With `ViewKind.NODES` show it on each nsqd, unless it is of one already.
+        """
         line = self.selected_line()
         if line is None or self.kind not in SCOPES:
             return
         scope = self.scope._replace(**{SCOPES[self.kind]: line.key})
-        kind = ViewKind.CHANNELS if scope.topic else ViewKind.TOPICS
-        self._way.append((self.kind, self.scope, line.key))
-        self._enter(ViewKind.CONSUMERS if scope.channel else kind, scope)
-
-    def go_to_nodes(self) -> None:
-        """Show the selected topic or channel on each nsqd."""
-        line = self.selected_line()
-        if line is None or self.kind not in (ViewKind.TOPICS, ViewKind.CHANNELS) or self.scope.node:
+        if kind and scope.node:
             return
+        below = ViewKind.CHANNELS if scope.topic else ViewKind.TOPICS
         self._way.append((self.kind, self.scope, line.key))
-        self._enter(ViewKind.NODES, self.scope._replace(**{SCOPES[self.kind]: line.key}))
+        self._enter(kind or (ViewKind.CONSUMERS if scope.channel else below), scope)
 
     def go_up(self) -> None:
         """Go back to the view before; at the beginning: clear the filter."""

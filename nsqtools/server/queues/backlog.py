@@ -14,7 +14,7 @@ the same: they have been accepted.
 
 from __future__ import annotations
 
-import os
+import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -68,8 +68,7 @@ class DiskHealth:
 
     def free_bytes(self) -> int:
         """Return what the file system of the data path has left. Raises ``OSError``."""
-        found = os.statvfs(self._data_path)
-        return found.f_bavail * found.f_frsize
+        return shutil.disk_usage(self._data_path).free
 
     def look_at_disk(self) -> None:
         """Refuse publishes from now on if the disk is nearly full, and say so in /ping."""

@@ -30,6 +30,7 @@ import errno
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 
 from nsqtools.files.durable import NewestContent
@@ -291,30 +292,37 @@ class DiskQueue:
 
         return work
 
-    def _report(self, error: OSError | None) -> None:
+    def _report(self, error: OSError | None, what: str = "sync") -> None:
         if error is not None:
-            self._log.error(f"DISKQUEUE({self.name}) failed to sync - {error}")
+            self._log.error(f"DISKQUEUE({self.name}) failed to {what} - {error}")
 
     # files
 
     def _open(self) -> None:
-        found = self._noted_positions()
-        if found is None:
-            if numbers := self._numbers():
+        try:
+            found = Positions.read(self._meta_path)
+        except (FileNotFoundError, ValueError) as exc:
+            if isinstance(exc, ValueError):
+                self._log.error(f"DISKQUEUE({self.name}) failed to retrieveMetaData - {exc}")
+            there = map(QUEUE_FILE.fullmatch, os.listdir(self._folder))
+            numbers = [int(m[2]) for m in there if m and m[1] == self.name and m[2] and not m[3]]
+            if numbers:
                 self._log.warn(f"DISKQUEUE({self.name}) has no metadata, reading all its files")
-                self._read_file = numbers[0]
-                self._write_file = numbers[-1] + 1
+                self._read_file, self._write_file = min(numbers), max(numbers) + 1
                 self._recount()
             return
         self.depth = found.depth
         self._read_file, self._read_position = found.read_file, found.read_position
         self._write_file, self._write_position = write_file, write_position = found[3:]
-        self._remove(self._below(self._read_file))  # a power failure brought them back
-        size = self._size(write_file)
+        # what a power failure brought back is looked for by name: a listing takes too long
+        below = takewhile(lambda each: self._data(each).exists(), reversed(range(found.read_file)))
+        self._remove(reversed([*below]))
+        path = self._data(write_file)
+        size = path.stat().st_size if path.exists() else 0
         if write_position != size:  # less: a kill; more: a power failure
             self._log.warn(
-                f"DISKQUEUE({self.name}) {self._data(write_file)} metadata writePos "
-                f"{write_position} {'<' if write_position < size else '>'} file size of {size}, "
+                f"DISKQUEUE({self.name}) {path} metadata writePos {write_position} "
+                f"{'<' if write_position < size else '>'} file size of {size}, "
                 "skipping to new file"
             )
             self._write_file += 1
@@ -331,17 +339,13 @@ class DiskQueue:
         self._count(1)  # so that the next sync makes it durable
 
     def _roll(self) -> None:
-        read_to_end = self._read_file == self._write_file and not self.has_unread
-        old = self._write_file
+        is_read = not self.has_unread
         full, self._writer = self._writer, -1
         self._write_file += 1
         self._write_position = 0
-        if read_to_end:
-            self._close_reader()
-            self._read_file, self._read_position = self._write_file, 0
         self._leave_file(full)
-        if read_to_end:
-            self._remove([old])
+        if is_read:
+            self._remove([self._next_file()])
 
     def _append(self, data: bytes, count: int) -> None:
         if not count:
@@ -380,9 +384,7 @@ class DiskQueue:
     @property
     def has_unread(self) -> bool:
         """Whether `get` has anything to try: after a crash the depth alone does not say."""
-        if self._read_file == self._write_file:
-            return self._read_position < self._write_position
-        return self._read_file < self._write_file
+        return (self._read_file, self._read_position) < (self._write_file, self._write_position)
 
     def _next_record(self) -> bytes | None:
         """Return the record at the read position; None after having moved on to the next file."""
@@ -396,17 +398,16 @@ class DiskQueue:
         if record is None and not is_complete:
             raise CorruptFile("unexpected EOF")
         if is_complete and self._reader.is_at_end():
-            self._next_file(delete=True)
+            self._remove([self._next_file()])
         return record
 
-    def _next_file(self, *, delete: bool) -> None:
+    def _next_file(self) -> int:
+        """Read the next file from now on; return the number of the one before."""
         self._close_reader()
-        old = self._read_file
         self._read_file += 1
         self._read_position = 0
         self._leave_file(-1)
-        if delete:
-            self._remove([old])
+        return self._read_file - 1
 
     def _set_aside(self) -> None:
         if self._read_file == self._write_file:
@@ -421,7 +422,7 @@ class DiskQueue:
             self._log.error(
                 f"DISKQUEUE({self.name}) failed to rename bad diskqueue file {bad} to {bad}.bad"
             )
-        self._next_file(delete=False)
+        self._next_file()
         self._check_tail()
 
     def _check_tail(self) -> None:
@@ -450,41 +451,13 @@ class DiskQueue:
 
     # their names
 
-    def _noted_positions(self) -> Positions | None:
-        """Return what the meta file holds, None without one that can be read."""
-        try:
-            return Positions.read(self._meta_path)
-        except FileNotFoundError:
-            return None
-        except ValueError as exc:
-            self._log.error(f"DISKQUEUE({self.name}) failed to retrieveMetaData - {exc}")
-            return None
-
     def _data(self, number: int) -> Path:
         """Return the path of a data file."""
         return self._folder / f"{self.name}.diskqueue.{number:06d}.dat"
 
-    def _size(self, number: int) -> int:
-        """Return the size of a data file, 0 without one."""
-        try:
-            return self._data(number).stat().st_size
-        except OSError:
-            return 0
-
-    def _below(self, number: int) -> list[int]:
-        """Return the numbers of the data files just below one, without a listing."""
-        start = number
-        while start and self._data(start - 1).exists():
-            start -= 1
-        return list(range(start, number))
-
-    def _numbers(self) -> list[int]:
-        """Return the numbers of the data files that are there."""
-        found = map(QUEUE_FILE.fullmatch, os.listdir(self._folder))
-        return sorted(int(m[2]) for m in found if m and m[1] == self.name and m[2] and not m[3])
-
     def _remove(self, numbers: Iterable[int]) -> None:
         """Remove data files, behind the loop; failures are logged."""
+        what = "remove data file"
         condemned: list[str] = []
         for number in numbers:
             path = self._data(number)
@@ -494,7 +467,7 @@ class DiskQueue:
             except FileNotFoundError:
                 continue
             except OSError as exc:
-                self._removed(exc)
+                self._report(exc, what)
             else:
                 condemned.append(str(beside))
 
@@ -503,8 +476,4 @@ class DiskQueue:
                 os.unlink(path)
 
         if condemned:
-            self._behind.run(work, self._removed)
-
-    def _removed(self, error: OSError | None) -> None:
-        if error is not None:
-            self._log.error(f"DISKQUEUE({self.name}) failed to remove data file - {error}")
+            self._behind.run(work, lambda error: self._report(error, what))

@@ -16,7 +16,7 @@ import errno
 import gc
 import os
 import time
-from asyncio import AbstractEventLoop, Task, sleep
+from asyncio import AbstractEventLoop, Event, Task, sleep
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from math import inf
@@ -54,8 +54,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class TopicList:
-    """The file, for ``topics`` by name. Nothing is written before `begin`, and so nothing with
-    --durable, whose database has its own list."""
+    """The file, for ``topics`` by name. With --durable nothing is written: the database has its own
+    list."""
 
     def __init__(
         self, data_path: Path, topics: Mapping[str, Topic], loop: AbstractEventLoop, log: DaemonLog
@@ -69,9 +69,7 @@ class TopicList:
         self._file = NewestContent(self._path, 0o600)
         self._encoded: dict[str, bytes] = {}  # by topic, until it changes
         self._thread = DiskThread(loop)  # its own: this waits for no queue
-        self._is_due = False
-        self._is_begun = False
-        self._took_s = 0.0
+        self._is_changed = Event()
 
     def read(self) -> Queues:
         """Return what the file lists, or in place of a broken one the previous and queue files.
@@ -99,11 +97,6 @@ class TopicList:
             )
             return found
 
-    def begin(self) -> None:
-        """Write the file now, and from now on at each change. Raises ``OSError``."""
-        self._is_begun = True
-        self.write()
-
     def write(self) -> None:
         """Write the file now. Raises ``OSError``."""
         self._work()()
@@ -114,30 +107,30 @@ class TopicList:
         await self._thread.wait_for(self._work())
 
     def changed(self, topic_name: str, *, is_ephemeral: bool) -> None:
-        """Write it soon: a topic, or a channel of it, was created or deleted."""
+        """Note that a topic, or a channel of it, was created or deleted."""
         self._encoded.pop(topic_name, None)
-        if self._is_begun and not (is_ephemeral or self._is_due):
-            self._is_due = True
-            # what takes long is written less often
-            self._loop.call_later(max(_DELAY_S, self._took_s), self._write_behind)
+        if not is_ephemeral:
+            self._is_changed.set()
 
-    def _write_behind(self) -> None:
-        if not self._is_due:
-            return
-        started_s = self._loop.time()
-
-        def done(error: OSError | None) -> None:
-            self._took_s = self._loop.time() - started_s
-            if error is not None:
-                self._log.error(f"failed to persist metadata - {error}")
-                self._is_due = self._is_begun
-                self._loop.call_later(_RETRY_S, self._write_behind)
-
-        self._thread.run(self._work(), done)
+    async def write_behind(self) -> None:
+        """Write the file a moment after each change, until cancelled."""
+        wait_s = _DELAY_S
+        while True:
+            await self._is_changed.wait()
+            await sleep(wait_s)
+            started_s = self._loop.time()
+            try:
+                await self._thread.wait_for(self._work())
+            except OSError as exc:
+                self._log.error(f"failed to persist metadata - {exc}")
+                self._is_changed.set()
+                wait_s = _RETRY_S
+            else:  # what takes long is written less often
+                wait_s = max(_DELAY_S, self._loop.time() - started_s)
 
     def _work(self) -> Callable[[], None]:
         """Return the work that writes what holds now."""
-        self._is_due = False
+        self._is_changed.clear()
         self._log.info(f"NSQ: persisting topic/channel metadata to {self._path}")
         encoded = [
             self._encoded.get(topic.name) or self._encode(topic)
@@ -165,8 +158,7 @@ class TopicList:
         return encoded
 
     def end(self) -> None:
-        """Finish what is being written, and write nothing by itself any more."""
-        self._is_due = self._is_begun = False
+        """Finish what is being written."""
         self._thread.end()
 
 
@@ -299,12 +291,13 @@ class NsqdQueues:
         self._queues_with_files = queues_with_files(self._data_path)
         self._create_all(listed)
         try:
-            self.topic_list.begin()
+            self.topic_list.write()
         except OSError as exc:
             if exc.errno not in _FULL:
                 raise
             self.log.error(f"failed to persist metadata - {exc}")  # what was read is still true
-        self._tasks.append(self.loop.create_task(self._sync_by_the_clock()))
+        for work in (self.topic_list.write_behind(), self._sync_by_the_clock()):
+            self._tasks.append(self.loop.create_task(work))
 
     def _create_all(self, listed: Queues) -> None:
         for queue_name, is_paused in sorted(listed.items()):  # a topic is before its channels

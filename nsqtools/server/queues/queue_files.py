@@ -205,11 +205,9 @@ class Positions(NamedTuple):
         """Return what a meta file holds. Raises ``OSError``, ``ValueError``."""
         depth, *positions = map(int, meta.read_text("ascii").replace(",", "\n").split())
         read_file, read_position, write_file, write_position = positions
+        if min(positions) < 0:
+            raise ValueError("a position is negative")
         return cls(depth, read_file, read_position, write_file, write_position)
-
-    def start_of(self, number: int) -> int:
-        """Return from where on a data file is unread that is not below the read position."""
-        return self.read_position if number == self.read_file else 0
 
     def encode(self) -> bytes:
         """Return the content of the meta file."""

@@ -74,12 +74,9 @@ from nsqtools.spark.archives.read_settings import ReadSettings
 
 SETTLED_NS = 2_000_000_000
 
-Topics = frozenset[str] | None
-"""The topics that are read; None for all."""
 
-
-def is_for(folder: str, topics: Topics) -> bool:
-    """Whether a folder may hold messages of some topics, by its name."""
+def is_for(folder: str, topics: frozenset[str] | None) -> bool:
+    """Whether a folder may hold messages of some topics (None: of any), by its name."""
     name, equals, value = folder.partition("=")
     return topics is None or name != "topic" or not equals or unquote(value) in topics
 

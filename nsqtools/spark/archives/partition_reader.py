@@ -9,6 +9,7 @@ cannot be read is reported (`damage`), one member at a time; the rest of it is r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -61,10 +62,8 @@ def open_range(wanted: Range, settings: ReadSettings) -> BinaryIO:
     path: Path | None = place
     for _ in range(OPEN_TRIES):
         if path is not None and _is_it(path, wanted.key):
-            try:
+            with suppress(FileNotFoundError):  # it moved in this moment
                 return open_to_read(path)
-            except FileNotFoundError:
-                pass  # it moved in this moment
         path = _find(wanted, settings)
     return open_to_read(place)
 

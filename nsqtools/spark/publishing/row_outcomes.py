@@ -284,11 +284,6 @@ def prepare_ledger(folder: Location, job: str) -> None:
         )
 
 
-def part_path(folder: Path, partition: int) -> Path:
-    """Where the lines of a partition stand."""
-    return folder / f"part-{partition:05d}.jsonl"
-
-
 def being_published(partition: int, where: str) -> NsqError:
     """The error of a task that another one is in the way of."""
     problem = f"partition {partition} is being published by another task, which {where}"
@@ -302,7 +297,7 @@ class LedgerPart:
     """
 
     def __init__(self, folder: Path, partition: int, *, wait_s: float = LOCK_WAIT_S) -> None:
-        self.path = part_path(folder, partition)
+        self.path = folder / f"part-{partition:05d}.jsonl"
         self.partition = partition
         self._synced_at = time.monotonic()
         with failing("write", self.path):

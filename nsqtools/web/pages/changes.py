@@ -67,7 +67,6 @@ def _plan(site: Site, request: Request, change: TopicChange, refusal: str = "") 
         change=change,
         plan=plan,
         kept=sum(row.depth + row.in_flight + row.deferred for row in channels),
-        csrf_token=site.context.token(request),
         refusal=refusal,
     )
 

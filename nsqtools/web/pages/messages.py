@@ -77,7 +77,6 @@ def _page(site: Site, request: Request, fields: dict[str, str] | None) -> Respon
         for_s=for_s,
         copies=copies,
         left_out=left_out,
-        csrf_token=context.token(request),
     )
 
 

@@ -181,7 +181,7 @@ def _all_nodes(site: Site) -> tuple[list[NodeStatus], list[DaemonFailure]]:
     context = site.context
     found: list[NodeStatus] = []
     try:
-        found, failures = list_nodes(context.cluster, context.watcher.answering)
+        found, failures = list_nodes(context.cluster, context.watcher.sampler.answering)
     except NsqError as error:
         failures = [DaemonFailure("", error)]
     shown = {node.address: node for node in found}
@@ -284,7 +284,7 @@ def connections(site: Site, topic: str = "", channel: str = "") -> list[Consumer
         answers, _ = site.context.cluster.ask_nsqds(
             lambda client: (time.monotonic(), client.stats(*asked, clients=True)),
             required=False,
-            nsqds=site.context.watcher.answering,
+            nsqds=site.context.watcher.sampler.answering,
         )
         return meter, meter.measure(*(NodeReport(at, *each) for at, each in answers.items()))
 

@@ -42,7 +42,7 @@ from starlette.routing import Route
 from nsqtools import __version__
 from nsqtools.cluster.history import History
 from nsqtools.cluster.problems import by_kind, moment
-from nsqtools.cluster.queue_rows import Key, QueueRow
+from nsqtools.cluster.queue_rows import Key
 from nsqtools.cluster.sampling import Sample
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.protocol.names import is_valid_name
@@ -173,7 +173,8 @@ class Site:
     def page(
         self, request: Request, template: str, title: str, status: int = 200, **values: Any
     ) -> Response:
-        """Return a page that is not live."""
+        """Return a page that is not live, so that it may have the token of its forms."""
+        values["csrf_token"] = self.context.token(request)
         return HTMLResponse(render(self.frame(request, template, title, **values))[0], status)
 
     async def failed(self, request: Request, error: Exception) -> Response:
@@ -342,7 +343,7 @@ def environment() -> Environment:
     numbers = (figures.age, figures.count, figures.percent, figures.rate, figures.seconds)
     filters = (*numbers, figures.size, lines, moment)
     made.filters |= {each.__name__: each for each in filters}
-    made.globals |= {each.__name__: each for each in (by_kind, key_of, queue_name)}
+    made.globals |= {each.__name__: each for each in (by_kind, key_of)}
     made.globals["version"] = __version__
     for name in made.list_templates():
         made.get_template(name)  # now, and not while the first reader waits
@@ -358,15 +359,6 @@ def lines(body: bytes) -> Markup:
     """Return a body as HTML text that keeps its lines."""
 
     return escape(escape_text(body).decode())
-
-
-def queue_name(row: QueueRow) -> Markup:
-    """Return the name of a queue as HTML: topic, slash, channel."""
-
-    name = Markup("{}").format(harmless(row.topic))
-    if not row.channel:
-        return name
-    return name + Markup('<span class="slash">/</span>{}').format(harmless(row.channel))
 
 
 def key_of(*names: str) -> str:
