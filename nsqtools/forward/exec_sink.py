@@ -79,8 +79,12 @@ _Work = Sequence[Parcel]
 class ExecSink:
     """Runs commands. ``write`` is given what they print, line by line.
 
-    What is public beside the methods of a sink is for the thread.
+    What is public beside the methods of a sink is for the thread, and what has no value yet begins
+    with the first message, as does the thread.
     """
+
+    loop: asyncio.AbstractEventLoop
+    starter: Starter
 
     def __init__(self, settings: ExecSettings, write: Write) -> None:
         self.settings = settings
@@ -96,13 +100,8 @@ class ExecSink:
         self._gathered: dict[str, list[Parcel]] = {}
         self._gathers_for_s = settings.batch_wait_s
         self.report: Report
-        self.loop = asyncio.new_event_loop()
-        self.loop.set_exception_handler(self._fail)
-        self._begin_starter()
-        kind = _Kept if settings.is_persistent else _Run
-        self._workers = [kind(self) for _ in range(settings.workers)]
-        self._thread = threading.Thread(target=self._run, name="nsq-exec", daemon=True)
-        self._thread.start()
+        self._workers: list[_Worker] = []
+        self._thread: threading.Thread | None = None
 
     # -- the forwarder's thread
 
@@ -112,6 +111,8 @@ class ExecSink:
 
     def submit(self, parcel: Parcel, report: Report) -> None:
         """Have a command run for one part."""
+        if self._thread is None:
+            self._thread = self._begin()
         self.report = report  # the forwarder's, for all of them
         self._submitted.append(parcel)
         if not self._is_woken:
@@ -127,16 +128,29 @@ class ExecSink:
 
     def gather_no_more(self) -> None:
         """Run commands for what waits for a batch, and for what comes."""
-        self.loop.call_soon_threadsafe(self._give_out_gathered)
+        if self._thread is not None:
+            self.loop.call_soon_threadsafe(self._give_out_gathered)
 
     def stop(self, timeout_s: float) -> None:
         """End the commands that still run; their messages are not reported."""
+        if self._thread is None:
+            return
         self.loop.call_soon_threadsafe(self._begin_stop)
         self._thread.join(KILL_AFTER_S)
         with contextlib.suppress(RuntimeError):  # it has ended
             self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.starter.close()
+
+    def _begin(self) -> threading.Thread:
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_exception_handler(self._fail)
+        self._begin_starter()
+        kind = _Kept if self.settings.is_persistent else _Run
+        self._workers = [kind(self) for _ in range(self.settings.workers)]
+        thread = threading.Thread(target=self._run, name="nsq-exec", daemon=True)
+        thread.start()
+        return thread
 
     # -- the thread
 

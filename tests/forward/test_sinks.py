@@ -96,8 +96,8 @@ def test_a_run_without_a_pipe_to_spare_holds_up_no_later_one(
             raise OSError(errno.EMFILE, "Too many open files")
         return pipe()
 
-    monkeypatch.setattr(os, "pipe", scarce)
     sink = ExecSink(ExecSettings("/bin/cat", ("cat",), "run"), lambda stream, data: None)
+    monkeypatch.setattr(os, "pipe", scarce)
     ended = outcomes_of(sink, parcel_of(b"1"), parcel_of(b"1"))
     assert [outcome.fate for _, outcome in ended] == [Fate.UNREACHABLE, Fate.DELIVERED]
 
