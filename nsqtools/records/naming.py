@@ -123,7 +123,7 @@ def _extensions(base: str) -> list[str]:
 
 def _check(name: str) -> None:
     parts = name.split("/")
-    if name.startswith("/") or "" in parts or "." in parts or ".." in parts:
+    if not {"", ".", ".."}.isdisjoint(parts):
         reason = "does not stay inside its directory"
     elif any(part.startswith(".") for part in parts):
         reason = "is hidden, as only files in progress are"

@@ -106,11 +106,10 @@ def _getter(field: str, form: str | None) -> Get | str:
         return _moment(form)
     if field.startswith(".") and form in (None, "url"):
         return _picked(field, _url if form else None)
-    if field not in FIELDS:
-        if field.startswith("."):
-            raise ValueError(f"unknown form {{{field}:{form}}}; what jq finds has url")
+    is_picked = field.startswith(".")
+    if field not in FIELDS and not is_picked:
         raise ValueError(f"unknown field {{{field}}}; known are {', '.join(FIELDS)}, .PATH")
-    forms = {"body": "hex, base64, url, json"}.get(field, "no other form")
+    forms = "url" if is_picked else {"body": "hex, base64, url, json"}.get(field, "no other form")
     raise ValueError(f"unknown form {{{field}:{form}}}; {field} has {forms}")
 
 

@@ -21,13 +21,7 @@ from plugins.object_store import Bucket
 
 from nsqtools.archive import compaction as compacting
 from nsqtools.archive.catalog import DAY_NS
-from nsqtools.archive.compaction import (
-    Compaction,
-    RunJobs,
-    Selection,
-    delete_archive,
-    in_processes,
-)
+from nsqtools.archive.compaction import Compaction, RunJobs, Selection, delete_archive, in_processes
 from nsqtools.archive.delta import DeltaCatalog
 from nsqtools.archive.finding import find_archives, find_inputs, table_files
 from nsqtools.archive.layout import Head, index_of
@@ -244,11 +238,7 @@ def index_that_promises_more(path: Path) -> None:
     ("make", "said", "left"),
     [
         (changed_byte, "", [0, 2]),
-        (
-            index_that_promises_more,
-            "and 900000000000000001 in its index",
-            [0, 1, 2],
-        ),
+        (index_that_promises_more, "and 900000000000000001 in its index", [0, 1, 2]),
         (lambda path: one_of_each(path, "aba"), "it has topics that its first and last", [0, 2]),
         (lambda path: one_of_each(path, "aa/"), "it has messages of invalid topics: '/'", [0, 1]),
         (lambda path: one_of_each(path, "//"), "it has messages of invalid topics: '/'", []),

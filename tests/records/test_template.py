@@ -36,7 +36,7 @@ def test_fields_and_forms() -> None:
 REFUSED = {"{}": "unknown field", "{id": "single {", "id}": "single }"}
 REFUSED |= {"{bodi}": "known are topic, nsqd, id, timestamp, attempts, size, body"}
 REFUSED |= {"{body:yaml}": "body has hex, base64, url, json"}
-REFUSED |= {"{topic:upper}": "topic has no other form", "{.a:hex}": "what jq finds has url"}
+REFUSED |= {"{topic:upper}": "topic has no other form", "{.a:hex}": ".a has url"}
 REFUSED |= dict.fromkeys((r"{id}\q", "{id}\\", r"\xg1"), "unknown escape")
 REFUSED |= {"{.a[}": "is not a program of jq"}
 
