@@ -246,18 +246,15 @@ class Consumer(CommonConsumer):
             is_delivered = self.is_delivered  # read before the backlog
             self.backlog.expect()
             if taken := self._take(0, self._most):
-                self._hold(taken[0])
+                self._held = taken[0]
+                self._in_flight = self._held.source.in_flight
+                self._count, self._reached = len(self._held), 0
+                self._taken_at = time.monotonic()
+                self._until = self._taken_at + 2 * SHARE_S
             elif is_delivered:
                 raise StopAsyncIteration
             else:
                 await self.backlog.wait()
-
-    def _hold(self, batch: Batch) -> None:
-        self._held = batch
-        self._in_flight = batch.source.in_flight
-        self._count, self._reached = len(batch), 0
-        self._taken_at = time.monotonic()
-        self._until = self._taken_at + 2 * SHARE_S
 
     def _return_rest(self) -> None:
         """Return what took too long to come to, and fit how much is taken next."""

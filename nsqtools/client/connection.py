@@ -220,7 +220,7 @@ class Connection:
         self._is_attached = True
         self._loop = loop
         self._user = user
-        self._buffer = loop.buffer
+        self._buffer = loop.own.buffer
         self._opened_at = self._last_read = self._last_progress = loop.now()
         loop.register(self)
 
@@ -268,7 +268,7 @@ class Connection:
             if data == b"":
                 raise ConnectionLost(f"{self.nsqd} closed the connection")
             self._last_read = self._loop.now()
-            self._user.received_at = self._loop.bytes_since
+            self._user.received_at = self._loop.own.bytes_since
             if codec is not None:
                 # compressed bytes may decode to nothing yet, which is not the end of the stream
                 self._frames.feed(codec.decompress(data or b"", self._options.max_inflated_read))

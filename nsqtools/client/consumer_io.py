@@ -256,10 +256,6 @@ class Stopping:
         """Tell whether messages that still arrive go back at once."""
         return not self.drain or now >= self.drained_by
 
-    def expire(self, now: float) -> None:
-        """Do not wait for handlers any longer."""
-        self.drained_by = now
-
     def is_quiet(self, subscription: Subscription, now: float) -> bool:
         """Tell whether no more messages are to be expected from a connection."""
         if subscription.saw_close_wait:
@@ -297,7 +293,8 @@ class ConsumerIO:
 
     Messages go to the ``backlog``; ``giving_up`` gets those that were tried too often, on a
     handler's thread. These are called on the I/O thread and must not block: ``on_stopped`` when
-    nothing more will be delivered, ``on_error`` with every lost or failed connection.
+    nothing more will be delivered, more than once, ``on_error`` with every lost or failed
+    connection.
     """
 
     def __init__(
@@ -348,7 +345,6 @@ class ConsumerIO:
         self._stopping: Stopping | None = None
         self._stop_timer: Timer | None = None
         self._redistributes: Timer | None = None
-        self._is_announced = False
         self.dialers = {
             topic: Dialer(
                 self.loop,
@@ -541,15 +537,14 @@ class ConsumerIO:
             if finished:
                 self.delivery.in_flight_limit.answered(finished)
             self.delivery.adapt()
-        for subscription, count in self.rdy.take_changes():
-            subscription.send_ready(count)
-        for subscription in collected:
-            subscription.send_answers()
-        if collected:
             self._collected_at = now
             if not self._is_gathering:
                 self._is_gathering = True
                 self.loop.call_later(GATHER_S, self._gather)
+        for subscription, count in self.rdy.take_changes():
+            subscription.send_ready(count)
+        for subscription in collected:
+            subscription.send_answers()
         if self._stopping:
             self._advance_stop(self._stopping)
 
@@ -616,7 +611,7 @@ class ConsumerIO:
     def abort(self) -> None:
         """Requeue everything unanswered and leave without waiting for handlers."""
         if self._stopping:
-            self._stopping.expire(self.loop.now())
+            self._stopping.drained_by = self.loop.now()
 
     def _advance_stop(self, stopping: Stopping) -> None:
         now = self.loop.now()
@@ -632,24 +627,19 @@ class ConsumerIO:
             elif step == "close":
                 self._forget(subscription)
         if not stopping.drain or all(stopping.is_quiet(s, now) for s in self.subscriptions):
-            self._announce_stop()
+            self._on_stopped()
         if not self.subscriptions:
             self.loop.stop()
         elif (at := stopping.next_change(now)) is not None:
             timer = self._stop_timer
             self._stop_timer = self.loop.call_later(at - now, self.loop.wake, instead_of=timer)
 
-    def _announce_stop(self) -> None:
-        if not self._is_announced:
-            self._is_announced = True
-            self._on_stopped()
-
     def _at_end(self) -> None:
         """It has ended, by a stop or a defect: release all threads that wait."""
         self._leave_others()
         for subscription in list(self.subscriptions):
             self._forget(subscription)
-        self._announce_stop()
+        self._on_stopped()
         self.settled.set()
         self.decided.set()
 

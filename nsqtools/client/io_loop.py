@@ -91,13 +91,13 @@ class LoopMember:
         self._calls: collections.deque[Callable[[], object]] = collections.deque()
         self._ended = threading.Event()
         self._thread: IOThread | None = None  # from `start` on
-        self._own: IOThread  # the same, for its own thread
+        self.own: IOThread  # the same, for what runs on it
 
     # -- from any thread ------------------------------------------------------------------------
 
     def start(self) -> None:
         """Join the I/O thread of the process, and start it if there is none."""
-        self._own = self._thread = _join(self)
+        self.own = self._thread = _join(self)
         self.wake()
 
     def call_soon(self, call: Callable[[], object]) -> None:
@@ -142,49 +142,39 @@ class LoopMember:
         """Have a call made after a delay, and that of another timer not."""
         if instead_of is not None:
             instead_of.cancel()
-        return self._own.add_timer(Timer(self, self.now() + delay_s, call, 0.0))
+        return self.own.add_timer(Timer(self, self.now() + delay_s, call, 0.0))
 
     def call_each(self, interval_s: float, call: Callable[[], object]) -> Timer:
         """Have a call made again and again, at the same moments as those of other members."""
         at = next_multiple(self.now(), interval_s)
-        return self._own.add_timer(Timer(self, at, call, interval_s))
+        return self.own.add_timer(Timer(self, at, call, interval_s))
 
     def notice_pauses(self, after_s: float, call: Callable[[], object]) -> None:
         """Have a call made after a pause of the process, once all sockets were read."""
         self.pause_after_s = after_s
         self.after_pause = call
-        self._own.pause_after_s = min(after_s, self._own.pause_after_s)
-
-    @property
-    def buffer(self) -> memoryview:
-        """Scratch space of the loop, to read into."""
-        return self._own.buffer
-
-    @property
-    def bytes_since(self) -> float:
-        """What this turn reads was sent after this time, as far as we know."""
-        return self._own.bytes_since
+        self.own.pause_after_s = min(after_s, self.own.pause_after_s)
 
     def flush_soon(self, connection: Watched) -> None:
         """Flush a connection at the end of this turn."""
-        self._own.unflushed.append((connection, self))
+        self.own.unflushed.append((connection, self))
 
     def after_flush(self, call: Callable[[], object]) -> None:
         """Have a call made at the end of this turn, when everything is sent."""
-        self._own.at_last.append((call, self))
+        self.own.at_last.append((call, self))
 
     def register(self, connection: Watched) -> None:
         """Watch a connection for bytes to read."""
-        self._own.selector.register(connection, selectors.EVENT_READ, (connection, self))
+        self.own.selector.register(connection, selectors.EVENT_READ, (connection, self))
 
     def watch_writes(self, connection: Watched, wanted: bool) -> None:
         """Watch a connection for room to write as well, or no longer."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if wanted else 0)
-        self._own.selector.modify(connection, events, (connection, self))
+        self.own.selector.modify(connection, events, (connection, self))
 
     def unregister(self, connection: Watched) -> None:
         """Stop watching; call it before the connection is closed."""
-        self._own.selector.unregister(connection)
+        self.own.selector.unregister(connection)
 
     # -- what the loop calls --------------------------------------------------------------------
 
@@ -225,11 +215,11 @@ class LoopMember:
 
 
 class IOThread:
-    """Serves members until there are none. What is public is for `LoopMember`."""
+    """Serves members until there are none. What is public is for `LoopMember` and connections."""
 
     def __init__(self) -> None:
-        self.bytes_since = 0.0
-        self.buffer = memoryview(bytearray(READ_SIZE))
+        self.bytes_since = 0.0  # what this turn reads was sent after it, as far as we know
+        self.buffer = memoryview(bytearray(READ_SIZE))  # scratch space, to read into
         self.current_until = 0.0  # see `LoopMember.is_current`
         self.unflushed: list[tuple[Watched, LoopMember]] = []
         self.at_last: list[tuple[Callable[[], object], LoopMember]] = []  # in this turn

@@ -410,11 +410,6 @@ class ProducerLinks:
 
     # -- all of them ----------------------------------------------------------------------------
 
-    def check(self, now: float) -> None:
-        """Give up the connections that are dead."""
-        for link in self:
-            link.check(now)
-
     def close(self, error: NsqError) -> None:
         """Close for good."""
         if self._discovery is not None:
@@ -678,11 +673,11 @@ class ProducerIO:
         for publication in self._queue:
             if now - (publication.failed_at or publication.submitted_at) > limit_s:
                 self._settle(publication, outcomes.not_sent(self.links.last_error() or late))
-        self.links.check(now)
-        if len(self.links) > 1:  # one that hangs must not fill the window of the others
-            for link in self.links:
-                if link.outstanding and not link.is_prompt(now):
-                    self._set_aside(each for sent in link.outstanding for each in sent[1])
+        for link in self.links:
+            link.check(now)
+            # one that hangs must not fill the window of the others
+            if len(self.links) > 1 and link.outstanding and not link.is_prompt(now):
+                self._set_aside(each for sent in link.outstanding for each in sent[1])
 
     # -- outcomes -------------------------------------------------------------------------------
 

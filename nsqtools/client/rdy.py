@@ -230,16 +230,14 @@ class ReadyControl(Generic[K]):
 
     def redistribute(self, now: float) -> None:
         """The periodic tick: move RDY where there is too little for all, and mend what is idle."""
-        if self.mode == WAIT or not self.states:
-            return
         if self.mode == TEST:
             self._move_idle_tester(now)
-            return
-        self._find_quiet(now)
-        if self.is_scarce:
-            self._rotate(now)
-        else:
-            self._raise_to_share(now)
+        elif self.mode == NORMAL:
+            self._find_quiet(now)
+            if self.is_scarce:
+                self._rotate(now)
+            else:
+                self._raise_to_share(now)
 
     # -- backoff: seconds for which RDY is 0 everywhere from now on, 0 where it is over, or None --
 
