@@ -379,6 +379,7 @@ class Gathering:
     def add(self, more: list[Batch] | None) -> bool:
         """Add what was taken, if anything; return whether to take again."""
         now, consumer = time.monotonic(), self._consumer
+        is_full = self._is_full == [True]  # read before the backlog
         if more:
             first, source = more[0][0], more[0].source
             in_time = first.received_at + GATHER_SHARE * source.msg_timeout_s
@@ -386,9 +387,7 @@ class Gathering:
             self.parts += more
             self.room -= sum(map(len, more))
             self._is_full = None
-        elif not self.parts or consumer.is_delivered:
-            return False
-        elif self._is_full == [True] and consumer.backlog.is_empty:  # in this order
+        elif not self.parts or consumer.is_delivered or (is_full and consumer.backlog.is_empty):
             return False
         elif self._is_full != []:
             self._is_full = self._ask_if_full()
