@@ -510,8 +510,6 @@ class Delivery:
         self._apply_limit()
 
     def _return_expired(self) -> None:
-        if not self.waiting:
-            return
         now = self._loop.now()
         for batch in self._backlog.withdraw(self, now):
             # nsqd may have taken back itself what is past its deadline: a REQ would be an error

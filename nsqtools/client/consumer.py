@@ -375,12 +375,11 @@ class Gathering:
         self._within_s = within_s
         self._until = math.inf
         self._is_full: list[bool] | None = None  # what was asked; empty until there is a reply
-        self._is_last = False
 
     def add(self, more: list[Batch] | None) -> bool:
         """Add what was taken, if anything; return whether to take again."""
         now, consumer = time.monotonic(), self._consumer
-        is_last = self._is_last and consumer.backlog.is_empty
+        is_full = self._is_full == [True]  # read before the backlog
         if more:
             first, source = more[0][0], more[0].source
             in_time = first.received_at + GATHER_SHARE * source.msg_timeout_s
@@ -388,13 +387,12 @@ class Gathering:
             self.parts += more
             self.room -= sum(map(len, more))
             self._is_full = None
-        elif not self.parts or consumer.is_delivered or is_last:
+        elif not self.parts or consumer.is_delivered or (is_full and consumer.backlog.is_empty):
             return False
-        elif self._is_full is None or self._is_full:
+        elif self._is_full != []:
             self._is_full = self._ask_if_full()
         left_s = self._until - now
-        self._is_last = bool(self._is_full and self._is_full[0])  # read before the backlog
-        self.wait_s = 0.0 if self._is_last else min(left_s, GATHER_LOOK_S)
+        self.wait_s = 0.0 if self._is_full == [True] else min(left_s, GATHER_LOOK_S)
         return self.room > 0 and left_s > 0
 
     def batch(self) -> Gathered | None:
