@@ -28,7 +28,6 @@ import time
 from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import starmap
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from urllib.parse import quote, unquote, urlencode, urlsplit, urlunsplit
@@ -410,8 +409,9 @@ class NsqlookupdHTTPClient(HTTPAPI):
 
     def nodes(self) -> list[KnownNode]:
         """Return every nsqd that is registered and was heard of lately."""
-        answer = self._decode(self._answer("/nodes"))
-        return list(starmap(_known_node, _producers(answer, self.url, self._access)))
+        some = _producers(self._decode(self._answer("/nodes")), self.url, self._access)
+        known = (_known_node(producer, self.url) for producer in some)
+        return list(filter(None, known))
 
     def tombstone(self, topic: str, node: str) -> None:
         """Hide the nsqd ``node`` (its broadcast ``host:http_port``) for a topic, for a while."""
@@ -423,19 +423,15 @@ class NsqlookupdHTTPClient(HTTPAPI):
 def decode_lookup(answer: Any, url: str, access: HTTPAccess) -> Lookup:
     """Read the answer to /lookup. Raises `ProtocolError` when it has another shape."""
     channels = frozenset(_names(answer, "channels", url))
-    nodes = frozenset(node for node, _ in _producers(answer, url, access))
-    return Lookup(True, channels, nodes)
+    nodes = (_node(producer, url) for producer in _producers(answer, url, access))
+    return Lookup(True, channels, frozenset(filter(None, nodes)))
 
 
-def _producers(
-    answer: Any, url: str, access: HTTPAccess
-) -> list[tuple[ProducerNode, dict[str, Any]]]:
-    """Return the nsqd that an answer announces, and what it says of each."""
-    producers = []
-    for each in _list(answer, "producers", url):
-        producer = each if isinstance(each, dict) else {"broadcast_address": each}
-        if (node := _node(producer, url, access.allow_announced)) is not None:
-            producers.append((node, producer))
+def _producers(answer: Any, url: str, access: HTTPAccess) -> list[dict[str, Any]]:
+    found = _list(answer, "producers", url)
+    producers = [p if isinstance(p, dict) else {"broadcast_address": p} for p in found]
+    if access.allow_announced:  # first, or what is not allowed would be drawn
+        producers = _allowed(producers, url, access.allow_announced)
     most = access.max_nodes
     if len(producers) <= most:
         return producers
@@ -444,20 +440,32 @@ def _producers(
     return random.sample(producers, most)
 
 
-def _node(producer: dict[str, Any], url: str, allowed: tuple[str, ...]) -> ProducerNode | None:
-    remote_host = str(producer.get("remote_address") or "").rpartition(":")[0]
-    # where it says that it is: its broadcast address, or the best there is
-    name = producer.get("broadcast_address") or producer.get("hostname") or remote_host
+def _allowed(producers: list[Any], url: str, patterns: tuple[str, ...]) -> list[Any]:
+    kept = []
+    for producer in producers:
+        tcp = _listener(announced_host(_name(producer)), producer, "tcp_port")
+        if tcp is None or is_allowed(tcp, patterns):  # no address is reported as such
+            kept.append(producer)
+        else:
+            _report(url, f"{tcp}, which allow_announced does not allow")
+    return kept
+
+
+def _node(producer: dict[str, Any], url: str) -> ProducerNode | None:
+    name = _name(producer)
     host = announced_host(name)
     tcp, http = (_listener(host, producer, key) for key in ("tcp_port", "http_port"))
     if tcp is None:
         port = producer.get("tcp_port")
         _report(url, f"{name!r:.80}, port {port!r:.20}, which is not an address")
-    elif allowed and not is_allowed(tcp, allowed):
-        _report(url, f"{tcp}, which allow_announced does not allow")
-    else:
-        return ProducerNode(tcp, http)
-    return None
+        return None
+    return ProducerNode(tcp, http)
+
+
+def _name(producer: dict[str, Any]) -> Any:
+    """Return where a producer says that it is: its broadcast address, or the best there is."""
+    remote_host = str(producer.get("remote_address") or "").rpartition(":")[0]
+    return producer.get("broadcast_address") or producer.get("hostname") or remote_host
 
 
 _reported: dict[str, set[str]] = {}
@@ -476,7 +484,10 @@ def _report(url: str, problem: str) -> None:
         log.warning("%s announces more nsqd that are left out; further ones are not named", url)
 
 
-def _known_node(node: ProducerNode, producer: dict[str, Any]) -> KnownNode:
+def _known_node(producer: dict[str, Any], url: str) -> KnownNode | None:
+    node = _node(producer, url)
+    if node is None:
+        return None
     topics, hidden = (
         each if isinstance(each := producer.get(key), list) else []
         for key in ("topics", "tombstones")
