@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from nsqtools.cli.commands.topology import read_topology
 from nsqtools.cli.options.connection import ClusterConnection
 from nsqtools.cli.options.params import LIMITS, OUTPUT, ChannelPatterns, Json, TopicPatterns
-from nsqtools.cli.parsing.binding import opt
+from nsqtools.cli.parsing.binding import heading, opt
 from nsqtools.cli.render.output import write_json
 from nsqtools.cli.running.runtime import Session, stopping
 from nsqtools.errors import ConfigurationError, NsqError
@@ -44,6 +44,7 @@ class CheckFormat(Enum):
     prometheus = "prometheus"
 
 
+@heading(BOUNDS)
 def check(
     topic: TopicPatterns = None,
     channel: ChannelPatterns = None,
@@ -130,9 +131,6 @@ def check(
         if bundle is not None:
             _write_bundle(bundle, opened, verdict)
     return status
-
-
-vars(check)["panel"] = BOUNDS
 
 
 def status_of(verdict: Verdict, shown: Sequence[Problem]) -> int:

@@ -16,7 +16,7 @@ from nsqtools.cli.options.connection import DESTINATION, ConsumerConnection, Des
 from nsqtools.cli.options.params import SAFETY, SELECTION, ChannelName, parse_interval
 from nsqtools.cli.options.printing import MessageFilter, Pick
 from nsqtools.cli.options.publishing import DELIVERY, Rate
-from nsqtools.cli.parsing.binding import OptionSet, opt
+from nsqtools.cli.parsing.binding import OptionSet, heading, opt
 from nsqtools.cli.render.output import write_json
 from nsqtools.cli.running.consuming import Consuming, look_before
 from nsqtools.cli.running.runtime import ExitStatus, Session, status_of_work
@@ -164,6 +164,7 @@ def summary(totals: ForwardTotals) -> str:
     return line
 
 
+@heading(DESTINATION)
 def to_nsq(
     channel: ChannelName = "nsq_to_nsq",
     destination_topic: str | None = opt(
@@ -236,9 +237,6 @@ def to_nsq(
     settings = forwarding.settings(channel, check=check, user_agent=guard.user_agent, rename=rename)
     settings = settings._replace(keep=keep, pick=pick, window_bytes=WINDOW_BYTES)
     return forwarding.run(settings, sink, sink.nsqds)
-
-
-vars(to_nsq)["panel"] = DESTINATION
 
 
 REQUESTS = "Requests"  # headings of the help page
@@ -326,6 +324,7 @@ def _read_secrets(basic: Path | None, bearer: Path | None, sign_key: Path | None
     return RequestSecrets(authorization, key)
 
 
+@heading(ENDPOINTS)
 def to_http(
     channel: ChannelName = "nsq_to_http",
     post: list[str] | None = opt(
@@ -414,6 +413,3 @@ def to_http(
     there = [str(each.origin[1]) for each in endpoints]
     hint = "Check the URL, and that a server listens there."
     return forwarding.run(forwarding.settings(channel, batch=requests.batch), sink, there, hint)
-
-
-vars(to_http)["panel"] = ENDPOINTS

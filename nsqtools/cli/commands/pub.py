@@ -20,7 +20,7 @@ from nsqtools.cli.options.publishing import (
     selection,
     size_of,
 )
-from nsqtools.cli.parsing.binding import opt
+from nsqtools.cli.parsing.binding import heading, opt
 from nsqtools.cli.render.outcomes import report_counts
 from nsqtools.cli.running.runtime import Session
 from nsqtools.errors import ConfigurationError
@@ -29,6 +29,7 @@ from nsqtools.records import filters
 from nsqtools.records.envelope import RecordFormat
 
 
+@heading(INPUT)
 def pub(
     topic: Topic,
     texts: Annotated[
@@ -159,6 +160,3 @@ def pub(
         larger = f"-X publish_max_msg_size={job.largest_rejected}"
         runtime.tell(f"hint: Where nsqd takes larger messages: {larger}")
     return signals.status(otherwise=publishing.channel.status(runtime, status))
-
-
-vars(pub)["panel"] = INPUT

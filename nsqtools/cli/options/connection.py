@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from typer import Context
 
-from nsqtools.cli.parsing.binding import From, OptionSet, opt, some
+from nsqtools.cli.parsing.binding import From, OptionSet, heading, opt, some
 from nsqtools.client.connection_settings import (
     DEFAULT_NSQD_TCP_ADDRESS,
     OPTION_OF_FLAG,
@@ -413,6 +413,7 @@ def _connection(
     return ConnectionSettings(*given, texts_of(options), mapping)
 
 
+@heading(DESTINATION)
 def destination(
     context: Context,
     destination_nsqd_tcp_address: list[str] | None = opt("HOST:PORT", "nsqd, over TCP."),
@@ -438,9 +439,6 @@ def destination(
     options = settled(context, "producer_opt", PREFIX)
     check_tls(options, given.lookupd_http_address, cure="Add --destination-tls.")
     return _connection(context, given, options, PREFIX)
-
-
-vars(destination)["panel"] = DESTINATION
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from json import loads
 from typing import Annotated
 
 from nsqtools.cli.options.params import GLOBS, OUTPUT, SELECTION, Json
-from nsqtools.cli.parsing.binding import From, opt
+from nsqtools.cli.parsing.binding import From, heading, opt
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.protocol.text import escape_json, indented, json_tokens
@@ -30,6 +30,7 @@ Encode = Callable[[str, str, Iterable[MessageLike]], bytes]
 FILTERS = "Filters"
 
 
+@heading(FILTERS)
 def message_filter(
     grep: str | None = opt("-g REGEX", "Keep messages whose body matches this regular expression."),
     ignore_case: bool = opt("-i", "Ignore case in --grep."),
@@ -61,7 +62,6 @@ def message_filter(
     return filters.every(wanted) if wanted else None
 
 
-vars(message_filter)["panel"] = FILTERS
 MessageFilter = Annotated[filters.Filter | None, From(message_filter)]
 
 Pick = Annotated[

@@ -46,6 +46,7 @@ from typer.models import OptionInfo
 from nsqtools.records.units import parse_size, parse_span
 
 Result = TypeVar("Result")
+Called = TypeVar("Called", bound=Callable[..., Any])
 Converter = Callable[[Any], Any]
 
 PARSERS: dict[str, Converter] = {"DURATION": parse_span, "SIZE": parse_size}
@@ -67,10 +68,20 @@ def opt(form: str, help: str, panel: str | None = None, default: Any = None, **m
     return option
 
 
+def heading(panel: str) -> Callable[[Called], Called]:
+    """Return the decorator that puts the options of a function that name no heading under one."""
+
+    def under(function: Called) -> Called:
+        vars(function)["panel"] = panel
+        return function
+
+    return under
+
+
 class OptionSet:
     """A set of options: an attribute for each, declared as parameters of a command are.
 
-    ``panel`` is the heading of those that name none, as that of a function is, where it has one.
+    ``panel`` is the heading of those that name none, as `heading` has it for a function.
     """
 
     panel = ""
