@@ -243,7 +243,7 @@ class Archiver:
             return
         self._options = self._options_of_each(len(self._archivers) + len(fitting))
         work = self._settings.directories.work
-        journals = functools.cache(lambda: journals_below(work))  # asked where failures are told
+        journals = functools.cache(lambda: journals_below(work))  # read where a failure is reported
         for topic in fitting:
             try:
                 self._begin(topic, journals, fail_fast=fail_fast)

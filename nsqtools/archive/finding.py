@@ -24,6 +24,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, TypeVar
 
@@ -485,9 +486,10 @@ def _kind(place: Location) -> str:
     storage = open_storage(str(place))
     if is_folder and is_table(storage):
         return "delta"
-    if is_folder and _is_of_parquet(storage.list()):
-        return "parquet"
-    if is_folder and (isinstance(place, Path) or any(True for _ in storage.list())):
+    listed = storage.list() if is_folder else iter(())
+    if (first := next(listed, None)) is not None:
+        return "parquet" if _is_of_parquet(chain([first], listed)) else "archives"
+    if is_folder and isinstance(place, Path):
         return "archives"
     beginning = open_storage(str(place.parent)).read_range(place.name, 0, len(PARQUET_MAGIC))
     return "parquet" if beginning == PARQUET_MAGIC else "archives"

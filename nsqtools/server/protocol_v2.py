@@ -92,7 +92,7 @@ class PublishCommands:
         # the last PUB's line and topic, when nothing is to be checked
         self._quick: tuple[bytes, Topic] | None = None
         self.unconfirmed_bytes = 0
-        self._fewer: asyncio.Event | None = None  # bytes than before
+        self._fewer: asyncio.Event | None = None  # set when unconfirmed bytes become fewer
 
     def quick_publish(self, data: bytes) -> bytes | None:
         """Run a PUB that is all of a read, and return the answer; None if that is not so.

@@ -297,7 +297,7 @@ def _scrypt(password: str, salt: bytes) -> bytes:
 
 
 class TooManyFailures(Exception):
-    """Nothing is checked for this address or user for so many seconds: its argument."""
+    """This address or user must wait; the argument is for how many seconds."""
 
 
 class _Guesses:

@@ -316,14 +316,15 @@ class LineFilter(NamedTuple):
         texts = [column for column in columns.values() if column.is_text]
         conditions = [each for each in self.conditions if each.column in columns]
 
-        def said(line: Line) -> str:
+        def has_words(line: Line) -> bool:
             found = (str(column.read(line.subject) or "") for column in texts)
-            return "\n".join([line.key, *found]).casefold()
+            said = "\n".join([line.key, *found]).casefold()
+            return all(word in said for word in self.words)
 
         return [
             line
             for line in lines
-            if all(word in said(line) for word in self.words)
+            if (not self.words or has_words(line))
             and all(each.holds(columns[each.column].read(line.subject)) for each in conditions)
         ]
 

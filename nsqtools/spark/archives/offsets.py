@@ -308,7 +308,7 @@ def _admit(files: list[Unread], limits: BatchLimits) -> dict[Key, int]:
 
 
 def _to_take(unread: Unread) -> list[Member]:
-    """The members, as one of a file without a head: an offset names it as read, or not at all."""
+    """The members; those of a file without a head as one: an offset has all of it or nothing."""
     members = unread.members()
     if isinstance(unread.key, Head) or not members:
         return members
