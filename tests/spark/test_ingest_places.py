@@ -215,8 +215,7 @@ def test_an_output_keeps_its_format(places: tuple[Path, Path], tmp_path: Path) -
         held_directories(SOURCE, IngestPlaces(*places, is_delta=True)).__enter__()
     table, checkpoint = tmp_path / "table", tmp_path / "of-table"
     with held_directories(SOURCE, IngestPlaces(table, checkpoint, is_delta=True)):
-        (table / "_delta_log").mkdir()
-        (table / "_delta_log" / "0.json").touch()
+        DeltaCatalog(str(table)).create(BYTES.message_schema(), [])
 
     with pytest.raises(ConfigurationError, match="is a Delta table"):
         held_directories(SOURCE, IngestPlaces(table, checkpoint)).__enter__()

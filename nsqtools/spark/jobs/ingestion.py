@@ -46,7 +46,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from nsqtools.archive.body_columns import ERROR
 from nsqtools.archive.catalog import DAY_NS, PARTITIONS
 from nsqtools.archive.columns import IDENTITY
-from nsqtools.archive.delta import INGESTED, SINK_LOG, DeltaCatalog, is_table, refuse_other_form
+from nsqtools.archive.delta import INGESTED, SINK_LOG, DeltaCatalog, refuse_other_form
 from nsqtools.archive.finding import committed
 from nsqtools.archive.layout import TimeRange
 from nsqtools.archive.lease import Held, held
@@ -221,17 +221,15 @@ def refuse_older(places: IngestPlaces) -> None:
     Raises `ConfigurationError`, `OutputError` and ``OSError``.
     """
     output, checkpoint = (open_storage(str(absolute(each))) for each in places[:2])
+    least, most, written = -1, _last(checkpoint, BEGUN), -1
     if not places.is_delta:
-        written = _last(output, SINK_LOG)
-    elif is_table(output) and (query := _query(checkpoint)):
-        written = DeltaCatalog(str(places.output)).number_of(query) - 1
-    else:
-        written = -1
+        least, written = _last(checkpoint, COMMITS), _last(output, SINK_LOG)
+    elif (table := DeltaCatalog(str(places.output))).exists():
+        written = table.number_of(_query(checkpoint)) - 1  # of those with something new
+    if least <= written <= most:
+        return
     older, newer = places.checkpoint, places.output
-    if written <= _last(checkpoint, BEGUN):
-        # a batch that has nothing new for a table is not in it
-        if places.is_delta or written >= _last(checkpoint, COMMITS):
-            return
+    if written < least:
         older, newer = newer, older
     raise ConfigurationError(
         f"{older} is older than {newer}: messages would be missing",
