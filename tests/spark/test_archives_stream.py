@@ -199,6 +199,8 @@ def test_files_of_others_are_read_once_when_they_are_finished(tmp_path: Path) ->
 
     assert (found, more) == (list(range(20)), list(range(20, 30)))
     assert list(offset.files) == ["now.log.gz", "old.log.gz"]
+    limits = BatchLimits(rows=sum(offset.files.values()))  # a row has a byte at least
+    assert stream.latest(stream.initial(), limits).files == offset.files
 
 
 def test_a_file_whose_index_is_copied_after_it_is_read_once(tmp_path: Path) -> None:

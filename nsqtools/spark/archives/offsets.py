@@ -294,7 +294,7 @@ def _admit(files: list[Unread], limits: BatchLimits) -> dict[Key, int]:
         if at == len(members[number]):
             continue
         member = members[number][at]
-        rows += member.messages if member.messages != UNKNOWN else (limits.rows or 0)
+        rows += member.messages if member.messages != UNKNOWN else member.length
         size += member.length
         is_too_much = (limits.rows is not None and rows > limits.rows) or (
             limits.bytes is not None and size > limits.bytes
