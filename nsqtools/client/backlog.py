@@ -193,17 +193,16 @@ class Backlog:
         """Take out what belongs to an owner: all, or what has waited too long at ``expired_at``,
         if the lock can be had soon."""
         withdrawn: list[Batch] = []
-        if not self._lock.acquire(timeout=-1 if expired_at is None else HELD_S):
-            return withdrawn
-        try:
-            for entry in list(owner.waiting):
-                if expired_at is None or _has_expired(entry.batches[0], expired_at):
-                    withdrawn += entry.batches
-                    entry.batches = []
-                    del owner.waiting[entry]
-            self._drop_withdrawn()
-        finally:
-            self._lock.release()
+        if self._lock.acquire(timeout=-1 if expired_at is None else HELD_S):
+            try:
+                for entry in list(owner.waiting):
+                    if expired_at is None or _has_expired(entry.batches[0], expired_at):
+                        withdrawn += entry.batches
+                        entry.batches = []
+                        del owner.waiting[entry]
+                self._drop_withdrawn()
+            finally:
+                self._lock.release()
         return withdrawn
 
     def discard(

@@ -266,8 +266,7 @@ class IOThread:
     def admit(self, member: LoopMember) -> bool:
         """Serve a member; return False when the thread is ending."""
         with self._joining:
-            if not self._is_over:
-                self._members.add(member)
+            self._members.add(member)
             return not self._is_over
 
     def wake(self, member: LoopMember) -> None:
