@@ -116,7 +116,7 @@ class CommonConsumer:
         if dead_letter in self.topics:
             raise ConfigurationError(f"dead letters cannot go to {dead_letter}, which is consumed")
         if not nsqd_tcp_addresses and not urls:
-            hint = "Give one of an nsqd or an nsqlookupd."
+            hint = "Give the TCP address of an nsqd, or that of an nsqlookupd."
             raise ConfigurationError("a consumer needs an address", hint=hint)
         if self.options.heartbeat_interval_s < 0:
             raise ConfigurationError("nsqd refuses consumers without heartbeats")
