@@ -116,7 +116,7 @@ class CommonConsumer:
         if dead_letter in self.topics:
             raise ConfigurationError(f"dead letters cannot go to {dead_letter}, which is consumed")
         if not nsqd_tcp_addresses and not urls:
-            hint = "Give one of an nsqd or an nsqlookupd."
+            hint = "Give the TCP address of an nsqd, or that of an nsqlookupd."
             raise ConfigurationError("a consumer needs an address", hint=hint)
         if self.options.heartbeat_interval_s < 0:
             raise ConfigurationError("nsqd refuses consumers without heartbeats")
@@ -604,8 +604,8 @@ class Consumer(CommonConsumer):
         itself is left to it, unless ``signals`` is True; with False both are.
 
         Raises `ConfigurationError` with ``signals`` outside the main thread, for ``workers`` below
-        1, and for a handler that is a coroutine function or returns an awaitable: nothing is
-        finished for it then.
+        1, and for a handler whose work is not done when it returns, but a coroutine, a generator or
+        a future: nothing is finished for it then. Without ``auto_answer`` it may be a future.
         """
         check_is_sync(handler)
         check_count("workers", workers)

@@ -420,10 +420,16 @@ class KnownTopics(NamedTuple):
 class TopicDiscovery:
     """Asks for the topics whose name contains ``pattern``, a regular expression (as nsq_to_file).
 
-    Raises `ConfigurationError` for a pattern that is not one.
+    Raises `ConfigurationError` for a pattern that is not one, and for a connection that only names
+    topics: nobody could consume them.
     """
 
     def __init__(self, pattern: str, connection: ConnectionSettings) -> None:
+        if not connection.nsqd_tcp_addresses and not connection.lookupd_http_addresses:
+            raise ConfigurationError(
+                "a consumer needs an address",
+                hint="Give the TCP address of an nsqd, or that of an nsqlookupd.",
+            )
         try:
             self._matches = re.compile(pattern).search
         except re.error as exc:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from plugins.object_store import Bucket
 
-from nsqtools.archive.delta import INGESTED
+from nsqtools.archive.delta import INGESTED, DeltaCatalog
 from nsqtools.archive.lease import StoredNumbers
 from nsqtools.archive.location import parse_place
 from nsqtools.errors import ConfigurationError, OutputError
+from nsqtools.spark.archives.read_settings import BYTES
 from nsqtools.spark.jobs import ingestion
 from nsqtools.spark.jobs.ingestion import (
     BEGUN,
@@ -36,7 +38,8 @@ def places(tmp_path: Path) -> tuple[Path, Path]:
     output, checkpoint = tmp_path / "out", tmp_path / "checkpoint"
     mark_directories(SOURCE, IngestPlaces(output, checkpoint))
     (checkpoint / BEGUN).mkdir()
-    (checkpoint / BEGUN / "0").touch()
+    for number in range(3):
+        (checkpoint / BEGUN / str(number)).touch()
     (output / "_spark_metadata").mkdir()
     (output / "_spark_metadata" / ".0.crc").touch()
     return output, checkpoint
@@ -151,11 +154,40 @@ def test_what_the_first_batch_left_is_removed_unless_one_was_committed(
     committed = places[1] / COMMITS / "0"
     committed.parent.mkdir()
     committed.touch()
-    with held_directories(SOURCE, IngestPlaces(*places)):
-        assert left.exists()  # the log is lost, and what counted is unknown
+    with pytest.raises(ConfigurationError, match=f"{places[0]} is older than {places[1]}"):
+        held_directories(SOURCE, IngestPlaces(*places)).__enter__()
+    assert left.exists()  # the log is lost, and what counted is unknown
     committed.unlink()
     with held_directories(SOURCE, IngestPlaces(*places)):
         assert not left.exists()
+
+
+@pytest.mark.parametrize("is_delta", [False, True])
+def test_a_checkpoint_or_an_output_older_than_the_other_is_refused(
+    places: tuple[Path, Path], *, is_delta: bool
+) -> None:
+    """Spark would skip batches that are written, though others have their numbers now."""
+    output, checkpoint = places
+    (checkpoint / "metadata").write_text('{"id": "query"}')
+
+    def end_batch(number: int) -> None:
+        if is_delta:
+            table.commit([], app_id="query", number=number + 1)
+        else:
+            (output / "_spark_metadata" / str(number)).write_text("v1")
+
+    if is_delta:
+        shutil.rmtree(output / "_spark_metadata")
+        table = DeltaCatalog(str(output))
+        table.create(BYTES.message_schema(), [])
+    held = partial(held_directories, SOURCE, IngestPlaces(*places, is_delta=is_delta))
+    for number in (0, 2):  # of a table, a batch without anything new is not there
+        end_batch(number)
+        with held():
+            pass
+    (checkpoint / BEGUN / "2").unlink()
+    with pytest.raises(ConfigurationError, match=f"{checkpoint} is older than {output}"):
+        held().__enter__()
 
 
 def test_of_two_at_once_one_has_the_output_and_a_kill_between_the_marks_does_no_harm(
@@ -183,8 +215,7 @@ def test_an_output_keeps_its_format(places: tuple[Path, Path], tmp_path: Path) -
         held_directories(SOURCE, IngestPlaces(*places, is_delta=True)).__enter__()
     table, checkpoint = tmp_path / "table", tmp_path / "of-table"
     with held_directories(SOURCE, IngestPlaces(table, checkpoint, is_delta=True)):
-        (table / "_delta_log").mkdir()
-        (table / "_delta_log" / "0.json").touch()
+        DeltaCatalog(str(table)).create(BYTES.message_schema(), [])
 
     with pytest.raises(ConfigurationError, match="is a Delta table"):
         held_directories(SOURCE, IngestPlaces(table, checkpoint)).__enter__()

@@ -6,7 +6,8 @@ Both hold only while output and checkpoint stay together, which Spark does not c
 batches in the checkpoint and believes the output's log about which of them are written. A new
 checkpoint with an old output would skip its first batches, and an old checkpoint with a new output
 would begin in the middle; messages would be missing without a word. So both are marked with one
-identity (`mark_directories`), belong to one run at a time, and anything else is refused.
+identity (`mark_directories`), belong to one run at a time, and anything else is refused. So is one
+of them that was put back from a copy and is older than the other (`refuse_older`).
 
 Files that an interrupted batch wrote are not in the sink's log, and Spark ignores them. Other
 readers of the directory would count their messages twice, so they are removed.
@@ -45,7 +46,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from nsqtools.archive.body_columns import ERROR
 from nsqtools.archive.catalog import DAY_NS, PARTITIONS
 from nsqtools.archive.columns import IDENTITY
-from nsqtools.archive.delta import INGESTED, DeltaCatalog, refuse_other_form
+from nsqtools.archive.delta import INGESTED, SINK_LOG, DeltaCatalog, refuse_other_form
 from nsqtools.archive.finding import committed
 from nsqtools.archive.layout import TimeRange
 from nsqtools.archive.lease import Held, held
@@ -100,9 +101,6 @@ def held_directories(source: str, places: IngestPlaces) -> Iterator[tuple[Held, 
     with held(places.checkpoint, LOCK) as lock:
         with failing("use", output):
             refuse_other_form(open_storage(str(output)), "--format", is_delta=places.is_delta)
-        if places.is_delta:  # its log says what counts, to every reader
-            yield lock, places
-            return
         remove_leftovers(places)
         yield lock, places
         lock.check()  # the files of another run's batch look like leftovers until it commits them
@@ -216,22 +214,62 @@ def _encoded(mark: IngestMark) -> bytes:
     return (json.dumps(asdict(mark), indent=2) + "\n").encode()
 
 
+def refuse_older(places: IngestPlaces) -> None:
+    """Refuse a place that was put back, and lacks batches that the other has.
+
+    The checkpoint knows of a batch before the output has it, and that it has ended after that.
+    Raises `ConfigurationError`, `OutputError` and ``OSError``.
+    """
+    output, checkpoint = (open_storage(str(absolute(each))) for each in places[:2])
+    least, most, written = -1, _last(checkpoint, BEGUN), -1
+    if not places.is_delta:
+        least, written = _last(checkpoint, COMMITS), _last(output, SINK_LOG)
+    elif (table := DeltaCatalog(str(places.output))).exists():
+        written = table.number_of(_query(checkpoint)) - 1  # of those with something new
+    if least <= written <= most:
+        return
+    older, newer = places.checkpoint, places.output
+    if written < least:
+        older, newer = newer, older
+    raise ConfigurationError(
+        f"{older} is older than {newer}: messages would be missing",
+        hint="Put both back as they were at one time, or give a new checkpoint and a new output.",
+    )
+
+
+def _query(checkpoint: Storage) -> str:
+    """The id of a checkpoint's query, "" before its first start."""
+    try:
+        return str(json.loads(checkpoint.read("metadata"))["id"])
+    except FileNotFoundError:
+        return ""
+    except (ValueError, KeyError) as exc:
+        raise OutputError(f"cannot read {checkpoint.where('metadata')} ({exc})") from exc
+
+
+def _last(place: Storage, log: str) -> int:
+    """The number of the last batch in a log of Spark, -1 without any."""
+    names = (each.name.rpartition("/")[2].removesuffix(".compact") for each in place.list(log))
+    return max(map(int, filter(str.isdecimal, names)), default=-1)
+
+
 _DATA = re.compile(r"topic=[^/]*/date=[^/]*/([^/]*\.parquet)")
 
 
 def remove_leftovers(places: IngestPlaces) -> None:
     """Remove them. Nothing may be writing there.
 
-    Raises `OutputError`, also for a log that cannot be read: nothing is removed then.
+    Raises as `refuse_older`, also for a log that cannot be read: nothing is removed then.
     """
-    place, checkpoint = (open_storage(str(absolute(each))) for each in places[:2])
     with failing("clean up", places.output):
+        refuse_older(places)
+        if places.is_delta:  # its log says what counts, to every reader
+            return
+        place = open_storage(str(absolute(places.output)))
         names = [entry.name for entry in place.list()]
-        known = committed(place)
-        if known is None and not _is_used(checkpoint, COMMITS):
-            known = set()  # the log begins when the first batch has ended
+        known = committed(place) or set()  # the log begins when the first batch has ended
         for match in filter(None, map(_DATA.fullmatch, names)):
-            if known is not None and match[1] not in known:
+            if match[1] not in known:
                 folder = match[0].removesuffix(match[1])
                 place.delete(match[0])
                 place.delete(f"{folder}.{match[1]}.crc")
@@ -418,7 +456,7 @@ class DeltaSink:
     def __call__(self, batch: DataFrame, number: int) -> None:
         """Append what is new of a batch. Raises what Spark raises, and `NsqError`."""
         output, bodies = str(self.places.output), self.places.bodies
-        table, query = DeltaCatalog(output), self._query()
+        table, query = DeltaCatalog(output), _query(open_storage(str(self.places.checkpoint)))
         prepare_table(table, bodies.message_schema(), bodies.kind)
         if table.number_of(query) > number:
             return
@@ -457,10 +495,3 @@ class DeltaSink:
             )
             named = named.join(known, list(IDENTITY), "left_anti")
         return named.unionByName(bare).to(rows.schema)  # a name may have a dot
-
-    def _query(self) -> str:
-        place = open_storage(str(absolute(self.places.checkpoint)))
-        try:
-            return str(json.loads(place.read("metadata"))["id"])
-        except (OSError, ValueError, KeyError) as exc:
-            raise OutputError(f"cannot read {place.where('metadata')} ({exc})") from exc
