@@ -167,7 +167,7 @@ def _looking_at(place: object) -> Iterator[None]:
         try:
             yield
         except FileNotFoundError as exc:
-            raise NotFoundError(f"there is no {exc.filename}") from None
+            raise NotFoundError(f"there is no {exc.filename or place}") from None
 
 
 def find_archives(places: Sequence[Path | str], wanted: Wanted = all_of) -> list[ArchiveFile]:
@@ -207,7 +207,7 @@ def _find(place: str, wanted: Wanted) -> list[ArchiveFile]:
         return in_table
     if isinstance(storage, LocalStorage) and not storage.root.is_dir():
         return [_named(LocalStorage(storage.root.parent), storage.root.name)]
-    in_progress = [e for e in storage.list() if is_hidden(_base(e), PART)] if is_local else []
+    in_progress = list(filter(_is_in_progress, storage.list())) if is_local else []
     listed = sorted(storage.list(), key=_order)
     if not listed and not is_local:
         folder, _, name = place.rstrip("/").rpartition("/")
@@ -226,6 +226,12 @@ def _named(storage: Storage, name: str) -> ArchiveFile:
 
 def _base(entry: Entry) -> str:
     return entry.name.rpartition("/")[2]
+
+
+def _is_in_progress(entry: Entry) -> bool:
+    """Whether it is a file in progress, and not of a table's log: its messages come as rows."""
+    folder, _, name = entry.name.rpartition("/")
+    return is_hidden(name, PART) and is_shown(folder)
 
 
 def _order(entry: Entry) -> list[tuple[bool, str]]:
@@ -397,7 +403,7 @@ def _is_of_parquet(listed: Iterable[Entry]) -> bool:
     one, and any other file may be a note of somebody's."""
     has_some = False
     for entry in listed:
-        if is_hidden(_base(entry), PART):
+        if _is_in_progress(entry):
             return False
         if entry.size and not _is_of_others(entry.name):
             if entry.name.endswith(_OF_ARCHIVES):

@@ -51,6 +51,7 @@ IDLE_S = 2.0  # without messages, before every connection may bring one again
 # A signal that comes just before a thread goes to sleep does not wake it: its Python handler waits
 # until something else does (seen in 12 of 20,000 on a busy machine).
 MAX_SLEEP_S = 1.0
+HELD_S = 0.1  # a lock, by whom a signal handler has interrupted: it may wait for the I/O thread
 
 
 @dataclass(slots=True, eq=False)
@@ -82,10 +83,13 @@ class Backlog:
 
     def put(self, entry: object, *, is_first: bool = False) -> None:
         """Add an entry at the end, or before all others."""
-        with self._lock:
-            (self._entries.appendleft if is_first else self._entries.append)(entry)
-            if isinstance(entry, Arrival):
-                entry.owner.waiting[entry] = None
+        if isinstance(entry, Arrival):
+            entry.owner.waiting[entry] = None
+        if is_first:
+            with self._lock:
+                self._entries.appendleft(entry)
+        else:  # without it: see `HELD_S`
+            self._entries.append(entry)
         self._tokens.put(None)
         if self._on_entry is not None:
             self._on_entry()
@@ -186,15 +190,19 @@ class Backlog:
     # -- withdrawing (the I/O thread) ------------------------------------------------------------
 
     def withdraw(self, owner: Delivery, expired_at: float | None = None) -> list[Batch]:
-        """Take out what belongs to an owner: all, or what has waited too long at ``expired_at``."""
+        """Take out what belongs to an owner: all, or what has waited too long at ``expired_at``,
+        if the lock can be had soon."""
         withdrawn: list[Batch] = []
-        with self._lock:
-            for entry in list(owner.waiting):
-                if expired_at is None or _has_expired(entry.batches[0], expired_at):
-                    withdrawn += entry.batches
-                    entry.batches = []
-                    del owner.waiting[entry]
-            self._drop_withdrawn()
+        if self._lock.acquire(timeout=-1 if expired_at is None else HELD_S):
+            try:
+                for entry in list(owner.waiting):
+                    if expired_at is None or _has_expired(entry.batches[0], expired_at):
+                        withdrawn += entry.batches
+                        entry.batches = []
+                        del owner.waiting[entry]
+                self._drop_withdrawn()
+            finally:
+                self._lock.release()
         return withdrawn
 
     def discard(

@@ -49,17 +49,15 @@ DISCOVERED_BASE_S = 1.0
 QUICK_S = 0.1
 PAUSE_S = 1.0  # what a busy machine holds nobody up for
 JITTER = 0.1  # the largest share taken off a delay
+rng = random.SystemRandom()  # which no program has seeded, and no fork copies
 
 
 class RetryDelays:
     """The delays of one address: doubling from ``base_s`` to ``maximum_s``, less some jitter."""
 
-    def __init__(
-        self, base_s: float, maximum_s: float, *, rng: random.Random | None = None
-    ) -> None:
+    def __init__(self, base_s: float, maximum_s: float) -> None:
         self._base_s = base_s
         self._maximum_s = maximum_s
-        self._rng = rng or random.Random()
         self._failures = 0
         self._quick = min(0, math.ceil(math.log2(QUICK_S / base_s)))
 
@@ -67,7 +65,7 @@ class RetryDelays:
         """Return the seconds to wait after the try or connection that just failed."""
         delay_s = min(self._maximum_s, self._base_s * 2.0 ** min(self._failures, 62))
         self._failures += 1
-        return delay_s * (1 - self._rng.uniform(0, JITTER))
+        return delay_s * (1 - rng.uniform(0, JITTER))
 
     def reset(self, *, quick: bool = False) -> None:
         """The address has proven itself. ``quick``: double from `QUICK_S` first."""
@@ -93,19 +91,10 @@ class KnownNsqd:
     `listed`. An address is never connected twice at a time.
     """
 
-    def __init__(
-        self,
-        direct: Iterable[Address],
-        now: float,
-        options: ClientOptions,
-        rng: random.Random | None = None,
-    ) -> None:
+    def __init__(self, direct: Iterable[Address], now: float, options: ClientOptions) -> None:
         self._options = options
-        self._rng = rng or random.Random()
         limits_s = options.reconnect_base_s, options.reconnect_max_s
-        self._nsqds = {
-            address: _Nsqd(RetryDelays(*limits_s, rng=self._rng), True, now) for address in direct
-        }
+        self._nsqds = {each: _Nsqd(RetryDelays(*limits_s), True, now) for each in direct}
 
     def listed(self, addresses: Iterable[Address], now: float) -> int:
         """A lookup round found these nsqd. A connected one that is missing stays connected.
@@ -125,7 +114,7 @@ class KnownNsqd:
                 self._nsqds[address].is_listed = True
             else:
                 longest_s = self._options.lookupd_poll_interval_s
-                delays = RetryDelays(DISCOVERED_BASE_S, longest_s, rng=self._rng)
+                delays = RetryDelays(DISCOVERED_BASE_S, longest_s)
                 self._nsqds[address] = _Nsqd(delays, False, now)
         return left_out
 
@@ -136,7 +125,7 @@ class KnownNsqd:
         room = max(0, self._options.max_discovered_nsqd - discovered)
         if len(idle) <= room:
             return 0
-        for address in self._rng.sample(idle, len(idle) - room):
+        for address in rng.sample(idle, len(idle) - room):
             listed.remove(address)
             self._nsqds.pop(address, None)
         return len(idle) - room

@@ -604,8 +604,8 @@ class Consumer(CommonConsumer):
         itself is left to it, unless ``signals`` is True; with False both are.
 
         Raises `ConfigurationError` with ``signals`` outside the main thread, for ``workers`` below
-        1, and for a handler that is a coroutine function or returns an awaitable: nothing is
-        finished for it then.
+        1, and for a handler whose work is not done when it returns, but a coroutine, a generator or
+        a future: nothing is finished for it then. Without ``auto_answer`` it may be a future.
         """
         check_is_sync(handler)
         check_count("workers", workers)

@@ -93,7 +93,6 @@ class Subscription:
         self._most_ready = 250  # the greatest RDY so far, and room for those that never sent one
         # ``in_flight`` would not do: a handler takes a message out before it queues the answer
         self._unanswered = 0
-        self._is_noted = False
         self._finished: list[bytes] = []
         self._answers: collections.deque[QueuedAnswer] = collections.deque()
         self._outgoing: list[bytes] = []
@@ -104,9 +103,7 @@ class Subscription:
         """Queue a FIN. Quick ones gather for a moment, unless it is the last."""
         self._finished.append(message_id)
         user = self._user
-        if not self._is_noted:
-            self._is_noted = True
-            user.answered(self)
+        user.answered[self] = None
         now = self._now()
         if now >= user.next_wake or not (self.in_flight or user.waiting or user.has_more_in_hand):
             user.next_wake = now + FLUSH_INTERVAL_S
@@ -115,7 +112,8 @@ class Subscription:
     def finish_many(self, ids: list[bytes]) -> None:
         """Queue FINs that belong together."""
         self._finished += ids
-        self._note()
+        self._user.answered[self] = None
+        self._user.wake()
 
     def requeue(self, message: Message, delay_s: float | None, backoff: bool) -> None:
         if delay_s is None:
@@ -128,13 +126,7 @@ class Subscription:
 
     def answer(self, message_id: bytes, kind: AnswerKind, command: bytes) -> None:
         self._answers.append(QueuedAnswer(message_id, kind, command))
-        self._note()
-
-    def _note(self) -> None:
-        # in this order: `collect` clears the flag before it looks
-        if not self._is_noted:
-            self._is_noted = True
-            self._user.answered(self)
+        self._user.answered[self] = None
         self._user.wake()
 
     # -- on the I/O thread: what nsqd sends -----------------------------------------------------
@@ -196,7 +188,6 @@ class Subscription:
 
         The commands go out with `send_answers`.
         """
-        self._is_noted = False
         # other threads append meanwhile; counted first, so that a TOUCH stays before its FIN
         finished = self._finished
         count = len(finished)
@@ -317,8 +308,7 @@ class ConsumerIO:
         self.decided = threading.Event()  # or one of them led to a connection
         self.first_errors: list[NsqError] = []
         self.subscriptions: dict[Subscription, None] = {}
-        self._answered: collections.deque[Subscription] = collections.deque()
-        self.answered = self._answered.append  # subscriptions with answers to collect
+        self.answered: dict[Subscription, None] = {}  # subscriptions with answers to collect
         self.received_at: float | None = None
         self._has_received = False  # in this turn
         self._collected_at = 0.0
@@ -526,10 +516,10 @@ class ConsumerIO:
         collected = []
         finished = 0
         now = self.loop.now()
-        if self._answered:
+        if self.answered:
             self.delivery.passed(now)
-        for _ in range(len(self._answered)):
-            subscription = self._answered.popleft()
+        for subscription in list(self.answered):
+            del self.answered[subscription]  # before it is collected: others answer meanwhile
             if subscription in self.subscriptions:
                 finished += self._collect(subscription, now)
                 collected.append(subscription)

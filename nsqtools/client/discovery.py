@@ -14,12 +14,11 @@ thousand where a thousand topics are polled.
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from nsqtools.client.connecting import background
+from nsqtools.client.connecting import background, rng
 from nsqtools.client.connection import client_tls, http_access
 from nsqtools.client.connection_settings import current_secret
 from nsqtools.client.io_loop import LoopMember, Timer
@@ -50,14 +49,12 @@ class Discovery:
         topic: str | None,
         options: ClientOptions,
         address_map: Mapping[str, str] | None = None,
-        rng: random.Random | None = None,
         looked_up: Iterable[Address] = (),
     ) -> None:
         self._urls = [http_url(a, LOOKUPD_HTTP_PORT) for a in lookupd_http_addresses]
         self._topic = topic
         self._options = options
         self._access = http_access(options, self._urls, address_map)
-        self._rng = rng or random.Random()
         self._looked_up = set(map(self._access.reachable, looked_up))
         self._loop: LoopMember
         self._on_round: Callable[[set[Address], list[NsqError]], None]
@@ -102,7 +99,7 @@ class Discovery:
 
     def next_delay_s(self) -> float:
         """Draw the delay to the next round, in seconds."""
-        jitter = self._rng.uniform(0, self._options.lookupd_poll_jitter)
+        jitter = rng.uniform(0, self._options.lookupd_poll_jitter)
         return self._options.lookupd_poll_interval_s * (1 + jitter)
 
     def _set_next(self, at: float) -> None:

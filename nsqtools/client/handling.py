@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from types import CoroutineType, FrameType
+from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
 from typing import Any, Self
 
 from nsqtools.client.message import Answered, Message, touch_when_due
@@ -43,25 +43,30 @@ OnHandled = Callable[[Message, float, BaseException | None], None]
 """Gets each message that a handler is done with, the seconds it took, and what it raised."""
 
 
+_UNDONE = (CoroutineType, GeneratorType, AsyncGeneratorType)  # what a call has only begun
+
+
 def check_is_sync(handler: object) -> None:
-    """Raise `ConfigurationError` for a handler whose call does nothing but make a coroutine."""
+    """Raise `ConfigurationError` for a handler whose call does nothing but make a coroutine, or a
+    generator."""
     while isinstance(handler, partial):
         handler = handler.func
+    kinds = inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction
     for function in (handler, getattr(handler, "__call__", None)):  # noqa: B004 - as it is called
-        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-            raise _refusal("a coroutine function")
+        if any(kind(function) for kind in kinds):
+            raise _refusal("is a coroutine or generator function")
 
 
 def _refusal(what: str) -> ConfigurationError:
-    hint = "use nsqtools.aio.Consumer"
-    return ConfigurationError(f"the handler is {what}, which run does not await; {hint}")
+    hint = "use nsqtools.aio.Consumer for coroutines, or answer later, with auto_answer=False"
+    return ConfigurationError(f"the handler {what}, which run does not wait for; {hint}")
 
 
 class Handling:
     """Calls a handler in several threads or tasks, and notes the messages that they handle.
 
-    ``misuse`` is set when a handler cannot work: it returned an awaitable, or none. And when what
-    it raised is to end more than its thread.
+    ``misuse`` is set when a handler cannot work: it returned what is not done yet, or nothing to
+    await. And when what it raised is to end more than its thread.
     """
 
     def __init__(
@@ -85,11 +90,6 @@ class Handling:
             if result is None:  # as usual
                 if self._answers:
                     message.finish()
-            elif inspect.isawaitable(result) and not isinstance(result, Answered):
-                if isinstance(result, CoroutineType):
-                    result.close()
-                self.misuse = _refusal("one that returns an awaitable")
-                raise self.misuse
             else:
                 self._answer(message, result)
         except BaseException as exc:
@@ -124,6 +124,14 @@ class Handling:
             self._tell(self._on_handled, message, began_at, error)
 
     def _answer(self, message: Message, outcome: object) -> None:
+        is_undone = isinstance(outcome, _UNDONE) or inspect.isawaitable(outcome)
+        if hasattr(type(outcome), "add_done_callback"):  # a future; who answers later may have one
+            is_undone = self._answers
+        if is_undone and not isinstance(outcome, Answered):
+            if isinstance(outcome, CoroutineType):
+                outcome.close()
+            self.misuse = _refusal(f"returns a {type(outcome).__name__}")
+            raise self.misuse
         if outcome is False:
             message.requeue()
         elif self._answers:

@@ -13,7 +13,9 @@ ends alone.
 A fork leaves the child without the thread: it closes its copies of the descriptors, and its first
 member starts a loop of its own.
 
-Trap: callbacks of users run here, and one that blocks stops all members.
+Traps: callbacks of users run here, and one that blocks stops all members. A signal handler runs
+between any two calls of the main thread, and may wait for this thread: so this takes no lock that
+the main thread holds often, and what tells it of work needs no second step.
 """
 
 from __future__ import annotations
@@ -31,12 +33,13 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from nsqtools.transport.stream import READ_SIZE
 
 log = logging.getLogger("nsqtools")
 
+MAX_SLEEP_S = 1.0  # a signal may interrupt who wakes the thread
 MAX_CATCHING_UP_TURNS = 100  # under a stream that does not end
 
 
@@ -82,14 +85,14 @@ class LoopMember:
         self.name = name
         self.failure: BaseException | None = None
         self.has_ended = False
-        self.is_due = False  # the loop's: it has a turn to come
         self.is_leaving = False
         self.pause_after_s = math.inf
         self.after_pause: Callable[[], object] | None = None
         self._each_turn = each_turn
         self._at_end = at_end
         self._calls: collections.deque[Callable[[], object]] = collections.deque()
-        self._ended = threading.Event()
+        self._is_released = False
+        self._waiters: list[threading.Lock] = []  # for its end
         self._thread: IOThread | None = None  # from `start` on
         self.own: IOThread  # the same, for what runs on it
 
@@ -122,8 +125,9 @@ class LoopMember:
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait until the member has ended; return whether it has. On the I/O thread, False."""
-        limit_s = None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX)
-        return not self.is_own_thread and self._ended.wait(limit_s)
+        return not self.is_own_thread and wait_until_released(
+            self._waiters, lambda: self._is_released, timeout_s
+        )
 
     @property
     def is_own_thread(self) -> bool:
@@ -196,14 +200,15 @@ class LoopMember:
 
     def release(self) -> None:
         """End the waiting of `join`."""
-        self._ended.set()
+        self._is_released = True
+        for waiter in self._waiters:
+            waiter.release()
 
     def abandon(self) -> None:
         """In a forked child: the member goes on in the parent only. Nothing waits for it here."""
         self._calls.clear()
         self.has_ended = True
-        self._ended = threading.Event()  # a thread that is gone may hold the other's lock
-        self._ended.set()
+        self._is_released = True
 
     def _make_calls(self) -> None:
         for _ in range(len(self._calls)):
@@ -224,9 +229,9 @@ class IOThread:
         self.unflushed: list[tuple[Watched, LoopMember]] = []
         self.at_last: list[tuple[Callable[[], object], LoopMember]] = []  # in this turn
         self._members: set[LoopMember] = set()
-        self._joining = threading.Lock()
+        self._joining = threading.RLock()
         self._ended: list[LoopMember] = []  # and not released yet
-        self._due: collections.deque[LoopMember] = collections.deque()
+        self._due: dict[LoopMember, None] = {}  # that have a turn to come
         self._timers: list[tuple[float, int, Timer]] = []
         self._sequence = itertools.count()
         # a turn that took longer was a pause: of the process, or the interpreter was held elsewhere
@@ -235,7 +240,6 @@ class IOThread:
         self._catches_up = False
         self._catching_up_turns = 0
         self._asleep = False
-        self._is_woken = False
         self._is_over = False
         self.selector = selectors.DefaultSelector()
         self._wake_receiver, self._wake_sender = socket.socketpair()
@@ -248,22 +252,27 @@ class IOThread:
     def start(self) -> None:
         """Start the thread. Raises ``RuntimeError`` where no thread can be started."""
         try:
+            if sys.is_finalizing():  # before Python 3.12 the start would never return
+                raise RuntimeError("can't create new thread at interpreter shutdown")
             self._thread.start()
         except RuntimeError:
             self._close()
             raise
 
+    def retire(self) -> None:
+        """End without a member."""
+        self._is_over = True
+        self._wake_sender.send(b"w")
+
     def admit(self, member: LoopMember) -> bool:
         """Serve a member; return False when the thread is ending."""
         with self._joining:
-            if not self._is_over:
-                self._members.add(member)
+            self._members.add(member)
             return not self._is_over
 
     def wake(self, member: LoopMember) -> None:
         """See that a member has a turn after this call."""
-        self._make_due(member)
-        self._is_woken = True
+        self._due[member] = None
         if self._asleep:
             self._asleep = False
             try:
@@ -304,7 +313,7 @@ class IOThread:
         try:
             while not self._is_over:
                 self._turn()
-                if self._ended:
+                if self._ended or self._is_over:
                     self._release_ended()
         except BaseException as exc:
             # a defect of the loop itself: whatever a member does wrong ends that member
@@ -317,8 +326,9 @@ class IOThread:
 
     def _release_ended(self) -> None:
         """Release threads that wait for a member; if it was the last, close everything before."""
-        with self._joining:
+        if self._joining.acquire(blocking=False):  # else there will be another
             self._is_over = not self._members
+            self._joining.release()
         if self._is_over:
             self._close()
         ended, self._ended = self._ended, []
@@ -339,8 +349,7 @@ class IOThread:
                     self._call(member, connection.on_readable)
                 if events & selectors.EVENT_WRITE:
                     self._call(member, connection.flush)
-                self._make_due(member)
-        self._is_woken = False  # before the work is looked at: what comes later is seen next turn
+                self._due[member] = None
         if not self._catches_up:
             self._run_timers()
         leaving = self._give_turns()
@@ -353,17 +362,11 @@ class IOThread:
         if not self._catches_up:
             self.current_until = self._polled_at + self.pause_after_s
 
-    def _make_due(self, member: LoopMember) -> None:
-        if not member.is_due:
-            member.is_due = True
-            self._due.append(member)
-
     def _give_turns(self) -> list[LoopMember]:
         """Let the members have their turns; return those that stop with it."""
         leaving = []
-        for _ in range(len(self._due)):
-            member = self._due.popleft()
-            member.is_due = False  # before it looks at its work, as above
+        for member in list(self._due):
+            del self._due[member]  # before it looks at its work, as above
             self._call(member, member.take_turn)
             if member.is_leaving and not member.has_ended:
                 leaving.append(member)
@@ -423,17 +426,15 @@ class IOThread:
         for member in list(self._members):
             if member.after_pause is not None:
                 self._call(member, member.after_pause)
-                self._make_due(member)
+                self._due[member] = None
 
-    def _sleep_s(self) -> float | None:
+    def _sleep_s(self) -> float:
         # looked at after _asleep was set: who woke us before is seen here, who comes later sends
-        if self._is_woken or self._catches_up or self._due:
+        if self._catches_up or self._due:
             return 0
+        left_s = self._timers[0][0] - time.monotonic() if self._timers else math.inf
         # a sleep that is as long as a pause would look like one
-        sleep_s = self.pause_after_s / 2
-        if self._timers:
-            sleep_s = max(0.0, min(sleep_s, self._timers[0][0] - time.monotonic()))
-        return sleep_s if sleep_s < math.inf else None
+        return max(0.0, min(left_s, self.pause_after_s / 2, MAX_SLEEP_S))
 
     def _run_timers(self) -> None:
         now = time.monotonic()
@@ -443,10 +444,23 @@ class IOThread:
             if timer.call is None or member.has_ended:
                 continue
             self._call(member, timer.call)
-            self._make_due(member)
+            self._due[member] = None
             if timer.interval_s and timer.call is not None:
                 timer.at = next_multiple(now, timer.interval_s)
                 self.add_timer(timer)
+
+
+def wait_until_released(
+    waiters: list[Any], is_over: Callable[[], bool], timeout_s: float | None
+) -> bool:
+    """Wait with a lock among the ``waiters``, which are released when it is over; return whether
+    it is. An Event has a lock of its own, which a signal handler may have interrupted us with."""
+    waiter = threading.Lock()
+    waiter.acquire()
+    waiters.append(waiter)  # in this order: who releases looks at them last
+    # -1 would wait without end
+    limit_s = -1 if timeout_s is None else min(max(0.0, timeout_s), threading.TIMEOUT_MAX)
+    return is_over() or waiter.acquire(timeout=limit_s)
 
 
 def next_multiple(now: float, interval_s: float) -> float:
@@ -457,25 +471,27 @@ def next_multiple(now: float, interval_s: float) -> float:
 # -- the process ----------------------------------------------------------------------------------
 
 _shared: IOThread | None = None
-_sharing = threading.Lock()
+_sharing = threading.RLock()  # re-entrant: a signal handler may start another
 
 
 def _join(member: LoopMember) -> IOThread:
     """Let a member join the thread of this process."""
     global _shared
     with _sharing:
-        if _shared is None or not _shared.admit(member):
+        while (shared := _shared) is None or not shared.admit(member):
             thread = IOThread()
-            thread.admit(member)
             thread.start()
-            _shared = thread
-        return _shared
+            if _shared is shared:
+                _shared = thread
+            else:  # a signal handler has started one meanwhile
+                thread.retire()
+        return shared
 
 
 def _leave_to_parent() -> None:
     """In a forked child, whose copy of the lock may be held by a thread that it does not have."""
     global _shared, _sharing
-    thread, _shared, _sharing = _shared, None, threading.Lock()
+    thread, _shared, _sharing = _shared, None, threading.RLock()
     if thread is not None:
         thread.close_copies()
 

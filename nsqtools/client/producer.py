@@ -158,7 +158,9 @@ class CommonProducer:
         self._io.loop.call_soon(self._io.flush)
         give_up_at = math.inf if timeout_s is None else time.monotonic() + timeout_s
         return all(
-            each._settles_within(give_up_at - time.monotonic()) for each in self._all_under_way()
+            each._settles_within(give_up_at - time.monotonic())
+            for each in self._all_under_way()
+            if each.is_submitted
         )
 
     def _all_under_way(self) -> dict[PendingPublication, None]:
@@ -218,6 +220,7 @@ class CommonProducer:
             self.start()
         self._wait_for_room(publication)
         self._send(publication)
+        publication.is_submitted = True
         return publication
 
     def _send(self, publication: PendingPublication) -> None:  # `FakeProducer` has its own

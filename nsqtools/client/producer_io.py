@@ -53,7 +53,6 @@ from nsqtools.client.publication import (
     Parts,
     PendingPublication,
     PublishQueue,
-    call_back,
 )
 from nsqtools.errors import (
     ConfigurationError,
@@ -442,10 +441,9 @@ class ProducerIO:
         self._set_aside = set_aside
         self.name = name  # the addresses, for messages
         self.retried = self.repeated = 0
-        self.loop = LoopMember(f"producer to {name}", self._each_turn, self._end)
+        self.loop = LoopMember(f"producer to {name}", self._each_turn, self._at_end)
         self.links = ProducerLinks(addresses, discovery, self)
         self._inbox: collections.deque[PendingPublication] = collections.deque()
-        self._is_noted = False  # a call is due that looks at the inbox
         size = options.publish_max_body_size
         self._queue = PublishQueue(linger_s=policy.linger_s, max_body_size=size)
         self._settled: list[PendingPublication] = []
@@ -471,16 +469,16 @@ class ProducerIO:
     def submit(self, publication: PendingPublication) -> None:
         """Publish, from any thread."""
         self._inbox.append(publication)
-        if not self._is_noted:  # set and cleared in this order: `_take` clears before it looks
-            self._is_noted = True
-            self.loop.call_soon(self._take)
+        if self.loop.has_ended:
+            self._end()
+        else:  # should it end in this moment, its end looks once more
+            self.loop.wake()
 
     def flush(self) -> None:
         """Send what is gathered without waiting for more."""
         self._is_urgent = True
 
     def _take(self) -> None:
-        self._is_noted = False
         inbox = self._inbox
         while inbox:
             publication = inbox.popleft()
@@ -489,8 +487,6 @@ class ProducerIO:
                 self._timed[publication] = until
                 self._expire_at(until)
             self._queue.add(publication)
-        if self._has_ended:
-            self._end()
 
     def _expire_at(self, until: float) -> None:
         if self._expiry is None or until < self._expiry.at:
@@ -517,6 +513,7 @@ class ProducerIO:
     # -- sending --------------------------------------------------------------------------------
 
     def _each_turn(self) -> None:
+        self._end() if self._has_ended else self._take()
         if self._queue:
             self._dispatch()
         self._report_settled()
@@ -703,7 +700,8 @@ class ProducerIO:
             return
         settled, self._settled = self._settled, []
         self._report(settled)
-        call_back(settled)
+        for publication in settled:
+            publication.call_back()
 
     # -- stopping -------------------------------------------------------------------------------
 
@@ -716,12 +714,16 @@ class ProducerIO:
         self._is_stopping = True
         self._end()
 
+    def _at_end(self) -> None:
+        self._end()
+        self.loop.call_soon(self._end)  # for what is submitted in this moment
+
     def _end(self) -> None:
         """It ends, by a stop or a defect: release all threads that wait."""
         self._has_ended = True
         stopped = DeadlineExceeded(f"{self.name}: the producer has stopped")
         self.links.close(stopped)
-        for publication in [*self._inbox, *self._queue.take_all()]:
+        self._take()
+        for publication in self._queue.take_all():
             self._settle(publication, outcomes.not_sent(self.links.last_error() or stopped))
-        self._inbox.clear()
         self._report_settled()

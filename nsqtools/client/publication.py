@@ -21,6 +21,7 @@ from operator import attrgetter
 from typing import Any, Literal, TypeVar
 
 from nsqtools.client import outcomes
+from nsqtools.client.io_loop import wait_until_released
 from nsqtools.errors import DeadlineExceeded, PublishError
 from nsqtools.protocol import commands
 from nsqtools.protocol.text import counted
@@ -108,7 +109,8 @@ class Publication(Future[None]):
     is_settled = False
     _failure: Failure | None = None
     _waiters: list[Any]  # locks of `exception`, and what concurrent.futures adds
-    _callbacks: tuple[Callable[[Any], object], ...] | None
+    _callbacks: list[Callable[[Any], object]]
+    _is_called_back = False
 
     @property
     def error(self) -> PublishError | None:
@@ -140,14 +142,9 @@ class Publication(Future[None]):
 
     def _settles_within(self, timeout_s: float | None) -> bool:
         """Wait until it has settled, for ``timeout_s`` seconds at most; return whether it has."""
-        if not self.is_settled:
-            waiter = threading.Lock()
-            waiter.acquire()
-            self._waiters.append(waiter)  # in this order: `settle` looks at them last
-            # -1 would wait without end
-            limit_s = -1 if timeout_s is None else min(max(0.0, timeout_s), threading.TIMEOUT_MAX)
-            return self.is_settled or waiter.acquire(timeout=limit_s)
-        return True
+        return self.is_settled or wait_until_released(
+            self._waiters, lambda: self.is_settled, timeout_s
+        )
 
     def result(self, timeout: float | None = None) -> None:
         """Wait for the outcome. Raises `PublishError`, or `DeadlineExceeded` as `exception`."""
@@ -160,11 +157,22 @@ class Publication(Future[None]):
 
     def add_done_callback(self, fn: Callable[[Publication], object]) -> None:
         """Call ``fn`` with this when it has settled, on the I/O thread; at once if it has."""
-        with _settling:
-            if self._callbacks is not None:
-                self._callbacks += (fn,)
+        self._callbacks.append(fn)  # in this order: `call_back` looks at them last
+        if self._is_called_back:
+            self.call_back()
+
+    def call_back(self) -> None:
+        """Make the calls that wait, each once; from now on they are made at once."""
+        self._is_called_back = True
+        while self._callbacks:
+            try:
+                callback = self._callbacks.pop(0)
+            except IndexError:  # two threads may meet here
                 return
-        fn(self)
+            try:
+                callback(self)
+            except Exception:
+                log.exception("a callback of a publication failed")
 
     def cancel(self) -> bool:
         """Return False: nsqd may have it."""
@@ -190,6 +198,7 @@ class PendingPublication(Publication):
 
     failed_at = 0.0  # for the first time
     parts: Parts | None = None  # of which it is one
+    is_submitted = False  # a signal handler may have interrupted that
     is_written = False  # handed to a connection
     may_be_stored = False  # by an earlier attempt
     is_alone = False  # must not be joined with others
@@ -211,7 +220,7 @@ class PendingPublication(Publication):
         self.submitted_at = submitted_at
         self.defer_s = defer_s
         self._waiters = []
-        self._callbacks = () if on_settled is None else (on_settled,)
+        self._callbacks = [] if on_settled is None else [on_settled]
         self.timeout_s = timeout_s
         self.splits = splits
 
@@ -239,20 +248,6 @@ class PendingPublication(Publication):
             else:
                 waiter.add_exception(self)
         return self._failure
-
-
-def call_back(settled: Iterable[PendingPublication]) -> None:
-    """Call the callbacks of publications that have settled."""
-    with _settling:
-        called = [(each, each._callbacks) for each in settled if each._callbacks]
-        for publication in settled:
-            publication._callbacks = None
-    for publication, callbacks in called:
-        for callback in callbacks or ():
-            try:
-                callback(publication)
-            except Exception:
-                log.exception("a callback of a publication failed")
 
 
 def _start_afresh() -> None:

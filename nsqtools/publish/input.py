@@ -6,9 +6,10 @@ is fast, without a setting for it.
 
 How far it has come in its files is kept in a checkpoint (`InputCheckpoint`): what is before the
 place is done with. The place moves over batches in the order of the input, once each has ended:
-everything in it is confirmed, or refused for good. The first batch of which something is unknown or
-unsent stops it, so the next run begins with that batch. The file is replaced whole and fsynced once
-a second and at the end: after a crash at most the batches of the last second are published twice.
+everything in it is confirmed, or refused for good. The first record that is unknown or unsent stops
+it, so the next run begins with that one. The file is replaced whole and fsynced once a second and
+at the end: after a crash at most the batches of the last second are published twice, and with a
+rate none of them has more than a second takes.
 
 Texts are templates (`repeated`): ``{n}`` is the number of the message from 1, ``{uuid}`` a random
 UUID, ``{now}`` the time in RFC 3339, and ``{now:%H:%M}`` in another form. All other braces stay as
@@ -18,6 +19,7 @@ they are, so that JSON need not be escaped.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import select
@@ -56,6 +58,11 @@ class InputPlace(NamedTuple):
     offset: int
     records: int
 
+    def after(self, records: Sequence[bytes], delimiter: bytes) -> InputPlace:
+        """The place behind these records, each of which the delimiter ends."""
+        size = sum(map(len, records)) + len(records) * len(delimiter)
+        return InputPlace(self.file, self.offset + size, self.records + len(records))
+
 
 BEGIN = InputPlace(0, 0, 0)
 
@@ -64,21 +71,18 @@ BEGIN = InputPlace(0, 0, 0)
 class InputBatch(Generic[Record]):
     """The records that were read together, and those of them that were not confirmed.
 
-    ``awaited`` counts the publishes of it that have not ended; ``lacking`` has, by its place, the
-    nsqd that lack a record (None: all); ``retryable`` is whether publishing one of these again may
-    help. ``end`` is where the input stood after it.
+    ``awaited`` counts the publishes of it that have not ended, and one more until all have begun;
+    ``lacking`` has, by its place, the nsqd that lack a record (None: all); ``retryable`` has the
+    places of those of them that may be published again. ``begin`` and ``end`` are where the input
+    stood before and after it.
     """
 
     records: Sequence[Record]
+    begin: InputPlace = BEGIN
     end: InputPlace = BEGIN
-    retryable: bool = False
+    retryable: set[int] = field(default_factory=set)
     lacking: dict[int, Collection[str] | None] = field(default_factory=dict)
-    awaited: int = 0
-    is_taken: bool = False
-
-    @property
-    def has_ended(self) -> bool:
-        return self.is_taken and not self.awaited
+    awaited: int = 1
 
 
 class RecordSource:
@@ -86,7 +90,7 @@ class RecordSource:
 
     ``paths`` are files, ``-`` is standard input. ``is_stopped`` is asked between reads, and a wait
     for input ends soon after it says yes. ``begin`` is where to begin; ``place`` is the end of the
-    latest batch.
+    latest batch. With a ``rate`` no batch has more records than go in a second.
     """
 
     def __init__(
@@ -95,8 +99,10 @@ class RecordSource:
         delimiter: bytes,
         is_stopped: Callable[[], bool],
         begin: InputPlace = BEGIN,
+        rate: float = 0.0,
     ) -> None:
         self.place = begin
+        self._most = min(BATCH_RECORDS, math.ceil(rate)) or BATCH_RECORDS
         self._bytes_before = 0
         self._paths = paths
         self._delimiter = delimiter
@@ -121,7 +127,7 @@ class RecordSource:
             name = "standard input" if path == "-" else path
             with failing("read", name):
                 # a FIFO that nobody writes to yet would hold up a stop
-                descriptor = 0 if path == "-" else os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+                descriptor = os.dup(0) if path == "-" else os.open(path, os.O_NONBLOCK)
             if path != "-":
                 os.set_blocking(descriptor, True)
             else:
@@ -129,16 +135,13 @@ class RecordSource:
 
                 with suppress(OSError, AttributeError):  # no pipe, or not on Linux
                     fcntl.fcntl(0, fcntl.F_SETPIPE_SZ, PIPE_SIZE)  # its writer may run ahead
-            try:
+            with closing_fd(descriptor):
                 if self.place.file == file and self.place.offset:
                     os.lseek(descriptor, self.place.offset, os.SEEK_SET)
                 elif file != self.place.file:
                     self._bytes_before += self.place.offset
                     self.place = InputPlace(file, 0, self.place.records)
                 yield from self._read(descriptor, name)
-            finally:
-                if path != "-":
-                    os.close(descriptor)
 
     def _read(self, descriptor: int, name: str) -> Iterator[InputBatch[bytes]]:
         splitter = Splitter(self._delimiter, limit=MAX_RECORD_BYTES)
@@ -155,7 +158,7 @@ class RecordSource:
                 self._lacking = len(self._delimiter) * len(records)
             self._pending += records
             self._pending_bytes += sum(map(len, records))
-            while len(self._pending) >= BATCH_RECORDS or self._pending_bytes >= BATCH_BYTES:
+            while len(self._pending) >= self._most or self._pending_bytes >= BATCH_BYTES:
                 yield self._take()
             if not chunk:
                 break
@@ -163,17 +166,14 @@ class RecordSource:
             yield self._take()
 
     def _take(self) -> InputBatch[bytes]:
-        batch = self._pending[:BATCH_RECORDS]
-        del self._pending[:BATCH_RECORDS]
-        size = sum(map(len, batch))
-        self._pending_bytes -= size
-        taken = size + len(batch) * len(self._delimiter)
+        batch = self._pending[: self._most]
+        del self._pending[: self._most]
+        self._pending_bytes -= sum(map(len, batch))
+        begin, self.place = self.place, self.place.after(batch, self._delimiter)
         if not self._pending:
-            taken -= self._lacking
+            self.place = self.place._replace(offset=self.place.offset - self._lacking)
             self._lacking = 0
-        file, offset, records = self.place
-        self.place = InputPlace(file, offset + taken, records + len(batch))
-        return InputBatch(batch, self.place)
+        return InputBatch(batch, begin, self.place)
 
 
 @contextmanager
@@ -251,6 +251,7 @@ class InputCheckpoint:
         self._saved: InputPlace | None = None
         self._path = path.absolute()
         self._files = [str(Path(file).absolute()) for file in files]
+        self._delimiter = delimiter
         self._is_open = True
         self._next_save_s = 0.0
 
@@ -272,13 +273,14 @@ class InputCheckpoint:
                 f"{self._files[place.file]} is not the file that {path} was written for",
                 hint="It was replaced, or cut; remove the checkpoint to start over.",
             )
-        self.place = self._whole(place, delimiter)
+        self.place = self._whole(place)
 
     def settle(self, batch: InputBatch[bytes]) -> None:
         """Note that the next batch has ended."""
-        self._is_open = self._is_open and not batch.retryable
         if self._is_open:
-            self.place = batch.end
+            self._is_open = not batch.retryable
+            done = batch.records[: min(batch.retryable, default=None)]
+            self.place = batch.end if self._is_open else batch.begin.after(done, self._delimiter)
             if (now := time.monotonic()) >= self._next_save_s:
                 self._next_save_s = now + SAVE_EVERY_S
                 self.save()
@@ -291,7 +293,7 @@ class InputCheckpoint:
         write_checkpoint(self._path, {"version": VERSION, **self.place._asdict(), **more})
         self._saved = self.place
 
-    def _whole(self, place: InputPlace, delimiter: bytes) -> InputPlace:
+    def _whole(self, place: InputPlace) -> InputPlace:
         """The place, or that before it, where its last record turns out to have been cut off."""
         if not place.offset:
             return place
@@ -301,10 +303,10 @@ class InputCheckpoint:
             open(self._files[place.file], "rb") as file,
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
         ):
-            before = content.rfind(delimiter, 0, place.offset)
-            goes_on = content[place.offset : place.offset + len(delimiter)]
-        begin = before + len(delimiter) if before >= 0 else 0
-        if begin == place.offset or goes_on in (b"", delimiter):
+            before = content.rfind(self._delimiter, 0, place.offset)
+            goes_on = content[place.offset : place.offset + len(self._delimiter)]
+        begin = before + len(self._delimiter) if before >= 0 else 0
+        if begin == place.offset or goes_on in (b"", self._delimiter):
             return place
         return place._replace(offset=begin, records=place.records - 1)
 

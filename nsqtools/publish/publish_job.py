@@ -133,10 +133,10 @@ class PublishJob(Generic[Record]):
             for place in places:
                 publisher.count_unsendable(PublishOutcome.UNSENT)
                 batch.lacking[place] = None
-                batch.retryable = True
+                batch.retryable.add(place)
         if self._dry_run:
             self._show()
-        batch.is_taken = True
+        batch.awaited -= 1
         self._keep_unconfirmed()
 
     def _publish(
@@ -149,7 +149,8 @@ class PublishJob(Generic[Record]):
     ) -> None:
         def on_ended(published: PublishBatch) -> None:
             for index, error in published.failures().items():
-                batch.retryable |= outcome_of(error) is not PublishOutcome.REJECTED
+                if outcome_of(error) is not PublishOutcome.REJECTED:
+                    batch.retryable.add(places[index])
                 batch.lacking[places[index]] = published.errors[index]
             batch.awaited -= 1
             self._keep_unconfirmed()
@@ -159,7 +160,7 @@ class PublishJob(Generic[Record]):
 
     def _keep_unconfirmed(self) -> None:
         """Write what was not confirmed to the unsent file, in the order of the input."""
-        while self._open_batches and self._open_batches[0].has_ended:
+        while self._open_batches and not self._open_batches[0].awaited:
             batch = self._open_batches.popleft()
             try:
                 if self._unsent is not None:

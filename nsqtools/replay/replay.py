@@ -9,8 +9,8 @@ its index tells, or its first message. Messages of one file keep the order in wh
 written: it is that of their times but for redeliveries. Bare bodies have no time; their files come
 first, one after the other.
 
-A batch with messages that nsqd may not have ends a replay with a checkpoint: it begins with that
-batch again the next time.
+A batch with messages that nsqd may not have ends a replay with a checkpoint: it begins with the
+first of these the next time.
 
 A checkpoint (`Checkpoint`) is replaced whole and fsynced after each batch, so an interrupted replay
 continues where it stopped: nothing is left out, and at most the one batch under way is doubled. A
@@ -198,7 +198,9 @@ class Replay:
             due_at = self._due_at(message.timestamp_ns, now)
             if batch and (due_at > now or len(batch) >= most or size >= BATCH_BYTES):
                 yield InputBatch(batch)
-                if not self._goes_on():
+                if self._checkpoint is not None:
+                    publisher.drain()  # and so it is written down
+                if not self._is_whole or publisher.has_given_up:
                     return
                 batch, size = [], 0
             if not batch:
@@ -220,13 +222,6 @@ class Replay:
             return now
         first_ns, began = self._first = self._first or (timestamp_ns, now)
         return began + (timestamp_ns - first_ns) / NS / self._speed
-
-    def _goes_on(self) -> bool:
-        """With a checkpoint, wait until the last batch is written down."""
-        if self._checkpoint is not None:
-            self._publisher.drain()
-            return self._is_whole
-        return not self._publisher.has_given_up
 
     def _selected(self) -> Iterator[Archived]:
         """The messages that are to be published; `read` counts all that were looked at."""
@@ -261,12 +256,12 @@ class Replay:
         return is_new
 
     def _settle(self, batch: InputBatch[Archived]) -> None:
-        self._is_whole = self._is_whole and not batch.retryable
         if not self._is_whole or self._checkpoint is None:
             return
+        self._is_whole = not batch.retryable
         if self._unsent is not None:
             self._unsent.sync()  # a message that was rejected is nowhere else once this is passed
-        for archived in batch.records:
+        for archived in batch.records[: min(batch.retryable, default=None)]:
             self._checkpoint.settle(self._archives[archived.file], archived.number)
         self._checkpoint.save()
 

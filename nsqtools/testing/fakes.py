@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from nsqtools import aio
 from nsqtools.client.message import AnswerKind, Batch, Message
 from nsqtools.client.producer import CommonProducer, Producer
-from nsqtools.client.publication import PendingPublication, call_back
+from nsqtools.client.publication import PendingPublication
 from nsqtools.errors import PublishError
 
 _ids = itertools.count(1)
@@ -152,7 +152,7 @@ class _Fake(CommonProducer):
         publication.settle(self.error)
         with self._lock:  # what is one thread's there, the I/O thread's
             self._on_settled([publication])
-        call_back([publication])
+        publication.call_back()
 
     def start(self) -> None:
         """Begin nothing."""

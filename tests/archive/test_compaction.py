@@ -300,6 +300,14 @@ def test_a_folder_in_a_table_has_what_the_log_of_the_table_names(tmp_path: Path)
     write_archive(table / ".nsq-log" / "a.gz", [message(1)])
     assert len(find_archives([table / ".nsq-log"])) == 1
 
+    # beside Parquet, too, what is in progress in the log comes as rows later, and once
+    parquet = tmp_path / "parquet"
+    (parquet / ".nsq-log").mkdir(parents=True)
+    pq.write_table(rows, parquet / "a.parquet")
+    (parquet / ".nsq-log" / ".a.log.part").touch()
+    assert [each.name for each in find_archives([parquet])] == ["a.parquet"]
+    assert find_inputs([parquet]).parquet == (parquet,)
+
 
 TEXT, DICTIONARY = pyarrow.large_string(), pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
 

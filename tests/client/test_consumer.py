@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -209,6 +210,10 @@ async def generate_async(message: Message) -> AsyncIterator[None]:
     yield
 
 
+def generate(message: Message) -> Iterator[None]:
+    yield
+
+
 class Service:
     async def handle(self, message: Message) -> None: ...
     async def __call__(self, message: Message) -> None: ...
@@ -218,7 +223,7 @@ PARTIAL = [partial(handle_async), partial(partial(Service()))]
 
 
 @pytest.mark.parametrize(
-    "handler", [handle_async, generate_async, Service().handle, Service(), *PARTIAL]
+    "handler", [handle_async, generate_async, generate, Service().handle, Service(), *PARTIAL]
 )
 def test_async_handlers_are_refused(consume: Consume, handler: Callable[[Message], object]) -> None:
     consumer = consume("127.0.0.1:1", started=False)
@@ -228,11 +233,14 @@ def test_async_handlers_are_refused(consume: Consume, handler: Callable[[Message
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_returned_awaitables_finish_nothing(nsqd: GoNsqd, consume: Consume, workers: int) -> None:
+@pytest.mark.parametrize("work", [handle_async, generate, generate_async, lambda message: Future()])
+def test_what_is_not_done_when_the_handler_returns_finishes_nothing(
+    nsqd: GoNsqd, consume: Consume, workers: int, work: Callable[[Message], object]
+) -> None:
     fill(nsqd, 20)
     consumer = consume(nsqd.tcp_address)
     with pytest.raises(ConfigurationError, match=r"use nsqtools\.aio\.Consumer"):
-        consumer.run(lambda message: handle_async(message), workers=workers)
+        consumer.run(lambda message: work(message), workers=workers)
     assert consumer.stop(timeout_s=patience_s(10))
     assert unfinished(nsqd, TOPIC, CHANNEL) == 20
 

@@ -21,6 +21,7 @@ from plugins.servers import MakeLookupd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions, ConnectionFailed, Consumer
+from nsqtools.client import connecting
 from nsqtools.client import discovery as discovery_module
 from nsqtools.client.connecting import KnownNsqd, RetryDelays
 from nsqtools.client.connection import http_access
@@ -140,7 +141,7 @@ def test_delays_are_drawn_and_early_rounds_are_spaced(monkeypatch: pytest.Monkey
     apart_s = [late - early for early, late in pairwise(rounds)]
     late_s = 10 * EARLY_ROUNDS_APART_S + EARLY_AFTER_S
     assert apart_s == pytest.approx([EARLY_AFTER_S, EARLY_ROUNDS_APART_S, late_s])
-    polls = Discovery(["localhost"], "t", ClientOptions(), rng=random.Random(1))
+    polls = Discovery(["localhost"], "t", ClientOptions())
     delays = [polls.next_delay_s() for _ in range(100)]
     assert all(60 <= delay <= 78 for delay in delays)
     assert statistics.pstdev(delays) > 1
@@ -240,23 +241,26 @@ DIRECT = Address("direct", 4150)
 FOUND = Address("found", 4150)
 
 
-class NoJitter(random.Random):
-    def uniform(self, a: float, b: float) -> float:
-        return a
+@pytest.fixture(autouse=True)
+def no_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connecting, "JITTER", 0.0)
 
 
 def known_nsqd(*direct: Address) -> KnownNsqd:
-    return KnownNsqd(direct, 0.0, ClientOptions(), rng=NoJitter())
+    return KnownNsqd(direct, 0.0, ClientOptions())
 
 
-def test_direct_addresses_wait_8_to_120_seconds_less_a_tenth_at_most() -> None:
-    delays = RetryDelays(8, 120, rng=NoJitter())
+def test_direct_addresses_wait_8_to_120_seconds_less_a_tenth_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    delays = RetryDelays(8, 120)
     assert [delays.next_delay_s() for _ in range(7)] == [8, 16, 32, 64, 120, 120, 120]
     assert [delays.next_delay_s() for _ in range(2000)][-1] == 120
     delays.reset()
     assert delays.next_delay_s() == 8
-    rng = random.Random(1)
-    drawn = [RetryDelays(8, 120, rng=rng).next_delay_s() for _ in range(1000)]
+    monkeypatch.undo()
+    monkeypatch.setattr(connecting, "rng", random.Random(1))
+    drawn = [RetryDelays(8, 120).next_delay_s() for _ in range(1000)]
     assert 7.2 <= min(drawn) < 7.3
     assert 7.9 < max(drawn) <= 8
 
@@ -307,7 +311,7 @@ def test_a_listed_nsqd_is_tried_at_1_2_4_seconds_and_one_that_is_gone_forgotten(
     assert len(known._nsqds) == 1
     for interval_s in (0.01, 60):  # that of lookups is the longest
         options = ClientOptions(lookupd_poll_interval_s=interval_s)
-        known = KnownNsqd([], 0.0, options, rng=NoJitter())
+        known = KnownNsqd([], 0.0, options)
         known.listed([FOUND], 0)
         known.take_due(0)
         assert max(known.failed(FOUND, 0) for _ in range(20)) == interval_s

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
+import sys
 import threading
 import time
 import weakref
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import wait
 from contextlib import suppress
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -29,7 +31,7 @@ from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.servers import MakeLookupd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools import ClientOptions, Producer, Publication, errors
+from nsqtools import ClientOptions, Consumer, Producer, Publication, errors
 from nsqtools.client import producer_io
 from nsqtools.client.producer_io import ProducerLink
 
@@ -280,16 +282,37 @@ def test_a_callback_can_begin_to_stop(scripted_nsqd: ScriptedNsqd, produce: Prod
     assert producer.stop(patience_s(5))
 
 
-def test_a_signal_handler_can_publish_and_stop_whatever_it_has_interrupted(
-    nsqd: GoNsqd, produce: Produce
+def test_a_signal_handler_can_publish_flush_and_stop_whatever_line_it_has_interrupted(
+    nsqd: GoNsqd,
 ) -> None:
-    producer = produce(nsqd.tcp_address)
-    with producer._lock:  # as a thread holds it that publishes
-        producer.submit(TOPIC, [b"x"])
-        assert producer.flush(patience_s(5))
-        producer.publish(TOPIC, b"y")
+    """Each line of the client that a thread runs to publish, to consume and to stop."""
+    nsqd.create_channel(TOPIC, CHANNEL)
+    producer = Producer(nsqd.tcp_address)
+    interrupted: dict[tuple[str, int], None] = {}
+
+    def handle(frame: FrameType, event: str, arg: object) -> Any:
+        place = frame.f_code.co_name, frame.f_lineno
+        is_ours = frame.f_globals["__name__"].startswith("nsqtools.client")
+        if event == "line" and is_ours and place not in interrupted:
+            interrupted[place] = None
+            if not producer._is_stopped:
+                producer.submit(TOPIC, [b"x"]).wait(patience_s(5))
+                assert producer.flush(patience_s(5))
+            with Producer(nsqd.tcp_address) as other:
+                other.submit(TOPIC, [b"x"]).wait(patience_s(5))
+        return handle
+
+    before = sys.gettrace()
+    sys.settrace(handle)
+    try:
+        producer.submit(TOPIC, [b"x"]).add_done_callback(lambda sent: None)
+        producer.publish(TOPIC, b"x")
+        with Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses=nsqd.tcp_address) as consumer:
+            next(iter(consumer)).finish()
         assert producer.stop(patience_s(5))
-    assert nsqd.depth(TOPIC) == 2
+    finally:
+        sys.settrace(before)
+    assert {"_join", "wake", "_take", "join"} <= {name for name, _ in interrupted}
 
 
 def test_a_publish_ends_in_its_own_time(scripted_nsqd: ScriptedNsqd, produce: Produce) -> None:

@@ -274,8 +274,15 @@ def test_the_interpreter_says_at_its_end_what_was_not_published() -> None:
         producers = [Producer("127.0.0.1:1", options, retry_timeout_s=60) for _ in range(10)]
         for producer in [*producers, *producers]:
             producer.submit("end", [b"x"])
+        class Late:
+            def __init__(self):
+                self.producer = Producer("127.0.0.1:1")
+            def __del__(self):
+                self.producer.publish("end", b"x")
+        late = Late()
         """
     )
+    assert "can't create new thread at interpreter shutdown" in said
     assert said.count("the program ended with 2 messages unconfirmed") == 10
     assert "127.0.0.1:1" in said
 

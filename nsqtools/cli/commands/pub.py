@@ -142,7 +142,9 @@ def pub(
             warn=run.progress.tell,
             show=lambda: run.progress.show(how_far),
         )
-        source = RecordSource(given.paths, ending, job.is_over, noted.place if noted else BEGIN)
+        begin = noted.place if noted else BEGIN
+        rate = publishing.rate if noted else 0.0
+        source = RecordSource(given.paths, ending, job.is_over, begin, rate)
 
         def publish() -> None:
             try:

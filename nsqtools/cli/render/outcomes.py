@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsqtools.cli.render.output import write_json
-from nsqtools.cli.running.runtime import LOGGER, ExitStatus, Runtime, status_of_work
+from nsqtools.cli.running.runtime import LOGGER, ExitStatus, Runtime, say, status_of_work
 from nsqtools.protocol.text import counted, escape_line
 
 if TYPE_CHECKING:
@@ -55,23 +55,19 @@ class Progress:
         if not self.enabled or (now_s := self._runtime.monotonic()) < self._next_s:
             return
         self._next_s = now_s + INTERVAL_S
-        self._write(CLEAR_LINE + escape_line(text()))
+        say(self._runtime.stderr, CLEAR_LINE + escape_line(text()))
         self._shown = True
 
     def clear(self) -> None:
         """Wipe the line, before something else is written to the terminal."""
         if self._shown:
-            self._write(CLEAR_LINE)
+            say(self._runtime.stderr, CLEAR_LINE)
             self._shown = False
 
     def tell(self, line: str) -> None:
         """Say something on stderr in the middle of the run."""
         self.clear()
         self._runtime.tell(f"nsq: {line}")
-
-    def _write(self, text: str) -> None:
-        self._runtime.stderr.write(text)
-        self._runtime.stderr.flush()
 
     def __enter__(self) -> Progress:
         self._handlers = LOGGER.handlers if self.enabled else []

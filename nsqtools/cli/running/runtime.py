@@ -245,12 +245,13 @@ def report_error(
     else:
         text += f"nsq: error: {_one_line(message)}\n"
         text += f"hint: {_one_line(hint)}\n" if hint else ""
-    _say(stderr, text)
+    say(stderr, text)
     return status
 
 
-def _say(stderr: TextIO, text: str) -> None:
-    """That stderr takes nothing (a full disk) ends no work, and changes no status."""
+def say(stderr: TextIO, text: str) -> None:
+    """That stderr takes nothing (a full disk, a terminal that is gone) ends no work, and changes no
+    status."""
     with suppress(OSError):
         stderr.write(text)
         stderr.flush()
@@ -390,7 +391,7 @@ class Runtime:
 
     def insist(self, line: str) -> None:
         """Say something on stderr even with ``--quiet``: a failure, or part of a question."""
-        _say(self.stderr, f"{escape_line(line)}\n")
+        say(self.stderr, f"{escape_line(line)}\n")
 
     def report(self, error: Exception) -> None:
         """Report an error that does not end the run, in the form of the one that would."""
@@ -421,8 +422,7 @@ class Runtime:
         if yes:
             return True
         self.require_terminal()
-        self.stderr.write(f"{escape_line(question)} [y/N] ")
-        self.stderr.flush()
+        say(self.stderr, f"{escape_line(question)} [y/N] ")
         if self.stdin.readline().strip().lower() in ("y", "yes"):
             return True
         self.tell("nsq: nothing was changed")

@@ -52,3 +52,12 @@ def test_a_log_line_wipes_the_progress_line_first(own_logging: None) -> None:
 
     lost, done = screen.getvalue().removeprefix("\r\x1b[K1 message\r\x1b[K").splitlines()
     assert (lost[24:], done[24:]) == (" warning: lost", " warning: done")
+
+
+def test_a_terminal_that_is_gone_ends_no_run() -> None:
+    class Gone(Screen):
+        def write(self, text: str) -> int:
+            raise OSError(5, "Input/output error")
+
+    with Gone().progress() as progress:
+        progress.show(lambda: "1 message")
