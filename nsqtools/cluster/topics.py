@@ -426,10 +426,8 @@ class TopicDiscovery:
 
     def __init__(self, pattern: str, connection: ConnectionSettings) -> None:
         if not connection.nsqd_tcp_addresses and not connection.lookupd_http_addresses:
-            raise ConfigurationError(
-                "a consumer needs an address",
-                hint="Give the TCP address of an nsqd, or that of an nsqlookupd.",
-            )
+            hint = "Give the TCP address of an nsqd, or that of an nsqlookupd."
+            raise ConfigurationError("a consumer needs an address", hint=hint)
         try:
             self._matches = re.compile(pattern).search
         except re.error as exc:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import platform
+import socket
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date, timedelta
-from importlib import metadata
+from importlib import import_module, metadata
 from typing import TYPE_CHECKING
 
 from nsqtools import __version__
@@ -73,20 +75,13 @@ def check_java(java: Java, today: date) -> Finding:
 def check_executors(spark: SparkSession) -> Iterator[Finding]:
     """Run tasks on all executors, and compare their Python and nsqtools with those here."""
     ours = (platform.python_version_tuple()[:2], __version__)
-    seconds = TASK_S
 
     def describe(_: int) -> tuple[str, str, tuple[tuple[str, ...], str]]:
         # Not a function of this module: that would need the package on the executor to be run.
-        import importlib
-        import platform
-        import socket
-        import sys
-        import time
-
-        time.sleep(seconds)
+        time.sleep(TASK_S)
         try:
-            importlib.import_module("pyarrow")
-            nsqtools = importlib.import_module("nsqtools").__version__
+            import_module("pyarrow")
+            nsqtools = import_module("nsqtools").__version__
         except Exception as error:
             nsqtools = f"{type(error).__name__}: {error}"
         return socket.gethostname(), sys.executable, (platform.python_version_tuple()[:2], nsqtools)

@@ -32,6 +32,7 @@ from pyspark.sql.types import StructType
 from nsqtools.errors import ConfigurationError, ConnectionFailed
 from nsqtools.spark.archives.archive_stream import ArchiveStream
 from nsqtools.spark.archives.offsets import Offset, decode_offset
+from nsqtools.spark.archives.partition_reader import read_partition
 from nsqtools.spark.archives.read_settings import BatchLimits, ReadSettings, StreamSettings
 from nsqtools.spark.nsq_writer import outcome_of, plan_of, publish
 from nsqtools.spark.publishing.publish_task import SinkPlan, prepared
@@ -115,8 +116,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [InputPartition(each) for each in planned]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        from nsqtools.spark.archives.partition_reader import read_partition
-
         return read_partition(partition.value, self._read, self._names)
 
     def commit(self, end: dict[str, Any]) -> None:

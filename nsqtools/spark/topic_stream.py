@@ -220,23 +220,20 @@ class Spool:
         """Make the directory and hold it. Raises `OutputError` when another process has it."""
         with failing("use", ""):
             self.directory.mkdir(parents=True, exist_ok=True)
-            self._lock = self._wait_for_lock()
+            deadline_s = time.monotonic() + LOCK_WAIT_S
+            while (lock := lock_file(self.directory / LOCK)) is None:
+                if time.monotonic() > deadline_s:
+                    raise OutputError(
+                        f"another process writes the spool {self.directory}",
+                        hint="Each query needs a channel and a spool of its own: is another one "
+                        "running?",
+                    )
+                time.sleep(LOCK_POLL_S)
+            self._lock = lock
             if about(self.directory) != self._settings.about():
                 text = json.dumps(self._settings.about())
                 replace_file(self.directory / ABOUT, text.encode(), 0o666)
                 sync_folder(self._settings.folder)
-
-    def _wait_for_lock(self) -> int:
-        deadline_s = time.monotonic() + LOCK_WAIT_S
-        while (descriptor := lock_file(self.directory / LOCK)) is None:
-            if time.monotonic() > deadline_s:
-                raise OutputError(
-                    f"another process writes the spool {self.directory}",
-                    hint="Each query needs a channel and a spool of its own: is another one "
-                    "running?",
-                )
-            time.sleep(LOCK_POLL_S)
-        return descriptor
 
     # -- taking messages ------------------------------------------------------------------------
 
@@ -453,8 +450,7 @@ class TopicStream:
     def _check(self, spool: Spool) -> None:
         """Refuse a checkpoint whose spool is gone, or that of other topics."""
         if not spool.directory.is_dir():
-            problem = f"the spool {spool.directory} is gone"
-            problem += ", with messages that the stream has not read"
+            problem = f"the spool {spool.directory} is gone, with messages that are not read"
             hint = "Restore it, start with a new checkpoint, or set failOnDataLoss=false."
             if self._settings.stream.fail_on_data_loss:
                 raise NsqError(problem, hint=hint)

@@ -270,14 +270,6 @@ def _metrics(site: Site) -> Callable[[Request], Awaitable[Response]]:
     return metrics
 
 
-def _url_of(listener: socket.socket, settings: WebSettings) -> str:
-    scheme = "https" if settings.tls_cert else "http"
-    host, port = listener.getsockname()[:2]
-    if host in ("::", "0.0.0.0"):
-        host = socket.gethostname()
-    return f"{scheme}://{Address(host, port)}{settings.base_path}/"
-
-
 class WebServer:
     """One server, at the address ``url``. `run` it on the main thread; `stop` it from any.
 
@@ -286,9 +278,13 @@ class WebServer:
 
     def __init__(self, context: WebContext, listener: socket.socket) -> None:
         settings = context.settings
-        self.url = _url_of(listener, settings)
+        scheme = "https" if settings.tls_cert else "http"
+        host, port = listener.getsockname()[:2]
+        if host in ("::", "0.0.0.0"):
+            host = socket.gethostname()
+        self.url = f"{scheme}://{Address(host, port)}{settings.base_path}/"
         self._context = context
-        self._console = Console(context, "https" if settings.tls_cert else "http")
+        self._console = Console(context, scheme)
         self._certificate = None if settings.tls_cert is None else _certificate(settings)
         self._listener = listener
         self._stopped = threading.Event()

@@ -72,7 +72,7 @@ def sql(
     """
     from nsqtools.spark.archives.read_settings import Bodies
     from nsqtools.spark.format_options import read_place
-    from nsqtools.spark.jobs.sql import QueryRows, named_views, places_of, plan_query
+    from nsqtools.spark.jobs.sql import ARCHIVE, QueryRows, named_views, plan_query
 
     bare = list(paths or ())
     if file is not None and query is not None:
@@ -86,7 +86,9 @@ def sql(
     if count is None:
         count = ROWS_ON_A_TERMINAL if runtime.stdout_is_tty else 0
     chosen = Bodies(bodies.body, bodies.fields(needed=True))
-    tables, archives = places_of(views)
+    # Spark reads these itself, and archives are read in Python
+    tables = [path for view in views if view.kind != ARCHIVE for path in view.paths]
+    archives = [path for view in views if view.kind == ARCHIVE for path in view.paths]
     settings = spark.settings("nsq spark sql", tables, python_places=archives)
     with reading.session(runtime, settings) as opened:
         with job_progress(runtime, opened.spark):

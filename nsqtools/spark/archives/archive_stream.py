@@ -104,7 +104,7 @@ class ArchiveStream:
     @planned_again
     def latest(self, start: Offset, limits: BatchLimits) -> Offset:
         """Return where the next batch ends, or ``start`` when there is nothing new."""
-        narrowed = narrower(start.within, self._settings.within)
+        refuse_wider(start.within, self._settings.within)
         files = self._files_with([*start.under_way, *start.unread])
         lost = [head for head in start.under_way if self._is_lost(head, start, files)]
         lost += self._deleted_unread(start, files)
@@ -114,7 +114,7 @@ class ArchiveStream:
         self._reached = start
         if end is not start and not self._waits_for_more():
             self._last_batch_s = monotonic()
-            self._reached = replace(end, within=narrowed)
+            self._reached = replace(end, within=self._settings.within)
         return self._reached
 
     def _waits_for_more(self) -> bool:
@@ -155,7 +155,8 @@ class ArchiveStream:
             if self._frozen is not None and key not in self._frozen:
                 continue
             if isinstance(key, Head):
-                if start.has_read(key) or _was_read_by_name(file, start):
+                size = start.files.get(file.name)  # of one that was read by its name
+                if start.has_read(key) or (file.is_finished and size and size == file.size()):
                     file.forget_members()
                     continue
                 self._names[key] = file.shown
@@ -319,12 +320,9 @@ class ArchiveStream:
             log.warning("%s: messages of %s are lost; continuing without them", what, where)
 
 
-def narrower(before: TimeRange, now: TimeRange) -> TimeRange:
-    """Return the times that a stream reads from now on.
-
-    Raises `ConfigurationError` when they are wider than before: older messages are behind the
-    offset, and would be silently left out.
-    """
+def refuse_wider(before: TimeRange, now: TimeRange) -> None:
+    """Refuse times that are wider than before: older messages are behind the offset, and would be
+    silently left out. Raises `ConfigurationError`."""
     was_since, was_until = before.since_ns, before.until_ns
     wider = ""
     if was_since is not None and (now.since_ns is None or now.since_ns < was_since):
@@ -336,13 +334,6 @@ def narrower(before: TimeRange, now: TimeRange) -> TimeRange:
             f"option {wider} for this checkpoint: messages that were skipped do not come again",
             hint="Give it as it was; read the others as a batch, or with a new checkpoint.",
         )
-    return now
-
-
-def _was_read_by_name(file: ListedFile, start: Offset) -> bool:
-    """Whether an offset has a file with a head by its name."""
-    size = start.files.get(file.name)
-    return size is not None and file.is_finished and size == file.size()
 
 
 def _before(unread: Unread, timestamp_ns: int | None) -> Unread | None:

@@ -175,12 +175,6 @@ class Offset:
         return {"run": self.run, "archive": document} if self.run else document
 
 
-def _files(document: Mapping[str, Any]) -> dict[str, Any]:
-    if "packed_files" not in document:
-        return dict(document.get("files", {}))
-    return dict(json.loads(zlib.decompress(b64decode(document["packed_files"]))))
-
-
 def decode_offset(document: Any) -> Offset:
     """Read what `Offset.encode` made. Raises `ConfigurationError`."""
     try:
@@ -202,10 +196,13 @@ def decode_offset(document: Any) -> Offset:
                 read[writer] = spans
             for number, position in state["under_way"].items():
                 under_way[Head(writer, int(number))] = int(position)
+        files = document.get("files", {})
+        if "packed_files" in document:
+            files = json.loads(zlib.decompress(b64decode(document["packed_files"])))
         return Offset(
             read,
             under_way,
-            {str(name): int(size) for name, size in _files(document).items()},
+            {str(name): int(size) for name, size in files.items()},
             frozenset(unread),
             TimeRange(*document["within"]) if "within" in document else EVER,
             is_start=bool(document.get("is_start", False)),

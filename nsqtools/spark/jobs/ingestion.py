@@ -97,10 +97,8 @@ def held_directories(source: str, places: IngestPlaces) -> Iterator[tuple[Held, 
     Yields the lock, with the descriptors that the JVM must inherit (`SparkSettings.inherited`), and
     the places as `mark_directories` returns them. Raises `ConfigurationError`, and `OutputError`.
     """
-    places, output = mark_directories(source, places), places.output
+    places = mark_directories(source, places)
     with held(places.checkpoint, LOCK) as lock:
-        with failing("use", output):
-            refuse_other_form(open_storage(str(output)), "--format", is_delta=places.is_delta)
         remove_leftovers(places)
         yield lock, places
         lock.check()  # the files of another run's batch look like leftovers until it commits them
@@ -215,12 +213,14 @@ def _encoded(mark: IngestMark) -> bytes:
 
 
 def refuse_older(places: IngestPlaces) -> None:
-    """Refuse a place that was put back, and lacks batches that the other has.
+    """Refuse an output of another form, and a place that was put back and lacks batches that the
+    other has.
 
     The checkpoint knows of a batch before the output has it, and that it has ended after that.
     Raises `ConfigurationError`, `OutputError` and ``OSError``.
     """
     output, checkpoint = (open_storage(str(absolute(each))) for each in places[:2])
+    refuse_other_form(output, "--format", is_delta=places.is_delta)
     least, most, written = -1, _last(checkpoint, BEGUN), -1
     if not places.is_delta:
         least, written = _last(checkpoint, COMMITS), _last(output, SINK_LOG)
@@ -410,7 +410,11 @@ class QueryFollower:
         for progress in self.query.recentProgress:
             lag = _lag(progress["sources"][0]["latestOffset"])
             problem = lag.get("problem", "")
-            if progress["batchId"] > self._last_batch and _has_run(progress):
+            # an idle query reports, too, under the number of the batch that will come
+            has_run = (
+                METRICS in progress["observedMetrics"] and "addBatch" in progress["durationMs"]
+            )
+            if has_run and progress["batchId"] > self._last_batch:
                 self._last_batch = progress["batchId"]
                 self._add(progress, lag)
         if problem:
@@ -437,11 +441,6 @@ def _lag(latest: Any) -> dict[str, Any]:
     """The lag that the source reports as its latest offset, which Spark gives as JSON."""
     document = json.loads(latest) if isinstance(latest, str) else latest
     return document if isinstance(document, dict) else {}
-
-
-def _has_run(progress: Any) -> bool:
-    """An idle query reports, too, under the number of the batch that will come."""
-    return METRICS in progress["observedMetrics"] and "addBatch" in progress["durationMs"]
 
 
 MOST_TASKS = 64

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Event
@@ -42,7 +42,7 @@ from nsqtools.spark.jobs.inputs import (
     read_messages,
     warn_of_bare_bodies,
 )
-from nsqtools.spark.publishing.row_outcomes import LOCK, LedgerEntry, PublishReport, read_entries
+from nsqtools.spark.publishing.row_outcomes import LOCK, PublishReport, read_entries
 from nsqtools.spark.session import cancel_jobs
 from nsqtools.spark.spark_settings import SparkSettings
 
@@ -249,7 +249,12 @@ class ReplayJob:
             outcome = self._publish()
             if outcome.is_complete:
                 return outcome
-            return with_ledger(outcome, read_entries(ledger).values())
+            entries = read_entries(ledger).values()  # not all tasks have reported
+        report = PublishReport(repeated=sum(entry.repeated for entry in entries))
+        for entry in entries:
+            report.add(entry)
+        in_doubt = sum(entry.sent - entry.done for entry in entries)
+        return outcome._replace(report=report, in_doubt=in_doubt)
 
     def _publish(self) -> ReplayOutcome:
         error = None
@@ -327,15 +332,6 @@ class ReplayJob:
         is_complete = document.pop("is_complete")
         del document["confirmed"]
         return PublishReport(**document), is_complete
-
-
-def with_ledger(outcome: ReplayOutcome, entries: Collection[LedgerEntry]) -> ReplayOutcome:
-    """The outcome by the ledger, of a replay of which not all tasks reported."""
-    report = PublishReport(repeated=sum(entry.repeated for entry in entries))
-    for entry in entries:
-        report.add(entry)
-    in_doubt = sum(entry.sent - entry.done for entry in entries)
-    return outcome._replace(report=report, in_doubt=in_doubt)
 
 
 def target(topics: Mapping[str, str]) -> Column:

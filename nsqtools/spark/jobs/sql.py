@@ -76,14 +76,6 @@ def named_views(
     return [NamedView(name, kind, tuple(each)) for (name, kind), each in paths_of.items()]
 
 
-def places_of(views: Iterable[NamedView]) -> tuple[list[Location], list[Location]]:
-    """Return the places of some views that Spark reads, and those that only Python does."""
-    places: tuple[list[Location], list[Location]] = ([], [])
-    for view in views:
-        places[view.kind == ARCHIVE].extend(view.paths)
-    return places
-
-
 def plan_query(
     spark: SparkSession,
     settings: SparkSettings,
