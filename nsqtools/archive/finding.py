@@ -167,7 +167,7 @@ def _looking_at(place: object) -> Iterator[None]:
         try:
             yield
         except FileNotFoundError as exc:
-            raise NotFoundError(f"there is no {exc.filename}") from None
+            raise NotFoundError(f"there is no {exc.filename or place}") from None
 
 
 def find_archives(places: Sequence[Path | str], wanted: Wanted = all_of) -> list[ArchiveFile]:

@@ -39,6 +39,7 @@ from nsqtools.transport.stream import READ_SIZE
 
 log = logging.getLogger("nsqtools")
 
+MAX_SLEEP_S = 1.0  # a signal may interrupt who wakes the thread
 MAX_CATCHING_UP_TURNS = 100  # under a stream that does not end
 
 
@@ -427,15 +428,13 @@ class IOThread:
                 self._call(member, member.after_pause)
                 self._due[member] = None
 
-    def _sleep_s(self) -> float | None:
+    def _sleep_s(self) -> float:
         # looked at after _asleep was set: who woke us before is seen here, who comes later sends
         if self._catches_up or self._due:
             return 0
+        left_s = self._timers[0][0] - time.monotonic() if self._timers else math.inf
         # a sleep that is as long as a pause would look like one
-        sleep_s = self.pause_after_s / 2
-        if self._timers:
-            sleep_s = max(0.0, min(sleep_s, self._timers[0][0] - time.monotonic()))
-        return sleep_s if sleep_s < math.inf else None
+        return max(0.0, min(left_s, self.pause_after_s / 2, MAX_SLEEP_S))
 
     def _run_timers(self) -> None:
         now = time.monotonic()

@@ -128,7 +128,7 @@ def _check(name: str) -> None:
     elif any(part.startswith(".") for part in parts):
         reason = "is hidden, as only files in progress are"
     elif not name.isprintable():
-        reason = "contains control characters"
+        reason = "contains control characters, or is not UTF-8"
     elif name.endswith((".part", ".index")):
         reason = "ends like a file in progress"
     else:

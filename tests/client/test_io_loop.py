@@ -141,6 +141,18 @@ def test_joins_and_ends_meet(in_background: InBackground) -> None:
     wait_until(lambda: sum(t.name == "nsq-io" for t in running()) <= 1, what="threads end")
 
 
+def test_the_thread_wakes_by_itself_where_a_signal_ended_who_woke_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("nsqtools.client.io_loop._shared", None)  # others may have set timers
+    one = LoopMember("one", lambda: None, lambda: None)
+    one.start()
+    wait_until(lambda: one.own._asleep and not one.own._due, what="sleep")
+    one.own._asleep = False  # what is done first, to send a byte only once
+    one.call_soon(one.stop)
+    assert one.join(patience_s(5))
+
+
 NOBODY = LoopMember("nobody", lambda: None, lambda: None)
 
 

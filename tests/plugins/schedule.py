@@ -28,9 +28,11 @@ from plugins.spark import SPARK_FIXTURES
 TESTS = Path(__file__).parents[1]
 QUICK = (
     "archive",
+    "cli/commands/test_to_http.py",
     "cli/options",
     "cli/parsing",
     "cli/render",
+    "cli/top",
     "client",
     "cluster",
     "conformance/test_exchanges.py",
@@ -43,6 +45,7 @@ QUICK = (
     "replay",
     "tail",
     "transport",
+    "web/test_api.py",
     "test_architecture.py",
     "test_public_api.py",
     "test_startup.py",

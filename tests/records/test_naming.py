@@ -46,7 +46,7 @@ def test_a_second_file_of_a_name_gets_a_number() -> None:
 
 NO_FORMATS = dict.fromkeys(("/var/<TOPIC>", "../<TOPIC>", "a//b", ""), "inside its directory")
 NO_FORMATS |= {".<TOPIC>": "hidden", ".a/<TOPIC>": "hidden", "<TOPIC>.part": "in progress"}
-NO_FORMATS |= {"<TOPIC>\n": "control characters"}
+NO_FORMATS |= {"<TOPIC>\n": "control characters", "<TOPIC>\udcff": "not UTF-8"}
 
 
 @pytest.mark.parametrize("format", NO_FORMATS)
