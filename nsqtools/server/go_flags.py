@@ -30,7 +30,7 @@ def read_config(path: str, options_class: type) -> dict[str, Any]:
     import tomllib
 
     try:
-        document = tomllib.loads(Path(path).read_text("utf-8"))
+        document = tomllib.loads(Path(path).read_text("utf-8-sig"))
     except (OSError, ValueError) as exc:
         raise ConfigurationError(f"failed to load config file {path} - {exc}") from exc
     for name in GONE:

@@ -37,15 +37,15 @@ _EVERYWHERE = ("", "0.0.0.0", "::")
 def listen(address: str) -> socket.socket:
     """Bind and listen. Raises `ConfigurationError` with nsqd's text.
 
-    ``0.0.0.0`` listens on IPv6, too, as Go does.
+    ``0.0.0.0`` listens on IPv6, too, as Go does. A path may have colons where it has slashes.
     """
     host, colon, port = address.rpartition(":")
     try:
-        if not colon or not port.isdecimal():
+        if not colon or "/" in address:
             return _listen_unix(address)
-        if int(port[:6]) > 65535:
+        if port and (not port.isdecimal() or int(port[:6]) > 65535):
             raise _refusal(address, f": address {port}: invalid port")
-        return _listen_tcp(host.strip("[]"), int(port))
+        return _listen_tcp(host.strip("[]"), int(port or 0))
     except (socket.gaierror, UnicodeError) as exc:  # no name, or one that cannot be
         raise _refusal(address, f": lookup {host}: no such host") from exc
     except OSError as exc:

@@ -102,7 +102,7 @@ CONFIG: dict[str, dict[str, object]] = {
     **{key: {"max_rdy_count": 5} for key in ("max_rdy_count = 5", 'max_rdy_count = "5"')},
     **{key: {"snappy": False} for key in ("snappy = false", 'snappy = "false"')},
     "deflate = 0": {"deflate": False},
-    "id = 7": {"node_id": 7},
+    "\ufeffid = 7": {"node_id": 7},  # as editors of Windows begin it
     "node_id = 7": {},
     'nsqlookupd_tcp_addresses = ["a:1", "b:2"]': {"lookupd_tcp_address": ("a:1", "b:2")},
     'nsqlookupd_tcp_addresses = "a:1,b:2"': {"lookupd_tcp_address": ("a:1", "b:2")},
