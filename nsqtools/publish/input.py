@@ -253,7 +253,6 @@ class InputCheckpoint:
         self._path = path.absolute()
         self._files = [str(Path(file).absolute()) for file in files]
         self._delimiter = delimiter
-        self._is_open = True
         self._next_save_s = 0.0
 
         def parse(content: Any) -> tuple[list[str], InputPlace, str]:
@@ -278,13 +277,11 @@ class InputCheckpoint:
 
     def settle(self, batch: InputBatch[bytes]) -> None:
         """Note that the next batch has ended."""
-        if self._is_open:
-            self._is_open = not batch.retryable
-            done = batch.records[: min(batch.retryable, default=None)]
-            self.place = batch.end if self._is_open else batch.begin.after(done, self._delimiter)
-            if (now := time.monotonic()) >= self._next_save_s:
-                self._next_save_s = now + SAVE_EVERY_S
-                self.save()
+        done = batch.records[: min(batch.retryable, default=None)]
+        self.place = batch.begin.after(done, self._delimiter) if batch.retryable else batch.end
+        if (now := time.monotonic()) >= self._next_save_s:
+            self._next_save_s = now + SAVE_EVERY_S
+            self.save()
 
     def save(self) -> None:
         """Make it durable. Raises `OutputError`."""
