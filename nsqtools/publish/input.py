@@ -23,6 +23,7 @@ import math
 import os
 import re
 import select
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -126,10 +127,10 @@ class RecordSource:
                 descriptor = os.dup(0) if path == "-" else os.open(path, os.O_NONBLOCK)
             if path != "-":
                 os.set_blocking(descriptor, True)
-            else:
+            elif sys.platform == "linux":
                 import fcntl
 
-                with suppress(OSError, AttributeError):  # no pipe, or not on Linux
+                with suppress(OSError):  # no pipe
                     fcntl.fcntl(0, fcntl.F_SETPIPE_SZ, PIPE_SIZE)  # its writer may run ahead
             with closing_fd(descriptor):
                 if self.place.file == file and self.place.offset:
