@@ -91,7 +91,8 @@ class RecordSource:
 
     ``paths`` are files, ``-`` is standard input. ``is_stopped`` is asked between reads, and a wait
     for input ends soon after it says yes. ``begin`` is where to begin; ``place`` is the end of the
-    latest batch. With a ``rate`` no batch has more records than go in a second.
+    latest batch, and ``bytes_read`` counts all files. With a ``rate`` no batch has more records
+    than go in a second.
     """
 
     def __init__(
@@ -104,18 +105,13 @@ class RecordSource:
     ) -> None:
         self.place = begin
         self._most = min(BATCH_RECORDS, math.ceil(rate)) or BATCH_RECORDS
-        self._bytes_before = 0
+        self.bytes_read = begin.offset
         self._paths = paths
         self._delimiter = delimiter
         self._is_stopped = is_stopped
         self._lacking = 0  # bytes of the delimiter that the last record of a file does not have
         self._pending: list[bytes] = []
         self._pending_bytes = 0
-
-    @property
-    def bytes_read(self) -> int:
-        """The bytes before the place, in all files."""
-        return self._bytes_before + self.place.offset
 
     def batches(self) -> Iterator[InputBatch[bytes]]:
         """Iterate over batches of records, without their delimiters.
@@ -140,7 +136,6 @@ class RecordSource:
                 if self.place.file == file and self.place.offset:
                     os.lseek(descriptor, self.place.offset, os.SEEK_SET)
                 elif file != self.place.file:
-                    self._bytes_before += self.place.offset
                     self.place = InputPlace(file, 0, self.place.records)
                 yield from self._read(descriptor, name)
 
@@ -174,6 +169,7 @@ class RecordSource:
         if not self._pending:
             self.place = self.place._replace(offset=self.place.offset - self._lacking)
             self._lacking = 0
+        self.bytes_read += self.place.offset - begin.offset
         return InputBatch(batch, begin, self.place)
 
 
