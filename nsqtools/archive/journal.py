@@ -41,7 +41,7 @@ from pathlib import Path
 
 from nsqtools.archive.layout import Head, Member
 from nsqtools.errors import ConfigurationError
-from nsqtools.files.durable import NEW, blaming, sync_folder, write_all
+from nsqtools.files.durable import NEW, blaming, sync_data, sync_folder, write_all
 from nsqtools.files.opening import FolderLocks, closing_fd, is_ours, open_to_read, open_to_write
 
 log = logging.getLogger("nsqtools")
@@ -99,7 +99,7 @@ class TopicLock:
             if is_first:
                 os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, line.encode(), 0)
-            os.fdatasync(descriptor)
+            sync_data(descriptor)
         if is_first:
             sync_folder(self._path.parent)
         return head

@@ -52,6 +52,7 @@ from nsqtools.files.durable import (
     copy_of,
     make_folders,
     place,
+    sync_data,
     sync_folder,
     write_all,
 )
@@ -115,10 +116,10 @@ class PartFile:
         """Make a member durable. Raises ``OSError``; then `roll_back` comes next."""
         with self._opened() as (data, index):
             write_all(data, b"".join(self._chunks))
-            os.fdatasync(data)
+            sync_data(data)
             line = member.encode()
             write_all(index, line)
-            os.fdatasync(index)
+            sync_data(index)
         self.size = member.end
         self.uncompressed_size += self._text_size
         self._index_size += len(line)

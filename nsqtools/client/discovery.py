@@ -99,8 +99,8 @@ class Discovery:
 
     def next_delay_s(self) -> float:
         """Draw the delay to the next round, in seconds."""
-        jitter = rng.uniform(0, self._options.lookupd_poll_jitter)
-        return self._options.lookupd_poll_interval_s * (1 + jitter)
+        options = self._options
+        return options.lookupd_poll_interval_s * (1 + rng.uniform(0, options.lookupd_poll_jitter))
 
     def _set_next(self, at: float) -> None:
         self._next_at, delay_s = at, at - self._loop.now()

@@ -43,9 +43,6 @@ OnHandled = Callable[[Message, float, BaseException | None], None]
 """Gets each message that a handler is done with, the seconds it took, and what it raised."""
 
 
-_UNDONE = (CoroutineType, GeneratorType, AsyncGeneratorType)  # what a call has only begun
-
-
 def check_is_sync(handler: object) -> None:
     """Raise `ConfigurationError` for a handler whose call does nothing but make a coroutine, or a
     generator."""
@@ -124,7 +121,8 @@ class Handling:
             self._tell(self._on_handled, message, began_at, error)
 
     def _answer(self, message: Message, outcome: object) -> None:
-        is_undone = isinstance(outcome, _UNDONE) or inspect.isawaitable(outcome)
+        is_undone = isinstance(outcome, (GeneratorType, AsyncGeneratorType))
+        is_undone |= inspect.isawaitable(outcome)
         if hasattr(type(outcome), "add_done_callback"):  # a future; who answers later may have one
             is_undone = self._answers
         if is_undone and not isinstance(outcome, Answered):

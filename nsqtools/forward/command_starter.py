@@ -220,7 +220,6 @@ class _Process:
             if pid in self._signalled:
                 self._signalled.discard(pid)
                 _kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
             token = self._tokens.pop(pid)
             del self._pids[token]
             self._reply(ENDED, status, token)
@@ -230,16 +229,15 @@ class _Process:
 
 
 def _ended() -> Iterator[tuple[int, int]]:
-    """Each child that has ended and its exit status, not collected yet."""
+    """Collect each child that has ended; its exit status is negative for a signal."""
     while True:
         try:
-            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
             return
-        if found is None:
+        if not pid:
             return
-        is_exit = found.si_code == os.CLD_EXITED
-        yield found.si_pid, found.si_status if is_exit else -found.si_status
+        yield pid, os.waitstatus_to_exitcode(status)
 
 
 def _kill(pid: int, number: int) -> None:

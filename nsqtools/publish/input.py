@@ -23,6 +23,7 @@ import math
 import os
 import re
 import select
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -90,7 +91,8 @@ class RecordSource:
 
     ``paths`` are files, ``-`` is standard input. ``is_stopped`` is asked between reads, and a wait
     for input ends soon after it says yes. ``begin`` is where to begin; ``place`` is the end of the
-    latest batch. With a ``rate`` no batch has more records than go in a second.
+    latest batch, and ``bytes_read`` counts all files. With a ``rate`` no batch has more records
+    than go in a second.
     """
 
     def __init__(
@@ -103,18 +105,13 @@ class RecordSource:
     ) -> None:
         self.place = begin
         self._most = min(BATCH_RECORDS, math.ceil(rate)) or BATCH_RECORDS
-        self._bytes_before = 0
+        self.bytes_read = begin.offset
         self._paths = paths
         self._delimiter = delimiter
         self._is_stopped = is_stopped
         self._lacking = 0  # bytes of the delimiter that the last record of a file does not have
         self._pending: list[bytes] = []
         self._pending_bytes = 0
-
-    @property
-    def bytes_read(self) -> int:
-        """The bytes before the place, in all files."""
-        return self._bytes_before + self.place.offset
 
     def batches(self) -> Iterator[InputBatch[bytes]]:
         """Iterate over batches of records, without their delimiters.
@@ -130,16 +127,15 @@ class RecordSource:
                 descriptor = os.dup(0) if path == "-" else os.open(path, os.O_NONBLOCK)
             if path != "-":
                 os.set_blocking(descriptor, True)
-            else:
+            elif sys.platform == "linux":
                 import fcntl
 
-                with suppress(OSError, AttributeError):  # no pipe, or not on Linux
+                with suppress(OSError):  # no pipe
                     fcntl.fcntl(0, fcntl.F_SETPIPE_SZ, PIPE_SIZE)  # its writer may run ahead
             with closing_fd(descriptor):
                 if self.place.file == file and self.place.offset:
                     os.lseek(descriptor, self.place.offset, os.SEEK_SET)
                 elif file != self.place.file:
-                    self._bytes_before += self.place.offset
                     self.place = InputPlace(file, 0, self.place.records)
                 yield from self._read(descriptor, name)
 
@@ -173,6 +169,7 @@ class RecordSource:
         if not self._pending:
             self.place = self.place._replace(offset=self.place.offset - self._lacking)
             self._lacking = 0
+        self.bytes_read += self.place.offset - begin.offset
         return InputBatch(batch, begin, self.place)
 
 
@@ -252,7 +249,6 @@ class InputCheckpoint:
         self._path = path.absolute()
         self._files = [str(Path(file).absolute()) for file in files]
         self._delimiter = delimiter
-        self._is_open = True
         self._next_save_s = 0.0
 
         def parse(content: Any) -> tuple[list[str], InputPlace, str]:
@@ -277,13 +273,11 @@ class InputCheckpoint:
 
     def settle(self, batch: InputBatch[bytes]) -> None:
         """Note that the next batch has ended."""
-        if self._is_open:
-            self._is_open = not batch.retryable
-            done = batch.records[: min(batch.retryable, default=None)]
-            self.place = batch.end if self._is_open else batch.begin.after(done, self._delimiter)
-            if (now := time.monotonic()) >= self._next_save_s:
-                self._next_save_s = now + SAVE_EVERY_S
-                self.save()
+        done = batch.records[: min(batch.retryable, default=None)]
+        self.place = batch.begin.after(done, self._delimiter) if batch.retryable else batch.end
+        if (now := time.monotonic()) >= self._next_save_s:
+            self._next_save_s = now + SAVE_EVERY_S
+            self.save()
 
     def save(self) -> None:
         """Make it durable. Raises `OutputError`."""

@@ -54,9 +54,11 @@ class PublishJob(Generic[Record]):
     ``read`` returns None for a record to leave out, and raises ``ValueError`` for one that cannot
     be published; without it records are the bodies for ``topic``. ``line`` makes of a record what
     the unsent file keeps. ``settled`` is called with each batch that has ended, in the order of the
-    input, ``warn`` for each record that is refused before sending, ``show`` after each publish.
-    With ``dry_run`` nothing is sent; ``planned`` counts what is, or would be, by topic, and
-    ``letters`` dead letters of it by topic and reason.
+    input, up to the first with a record that has to be published again: that ends the job, for the
+    next run begins there, and would repeat what follows. ``warn`` is called for each record that is
+    refused before sending, ``show`` after each publish. With ``dry_run`` nothing is sent;
+    ``planned`` counts what is, or would be, by topic, and ``letters`` dead letters of it by topic
+    and reason.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class PublishJob(Generic[Record]):
         self._dry_run = dry_run
         self._warn = warn
         self._show = show
+        self._is_stuck = False
         self._limit = publisher.client_options.publish_max_msg_size
         self._number = 0  # of records read
         self._open_batches: deque[InputBatch[Record]] = deque()
@@ -112,7 +115,8 @@ class PublishJob(Generic[Record]):
         """
         publisher = self._publisher
         publisher.poll()
-        return publisher.is_stopped or (publisher.has_given_up and self._unsent is None)
+        is_lost = publisher.has_given_up and self._unsent is None
+        return publisher.is_stopped or self._is_stuck or is_lost
 
     def _take(self, batch: InputBatch[Record]) -> None:
         publisher = self._publisher
@@ -166,8 +170,9 @@ class PublishJob(Generic[Record]):
                 if self._unsent is not None:
                     for place in sorted(batch.lacking):
                         self._unsent.write(self._line(batch.records[place]), batch.lacking[place])
-                if self._settled is not None:
+                if self._settled is not None and not self._is_stuck:
                     self._settled(batch)
+                    self._is_stuck = bool(batch.retryable)
             except OutputError:
                 self._unsent = self._settled = None  # the others are counted all the same
                 raise

@@ -160,7 +160,6 @@ class Replay:
         self._count = count
         self._checkpoint = None if dry_run else checkpoint
         self._done = [checkpoint.count_of(each) if checkpoint else 0 for each in archives]
-        self._is_whole = True
         self._on_damage = on_damage
         self._unsent = unsent
         self._seen: set[tuple[str, str, bytes]] = set()
@@ -200,7 +199,7 @@ class Replay:
                 yield InputBatch(batch)
                 if self._checkpoint is not None:
                     publisher.drain()  # and so it is written down
-                if not self._is_whole or publisher.has_given_up:
+                if self._job.is_over():
                     return
                 batch, size = [], 0
             if not batch:
@@ -218,7 +217,7 @@ class Replay:
 
         So is one without a time, a bare body, which says nothing about the others.
         """
-        if self._speed is None or not timestamp_ns:
+        if self._speed is None or not timestamp_ns or self._publisher.has_given_up:
             return now
         first_ns, began = self._first = self._first or (timestamp_ns, now)
         return began + (timestamp_ns - first_ns) / NS / self._speed
@@ -256,9 +255,8 @@ class Replay:
         return is_new
 
     def _settle(self, batch: InputBatch[Archived]) -> None:
-        if not self._is_whole or self._checkpoint is None:
+        if self._checkpoint is None:
             return
-        self._is_whole = not batch.retryable
         if self._unsent is not None:
             self._unsent.sync()  # a message that was rejected is nowhere else once this is passed
         for archived in batch.records[: min(batch.retryable, default=None)]:

@@ -117,14 +117,15 @@ class AuthServers:
 def decode_answer(body: bytes) -> AuthState:
     """Read an auth server's answer. Raises `AuthFailed`."""
     try:
-        answer = json.loads(body)
+        # as in Go, keys match in any case
+        answer = json.loads(body, object_hook=lambda found: {k.lower(): found[k] for k in found})
         ttl_s = answer["ttl"]
         if type(ttl_s) is not int or ttl_s <= 0:
             raise AuthFailed(f"invalid TTL {ttl_s}")
         return AuthState(
             _text(answer, "identity"),
             _text(answer, "identity_url"),
-            tuple(_authorization(entry) for entry in answer.get("authorizations") or ()),
+            tuple(map(_authorization, answer.get("authorizations") or ())),
             time.monotonic() + ttl_s,
         )
     except Exception as exc:  # JSON of any shape, depth and size; any pattern
@@ -137,7 +138,7 @@ def _authorization(entry: dict[str, Any]) -> AuthGrant:
         raise AuthFailed(f"unknown permission in {sorted(permissions)}")
     return AuthGrant(
         compile_pattern("topic", _text(entry, "topic")),
-        tuple(compile_pattern("channel", channel) for channel in entry.get("channels") or ()),
+        tuple(compile_pattern("channel", each) for each in entry.get("channels") or ()),
         permissions,
     )
 

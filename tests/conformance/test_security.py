@@ -190,6 +190,9 @@ def test_a_pattern_allows_what_it_allows_in_go(auth_nsqd: Nsqd, auth_server: Aut
 RULE = b'{"topic":"%b","channels":["%b"],"permissions":["%b"]}'
 ANSWERS = {
     b'{"ttl":60,"authorizations":[]}': b"E_UNAUTHORIZED AUTH no authorizations found",
+    b'{"TTL":9,"Authorizations":[{"Topic":"t","Channels":[],"Permissions":["publish"]}]}': (
+        b'{"identity":"","identity_url":"","permission_count":1}'
+    ),
     **dict.fromkeys(
         [
             *(b"", b"{}", b"[]", b'{"ttl":0,"authorizations":[]}', b"null", b" " * 2_000_000),
@@ -207,7 +210,7 @@ ANSWERS = {
 }
 
 
-def test_a_bad_answer_of_the_auth_server_fails(auth_nsqd: Nsqd, auth_server: AuthServer) -> None:
+def test_an_auth_answer_is_read_as_in_go(auth_nsqd: Nsqd, auth_server: AuthServer) -> None:
     for answer, expected in ANSWERS.items():
         auth_server.answer("secret", 200, answer)
         with RawClient(auth_nsqd.tcp_address) as client:

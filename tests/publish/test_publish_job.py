@@ -23,7 +23,7 @@ from plugins.waiting import patience_s, wait_until
 from nsqtools import ClientOptions, ConfigurationError, ConnectionLost, ServerError
 from nsqtools.client.connection_settings import PublishMode
 from nsqtools.client.outcomes import not_sent, rejected, unknown
-from nsqtools.publish.input import BATCH_BYTES, BATCH_RECORDS, RecordSource, repeated
+from nsqtools.publish.input import BATCH_BYTES, BATCH_RECORDS, InputBatch, RecordSource, repeated
 from nsqtools.publish.publish_job import PublishJob, UnsentFiles
 from nsqtools.publish.publisher import (
     CATCH_UP_S,
@@ -93,6 +93,21 @@ def test_the_input_of_an_absent_nsqd_stays_whole(unreachable_address: str, tmp_p
     assert (tmp_path / "unsent").read_bytes() == text
     with pytest.raises(ConfigurationError, match="is read"):
         UnsentFiles(tmp_path / "unsent", b"\n", inputs=[str(tmp_path / "unsent")])
+
+
+def test_what_may_have_to_come_again_ends_a_job_that_is_gone_on_with(tmp_path: Path) -> None:
+    class Lossy(Publisher):
+        def publish(self, topic: str, bodies: Any, on_ended: Any = None, **_: Any) -> None:
+            lost = {500: {"a:1": unknown(ConnectionLost("lost"))}} if b"1500" in bodies else {}
+            on_ended(PublishBatch(topic, bodies, 0, on_ended, lost))
+
+    settled: list[InputBatch[bytes]] = []
+    lines = b"".join(b"%d\n" % n for n in range(5000))
+    run_job(lines, Lossy([], FAST, PublishOptions()), tmp_path, settled=settled.append)
+    assert [(each.end.records, each.retryable) for each in settled] == [
+        (1000, set()),
+        (2000, {500}),
+    ]
 
 
 def test_a_cut_connection_loses_no_count(

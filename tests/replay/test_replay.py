@@ -84,11 +84,15 @@ MESSAGES = numbered(1, 4)
 
 
 def replay_of(
-    archive: Path, address: str, checkpoint: Path, unsent: UnsentFiles | None = None, **more: Any
+    archive: Path,
+    address: str,
+    checkpoint: Path | None,
+    unsent: UnsentFiles | None = None,
+    **more: Any,
 ) -> tuple[Replay, Publisher]:
     options = ClientOptions(dial_timeout_s=1, publish_timeout_s=3, publish_max_msg_size=LIMIT)
     publisher = Publisher([address], options, PublishOptions(retry_timeout_s=0.3))
-    more |= {"checkpoint": Checkpoint(checkpoint), "unsent": unsent}
+    more |= {"checkpoint": Checkpoint(checkpoint) if checkpoint else None, "unsent": unsent}
     archives, told = find_archives([archive]), Mock()
     return Replay(archives, MessageSelection(), publisher, on_damage=told, **more), publisher
 
@@ -104,6 +108,19 @@ def test_no_wait_is_longer_than_python_can_wait(
     monkeypatch.setattr(publisher.stopped, "wait", waits.append)
     job.run()
     assert 0 < max(waits) <= TIMEOUT_MAX
+
+
+def test_all_of_an_archive_is_kept_once_nsqd_is_gone_for_too_long(
+    unreachable_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = write_archive(tmp_path / "a.gz", messages(1, 2, 9 * 10**15))
+    monkeypatch.setattr("nsqtools.replay.replay.BATCH_RECORDS", 1)
+    with UnsentFiles(tmp_path / "unsent", b"") as unsent:
+        job, publisher = replay_of(archive, unreachable_address, None, unsent, speed=1)
+        publisher.has_given_up = True
+        job.run()
+    assert publisher.counts == PublishCounts(unsent=3)
+    assert len((tmp_path / "unsent").read_bytes().splitlines()) == 3
 
 
 def test_messages_of_unknown_fate_are_not_noted_and_come_again(

@@ -84,9 +84,10 @@ def pub(
     a partial one after 5 ms.
 
     With --checkpoint an interrupted run continues in its files where it stopped; the messages that
-    were being published then may be published twice. What was appended to the last file since is
-    published too. A last line without its end is published as it is, and again, whole, once it has
-    grown. A second run with the same checkpoint meanwhile is refused, by a lock on FILE.lock.
+    were being published then may be published twice. One that is unknown or unsent ends the run,
+    and the next begins with it. What was appended to the last file since is published too. A last
+    line without its end is published as it is, and again, whole, once it has grown. A second run
+    with the same checkpoint meanwhile is refused, by a lock on FILE.lock.
 
     With --channel the messages reach that channel of the topic and no other, by a temporary nsqd
     (see nsq replay), which ends when they are consumed.

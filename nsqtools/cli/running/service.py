@@ -124,7 +124,7 @@ class Service:
         if not self._systemd:
             return
         try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
                 sender.settimeout(1.0)
                 sender.sendto(state.encode(), self._systemd)
         except OSError as exc:
