@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import date, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,7 +83,8 @@ def test_more_rows_and_years_than_java_and_python_count_to(run_spark: RunSpark) 
     year = run_spark("sql", "SELECT timestamp_seconds(1000000000000)")
 
     assert (all.status, all.out) == (0, b"a\n1\n"), all.err
-    assert (year.status, "Spark failed: year 33658 is out of range" in year.err) == (1, True)
+    assert year.status == 1
+    assert re.search("Spark failed: year .*33658", year.err)  # in Python's words, which change
 
 
 # -- nsq spark doctor, with a session and where something is missing -------------------------------
