@@ -116,7 +116,8 @@ def repair(
             continue
         repaired.append({"file": str(archive.path), "messages": count})
         if not json:
-            write_lines(runtime, [f"{archive.path}: repaired, {counted(count, 'message')}"])
+            of = "" if archive.messages in (None, count) else f" of {archive.messages} in its index"
+            write_lines(runtime, [f"{archive.path}: repaired, {counted(count, 'message')}{of}"])
     if json:
         document: Repaired = {"finished": finished, "repaired": repaired}
         write_json(runtime, document)
