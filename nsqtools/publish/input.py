@@ -132,12 +132,14 @@ class RecordSource:
 
                 with suppress(OSError):  # no pipe
                     fcntl.fcntl(0, fcntl.F_SETPIPE_SZ, PIPE_SIZE)  # its writer may run ahead
-            with closing_fd(descriptor):
+            try:
                 if self.place.file == file and self.place.offset:
                     os.lseek(descriptor, self.place.offset, os.SEEK_SET)
                 elif file != self.place.file:
                     self.place = InputPlace(file, 0, self.place.records)
                 yield from self._read(descriptor, name)
+            finally:
+                os.close(descriptor)
 
     def _read(self, descriptor: int, name: str) -> Iterator[InputBatch[bytes]]:
         splitter = Splitter(self._delimiter, limit=MAX_RECORD_BYTES)
