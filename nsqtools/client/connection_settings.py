@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -66,6 +66,15 @@ class ConnectionSettings:
         from nsqtools.client.options import ClientOptions
 
         return ClientOptions(**defaults).with_options(self.options)
+
+
+def check_can_consume(
+    nsqd_tcp_addresses: Collection[str], lookupd_http_addresses: Collection[str]
+) -> None:
+    """Raise `ConfigurationError` when there is no address to consume from, or to find one."""
+    if not nsqd_tcp_addresses and not lookupd_http_addresses:
+        hint = "Give the TCP address of an nsqd, or that of an nsqlookupd."
+        raise ConfigurationError("a consumer needs an address", hint=hint)
 
 
 class GivenOption(NamedTuple):

@@ -33,6 +33,7 @@ from typing import NamedTuple, Self
 
 from nsqtools.client.backlog import Arrival, Backlog, ConsumerStats
 from nsqtools.client.connection import longest_try_s, tls_context
+from nsqtools.client.connection_settings import check_can_consume
 from nsqtools.client.consumer_io import ConsumerIO
 from nsqtools.client.discovery import Discovery
 from nsqtools.client.giving_up import GivingUp, Policy
@@ -115,9 +116,7 @@ class CommonConsumer:
             raise ConfigurationError("a consumer needs a topic")
         if dead_letter in self.topics:
             raise ConfigurationError(f"dead letters cannot go to {dead_letter}, which is consumed")
-        if not nsqd_tcp_addresses and not urls:
-            hint = "Give the TCP address of an nsqd, or that of an nsqlookupd."
-            raise ConfigurationError("a consumer needs an address", hint=hint)
+        check_can_consume(nsqd_tcp_addresses, urls)
         if self.options.heartbeat_interval_s < 0:
             raise ConfigurationError("nsqd refuses consumers without heartbeats")
         tls_context(self.options)  # raises for files that cannot be used

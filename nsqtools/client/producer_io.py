@@ -513,7 +513,9 @@ class ProducerIO:
     # -- sending --------------------------------------------------------------------------------
 
     def _each_turn(self) -> None:
-        self._end() if self._has_ended else self._take()
+        self._take()
+        if self._has_ended:
+            self._end()
         if self._queue:
             self._dispatch()
         self._report_settled()

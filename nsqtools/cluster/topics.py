@@ -44,7 +44,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple
 
-from nsqtools.client.connection_settings import ConnectionSettings
+from nsqtools.client.connection_settings import ConnectionSettings, check_can_consume
 from nsqtools.cluster.directory import Cluster, DaemonFailure, open_cluster
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.http.http_api import KnownNode, NsqdHTTPClient, NsqlookupdHTTPClient
@@ -425,9 +425,7 @@ class TopicDiscovery:
     """
 
     def __init__(self, pattern: str, connection: ConnectionSettings) -> None:
-        if not connection.nsqd_tcp_addresses and not connection.lookupd_http_addresses:
-            hint = "Give the TCP address of an nsqd, or that of an nsqlookupd."
-            raise ConfigurationError("a consumer needs an address", hint=hint)
+        check_can_consume(connection.nsqd_tcp_addresses, connection.lookupd_http_addresses)
         try:
             self._matches = re.compile(pattern).search
         except re.error as exc:

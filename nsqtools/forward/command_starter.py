@@ -219,7 +219,7 @@ class _Process:
         for pid, status in _ended():
             if pid in self._signalled:
                 self._signalled.discard(pid)
-                _kill(pid, signal.SIGKILL)
+                _kill(pid, signal.SIGKILL)  # a group's number is taken while it has members
             token = self._tokens.pop(pid)
             del self._pids[token]
             self._reply(ENDED, status, token)
