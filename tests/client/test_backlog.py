@@ -18,11 +18,8 @@ from unittest.mock import Mock
 import pytest
 from plugins.archives import unfinished
 from plugins.clients import CHANNEL, TOPIC, Consume, Dialog, Handle, bodies_in, fill
-from plugins.daemons import GoNsqd
-from plugins.embedded import EmbeddedServer
-from plugins.http_api import Nsqd
 from plugins.scripted_nsqd import ScriptedNsqd
-from plugins.servers import AnyNsqd
+from plugins.servers import AnyNsqd, EmbeddedServer, GoNsqd, Nsqd
 from plugins.waiting import patience_s, wait_until
 from plugins.wire import message_frame
 

@@ -20,10 +20,9 @@ from plugins.clients import (
     fill,
     take,
 )
-from plugins.daemons import GoNsqd
-from plugins.embedded import EmbeddedServer
 from plugins.network import TO_CLIENT, TO_SERVER, ProxyTo
 from plugins.scripted_nsqd import ScriptedNsqd
+from plugins.servers import EmbeddedServer, GoNsqd
 from plugins.waiting import patience_s, wait_until
 from plugins.wire import RESPONSE, frame
 

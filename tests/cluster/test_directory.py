@@ -9,11 +9,10 @@ import pytest
 from plugins.certificates import Certificates
 from plugins.cli import RunNsq
 from plugins.clusters import RunningCluster
-from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.http_server import MakeScripted, MakeServer
 from plugins.network import ProxyTo
 from plugins.raw_client import RawPeer
-from plugins.servers import AnyNsqd, MakeNsqd
+from plugins.servers import AnyNsqd, GoNsqd, GoNsqlookupd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.cluster.admin import apply, plan_tombstone

@@ -12,10 +12,9 @@ from urllib.request import urlopen
 import httpx
 import pytest
 from plugins.certificates import Certificates
-from plugins.http_api import Nsqd
 from plugins.http_server import AuthServer
 from plugins.raw_client import RawClient, sized
-from plugins.servers import AnyNsqd
+from plugins.servers import AnyNsqd, Nsqd
 from plugins.waiting import wait_until
 
 from nsqtools.errors import ConfigurationError

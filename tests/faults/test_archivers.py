@@ -39,12 +39,10 @@ from plugins.archives import (
     wait_until_archived,
 )
 from plugins.cli import SpawnNsq
-from plugins.embedded import EmbeddedServer
 from plugins.examples import slow
-from plugins.http_api import Nsqd
 from plugins.network import TO_CLIENT, ProxyTo
 from plugins.object_store import Bucket
-from plugins.servers import MakeNsqd
+from plugins.servers import EmbeddedServer, MakeNsqd, Nsqd
 from plugins.waiting import wait_until
 
 from nsqtools.archive.compaction import Compaction, Selection, in_processes

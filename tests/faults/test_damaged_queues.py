@@ -13,10 +13,9 @@ import pytest
 from plugins.cli import RunNsq
 from plugins.daemons import EmbeddedNsqdProcess, GoNsqd
 from plugins.damage import damaged, state_of
-from plugins.embedded import EmbeddedServer
 from plugins.examples import slow
 from plugins.raw_client import RawClient, subscribed
-from plugins.servers import DataPath, Serve
+from plugins.servers import DataPath, EmbeddedServer, Serve
 from plugins.waiting import wait_until
 
 from nsqtools.errors import ConfigurationError
@@ -109,9 +108,6 @@ def test_only_messages_within_a_damaged_record_are_missing(
         assert len(invented) <= changed + len(touched), f"seed {seed}"
         assert state_of(path) == before
         shutil.rmtree(path)
-
-
-# -- the database of --durable ---------------------------------------------------------------------
 
 
 TOPICS = ("a", "b", "c")

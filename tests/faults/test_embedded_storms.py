@@ -153,9 +153,6 @@ def test_consumers_that_leave_together_hold_up_nobody(nsqd: EmbeddedNsqdProcess,
     assert nsqd.channel_stats("t", "ch")["in_flight_count"] == count
 
 
-# clocks that jump
-
-
 Jump = Callable[[float], None]
 
 

@@ -17,10 +17,9 @@ import pytest
 from plugins.archives import messages_of, unfinished
 from plugins.cli import SpawnNsq
 from plugins.clients import OPTIONS
-from plugins.daemons import GoNsqd
 from plugins.examples import slow
 from plugins.network import TO_CLIENT, TO_SERVER, Proxy, ProxyTo
-from plugins.servers import MakeNsqd
+from plugins.servers import GoNsqd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import Consumer, Producer, PublishError

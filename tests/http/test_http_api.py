@@ -18,13 +18,7 @@ from plugins.http_server import MakeScripted, Serves, http
 from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.errors import (
-    ConnectionFailed,
-    DeadlineExceeded,
-    HTTPError,
-    NsqError,
-    ProtocolError,
-)
+from nsqtools.errors import ConnectionFailed, DeadlineExceeded, HTTPError, NsqError, ProtocolError
 from nsqtools.http.http_api import (
     HTTPAPI,
     HTTPAccess,

@@ -127,8 +127,6 @@ def test_the_bound_holds_for_messages_and_leaves_responses_alone() -> None:
         take_all([encode_frame(MESSAGE, large)[:40]], limit)
 
 
-# -- error frames: by the code alone, whatever the text -------------------------------------------
-
 LATE, REFUSED = ("E_FIN_FAILED", "E_REQ_FAILED", "E_TOUCH_FAILED"), "refused"
 NOT_ALLOWED = ("E_AUTH_FAILED", "E_AUTH_ERROR", "E_AUTH_FIRST", "E_UNAUTHORIZED")
 OTHERS = ("E_INVALID", "E_BAD_TOPIC E_BAD_TOPIC x", "E_NEW_IN_2.0", "", "E_FIN_FAILEDX", "\xff\xfe")

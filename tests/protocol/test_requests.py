@@ -74,9 +74,6 @@ def test_bodies_are_read_in_any_pieces(bodies: list[bytes], rest: bytes, cuts: l
     assert (buffer[position:] + data[end:]) == rest
 
 
-# -- what an nsqd says to nsqlookupd ---------------------------------------------------------------
-
-
 INFO = PeerInfo("nsqd.example", hostname="nsqd", http_port=1, tcp_port=2, version="1.3.0")
 INFOS = {INFO.encode(): INFO, b"{}": PeerInfo(), b"null": PeerInfo()}
 INFOS |= {b'{"version": null, "http_port": null, "new": [1]}': PeerInfo()}

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 from plugins.clients import run_program
-from plugins.embedded import EmbeddedServer
 from plugins.ports import ReservedPort
 from plugins.raw_client import RawClient, sized
-from plugins.servers import AnyNsqd, Serve
+from plugins.servers import AnyNsqd, EmbeddedServer, Serve
 from plugins.waiting import wait_until
 
 from nsqtools.server import EmbeddedNsqd

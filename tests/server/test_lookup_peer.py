@@ -148,9 +148,6 @@ def test_a_new_topic_has_the_channels_of_the_other_nsqlookupd(
     assert "ERROR: LOOKUPD(a..b:4160): " in nsqd.log
 
 
-# what an nsqlookupd refuses, and survives
-
-
 def test_a_port_in_use_is_named_and_the_other_is_free_again(lookupd: EmbeddedLookupServer) -> None:
     port = ReservedPort()
     free = f"127.0.0.1:{port.number}"

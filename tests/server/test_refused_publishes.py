@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from plugins.daemons import EmbeddedNsqdProcess
 from plugins.disks import fill
-from plugins.embedded import EmbeddedServer
 from plugins.raw_client import RawClient, mpub, sized, subscribed
-from plugins.servers import Serve
+from plugins.servers import EmbeddedServer, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.errors import ConfigurationError

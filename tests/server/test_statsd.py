@@ -6,8 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from plugins.embedded import EmbeddedServer
-from plugins.servers import AnyNsqd, Serve
+from plugins.servers import AnyNsqd, EmbeddedServer, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.protocol.stats import read_stats

@@ -160,9 +160,6 @@ def test_stopping_finishes_what_is_being_written_and_requeues_the_rest(
     wait_until(lambda: nsqd.depth("clicks", "c") == 5000 - count, what="the rest", timeout_s=3)
 
 
-# -- when a stream ends by itself ------------------------------------------------------------------
-
-
 def test_a_stream_ends_by_count_silence_or_time_whichever_comes_first() -> None:
     watch = LimitWatch(RunLimits(), 0.0)
     assert (watch.room_for(1000), watch.end(1e9), watch.wait_s(1e9)) == (1000, None, None)

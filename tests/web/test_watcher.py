@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 from plugins.clients import InBackground
-from plugins.http_api import Nsqd
-from plugins.servers import AnyNsqd
+from plugins.servers import AnyNsqd, Nsqd
 from plugins.waiting import patience_s, wait_for_threads, wait_until
 
 from nsqtools.client.options import ClientOptions

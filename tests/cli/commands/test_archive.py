@@ -68,9 +68,6 @@ def test_a_column_of_another_type_is_damage_in_parquet_of_others(
         assert (f"cannot read {file}: " in compacted.err) is (values is not good)
 
 
-# archives that somebody else made
-
-
 def test_problems_of_a_file_and_a_member_that_unpacks_to_a_gigabyte_take_bounded_memory(
     tmp_path: Path, run_nsq: RunNsq
 ) -> None:

@@ -15,9 +15,8 @@ from plugins.cli import RunNsq
 from plugins.clients import InBackground
 from plugins.clusters import RunningCluster, ValidJson
 from plugins.embedded import EmbeddedLookupServer
-from plugins.http_api import Nsqd
 from plugins.raw_client import RawClient, RawPeer
-from plugins.servers import AnyNsqd, Serve
+from plugins.servers import AnyNsqd, Nsqd, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.cluster.check import without_secrets

@@ -15,12 +15,10 @@ from pathlib import Path
 import pytest
 from plugins.archives import unfinished
 from plugins.certificates import Certificates
-from plugins.cli import RunNsq, SpawnNsq
-from plugins.http_api import Nsqd
+from plugins.cli import Result, RunNsq, SpawnNsq
 from plugins.http_server import MakeServer, Request, Serves
-from plugins.in_process import Result
 from plugins.ports import ReservedPort
-from plugins.servers import AnyNsqd
+from plugins.servers import AnyNsqd, Nsqd
 from plugins.waiting import patience_s, wait_until
 
 TOPIC, CHANNEL = "clicks", "hook"

@@ -15,11 +15,9 @@ from plugins.archives import unfinished
 from plugins.certificates import Certificates
 from plugins.cli import RunNsq, SpawnNsq
 from plugins.clients import bodies_in
-from plugins.daemons import GoNsqd, GoNsqlookupd
-from plugins.http_api import Nsqd
 from plugins.http_server import AuthServer
 from plugins.ports import ReservedPort
-from plugins.servers import AnyNsqd, MakeNsqd
+from plugins.servers import AnyNsqd, GoNsqd, GoNsqlookupd, MakeNsqd, Nsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.forward import courier
@@ -239,9 +237,6 @@ def test_counts_are_served_and_written(
     wait_until(lambda: served("/health")[0] == 503, what="ill health")
     process.end(signal.SIGTERM)
     assert line in metrics.read_text()
-
-
-# -- loops --------------------------------------------------------------------------------------
 
 
 def test_two_mirrors_do_not_feed_each_other(

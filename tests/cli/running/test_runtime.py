@@ -192,9 +192,6 @@ def test_more_than_the_pipe_holds_is_written_whole_until_the_reader_goes(blockin
     os.close(writer)
 
 
-# -- logs -----------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def logger(own_logging: None) -> logging.Logger:
     """One that logs through the package's."""

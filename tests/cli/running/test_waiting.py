@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from plugins.cli import TerminalNsq
 from plugins.clusters import RunningCluster
-from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedLookupServer
-from plugins.servers import Serve
+from plugins.servers import GoNsqd, Serve
 from plugins.waiting import wait_until
 
 from nsqtools.cli.running import consuming

@@ -8,9 +8,8 @@ from pathlib import Path
 import pexpect
 import pytest
 from plugins.cli import NSQ, RunNsq, end_terminal
-from plugins.http_api import Nsqd
 from plugins.screens import NsqOnAScreen, TerminalScreen
-from plugins.servers import AnyNsqd, MakeNsqd
+from plugins.servers import AnyNsqd, MakeNsqd, Nsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.consumer import Consumer
