@@ -1,7 +1,5 @@
 """Asyncio: one core, many tasks, and no message is lost to a cancellation."""
 
-from __future__ import annotations
-
 import asyncio
 import collections
 import signal

@@ -1,7 +1,5 @@
 """A power cut at any moment of archiving: what was FINished is in the archive after recovery."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections import Counter

@@ -6,8 +6,6 @@ A stop is a module of nsqtools of which a function runs, on any thread, between 
 the exit; what runs while modules are imported does not count.
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 import subprocess

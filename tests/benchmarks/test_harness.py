@@ -3,8 +3,6 @@
 How fast is for a person to read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Handlers that are slow: what waits, what is handed out, and what is given up."""
 
-from __future__ import annotations
-
 import collections
 import os
 import signal

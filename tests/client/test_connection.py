@@ -1,7 +1,5 @@
 """Connections that die, or must not; what comes on them, and what is answered."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

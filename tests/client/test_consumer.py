@@ -1,7 +1,5 @@
 """Consumer as its users see it."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """Finding nsqd, and finding them again."""
 
-from __future__ import annotations
-
 import logging
 import random
 import socket

@@ -3,8 +3,6 @@
 What the guide promises of them is checked here; tests/test_readme.py runs the others.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import signal

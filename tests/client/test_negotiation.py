@@ -3,8 +3,6 @@
 nsqd gives five seconds for the handshake, which starts at once: there is no state to test.
 """
 
-from __future__ import annotations
-
 import random
 import socket
 import ssl

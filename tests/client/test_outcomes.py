@@ -1,7 +1,5 @@
 """What is called not sent is not there, what is called confirmed is, whatever nsqd does."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

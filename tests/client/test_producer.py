@@ -4,8 +4,6 @@ Callbacks, timeouts, several nsqd, found through nsqlookupd too, retries and joi
 those of a service.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import math

@@ -1,7 +1,5 @@
 """The cluster as one thing: who is asked, at which address and how, and what a silent one costs."""
 
-from __future__ import annotations
-
 import socket
 import ssl
 import time

@@ -1,7 +1,5 @@
 """Samples that no slow nsqd delays and in which none is lost, and rates of consumers."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Iterator

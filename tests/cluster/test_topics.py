@@ -3,8 +3,6 @@
 What is refused is in the transcripts.
 """
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from types import SimpleNamespace

@@ -6,8 +6,6 @@ The Go nsqd looks for new channels only every 5 s before it watches their timeou
 timeouts share a server whose channels are made at its start.
 """
 
-from __future__ import annotations
-
 import re
 import select
 import time

@@ -1,7 +1,5 @@
 """TLS, compression and AUTH, on the Go nsqd and on the embedded one."""
 
-from __future__ import annotations
-
 import io
 import json
 import ssl

@@ -5,8 +5,6 @@ there. The long forms, with 20 kills while a million messages of a Go nsqd drain
 ``-m slow``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

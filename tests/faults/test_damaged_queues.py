@@ -4,8 +4,6 @@ A database that starts nevertheless says so. Not told from a kill is a log that 
 is cut here.
 """
 
-from __future__ import annotations
-
 import random
 import shutil
 from itertools import chain

@@ -1,7 +1,5 @@
 """The embedded nsqd under attack, and killed: others are served, and what was synced is there."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -3,8 +3,6 @@
 The short forms run always; `slow` has the sizes that an operator may meet.
 """
 
-from __future__ import annotations
-
 import resource
 import threading
 import time

@@ -5,8 +5,6 @@ FIN here, so each time may double what was in flight, and no more. The nsqd arou
 with SIGTERM: the Go nsqd keeps no promise about what it confirmed when it is killed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

@@ -4,8 +4,6 @@ Whatever happens: what was confirmed is consumed and archived, and no message is
 Only what nsqd had in memory goes with it when it is killed.
 """
 
-from __future__ import annotations
-
 import itertools
 import signal
 import threading

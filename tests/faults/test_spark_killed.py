@@ -11,8 +11,6 @@ and nsqd is a proxy that holds back what is sent after a part of it, so that a k
 the middle of their work, however slow this test or quick the replay is.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import re

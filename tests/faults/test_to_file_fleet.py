@@ -3,8 +3,6 @@
 The long forms run with ``-m slow``: 1,000 topics, ten kills of 200 topics, two minutes of restarts.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import re

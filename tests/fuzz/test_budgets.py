@@ -1,7 +1,5 @@
 """Each budget against a peer that breaks it: what the command costs then, in time and memory."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import socket

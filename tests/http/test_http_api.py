@@ -3,8 +3,6 @@
 What a hostile or broken daemon sends costs a bounded time and memory.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

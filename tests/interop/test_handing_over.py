@@ -4,8 +4,6 @@ That is data directories, from one nsqd to the other in every order, and archive
 nsq_to_file wrote, torn ones too.
 """
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -13,8 +13,6 @@ test that uses a Go program is marked ``real_nsqd`` and needs what ``tests/go/bu
 it is skipped, and with ``CI=true`` it fails.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack

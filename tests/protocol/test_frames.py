@@ -1,7 +1,5 @@
 """Frames, however the stream is cut: whole, byte by byte, and by chance; errors; compression."""
 
-from __future__ import annotations
-
 import itertools
 import struct
 import time

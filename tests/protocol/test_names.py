@@ -1,7 +1,5 @@
 """Names that nsqd accepts, addresses as users write them, and text of Go and of others."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import unicodedata

@@ -1,7 +1,5 @@
 """Commands out of bytes, whole or in any pieces. Refusals are in tests/conformance."""
 
-from __future__ import annotations
-
 import struct
 from contextlib import suppress
 from itertools import pairwise

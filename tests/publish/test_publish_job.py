@@ -1,7 +1,5 @@
 """Publishing to real nsqd: every record has its outcome, and what is confirmed is there."""
 
-from __future__ import annotations
-
 import os
 import threading
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """--durable in one process: what is confirmed, what a kill leaves, what is dropped on purpose."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """The embedded nsqd as a library: its life, its data, and what a failed start leaves behind."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Sequence

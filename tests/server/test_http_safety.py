@@ -1,7 +1,5 @@
 """Where daemons listen, who may call their HTTP API, connections that stay, and /metrics."""
 
-from __future__ import annotations
-
 import io
 import re
 import socket

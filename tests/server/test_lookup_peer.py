@@ -1,7 +1,5 @@
 """The embedded nsqlookupd as a library, and the connection of an nsqd to one."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

@@ -1,7 +1,5 @@
 """The queues without a network: ids, messages, in flight, deferred, memory before disk."""
 
-from __future__ import annotations
-
 import tracemalloc
 from itertools import count
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the embedded nsqd refused is nowhere, after a kill too: the publisher may send it again."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

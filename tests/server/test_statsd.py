@@ -1,7 +1,5 @@
 """What goes to statsd, which the Go nsqd sends, too: keys, differences, whole lines."""
 
-from __future__ import annotations
-
 import re
 import socket
 from collections import Counter

@@ -1,7 +1,5 @@
 """``df.write.format("nsq")`` in a real session: rows become messages, and errors one clear line."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The publishing of one partition, without Spark: outcomes, dead letters, ledger, and its ends."""
 
-from __future__ import annotations
-
 import json
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Tail against a real nsqd: what is written is finished, what is not written comes again."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Sequence

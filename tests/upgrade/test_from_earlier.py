@@ -3,8 +3,6 @@
 `scenes.py` says what each of the directories in ``left_by_0_1`` and so on is.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

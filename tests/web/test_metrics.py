@@ -1,7 +1,5 @@
 """/metrics of the whole cluster, its dashboard and alerts, and what is shown of who is gone."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

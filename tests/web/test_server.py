@@ -1,7 +1,5 @@
 """What the console sends and holds: its socket, its streams, and a large cluster."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

@@ -1,7 +1,5 @@
 """The watcher: samples for all who look, consumers for who asks, and no waiting for the dead."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

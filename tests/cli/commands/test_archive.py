@@ -1,7 +1,5 @@
 """``nsq archive``: verify, repair, cat and info, on good files and on damaged ones."""
 
-from __future__ import annotations
-
 import json
 import resource
 import zlib

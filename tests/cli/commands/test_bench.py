@@ -1,7 +1,5 @@
 """``nsq bench`` as a process: right counts, nothing left behind, and ends that say why."""
 
-from __future__ import annotations
-
 import re
 import signal
 from collections.abc import Callable

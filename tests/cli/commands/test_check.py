@@ -1,7 +1,5 @@
 """``nsq check`` on real daemons: faults that were made on purpose, and a cluster without any."""
 
-from __future__ import annotations
-
 import json
 import socket
 import tarfile

@@ -1,7 +1,5 @@
 """``nsq pub`` as a process: pipelines, counts, exit statuses, and what it refuses."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

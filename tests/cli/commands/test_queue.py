@@ -1,7 +1,5 @@
 """``nsq queue``: data directories of both nsqd, running and dead, read and left as they are."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

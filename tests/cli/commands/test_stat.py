@@ -1,7 +1,5 @@
 """``nsq stat`` as a process: the forms of its output, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``nsq tail`` as a process: what it prints, how it ends, and what it refuses."""
 
-from __future__ import annotations
-
 import fcntl
 import re
 import signal

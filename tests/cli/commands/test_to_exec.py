@@ -1,7 +1,5 @@
 """``nsq to-exec`` with real commands: what they are given, and what follows from how they end."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

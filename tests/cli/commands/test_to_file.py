@@ -3,8 +3,6 @@
 The real command runs against the real nsqd.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

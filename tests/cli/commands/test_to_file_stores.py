@@ -1,7 +1,5 @@
 """``nsq to-file --upload`` and ``--store``: what is stored, what lands in a table, what fails."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

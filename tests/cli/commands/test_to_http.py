@@ -1,7 +1,5 @@
 """``nsq to-http`` to real HTTP servers: what arrives, and what follows from each answer."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac

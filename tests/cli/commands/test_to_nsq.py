@@ -1,7 +1,5 @@
 """``nsq to-nsq`` between two real nsqd: what arrives, what stays, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

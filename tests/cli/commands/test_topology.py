@@ -1,7 +1,5 @@
 """``nsq topology``, ``nodes`` and ``drain`` on real daemons."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -3,8 +3,6 @@
 And logs: to stderr alone, as text or JSON lines, as much as -q and -v say.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import logging

@@ -1,7 +1,5 @@
 """What a terminal is told while it waits: a topic that grows is found within seconds, and named."""
 
-from __future__ import annotations
-
 import io
 import threading
 from types import SimpleNamespace

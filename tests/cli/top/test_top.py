@@ -1,7 +1,5 @@
 """``nsq top`` on a terminal: what its screens show of an nsqd, what keys do, and how it ends."""
 
-from __future__ import annotations
-
 import signal
 import termios
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 And on a hostile one.
 """
 
-from __future__ import annotations
-
 import re
 import threading
 import time
