@@ -3,8 +3,6 @@
 The header of a run names the copy of the package that is on trial: an installed one, or a checkout.
 """
 
-from __future__ import annotations
-
 import signal
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ The rules are the tables below. All imports count: those inside functions and th
 checker sees, because they too are knowledge of another package.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

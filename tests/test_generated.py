@@ -1,7 +1,5 @@
 """Manual pages and guides are what the command tree says, well-formed, and true."""
 
-from __future__ import annotations
-
 import gzip
 import re
 import shutil

@@ -1,7 +1,5 @@
 """What `import nsqtools` offers: complete, lazy, documented."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import pickle

@@ -4,8 +4,6 @@ A command must end with status 0, one that is interrupted with 130, and where th
 is printed, exactly that is printed. Blocks without a language, and JSON, are excerpts: not run.
 """
 
-from __future__ import annotations
-
 import configparser
 import json
 import os

@@ -4,8 +4,6 @@ A guard on times would be noise on a busy machine; a module that crept in is a f
 printed by ``tests/benchmarks startup``.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Asyncio: one core, many tasks, and no message is lost to a cancellation."""
 
-from __future__ import annotations
-
 import asyncio
 import collections
 import signal
@@ -16,10 +14,8 @@ from typing import Any
 import pytest
 from plugins.archives import unfinished
 from plugins.clients import TOPIC, bodies_in, fill
-from plugins.daemons import GoNsqd
-from plugins.http_api import Nsqd
 from plugins.scripted_nsqd import ScriptedNsqd
-from plugins.servers import AnyNsqd, MakeNsqd
+from plugins.servers import AnyNsqd, GoNsqd, MakeNsqd, Nsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions, RequeueWithoutBackoff, errors

@@ -1,7 +1,5 @@
 """The fleet: who begins under the limit of open files, and what each consumer may have and asks."""
 
-from __future__ import annotations
-
 import os
 import threading
 import tracemalloc

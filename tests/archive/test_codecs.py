@@ -1,7 +1,5 @@
 """Compression of archives: each member by itself, in any pieces, damage never taken for text."""
 
-from __future__ import annotations
-
 import random
 import sys
 from io import BytesIO

@@ -1,7 +1,5 @@
 """Archives and tables become few files with each message once, whatever happens on the way."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

@@ -1,7 +1,5 @@
 """Files of an archive on disk: members, index, crashes at every step, finishing, durability."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import subprocess

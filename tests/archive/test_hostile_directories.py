@@ -1,7 +1,5 @@
 """Directories that others can write to: no link of theirs is followed, and no FIFO stops us."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

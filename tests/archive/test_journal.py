@@ -1,7 +1,5 @@
 """What a directory remembers: messages that are written, the lock, and numbers of files."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What nsq-lake(7) says: DuckDB, Polars and pandas read what compaction writes."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

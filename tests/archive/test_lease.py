@@ -1,7 +1,5 @@
 """The lock of a place in an object store: one run at a time."""
 
-from __future__ import annotations
-
 import errno
 import threading
 from itertools import chain, repeat

@@ -1,7 +1,5 @@
 """Paths and URLs: local ones are parsed alike everywhere, others refused before anything runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

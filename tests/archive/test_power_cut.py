@@ -1,7 +1,5 @@
 """A power cut at any moment of archiving: what was FINished is in the archive after recovery."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections import Counter
@@ -103,8 +101,7 @@ def test_nothing_finished_is_missing_after_a_power_cut(directories: Directories,
 
 
 @pytest.mark.parametrize(
-    ("form", "work", "every"),
-    [("jsonl gzip", "out", 7), ("raw", "elsewhere", 7), *long_form(1)],
+    ("form", "work", "every"), [("jsonl gzip", "out", 7), ("raw", "elsewhere", 7), *long_form(1)]
 )
 def test_cuts_of_recovery_lose_nothing(directories: Directories, form: str, every: int) -> None:
     root = directories.output.parent

@@ -1,7 +1,5 @@
 """Reading files of an archive: by their index or whole, damaged, cut off and in progress."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Storage: one behavior on a directory and on an object store."""
 
-from __future__ import annotations
-
 import errno
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Archives in an object store: found, listed, verified, printed and replayed as local ones are."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import json

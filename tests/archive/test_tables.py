@@ -1,7 +1,5 @@
 """Columns of messages and of their bodies, Parquet and the log of a Delta table, without Spark."""
 
-from __future__ import annotations
-
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Turns: when topics have them, and the threads."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """One topic's writer, without an nsqd: what is written, held, FINished and given back, and when."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Uploading finished files: whole, verified, under one name, continued after any interruption."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The parts of a measurement: latencies, plans, what a report says, and who has stalled."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from dataclasses import replace

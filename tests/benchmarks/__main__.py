@@ -11,8 +11,6 @@ What counts are medians and their ratios, not a single figure. A figure in the t
 a test compares. Each part of a report runs in a process of its own: none ends another.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

@@ -4,8 +4,6 @@ As a program, ``bare_loop.py consume ADDRESS TOPIC CHANNEL`` finishes messages u
 and ``bare_loop.py publish ADDRESS TOPIC`` publishes the lines of its standard input.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import struct

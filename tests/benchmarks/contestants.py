@@ -1,7 +1,5 @@
 """The programs that are compared, ours and their peers: names in tables, and command lines."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

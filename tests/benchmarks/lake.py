@@ -3,8 +3,6 @@
 Landing is of a plain log, in this process alone, so CPU is what a message costs beyond the log.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator

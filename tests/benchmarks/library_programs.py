@@ -4,8 +4,6 @@ library_programs.py loop|run|pynsq TCP_ADDRESS TOPIC CHANNEL
 library_programs.py pub|linger|aio TCP_ADDRESS TOPIC    a message for each line
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from functools import partial

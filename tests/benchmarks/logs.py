@@ -3,8 +3,6 @@
 Bodies are JSON of about 180 bytes.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import uuid

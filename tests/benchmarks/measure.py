@@ -6,8 +6,6 @@ but in the figures ``whole_*``. The error is at most two such intervals: take me
 two seconds or more. CPU time, peak memory and descriptors are the kernel's.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import random

@@ -4,8 +4,6 @@ A block is the text from ``<!-- measured: NAME -->`` to ``<!-- end -->``; every 
 Most are tables, whose columns are `Cell` and whose rows are names of what was measured.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

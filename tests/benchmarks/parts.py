@@ -1,8 +1,6 @@
 """What is measured: each part yields a row for every run. Rounds are interleaved, because the speed
 of a shared machine drifts: every round runs all contestants once."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

@@ -4,8 +4,6 @@ It is measured in a process of its own, whose memory is what the kernel saw. The
 indexes, and a first member: no more is looked at.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

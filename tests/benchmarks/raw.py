@@ -1,7 +1,5 @@
 """What was measured: one JSON file a part, with the machine and its load, a line for each run."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -3,13 +3,11 @@
 How fast is for a person to read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from benchmarks import parts
+from benchmarks import parts, stops
 from benchmarks.__main__ import main
 from benchmarks.contestants import CONSUMERS, PRODUCERS, Contestant
 from benchmarks.measure import drain, publish
@@ -40,6 +38,12 @@ def test_landing_is_measured() -> None:
     assert planning.planning
     assert spark.beside_spark
     assert all(row.figures["row_bytes"] > 0 for row in lake.landing(500, 1))
+
+
+def test_a_message_passes_few_modules() -> None:
+    found = stops.measure()
+
+    assert {name: some for name, some in found.items() if len(some) > stops.MOST[name]} == {}
 
 
 def test_a_producer_that_stops_early_is_an_error(nsqd: GoNsqd) -> None:

@@ -4,8 +4,6 @@ The commands of ``nsq bench`` and ``nsq spark`` are held against their schemas w
 tested: they take long.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

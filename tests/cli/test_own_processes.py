@@ -1,7 +1,5 @@
 """Processes of our own run the program, and nothing of the directory that one happens to be in."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -35,11 +35,10 @@ from string import Template
 
 import pytest
 from plugins import cli
-from plugins.cli import RunNsq
+from plugins.cli import Result, RunNsq
 from plugins.clusters import KINDS
 from plugins.embedded import EmbeddedLookupServer, EmbeddedServer
 from plugins.http_api import Nsqd, Nsqlookupd
-from plugins.in_process import Result
 from plugins.servers import DataPath, Serve
 from plugins.waiting import wait_until
 

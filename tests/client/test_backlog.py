@@ -1,7 +1,5 @@
 """Handlers that are slow: what waits, what is handed out, and what is given up."""
 
-from __future__ import annotations
-
 import collections
 import os
 import signal
@@ -20,11 +18,8 @@ from unittest.mock import Mock
 import pytest
 from plugins.archives import unfinished
 from plugins.clients import CHANNEL, TOPIC, Consume, Dialog, Handle, bodies_in, fill
-from plugins.daemons import GoNsqd
-from plugins.embedded import EmbeddedServer
-from plugins.http_api import Nsqd
 from plugins.scripted_nsqd import ScriptedNsqd
-from plugins.servers import AnyNsqd
+from plugins.servers import AnyNsqd, EmbeddedServer, GoNsqd, Nsqd
 from plugins.waiting import patience_s, wait_until
 from plugins.wire import message_frame
 

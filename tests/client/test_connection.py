@@ -1,7 +1,5 @@
 """Connections that die, or must not; what comes on them, and what is answered."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable
@@ -22,10 +20,9 @@ from plugins.clients import (
     fill,
     take,
 )
-from plugins.daemons import GoNsqd
-from plugins.embedded import EmbeddedServer
 from plugins.network import TO_CLIENT, TO_SERVER, ProxyTo
 from plugins.scripted_nsqd import ScriptedNsqd
+from plugins.servers import EmbeddedServer, GoNsqd
 from plugins.waiting import patience_s, wait_until
 from plugins.wire import RESPONSE, frame
 

@@ -1,7 +1,5 @@
 """Consumer as its users see it."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter
@@ -13,20 +11,9 @@ from typing import Any
 
 import pytest
 from plugins.archives import unfinished
-from plugins.clients import (
-    CHANNEL,
-    TOPIC,
-    Consume,
-    InBackground,
-    Produce,
-    fill,
-    run_program,
-    take,
-)
-from plugins.daemons import GoNsqd
-from plugins.http_api import Nsqd
+from plugins.clients import CHANNEL, TOPIC, Consume, InBackground, Produce, fill, run_program, take
 from plugins.scripted_nsqd import ScriptedNsqd
-from plugins.servers import AnyNsqd, MakeNsqd
+from plugins.servers import AnyNsqd, GoNsqd, MakeNsqd, Nsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions, Consumer

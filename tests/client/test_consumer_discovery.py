@@ -1,7 +1,5 @@
 """Finding nsqd, and finding them again."""
 
-from __future__ import annotations
-
 import logging
 import random
 import socket
@@ -14,10 +12,9 @@ from unittest.mock import Mock
 import pytest
 from plugins.archives import unfinished
 from plugins.clients import CHANNEL, OPTIONS, TOPIC, Consume, Handle
-from plugins.daemons import GoNsqd
 from plugins.http_server import MakeScripted
 from plugins.scripted_nsqd import ScriptedNsqd
-from plugins.servers import MakeLookupd, MakeNsqd
+from plugins.servers import GoNsqd, MakeLookupd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions, ConnectionFailed, Consumer
@@ -197,9 +194,6 @@ def test_what_is_deleted_is_not_brought_back_at_once(
     wait_until(lambda: "is there, and ended the connection" in caplog.text, what="the look")
     topics = nsqd.stats()["topics"]
     assert [each["channels"] for each in topics] == ([] if what == "topic" else [[]])
-
-
-# -- several topics: each is looked up, and all share what may be in flight ------------------------
 
 
 def test_topics_are_found_and_share_the_limit(nsqlookupd: MakeLookupd, go_nsqd: MakeNsqd) -> None:

@@ -1,7 +1,5 @@
 """Stopping a consumer: no message lost, no thread stuck, nsqd asked once."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from contextlib import suppress

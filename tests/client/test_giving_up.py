@@ -1,7 +1,5 @@
 """Which messages were tried too often, and what becomes of them."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 What the guide promises of them is checked here; tests/test_readme.py runs the others.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import signal
@@ -21,10 +19,8 @@ import httpx
 import pytest
 from plugins.archives import unfinished
 from plugins.clients import bodies_in
-from plugins.daemons import GoNsqd
-from plugins.http_api import Nsqd
 from plugins.readme import UNTIL_SIGNAL, parse
-from plugins.servers import MakeNsqd
+from plugins.servers import GoNsqd, MakeNsqd, Nsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import Producer
@@ -135,8 +131,6 @@ def test_the_web_application_says_what_became_of_an_order(nsqd: GoNsqd) -> None:
     finally:
         names["producer"].stop()
 
-
-# -- OpenTelemetry --------------------------------------------------------------------------------
 
 RECORDED = """
 import json

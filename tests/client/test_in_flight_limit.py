@@ -1,8 +1,6 @@
 """What may be in flight, by the answers of handlers of many kinds: simulated, with a clock of its
 own, in units of msg_timeout."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import random

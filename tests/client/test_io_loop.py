@@ -1,7 +1,5 @@
 """One I/O thread for all consumers and producers of a process, a few threads for what blocks."""
 
-from __future__ import annotations
-
 import threading
 import time
 from functools import partial

@@ -3,8 +3,6 @@
 nsqd gives five seconds for the handshake, which starts at once: there is no state to test.
 """
 
-from __future__ import annotations
-
 import random
 import socket
 import ssl
@@ -31,10 +29,9 @@ from plugins.clients import (
     fill,
     take,
 )
-from plugins.daemons import GoNsqd
 from plugins.http_server import AuthServer, MakeScripted
 from plugins.scripted_nsqd import ScriptedNsqd
-from plugins.servers import MakeNsqd
+from plugins.servers import GoNsqd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions, errors

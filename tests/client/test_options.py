@@ -1,7 +1,5 @@
 """ClientOptions: bounds, go-nsq's names, text forms."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """What is called not sent is not there, what is called confirmed is, whatever nsqd does."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time
@@ -18,10 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plugins.clients import OPTIONS, TOPIC, InBackground, Produce
-from plugins.daemons import GoNsqd
 from plugins.examples import examples
 from plugins.scripted_nsqd import Connection, ScriptedNsqd
-from plugins.servers import MakeNsqd
+from plugins.servers import GoNsqd, MakeNsqd
 from plugins.waiting import patience_s
 
 from nsqtools import Producer, PublishError, PublishNotSent, PublishRejected, PublishUnknown, aio

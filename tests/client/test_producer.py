@@ -4,8 +4,6 @@ Callbacks, timeouts, several nsqd, found through nsqlookupd too, retries and joi
 those of a service.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import math
@@ -24,11 +22,10 @@ from typing import Any
 import pytest
 from plugins.archives import unfinished
 from plugins.clients import CHANNEL, TOPIC, Consume, InBackground, Produce, bodies_in
-from plugins.daemons import GoNsqd
 from plugins.http_server import AuthServer, MakeScripted
 from plugins.network import TO_SERVER, ProxyTo
 from plugins.scripted_nsqd import ScriptedNsqd
-from plugins.servers import MakeLookupd, MakeNsqd
+from plugins.servers import GoNsqd, MakeLookupd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions, Consumer, Producer, Publication, errors

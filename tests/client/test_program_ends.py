@@ -1,7 +1,5 @@
 """How programs end: no answer is lost, nothing stays in flight, and nobody waits for nothing."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

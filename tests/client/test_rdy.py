@@ -1,7 +1,5 @@
 """RDY and backoff: decisions on a clock that the test turns, and as nsqd sees them."""
 
-from __future__ import annotations
-
 import queue
 import random
 import sys

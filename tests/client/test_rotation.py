@@ -1,7 +1,5 @@
 """Certificates and secrets that are replaced while programs run: the next connection has them."""
 
-from __future__ import annotations
-
 import shutil
 from functools import partial
 from pathlib import Path

@@ -3,8 +3,6 @@
 What is emptied, asked and refused on one nsqd is in the transcripts of topic, channel and nodes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The cluster as one thing: who is asked, at which address and how, and what a silent one costs."""
 
-from __future__ import annotations
-
 import socket
 import ssl
 import time
@@ -11,11 +9,10 @@ import pytest
 from plugins.certificates import Certificates
 from plugins.cli import RunNsq
 from plugins.clusters import RunningCluster
-from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.http_server import MakeScripted, MakeServer
 from plugins.network import ProxyTo
 from plugins.raw_client import RawPeer
-from plugins.servers import AnyNsqd, MakeNsqd
+from plugins.servers import AnyNsqd, GoNsqd, GoNsqlookupd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.cluster.admin import apply, plan_tombstone

@@ -1,7 +1,5 @@
 """The history of a cluster: what is kept how long, how coarse, and where the gaps are."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Rows and rates: what is summed, what is divided by which time, and when there is no rate."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Samples that no slow nsqd delays and in which none is lost, and rates of consumers."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Iterator
@@ -9,9 +7,8 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 from plugins.clusters import RunningCluster
-from plugins.http_api import Nsqd
 from plugins.http_server import MakeScripted
-from plugins.servers import AnyNsqd
+from plugins.servers import AnyNsqd, Nsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.consumer import Consumer

@@ -3,8 +3,6 @@
 What is refused is in the transcripts.
 """
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,10 +11,9 @@ import pytest
 from plugins.archives import messages_of
 from plugins.cli import RunNsq
 from plugins.clients import InBackground
-from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.embedded import EmbeddedLookupServer
 from plugins.http_server import MakeScripted, ScriptedLookupd
-from plugins.servers import AnyNsqd, MakeNsqd, Serve
+from plugins.servers import AnyNsqd, GoNsqd, GoNsqlookupd, MakeNsqd, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.cli.running import consuming
@@ -71,9 +68,6 @@ def test_lookupd_leads_to_the_nsqd_and_a_dead_one_is_noted(
     assert (report.backlog, unreachable_address in str(failure)) == (3, True)
     with pytest.raises(ConfigurationError, match="3 messages waiting on an nsqd"):
         check_subscription(report, "mine#ephemeral")
-
-
-# -- what is tried again every few seconds is reported when it changes, and not each time
 
 
 def test_each_trouble_is_reported_when_it_begins_changes_and_ends_also_by_a_thousand_topics(

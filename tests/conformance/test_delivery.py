@@ -6,8 +6,6 @@ The Go nsqd looks for new channels only every 5 s before it watches their timeou
 timeouts share a server whose channels are made at its start.
 """
 
-from __future__ import annotations
-
 import re
 import select
 import time
@@ -17,9 +15,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from plugins.http_api import Nsqd
 from plugins.raw_client import HEARTBEAT, RawClient, received, subscribed
-from plugins.servers import NSQD_KINDS, AnyNsqd
+from plugins.servers import NSQD_KINDS, AnyNsqd, Nsqd
 from plugins.waiting import patience_s, wait_until
 from plugins.wire import MESSAGE, RESPONSE
 

@@ -19,8 +19,6 @@ asks the Go daemons again. To add a case, add a line with null for each answer, 
     NSQTOOLS_RECORD_EXCHANGES=1 pytest tests/conformance/test_exchanges.py -k go
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

@@ -1,7 +1,5 @@
 """TLS, compression and AUTH, on the Go nsqd and on the embedded one."""
 
-from __future__ import annotations
-
 import io
 import json
 import ssl
@@ -14,10 +12,9 @@ from urllib.request import urlopen
 import httpx
 import pytest
 from plugins.certificates import Certificates
-from plugins.http_api import Nsqd
 from plugins.http_server import AuthServer
 from plugins.raw_client import RawClient, sized
-from plugins.servers import AnyNsqd
+from plugins.servers import AnyNsqd, Nsqd
 from plugins.waiting import wait_until
 
 from nsqtools.errors import ConfigurationError

@@ -3,8 +3,6 @@
 ``/src`` and ``/opt/nsqtools`` lie in a directory of the test, the system and Python are this one's.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import os
 import re

@@ -5,8 +5,6 @@ there. The long forms, with 20 kills while a million messages of a Go nsqd drain
 ``-m slow``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
@@ -41,12 +39,10 @@ from plugins.archives import (
     wait_until_archived,
 )
 from plugins.cli import SpawnNsq
-from plugins.embedded import EmbeddedServer
 from plugins.examples import slow
-from plugins.http_api import Nsqd
 from plugins.network import TO_CLIENT, ProxyTo
 from plugins.object_store import Bucket
-from plugins.servers import MakeNsqd
+from plugins.servers import EmbeddedServer, MakeNsqd, Nsqd
 from plugins.waiting import wait_until
 
 from nsqtools.archive.compaction import Compaction, Selection, in_processes

@@ -4,8 +4,6 @@ A database that starts nevertheless says so. Not told from a kill is a log that 
 is cut here.
 """
 
-from __future__ import annotations
-
 import random
 import shutil
 from itertools import chain
@@ -15,10 +13,9 @@ import pytest
 from plugins.cli import RunNsq
 from plugins.daemons import EmbeddedNsqdProcess, GoNsqd
 from plugins.damage import damaged, state_of
-from plugins.embedded import EmbeddedServer
 from plugins.examples import slow
 from plugins.raw_client import RawClient, subscribed
-from plugins.servers import DataPath, Serve
+from plugins.servers import DataPath, EmbeddedServer, Serve
 from plugins.waiting import wait_until
 
 from nsqtools.errors import ConfigurationError
@@ -111,9 +108,6 @@ def test_only_messages_within_a_damaged_record_are_missing(
         assert len(invented) <= changed + len(touched), f"seed {seed}"
         assert state_of(path) == before
         shutil.rmtree(path)
-
-
-# -- the database of --durable ---------------------------------------------------------------------
 
 
 TOPICS = ("a", "b", "c")

@@ -4,8 +4,6 @@ A disk that has only what was synced, fails a sync, or is full, is a library tha
 because SQLite calls the system itself; it needs a C compiler.
 """
 
-from __future__ import annotations
-
 import random
 import shutil
 import subprocess

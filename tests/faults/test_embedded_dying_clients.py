@@ -4,8 +4,6 @@ A quiet consumer has to get its messages all the time. Whatever a client's death
 daemon ends that client, with one line of log.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import random

@@ -1,7 +1,5 @@
 """The embedded nsqd under attack, and killed: others are served, and what was synced is there."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -18,10 +16,9 @@ from unittest.mock import Mock
 import pytest
 from plugins.daemons import MAX_TURN_S, EmbeddedNsqdProcess, GoNsqd
 from plugins.disks import fill
-from plugins.embedded import EmbeddedServer
 from plugins.http_server import AuthServer
 from plugins.raw_client import CODECS, TIMEOUT_S, RawClient, mpub, sized, subscribed
-from plugins.servers import AnyNsqd, DataPath, Serve
+from plugins.servers import AnyNsqd, DataPath, EmbeddedServer, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.server import client_connection
@@ -46,9 +43,6 @@ def assert_serves(nsqd: EmbeddedNsqdProcess | EmbeddedServer) -> None:
 
 def resident_bytes(nsqd: EmbeddedNsqdProcess) -> int:
     return int(Path(f"/proc/{nsqd.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
-
-
-# killed
 
 
 @pytest.mark.parametrize(
@@ -81,9 +75,6 @@ def test_the_synced_survives_a_kill(process: Start, serve: Serve, successor: typ
             received.add(message.body)
             client.finish([message])
     assert len(received) <= len(confirmed) + 1  # the last one may have been written unconfirmed
-
-
-# hostile
 
 
 @pytest.mark.parametrize("codec", ["", "snappy", "deflate"])
@@ -279,9 +270,6 @@ def test_a_channel_that_is_deleted_keeps_no_client_that_never_reads(
             nsqd.publish("t", *[b"x" * 1_000_000] * 4)
         nsqd.post("/channel/delete", topic="t", channel="ch")
         wait_until(lambda: b"\nnsqd_connections 0\n" in nsqd.get("/metrics"), what="its end")
-
-
-# a disk that takes nothing, or is full
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 The short forms run always; `slow` has the sizes that an operator may meet.
 """
 
-from __future__ import annotations
-
 import resource
 import threading
 import time
@@ -153,9 +151,6 @@ def test_consumers_that_leave_together_hold_up_nobody(nsqd: EmbeddedNsqdProcess,
             stack.close()
         wait_until(lambda: nsqd.channel_stats("t", "ch")["client_count"] == 0, what="all have left")
     assert nsqd.channel_stats("t", "ch")["in_flight_count"] == count
-
-
-# clocks that jump
 
 
 Jump = Callable[[float], None]

@@ -4,8 +4,6 @@ Each worker is a process with default options, and writes a line for each messag
 `pytest -rP -m "slow or not slow" tests/faults/test_fleet.py` prints the table.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ FIN here, so each time may double what was in flight, and no more. The nsqd arou
 with SIGTERM: the Go nsqd keeps no promise about what it confirmed when it is killed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random
@@ -22,12 +20,10 @@ import pytest
 from plugins.archives import unfinished
 from plugins.cli import SpawnNsq
 from plugins.clients import bodies_in
-from plugins.embedded import EmbeddedServer
 from plugins.examples import slow
-from plugins.http_api import Nsqd
 from plugins.http_server import MakeServer
 from plugins.readme import parse
-from plugins.servers import MakeNsqd
+from plugins.servers import EmbeddedServer, MakeNsqd, Nsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.records.envelope import decode

@@ -4,8 +4,6 @@ Whatever happens: what was confirmed is consumed and archived, and no message is
 Only what nsqd had in memory goes with it when it is killed.
 """
 
-from __future__ import annotations
-
 import itertools
 import signal
 import threading
@@ -19,10 +17,9 @@ import pytest
 from plugins.archives import messages_of, unfinished
 from plugins.cli import SpawnNsq
 from plugins.clients import OPTIONS
-from plugins.daemons import GoNsqd
 from plugins.examples import slow
 from plugins.network import TO_CLIENT, TO_SERVER, Proxy, ProxyTo
-from plugins.servers import MakeNsqd
+from plugins.servers import GoNsqd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import Consumer, Producer, PublishError

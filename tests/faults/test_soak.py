@@ -11,8 +11,6 @@ second quarter of the time.
 promises nothing for kill -9.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

@@ -11,8 +11,6 @@ and nsqd is a proxy that holds back what is sent after a part of it, so that a k
 the middle of their work, however slow this test or quick the replay is.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import re
@@ -28,11 +26,10 @@ import pytest
 from plugins.archives import BEGIN_NS, assert_each_once, unfinished, write_archive
 from plugins.cli import SpawnNsq
 from plugins.clients import bodies_in
-from plugins.daemons import GoNsqd
 from plugins.examples import slow
 from plugins.network import TO_SERVER, ProxyTo
 from plugins.processes import descendants, is_alive, kill
-from plugins.servers import MakeNsqd
+from plugins.servers import GoNsqd, MakeNsqd
 from plugins.spark import IVY, RunSpark
 from plugins.waiting import patience_s, wait_until
 from pyarrow import Table, parquet
@@ -241,10 +238,7 @@ def command_and_jvm(driver: subprocess.Popen[bytes]) -> list[int]:
     return [driver.pid, *java] if java else []
 
 
-@pytest.mark.parametrize(
-    ("count", "runs", "kills_in_a_run"),
-    [(40_000, 1, 1), slow(400_000, 5, 3)],
-)
+@pytest.mark.parametrize(("count", "runs", "kills_in_a_run"), [(40_000, 1, 1), slow(400_000, 5, 3)])
 def test_killed_again_and_again_nothing_is_lost_and_what_is_doubled_is_said(
     count: int,
     runs: int,

@@ -3,8 +3,6 @@
 The long forms run with ``-m slow``: 1,000 topics, ten kills of 200 topics, two minutes of restarts.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import re
@@ -16,10 +14,9 @@ from pathlib import Path
 import pytest
 from plugins.archives import assert_each_once, ended, killed_again_and_again, messages_of, parts
 from plugins.cli import RunNsq, SpawnNsq
-from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.examples import slow
 from plugins.http_server import MakeScripted
-from plugins.servers import MakeLookupd, MakeNsqd
+from plugins.servers import GoNsqd, GoNsqlookupd, MakeLookupd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.archive import archiver

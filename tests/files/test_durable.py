@@ -1,7 +1,5 @@
 """Replacing a file: whole or not at all, by nobody's link, and nothing is left lying about."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

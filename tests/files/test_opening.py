@@ -1,7 +1,5 @@
 """Opening files in a directory where somebody else put something in the way."""
 
-from __future__ import annotations
-
 import os
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Directories of a process, which go with it or with the next."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

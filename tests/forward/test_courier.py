@@ -1,7 +1,5 @@
 """The courier while a destination is away, and dead letters in a file: on disk before a FIN."""
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

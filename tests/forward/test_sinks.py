@@ -1,7 +1,5 @@
 """Sinks alone: commands that print without end, and answers in an order that is rare."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os

@@ -6,8 +6,6 @@ has no checksum to show it.) ``nsq-archive`` of Spark reads what the archive's o
 tells what that one tells of.
 """
 
-from __future__ import annotations
-
 import gzip
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Each budget against a peer that breaks it: what the command costs then, in time and memory."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import socket
@@ -156,9 +154,6 @@ def affordable(run: Callable[[], Cost], *, timeout_s: float = 1.0) -> Cost:
     raise AssertionError(f"longer than {timeout_s} s and one more: {cost}")
 
 
-# -- nsqd -----------------------------------------------------------------------------------------
-
-
 HEAD = struct.pack(">II", 0x7FFFFFFF, 2)
 BIG = message_frame(b"x" * 2000, "0" * 16, attempts=1, timestamp_ns=1)
 SAME = message_frame(b"x" * 1000, "0" * 16, attempts=1, timestamp_ns=1) * 1000
@@ -180,8 +175,6 @@ def test_what_nsqd_sends_has_a_budget(case: str, serves: Serves, run_measured: R
     assert complaint in cost.err
     assert (cost.status == 1) == ("unasked" in case)
 
-
-# -- HTTP -----------------------------------------------------------------------------------------
 
 OK = b"HTTP/1.1 200 OK\r\n"
 
@@ -227,9 +220,6 @@ def test_http_has_a_budget(cases: list[str], serves: Serves, run_measured: RunMe
     with ThreadPoolExecutor() as pool:  # the slow ones wait together
         for case, said in zip(cases, pool.map(complain, cases), strict=True):
             assert HOSTILE_HTTP[case][1] in said, case
-
-
-# -- thousands of nsqd that accept and say nothing ------------------------------------------------
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@ An answer is a good one with values replaced, left out or doubled at random. The
 found by hand are in `FOUND`.
 """
 
-from __future__ import annotations
-
 import copy
 import socket
 from typing import Any

@@ -3,8 +3,6 @@
 What is answered is that of the Go daemons: tests/conformance.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress

@@ -3,8 +3,6 @@
 What a hostile or broken daemon sends costs a bounded time and memory.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -20,13 +18,7 @@ from plugins.http_server import MakeScripted, Serves, http
 from plugins.servers import MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.errors import (
-    ConnectionFailed,
-    DeadlineExceeded,
-    HTTPError,
-    NsqError,
-    ProtocolError,
-)
+from nsqtools.errors import ConnectionFailed, DeadlineExceeded, HTTPError, NsqError, ProtocolError
 from nsqtools.http.http_api import (
     HTTPAPI,
     HTTPAccess,

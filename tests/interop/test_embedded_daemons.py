@@ -1,7 +1,5 @@
 """The Go programs cannot tell the embedded daemons from the real ones, nor these us."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

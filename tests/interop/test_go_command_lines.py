@@ -3,8 +3,6 @@
 A flag that the Go program has and no command line here has fails, as does one that we do not know.
 """
 
-from __future__ import annotations
-
 import gzip
 import inspect
 import re

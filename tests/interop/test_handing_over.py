@@ -4,19 +4,14 @@ That is data directories, from one nsqd to the other in every order, and archive
 nsq_to_file wrote, torn ones too.
 """
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 
 import pytest
 from plugins.archives import unfinished
 from plugins.cli import RunNsq
-from plugins.daemons import GoNsqd
-from plugins.embedded import EmbeddedServer
-from plugins.http_api import Nsqd
 from plugins.raw_client import subscribed
-from plugins.servers import DataPath, GoProgram, Serve
+from plugins.servers import DataPath, EmbeddedServer, GoNsqd, GoProgram, Nsqd, Serve
 from plugins.waiting import wait_until
 
 pytestmark = pytest.mark.real_nsqd

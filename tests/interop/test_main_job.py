@@ -4,8 +4,6 @@ Every way to connect, with AUTH on top; what comes out is compared, sorted, with
 ``pytest -m slow tests/interop/test_main_job.py`` takes 100 MB.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Messages for one channel: who gets them, as what, how often, and who gets none."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -3,8 +3,6 @@
 in an empty environment of this Python (``-m slow``: of every other that is here and supported).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Archives under test: made to order, and read with other tools than ours."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

@@ -3,8 +3,6 @@
 They have what Python 3.13's strict verification asks for.
 """
 
-from __future__ import annotations
-
 import datetime
 from pathlib import Path
 from typing import NamedTuple

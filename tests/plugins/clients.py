@@ -6,8 +6,6 @@ runs a handler on threads of its own, `in_background` any call. A test that is a
 an event loop of its own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import json

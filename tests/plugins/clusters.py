@@ -4,8 +4,6 @@ cluster       ``cluster.nsqds``, ``cluster.lookupds``; once with the Go daemons,
 valid_json    reads what a command printed and holds it against a schema of nsq schema
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any, NamedTuple

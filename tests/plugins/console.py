@@ -4,8 +4,6 @@ console       a factory: ``console("--nsqd-http-address=127.0.0.1:4151", "--allo
               ``.url``, and ``.get("/ping")`` to ask it
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import re

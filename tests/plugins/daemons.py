@@ -4,8 +4,6 @@ Ports are reserved (`ports`) and read from the log at the first start; a restart
 ones. The log is kept in full for the report of a failed test.
 """
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess

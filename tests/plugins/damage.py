@@ -1,7 +1,5 @@
 """Bytes changed, cut off or put in at random, for whoever reads files that were damaged."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Disks under test: one that is small, so that it can be filled, and what others refuse."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The embedded daemons in the clothes of `daemons.GoNsqd` and `GoNsqlookupd`, for tests of both."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any

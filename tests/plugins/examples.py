@@ -6,8 +6,6 @@
 A test that names a number of its own says ``@settings(max_examples=examples(75))``.
 """
 
-from __future__ import annotations
-
 import os
 from functools import partial
 

@@ -4,8 +4,6 @@ One HTTP server answers as nsqlookupd and as nsqd, and refuses every change with
 server delivers evil messages, refuses each FIN and confirms no publish.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 `Nsqd` and `Nsqlookupd` are what each offers to a test, the Go program and the embedded one.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 from collections.abc import Callable, Mapping

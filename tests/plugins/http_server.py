@@ -8,8 +8,6 @@
 `serves` is for a server that speaks no HTTP, or a bad one; `HttpServer` for one that knows more.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import socketserver

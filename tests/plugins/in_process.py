@@ -5,8 +5,6 @@ they start write there directly), its own environment, and leaves none of its ma
 handlers, logging, the collector's thresholds and the time zone are put back.
 """
 
-from __future__ import annotations
-
 import gc
 import io
 import logging

@@ -8,8 +8,6 @@ kept for later runs; a JVM ignores one that does not fit, and where it fails the
 Trap: what a JVM says about such a file goes to stdout, which Spark's scripts read; hence no log.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

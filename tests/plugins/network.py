@@ -12,8 +12,6 @@ The proxy is an asyncio loop in a thread of its own, and its methods return when
 What ends one side of a connection (end of file, reset) is passed on to the other side.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import socket

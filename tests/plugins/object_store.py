@@ -8,8 +8,6 @@
 The server's listings have pages of `PAGE` names, so that most of them span several.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import subprocess

@@ -5,8 +5,6 @@ test's daemon, and to every outgoing connection. So these are from below the ran
 chooses from, and a locked file for each keeps other workers and other runs away.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import random

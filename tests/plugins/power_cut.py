@@ -18,14 +18,12 @@ What is in the folder at the beginning is durable. Trap: only files are seen tha
 the module `os`, and only its ways to name and sync them.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -71,7 +69,7 @@ class PowerCut:
             self._names[str(path)] = _File(path.read_bytes())
         self._synced_names: Names = dict(self._names)
 
-    def __enter__(self) -> PowerCut:
+    def __enter__(self) -> Self:
         for name in CALLS:
             self._patch.setattr(os, name, self._recording(name, getattr(os, name)))
         return self

@@ -1,7 +1,5 @@
 """The processes below another one, as /proc shows them, and how to kill them."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

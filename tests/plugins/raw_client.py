@@ -9,8 +9,6 @@ with RawPeer(lookupd.tcp_address) as peer:
     assert peer.ask(b"REGISTER clicks archive\\n") == b"OK"
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import ssl

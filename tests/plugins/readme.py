@@ -6,8 +6,6 @@
 A *place* has daemons and a directory of its own, which `Place.fit` puts into the text.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -12,8 +12,6 @@ Where pytest-xdist has several workers (``-n 2``):
   ``turn`` back at once. They all come last: each would have the others wait.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 from collections.abc import Generator, Iterator

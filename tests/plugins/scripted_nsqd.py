@@ -13,8 +13,6 @@ each command with the number of the ``recv`` that completed it. Equal numbers me
 so close together that the kernel joined them: a test cannot tell those apart.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import socket

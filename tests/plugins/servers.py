@@ -8,12 +8,12 @@
     go_program    the path of a Go program: ``go_program("nsq_tail")``
     serve         starts any daemon object, such as ``serve(GoNsqd(directory))``
 
+The classes of these servers can be had from here, too.
+
 Whatever they start is killed when the test ends, and its log is part of the report of a failure. A
 test that uses a Go program is marked ``real_nsqd`` and needs what ``tests/go/build`` builds: else
 it is skipped, and with ``CI=true`` it fails.
 """
-
-from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Iterator

@@ -8,8 +8,6 @@ slow machine: ``NSQTOOLS_TEST_SLOWNESS=5 tests/run``. A bound that is the point 
 "within 50 ms", does not.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time

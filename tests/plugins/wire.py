@@ -1,7 +1,5 @@
 """The bytes of NSQ, built and cut without nsqtools.protocol, which is on trial."""
 
-from __future__ import annotations
-
 import json
 import struct
 from dataclasses import dataclass

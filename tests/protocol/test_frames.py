@@ -1,7 +1,5 @@
 """Frames, however the stream is cut: whole, byte by byte, and by chance; errors; compression."""
 
-from __future__ import annotations
-
 import itertools
 import struct
 import time
@@ -128,8 +126,6 @@ def test_the_bound_holds_for_messages_and_leaves_responses_alone() -> None:
     with pytest.raises(ProtocolError, match=r"above the limit of 40 bytes \(max_msg_size\)"):
         take_all([encode_frame(MESSAGE, large)[:40]], limit)
 
-
-# -- error frames: by the code alone, whatever the text -------------------------------------------
 
 LATE, REFUSED = ("E_FIN_FAILED", "E_REQ_FAILED", "E_TOUCH_FAILED"), "refused"
 NOT_ALLOWED = ("E_AUTH_FAILED", "E_AUTH_ERROR", "E_AUTH_FIRST", "E_UNAUTHORIZED")

@@ -1,7 +1,5 @@
 """Names that nsqd accepts, addresses as users write them, and text of Go and of others."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import unicodedata
@@ -47,9 +45,6 @@ def test_a_name_that_nsqd_refuses_is_an_error_that_shows_it(name: str) -> None:
     assert "1 to 64 characters" in caught.value.hint
     with pytest.raises(ConfigurationError, match="invalid channel name"):
         names.check_channel(name)
-
-
-# -- addresses ------------------------------------------------------------------------------------
 
 
 ADDRESSES = {"localhost": ("localhost", 4150), "localhost:4000": ("localhost", 4000)}
@@ -204,8 +199,6 @@ def test_json_is_gos() -> None:
     assert go_json("lone \udcff") == b'"lone ?"'
 
 
-# -- durations ------------------------------------------------------------------------------------
-
 SECONDS = {"250ms": 0.25, "30s": 30, "5m": 300, "1h30m": 5400, "1.5h": 5400, ".5s": 0.5}
 SECONDS |= {"1h0.5s": 3600.5, "10us": 1e-5, "10µs": 1e-5, "7ns": 7e-9, "-1s": -1, "+2m": 120}
 SECONDS |= {"0": 0, "-0": 0}
@@ -236,9 +229,6 @@ def test_what_is_no_duration_says_how_to_write_one(text: str) -> None:
 @given(st.integers(min_value=0, max_value=10**9).map(lambda us: us / 1e6))
 def test_what_is_written_reads_back(seconds: float) -> None:
     assert parse_duration(format_duration(seconds)) == pytest.approx(seconds, abs=1e-6)
-
-
-# -- text of others -------------------------------------------------------------------------------
 
 
 AS_IT_IS = [b"plain\ttext\n", "café 😀".encode(), "👩\u200d👧".encode()]  # joiners join

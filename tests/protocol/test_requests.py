@@ -1,7 +1,5 @@
 """Commands out of bytes, whole or in any pieces. Refusals are in tests/conformance."""
 
-from __future__ import annotations
-
 import struct
 from contextlib import suppress
 from itertools import pairwise
@@ -74,9 +72,6 @@ def test_bodies_are_read_in_any_pieces(bodies: list[bytes], rest: bytes, cuts: l
     assert not needless
     assert reader.bodies == bodies
     assert (buffer[position:] + data[end:]) == rest
-
-
-# -- what an nsqd says to nsqlookupd ---------------------------------------------------------------
 
 
 INFO = PeerInfo("nsqd.example", hostname="nsqd", http_port=1, tcp_port=2, version="1.3.0")

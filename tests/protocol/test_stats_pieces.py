@@ -1,7 +1,5 @@
 """/stats is encoded in small pieces, which together are the document, and read back."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import fields, replace

@@ -1,7 +1,5 @@
 """Publishing to real nsqd: every record has its outcome, and what is confirmed is there."""
 
-from __future__ import annotations
-
 import os
 import threading
 from dataclasses import replace
@@ -14,10 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from plugins.clients import InBackground, bodies_in
-from plugins.daemons import GoNsqd
 from plugins.network import ProxyTo
 from plugins.power_cut import PowerCut
-from plugins.servers import MakeNsqd
+from plugins.servers import GoNsqd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions, ConfigurationError, ConnectionLost, ServerError

@@ -1,7 +1,5 @@
 """The envelope: exact form, nothing lost on the way there and back, strict when read."""
 
-from __future__ import annotations
-
 import itertools
 import json
 

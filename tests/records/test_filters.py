@@ -1,7 +1,5 @@
 """Filters: grep on bytes, sampling, jq's programs over bodies with every digit of a number kept."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

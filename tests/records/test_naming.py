@@ -1,7 +1,5 @@
 """Names of archive files: tokens, revisions, and what is refused."""
 
-from __future__ import annotations
-
 from datetime import datetime
 
 import pytest

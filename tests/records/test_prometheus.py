@@ -1,7 +1,5 @@
 """Prometheus' text format: what its parser reads back is what was given."""
 
-from __future__ import annotations
-
 from nsqtools.records.prometheus import Metric, encode_metrics
 
 

@@ -1,7 +1,5 @@
 """Templates: every field and form, escapes, and what is refused before anything runs."""
 
-from __future__ import annotations
-
 import json
 from urllib.parse import unquote_to_bytes
 

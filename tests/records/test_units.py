@@ -1,7 +1,5 @@
 """Sizes, times and spans: the forms people write, and the message for what they may not."""
 
-from __future__ import annotations
-
 import pytest
 
 from nsqtools.records.units import NS, parse_size, parse_span, parse_time, unescape

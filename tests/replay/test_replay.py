@@ -1,7 +1,5 @@
 """The merge of archives by time, and the checkpoint."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Flags in Go's syntax, the TOML file, and how the daemon in front starts and ends."""
 
-from __future__ import annotations
-
 import re
 import signal
 import socket

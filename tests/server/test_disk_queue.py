@@ -1,7 +1,5 @@
 """The files of a disk queue: formats, rolling, syncing, and what is found after a crash."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """--durable in one process: what is confirmed, what a kill leaves, what is dropped on purpose."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -22,9 +20,8 @@ from unittest.mock import Mock
 import pytest
 from plugins.cli import RunNsq, SpawnNsq
 from plugins.disks import full
-from plugins.embedded import EmbeddedServer
 from plugins.raw_client import TIMEOUT_S, RawClient, mpub, sized, subscribed
-from plugins.servers import Serve
+from plugins.servers import EmbeddedServer, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.errors import ConfigurationError
@@ -48,9 +45,6 @@ def killed(nsqd: EmbeddedServer) -> EmbeddedServer:
     nsqd.kill()
     nsqd.start()
     return nsqd
-
-
-# a kill
 
 
 @pytest.mark.parametrize("how", ["empty the channel", "delete the channel", "delete the topic"])
@@ -274,9 +268,6 @@ def test_what_is_given_back_goes_behind_what_waits(nsqd: EmbeddedServer) -> None
     wait_until(lambda: nsqd.depth("t", "ch") == 0, what="all are finished")
 
 
-# a disk that fails
-
-
 def failing(code: int, text: str) -> Callable[..., object]:
     """What raises as SQLite does."""
     error = sqlite3.OperationalError(text)
@@ -411,9 +402,6 @@ def test_the_deferred_come_in_time(nsqd: EmbeddedServer, monkeypatch: pytest.Mon
         time.sleep(0.1)  # its time comes, and passes
         is_second_due.set()
         wait_until(lambda: nsqd.channel_stats("t", "ch")["deferred_count"] == 0, what="both due")
-
-
-# answers
 
 
 @pytest.mark.parametrize("count", [500, 2000])

@@ -1,7 +1,5 @@
 """The embedded nsqd as a library: its life, its data, and what a failed start leaves behind."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Sequence
@@ -10,10 +8,9 @@ from pathlib import Path
 
 import pytest
 from plugins.clients import run_program
-from plugins.embedded import EmbeddedServer
 from plugins.ports import ReservedPort
 from plugins.raw_client import RawClient, sized
-from plugins.servers import AnyNsqd, Serve
+from plugins.servers import AnyNsqd, EmbeddedServer, Serve
 from plugins.waiting import wait_until
 
 from nsqtools.server import EmbeddedNsqd

@@ -1,7 +1,5 @@
 """Where daemons listen, who may call their HTTP API, connections that stay, and /metrics."""
 
-from __future__ import annotations
-
 import io
 import re
 import socket
@@ -36,9 +34,6 @@ def publish(body: bytes) -> bytes:
     return head % len(body) + body
 
 
-# where it listens
-
-
 def test_a_name_may_have_an_address_of_ipv6_only(monkeypatch: pytest.MonkeyPatch) -> None:
     look_up = socket.getaddrinfo
     monkeypatch.setattr(
@@ -70,9 +65,6 @@ def test_an_address_beyond_all_bounds_is_refused_and_of_all_interfaces_known(add
         listen(address)
     assert all(map(is_open_to_all, (":4150", "0.0.0.0:4150", "[::]:4150")))
     assert not any(map(is_open_to_all, ("127.0.0.1:4150", "[::1]:4150", "/run/nsqd.sock")))
-
-
-# who may call
 
 
 OWN = {"host": "localhost:4151"}
@@ -123,9 +115,6 @@ def test_a_page_of_another_site_can_neither_publish_nor_configure_and_nobody_non
     assert statuses == [200, *[403] * 5]
 
 
-# publishing
-
-
 def test_requests_may_come_in_pieces_and_who_reads_late_gets_all_answers_in_order() -> None:
     with EmbeddedNsqd() as nsqd, subscribed(nsqd.tcp_address, "t", "ch", ready=100) as client:
         data = b"".join(publish(b"%d" % number) for number in range(20))
@@ -143,9 +132,6 @@ def test_requests_may_come_in_pieces_and_who_reads_late_gets_all_answers_in_orde
         answer = client.socket.makefile("rb").read()
     assert re.findall(rb"plain; (version|charset)", answer) == [b"version", b"charset"] * 500
     assert len(answer) > 1 << 20
-
-
-# metrics
 
 
 def metric(page: str, sample: str) -> float:
@@ -185,9 +171,6 @@ def test_metrics_show_queues_clients_disk_stalls_and_what_nsqlookupd_has() -> No
         page = ask(lookupd.http_address, "GET", "/metrics").text
     for name in ("topics", "channels", "producers", 'topic_producers{topic="t"}'):
         assert metric(page, f"nsqlookupd_{name}") == 1
-
-
-# clients that take their time
 
 
 BEGUN = (

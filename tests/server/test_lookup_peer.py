@@ -1,7 +1,5 @@
 """The embedded nsqlookupd as a library, and the connection of an nsqd to one."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json
@@ -148,9 +146,6 @@ def test_a_new_topic_has_the_channels_of_the_other_nsqlookupd(
     assert (channel["channel_name"], channel["depth"]) == ("archive", 1)
     nsqd.stop()
     assert "ERROR: LOOKUPD(a..b:4160): " in nsqd.log
-
-
-# what an nsqlookupd refuses, and survives
 
 
 def test_a_port_in_use_is_named_and_the_other_is_free_again(lookupd: EmbeddedLookupServer) -> None:

@@ -1,7 +1,5 @@
 """The loop of a daemon measures its turns, and shares them among those that are busy."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """The queues without a network: ids, messages, in flight, deferred, memory before disk."""
 
-from __future__ import annotations
-
 import tracemalloc
 from itertools import count
 from pathlib import Path
@@ -73,9 +71,6 @@ def test_attempts_survive_the_disk_and_wrap_at_16_bits(body: bytes, made: int) -
     [requeued] = again([queued])
     assert attempts_of(to_record(requeued)) == (made + 1) % 65536
     assert requeued[:16] + requeued[18:] == message[:16] + message[18:]
-
-
-# in flight
 
 
 def held_ids(*names: str) -> list[bytes]:
@@ -151,9 +146,6 @@ def test_what_is_due_is_taken_in_order_and_a_get_is_bounded_by_bytes() -> None:
     assert bodies(backlog.get(9, 1)) == [b"z"]
 
 
-# backlog
-
-
 def disk_queue(path: Path, *, max_bytes_per_file: int = 1000, max_msg_size: int = 100) -> DiskQueue:
     limits = {"max_bytes_per_file": max_bytes_per_file, "max_msg_size": max_msg_size}
     return DiskQueue("t", path, **limits, sync_every=2500, log=DaemonLog(None, ""))
@@ -214,8 +206,6 @@ def test_closing_takes_little_memory_besides_what_waits(tmp_path: Path) -> None:
     assert peak < 8 << 20
     assert sum(path.stat().st_size for path in tmp_path.glob("*.0*.dat")) > 30_000_000
 
-
-# latency
 
 S = 1_000_000_000
 

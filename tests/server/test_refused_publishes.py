@@ -1,7 +1,5 @@
 """What the embedded nsqd refused is nowhere, after a kill too: the publisher may send it again."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess
@@ -11,9 +9,8 @@ from pathlib import Path
 import pytest
 from plugins.daemons import EmbeddedNsqdProcess
 from plugins.disks import fill
-from plugins.embedded import EmbeddedServer
 from plugins.raw_client import RawClient, mpub, sized, subscribed
-from plugins.servers import Serve
+from plugins.servers import EmbeddedServer, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.errors import ConfigurationError

@@ -1,15 +1,12 @@
 """What goes to statsd, which the Go nsqd sends, too: keys, differences, whole lines."""
 
-from __future__ import annotations
-
 import re
 import socket
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from plugins.embedded import EmbeddedServer
-from plugins.servers import AnyNsqd, Serve
+from plugins.servers import AnyNsqd, EmbeddedServer, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.protocol.stats import read_stats

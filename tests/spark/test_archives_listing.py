@@ -1,7 +1,5 @@
 """Which files there are, in a bucket and in directories, while they come, move and go."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import threading

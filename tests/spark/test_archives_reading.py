@@ -1,7 +1,5 @@
 """Archives into columns: every body, every kind of file, and every damage, without Spark."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A stream over an archive that is being written, without Spark: everything once, in any order."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

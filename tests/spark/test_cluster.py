@@ -6,8 +6,6 @@ bucket. With a bucket, with little memory, and while executors are killed they r
 they need the jars for object stores and Delta, 690 MB, or minutes.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

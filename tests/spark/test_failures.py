@@ -1,7 +1,5 @@
 """What Spark raises, as the one line that a user gets."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

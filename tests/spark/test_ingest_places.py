@@ -1,7 +1,5 @@
 """Output and checkpoint belong together, and nothing else is written to."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from functools import partial

@@ -1,7 +1,5 @@
 """Which Java is taken, of made-up ones that answer as real ones do."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

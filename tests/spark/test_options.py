@@ -1,7 +1,5 @@
 """The options of sources and sinks: those of the page, with the meanings of the command line."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping

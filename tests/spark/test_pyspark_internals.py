@@ -1,7 +1,5 @@
 """What `pyspark_internals` relies on, by name: the first to fail with another PySpark."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import re

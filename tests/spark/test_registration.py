@@ -3,8 +3,6 @@
 The last is slow, because it installs one: 450 MB. Managed platforms have such a PySpark.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What a replay with a ledger keeps of its first run, and what it refuses in the next."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

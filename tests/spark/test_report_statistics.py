@@ -1,7 +1,5 @@
 """Figures and gaps against the plain way to count them, on random messages."""
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from itertools import pairwise

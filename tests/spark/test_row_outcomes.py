@@ -1,7 +1,5 @@
 """The outcome of rows: counts, dead letters in a directory and in a bucket, and the ledger."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A session starts quietly, does something, and leaves nothing behind."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import os

@@ -1,7 +1,5 @@
 """``df.write.format("nsq")`` in a real session: rows become messages, and errors one clear line."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,10 +7,8 @@ from pathlib import Path
 import pytest
 from plugins.certificates import Certificates
 from plugins.clients import bodies_in
-from plugins.daemons import GoNsqd
-from plugins.http_api import Nsqd
 from plugins.http_server import AuthServer
-from plugins.servers import MakeLookupd, MakeNsqd
+from plugins.servers import GoNsqd, MakeLookupd, MakeNsqd, Nsqd
 from plugins.spark import DataFrame, SparkSession, StreamingQuery
 from plugins.waiting import patience_s, wait_until
 

@@ -1,7 +1,5 @@
 """The publishing of one partition, without Spark: outcomes, dead letters, ledger, and its ends."""
 
-from __future__ import annotations
-
 import json
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -15,11 +13,10 @@ import pytest
 from plugins.archives import dead_letters, dead_rows, write_archive
 from plugins.cli import RunNsq
 from plugins.clients import bodies_in
-from plugins.embedded import EmbeddedServer
 from plugins.network import ProxyTo
 from plugins.object_store import Bucket
 from plugins.scripted_nsqd import Connection, ScriptedNsqd
-from plugins.servers import DataPath, MakeNsqd, Serve
+from plugins.servers import DataPath, EmbeddedServer, MakeNsqd, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions

@@ -1,7 +1,5 @@
 """``format("nsq-archive")`` in Spark itself; what it decides is tested as plain objects."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime
 from pathlib import Path

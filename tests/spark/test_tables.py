@@ -1,7 +1,5 @@
 """``nsq spark`` compacts, ingests and reads tables; of Delta with delta-rs alone, without a jar."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

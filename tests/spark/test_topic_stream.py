@@ -1,7 +1,5 @@
 """A live topic through its spool: what is spooled, read, removed and taken over; then in Spark."""
 
-from __future__ import annotations
-
 import pickle
 import shutil
 import threading

@@ -1,7 +1,5 @@
 """Tail against a real nsqd: what is written is finished, what is not written comes again."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -160,9 +158,6 @@ def test_stopping_finishes_what_is_being_written_and_requeues_the_rest(
     count = len(b"".join(written).splitlines())
     assert 0 < count < 5000
     wait_until(lambda: nsqd.depth("clicks", "c") == 5000 - count, what="the rest", timeout_s=3)
-
-
-# -- when a stream ends by itself ------------------------------------------------------------------
 
 
 def test_a_stream_ends_by_count_silence_or_time_whichever_comes_first() -> None:

@@ -1,7 +1,5 @@
 """What users' own tests get: fakes that behave as real ones do, and fixtures."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The stream over a real socket: blocking and not, with every failure mapped once."""
 
-from __future__ import annotations
-
 import select
 import socket
 import ssl

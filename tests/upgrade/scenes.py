@@ -13,8 +13,6 @@ What an upload to S3 leaves is in the store, and is not kept: a store's own iden
 cannot be restored. `tests/faults/test_archivers.py` has it for the present version.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

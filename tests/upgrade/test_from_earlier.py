@@ -3,8 +3,6 @@
 `scenes.py` says what each of the directories in ``left_by_0_1`` and so on is.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -15,10 +13,8 @@ from pathlib import Path
 
 import pytest
 from plugins.archives import finished_files, lines_of, messages_of, to_file, unfinished
-from plugins.cli import RunNsq
-from plugins.embedded import EmbeddedServer
-from plugins.in_process import Result
-from plugins.servers import Serve
+from plugins.cli import Result, RunNsq
+from plugins.servers import EmbeddedServer, Serve
 from plugins.spark import RunSpark, SparkSession
 from plugins.waiting import wait_until
 from upgrade.scenes import (

@@ -7,8 +7,6 @@ That is public names, parameters, commands and options. What a version has is wr
 to ``left_by_0_2/interface.json``. `SIGNATURES` runs in its Python.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Who may ask the console for what, on a running one."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import http.client

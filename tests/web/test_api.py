@@ -1,7 +1,5 @@
 """nsqadmin's API beside the real nsqadmin 1.3.0, on the same Go cluster, field by field."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

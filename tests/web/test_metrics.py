@@ -1,7 +1,5 @@
 """/metrics of the whole cluster, its dashboard and alerts, and what is shown of who is gone."""
 
-from __future__ import annotations
-
 import html
 import json
 import re
@@ -14,9 +12,8 @@ from plugins.cli import RunNsq
 from plugins.clients import Consume, take
 from plugins.clusters import RunningCluster
 from plugins.console import MakeConsole, ask
-from plugins.daemons import GoNsqlookupd
 from plugins.hostile_cluster import HostileCluster
-from plugins.servers import MakeNsqd
+from plugins.servers import GoNsqlookupd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -123,8 +120,6 @@ def test_the_names_of_a_hostile_cluster_stay_in_their_labels(
     assert "\x1b" not in running.log
     assert "Traceback" not in running.log
 
-
-# -- an nsqd and an nsqlookupd that are gone ------------------------------------------------------
 
 WAIT_S = sampling.COUNTED_S + 20
 

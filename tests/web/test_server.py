@@ -1,7 +1,5 @@
 """What the console sends and holds: its socket, its streams, and a large cluster."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json
@@ -27,8 +25,7 @@ from urllib.parse import urlsplit
 import pytest
 from plugins.cli import RunNsq
 from plugins.console import Console, MakeConsole, ask
-from plugins.http_api import Nsqd
-from plugins.servers import AnyNsqd, MakeNsqd
+from plugins.servers import AnyNsqd, MakeNsqd, Nsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.server.http_server import IdleConnections

@@ -1,7 +1,5 @@
 """The watcher: samples for all who look, consumers for who asks, and no waiting for the dead."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket
@@ -13,8 +11,7 @@ from pathlib import Path
 
 import pytest
 from plugins.clients import InBackground
-from plugins.http_api import Nsqd
-from plugins.servers import AnyNsqd
+from plugins.servers import AnyNsqd, Nsqd
 from plugins.waiting import patience_s, wait_for_threads, wait_until
 
 from nsqtools.client.options import ClientOptions

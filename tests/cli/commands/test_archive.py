@@ -1,7 +1,5 @@
 """``nsq archive``: verify, repair, cat and info, on good files and on damaged ones."""
 
-from __future__ import annotations
-
 import json
 import resource
 import zlib
@@ -68,9 +66,6 @@ def test_a_column_of_another_type_is_damage_in_parquet_of_others(
 
         assert [cat.status, compacted.status] == statuses, (values, compacted.err)
         assert (f"cannot read {file}: " in compacted.err) is (values is not good)
-
-
-# archives that somebody else made
 
 
 def test_problems_of_a_file_and_a_member_that_unpacks_to_a_gigabyte_take_bounded_memory(

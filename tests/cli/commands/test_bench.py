@@ -1,7 +1,5 @@
 """``nsq bench`` as a process: right counts, nothing left behind, and ends that say why."""
 
-from __future__ import annotations
-
 import re
 import signal
 from collections.abc import Callable
@@ -11,10 +9,8 @@ import pytest
 from plugins.certificates import Certificates
 from plugins.cli import RunNsq, SpawnNsq, TerminalNsq
 from plugins.clusters import RunningCluster, ValidJson
-from plugins.daemons import GoNsqd
-from plugins.http_api import Nsqd
 from plugins.processes import descendants, is_alive
-from plugins.servers import AnyNsqd, MakeNsqd
+from plugins.servers import AnyNsqd, GoNsqd, MakeNsqd, Nsqd
 from plugins.waiting import patience_s, wait_until
 
 A_MOMENT = f"--for={patience_s(0.4):g}s"  # in which some are published on a busy machine

@@ -1,7 +1,5 @@
 """``nsq check`` on real daemons: faults that were made on purpose, and a cluster without any."""
 
-from __future__ import annotations
-
 import json
 import socket
 import tarfile
@@ -17,9 +15,8 @@ from plugins.cli import RunNsq
 from plugins.clients import InBackground
 from plugins.clusters import RunningCluster, ValidJson
 from plugins.embedded import EmbeddedLookupServer
-from plugins.http_api import Nsqd
 from plugins.raw_client import RawClient, RawPeer
-from plugins.servers import AnyNsqd, Serve
+from plugins.servers import AnyNsqd, Nsqd, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.cluster.check import without_secrets

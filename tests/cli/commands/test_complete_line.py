@@ -6,8 +6,6 @@ that value. The ``nsq`` on their PATH asks daemons for as long as a test waits, 
 which is over on a busy machine before anything is imported.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """``nsq demo``: what the first command of the README runs."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

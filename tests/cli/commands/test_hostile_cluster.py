@@ -1,7 +1,5 @@
 """No command lets a hostile cluster steer the terminal, or begin a line of its own."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

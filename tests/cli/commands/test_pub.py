@@ -1,7 +1,5 @@
 """``nsq pub`` as a process: pipelines, counts, exit statuses, and what it refuses."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -10,11 +8,8 @@ from pathlib import Path
 
 import pytest
 from plugins.cli import NsqProcess, RunNsq, SpawnNsq
-from plugins.daemons import GoNsqd
-from plugins.embedded import EmbeddedServer
-from plugins.http_api import Nsqd
 from plugins.http_server import AuthServer
-from plugins.servers import MakeNsqd, Serve
+from plugins.servers import EmbeddedServer, GoNsqd, MakeNsqd, Nsqd, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.errors import ConfigurationError
@@ -113,9 +108,7 @@ def test_a_checkpoint_continues_where_an_interrupted_run_stopped(
     assert Counter(bodies) == Counter([b"a%d" % n for n in range(30_000)] + [b"b0", b"b1"])
 
 
-def test_a_checkpoint_moves_on_to_the_first_record_that_is_unsent(
-    tmp_path: Path,
-) -> None:
+def test_a_checkpoint_moves_on_to_the_first_record_that_is_unsent(tmp_path: Path) -> None:
     """Below a rate a run that a time limit ends may come to the end of no batch."""
     path, done = tmp_path / "log", tmp_path / "done"
     path.write_bytes(b"1\r\n22\r\n333\r\n")

@@ -1,7 +1,5 @@
 """``nsq queue``: data directories of both nsqd, running and dead, read and left as they are."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -15,12 +13,9 @@ from unittest.mock import Mock
 import pytest
 from plugins.certificates import Certificates
 from plugins.cli import RunNsq
-from plugins.daemons import GoNsqd
 from plugins.damage import state_of
-from plugins.embedded import EmbeddedServer
-from plugins.http_api import Nsqd
 from plugins.raw_client import RawClient
-from plugins.servers import AnyNsqd, Serve
+from plugins.servers import AnyNsqd, EmbeddedServer, GoNsqd, Nsqd, Serve
 from plugins.waiting import wait_until
 
 from nsqtools.server import stored_queues

@@ -1,7 +1,5 @@
 """``nsq replay``: what was archived comes back, selected, paced, and not twice."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

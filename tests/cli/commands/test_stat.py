@@ -1,7 +1,5 @@
 """``nsq stat`` as a process: the forms of its output, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -9,8 +7,7 @@ import pytest
 from plugins.certificates import Certificates
 from plugins.cli import RunNsq, SpawnNsq
 from plugins.clusters import ValidJson
-from plugins.http_api import Nsqd
-from plugins.servers import AnyNsqd
+from plugins.servers import AnyNsqd, Nsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.consumer import Consumer

@@ -1,7 +1,5 @@
 """``nsq tail`` as a process: what it prints, how it ends, and what it refuses."""
 
-from __future__ import annotations
-
 import fcntl
 import re
 import signal
@@ -16,9 +14,8 @@ from typing import Any
 import pytest
 from plugins.cli import RunNsq, SpawnNsq, TerminalNsq
 from plugins.clusters import RunningCluster
-from plugins.daemons import GoNsqd, GoNsqlookupd
 from plugins.http_server import MakeScripted
-from plugins.servers import MakeNsqd
+from plugins.servers import GoNsqd, GoNsqlookupd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.cli.running import consuming

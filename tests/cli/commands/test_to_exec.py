@@ -1,7 +1,5 @@
 """``nsq to-exec`` with real commands: what they are given, and what follows from how they end."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -16,12 +14,10 @@ from typing import Any
 
 import pytest
 from plugins.archives import unfinished
-from plugins.cli import RunNsq, SpawnNsq
-from plugins.http_api import Nsqd
-from plugins.in_process import Result
+from plugins.cli import Result, RunNsq, SpawnNsq
 from plugins.processes import is_alive
 from plugins.screens import NsqOnAScreen
-from plugins.servers import AnyNsqd
+from plugins.servers import AnyNsqd, Nsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.cli.running import consuming

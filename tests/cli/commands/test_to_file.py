@@ -3,8 +3,6 @@
 The real command runs against the real nsqd.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -33,11 +31,8 @@ from plugins.archives import (
     wait_until_archived,
 )
 from plugins.archives import to_file as arguments
-from plugins.cli import NsqProcess, RunNsq, SpawnNsq
-from plugins.daemons import GoNsqd, GoNsqlookupd
-from plugins.http_api import Nsqd
-from plugins.in_process import Result
-from plugins.servers import AnyNsqd, MakeNsqd
+from plugins.cli import NsqProcess, Result, RunNsq, SpawnNsq
+from plugins.servers import AnyNsqd, GoNsqd, GoNsqlookupd, MakeNsqd, Nsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions, Consumer
@@ -94,9 +89,6 @@ def wait_for_stderr(process: NsqProcess, text: str) -> str:
     return next(line for line in lines if text in line)
 
 
-# -- what is written ----------------------------------------------------------------------------
-
-
 def test_a_file_in_progress_is_hidden_readable_up_to_its_last_flush_and_of_one_process(
     to_file: ToFile,
 ) -> None:
@@ -126,9 +118,6 @@ def test_a_raw_file_is_rotated_by_its_size_and_cannot_tell_bodies_apart(to_file:
     assert f"3001 messages, 18008 bytes, {len(full) + 1} files finished" in result.err
 
 
-# -- what others learn --------------------------------------------------------------------------
-
-
 def test_a_supervisor_sees_that_it_is_ready_well_and_stopping(
     to_file: ToFile, tmp_path: Path
 ) -> None:
@@ -152,9 +141,6 @@ def test_a_supervisor_sees_that_it_is_ready_well_and_stopping(
         wait_until(lambda: count in metrics.read_text(), what="the count in the file", timeout_s=20)
         ended(process)
         assert systemd.recv(100) == b"STOPPING=1"
-
-
-# -- faults of nsq_to_file ----------------------------------------------------------------------
 
 
 def test_a_message_has_come_before_it_is_flushed(

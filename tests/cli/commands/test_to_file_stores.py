@@ -1,7 +1,5 @@
 """``nsq to-file --upload`` and ``--store``: what is stored, what lands in a table, what fails."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
@@ -27,9 +25,8 @@ from plugins.archives import (
     write_archive,
 )
 from plugins.cli import RunNsq, SpawnNsq
-from plugins.daemons import GoNsqd
 from plugins.object_store import Bucket
-from plugins.servers import MakeNsqd
+from plugins.servers import GoNsqd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.archive.body_columns import json_schema

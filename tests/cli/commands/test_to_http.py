@@ -1,7 +1,5 @@
 """``nsq to-http`` to real HTTP servers: what arrives, and what follows from each answer."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac
@@ -17,12 +15,10 @@ from pathlib import Path
 import pytest
 from plugins.archives import unfinished
 from plugins.certificates import Certificates
-from plugins.cli import RunNsq, SpawnNsq
-from plugins.http_api import Nsqd
+from plugins.cli import Result, RunNsq, SpawnNsq
 from plugins.http_server import MakeServer, Request, Serves
-from plugins.in_process import Result
 from plugins.ports import ReservedPort
-from plugins.servers import AnyNsqd
+from plugins.servers import AnyNsqd, Nsqd
 from plugins.waiting import patience_s, wait_until
 
 TOPIC, CHANNEL = "clicks", "hook"

@@ -1,7 +1,5 @@
 """``nsq to-nsq`` between two real nsqd: what arrives, what stays, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
@@ -17,11 +15,9 @@ from plugins.archives import unfinished
 from plugins.certificates import Certificates
 from plugins.cli import RunNsq, SpawnNsq
 from plugins.clients import bodies_in
-from plugins.daemons import GoNsqd, GoNsqlookupd
-from plugins.http_api import Nsqd
 from plugins.http_server import AuthServer
 from plugins.ports import ReservedPort
-from plugins.servers import AnyNsqd, MakeNsqd
+from plugins.servers import AnyNsqd, GoNsqd, GoNsqlookupd, MakeNsqd, Nsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.forward import courier
@@ -241,9 +237,6 @@ def test_counts_are_served_and_written(
     wait_until(lambda: served("/health")[0] == 503, what="ill health")
     process.end(signal.SIGTERM)
     assert line in metrics.read_text()
-
-
-# -- loops --------------------------------------------------------------------------------------
 
 
 def test_two_mirrors_do_not_feed_each_other(

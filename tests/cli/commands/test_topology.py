@@ -1,7 +1,5 @@
 """``nsq topology``, ``nodes`` and ``drain`` on real daemons."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -12,10 +10,8 @@ import pexpect
 import pytest
 from plugins.cli import RunNsq, TerminalNsq
 from plugins.clusters import RunningCluster
-from plugins.daemons import GoNsqlookupd
-from plugins.http_api import Nsqd
 from plugins.raw_client import RawClient
-from plugins.servers import MakeNsqd
+from plugins.servers import GoNsqlookupd, MakeNsqd, Nsqd
 from plugins.waiting import wait_until
 
 from nsqtools.cli.commands import topology

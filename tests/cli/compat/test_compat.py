@@ -1,7 +1,5 @@
 """``nsq compat``: links, explanations, and what is refused before anything runs."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The connection options: which of several origins holds, and what cannot work."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The options of ``nsq spark`` commands, and what is shown while Spark works."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

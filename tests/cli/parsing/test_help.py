@@ -1,7 +1,5 @@
 """Help: that of nsq and of each command, from one layout, within 100 columns; and suggestions."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

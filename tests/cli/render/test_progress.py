@@ -1,7 +1,5 @@
 """Progress: a line on a terminal's stderr, at most ten times a second, gone at the end."""
 
-from __future__ import annotations
-
 import io
 import logging
 

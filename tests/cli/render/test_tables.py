@@ -3,8 +3,6 @@
 What the tables of a wide terminal show is in tests/cli/transcripts.
 """
 
-from __future__ import annotations
-
 import re
 from itertools import product
 

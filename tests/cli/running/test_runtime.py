@@ -3,8 +3,6 @@
 And logs: to stderr alone, as text or JSON lines, as much as -q and -v say.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import logging
@@ -192,9 +190,6 @@ def test_more_than_the_pipe_holds_is_written_whole_until_the_reader_goes(blockin
     with pytest.raises(ReaderGone):
         write_whole(writer, b"x")
     os.close(writer)
-
-
-# -- logs -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture

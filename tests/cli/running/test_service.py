@@ -1,7 +1,5 @@
 """/metrics, /health and the notifications of systemd, over real sockets."""
 
-from __future__ import annotations
-
 import http.client
 import os
 import select

@@ -1,7 +1,5 @@
 """What a terminal is told while it waits: a topic that grows is found within seconds, and named."""
 
-from __future__ import annotations
-
 import io
 import threading
 from types import SimpleNamespace
@@ -10,9 +8,8 @@ from typing import Any
 import pytest
 from plugins.cli import TerminalNsq
 from plugins.clusters import RunningCluster
-from plugins.daemons import GoNsqd
 from plugins.embedded import EmbeddedLookupServer
-from plugins.servers import Serve
+from plugins.servers import GoNsqd, Serve
 from plugins.waiting import wait_until
 
 from nsqtools.cli.running import consuming

@@ -1,7 +1,5 @@
 """``nsq top`` on a terminal: what its screens show of an nsqd, what keys do, and how it ends."""
 
-from __future__ import annotations
-
 import signal
 import termios
 from collections.abc import Callable
@@ -10,9 +8,8 @@ from pathlib import Path
 import pexpect
 import pytest
 from plugins.cli import NSQ, RunNsq, end_terminal
-from plugins.http_api import Nsqd
 from plugins.screens import NsqOnAScreen, TerminalScreen
-from plugins.servers import AnyNsqd, MakeNsqd
+from plugins.servers import AnyNsqd, MakeNsqd, Nsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.consumer import Consumer

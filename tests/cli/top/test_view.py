@@ -1,7 +1,5 @@
 """What keys do to the list of ``nsq top``, and the text that it becomes: without textual."""
 
-from __future__ import annotations
-
 import pytest
 from plugins.hostile_cluster import EVIL
 from rich.cells import cell_len

@@ -1,7 +1,5 @@
 """Everything that can be done to a cluster, done with a browser to a Go nsqd."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack

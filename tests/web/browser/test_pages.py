@@ -3,8 +3,6 @@
 And on a hostile one.
 """
 
-from __future__ import annotations
-
 import re
 import threading
 import time
@@ -304,8 +302,6 @@ def test_a_page_of_what_is_not_there_says_so(site: Site, open_page: OpenPage) ->
     assert all("404" in complaint for complaint in tab.complaints)
     tab.complaints.clear()
 
-
-# -- whatever a hostile cluster says stays text: in names, addresses, ids, versions and errors --
 
 HOSTILE_PAGES = ("/", "/topics/clicks", "/topics/clicks/archive", "/consumers", "/nodes", "/lookup")
 HOSTILE_PAGES += ("/act?action=delete&topic=clicks",)

@@ -1,7 +1,5 @@
 """What the pages decide without asking anybody: order, problems, figures, layout of bodies."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
