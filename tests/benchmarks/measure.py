@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks import bare_loop
 from benchmarks.contestants import Contestant, Job
 from benchmarks.raw import Row
-from plugins.http_api import Nsqd
+from plugins.daemons import Nsqd
 from plugins.waiting import wait_until
 
 POLL_S = 0.01

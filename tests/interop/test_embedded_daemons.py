@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 from plugins.archives import unfinished
 from plugins.certificates import Certificates
-from plugins.daemons import Daemon, GoNsqd, GoNsqlookupd
-from plugins.embedded import EmbeddedLookupServer, EmbeddedServer
-from plugins.http_api import Nsqd, Nsqlookupd
-from plugins.servers import AnyNsqd, DataPath, GoProgram, MakeLookupd, Serve
+from plugins.daemons import Daemon, EmbeddedLookupServer, GoNsqlookupd, Nsqd, Nsqlookupd
+from plugins.servers import AnyNsqd, DataPath, EmbeddedServer, GoNsqd, GoProgram, MakeLookupd, Serve
 from plugins.waiting import patience_s, wait_until
 
 TIMEOUT_S = patience_s(30.0)

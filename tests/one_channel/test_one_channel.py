@@ -18,9 +18,7 @@ from plugins.archives import BEGIN_NS, write_archive
 from plugins.certificates import Certificates
 from plugins.cli import RunNsq, SpawnNsq
 from plugins.clusters import ValidJson
-from plugins.daemons import GoNsqd, GoNsqlookupd
-from plugins.embedded import EmbeddedServer
-from plugins.http_api import Nsqd, Running
+from plugins.daemons import EmbeddedServer, GoNsqd, GoNsqlookupd, Nsqd, Running
 from plugins.http_server import AuthServer
 from plugins.raw_client import RawClient
 from plugins.servers import DataPath, GoProgram, MakeNsqd, Serve

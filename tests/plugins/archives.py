@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plugins.http_api import Nsqd
+from plugins.daemons import Nsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.archive.finding import find_archives

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from plugins.http_api import Nsqd
+from plugins.daemons import Nsqd
 from plugins.scripted_nsqd import Connection, ScriptedNsqd
 from plugins.waiting import patience_s
 

@@ -20,8 +20,8 @@ import pexpect
 import pytest
 from plugins.cli import NSQ, RunNsq, end_terminal
 from plugins.clusters import RunningCluster
+from plugins.daemons import Nsqd
 from plugins.hostile_cluster import HostileCluster
-from plugins.http_api import Nsqd
 from plugins.waiting import patience_s
 
 from nsqtools.cli.commands import complete_line

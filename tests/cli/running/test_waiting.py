@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from plugins.cli import TerminalNsq
 from plugins.clusters import RunningCluster
-from plugins.embedded import EmbeddedLookupServer
+from plugins.daemons import EmbeddedLookupServer
 from plugins.servers import GoNsqd, Serve
 from plugins.waiting import wait_until
 
