@@ -109,9 +109,8 @@ def run_nsq(nsq_env: dict[str, str]) -> RunNsq:
                 arguments, stdin, environ, timeout, terminal=terminal, columns=columns
             )
         command = [*NSQ, *arguments]
-        done = subprocess.run(
-            command, input=stdin, capture_output=True, env=environ, timeout=timeout, check=False
-        )
+        how = {"input": stdin, "capture_output": True, "timeout": timeout}
+        done = subprocess.run(command, env=environ, **how)
         return Result(done.returncode, done.stdout, done.stderr.decode())
 
     return run

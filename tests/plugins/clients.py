@@ -98,13 +98,8 @@ def run_program(program: str, *arguments: str) -> str:
 
     Returns what it said on stderr.
     """
-    done = subprocess.run(
-        [sys.executable, "-W", "default", "-c", textwrap.dedent(program), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=patience_s(30),
-        check=False,
-    )
+    command = [sys.executable, "-W", "default", "-c", textwrap.dedent(program), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patience_s(30))
     assert done.returncode == 0, done.stderr
     return done.stderr
 
