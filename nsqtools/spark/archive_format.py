@@ -12,8 +12,8 @@
     partitionBytes     about how much of a file a task reads (16MiB)
     minPartitions      the least number of tasks, approximately
     filterPushdown     true skips files and members by the query's own filters on topic, timestamp
-                       and ts_ns, and rows by those on nsqd; needs
-                       spark.sql.python.filterPushdown.enabled=true
+                       and ts_ns, and rows by those on nsqd; for one query that reads it once;
+                       needs spark.sql.python.filterPushdown.enabled=true
 
     startingOffsets    earliest, latest, or JSON as in a checkpoint; startingTimestamp
     maxRowsPerTrigger, maxBytesPerTrigger, maxFilesPerTrigger

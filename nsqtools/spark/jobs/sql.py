@@ -96,13 +96,15 @@ def plan_query(
             for view in views:
                 if view.kind != ARCHIVE:
                     _read_files(spark, view).createOrReplaceTempView(view.name)
-            used = used_columns(spark, [view.name for view in archives], columns, text)
+            found = used_columns(spark, [view.name for view in archives], columns, text)
+            options = damage_options(damage_path) | bodies.options()
+            can_push = spark.conf.get(PUSHDOWN_CONF, "false") == "true"
             for view in archives:
-                reader = spark.read.format("nsq-archive").options(**damage_options(damage_path))
-                reader = reader.options(**bodies.options())
-                if spark.conf.get(PUSHDOWN_CONF, "false") == "true":
-                    reader = reader.option("filterPushdown", "true")
-                read = used.get(view.name, set(columns.names))
+                used = found.get(view.name, [])
+                # Spark keeps the filters of one scan for a view, and all its scans have them
+                options["filterPushdown"] = str(can_push and len(used) == 1)
+                read = set[str]().union(*used) if used else columns.names
+                reader = spark.read.format("nsq-archive").options(**options)
                 rows = load_columns(reader, view.paths, read, columns)
                 rows.createOrReplaceTempView(view.name)
             return spark.sql(text)
@@ -113,21 +115,20 @@ def plan_query(
 
 def used_columns(
     spark: SparkSession, names: Sequence[str], columns: StructType, text: str
-) -> dict[str, set[str]]:
-    """Return which of the ``columns`` a query reads of some views, by name.
+) -> dict[str, list[set[str]]]:
+    """Return which of the ``columns`` each scan of some views reads in a query, by name.
 
     A view that is not in it may be read in any way: the plan does not show how. Spark does not tell
     the columns to a data source in Python, but says what it would read of files: the query is
     planned over empty ones, and not run.
     """
-    found: dict[str, set[str]] = {}
+    found: dict[str, list[set[str]]] = {}
     with scratch_directory("nsq-spark-") as place:
         try:
             for number, name in enumerate(names):
                 folder = place / str(number)
                 folder.mkdir()
-                empty = spark.read.schema(columns).parquet(spark_url(folder))
-                empty.createOrReplaceTempView(name)
+                spark.read.schema(columns).parquet(spark_url(folder)).createOrReplaceTempView(name)
             plan = str(spark.sql(f"EXPLAIN FORMATTED {text}").collect()[0][0])
             for operator in plan.split("\n\n"):
                 scanned = re.search(
@@ -140,7 +141,7 @@ def used_columns(
                 used = {name for kind in kinds for name in kind.names}
                 if not read or not used <= set(columns.names):  # a name may have any characters
                     return {}
-                found.setdefault(names[int(scanned[1])], set()).update(used)
+                found.setdefault(names[int(scanned[1])], []).append(used)
         except Exception as error:  # the query itself fails for the same reason, in a moment
             if not is_sparks(error):
                 raise
