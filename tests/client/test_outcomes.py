@@ -305,14 +305,12 @@ def test_the_answers_of_nsqd_and_what_they_mean_to_a_forwarder_too() -> None:
     assert (large.fate, large.may_split) == (Fate.REFUSED, True)
 
 
-BODIES = [b"body %d" % n for n in range(15)]  # three parts of five
-
-
 def test_an_error_of_many_in_parts_says_what_became_of_each(
     scripted_nsqd: ScriptedNsqd, in_background: InBackground, produce: Produce
 ) -> None:
     producer = produce(scripted_nsqd.address, publish_max_body_size=60, max_outstanding=1)
-    done = in_background(producer.publish_many, TOPIC, BODIES)
+    bodies = [b"body %d" % n for n in range(15)]  # three parts of five
+    done = in_background(producer.publish_many, TOPIC, bodies)
     connection = scripted_nsqd.identified()
     connection.expect(f"MPUB {TOPIC}")
     connection.ok()

@@ -1,8 +1,4 @@
-"""Publishing: every message has one outcome, and it is the right one.
-
-Callbacks, timeouts, several nsqd, found through nsqlookupd too, retries and joined publishes are
-those of a service.
-"""
+"""Publishing: every message has one outcome, and it is the right one."""
 
 import contextlib
 import gc

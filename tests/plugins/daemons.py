@@ -27,8 +27,6 @@ from nsqtools.server import EmbeddedNsqd, EmbeddedNsqlookupd
 from nsqtools.server.go_flags import flags_of, parse_flags
 from nsqtools.server.options import NsqdOptions, NsqlookupdOptions
 
-REQUEST_TIMEOUT_S = patience_s(10.0)
-
 CLIENT_HEADERS = ("Content-Type", "X-NSQ-Content-Type", "Allow", "Location")
 
 Answer = tuple[int, dict[str, str], bytes]
@@ -74,7 +72,7 @@ class Running:
 
     def request(self, method: str, target: str, body: bytes = b"") -> tuple[int, bytes]:
         """Status and body of the answer, whatever it is."""
-        connection = http.client.HTTPConnection(self.http_address, timeout=REQUEST_TIMEOUT_S)
+        connection = http.client.HTTPConnection(self.http_address, timeout=patience_s(10))
         with closing(connection):
             status, _, said = answer(connection, method, target, body)
             return status, said

@@ -15,8 +15,6 @@ import pytest
 from plugins.cli import TerminalNsq
 from plugins.waiting import patience_s
 
-WAIT_S = patience_s(15.0)
-
 
 class TerminalScreen:
     """A program on a terminal of some columns and lines."""
@@ -59,7 +57,7 @@ class TerminalScreen:
 
     def wait_until(self, condition: Callable[[list[str]], bool], *, what: str) -> list[str]:
         """Wait until the condition holds for the lines of the screen; return these."""
-        deadline = time.monotonic() + WAIT_S
+        deadline = time.monotonic() + patience_s(15)
         while not condition(self.lines):
             if time.monotonic() > deadline:
                 raise AssertionError(f"not in time: {what}\n" + "\n".join(self.lines))

@@ -145,8 +145,6 @@ def shell(
     end_terminal(started.child)
 
 
-TAB_LIMIT_S = 0.2  # of CPU, that of the shell not counted
-
 STATIC = {
     "nsq topic ": {"create", "delete", "empty", "info", "list", "pause", "unpause"},
     "nsq --": {"--help", "--version"},
@@ -236,7 +234,7 @@ def test_what_can_follow_is_found_at_once(nsq_env: dict[str, str], line: str) ->
         assert subprocess.check_output([*NSQ, "__complete_line", "bash", line, ":="], env=nsq_env)
         return sum(os.times()[2:4]) - sum(before[2:4])  # of children
 
-    assert any(cpu_s() < patience_s(TAB_LIMIT_S) for _ in range(5))
+    assert any(cpu_s() < patience_s(0.2) for _ in range(5))  # that of a shell not counted
 
 
 # -- what is offered, without a shell --------------------------------------------------------------

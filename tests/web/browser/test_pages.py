@@ -1,7 +1,4 @@
-"""The pages in a real browser, on a cluster of Go daemons with consumers and a problem or two.
-
-And on a hostile one.
-"""
+"""The pages in a real browser, on a cluster of Go daemons with consumers and a problem or two."""
 
 import re
 import threading
