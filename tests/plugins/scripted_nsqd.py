@@ -208,11 +208,13 @@ class ScriptedNsqd:
             raise AssertionError(f"no connection within {timeout_s:g} s") from None
         return self.connections[-1]
 
-    def identified(self, **identify_fields: Any) -> Connection:
-        """Accept, and answer IDENTIFY."""
+    def identified(self, then: str = "", **identify_fields: Any) -> Connection:
+        """Accept, answer IDENTIFY, and expect a line if one is given."""
         connection = self.accept()
         connection.expect("IDENTIFY")
         connection.reply_identify(**identify_fields)
+        if then:
+            connection.expect(then)
         return connection
 
     def subscribed(self, ready: str = "") -> Connection:

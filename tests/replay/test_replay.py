@@ -135,8 +135,7 @@ def test_messages_of_unknown_fate_are_not_noted_and_come_again(
 
     first, publisher = replay_of(archive, scripted_nsqd.address, checkpoint)
     running = in_background(first.run)
-    connection = scripted_nsqd.identified()
-    connection.expect("MPUB clicks")
+    connection = scripted_nsqd.identified("MPUB clicks")
     connection.close()
     running.result(patience_s(10))
 
