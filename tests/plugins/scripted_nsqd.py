@@ -24,8 +24,8 @@ from contextlib import suppress
 from typing import Any, Self
 
 import pytest
+from plugins.raw_client import ERROR, MAGIC, RESPONSE, Command, frame, message_frame, split_commands
 from plugins.waiting import patience_s
-from plugins.wire import ERROR, MAGIC, RESPONSE, Command, frame, message_frame, split_commands
 
 TIMEOUT_S = patience_s(5.0)
 READ_SIZE = 1 << 20

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pexpect
 import pytest
-from plugins.cli import NSQ, RunNsq, end_terminal
-from plugins.screens import NsqOnAScreen, TerminalScreen
+from plugins.cli import NSQ, NsqOnAScreen, RunNsq, TerminalScreen, end_terminal
 from plugins.servers import AnyNsqd, MakeNsqd, Nsqd
 from plugins.waiting import patience_s, wait_until
 
