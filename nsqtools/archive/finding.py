@@ -127,7 +127,10 @@ class ArchiveFile:
         if self.table is not None:
             least, most = self.table.min_ts_ns, self.table.max_ts_ns
             return least is None or most is None or within.meets(least, most)
-        return self.members is None or any(map(within.may_have, self.members))
+        end = self.members[-1].end if self.members else 0
+        # what is behind its index is read too
+        has_more = self.members is None or (self.entry is not None and self.entry.size > end)
+        return has_more or any(map(within.may_have, self.members or ()))
 
     def open(self) -> BinaryIO:
         """Open it for reading: one in progress under its final name if it was finished meanwhile.
