@@ -243,7 +243,6 @@ def resident_mb(pid: int) -> float:
 
 
 def descendants(pid: int) -> set[int]:
-    """All processes below one."""
     found: set[int] = set()
     waiting = [pid]
     while waiting:

@@ -583,7 +583,6 @@ def test_a_password_of_nsqlookupd_is_shown_nowhere(
 
 
 def test_silent_nsqlookupd_hold_up_nobody(scripted_nsqd: ScriptedNsqd, produce: Produce) -> None:
-    """It accepts, and says nothing."""
     producer = produce(lookupd=scripted_nsqd.address, lookupd_poll_timeout_s=patience_s(20))
     with pytest.raises(errors.PublishNotSent, match=f"{scripted_nsqd.address}: no answer within"):
         producer.publish(TOPIC, b"x", timeout_s=0.5)

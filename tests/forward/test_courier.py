@@ -156,9 +156,6 @@ def test_what_is_refused_while_the_sink_stops_has_its_dead_letter() -> None:
     assert counters.totals.dead_lettered == 1
 
 
-# -- dead letters -------------------------------------------------------------------------------
-
-
 def test_dead_letters_for_an_nsqd_that_hangs_hold_nothing_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as hanging:
         address = "{}:{}".format(*hanging.getsockname())

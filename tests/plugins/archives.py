@@ -132,7 +132,6 @@ class Writer:
         return self._file.path
 
     def finish(self) -> Path:
-        """Finish the file in progress."""
         assert self._file is not None
         path = finish(self._file.path, self.directories)
         self._file = None

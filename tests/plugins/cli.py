@@ -197,8 +197,6 @@ def all_commands(entries: Any = registry.COMMANDS, prefix: str = "") -> dict[str
 
 
 class TerminalScreen:
-    """A program on a terminal of some columns and lines."""
-
     def __init__(self, child: pexpect.spawn[bytes], columns: int, lines: int) -> None:
         self.child = child
         self._screen = pyte.Screen(columns, lines)

@@ -236,7 +236,6 @@ def dialog(scripted_nsqd: ScriptedNsqd, consume: Consume) -> Dialog:
 
 @pytest.fixture
 def produce() -> Iterator[Produce]:
-    """A factory of producers."""
     with ExitStack() as producers:
 
         def make(

@@ -100,10 +100,7 @@ class Running:
 
 
 class Nsqlookupd(Running):
-    """A nsqlookupd."""
-
     def json(self, path: str, **query: object) -> Any:
-        """The document at `path`."""
         return json.loads(self.get(path, **query))
 
     def producers(self, topic: str) -> list[str]:
@@ -197,7 +194,6 @@ class Daemon(Running):
 
     @property
     def log(self) -> str:
-        """All that was logged, over all runs."""
         return "".join(self._log_lines)
 
     def start(self) -> None:
@@ -241,7 +237,6 @@ class Daemon(Running):
             self.kill()
 
     def kill(self) -> None:
-        """SIGKILL."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -267,7 +262,6 @@ class Daemon(Running):
         wait_until(have_stopped, what="all threads to stop")
 
     def resume(self) -> None:
-        """SIGCONT."""
         self._running().send_signal(signal.SIGCONT)
 
     def wait_for_log(self, pattern: str, *, timeout_s: float = 5.0) -> re.Match[str]:

@@ -55,7 +55,6 @@ CHANGE = st.tuples(
 
 
 def damaged(data: bytes, what: Sequence[Change]) -> bytes:
-    """Return the data after some changes."""
     for kind, place, some in what:
         at = int(place * len(data))
         if kind == "flip":

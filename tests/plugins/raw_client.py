@@ -71,8 +71,6 @@ def split_commands(data: bytes, read: int) -> tuple[list[Command], bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message frame."""
-
     timestamp_ns: int
     attempts: int
     id: bytes
@@ -89,7 +87,6 @@ def mpub(topic: str, bodies: Sequence[bytes]) -> bytes:
 
 
 def received(data: bytes) -> Received:
-    """The message of a frame."""
     timestamp_ns, attempts, message_id = struct.unpack_from(">qH16s", data)
     return Received(timestamp_ns, attempts, message_id, data[26:])
 
@@ -176,7 +173,6 @@ class RawClient:
         return [self.read_message() for _ in range(count)]
 
     def ask(self, command: bytes) -> bytes:
-        """Send a command and return its response."""
         self.send(command)
         return self.read_response()
 
@@ -208,7 +204,6 @@ class RawClient:
 
 
 def subscribed(address: str, topic: str, channel: str, *, ready: int = 0) -> RawClient:
-    """A client that consumes."""
     client = RawClient(address)
     client.subscribe(topic, channel, ready=ready)
     return client

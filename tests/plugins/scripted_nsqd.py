@@ -200,7 +200,6 @@ class ScriptedNsqd:
         self.connections: list[Connection] = []
 
     def accept(self, *, timeout_s: float = TIMEOUT_S) -> Connection:
-        """Wait for a client to connect."""
         self._listener.settimeout(timeout_s)
         try:
             self.connections.append(Connection(self._listener.accept()[0]))

@@ -163,9 +163,6 @@ def test_what_a_daemon_announces_is_a_host_or_nothing(name: object, host: str) -
     assert names.announced_host(name) == host
 
 
-# -- text: Go's quoting, JSON and durations; what others wrote steers no terminal -----------------
-
-
 QUOTED = {b"": b'""', b"plain name": b'"plain name"', b'"\\': rb'"\"\\"'}
 QUOTED |= {b"\a\b\f\n\r\t\v": rb'"\a\b\f\n\r\t\v"', b"\x00\x01\x7f": rb'"\x00\x01\x7f"'}
 QUOTED |= {b"\xff\xc3": rb'"\xff\xc3"', "é €".encode(): '"é €"'.encode()}

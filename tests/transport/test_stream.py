@@ -120,8 +120,6 @@ def test_a_first_address_that_drops_packets_costs_a_quarter_of_a_second(
     assert 0.45 < took_s < 2
 
 
-# -- TLS, against a server that does as the test says ----------------------------------------------
-
 Serve = Callable[..., tuple[Stream, "Future[ssl.SSLSocket]"]]
 
 

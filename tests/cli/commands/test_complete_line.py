@@ -38,8 +38,6 @@ END = "<end>"
 
 
 class Shell:
-    """A shell on a terminal."""
-
     command = ""
     setup = ""
     """Lines to type first. They bind Escape * to showing the candidates between <<< and <end>."""

@@ -154,8 +154,6 @@ def test_a_place_that_cannot_be_is_named_before_a_message_is_taken(
     assert (stats["depth"], stats["requeue_count"]) == (1, 0)
 
 
-# -- tables ---------------------------------------------------------------------------------------
-
 BASE_NS = 1_700_000_000_000_000_123
 BODIES = [b'{"user": 1, "country": "de"}', b'{"user": "x"}', b"text", b"\xff\x00", b'{"new": 2.5}']
 

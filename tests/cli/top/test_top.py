@@ -162,9 +162,6 @@ def test_an_error_of_ours_ends_it_and_is_said(
     assert b"unexpected ZeroDivisionError" in top.raw.rpartition(LEAVES_SCREEN)[2]
 
 
-# -- changes --------------------------------------------------------------------------------------
-
-
 def test_keys_change_nothing_unless_they_may(open_top: OpenTop) -> None:
     top = open_top()
     top.wait_for("clicks", "q quit")
@@ -219,9 +216,6 @@ def test_a_plan_names_who_is_connected_and_a_failure_is_said(open_top: OpenTop, 
         top.see("d", "connected, may create it again", "type clicks and Enter")
     nsqd.post("/topic/delete", topic="clicks")
     top.see(f"clicks{ENTER}", "delete topic clicks failed: ", "TOPIC_NOT_FOUND")
-
-
-# -- the terminal: how it is taken, and left ------------------------------------------------------
 
 
 def click(column: int, line: int) -> str:
