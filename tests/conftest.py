@@ -22,7 +22,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / ".ci
 
 pytest.register_assert_rewrite("plugins")
 _PLUGINS = """browser certificates cli clients clusters console disks examples hostile_cluster
-http_server java_classes network object_store schedule screens scripted_nsqd servers spark"""
+http_server java_classes network object_store schedule scripted_nsqd servers spark"""
 pytest_plugins = ["pytester", *(f"plugins.{name}" for name in _PLUGINS.split())]
 
 

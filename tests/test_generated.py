@@ -15,7 +15,7 @@ from manual.tables import fill_lists
 from manual.tree import Page, read_tree
 from plugins.archives import finished_files, to_file
 from plugins.cli import RunNsq
-from plugins.http_api import Nsqd
+from plugins.daemons import Nsqd
 from plugins.waiting import patience_s
 
 from nsqtools.cli.options.connection import REPEATABLE

@@ -326,14 +326,9 @@ def test_the_first_command_works_for_somebody_who_has_nothing_but_python(tmp_pat
     # a PATH with nothing on it but the system's programs and this Python
     (programs / "python3").symlink_to(Path(sys.base_prefix) / "bin" / "python3")
     kept = {k: v for k, v in os.environ.items() if k.startswith(("PIP_", "SSL_", "http", "HTTP"))}
-    done = subprocess.run(
-        ["bash", "-c", block.text],
-        cwd=tmp_path / "clone",
-        env=kept | {"PATH": f"{programs}:/usr/bin:/bin", "HOME": str(home)},
-        capture_output=True,
-        timeout=patience_s(80),
-        check=False,
-    )
+    env = kept | {"PATH": f"{programs}:/usr/bin:/bin", "HOME": str(home)}
+    where = {"cwd": tmp_path / "clone", "env": env, "timeout": patience_s(80)}
+    done = subprocess.run(["bash", "-c", block.text], capture_output=True, **where)
     assert done.returncode == 0, done.stderr.decode()
     assert b"Everything was there" in done.stdout
 

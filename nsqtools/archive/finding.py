@@ -127,7 +127,10 @@ class ArchiveFile:
         if self.table is not None:
             least, most = self.table.min_ts_ns, self.table.max_ts_ns
             return least is None or most is None or within.meets(least, most)
-        return self.members is None or any(map(within.may_have, self.members))
+        end = self.members[-1].end if self.members else 0
+        # what is behind its index is read too
+        has_more = self.members is None or (self.entry is not None and self.entry.size > end)
+        return has_more or any(map(within.may_have, self.members or ()))
 
     def open(self) -> BinaryIO:
         """Open it for reading: one in progress under its final name if it was finished meanwhile.
@@ -301,10 +304,9 @@ def _parquet(storage: Storage, entry: Entry, names: Collection[str]) -> TableFil
 
 def _beginning(storage: Storage, entry: Entry) -> bytes:
     """Return the first bytes of a file, none of what reading it will report."""
-    try:
+    with suppress(FileNotFoundError, ChangedError, NotRegularError, PermissionError):
         return storage.read_range(entry.name, 0, len(PARQUET_MAGIC)) if entry.size else b""
-    except (FileNotFoundError, ChangedError, NotRegularError, PermissionError):
-        return b""
+    return b""
 
 
 # -- the files of tables ------------------------------------------------------------------------
@@ -372,10 +374,9 @@ def files_in_table(
 def _has_log(place: Location) -> bool:
     if isinstance(place, Path) and not place.is_dir():
         return False
-    try:
+    with suppress(DeniedError):  # who may list a folder only
         return is_table(open_storage(str(place)))
-    except DeniedError:  # who may list a folder only
-        return False
+    return False
 
 
 def _parquet_entries(root: Location, listed: Iterable[Entry], wanted: Wanted) -> list[Entry]:

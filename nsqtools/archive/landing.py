@@ -219,12 +219,10 @@ class Landings(Uploads):
         """As of `Uploads`; the process ends after the batch under way, and a store may hang."""
         left = super().close(**arguments)
         if (process := self._process) is not None:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.close()
+            process.stdin.close()  # type: ignore[union-attr]
             try:
                 process.wait(HURRIED_S)
-                process.stdout.close()
+                process.stdout.close()  # type: ignore[union-attr]
             except subprocess.TimeoutExpired:
                 log.warning("what is landing now goes on in process %d", process.pid)
         return left
@@ -239,11 +237,11 @@ class Landings(Uploads):
                 stdout=subprocess.PIPE,
                 start_new_session=True,
             )
-            self._tell((self._table, self._plan.directory))
+            _tell(self._process, (self._table, self._plan.directory))
         process = self._process
         assert process.stdout is not None
         try:
-            self._tell(paths)
+            _tell(process, paths)
             answer: Landed | Exception = pickle.load(process.stdout)
         except Exception:  # bytes that are not a pickle may raise anything
             self._process = None
@@ -254,12 +252,6 @@ class Landings(Uploads):
         if isinstance(answer, Exception):
             raise answer
         return answer
-
-    def _tell(self, what: object) -> None:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        pickle.dump(what, self._process.stdin)
-        self._process.stdin.flush()
 
     def _run(self) -> None:
         try:
@@ -299,6 +291,12 @@ class Landings(Uploads):
                     break
                 taken.append(self._waiting.popleft())
         return taken
+
+
+def _tell(process: subprocess.Popen[bytes], what: object) -> None:
+    assert process.stdin is not None
+    pickle.dump(what, process.stdin)
+    process.stdin.flush()
 
 
 def _written_down(directory: Path) -> dict[str, Any] | None:

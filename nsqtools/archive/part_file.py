@@ -26,7 +26,7 @@ import itertools
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -169,16 +169,17 @@ def _make(part: Path, index: Path, mode: int, first_line: bytes) -> tuple[int, i
     The first line of the index becomes durable with that of the first member.
     """
     with closing_fd(os.open(part, CREATE, mode)) as data, ExitStack() as undo:
+        undo.callback(part.unlink)
         if not try_lock(data) or not os.fstat(data).st_nlink:
+            undo.pop_all()
             # another process took the empty file for a leftover just before it was locked
             raise FileExistsError(f"{part} is being recovered by another process")
-        undo.callback(part.unlink)
         with closing_fd(os.open(index, CREATE, mode)) as descriptor, blaming(index):
             undo.callback(index.unlink)
             write_all(descriptor, first_line)
-        undo.pop_all()
         sync_folder(part.parent)
         made = os.fstat(data)
+        undo.pop_all()
     return made.st_dev, made.st_ino
 
 
@@ -255,9 +256,10 @@ def finish(path: Path, directories: Directories) -> Path:
     sync_folder(final.parent)
     copy_of(final).unlink(missing_ok=True)  # left by a crash
     part.unlink(missing_ok=True)
-    if index != index_of(final):
-        index.unlink(missing_ok=True)
-    sync_folder(part.parent)
+    with suppress(OSError):  # it is published, and what is left is removed by recovery
+        if index != index_of(final):
+            index.unlink(missing_ok=True)
+        sync_folder(part.parent)
     return final
 
 

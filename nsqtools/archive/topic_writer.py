@@ -212,8 +212,8 @@ class FileSet:
             what = "was removed, or finished by another process; writing into a new file"
             log.error("%s %s", file.part.path, what)
             self._locks.release(self.name_of(file))
-            self._files = {stem: other for stem, other in self._files.items() if other is not file}
-            self._ending = [other for other in self._ending if other is not file]
+            self.finish([file])
+            self._ending.remove(file)
             return None
         file.part.roll_back()
         file.is_dirty = False

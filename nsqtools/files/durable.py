@@ -54,7 +54,8 @@ def append_whole(descriptor: int, lines: bytes, *, is_durable: bool = True) -> N
         if is_durable:
             sync_data(descriptor)
     except OSError:
-        os.ftruncate(descriptor, start)
+        with suppress(OSError):  # no regular file
+            os.ftruncate(descriptor, start)
         raise
 
 

@@ -33,7 +33,7 @@ import stat
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Generic, TypeVar
@@ -160,7 +160,7 @@ def _refusal(number: int, path: Path, what: str) -> NotRegularError:
 
 def walk(
     root: Path,
-    on_error: Callable[[OSError], object] | None = None,
+    on_error: Callable[[OSError], object] = lambda error: None,
     follows: Callable[[str], bool] = os.path.islink,
 ) -> Iterator[tuple[Path, list[str]]]:
     """Iterate over a directory and all below it, each once: its path, and the names of its files.
@@ -175,11 +175,15 @@ def walk(
         for folder, folders, names in chain.from_iterable(
             os.walk(top, onerror=on_error) for top in waiting
         ):
-            state = state_of(folder)
-            if state is None or state[:2] in seen:
+            place: tuple[int, ...] = ()
+            try:
+                place = os.stat(folder)[1:3]  # inode and device
+            except OSError as exc:
+                on_error(exc)
+            if not place or place in seen:
                 folders.clear()
                 continue
-            seen.add(state[:2])
+            seen.add(place)
             folders[:] = sorted({*folders} - {LOST})
             links += filter(follows, (os.path.join(folder, name) for name in folders))
             yield Path(folder), sorted(names)
@@ -230,13 +234,12 @@ def lock_file(path: Path) -> int | None:
     Close the descriptor to release it. Raises ``OSError``.
     """
     descriptor = open_to_write(path, os.O_RDWR | os.O_CREAT)
-    is_locked = False
-    try:
-        is_locked = try_lock(descriptor)
-    finally:
-        if not is_locked:
-            os.close(descriptor)
-    return descriptor if is_locked else None
+    with ExitStack() as undo:
+        undo.callback(os.close, descriptor)
+        if not try_lock(descriptor):
+            return None
+        undo.pop_all()
+    return descriptor
 
 
 class FolderLocks:

@@ -199,17 +199,14 @@ def read_checkpoint(
 
     Raises `OutputError`, and `ConfigurationError` for one that is not of ``what``.
     """
-    try:
-        with open_to_read(path) as file:
-            content = json.loads(file.read())
+    with failing("read", path), suppress(ValueError, LookupError, TypeError, AttributeError):
+        try:
+            with open_to_read(path) as file:
+                content = json.loads(file.read())
+        except FileNotFoundError:
+            return None
         if content["version"] in versions:
             return parse(content)
-    except FileNotFoundError:
-        return None
-    except OSError as exc:
-        raise OutputError(f"cannot read {path} ({exc.strerror})") from exc
-    except (ValueError, KeyError, TypeError, AttributeError):
-        pass
     raise ConfigurationError(f"{path} is not the checkpoint of {what}", hint="Give another file.")
 
 
@@ -310,13 +307,12 @@ class InputCheckpoint:
         """A digest of the beginning of the file; another one where it is shorter than it was."""
         if place == BEGIN:  # nothing was read of it yet, and perhaps it cannot be
             return sha256().hexdigest()
-        try:
-            with open(self._files[place.file], "rb") as file:
-                head = file.read(min(HEAD, place.offset))
-                size = file.seek(0, 2)
-        except (OSError, IndexError):
-            return ""
-        return sha256(head).hexdigest() if size >= place.offset else ""
+        path = self._files[place.file]
+        with failing("read", path), suppress(FileNotFoundError), open(path, "rb") as file:
+            head = file.read(min(HEAD, place.offset))
+            if file.seek(0, 2) >= place.offset:
+                return sha256(head).hexdigest()
+        return ""
 
 
 # -- texts again and again ------------------------------------------------------------------------

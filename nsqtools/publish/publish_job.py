@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, Self
 
 from nsqtools.errors import ConfigurationError, OutputError
-from nsqtools.files.durable import sync_folder, write_all
+from nsqtools.files.durable import append_whole, sync_folder
 from nsqtools.protocol.names import check_topic
 from nsqtools.publish.input import InputBatch, Record, failing
 from nsqtools.publish.publisher import (
@@ -368,7 +368,7 @@ class _Appended:
                 else:
                     os.fsync(before)
                     os.close(before)
-            write_all(self._descriptor, data)
+            append_whole(self._descriptor, data, is_durable=False)
 
     def sync(self) -> None:
         if self._is_synced:

@@ -255,8 +255,7 @@ class Replay:
         return is_new
 
     def _settle(self, batch: InputBatch[Archived]) -> None:
-        if self._checkpoint is None:
-            return
+        assert self._checkpoint is not None
         if self._unsent is not None:
             self._unsent.sync()  # a message that was rejected is nowhere else once this is passed
         for archived in batch.records[: min(batch.retryable, default=None)]:

@@ -168,11 +168,12 @@ def test_a_repair_that_was_killed_is_done_again(tmp_path: Path, where: object, s
 
 @pytest.mark.parametrize("index", [b"", b"wri", b"writer 0123", HEAD.encode()[:-1]])
 def test_a_file_without_any_member_leaves_nothing(directories: Directories, index: bytes) -> None:
-    with pytest.MonkeyPatch.context() as broken:
-        broken.setattr(os, "write", full)
-        with pytest.raises(OSError, match="No space left"):
-            begun(directories, HEAD)
-    assert list(directories.work.iterdir()) == []
+    for call in ("write", "fsync"):
+        with pytest.MonkeyPatch.context() as broken:
+            broken.setattr(os, call, full)
+            with pytest.raises(OSError, match="No space left"):
+                begun(directories, HEAD)
+        assert list(directories.work.iterdir()) == []
     begun(directories)
     index_of(directories.work / NAME).write_bytes(index)
     assert recover(directories) == []

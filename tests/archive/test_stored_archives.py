@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from plugins.archives import BEGIN_NS, Writer, numbered, write_archive
 from plugins.cli import RunNsq
-from plugins.embedded import EmbeddedServer
+from plugins.daemons import EmbeddedServer
 from plugins.object_store import BetweenPages, Bucket
 
 from nsqtools.archive import storage_objects

@@ -15,6 +15,7 @@ import pytest
 from plugins.archives import NOW_S, FakeConnection, finished_files, journal_in, lines_of, parts
 from plugins.disks import full
 
+from nsqtools.archive import part_file
 from nsqtools.archive.journal import TopicLock
 from nsqtools.archive.layout import LOCKS, part_of
 from nsqtools.archive.part_file import Directories
@@ -262,6 +263,18 @@ def test_a_finished_file_that_vanished_before_it_was_published_is_left(topic: To
     writer.rotate(NOW_S, all_files=True)
 
     assert lines_of(topic.out) == [b"body 2", b"body 3"]
+
+
+def test_a_file_counts_as_finished_from_when_it_is_published(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error in the last step was taken for a file that somebody removed: it was not uploaded."""
+    writer = topic.writer()
+    writer.take(topic.source.deliver(1), NOW_S)
+    writer.flush()
+    monkeypatch.setattr(part_file, "sync_folder", lambda at: None if parts(at) else full())
+    writer.rotate(NOW_S, all_files=True)
+    assert writer.totals.files == 1
 
 
 def test_a_name_is_not_used_again_when_its_file_was_moved_away(topic: Topic) -> None:

@@ -16,7 +16,7 @@ import pytest
 from obstore.store import S3Store
 from plugins.archives import BEGIN_NS, Writer, bodies_at, numbered
 from plugins.object_store import Bucket
-from plugins.waiting import patience_s, wait_until
+from plugins.waiting import patience_s, wait_for_threads, wait_until
 
 from nsqtools.archive import upload as upload_module
 from nsqtools.archive.layout import index_of
@@ -248,10 +248,6 @@ def test_what_earlier_runs_left_goes_first(out: Path, storage: Storage, writer: 
     assert (out / "README").exists()
 
 
-def uploading() -> list[threading.Thread]:
-    return [each for each in threading.enumerate() if each.name.startswith("nsq-upload-")]
-
-
 def test_a_file_that_cannot_be_uploaded_holds_up_no_other(
     out: Path, storage: Storage, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,7 +263,7 @@ def test_a_file_that_cannot_be_uploaded_holds_up_no_other(
 
     wait_until(lambda: uploads.totals.files, what="the other", timeout_s=60)
     assert uploads.close() == 1
-    wait_until(lambda: not uploading(), what="the end of its threads")
+    wait_for_threads("nsq-upload-")
 
 
 def test_many_uploads_that_fail_at_once_are_one_failure(

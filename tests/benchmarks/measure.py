@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks import bare_loop
 from benchmarks.contestants import Contestant, Job
 from benchmarks.raw import Row
-from plugins.http_api import Nsqd
+from plugins.daemons import Nsqd
 from plugins.waiting import wait_until
 
 POLL_S = 0.01
@@ -243,7 +243,6 @@ def resident_mb(pid: int) -> float:
 
 
 def descendants(pid: int) -> set[int]:
-    """All processes below one."""
     found: set[int] = set()
     waiting = [pid]
     while waiting:

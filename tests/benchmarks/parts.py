@@ -19,8 +19,7 @@ from benchmarks.contestants import UNSENT_FINS, Contestant, Job
 from benchmarks.measure import BODY, Figures, Watched, drain, publish, resident_mb, running
 from benchmarks.raw import Row
 from plugins.certificates import LOOPBACK, Authority
-from plugins.daemons import GO_PROGRAMS, EmbeddedNsqdProcess, GoNsqd
-from plugins.http_api import Nsqd
+from plugins.daemons import GO_PROGRAMS, EmbeddedNsqdProcess, GoNsqd, Nsqd
 from plugins.waiting import wait_until
 
 CHECKOUT = Path(__file__).parents[2]

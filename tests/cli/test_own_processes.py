@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from plugins.archives import numbered, write_archive
-from plugins.embedded import EmbeddedServer
+from plugins.daemons import EmbeddedServer
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.demo.story import demo_stage

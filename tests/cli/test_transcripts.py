@@ -37,8 +37,7 @@ import pytest
 from plugins import cli
 from plugins.cli import Result, RunNsq
 from plugins.clusters import KINDS
-from plugins.embedded import EmbeddedLookupServer, EmbeddedServer
-from plugins.http_api import Nsqd, Nsqlookupd
+from plugins.daemons import EmbeddedLookupServer, EmbeddedServer, Nsqd, Nsqlookupd
 from plugins.servers import DataPath, Serve
 from plugins.waiting import wait_until
 

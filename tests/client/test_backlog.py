@@ -18,10 +18,10 @@ from unittest.mock import Mock
 import pytest
 from plugins.archives import unfinished
 from plugins.clients import CHANNEL, TOPIC, Consume, Dialog, Handle, bodies_in, fill
+from plugins.raw_client import message_frame
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.servers import AnyNsqd, EmbeddedServer, GoNsqd, Nsqd
 from plugins.waiting import patience_s, wait_until
-from plugins.wire import message_frame
 
 from nsqtools import Batch, ClientOptions, Consumer, Message
 from nsqtools.client import consumer as consumer_module

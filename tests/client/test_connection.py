@@ -21,10 +21,10 @@ from plugins.clients import (
     take,
 )
 from plugins.network import TO_CLIENT, TO_SERVER, ProxyTo
+from plugins.raw_client import RESPONSE, frame
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.servers import EmbeddedServer, GoNsqd
 from plugins.waiting import patience_s, wait_until
-from plugins.wire import RESPONSE, frame
 
 import nsqtools
 from nsqtools import Batch, ClientOptions, Consumer, Message, NsqError, PublishUnknown, ServerError

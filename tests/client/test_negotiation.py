@@ -54,7 +54,6 @@ def open_to(address: str, **options: Any) -> Connection:
 
 @pytest.fixture
 def tls_nsqd(go_nsqd: MakeNsqd, certificates: Certificates) -> GoNsqd:
-    """An nsqd that offers TLS."""
     return go_nsqd(*certificates.server.nsqd_flags)
 
 
@@ -223,9 +222,6 @@ def test_compression_not_offered_is_said_and_done_without_as_is_a_secret_not_ask
     consumer, conn = dialog("RDY 1", snappy=True, auth_secret="hush")
     assert f"{consumer.connections[0]} does not offer snappy" in caplog.text
     assert [c.line for c in conn.commands if c.line == "AUTH"] == []
-
-
-# -- AUTH ---------------------------------------------------------------------------------------
 
 
 def test_a_real_nsqd_with_auth(

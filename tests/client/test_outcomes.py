@@ -251,8 +251,7 @@ def test_what_an_earlier_attempt_may_have_stored_is_never_called_not_sent(
     producer = produce(scripted_nsqd.address, more=more)
     timeout_s = patience_s(0.3) if ends_by == "timeout_s" else None
     sent = producer.submit(TOPIC, [b"pay"], timeout_s=timeout_s)
-    connection = scripted_nsqd.identified()
-    connection.expect(f"PUB {TOPIC}")
+    connection = scripted_nsqd.identified(f"PUB {TOPIC}")
     scripted_nsqd.stop_listening()
     connection.close()
     producer.stop(0.3 if ends_by == "stop" else patience_s(10))
@@ -278,8 +277,7 @@ def test_after_a_part_all_is_sent_one_by_one(scripted_nsqd: ScriptedNsqd, produc
     """Else each try stores the first of them again, while the disk has room for a few."""
     producer = produce(scripted_nsqd.address, more={"retry_timeout_s": 600, "retry_unknown": True})
     sent = producer.submit(TOPIC, [b"a", b"b", b"c"])
-    connection = scripted_nsqd.identified()
-    connection.expect(f"MPUB {TOPIC}")
+    connection = scripted_nsqd.identified(f"MPUB {TOPIC}")
     connection.error("E_MPUB_FAILED MPUB failed: no space left on device")
     connection.close()
     connection = scripted_nsqd.identified()
@@ -305,16 +303,13 @@ def test_the_answers_of_nsqd_and_what_they_mean_to_a_forwarder_too() -> None:
     assert (large.fate, large.may_split) == (Fate.REFUSED, True)
 
 
-BODIES = [b"body %d" % n for n in range(15)]  # three parts of five
-
-
 def test_an_error_of_many_in_parts_says_what_became_of_each(
     scripted_nsqd: ScriptedNsqd, in_background: InBackground, produce: Produce
 ) -> None:
     producer = produce(scripted_nsqd.address, publish_max_body_size=60, max_outstanding=1)
-    done = in_background(producer.publish_many, TOPIC, BODIES)
-    connection = scripted_nsqd.identified()
-    connection.expect(f"MPUB {TOPIC}")
+    bodies = [b"body %d" % n for n in range(15)]  # three parts of five
+    done = in_background(producer.publish_many, TOPIC, bodies)
+    connection = scripted_nsqd.identified(f"MPUB {TOPIC}")
     connection.ok()
     connection.expect(f"MPUB {TOPIC}")
     scripted_nsqd.stop_listening()
@@ -413,8 +408,7 @@ def test_what_waits_for_futures_waits_for_publications(nsqd: GoNsqd, produce: Pr
 def test_waiting_ends_with_the_first_failure(scripted_nsqd: ScriptedNsqd, produce: Produce) -> None:
     producer = produce(scripted_nsqd.address)
     first, second = producer.submit(TOPIC, [b"1"]), producer.submit(TOPIC, [b"2"])
-    connection = scripted_nsqd.identified()
-    connection.expect(f"PUB {TOPIC}")
+    connection = scripted_nsqd.identified(f"PUB {TOPIC}")
     assert wait([first, second], 0.05).done == set()
     assert (first.running(), first.error) == (True, None)
     with pytest.raises(TimeoutError, match="not settled yet"):

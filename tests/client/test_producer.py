@@ -1,10 +1,5 @@
-"""Publishing: every message has one outcome, and it is the right one.
+"""Publishing: every message has one outcome, and it is the right one."""
 
-Callbacks, timeouts, several nsqd, found through nsqlookupd too, retries and joined publishes are
-those of a service.
-"""
-
-import contextlib
 import gc
 import math
 import sys
@@ -132,7 +127,7 @@ def test_a_failure_that_was_seen_keeps_nothing(dead_address: str, produce: Produ
     def publish() -> None:
         body = array("b", bytes(100))
         kept.append(weakref.ref(body))
-        with contextlib.suppress(errors.PublishNotSent):
+        with suppress(errors.PublishNotSent):
             producer.publish(TOPIC, body)
 
     for _ in range(200):
@@ -154,11 +149,10 @@ def test_a_deaf_address_costs_one_dial_timeout(unreachable_address: str, produce
 def test_heartbeats_do_not_replace_an_answer(scripted_nsqd: ScriptedNsqd, produce: Produce) -> None:
     producer = produce(scripted_nsqd.address, publish_timeout_s=0.5)
     publication = producer.submit(TOPIC, [b"x"])
-    conn = scripted_nsqd.identified()
-    conn.expect(f"PUB {TOPIC}")
+    conn = scripted_nsqd.identified(f"PUB {TOPIC}")
 
     def settles() -> bool:
-        with contextlib.suppress(OSError):  # the connection may just have been given up
+        with suppress(OSError):  # the connection may just have been given up
             conn.heartbeat()
         return publication.is_settled
 
@@ -183,8 +177,7 @@ def test_a_flood_stays_in_its_window(nsqd: GoNsqd, produce: Produce) -> None:
 def test_an_answer_to_nothing_is_the_end(scripted_nsqd: ScriptedNsqd, produce: Produce) -> None:
     producer = produce(scripted_nsqd.address)
     publication = producer.submit(TOPIC, [b"x"])
-    conn = scripted_nsqd.identified()
-    conn.expect(f"PUB {TOPIC}")
+    conn = scripted_nsqd.identified(f"PUB {TOPIC}")
     conn.ok()
     conn.ok()
     conn.expect_closed()
@@ -268,8 +261,7 @@ def test_a_callback_can_begin_to_stop(scripted_nsqd: ScriptedNsqd, produce: Prod
     stopped: list[bool] = []
     first = producer.submit(TOPIC, [b"1"], on_settled=lambda _: stopped.append(producer.stop()))
     second = producer.submit(TOPIC, [b"2"])
-    conn = scripted_nsqd.identified()
-    conn.expect(f"PUB {TOPIC}")
+    conn = scripted_nsqd.identified(f"PUB {TOPIC}")
     conn.expect(f"PUB {TOPIC}")
     conn.ok()
     first.result(patience_s(5))
@@ -318,8 +310,7 @@ def test_a_publish_ends_in_its_own_time(scripted_nsqd: ScriptedNsqd, produce: Pr
     with pytest.raises(errors.PublishNotSent, match=r"within 0\.2 s"):
         waiting.wait(patience_s(5))
     late = producer.submit(TOPIC, [b"late"], timeout_s=SENT_WITHIN_S)
-    conn = scripted_nsqd.identified()
-    conn.expect(f"PUB {TOPIC}")
+    conn = scripted_nsqd.identified(f"PUB {TOPIC}")
     with pytest.raises(errors.PublishUnknown, match=f"within {SENT_WITHIN_S:g} s"):
         late.wait(patience_s(5))
     after = producer.submit(TOPIC, [b"after"])
@@ -473,8 +464,7 @@ def test_a_lone_publish_does_not_linger(nsqd: GoNsqd, produce: Produce) -> None:
 def test_a_message_lingers_for_its_time(scripted_nsqd: ScriptedNsqd, produce: Produce) -> None:
     producer = produce(scripted_nsqd.address, more={"linger_s": patience_s(0.2)})
     producer.submit(TOPIC, [b"1"])
-    conn = scripted_nsqd.identified()
-    conn.expect(f"PUB {TOPIC}")
+    conn = scripted_nsqd.identified(f"PUB {TOPIC}")
     producer.submit(TOPIC, [b"2"])
     producer.submit(TOPIC, [b"3"])
     conn.expect(f"MPUB {TOPIC}")  # though the first is not answered
@@ -593,7 +583,6 @@ def test_a_password_of_nsqlookupd_is_shown_nowhere(
 
 
 def test_silent_nsqlookupd_hold_up_nobody(scripted_nsqd: ScriptedNsqd, produce: Produce) -> None:
-    """It accepts, and says nothing."""
     producer = produce(lookupd=scripted_nsqd.address, lookupd_poll_timeout_s=patience_s(20))
     with pytest.raises(errors.PublishNotSent, match=f"{scripted_nsqd.address}: no answer within"):
         producer.publish(TOPIC, b"x", timeout_s=0.5)

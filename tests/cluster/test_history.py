@@ -66,24 +66,20 @@ def test_what_is_older_is_kept_in_coarser_points() -> None:
     assert whole[-1][0] == now_s - 5
 
 
+GONE, PAUSED = [(0, 7), (2, None), (4, 7)], [(36, 7), (84, None), (132, 7)]
+UNKNOWN = [(8, None), (10, None), (20, None)]
+
+
 @pytest.mark.parametrize(
     ("samples", "since_s", "points"),
     [
         # a queue that was gone, a sample that came late, and a pause
-        (
-            [(0, 7), (2, None), (4, 7), (36, 7), (132, 7)],
-            0,
-            [(0, 7), (2, None), (4, 7), (36, 7), (84, None), (132, 7)],
-        ),
+        ([*GONE, (36, 7), (132, 7)], 0, [*GONE, *PAUSED]),
         # a clock that was set back goes on from there
         ([*((at_s, at_s) for at_s in range(0, 60, 2)), (10, 1)], 7, [(8, 8), (10, 1)]),
         ([(0, 1), (2, 2), (-600, 3), (-598, 4)], -700, [(-600, 3), (-598, 4)]),
         # means leave out what is not known
-        (
-            [(0, 2), (4, 4), (8, None), (10, None), (20, None)],
-            -3000,
-            [(5, 3), (15, None), (20, None)],
-        ),
+        ([(0, 2), (4, 4), *UNKNOWN], -3000, [(5, 3), (15, None), (20, None)]),
         # numbers are exact
         ([(0, 16_777_217), (2, 2**53 - 1)], 0, [(0, 16_777_217), (2, 2**53 - 1)]),
     ],

@@ -11,7 +11,7 @@ import pytest
 from plugins.archives import messages_of
 from plugins.cli import RunNsq
 from plugins.clients import InBackground
-from plugins.embedded import EmbeddedLookupServer
+from plugins.daemons import EmbeddedLookupServer
 from plugins.http_server import MakeScripted, ScriptedLookupd
 from plugins.servers import AnyNsqd, GoNsqd, GoNsqlookupd, MakeNsqd, Serve
 from plugins.waiting import patience_s, wait_until

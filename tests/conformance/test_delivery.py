@@ -15,10 +15,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from plugins.raw_client import HEARTBEAT, RawClient, received, subscribed
+from plugins.raw_client import HEARTBEAT, MESSAGE, RESPONSE, RawClient, received, subscribed
 from plugins.servers import NSQD_KINDS, AnyNsqd, Nsqd
 from plugins.waiting import patience_s, wait_until
-from plugins.wire import MESSAGE, RESPONSE
 
 SCAN_S = 6.0  # the slowest that the Go nsqd notices a timeout on a channel that is new
 

@@ -35,12 +35,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from plugins.daemons import GoNsqd, GoNsqlookupd
-from plugins.embedded import EmbeddedLookupServer, EmbeddedServer
-from plugins.http_api import Nsqd, Nsqlookupd, answer
-from plugins.raw_client import RawClient, RawPeer
+from plugins.daemons import EmbeddedLookupServer, GoNsqlookupd, Nsqlookupd, answer
+from plugins.raw_client import MESSAGE, RawClient, RawPeer
+from plugins.servers import EmbeddedServer, GoNsqd, Nsqd
 from plugins.waiting import patience_s
-from plugins.wire import MESSAGE
 
 TIMEOUT_S = patience_s(10.0)
 FOLDER = Path(__file__).with_name("exchanges")

@@ -24,7 +24,6 @@ from nsqtools.server.auth import AuthFailed, compile_pattern
 
 @pytest.fixture
 def tls_nsqd(any_nsqd: AnyNsqd, certificates: Certificates) -> AnyNsqd:
-    """An nsqd with a certificate."""
     return lambda *flags: any_nsqd(*certificates.server.nsqd_flags, *flags)
 
 

@@ -237,9 +237,6 @@ def logs_of(directory: Path) -> list[Path]:
     return paths
 
 
-ALL = [b"body %d" % number for number in range(5)]
-
-
 def compacted(place: Path, output: Path | None) -> None:
     if place.exists():
         compaction = Compaction(find_inputs([place]), output, Selection(), Settings())
@@ -278,7 +275,7 @@ def test_killed_at_each_step_every_message_lands_once(
             compacted(table, output)
             place = str(output or table)
 
-        assert bodies_at(place) == ALL, f"killed at step {step}"
+        assert bodies_at(place) == [b"body %d" % n for n in range(5)], f"killed at step {step}"
         assert list(logs.rglob("*.log.gz")) == []
         assert {path.name for path in (logs / DRAFTS).iterdir()} == {"lock", "state.json"}
         if is_over:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from plugins.cli import RunNsq
 from plugins.daemons import EmbeddedNsqdProcess, GoNsqd
-from plugins.damage import damaged, state_of
+from plugins.disks import damaged, state_of
 from plugins.examples import slow
 from plugins.raw_client import RawClient, subscribed
 from plugins.servers import DataPath, EmbeddedServer, Serve

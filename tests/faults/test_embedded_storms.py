@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import pytest
-from plugins.daemons import MAX_TURN_S, EmbeddedNsqdProcess
-from plugins.embedded import EmbeddedLookupServer
+from plugins.daemons import MAX_TURN_S, EmbeddedLookupServer, EmbeddedNsqdProcess
 from plugins.examples import slow
 from plugins.raw_client import RawClient, mpub, sized, subscribed
 from plugins.servers import AnyNsqd, DataPath, Serve

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from plugins.disks import full
 
 from nsqtools.files.opening import (
     NotRegularError,
@@ -44,6 +45,11 @@ def test_what_is_appended_is_private_a_lock_is_for_one_and_no_fifo_blocks(tmp_pa
     for name in ("lost+found/deep", "clicks"):
         (tmp_path / name).mkdir(parents=True)
     assert [folder for folder, _ in walk(tmp_path)] == [tmp_path, tmp_path / "clicks"]  # of fsck
+    errors: list[OSError] = []
+    with pytest.MonkeyPatch.context() as broken:
+        broken.setattr(os, "stat", full)
+        assert list(walk(tmp_path, errors.append)) == []
+    assert len(errors) == 1
     path = tmp_path / "unsent"
     for line in (b"one\n", b"two\n"):
         with open_to_append(path) as file:

@@ -20,8 +20,6 @@ from nsqtools.forward.parcel import DELIVERED, Counters, Fate, Outcome, Parcel, 
 from nsqtools.protocol.frames import OK, RESPONSE, encode_frame
 from nsqtools.testing import fake_batch
 
-AWAY = Outcome(Fate.UNREACHABLE, "connection refused")
-
 
 def parcel(*numbers: int, nsqd: str = "127.0.0.1:4150", size: int = 1) -> Parcel:
     """Messages that are in flight, of a connection that takes every answer."""
@@ -33,7 +31,8 @@ class Destination:
     """A sink that answers with what the test says."""
 
     def __init__(self) -> None:
-        self.outcome: Outcome | None = AWAY  # None: not yet
+        away = Outcome(Fate.UNREACHABLE, "connection refused")
+        self.outcome: Outcome | None = away  # None: not yet
         self.sizes: list[int] = []
 
     def parts(self, parcel: Parcel) -> list[Parcel]:
@@ -155,9 +154,6 @@ def test_what_is_refused_while_the_sink_stops_has_its_dead_letter() -> None:
     sink.stop = lambda timeout_s: report([refused], Outcome(Fate.REFUSED, "HTTP 400"))
     courier.drain(0.0, lambda: None)
     assert counters.totals.dead_lettered == 1
-
-
-# -- dead letters -------------------------------------------------------------------------------
 
 
 def test_dead_letters_for_an_nsqd_that_hangs_hold_nothing_up() -> None:

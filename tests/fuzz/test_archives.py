@@ -17,7 +17,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from plugins.archives import journal_in, write_archive
 from plugins.clients import run_program
-from plugins.damage import CHANGE, Change, damaged
+from plugins.disks import CHANGE, Change, damaged
 from plugins.examples import examples
 
 from nsqtools.archive.finding import PARQUET_MAGIC, find_archives

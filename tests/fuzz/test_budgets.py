@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import pytest
 from plugins.http_server import Serves, http
+from plugins.raw_client import RESPONSE, frame, message_frame
 from plugins.scripted_nsqd import IDENTIFY_REPLY
 from plugins.waiting import patience_s
-from plugins.wire import RESPONSE, frame, message_frame
 
 pytestmark = pytest.mark.alone
 

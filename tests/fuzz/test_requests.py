@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plugins.embedded import EmbeddedLookupServer, EmbeddedServer
+from plugins.daemons import EmbeddedLookupServer, EmbeddedServer
 from plugins.examples import examples
 from plugins.raw_client import RawClient, RawPeer, identify, mpub, sized
 

@@ -1,7 +1,4 @@
-"""The HTTP APIs' client: every failure is one of our errors and names the address.
-
-What a hostile or broken daemon sends costs a bounded time and memory.
-"""
+"""The HTTP APIs' client: every failure is one of our errors and names the address."""
 
 import json
 import logging

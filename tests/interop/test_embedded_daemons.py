@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 from plugins.archives import unfinished
 from plugins.certificates import Certificates
-from plugins.daemons import Daemon, GoNsqd, GoNsqlookupd
-from plugins.embedded import EmbeddedLookupServer, EmbeddedServer
-from plugins.http_api import Nsqd, Nsqlookupd
-from plugins.servers import AnyNsqd, DataPath, GoProgram, MakeLookupd, Serve
+from plugins.daemons import Daemon, EmbeddedLookupServer, GoNsqlookupd, Nsqd, Nsqlookupd
+from plugins.servers import AnyNsqd, DataPath, EmbeddedServer, GoNsqd, GoProgram, MakeLookupd, Serve
 from plugins.waiting import patience_s, wait_until
 
 TIMEOUT_S = patience_s(30.0)
@@ -18,9 +16,8 @@ LINES = [f"line {number}" for number in range(1000)]
 
 
 def run(command: list[str | Path], stdin: str = "") -> str:
-    done = subprocess.run(
-        command, input=stdin, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
+    how = {"input": stdin, "capture_output": True, "text": True, "timeout": TIMEOUT_S}
+    done = subprocess.run(command, **how)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

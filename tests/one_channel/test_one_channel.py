@@ -18,9 +18,8 @@ from plugins.archives import BEGIN_NS, write_archive
 from plugins.certificates import Certificates
 from plugins.cli import RunNsq, SpawnNsq
 from plugins.clusters import ValidJson
-from plugins.daemons import GoNsqd, GoNsqlookupd
-from plugins.embedded import EmbeddedServer
-from plugins.http_api import Nsqd, Running
+from plugins.daemons import EmbeddedServer, GoNsqd, GoNsqlookupd, Nsqd, Running
+from plugins.examples import slow
 from plugins.http_server import AuthServer
 from plugins.raw_client import RawClient
 from plugins.servers import DataPath, GoProgram, MakeNsqd, Serve
@@ -331,9 +330,7 @@ def test_a_cluster_with_secrets_gets_an_nsqd_that_asks_for_them(
     assert len(consumed.of("billing")) == 5
 
 
-@pytest.mark.parametrize(
-    ("count", "kills"), [(4_000, 2), pytest.param(200_000, 20, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("count", "kills"), [(4_000, 2), slow(200_000, 20)])
 def test_kills_lose_nothing_and_double_only_what_was_in_flight(
     orders: Consumed, spawn_nsq: SpawnNsq, tmp_path: Path, count: int, kills: int
 ) -> None:
@@ -383,9 +380,7 @@ def left(source: Nsqd) -> int:
 
 
 @pytest.mark.parametrize(
-    ("source", "count"),
-    [(EmbeddedServer, 40), pytest.param(GoNsqd, 5000, marks=pytest.mark.slow)],
-    indirect=["source"],
+    ("source", "count"), [(EmbeddedServer, 40), slow(GoNsqd, 5000)], indirect=["source"]
 )
 def test_each_channel_gets_what_it_had_and_no_other_gets_it(
     source: Nsqd, consumed: Consumed, spawn_nsq: SpawnNsq, valid_json: ValidJson, count: int

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plugins.http_api import Nsqd
+from plugins.daemons import Nsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.archive.finding import find_archives
@@ -46,13 +46,8 @@ def numbered(first: int, last: int, step_ns: int = 10**9) -> list[WireMessage]:
 def by_the_minute(first: int, last: int, attempts: int = 1) -> list[WireMessage]:
     """One a minute: the midnight is before number 587. Every other body is not UTF-8."""
     return [
-        WireMessage(
-            BEGIN_NS + n * 60 * 10**9,
-            attempts,
-            b"%016x" % n,
-            b"body %d\n%b" % (n, b"\xff" * (n % 2)),
-        )
-        for n in range(first, last)
+        message._replace(attempts=attempts, body=b"%b\n%b" % (message.body, b"\xff" * (n % 2)))
+        for n, message in enumerate(numbered(first, last, 60 * 10**9), first)
     ]
 
 
@@ -137,7 +132,6 @@ class Writer:
         return self._file.path
 
     def finish(self) -> Path:
-        """Finish the file in progress."""
         assert self._file is not None
         path = finish(self._file.path, self.directories)
         self._file = None
@@ -204,9 +198,7 @@ def text_of(path: Path) -> bytes:
     if not shutil.which("zstdcat"):
         with path.open("rb") as file:
             return b"".join(piece.text for piece in unpack_members(file, Codec.ZSTD))
-    return subprocess.run(
-        ["zstdcat", path], capture_output=True, check=True, timeout=patience_s(20)
-    ).stdout
+    return subprocess.check_output(["zstdcat", path], timeout=patience_s(20))
 
 
 def lines_of(directory: Path) -> list[bytes]:
@@ -335,8 +327,6 @@ def killed_at(step: int, program: str, *words: object, env: dict[str, str] | Non
     """Run a program that is killed at a step, before or after a function that it has put steps
     ``around``; tell whether it came that far."""
     arguments = [sys.executable, "-c", KILLING_ITSELF + program, str(step), *map(str, words)]
-    done = subprocess.run(
-        arguments, env=env, capture_output=True, timeout=patience_s(90), check=False
-    )
+    done = subprocess.run(arguments, env=env, capture_output=True, timeout=patience_s(90))
     assert done.returncode in (0, -signal.SIGKILL), done.stderr.decode()
     return done.returncode != 0

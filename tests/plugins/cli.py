@@ -2,7 +2,8 @@
 
 `run_nsq` runs to the end and returns what came out. `spawn_nsq` starts a process to be talked to
 while it runs, and `nsq_on_a_terminal` one that sees a terminal (pexpect), for colours, tables and
-progress. What is still running when a test ends is killed.
+progress. `nsq_on_a_screen` shows what a person sees there: ``screen.wait_for("clicks")`` (pyte).
+What is still running when a test ends is killed.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 import pexpect
+import pyte
 import pytest
 from plugins import in_process
 from plugins.in_process import Result, run_in_process
@@ -109,9 +112,8 @@ def run_nsq(nsq_env: dict[str, str]) -> RunNsq:
                 arguments, stdin, environ, timeout, terminal=terminal, columns=columns
             )
         command = [*NSQ, *arguments]
-        done = subprocess.run(
-            command, input=stdin, capture_output=True, env=environ, timeout=timeout, check=False
-        )
+        how = {"input": stdin, "capture_output": True, "timeout": timeout}
+        done = subprocess.run(command, env=environ, **how)
         return Result(done.returncode, done.stdout, done.stderr.decode())
 
     return run
@@ -192,3 +194,90 @@ def all_commands(entries: Any = registry.COMMANDS, prefix: str = "") -> dict[str
         else:
             found |= all_commands(entry.commands, f"{prefix}{name} ")
     return found
+
+
+class TerminalScreen:
+    def __init__(self, child: pexpect.spawn[bytes], columns: int, lines: int) -> None:
+        self.child = child
+        self._screen = pyte.Screen(columns, lines)
+        self._stream = pyte.ByteStream(self._screen)
+        self.raw = b""  # all that was written
+
+    @property
+    def lines(self) -> list[str]:
+        """The screen as it is, without the blanks at the ends."""
+        return [line.rstrip() for line in self._screen.display]
+
+    @property
+    def selected(self) -> str:
+        """The last of the lines that are shown in reverse."""
+        cells = self._screen.buffer
+        return [line for n, line in enumerate(self.lines) if cells[n][0].reverse][-1]
+
+    def press(self, *keys: str) -> None:
+        """Type something; the program sees it as one read."""
+        self.child.send("".join(keys))
+
+    def see(self, keys: str | Sequence[str], *texts: str, gone: str = "") -> list[str]:
+        """Press keys, then `wait_for`."""
+        self.press(*([keys] if isinstance(keys, str) else keys))
+        return self.wait_for(*texts, gone=gone)
+
+    def wait_for(self, *texts: str, gone: str = "") -> list[str]:
+        """Wait until all texts are on the screen, and ``gone`` is not; return its lines."""
+        return self.wait_until(
+            lambda lines: (
+                all(any(text in line for line in lines) for text in texts)
+                and not (gone and any(gone in line for line in lines))
+            ),
+            what=f"{texts} on the screen",
+        )
+
+    def wait_until(self, condition: Callable[[list[str]], bool], *, what: str) -> list[str]:
+        """Wait until the condition holds for the lines of the screen; return these."""
+        deadline = time.monotonic() + patience_s(15)
+        while not condition(self.lines):
+            if time.monotonic() > deadline:
+                raise AssertionError(f"not in time: {what}\n" + "\n".join(self.lines))
+            self.go_on()
+        return self.lines
+
+    def resize(self, columns: int, lines: int) -> None:
+        """Give the window another size, as dragging its corner does."""
+        self._screen.resize(lines, columns)
+        self.child.setwinsize(lines, columns)
+
+    def wait_for_end(self) -> int | None:
+        """Read until the program has ended; return its exit status."""
+        while self.go_on():
+            pass
+        self.child.close()
+        status: int | None = self.child.exitstatus
+        return status
+
+    def go_on(self) -> bool:
+        """Read what it writes in a moment; whether it may write more."""
+        try:
+            data = self.child.read_nonblocking(65536, timeout=0.1)
+        except pexpect.TIMEOUT:
+            return True
+        except pexpect.EOF:
+            return False
+        self.raw += data
+        self._stream.feed(data)
+        return True
+
+
+NsqOnAScreen = Callable[..., TerminalScreen]
+
+
+@pytest.fixture
+def nsq_on_a_screen(nsq_on_a_terminal: TerminalNsq) -> NsqOnAScreen:
+    def spawn(
+        arguments: Sequence[str], *, columns: int = 80, lines: int = 24, **env: str
+    ) -> TerminalScreen:
+        env = {"LC_ALL": "C.UTF-8", "TERM": "xterm", **env}
+        child = nsq_on_a_terminal(arguments, env, columns, lines=lines, encoding=None)
+        return TerminalScreen(child, columns, lines)
+
+    return spawn

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from plugins.http_api import Nsqd
+from plugins.daemons import Nsqd
 from plugins.scripted_nsqd import Connection, ScriptedNsqd
 from plugins.waiting import patience_s
 
@@ -98,13 +98,8 @@ def run_program(program: str, *arguments: str) -> str:
 
     Returns what it said on stderr.
     """
-    done = subprocess.run(
-        [sys.executable, "-W", "default", "-c", textwrap.dedent(program), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=patience_s(30),
-        check=False,
-    )
+    command = [sys.executable, "-W", "default", "-c", textwrap.dedent(program), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patience_s(30))
     assert done.returncode == 0, done.stderr
     return done.stderr
 
@@ -241,7 +236,6 @@ def dialog(scripted_nsqd: ScriptedNsqd, consume: Consume) -> Dialog:
 
 @pytest.fixture
 def produce() -> Iterator[Produce]:
-    """A factory of producers."""
     with ExitStack() as producers:
 
         def make(

@@ -10,10 +10,8 @@ from typing import Any, NamedTuple
 
 import jsonschema
 import pytest
-from plugins.daemons import GoNsqd, GoNsqlookupd
-from plugins.embedded import EmbeddedLookupServer, EmbeddedServer
-from plugins.http_api import Nsqd, Nsqlookupd
-from plugins.servers import DataPath, Serve
+from plugins.daemons import EmbeddedLookupServer, GoNsqlookupd, Nsqlookupd
+from plugins.servers import DataPath, EmbeddedServer, GoNsqd, Nsqd, Serve
 from plugins.waiting import wait_until
 
 from nsqtools.cli.commands.schema import read_schema

@@ -1,22 +1,173 @@
-"""The Go daemons as child processes: started, frozen, killed and started again on request.
+"""The daemons under test: Go's as child processes, and ours in the same clothes.
 
-Ports are reserved (`ports`) and read from the log at the first start; a restart asks for the same
-ones. The log is kept in full for the report of a failed test.
+`Nsqd` and `Nsqlookupd` are what each offers to a test, with its HTTP API as far as tests need
+it. Each is started, killed and started again on request, the Go ones are frozen, too. Ports
+are reserved (`ports`), and a restart asks for the same ones. The log is kept in full for the report
+of a failed test.
 """
 
+import http.client
+import io
+import json
 import re
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, Self
+from urllib.parse import urlencode
 
-from plugins.http_api import Nsqd, Nsqlookupd, Running
 from plugins.ports import ReservedPort
 from plugins.waiting import patience_s, wait_until
+
+from nsqtools.server import EmbeddedNsqd, EmbeddedNsqlookupd
+from nsqtools.server.go_flags import flags_of, parse_flags
+from nsqtools.server.options import NsqdOptions, NsqlookupdOptions
+
+CLIENT_HEADERS = ("Content-Type", "X-NSQ-Content-Type", "Allow", "Location")
+
+Answer = tuple[int, dict[str, str], bytes]
+
+
+def answer(
+    connection: http.client.HTTPConnection,
+    method: str,
+    target: str,
+    body: bytes = b"",
+    headers: Mapping[str, str] | None = None,
+) -> Answer:
+    """Send a request; status, the headers that NSQ's clients look at, and body of the answer."""
+    connection.request(method, target, body, dict(headers or {}))
+    response = connection.getresponse()
+    seen = {name: response.headers[name] for name in CLIENT_HEADERS if name in response.headers}
+    return response.status, seen, response.read()
+
+
+class Running:
+    """A daemon on loopback ports, free ones at the first `start`, the same ones afterwards.
+
+    `start` returns when it listens; `stop` is as SIGTERM, and `kill` as SIGKILL. A context manager:
+    entering starts it, leaving kills it. GET and POST take parameters as keywords.
+    """
+
+    name: str  # of the program, for messages
+    tcp_address: str
+    http_address: str
+    log: str  # of all runs
+    start: Callable[[], None]
+    stop: Callable[[], None]
+    kill: Callable[[], None]
+    _ports: list[ReservedPort]  # nobody has them between two runs
+
+    def get(self, path: str, **query: object) -> bytes:
+        """The body of the answer; an error status fails the test with what was answered."""
+        return self._successful("GET", path, query)
+
+    def post(self, path: str, body: bytes = b"", **query: object) -> bytes:
+        """As `get`, with a body to send."""
+        return self._successful("POST", path, query, body)
+
+    def request(self, method: str, target: str, body: bytes = b"") -> tuple[int, bytes]:
+        """Status and body of the answer, whatever it is."""
+        connection = http.client.HTTPConnection(self.http_address, timeout=patience_s(10))
+        with closing(connection):
+            status, _, said = answer(connection, method, target, body)
+            return status, said
+
+    def _successful(
+        self, method: str, path: str, query: dict[str, object], body: bytes = b""
+    ) -> bytes:
+        target = f"{path}?{urlencode(query)}" if query else path
+        status, answer = self.request(method, target, body)
+        assert status < 400, f"{method} {target}: {status} {answer!r}"
+        return answer
+
+    def release_ports(self) -> None:
+        """Let others have the ports: it is not to be started again."""
+        for port in self._ports:
+            port.release()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.kill()
+        self.release_ports()
+
+
+class Nsqlookupd(Running):
+    def json(self, path: str, **query: object) -> Any:
+        return json.loads(self.get(path, **query))
+
+    def producers(self, topic: str) -> list[str]:
+        """Whom to consume from, as ``broadcast_address:tcp_port``; nobody for an unknown topic."""
+        status, answer = self.request("GET", f"/lookup?{urlencode({'topic': topic})}")
+        if status == 404:
+            return []
+        found = json.loads(answer)["producers"]
+        return [f"{producer['broadcast_address']}:{producer['tcp_port']}" for producer in found]
+
+
+class Nsqd(Running):
+    """An nsqd with its own empty data directory; a restart keeps it, `kill` what is on disk.
+
+    ``https_address`` is empty unless TLS is configured.
+    """
+
+    https_address: str
+    data_path: Path
+
+    @property
+    def options(self) -> list[str]:
+        """What a command is given to consume from it."""
+        tcp, http = self.tcp_address, self.http_address
+        return [f"--nsqd-tcp-address={tcp}", f"--nsqd-http-address={http}"]
+
+    def create_topic(self, topic: str) -> None:
+        self.post("/topic/create", topic=topic)
+
+    def create_channel(self, topic: str, channel: str) -> None:
+        """Create the channel, and the topic when it is not there."""
+        self.create_topic(topic)
+        self.post("/channel/create", topic=topic, channel=channel)
+
+    def publish(self, topic: str, *bodies: bytes) -> None:
+        """Publish all bodies in one request (binary mpub: bodies may hold any byte)."""
+        packed = b"".join(len(body).to_bytes(4, "big") + body for body in bodies)
+        self.post("/mpub", len(bodies).to_bytes(4, "big") + packed, topic=topic, binary="true")
+
+    def stats(self, topic: str | None = None) -> dict[str, Any]:
+        """The whole ``/stats`` document, or that of one topic."""
+        query = {} if topic is None else {"topic": topic}
+        document: dict[str, Any] = json.loads(self.get("/stats", format="json", **query))
+        return document
+
+    def topics(self) -> list[str]:
+        return [topic["topic_name"] for topic in self.stats()["topics"] or []]
+
+    def channels(self, topic: str) -> list[str]:
+        return [channel["channel_name"] for channel in self.topic_stats(topic)["channels"]]
+
+    def topic_stats(self, topic: str) -> dict[str, Any]:
+        return _named(self.stats(topic)["topics"], "topic_name", topic)
+
+    def channel_stats(self, topic: str, channel: str) -> dict[str, Any]:
+        return _named(self.topic_stats(topic)["channels"], "channel_name", channel)
+
+    def depth(self, topic: str, channel: str | None = None) -> int:
+        """Messages waiting in the topic itself, or in the channel (in flight ones not counted)."""
+        counted = self.topic_stats(topic) if channel is None else self.channel_stats(topic, channel)
+        return int(counted["depth"])
+
+
+def _named(entries: list[dict[str, Any]] | None, key: str, name: str) -> dict[str, Any]:
+    named = {entry[key]: entry for entry in entries or []}
+    return named[name]
+
 
 GO_PROGRAMS = Path(__file__).parent.parent / "go" / "bin"
 
@@ -43,7 +194,6 @@ class Daemon(Running):
 
     @property
     def log(self) -> str:
-        """All that was logged, over all runs."""
         return "".join(self._log_lines)
 
     def start(self) -> None:
@@ -87,7 +237,6 @@ class Daemon(Running):
             self.kill()
 
     def kill(self) -> None:
-        """SIGKILL."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -113,7 +262,6 @@ class Daemon(Running):
         wait_until(have_stopped, what="all threads to stop")
 
     def resume(self) -> None:
-        """SIGCONT."""
         self._running().send_signal(signal.SIGCONT)
 
     def wait_for_log(self, pattern: str, *, timeout_s: float = 5.0) -> re.Match[str]:
@@ -197,3 +345,71 @@ class GoNsqlookupd(Daemon, Nsqlookupd):
     def __init__(self, *flags: str) -> None:
         basic_flags = ("-broadcast-address=127.0.0.1",)
         super().__init__("nsqlookupd", (*basic_flags, *flags), listeners=_LISTENERS)
+
+
+ADDRESSES = ("tcp_address", "http_address", "https_address")
+
+
+class _Embedded(Running):
+    """A daemon of some kind with flags in Go's syntax; a restart keeps its addresses and its log.
+
+    ``https_address`` is empty where there is none.
+    """
+
+    _kind: type[EmbeddedNsqd | EmbeddedNsqlookupd]
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._ports = [ReservedPort(), ReservedPort()]
+        self.tcp_address, self.http_address = (
+            str(options.get(name, f"127.0.0.1:{port.number}"))
+            for name, port in zip(ADDRESSES, self._ports, strict=False)
+        )
+        self.https_address = ""
+        self._options = options
+        self._log = io.StringIO()
+        self._daemon: EmbeddedNsqd | EmbeddedNsqlookupd | None = None
+
+    @property
+    def log(self) -> str:
+        return self._log.getvalue()
+
+    def start(self) -> None:
+        present = {name: address for name in ADDRESSES if (address := getattr(self, name))}
+        daemon = self._kind(log=self._log, **{**self._options, **present})
+        daemon.start()
+        self._daemon = daemon
+        for name in ADDRESSES:
+            setattr(self, name, getattr(daemon, name, ""))
+
+    def stop(self) -> None:
+        if self._daemon is not None:
+            self._daemon.stop()
+            self._daemon = None
+
+    def kill(self) -> None:
+        if isinstance(self._daemon, EmbeddedNsqd):
+            self._daemon.kill()
+            self._daemon = None
+        self.stop()  # a nsqlookupd has nothing that it could save
+
+
+class EmbeddedServer(_Embedded, Nsqd):
+    """`EmbeddedNsqd` with `data_path` and any further flags in nsqd's syntax."""
+
+    name = "embedded nsqd"
+    _kind = EmbeddedNsqd
+
+    def __init__(self, data_path: Path, *flags: str) -> None:
+        self.data_path = data_path
+        options = parse_flags(flags_of(NsqdOptions, {}), flags).options
+        super().__init__({**options, "data_path": str(data_path)})
+
+
+class EmbeddedLookupServer(_Embedded, Nsqlookupd):
+    """`EmbeddedNsqlookupd` with flags in nsqlookupd's syntax."""
+
+    name = "embedded nsqlookupd"
+    _kind = EmbeddedNsqlookupd
+
+    def __init__(self, *flags: str) -> None:
+        super().__init__(parse_flags(flags_of(NsqlookupdOptions, {}), flags).options)

@@ -1,14 +1,15 @@
-"""Disks under test: one that is small, so that it can be filled, and what others refuse."""
+"""Disks under test: one that is small, what others refuse, and files that were damaged."""
 
 import errno
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from hypothesis import strategies as st
 
 
 @pytest.fixture
@@ -17,12 +18,8 @@ def small_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]
     size = getattr(request, "param", "64k")
     place = tmp_path / "disk"
     place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", place],
-        capture_output=True,
-        check=False,
-    )
-    if mounted.returncode:
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", place]
+    if subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("a small disk needs the right to mount a tmpfs")
     yield place
     subprocess.run(["umount", "-l", place], check=True)
@@ -45,3 +42,32 @@ def link_within(source: Path, target: Path, link: Callable[..., None] = os.link)
     if source.parent != target.parent:
         raise OSError(errno.EXDEV, "Invalid cross-device link")
     link(source, target)
+
+
+Change = tuple[str, float, bytes]
+"""What happens, where (a share of the length), and to which bytes."""
+
+CHANGE = st.tuples(
+    st.sampled_from(["flip", "cut", "insert", "zero"]),
+    st.floats(0, 1, exclude_max=True),
+    st.binary(min_size=1, max_size=40),
+)
+
+
+def damaged(data: bytes, what: Sequence[Change]) -> bytes:
+    for kind, place, some in what:
+        at = int(place * len(data))
+        if kind == "flip":
+            data = data[:at] + bytes([data[at] ^ (some[0] or 1)]) + data[at + 1 :] if data else data
+        elif kind == "cut":
+            data = data[:at]
+        elif kind == "insert":
+            data = data[:at] + some + data[at:]
+        else:
+            data = data[:at] + bytes(len(some)) + data[at + len(some) :]
+    return data
+
+
+def state_of(directory: Path) -> dict[str, tuple[bytes, int]]:
+    """Content and time of every file of a directory."""
+    return {each.name: (each.read_bytes(), each.stat().st_mtime_ns) for each in directory.iterdir()}

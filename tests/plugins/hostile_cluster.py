@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 import pytest
 from plugins.http_server import Answer, HttpServer, Request, serving, talking
+from plugins.raw_client import ERROR, MAGIC, RESPONSE, frame, message_frame, split_commands
 from plugins.scripted_nsqd import IDENTIFY_REPLY
-from plugins.wire import ERROR, MAGIC, RESPONSE, frame, message_frame, split_commands
 
 EVIL = "\x1b]0;pwned\x07\x9b31m\x7f\u202e\r\nnsq: forged\u2028\ud800"
 """Sets the title, colors, reverses, begins a line that looks like ours, and is not even UTF-8."""

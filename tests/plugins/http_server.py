@@ -40,8 +40,6 @@ def serving(server: S) -> Iterator[S]:
 
 
 class Request(NamedTuple):
-    """What came."""
-
     method: str
     target: str
     headers: dict[str, str]
@@ -165,7 +163,6 @@ MakeScripted = Callable[[], ScriptedLookupd]
 
 @pytest.fixture
 def scripted_lookupd() -> Iterator[MakeScripted]:
-    """A factory."""
     with ExitStack() as stack:
         yield lambda: stack.enter_context(serving(ScriptedLookupd()))
 

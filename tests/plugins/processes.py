@@ -8,8 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-JAVA = re.compile(r"\S*java ")
-
 
 class Process(NamedTuple):
     """A process, the one that started it, and its command line."""
@@ -25,7 +23,7 @@ def descendants(pid: int, what: str = "") -> list[Process]:
     Without the copy of itself that a JVM is for a moment when it starts a program.
     """
     processes = list(_processes())
-    javas = {process.pid: process.command for process in processes if JAVA.match(process.command)}
+    javas = {each.pid: each.command for each in processes if re.match(r"\S*java ", each.command)}
     return [
         process
         for process in _below({pid}, processes)

@@ -1,4 +1,4 @@
-"""A client of protocol V2 with nothing of nsqtools in it but codecs: frames in, bytes out.
+"""The bytes of NSQ, and a client of protocol V2, with nothing of nsqtools in them but codecs.
 
 with subscribed(nsqd.tcp_address, "topic", "channel", ready=1) as client:
     message = client.read_message()
@@ -18,19 +18,59 @@ from dataclasses import dataclass
 from typing import Self
 
 from plugins.waiting import patience_s
-from plugins.wire import ERROR, MAGIC, MESSAGE, RESPONSE
 
 from nsqtools.protocol.codecs import DeflateCodec, SnappyCodec, StreamCodec
 
 CODECS: dict[str, Callable[[], StreamCodec]] = {"snappy": SnappyCodec, "deflate": DeflateCodec}
 TIMEOUT_S = patience_s(10.0)
 HEARTBEAT = b"_heartbeat_"
+MAGIC = b"  V2"
+RESPONSE, ERROR, MESSAGE = 0, 1, 2
+COMMANDS_WITH_BODY = {"IDENTIFY", "AUTH", "PUB", "MPUB", "DPUB"}
+
+
+def frame(frame_type: int, data: bytes) -> bytes:
+    return struct.pack(">Ii", len(data) + 4, frame_type) + data
+
+
+def message_frame(body: bytes, message_id: str, *, attempts: int, timestamp_ns: int) -> bytes:
+    header = struct.pack(">qH", timestamp_ns, attempts)
+    return frame(MESSAGE, header + message_id.encode() + body)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command as the client sent it; `body` is what follows the line, without its length."""
+
+    line: str
+    body: bytes
+    read: int
+
+    @property
+    def json(self) -> dict[str, object]:
+        document: dict[str, object] = json.loads(self.body)
+        return document
+
+
+def split_commands(data: bytes, read: int) -> tuple[list[Command], bytes]:
+    """The complete commands that `data` begins with, and the rest."""
+    commands = []
+    start = 0
+    while (line_end := data.find(b"\n", start)) >= 0:
+        line, end, body = data[start:line_end].decode("latin-1"), line_end + 1, b""
+        if line.split(" ")[0] in COMMANDS_WITH_BODY:
+            body_start = end + 4
+            end = body_start + int.from_bytes(data[end:body_start], "big")
+            if len(data) < max(end, body_start):
+                break
+            body = data[body_start:end]
+        commands.append(Command(line, body, read))
+        start = end
+    return commands, data[start:]
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message frame."""
-
     timestamp_ns: int
     attempts: int
     id: bytes
@@ -47,7 +87,6 @@ def mpub(topic: str, bodies: Sequence[bytes]) -> bytes:
 
 
 def received(data: bytes) -> Received:
-    """The message of a frame."""
     timestamp_ns, attempts, message_id = struct.unpack_from(">qH16s", data)
     return Received(timestamp_ns, attempts, message_id, data[26:])
 
@@ -134,7 +173,6 @@ class RawClient:
         return [self.read_message() for _ in range(count)]
 
     def ask(self, command: bytes) -> bytes:
-        """Send a command and return its response."""
         self.send(command)
         return self.read_response()
 
@@ -166,7 +204,6 @@ class RawClient:
 
 
 def subscribed(address: str, topic: str, channel: str, *, ready: int = 0) -> RawClient:
-    """A client that consumes."""
     client = RawClient(address)
     client.subscribe(topic, channel, ready=ready)
     return client

@@ -24,30 +24,9 @@ from plugins.servers import GO_FIXTURES
 from plugins.spark import SPARK_FIXTURES
 
 TESTS = Path(__file__).parents[1]
-QUICK = (
-    "archive",
-    "cli/commands/test_to_http.py",
-    "cli/options",
-    "cli/parsing",
-    "cli/render",
-    "cli/top",
-    "client",
-    "cluster",
-    "conformance/test_exchanges.py",
-    "files",
-    "forward",
-    "http",
-    "protocol",
-    "publish",
-    "records",
-    "replay",
-    "tail",
-    "transport",
-    "web/test_api.py",
-    "test_architecture.py",
-    "test_public_api.py",
-    "test_startup.py",
-)
+QUICK = """archive client cluster files forward http protocol publish records replay tail transport
+    cli/commands/test_to_http.py cli/options cli/parsing cli/render cli/top web/test_api.py
+    conformance/test_exchanges.py test_architecture.py test_public_api.py test_startup.py"""
 
 # what is built, or started, is shared by the tests of a file
 BUILDERS = ("tests/docker/", "tests/packaging/", "tests/web/browser/")
@@ -62,7 +41,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if not (config.getoption("--quick") and collection_path.is_relative_to(TESTS)):
         return None
     path = collection_path.relative_to(TESTS)
-    wanted = (Path(each) for each in QUICK)
+    wanted = (Path(each) for each in QUICK.split())
     is_quick = any(path.is_relative_to(each) or each.is_relative_to(path) for each in wanted)
     return None if is_quick else True
 

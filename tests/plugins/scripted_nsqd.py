@@ -24,8 +24,8 @@ from contextlib import suppress
 from typing import Any, Self
 
 import pytest
+from plugins.raw_client import ERROR, MAGIC, RESPONSE, Command, frame, message_frame, split_commands
 from plugins.waiting import patience_s
-from plugins.wire import ERROR, MAGIC, RESPONSE, Command, frame, message_frame, split_commands
 
 TIMEOUT_S = patience_s(5.0)
 READ_SIZE = 1 << 20
@@ -36,13 +36,9 @@ IDENTIFY_REPLY = {
     "version": "1.3.0",
     "max_msg_timeout": 900_000,
     "msg_timeout": 60_000,
-    "tls_v1": False,
-    "deflate": False,
-    "deflate_level": 6,
-    "max_deflate_level": 6,
-    "snappy": False,
+    **dict.fromkeys(("tls_v1", "deflate", "snappy", "auth_required"), False),
+    **dict.fromkeys(("deflate_level", "max_deflate_level"), 6),
     "sample_rate": 0,
-    "auth_required": False,
     "output_buffer_size": 16_384,
     "output_buffer_timeout": 250,
 }
@@ -204,7 +200,6 @@ class ScriptedNsqd:
         self.connections: list[Connection] = []
 
     def accept(self, *, timeout_s: float = TIMEOUT_S) -> Connection:
-        """Wait for a client to connect."""
         self._listener.settimeout(timeout_s)
         try:
             self.connections.append(Connection(self._listener.accept()[0]))
@@ -212,11 +207,13 @@ class ScriptedNsqd:
             raise AssertionError(f"no connection within {timeout_s:g} s") from None
         return self.connections[-1]
 
-    def identified(self, **identify_fields: Any) -> Connection:
-        """Accept, and answer IDENTIFY."""
+    def identified(self, then: str = "", **identify_fields: Any) -> Connection:
+        """Accept, answer IDENTIFY, and expect a line if one is given."""
         connection = self.accept()
         connection.expect("IDENTIFY")
         connection.reply_identify(**identify_fields)
+        if then:
+            connection.expect(then)
         return connection
 
     def subscribed(self, ready: str = "") -> Connection:

@@ -23,9 +23,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import pytest
-from plugins.daemons import GO_PROGRAMS, GoNsqd, GoNsqlookupd
-from plugins.embedded import EmbeddedServer
-from plugins.http_api import Nsqd, Running
+from plugins.daemons import GO_PROGRAMS, EmbeddedServer, GoNsqd, GoNsqlookupd, Nsqd, Running
 
 # What `any_nsqd` runs a test with: classes made from a data directory and flags of nsqd. Only those
 # that need the Go programs carry the mark.

@@ -81,16 +81,12 @@ def test_what_is_no_address_is_refused_with_a_remedy(text: str, remedy: str) -> 
     assert remedy in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "me:hush@lookup:4161",
-        "me:hush/x@lookup",
-        "me:hush@lookup",
-        "http://me:hush@h/#part",
-        "http://me:hush@h:x",
-    ],
-)
+WITH_A_PASSWORD = """
+    me:hush@lookup:4161 me:hush/x@lookup me:hush@lookup http://me:hush@h/#part http://me:hush@h:x
+"""
+
+
+@pytest.mark.parametrize("text", WITH_A_PASSWORD.split())
 def test_a_password_in_what_is_no_address_is_not_shown(text: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         http_url(text, names.LOOKUPD_HTTP_PORT)
@@ -156,26 +152,15 @@ def test_what_is_no_pattern_of_addresses_is_refused(text: str) -> None:
 
 
 LONGEST_HOST = ("h." * names.MAX_HOST_LENGTH)[: names.MAX_HOST_LENGTH]
+HOSTS = [(host, host) for host in ("nsqd-1.example", "fe80::1%eth0", LONGEST_HOST)]
+NO_HOSTS = ("", LONGEST_HOST + "h", "a b", "[a", None, 7, "a/b", "1:2", ":::")
 
 
 @pytest.mark.parametrize(
-    ("name", "host"),
-    [
-        ("nsqd-1.example", "nsqd-1.example"),
-        ("[fe80::1]", "fe80::1"),
-        ("fe80::1%eth0", "fe80::1%eth0"),
-        (LONGEST_HOST, LONGEST_HOST),
-        *(
-            (name, "")
-            for name in ("", LONGEST_HOST + "h", "a b", "[a", None, 7, "a/b", "1:2", ":::")
-        ),
-    ],
+    ("name", "host"), [*HOSTS, ("[fe80::1]", "fe80::1"), *((name, "") for name in NO_HOSTS)]
 )
 def test_what_a_daemon_announces_is_a_host_or_nothing(name: object, host: str) -> None:
     assert names.announced_host(name) == host
-
-
-# -- text: Go's quoting, JSON and durations; what others wrote steers no terminal -----------------
 
 
 QUOTED = {b"": b'""', b"plain name": b'"plain name"', b'"\\': rb'"\"\\"'}

@@ -17,7 +17,7 @@ from plugins.power_cut import PowerCut
 from plugins.servers import GoNsqd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools import ClientOptions, ConfigurationError, ConnectionLost, ServerError
+from nsqtools import ClientOptions, ConfigurationError, ConnectionLost, OutputError, ServerError
 from nsqtools.client.connection_settings import PublishMode
 from nsqtools.client.outcomes import not_sent, rejected, unknown
 from nsqtools.publish.input import BATCH_BYTES, BATCH_RECORDS, InputBatch, RecordSource, repeated
@@ -154,6 +154,15 @@ def test_a_file_that_was_taken_away_is_made_anew(tmp_path: Path) -> None:
         (tmp_path / "folder").rename(tmp_path / "moved")
         unsent.write(b"3")
     assert (tmp_path / "moved" / "unsent").read_bytes() == b"3\n"
+
+
+def test_a_full_disk_leaves_no_half_of_a_record(small_disk: Path) -> None:
+    """Half of one would become one with the first record of the next run."""
+    with UnsentFiles(small_disk / "unsent", b"\n") as unsent:
+        with pytest.raises(OutputError, match="No space left"):
+            unsent.write(bytes(100_000))
+        unsent.write(b"record")
+    assert (small_disk / "unsent").read_bytes() == b"record\n"
 
 
 def test_a_link_and_a_pipe_are_written_through(tmp_path: Path, in_background: InBackground) -> None:

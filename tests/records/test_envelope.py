@@ -122,9 +122,6 @@ def test_a_dead_letter_comes_back_as_it_was_and_is_an_envelope() -> None:
         decode_dead_letter(b'{"error": "x"}')
 
 
-MESSAGES = [WireMessage(0, 1, b"0" * 16, body) for body in (b"a", b"", b"\x1b\xff")]
-
-
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -136,14 +133,12 @@ MESSAGES = [WireMessage(0, 1, b"0" * 16, body) for body in (b"a", b"", b"\x1b\xf
     ],
 )
 def test_each_body_is_ended_by_the_delimiter(options: dict[str, object], text: bytes) -> None:
-    assert encode_lines("t", "h:1", MESSAGES, **options) == text
-
-
-LIMIT = 1 << 20
+    some = [WireMessage(0, 1, b"0" * 16, body) for body in (b"a", b"", b"\x1b\xff")]
+    assert encode_lines("t", "h:1", some, **options) == text
 
 
 def split(chunks: list[bytes], delimiter: bytes = b"\n") -> list[bytes]:
-    splitter = Splitter(delimiter, limit=LIMIT)
+    splitter = Splitter(delimiter, limit=1 << 20)
     return [record for chunk in chunks for record in splitter.feed(chunk)] + splitter.end()
 
 

@@ -10,7 +10,7 @@ from threading import Event
 from unittest.mock import Mock
 
 import pytest
-from plugins.embedded import EmbeddedLookupServer
+from plugins.daemons import EmbeddedLookupServer
 from plugins.http_server import Serves, http
 from plugins.ports import ReservedPort
 from plugins.raw_client import RawPeer, sized

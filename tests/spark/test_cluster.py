@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from plugins.archives import BEGIN_NS, write_archive
 from plugins.clients import bodies_in
-from plugins.http_api import Nsqd
+from plugins.daemons import Nsqd
 from plugins.object_store import Bucket
 from plugins.processes import descendants, kill, peak_bytes
 from plugins.spark import SparkCluster, SparkDriver

@@ -13,7 +13,7 @@ from unittest.mock import MagicMock, PropertyMock
 import pytest
 from plugins.archives import BEGIN_NS, write_archive
 from plugins.clients import bodies_in
-from plugins.http_api import Nsqd
+from plugins.daemons import Nsqd
 from plugins.spark import SparkSession
 from plugins.waiting import patience_s
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from plugins.archives import parts, values_of
-from plugins.http_api import Nsqd
+from plugins.daemons import Nsqd
 from plugins.spark import DataFrame, SparkSession, StreamingQuery
 from plugins.waiting import patience_s, wait_until
 

@@ -18,8 +18,6 @@ from nsqtools.errors import ConnectionFailed, ConnectionLost, DeadlineExceeded, 
 from nsqtools.protocol.names import Address, parse_address
 from nsqtools.transport.stream import Deadline, Stream, TLSOptions, connect, make_context
 
-RESET = (socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # at the close
-
 
 @pytest.fixture
 def pair() -> Iterator[tuple[Stream, socket.socket]]:
@@ -77,8 +75,8 @@ def test_full_sockets_take_nothing_and_lost_ones_fail(pair: tuple[Stream, socket
     while stream.send_ready(bytes(1 << 20)):
         pass
     assert stream.send_ready(b"x") == 0
-    peer.setsockopt(*RESET)
-    peer.close()
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    peer.close()  # with a reset
     with pytest.raises(ConnectionLost, match=str(stream.address)):
         receive(stream)
     with pytest.raises(ConnectionLost, match=str(stream.address)):
@@ -121,8 +119,6 @@ def test_a_first_address_that_drops_packets_costs_a_quarter_of_a_second(
         stream.close()
     assert 0.45 < took_s < 2
 
-
-# -- TLS, against a server that does as the test says ----------------------------------------------
 
 Serve = Callable[..., tuple[Stream, "Future[ssl.SSLSocket]"]]
 

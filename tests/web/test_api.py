@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 from plugins.clients import take
 from plugins.console import Answer, Console, MakeConsole, ask
-from plugins.daemons import Daemon, GoNsqd, GoNsqlookupd
-from plugins.embedded import EmbeddedLookupServer
+from plugins.daemons import Daemon, EmbeddedLookupServer, GoNsqd, GoNsqlookupd
 from plugins.http_server import MakeServer
 from plugins.raw_client import RawPeer
 from plugins.servers import AnyNsqd, MakeNsqd, Serve

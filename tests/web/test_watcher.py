@@ -27,8 +27,6 @@ from nsqtools.web.pages import messages
 from nsqtools.web.pages.site import Recent
 from nsqtools.web.watcher import MAX_CPU_SHARE, Watcher
 
-DEAD = "127.0.0.1:1"
-
 
 @contextmanager
 def watching(*addresses: str, refresh_s: float = 0.1) -> Iterator[Watcher]:
@@ -99,7 +97,7 @@ def test_who_asks_while_an_answer_is_under_way_or_fresh_gets_the_same() -> None:
 
 
 def test_samples_that_cost_too_much_are_taken_less_often() -> None:
-    with Cluster(ClusterAddresses([DEAD])) as cluster:
+    with Cluster(ClusterAddresses(["127.0.0.1:1"])) as cluster:
         watcher = Watcher(cluster, 2.0)
         watcher._note_cost(0.01)
         assert not watcher.is_slowed

@@ -14,7 +14,7 @@ import pytest
 from plugins.cli import RunNsq
 from plugins.clients import InBackground
 from plugins.clusters import RunningCluster, ValidJson
-from plugins.embedded import EmbeddedLookupServer
+from plugins.daemons import EmbeddedLookupServer
 from plugins.raw_client import RawClient, RawPeer
 from plugins.servers import AnyNsqd, Nsqd, Serve
 from plugins.waiting import patience_s, wait_until

@@ -20,8 +20,8 @@ import pexpect
 import pytest
 from plugins.cli import NSQ, RunNsq, end_terminal
 from plugins.clusters import RunningCluster
+from plugins.daemons import Nsqd
 from plugins.hostile_cluster import HostileCluster
-from plugins.http_api import Nsqd
 from plugins.waiting import patience_s
 
 from nsqtools.cli.commands import complete_line
@@ -38,8 +38,6 @@ END = "<end>"
 
 
 class Shell:
-    """A shell on a terminal."""
-
     command = ""
     setup = ""
     """Lines to type first. They bind Escape * to showing the candidates between <<< and <end>."""
@@ -145,8 +143,6 @@ def shell(
     end_terminal(started.child)
 
 
-TAB_LIMIT_S = 0.2  # of CPU, that of the shell not counted
-
 STATIC = {
     "nsq topic ": {"create", "delete", "empty", "info", "list", "pause", "unpause"},
     "nsq --": {"--help", "--version"},
@@ -236,7 +232,7 @@ def test_what_can_follow_is_found_at_once(nsq_env: dict[str, str], line: str) ->
         assert subprocess.check_output([*NSQ, "__complete_line", "bash", line, ":="], env=nsq_env)
         return sum(os.times()[2:4]) - sum(before[2:4])  # of children
 
-    assert any(cpu_s() < patience_s(TAB_LIMIT_S) for _ in range(5))
+    assert any(cpu_s() < patience_s(0.2) for _ in range(5))  # that of a shell not counted
 
 
 # -- what is offered, without a shell --------------------------------------------------------------

@@ -12,7 +12,7 @@ from plugins.http_server import AuthServer
 from plugins.servers import EmbeddedServer, GoNsqd, MakeNsqd, Nsqd, Serve
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.errors import ConfigurationError
+from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.publish.input import InputBatch, InputCheckpoint, InputPlace, RecordSource, held
 
 
@@ -142,6 +142,20 @@ def test_a_file_that_was_cut_during_the_run_is_not_gone_on_with(tmp_path: Path) 
     checkpoint.settle(InputBatch([b"1", b"2"], end=InputPlace(0, 4, 2)))
     with pytest.raises(ConfigurationError, match="is not the file"):
         InputCheckpoint(tmp_path / "checkpoint", [str(path)])
+
+
+def test_a_file_that_cannot_be_read_for_a_while_is_gone_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"1\n2\n")
+    checkpoint = InputCheckpoint(tmp_path / "checkpoint", [str(path)])
+    checkpoint.settle(InputBatch([b"1"], end=InputPlace(0, 2, 1)))
+    checkpoint.place = InputPlace(0, 4, 2)
+    path.rename(tmp_path / "aside")
+    path.symlink_to(path)
+    with pytest.raises(OutputError, match=r"cannot read .*log "):
+        checkpoint.save()
+    (tmp_path / "aside").replace(path)
+    assert InputCheckpoint(tmp_path / "checkpoint", [str(path)]).place == InputPlace(0, 2, 1)
 
 
 def test_what_has_grown_is_gone_on_with_and_a_line_that_was_cut_off_comes_whole(

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 from plugins.certificates import Certificates
 from plugins.cli import RunNsq
-from plugins.damage import state_of
+from plugins.disks import state_of
 from plugins.raw_client import RawClient
 from plugins.servers import AnyNsqd, EmbeddedServer, GoNsqd, Nsqd, Serve
 from plugins.waiting import wait_until

@@ -49,8 +49,6 @@ def write_parquet(spark: SparkSession, path: Path, first: int, last: int, topic:
 
 @pytest.fixture
 def replay(nsqd: GoNsqd, run_spark: RunSpark) -> Replay:
-    """Run ``nsq spark replay`` against `nsqd`."""
-
     return lambda *words: run_spark("replay", *words, "--nsqd-tcp-address", nsqd.tcp_address)
 
 

@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 from plugins.archives import unfinished
-from plugins.cli import Result, RunNsq, SpawnNsq
+from plugins.cli import NsqOnAScreen, Result, RunNsq, SpawnNsq
 from plugins.processes import is_alive
-from plugins.screens import NsqOnAScreen
 from plugins.servers import AnyNsqd, Nsqd
 from plugins.waiting import patience_s, wait_until
 

@@ -1,7 +1,4 @@
-"""``nsq to-file``: what it writes, when and where, and that it has none of nsq_to_file's faults.
-
-The real command runs against the real nsqd.
-"""
+"""``nsq to-file``: what it writes, when and where, and that it has none of nsq_to_file's faults."""
 
 import os
 import re

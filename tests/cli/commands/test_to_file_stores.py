@@ -154,8 +154,6 @@ def test_a_place_that_cannot_be_is_named_before_a_message_is_taken(
     assert (stats["depth"], stats["requeue_count"]) == (1, 0)
 
 
-# -- tables ---------------------------------------------------------------------------------------
-
 BASE_NS = 1_700_000_000_000_000_123
 BODIES = [b'{"user": 1, "country": "de"}', b'{"user": "x"}', b"text", b"\xff\x00", b'{"new": 2.5}']
 
@@ -270,12 +268,8 @@ def test_the_process_that_lands_ends_cleanly_each_time(
     code = "from nsqtools.archive.landing import main; main()"
     for number in range(count):
         log = log_of(tmp_path / f"{number}.log", number, b"%d" % number)
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", code],
-            input=pickle.dumps((plan, tmp_path)) + pickle.dumps([log]),
-            env=os.environ | nsq_env,
-            capture_output=True,
-            timeout=patience_s(30),
-        )
+        given = pickle.dumps((plan, tmp_path)) + pickle.dumps([log])
+        how = {"input": given, "env": os.environ | nsq_env, "timeout": patience_s(30)}
+        done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, **how)
         assert (done.returncode, done.stderr) == (0, b"")
         assert pickle.loads(done.stdout).refused == {}

@@ -114,9 +114,6 @@ def test_headers_secrets_and_signature(
     assert users == {None, "a/b", "x Evil: 1"}
 
 
-# -- failures -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("trouble", ["an error", "slow", "refused", "broken"])
 def test_another_endpoint_is_tried_before_a_requeue(
     forward: Forward, source: Nsqd, http_server: MakeServer, trouble: str
@@ -195,9 +192,6 @@ def test_a_stop_gives_back_what_no_endpoint_has_answered(
     assert (process.returncode, b"dead letter" in stderr) == (143, False)
     assert stderr.endswith(b"nsq: 0 delivered, 1 requeued\n")
     wait_until(lambda: source.depth(TOPIC, CHANNEL) == 3, what="all are given back")
-
-
-# -- several endpoints, batches -----------------------------------------------------------------
 
 
 def test_all_means_that_one_endpoint_decides_for_no_other(
@@ -334,9 +328,6 @@ def test_a_body_without_an_end_does_not_change_what_was_answered(
     over.set()
 
     assert (result.status, result.err, heads) == (0, "nsq: 3 delivered\n", [])
-
-
-# -- TLS, redirects, private networks -----------------------------------------------------------
 
 
 def test_certificates_are_verified(

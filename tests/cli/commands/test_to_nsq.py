@@ -212,9 +212,7 @@ def test_tls_of_the_destination_is_its_own(
     assert (result.status, pair.left()) == (0, 0), result.err
 
 
-def test_counts_are_served_and_written(
-    run_nsq: RunNsq, spawn_nsq: SpawnNsq, pair: Pair, tmp_path: Path
-) -> None:
+def test_counts_are_served_and_written(spawn_nsq: SpawnNsq, pair: Pair, tmp_path: Path) -> None:
     pair.publish(*BODIES)
     reserved = ReservedPort()
     port = reserved.number

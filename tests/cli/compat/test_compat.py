@@ -13,8 +13,6 @@ from nsqtools.cli.main import UTILITIES as NAMES
 from nsqtools.cli.running.runtime import ReaderGone
 from nsqtools.errors import ConfigurationError, OutputError
 
-PLACE = ["-nsqd-tcp-address=127.0.0.1:1"]
-
 
 def test_links_are_made_to_what_can_be_started_and_nothing_else_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -58,5 +56,5 @@ def test_what_the_go_program_takes_and_cannot_do_is_refused(
         ("to_nsq", ["-topic=bad topic"], "bad topic"),
         ("nsq_to_file", ["-consumer-opt=typo,1"], "unknown client option 'typo'"),
     ):
-        assert go_main(program, ["-topic=t", *PLACE, *flags]) == 1, flags
+        assert go_main(program, ["-topic=t", "-nsqd-tcp-address=127.0.0.1:1", *flags]) == 1, flags
         assert complaint in capsys.readouterr().err

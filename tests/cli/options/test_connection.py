@@ -213,9 +213,6 @@ def test_the_other_side_has_options_of_its_own_and_nothing_of_the_source(
     assert got[1].options == {"snappy": "false", "auth_secret": "hush"}
 
 
-# -- the options of all commands ------------------------------------------------------------------
-
-
 def test_a_switch_can_be_set_by_the_environment(connect: Connect) -> None:
     for text, value in {"1": "true", "YES": "true", "off": "false", "false": "false"}.items():
         assert connect(NSQ_TLS=text).options == {"tls_v1": value}

@@ -93,14 +93,11 @@ def test_a_terminal_gets_colour_unless_it_wants_none(run_nsq: RunNsq) -> None:
 # parsed with all their options, and not run
 
 
-BETWEEN = {"|", "&&", ";", "&"}
-
-
 def calls_in(line: str) -> Iterator[list[str]]:
     """What follows each ``nsq`` in a command line of a shell."""
     part: list[str] = []
     for word in [*shlex.split(line, comments=True), "|"]:
-        if word in BETWEEN or word.startswith(">"):
+        if word in {"|", "&&", ";", "&"} or word.startswith(">"):
             while part and re.match(r"[A-Z_]+=", part[0]):
                 part.pop(0)
             if part[:1] == ["nsq"]:

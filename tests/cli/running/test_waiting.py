@@ -1,16 +1,15 @@
 """What a terminal is told while it waits: a topic that grows is found within seconds, and named."""
 
 import io
-import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from plugins.cli import TerminalNsq
 from plugins.clusters import RunningCluster
-from plugins.embedded import EmbeddedLookupServer
+from plugins.daemons import EmbeddedLookupServer
 from plugins.servers import GoNsqd, Serve
-from plugins.waiting import wait_until
+from plugins.waiting import wait_for_threads
 
 from nsqtools.cli.running import consuming
 from nsqtools.cli.running.consuming import (
@@ -73,10 +72,7 @@ def test_a_program_that_ends_while_it_asks_why_nothing_comes_says_nothing(
     monkeypatch.setattr(consuming, "SAID_AFTER_S", (0.0,))
     said, place = io.StringIO(), ConnectionSettings(("127.0.0.1:1",))
     with saying_why_nothing_comes(Runtime(io.StringIO(), said), place, "c", ["events"], lambda: 0):
-        wait_until(
-            lambda: all(each.name != "waiting" for each in threading.enumerate()),
-            what="the end of the thread",
-        )
+        wait_for_threads("waiting")
     assert said.getvalue() == ""
 
 

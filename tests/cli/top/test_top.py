@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pexpect
 import pytest
-from plugins.cli import NSQ, RunNsq, end_terminal
-from plugins.screens import NsqOnAScreen, TerminalScreen
+from plugins.cli import NSQ, NsqOnAScreen, RunNsq, TerminalScreen, end_terminal
 from plugins.servers import AnyNsqd, MakeNsqd, Nsqd
 from plugins.waiting import patience_s, wait_until
 
@@ -163,9 +162,6 @@ def test_an_error_of_ours_ends_it_and_is_said(
     assert b"unexpected ZeroDivisionError" in top.raw.rpartition(LEAVES_SCREEN)[2]
 
 
-# -- changes --------------------------------------------------------------------------------------
-
-
 def test_keys_change_nothing_unless_they_may(open_top: OpenTop) -> None:
     top = open_top()
     top.wait_for("clicks", "q quit")
@@ -220,9 +216,6 @@ def test_a_plan_names_who_is_connected_and_a_failure_is_said(open_top: OpenTop, 
         top.see("d", "connected, may create it again", "type clicks and Enter")
     nsqd.post("/topic/delete", topic="clicks")
     top.see(f"clicks{ENTER}", "delete topic clicks failed: ", "TOPIC_NOT_FOUND")
-
-
-# -- the terminal: how it is taken, and left ------------------------------------------------------
 
 
 def click(column: int, line: int) -> str:
