@@ -68,11 +68,10 @@ class TableSink(DataSource):
 
 
 def _files(
-    batches: Iterable[pyarrow.RecordBatch], path: str, kind: BodyKind
+    batches: Iterator[pyarrow.RecordBatch], path: str, kind: BodyKind
 ) -> Iterator[TableFile]:
     """Write rows that are in the order of partitions."""
     storage = open_storage(path)
-    batches = iter(batches)
     if (first := next(batches, None)) is None:
         return
     of_bodies = [each for each in first.schema if each.name not in RESERVED]

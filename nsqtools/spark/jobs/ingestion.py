@@ -253,7 +253,7 @@ def _last(place: Storage, log: str) -> int:
     return max(map(int, filter(str.isdecimal, names)), default=-1)
 
 
-_DATA = re.compile(r"topic=[^/]*/date=[^/]*/([^/]*\.parquet)")
+_DATA = re.compile(r"(topic=[^/]*/date=[^/]*/)([^/]*\.parquet)")
 
 
 def remove_leftovers(places: IngestPlaces) -> None:
@@ -263,16 +263,19 @@ def remove_leftovers(places: IngestPlaces) -> None:
     """
     with failing("clean up", places.output):
         refuse_older(places)
+        checkpoint = open_storage(str(absolute(places.checkpoint)))
+        if _last(checkpoint, BEGUN) < 0:  # Spark refuses to begin beside what a kill left of that
+            for entry in list(checkpoint.list(BEGUN)):
+                checkpoint.delete(entry.name)
         if places.is_delta:  # its log says what counts, to every reader
             return
         place = open_storage(str(absolute(places.output)))
         names = [entry.name for entry in place.list()]
         known = committed(place) or set()  # the log begins when the first batch has ended
         for match in filter(None, map(_DATA.fullmatch, names)):
-            if match[1] not in known:
-                folder = match[0].removesuffix(match[1])
+            if match[2] not in known:
                 place.delete(match[0])
-                place.delete(f"{folder}.{match[1]}.crc")
+                place.delete(f"{match[1]}.{match[2]}.crc")
 
 
 POLL_S = 0.2
@@ -333,9 +336,8 @@ def start_query(
     """Start it. The places must have been taken. ``trigger_s`` are the seconds between batches;
     None takes what is there, and ends."""
     columns = struct_of(places.bodies.message_schema())
-    stream = spark.readStream.format(source.format).schema(columns)
-    stream = stream.options(**source.options, **places.bodies.options())
-    rows = stream.load().withColumn("date", F.expr(DATE_IN_UTC))
+    stream = spark.readStream.schema(columns).options(**source.options, **places.bodies.options())
+    rows = stream.format(source.format).load().withColumn("date", F.expr(DATE_IN_UTC))
     has = [name for name in ("body", "body_bytes") if name in columns.names]
     misfits = F.col(ERROR) if ERROR in columns.names else F.lit(None)
     rows = rows.observe(
