@@ -30,7 +30,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import date
 from itertools import accumulate, chain
@@ -508,16 +508,14 @@ def delete_archive(source: Source) -> bool:
     Raises as `failure_of` says.
     """
     storage, name, listed = source.file.storage, source.file.name, source.file.entry
-    with failing("delete", source.shown):
-        try:
-            entry = storage.stat(name)
-            if source.is_parquet or listed is None or entry.version != listed.version:
-                return False
-            for each in (name, aside(name, INDEX), aside(name, MANIFEST)):
-                storage.delete(each)
-        except FileNotFoundError:
+    with failing("delete", source.shown), suppress(FileNotFoundError):
+        entry = storage.stat(name)
+        if source.is_parquet or listed is None or entry.version != listed.version:
             return False
-    return True
+        for each in (name, aside(name, INDEX), aside(name, MANIFEST)):
+            storage.delete(each)
+        return True
+    return False
 
 
 # -- where jobs run -----------------------------------------------------------------------------

@@ -19,6 +19,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from secrets import token_hex
@@ -105,7 +106,8 @@ class DeltaCatalog:
         """Return whether there is a table."""
         from deltalake import DeltaTable
 
-        return bool(DeltaTable.is_deltatable(self._uri, self._options()))
+        with self._failing():
+            return bool(DeltaTable.is_deltatable(self._uri, self._options()))
 
     def create(self, schema: pyarrow.Schema, partition_by: Collection[str]) -> None:
         """Make the table if there is none; ``schema`` has the columns of partitions, too."""
@@ -142,11 +144,13 @@ class DeltaCatalog:
 
         Those in partitions that are not ``wanted`` take no memory.
         """
-        return list(_files_of(self._table(), wanted))
+        with self._failing():
+            return list(_files_of(self._table(), wanted))
 
     def number_of(self, app_id: str) -> int:
         """Return the number of a writer's last commit, 0 without one."""
-        return int(self._table().transaction_version(app_id) or 0)
+        with self._failing():
+            return int(self._table().transaction_version(app_id) or 0)
 
     # -- commits --------------------------------------------------------------------------------
 
@@ -176,7 +180,7 @@ class DeltaCatalog:
     def commit(
         self,
         adds: Iterable[TableFile],
-        removes: Iterable[TableFile] = (),
+        removes: Collection[TableFile] = (),
         *,
         app_id: str,
         number: int,
@@ -188,7 +192,7 @@ class DeltaCatalog:
         `OutputError` when a file to remove is not in the table any more.
         """
         from deltalake import CommitProperties, Transaction
-        from deltalake.exceptions import CommitFailedError, DeltaError
+        from deltalake.exceptions import CommitFailedError
         from deltalake.transaction import AddAction, RemoveAction
 
         if number < 1:
@@ -201,37 +205,35 @@ class DeltaCatalog:
             )
             for each in adds
         ]
-        removes = list(removes)
         removed = [
             RemoveAction(each.path, data_change, now_ms, each.bytes, dict(each.partition))
             for each in removes
         ]
         for attempt in range(COMMIT_TRIES):
-            table = self._table()
-            if (table.transaction_version(app_id) or 0) >= number:
-                return False
-            if removed:
-                there = {each.path for each in _files_of(table)}
-                if gone := [each.path for each in removes if each.path not in there]:
-                    raise OutputError(f"{self.storage.where(gone[0])} is not in the table now")
-            try:
-                table.create_write_transaction(
-                    [*added, *removed],
-                    mode="append",
-                    schema=table.schema(),
-                    partition_by=table.metadata().partition_columns,
-                    commit_properties=CommitProperties(
-                        max_commit_retries=0, app_transactions=[Transaction(app_id, number)]
-                    ),
-                )
-                return True
-            except CommitFailedError as exc:
-                # Another writer took the version; or the answer was lost, and it is ours.
-                if attempt == COMMIT_TRIES - 1:
-                    raise self._failure(exc) from exc
-                time.sleep(min(0.01 * 2**attempt, 1.0))
-            except (DeltaError, OSError) as exc:
-                raise self._failure(exc) from exc
+            with self._failing():
+                table = self._table()
+                if (table.transaction_version(app_id) or 0) >= number:
+                    return False
+                if removed:
+                    there = {each.path for each in _files_of(table)}
+                    if gone := [each.path for each in removes if each.path not in there]:
+                        raise OutputError(f"{self.storage.where(gone[0])} is not in the table now")
+                try:
+                    table.create_write_transaction(
+                        [*added, *removed],
+                        mode="append",
+                        schema=table.schema(),
+                        partition_by=table.metadata().partition_columns,
+                        commit_properties=CommitProperties(
+                            max_commit_retries=0, app_transactions=[Transaction(app_id, number)]
+                        ),
+                    )
+                    return True
+                except CommitFailedError:
+                    # Another writer took the version; or the answer was lost, and it is ours.
+                    if attempt == COMMIT_TRIES - 1:
+                        raise
+                    time.sleep(min(0.01 * 2**attempt, 1.0))
         raise OutputError(f"cannot commit to {self.storage.url}: others were always faster")
 
     # -- how it is reached ----------------------------------------------------------------------
@@ -256,12 +258,20 @@ class DeltaCatalog:
 
     def _table(self) -> DeltaTable:
         from deltalake import DeltaTable
-        from deltalake.exceptions import DeltaError, TableNotFoundError
+        from deltalake.exceptions import TableNotFoundError
+
+        with self._failing():
+            try:
+                return DeltaTable(self._uri, storage_options=self._options())
+            except TableNotFoundError:
+                raise ConfigurationError(f"there is no Delta table at {self.storage.url}") from None
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        from deltalake.exceptions import DeltaError
 
         try:
-            return DeltaTable(self._uri, storage_options=self._options())
-        except TableNotFoundError:
-            raise ConfigurationError(f"there is no Delta table at {self.storage.url}") from None
+            yield
         except (DeltaError, OSError) as exc:
             raise self._failure(exc) from exc
 
@@ -274,7 +284,7 @@ class DeltaCatalog:
         if self._is_checked or isinstance(self.storage, LocalStorage):
             return
         name = f"{LOG}/.nsqtools-{token_hex(8)}"
-        try:
+        with self._failing():
             self.storage.put_if_absent(name, b"1")
             try:
                 self.storage.put_if_absent(name, b"2")
@@ -283,8 +293,6 @@ class DeltaCatalog:
                 return
             finally:
                 self.storage.delete(name)
-        except OSError as exc:
-            raise self._failure(exc) from exc
         raise ConfigurationError(
             f"{self.storage.url} has no conditional puts: writers overwrite each other's commits",
             hint="Use --store parquet there, or a store that knows If-None-Match.",

@@ -304,10 +304,9 @@ def _parquet(storage: Storage, entry: Entry, names: Collection[str]) -> TableFil
 
 def _beginning(storage: Storage, entry: Entry) -> bytes:
     """Return the first bytes of a file, none of what reading it will report."""
-    try:
+    with suppress(FileNotFoundError, ChangedError, NotRegularError, PermissionError):
         return storage.read_range(entry.name, 0, len(PARQUET_MAGIC)) if entry.size else b""
-    except (FileNotFoundError, ChangedError, NotRegularError, PermissionError):
-        return b""
+    return b""
 
 
 # -- the files of tables ------------------------------------------------------------------------
@@ -375,10 +374,9 @@ def files_in_table(
 def _has_log(place: Location) -> bool:
     if isinstance(place, Path) and not place.is_dir():
         return False
-    try:
+    with suppress(DeniedError):  # who may list a folder only
         return is_table(open_storage(str(place)))
-    except DeniedError:  # who may list a folder only
-        return False
+    return False
 
 
 def _parquet_entries(root: Location, listed: Iterable[Entry], wanted: Wanted) -> list[Entry]:

@@ -21,7 +21,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -342,11 +342,9 @@ class Table:
 
     def _noted(self, name: str) -> int:
         """Return how many messages a file has by its manifest, 0 without a whole one."""
-        try:
-            manifest = self.storage.read(aside(name, MANIFEST))
-            return int(json.loads(manifest)["messages"])
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
-            return 0
+        with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+            return int(json.loads(self.storage.read(aside(name, MANIFEST)))["messages"])
+        return 0
 
     # -- what was converted before --------------------------------------------------------------
 

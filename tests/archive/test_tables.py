@@ -4,6 +4,7 @@ import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import patch
 
 import pyarrow
 import pytest
@@ -29,7 +30,7 @@ from nsqtools.archive.layout import Head, TimeRange, index_of
 from nsqtools.archive.storage import LocalStorage
 from nsqtools.archive.storage_objects import ObjectStorage
 from nsqtools.archive.table import _TIMES, TablePlan, convert
-from nsqtools.errors import ConfigurationError, OutputError
+from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import BodyKind, encode_many
 
@@ -222,6 +223,12 @@ def test_a_commit_that_is_repeated_does_nothing(place: str) -> None:
         again.commit([], [table_file("a")], app_id="w", number=3)
     again.add_columns([pyarrow.field("user", pyarrow.int64())])
     assert catalog.schema().field("user").type == pyarrow.int64()
+    log, table = [each.name for each in catalog.storage.list("_delta_log")], again._table()
+    with patch.object(again, "_table", return_value=table):  # its log is read when it is asked
+        for name in log:
+            catalog.storage.delete(name)
+        with pytest.raises(NsqError, match="cannot use the Delta table"):
+            again.number_of("w")
 
 
 def test_commits_of_many_writers_are_kept_beside_the_files_whatever_the_name(place: str) -> None:

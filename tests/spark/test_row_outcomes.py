@@ -1,8 +1,10 @@
 """The outcome of rows: counts, dead letters in a directory and in a bucket, and the ledger."""
 
+import os
 import threading
 from contextlib import suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from plugins.archives import dead_letters, dead_rows
@@ -172,7 +174,9 @@ def test_a_second_attempt_waits_for_one_that_ends_and_fails_beside_another(tmp_p
         assert second.entry == LedgerEntry(done=5)
 
 
-def test_a_ledger_belongs_to_a_job_and_a_directory_that_cannot_be_is_named(tmp_path: Path) -> None:
+def test_a_ledger_belongs_to_a_job_and_a_directory_that_cannot_be_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prepare_ledger(tmp_path / "new" / "ledger", "job 1")
     prepare_ledger(tmp_path / "new" / "ledger", "job 1")
     noted(tmp_path, LedgerEntry(done=1))
@@ -188,6 +192,10 @@ def test_a_ledger_belongs_to_a_job_and_a_directory_that_cannot_be_is_named(tmp_p
         write(tmp_path / "file", 1)
     with pytest.raises(OutputError, match=r"nowhere/part-00000.jsonl .No such file"):
         LedgerPart(tmp_path / "nowhere", 0)
+    part = LedgerPart(tmp_path / "new", 0)
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
+    with pytest.raises(OutputError, match=r"part-00000.jsonl .No space"), part:
+        part.finish()
 
 
 def test_a_power_cut_leaves_what_was_synced_and_dead_letters_that_count(tmp_path: Path) -> None:

@@ -364,9 +364,8 @@ class PublishTask:
                 raise self._changed_input()
             self._publisher.drain()
             self._check()
-            if self._ledger is not None:
-                self._entry.sent = self._entry.done  # a kill may have left it ahead
-                self._note(is_last=True)
+            self._entry.sent = self._entry.done  # a kill may have left it ahead
+            self._note(is_last=True)
             if self._dead_letters is not None:
                 self._dead_letters.sync()
         report = self._report
@@ -508,11 +507,10 @@ class PublishTask:
 
     def _begin(self, count: int) -> None:
         """Note that the last rows are going to be sent."""
-        if self._ledger is not None:
-            entry = self._entry
-            entry.repeated += max(0, min(self._row, self._sent_before) - (self._row - count))
-            entry.sent = max(entry.sent, self._row)
-            self._note()
+        entry = self._entry
+        entry.repeated += max(0, min(self._row, self._sent_before) - (self._row - count))
+        entry.sent = max(entry.sent, self._row)
+        self._note()
 
     def _note(self, *, is_last: bool = False) -> None:
         if self._ledger is None or not (is_last or self._ledger.is_due):

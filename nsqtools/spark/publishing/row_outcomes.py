@@ -316,8 +316,8 @@ class LedgerPart:
         line = json.dumps(asdict(self.entry)).encode() + b"\n"
         with failing("write", self.path):
             write_all(self._descriptor, line)
-            if time.monotonic() - self._synced_at > SYNC_INTERVAL_S:
-                self.sync()
+        if time.monotonic() - self._synced_at > SYNC_INTERVAL_S:
+            self.sync()
 
     is_due = True
     """Whether `note` will write."""
@@ -328,8 +328,9 @@ class LedgerPart:
         self.sync()
 
     def sync(self) -> None:
-        """Make what was noted survive a power failure."""
-        os.fsync(self._descriptor)
+        """Make what was noted survive a power failure. Raises `OutputError`."""
+        with failing("write", self.path):
+            os.fsync(self._descriptor)
         self._synced_at = time.monotonic()
 
     def __enter__(self) -> Self:
