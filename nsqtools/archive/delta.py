@@ -117,17 +117,18 @@ class DeltaCatalog:
         self._check_store()
         if isinstance(self.storage, LocalStorage):
             self.storage.root.mkdir(0o750, parents=True, exist_ok=True)
-        try:
-            DeltaTable.create(
-                self._uri,
-                schema=schema,
-                mode="ignore",
-                partition_by=list(partition_by),
-                storage_options=self._options(),
-            )
-        except (DeltaError, OSError) as exc:
-            if not self.exists():  # else another writer was faster
-                raise self._failure(exc) from exc
+        with self._failing():
+            try:
+                DeltaTable.create(
+                    self._uri,
+                    schema=schema,
+                    mode="ignore",
+                    partition_by=list(partition_by),
+                    storage_options=self._options(),
+                )
+            except (DeltaError, OSError):
+                if not self.exists():  # else another writer was faster
+                    raise
 
     def schema(self) -> pyarrow.Schema:
         """Return the columns, those of partitions included."""
@@ -167,11 +168,12 @@ class DeltaCatalog:
             new = [each for each in fields if each.name.lower() not in known]
             if not new:
                 break
-            try:
-                table.alter.add_columns(list(Schema.from_arrow(pyarrow.schema(new)).fields))
-            except (DeltaError, OSError) as exc:
-                if (tries := tries + 1) == COMMIT_TRIES:
-                    raise self._failure(exc) from exc
+            with self._failing():
+                try:
+                    table.alter.add_columns(list(Schema.from_arrow(pyarrow.schema(new)).fields))
+                except (DeltaError, OSError):
+                    if (tries := tries + 1) == COMMIT_TRIES:
+                        raise
         there = {each.name: each.type for each in self.schema()}
         return {
             each.name: there.get(each.name) for each in fields if there.get(each.name) != each.type
@@ -209,7 +211,8 @@ class DeltaCatalog:
             RemoveAction(each.path, data_change, now_ms, each.bytes, dict(each.partition))
             for each in removes
         ]
-        for attempt in range(COMMIT_TRIES):
+        tries = 0
+        while True:
             with self._failing():
                 table = self._table()
                 if (table.transaction_version(app_id) or 0) >= number:
@@ -231,10 +234,9 @@ class DeltaCatalog:
                     return True
                 except CommitFailedError:
                     # Another writer took the version; or the answer was lost, and it is ours.
-                    if attempt == COMMIT_TRIES - 1:
+                    if (tries := tries + 1) == COMMIT_TRIES:
                         raise
-                    time.sleep(min(0.01 * 2**attempt, 1.0))
-        raise OutputError(f"cannot commit to {self.storage.url}: others were always faster")
+                    time.sleep(min(0.01 * 2**tries, 1.0))
 
     # -- how it is reached ----------------------------------------------------------------------
 
@@ -273,11 +275,9 @@ class DeltaCatalog:
         try:
             yield
         except (DeltaError, OSError) as exc:
-            raise self._failure(exc) from exc
-
-    def _failure(self, exc: Exception) -> NsqError:
-        reason = " ".join(str(getattr(exc, "strerror", None) or exc).split())[:200]
-        return NsqError(f"cannot use the Delta table {self.storage.url} ({reason})")
+            reason = " ".join(str(getattr(exc, "strerror", None) or exc).split())[:200]
+            problem = f"cannot use the Delta table {self.storage.url} ({reason})"
+            raise NsqError(problem) from exc
 
     def _check_store(self) -> None:
         """Refuse a store where one writer may overwrite the commit of another."""

@@ -230,12 +230,14 @@ class Journal:
             self._generations.pop().remove()
 
     def close(self) -> None:
-        """The run ends. Its files stay: it is not known whether the last FINs arrived."""
+        """The run ends. Its files stay: it is not known whether the last FINs arrived.
+
+        Nor whether a member that failed is there: its file may not have been cut back. The next run
+        looks it up.
+        """
+        written = [generation for generation in self._generations if generation.written]
         try:
-            for generation in self._generations:
-                generation.settle()
-            written = [generation for generation in self._generations if generation.size]
-            if written:
+            if written and self._generations[0].written == self._generations[0].size:
                 max(written, key=lambda generation: generation.path).write(PROVED.encode())
         except OSError as exc:
             log.info("cannot end %s (%s): the next run will", exc.filename, exc.strerror)
@@ -254,7 +256,7 @@ class _Generation:
         self.path = path
         self.is_kept = False  # FINs of what is in it may have been lost
         self._is_made = False
-        self.size = self._written = 0  # of the lines that count, and of all
+        self.size = self.written = 0  # of the lines that count, and of all
 
     @property
     def count(self) -> int:
@@ -263,18 +265,18 @@ class _Generation:
     def write(self, lines: bytes) -> None:
         self.settle()
         with self._opened() as descriptor:
-            self._written = self.size + len(lines)  # or a part of it, when that fails
+            self.written = self.size + len(lines)  # or a part of it, when that fails
             write_all(descriptor, lines)
 
     def confirm(self) -> None:
-        self.size = self._written
+        self.size = self.written
 
     def settle(self) -> None:
         """Take back the line of a member that did not become durable: the next would prove it."""
-        if self._written != self.size:
+        if self.written != self.size:
             with self._opened() as descriptor:
                 os.ftruncate(descriptor, self.size)
-            self._written = self.size
+            self.written = self.size
 
     @contextmanager
     def _opened(self) -> Iterator[int]:

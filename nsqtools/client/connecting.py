@@ -248,13 +248,13 @@ class Dialer:
         """
         delay_s = self._known.failed(address, self._loop.now(), was_proven=was_proven)
         self.errors[address] = error
-        is_direct = self._known[address].is_direct
-        again = f"in {delay_s:.1f} s" if is_direct else "when nsqlookupd lists it"
-        if self._known[address].is_looked_for:
+        nsqd = self._known[address]
+        again = f"in {delay_s:.1f} s" if nsqd.is_direct else "when nsqlookupd lists it"
+        if nsqd.is_looked_for:
             again = "as soon as nsqd is back"
         log.log(logging.INFO if quietly else logging.WARNING, "%s; trying again %s", error, again)
         self.begin()
-        return not is_direct
+        return not nsqd.is_direct
 
     def stop(self) -> None:
         """Stop connecting. A connection that is being made is closed as soon as it exists."""

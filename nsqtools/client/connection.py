@@ -217,12 +217,12 @@ class Connection:
 
     def attach(self, loop: LoopMember, user: ConnectionUser) -> None:
         """Serve ``user`` on the I/O thread."""
-        self._is_attached = True
         self._loop = loop
         self._user = user
         self._buffer = loop.own.buffer
         self._opened_at = self._last_read = self._last_progress = loop.now()
-        loop.register(self)
+        loop.register(self)  # which may fail
+        self._is_attached = True
 
     def fileno(self) -> int:
         """Return the descriptor for a selector."""
@@ -526,7 +526,7 @@ def identify_body(options: ClientOptions) -> bytes:
         "topology_region": options.topology_region,
         "topology_zone": options.topology_zone,
     }
-    sent = {key: value for key, value in wire.items() if value is not None and value != ""}
+    sent = {key: value for key, value in wire.items() if value not in (None, "")}
     return json.dumps(sent, separators=(",", ":")).encode()
 
 

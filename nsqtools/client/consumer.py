@@ -614,8 +614,10 @@ class Consumer(CommonConsumer):
             if auto_touch:
                 self._io.delivery.on_tick = handling.touch
             work = partial(self._work, handling)
-            names = [f"nsq-worker-{n}" for n in range(workers - 1)]
-            threads = [threading.Thread(target=work, name=name, daemon=True) for name in names]
+            threads = [
+                threading.Thread(target=work, name=f"nsq-worker-{n}", daemon=True)
+                for n in range(workers - 1)
+            ]
             try:
                 for thread in threads:
                     thread.start()

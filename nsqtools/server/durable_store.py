@@ -73,6 +73,8 @@ class DurableStore:
         loop: AbstractEventLoop,
         log: DaemonLog,
     ) -> None:
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="nsqd-durable")
+        self._executor.submit(int)  # starts the thread: there may be none left later
         # a clock that was set back must not give new messages the ids of those that are there
         self.written_ns = files.written_ns()
         self._clock_ns = time.time_ns() - time.monotonic_ns()  # jumps of the wall clock do nothing
@@ -82,7 +84,6 @@ class DurableStore:
         health.spare_bytes = lambda: self.database.spare_bytes()
         self.loop = loop
         self._log = log
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="nsqd-durable")
         self._steps = [Changes()]  # not written yet; the last one is open
         self._is_writing = self._is_due = self._is_over = False
         self.is_strict = False  # what was finished counts as in flight until it is written

@@ -97,10 +97,10 @@ class NsqdDaemon:
         """Load the data and serve. Raises `ConfigurationError`, ``OSError``."""
         loop = asyncio.get_running_loop()
         report_errors(loop, self._log.error)
-        nsqd = self.nsqd = NsqdQueues(self._options, loop, self._log)
-        nsqd.refusal = self._refusal
-        nsqd.registry = LookupRegistry(nsqd.topics, self._options, self._log, self._info)
         try:
+            nsqd = self.nsqd = NsqdQueues(self._options, loop, self._log)
+            nsqd.refusal = self._refusal
+            nsqd.registry = LookupRegistry(nsqd.topics, self._options, self._log, self._info)
             nsqd.load()
         except BaseException:
             self._undo.close()  # another one may have the data path and the ports

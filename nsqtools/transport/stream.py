@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import errno
 import functools
 import itertools
 import math
@@ -215,8 +216,6 @@ class Stream:
             raise _map(exc, self.address) from exc
 
     def _would_block(self, exc: OSError) -> bool:
-        if not self._is_tls:
-            return False
         import ssl
 
         return isinstance(exc, ssl.SSLWantReadError | ssl.SSLWantWriteError)
@@ -236,7 +235,7 @@ class Stream:
         if not self._is_tls:  # once for each message where every connection has RDY 1
             try:
                 return bytes(buffer[: self._socket.recv_into(buffer)])
-            except (BlockingIOError, InterruptedError):
+            except BlockingIOError:
                 return None
             except OSError as exc:
                 raise _map(exc, self.address) from exc
@@ -244,7 +243,7 @@ class Stream:
         while filled < len(buffer):
             try:
                 received = self._socket.recv_into(buffer[filled:])
-            except (BlockingIOError, InterruptedError):
+            except BlockingIOError:
                 break
             except OSError as exc:
                 if filled or self._would_block(exc):
@@ -268,7 +267,7 @@ class Stream:
         """
         try:
             return self._socket.send(data)
-        except (BlockingIOError, InterruptedError):
+        except BlockingIOError:
             return 0
         except OSError as exc:
             if self._would_block(exc):
@@ -307,8 +306,6 @@ def connect(address: Address, deadline: Deadline, local_address: str = "") -> St
             f"cannot connect to {address} ({_reason(exc)})",
             hint="Is nsqd running there? Its TCP port is usually 4150.",
         ) from exc
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     return Stream(sock, address)
 
 
@@ -331,11 +328,13 @@ def look_up(address: Address, deadline: Deadline) -> list[_IPAddress]:
         except OSError as exc:
             answer.set_exception(exc)
 
-    threading.Thread(target=wait_for_name_server, name="nsq-look-up", daemon=True).start()
     try:
+        threading.Thread(target=wait_for_name_server, name="nsq-look-up", daemon=True).start()
         return answer.result(deadline.remaining_s())
     except TimeoutError:
         raise TimeoutError("the name server does not answer") from None
+    except RuntimeError as exc:
+        raise OSError(errno.EAGAIN, str(exc)) from exc
 
 
 def _resolve(address: Address, deadline: Deadline) -> list[_IPAddress]:
@@ -355,7 +354,7 @@ def _resolve(address: Address, deadline: Deadline) -> list[_IPAddress]:
     for each in found:
         families.setdefault(each[0], []).append(each)
     turns = itertools.zip_longest(*families.values())
-    return [each for turn in turns for each in turn if each is not None]
+    return [each for turn in turns for each in turn if each]
 
 
 def _connect_first(
@@ -396,6 +395,8 @@ def _begin_connecting(address: _IPAddress, source: Address | None) -> socket.soc
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if source is not None:
             sock.bind(source)
         with contextlib.suppress(BlockingIOError):

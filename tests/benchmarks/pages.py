@@ -215,9 +215,7 @@ def state(result: Result) -> str:
     return load.format_map(result.facts)
 
 
-Make = Callable[[Result], str]
-
-BLOCKS: dict[str, tuple[Make, ...]] = {
+BLOCKS: dict[str, tuple[Callable[[Result], str], ...]] = {
     "machine": (machine,),
     "six-ratios": (six_ratios,),
     "consume": (CONSUME, state),

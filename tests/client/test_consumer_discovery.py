@@ -155,9 +155,6 @@ def test_a_secret_goes_to_nsqlookupd_only_where_that_was_asked_for() -> None:
     assert http_access(ClientOptions(), ["http://a:1"], {"b": "https://c:1"}).tls is not None
 
 
-# -- a connection that worked is lost --------------------------------------------------------------
-
-
 PATIENT = {"reconnect_base_s": 3600, "reconnect_max_s": 3600}
 
 

@@ -13,7 +13,9 @@ from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.connecting import MAX_THREADS, Background
 from nsqtools.client.io_loop import LoopMember
-from nsqtools.errors import ConnectionFailed
+from nsqtools.errors import ConnectionFailed, PublishNotSent
+from nsqtools.protocol.names import Address
+from nsqtools.transport.stream import Deadline, connect
 
 
 @pytest.mark.parametrize("place", ["call", "timer", "turn", "bytes", "flush"])
@@ -51,6 +53,14 @@ def test_a_defect_ends_alone(nsqd: GoNsqd, consume: Consume, produce: Produce, p
     producer.publish("other", b"z")
     [message] = take(other, 1)
     assert message.body == b"z"
+
+
+def test_a_connection_that_cannot_be_watched_keeps_nobody_waiting(
+    nsqd: GoNsqd, produce: Produce, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LoopMember, "register", Mock(side_effect=OSError))
+    with pytest.raises(PublishNotSent, match="has stopped"):
+        produce(nsqd.tcp_address).publish(TOPIC, b"x", timeout_s=patience_s(5))
 
 
 def test_an_nsqd_that_hangs_does_not_hold_up_the_others(
@@ -221,6 +231,8 @@ def test_without_threads_the_caller_learns_it(
     monkeypatch.setattr(consumer._io, "_begin", begun)
     with pytest.raises(RuntimeError, match="start new thread"):
         consumer.start()
+    with pytest.raises(ConnectionFailed, match="start new thread"):
+        connect(Address("localhost", 1), Deadline(1))
     monkeypatch.setattr(threading.Thread, "start", start)
     consumer.start()
     scripted_nsqd.subscribed("RDY 1")

@@ -204,8 +204,6 @@ def test_killed_while_it_uploads_every_file_is_stored_once(
     assert contents == Counter(bucket.storage.read(each.name) for each in stored)
 
 
-# -- into tables: the process that lands kills itself at each step that changes something ---------
-
 DAY_NS = 86_400 * 10**9
 
 LANDING = """

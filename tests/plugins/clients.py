@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from plugins.daemons import Nsqd
@@ -51,7 +51,6 @@ Produce = Callable[..., Producer]
 Dialog = Callable[..., tuple[Consumer, Connection]]
 Handle = Callable[..., "Future[None]"]
 InBackground = Callable[..., "Future[Any]"]
-T = TypeVar("T")
 
 
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:

@@ -209,9 +209,6 @@ def subscribed(address: str, topic: str, channel: str, *, ready: int = 0) -> Raw
     return client
 
 
-# -- of nsqlookupd ---------------------------------------------------------------------------------
-
-
 DESCRIPTION = {
     "broadcast_address": "nsqd.example",
     "hostname": "nsqd",

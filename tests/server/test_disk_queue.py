@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,14 @@ from plugins.power_cut import PowerCut
 
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.queues.disk_queue import DiskQueue
-from nsqtools.server.queues.queue_files import Block, DiskWork, Done, Work, encode_length
+from nsqtools.server.queues.queue_files import (
+    Block,
+    DiskWork,
+    Done,
+    Work,
+    encode_length,
+    queues_with_files,
+)
 
 RECORD = b"r" * 26  # the smallest that is allowed
 ON_DISK = len(RECORD) + 4
@@ -28,7 +35,8 @@ def record(number: int) -> bytes:
 
 def queue(path: Path, max_bytes: int = 10 * ON_DISK, **more: Any) -> DiskQueue:
     bounds = {"max_bytes_per_file": max_bytes, "max_msg_size": 100, "sync_every": 2500}
-    return DiskQueue("t:ch", path, log=DaemonLog(None, ""), **(bounds | more))
+    found = queues_with_files(path)
+    return DiskQueue("t:ch", path, found=found, log=DaemonLog(None, ""), **(bounds | more))
 
 
 def put_records(disk: DiskQueue, records: Sequence[bytes]) -> None:
@@ -101,6 +109,21 @@ def test_what_was_written_after_the_last_sync_is_found(tmp_path: Path) -> None:
     put_records(found, [record(3)])
     assert data_files(tmp_path)[-1] == "t:ch.diskqueue.000001.dat"
     assert found.get(9, ALL) == [record(number) for number in range(4)]
+    assert (found.depth, found.has_unread) == (0, False)
+
+
+@pytest.mark.parametrize("taken", [0, 25])
+def test_files_that_older_positions_do_not_know_are_read(tmp_path: Path, taken: int) -> None:
+    disk = queue(tmp_path)
+    put_records(disk, [record(number) for number in range(10)])
+    disk.sync()
+    older = meta(tmp_path)
+    put_records(disk, [record(number) for number in range(10, 40)])
+    disk.get(taken, ALL)
+    # killed when a sync had put older positions in the place of newer ones
+    (tmp_path / "t:ch.diskqueue.meta.dat").write_text(older)
+    found = queue(tmp_path)
+    assert found.get(99, ALL) == [record(number) for number in range(taken // 10 * 10, 40)]
     assert (found.depth, found.has_unread) == (0, False)
 
 
@@ -217,6 +240,24 @@ def test_without_descriptors_a_file_is_read_and_a_sync_begun_later(
         disk.start_sync()
     assert (dirty, disk.needs_sync) == ([disk, disk], True)
     assert disk.get(1, ALL) == [RECORD]
+
+
+def test_what_a_network_file_system_says_at_a_close_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(descriptor: int, close: Callable[[int], None] = os.close) -> None:
+        close(descriptor)
+        raise OSError(errno.EIO, "some write has failed")
+
+    disk = queue(tmp_path, ON_DISK)
+    put_records(disk, [record(0), record(1)])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", fail)
+        disk.undo((1, 0, 1))
+        assert disk.get(1, ALL) == [record(0)]
+    put_records(disk, [record(2)])
+    assert disk.get(1, ALL) == [record(2)]
+    disk.close()
 
 
 def test_a_sync_of_one_that_ends_is_left_to_its_end(tmp_path: Path) -> None:

@@ -2,9 +2,10 @@
 
 import json
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from plugins.clients import run_program
@@ -154,3 +155,22 @@ def test_a_broken_list_of_topics_is_replaced_by_the_previous_and_by_the_names_of
     assert (tmp_path / "nsqd.dat.broken").stat().st_size == 40
     nsqd.stop()  # which waits for what is being removed
     assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("missing", ["nsqd-disk", "nsqd-durable"])
+def test_without_its_threads_it_does_not_start_and_leaves_the_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    def refuse(thread: Thread, start: Callable[[Thread], None] = Thread.start) -> None:
+        if thread.name.startswith(missing):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    address = f"127.0.0.1:{ReservedPort().number}"
+    nsqd = EmbeddedNsqd(data_path=str(tmp_path), durable=True, tcp_address=address)
+    with monkeypatch.context() as patch:
+        patch.setattr(Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="start new thread"):
+            nsqd.start()
+    with nsqd, RawClient(address) as client:
+        client.publish("t", b"x")

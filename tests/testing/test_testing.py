@@ -45,9 +45,6 @@ def test_answers_are_recorded_in_order_there_is_one_and_a_requeue_has_its_delay(
     assert [message.answers for message in batch] == [["finish"], ["requeue"], ["finish"]]
 
 
-# -- producers without an nsqd ---------------------------------------------------------------------
-
-
 def test_it_keeps_what_was_published() -> None:
     seen: list[Publication] = []
     with FakeProducer(on_published=seen.append) as producer:
@@ -90,9 +87,6 @@ async def test_it_is_the_same_with_asyncio() -> None:
         with pytest.raises(errors.PublishNotSent):
             await producer.publish_many("orders", [b"x", b"y"])
     assert producer.published == [Published("orders", b"%d" % n) for n in range(3)]
-
-
-# -- fixtures, in runs of pytest of their own -----------------------------------------------------
 
 
 @pytest.fixture

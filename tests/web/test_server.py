@@ -160,8 +160,6 @@ async def test_each_step_of_a_client_has_its_time() -> None:
     assert aborted == ["a", "c", "e"]
 
 
-# -- 1,000 topics with 3 channels each, on 10 nsqd
-
 TOPICS, CHANNELS, NODES = 1000, 3, 10
 
 

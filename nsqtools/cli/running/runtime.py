@@ -293,6 +293,8 @@ def explain(error: Exception) -> tuple[str, str]:
     if isinstance(error, OSError):  # the operating system's: a full disk under stdout, say
         place = f": {error.filename}" if error.filename else ""
         return f"{error.strerror or error}{place}", ""
+    if "can't start new thread" in str(error):  # its limit, which Python has no type for
+        return str(error), ""
     return (
         f"unexpected {type(error).__name__}: {error}",
         "This is a bug: run it again with --debug (or NSQ_DEBUG=1) and report what it prints.",
@@ -303,7 +305,7 @@ def error_document(error: Exception) -> dict[str, str | int | None]:
     """The error as ``--json`` has it: the schema ``error``."""
     message, hint = explain(error)
     address = ADDRESS.search(message) if isinstance(error, NsqError) else None
-    own = "system" if isinstance(error, OSError) else "bug"
+    own = "bug" if "bug" in hint else "system"
     return {
         "code": error.category if isinstance(error, NsqError) else own,
         "message": message,

@@ -11,9 +11,10 @@ happened, and without a sync, because that would hold up the loop; then ``behind
 and after it the meta file: these are what a power failure leaves. One such sync is under way at a
 time; what happens meanwhile belongs to the next one.
 
-What was written after the last meta is found again by the file being longer than the meta says;
-then reading continues to its end and writing in the next file. A file that cannot be read on is
-renamed to ``.bad`` and the next one is tried, unless only this process cannot read it now.
+What was written after the last meta is found again by the file being longer than the meta says, or
+not the last; then reading continues to the end of all and writing in a new file. A file that cannot
+be read on is renamed to ``.bad`` and the next one is tried, unless only this process cannot read it
+now.
 
 Trap: a file system needs long to remove 100 MB, so ``behind`` does it. By then a queue of the same
 name may exist again, with files of the same names. So a file is renamed at once and removed later,
@@ -30,7 +31,6 @@ import errno
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from itertools import takewhile
 from pathlib import Path
 
 from nsqtools.files.durable import NewestContent
@@ -39,7 +39,6 @@ from nsqtools.protocol.frames import MIN_MESSAGE_SIZE
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.queues.queue_files import (
     LENGTH_SIZE,
-    QUEUE_FILE,
     Block,
     CorruptFile,
     DiskWork,
@@ -58,8 +57,8 @@ Mark = tuple[int, int, int]
 class DiskQueue:
     """One queue. ``name`` is ``TOPIC`` or ``TOPIC:CHANNEL``.
 
-    ``may_have_files`` false means that it is new. ``on_dirty`` is called when there is something to
-    sync, once or more often.
+    ``found`` are `queues_with_files`, from which its own are taken.
+    ``on_dirty`` is called when there is something to sync, once or more often.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class DiskQueue:
         max_msg_size: int,
         sync_every: int,
         log: DaemonLog,
-        may_have_files: bool = True,
+        found: dict[str, list[int]],
         behind: DiskWork | None = None,
         on_dirty: Callable[[DiskQueue], object] = lambda _: None,
     ) -> None:
@@ -93,8 +92,8 @@ class DiskQueue:
         self._write_file = self._write_position = 0
         self._reader: RecordReader | None = None
         self._writer = -1
-        if may_have_files:
-            self._open()
+        if name in found:
+            self._open(found.pop(name))
 
     @property
     def needs_sync(self) -> bool:
@@ -147,12 +146,12 @@ class DiskQueue:
 
     def undo(self, mark: Mark) -> None:
         """Take back what was put since; nothing may have been read meanwhile."""
-        number, position, depth = mark
+        number, position, _ = mark
         if (number, position) == (self._write_file, self._write_position):
             return
         self._close_writer()
         self._remove(range(number + 1, self._write_file + 1))
-        self._write_file, self._write_position, self.depth = number, position, depth
+        self._write_file, self._write_position, self.depth = mark
         with suppress(OSError):  # what follows is overwritten by the next record
             os.truncate(self._data(number), position)
         self._count(1)
@@ -172,7 +171,7 @@ class DiskQueue:
                     f"DISKQUEUE({self.name}) reading at {self._read_position} of "
                     f"{self._data(self._read_file)} - {exc}"
                 )
-                if isinstance(exc, OSError) and exc.errno in _FILE_IS_GOOD:
+                if getattr(exc, "errno", 0) in _FILE_IS_GOOD:
                     break
                 self._set_aside()
                 continue
@@ -298,34 +297,30 @@ class DiskQueue:
 
     # files
 
-    def _open(self) -> None:
+    def _open(self, numbers: Sequence[int]) -> None:
         try:
             found = Positions.read(self._meta_path)
         except (FileNotFoundError, ValueError) as exc:
             if isinstance(exc, ValueError):
                 self._log.error(f"DISKQUEUE({self.name}) failed to retrieveMetaData - {exc}")
-            there = map(QUEUE_FILE.fullmatch, os.listdir(self._folder))
-            numbers = [int(m[2]) for m in there if m and m[1] == self.name and m[2] and not m[3]]
             if numbers:
                 self._log.warn(f"DISKQUEUE({self.name}) has no metadata, reading all its files")
                 self._read_file, self._write_file = min(numbers), max(numbers) + 1
                 self._recount()
             return
-        self.depth = found.depth
-        self._read_file, self._read_position = found.read_file, found.read_position
-        self._write_file, self._write_position = write_file, write_position = found[3:]
-        # what a power failure brought back is looked for by name: a listing takes too long
-        below = takewhile(lambda each: self._data(each).exists(), reversed(range(found.read_file)))
-        self._remove(reversed([*below]))
-        path = self._data(write_file)
-        size = path.stat().st_size if path.exists() else 0
-        if write_position != size:  # less: a kill; more: a power failure
+        self.depth, self._read_file, self._read_position = found[:3]
+        self._write_file, self._write_position = found[3:]
+        # what a power failure brought back
+        self._remove(each for each in numbers if each < self._read_file)
+        last = max([self._write_file, *numbers])
+        size = self._data(self._write_file).stat().st_size if self._write_file in numbers else 0
+        # less: a kill; more: a power failure; other files: positions older than those replaced
+        if self._write_position != size or last > self._write_file:
             self._log.warn(
-                f"DISKQUEUE({self.name}) {path} metadata writePos {write_position} "
-                f"{'<' if write_position < size else '>'} file size of {size}, "
-                "skipping to new file"
+                f"DISKQUEUE({self.name}) file {self._write_file} has {size} bytes, "
+                f"{self._write_position} in its metadata, or is not the last; skipping to new file"
             )
-            self._write_file += 1
+            self._write_file = last + 1
             self._write_position = 0
             self._recount()
 
@@ -370,9 +365,9 @@ class DiskQueue:
         self.depth += count
 
     def _close_writer(self) -> None:
-        if self._writer >= 0:
-            os.close(self._writer)
-            self._writer = -1
+        writer, self._writer = self._writer, -1
+        with suppress(OSError):  # there is none; or a network file system says what a sync says
+            os.close(writer)
 
     def _close_reader(self) -> None:
         if self._reader is not None:
@@ -432,10 +427,8 @@ class DiskQueue:
         if self.has_unread:
             return
         if self.depth:
-            what = "positive depth at tail (%d), data loss"
-            if self.depth < 0:
-                what = "negative depth at tail (%d), metadata corruption"
-            self._log.error(f"DISKQUEUE({self.name}) {what % self.depth}, resetting 0...")
+            what = "data loss" if self.depth > 0 else "metadata corruption"
+            self._log.error(f"DISKQUEUE({self.name}) depth {self.depth} at its end, {what}")
             self.depth = 0
             self._count(1)
         at_end = (self._read_file, self._read_position)
@@ -447,8 +440,7 @@ class DiskQueue:
         self._close_reader()
         self._close_writer()
         self._remove(range(self._read_file, self._write_file + 1))
-        self._write_file += 1
-        self._read_file = self._write_file
+        self._read_file = self._write_file = self._write_file + 1
         self._read_position = self._write_position = self.depth = 0
 
     # their names

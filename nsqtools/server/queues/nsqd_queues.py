@@ -175,7 +175,7 @@ class NsqdQueues:
         self.start_time_s = time.time()
         self.registry: LookupRegistry  # before `load`
         self._data_path = Path(options.data_path)
-        self._queues_with_files: set[str] = set()  # when it was loaded
+        self._queues_with_files: dict[str, list[int]] = {}  # when it was loaded
         self.topic_list = TopicList(self._data_path, self.topics, loop, log)
         self.disk_thread = DiskThread(loop)
         self._to_sync: set[DiskQueue] = set()
@@ -217,8 +217,6 @@ class NsqdQueues:
             return QueueBacklog(options.mem_queue_size, None, self.health)
         if self.durable is not None:
             return DurableBacklog(options.mem_queue_size, self.durable, queue_name)
-        has_files = queue_name in self._queues_with_files
-        self._queues_with_files.discard(queue_name)
         disk = DiskQueue(
             queue_name,
             self._data_path,
@@ -226,7 +224,7 @@ class NsqdQueues:
             max_msg_size=options.max_msg_size,
             sync_every=options.sync_every,
             log=self.log,
-            may_have_files=has_files,
+            found=self._queues_with_files,
             behind=self.disk_thread,
             on_dirty=lambda queue: self._to_sync.add(queue),
         )

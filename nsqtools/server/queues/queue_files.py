@@ -63,13 +63,14 @@ class DiskWork:
 
 
 class DiskThread(DiskWork):
-    """Runs work on a thread of its own, until `end`."""
+    """Runs work on a thread of its own, until `end`. Raises ``RuntimeError`` without a thread."""
 
     def __init__(self, loop: AbstractEventLoop) -> None:
         self.sync_count = 0
         self.sync_s = self.longest_sync_s = 0.0
         self._loop = loop
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="nsqd-disk")
+        self._executor.submit(int)  # starts the thread: there may be none left later
 
     def run(self, work: Work, done: Done) -> None:
         if self.is_ending:
@@ -80,7 +81,7 @@ class DiskThread(DiskWork):
             if future.cancelled():
                 return
             exc = future.exception()
-            done(exc if exc is None or isinstance(exc, OSError) else OSError(repr(exc)))
+            done(exc if isinstance(exc, OSError | None) else OSError(repr(exc)))
 
         self._loop.run_in_executor(self._executor, work).add_done_callback(finished)
 
@@ -108,10 +109,16 @@ QUEUE_FILE = re.compile(r"(.+)\.diskqueue\.(?:(\d{6,})\.dat(\.bad)?|meta\.dat)")
 """Of the name of a file: the queue, its number unless it is the meta file, and ``.bad``."""
 
 
-def queues_with_files(data_path: Path) -> set[str]:
-    """Return the names of the queues that have data files, or a meta file. Raises ``OSError``."""
-    found = map(QUEUE_FILE.fullmatch, os.listdir(data_path))
-    return {match[1] for match in found if match and not match[3]}
+def queues_with_files(data_path: Path) -> dict[str, list[int]]:
+    """Return the numbers of the data files of each queue that has some, or a meta file.
+
+    Raises ``OSError``.
+    """
+    found: dict[str, list[int]] = {}
+    for match in map(QUEUE_FILE.fullmatch, os.listdir(data_path)):
+        if match and not match[3]:
+            found.setdefault(match[1], []).extend([int(match[2])] if match[2] else [])
+    return found
 
 
 LENGTH_SIZE = 4
@@ -188,7 +195,8 @@ class RecordReader:
 
     def close(self) -> None:
         """Close the file."""
-        os.close(self._descriptor)
+        with suppress(OSError):  # a network file system may have something to say
+            os.close(self._descriptor)
 
 
 class Positions(NamedTuple):

@@ -235,9 +235,6 @@ def test_what_can_follow_is_found_at_once(nsq_env: dict[str, str], line: str) ->
     assert any(cpu_s() < patience_s(0.2) for _ in range(5))  # that of a shell not counted
 
 
-# -- what is offered, without a shell --------------------------------------------------------------
-
-
 def test_names_come_from_nsqd_and_nsqlookupd_also_when_no_nsqd_is_left_and_none_that_nsqd_takes_not(
     run_nsq: RunNsq,
     cluster: RunningCluster,

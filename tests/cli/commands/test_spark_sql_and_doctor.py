@@ -107,9 +107,6 @@ def test_more_rows_and_years_than_java_and_python_count_to(run_spark: RunSpark) 
     assert re.search("Spark failed: year .*33658", year.err)  # in Python's words, which change
 
 
-# -- nsq spark doctor, with a session and where something is missing -------------------------------
-
-
 def findings(result: Result) -> dict[str, Any]:
     return {each["check"]: each for each in json.loads(result.out)}
 

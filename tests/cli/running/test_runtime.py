@@ -61,6 +61,7 @@ BUG = "hint: This is a bug: run it again with --debug (or NSQ_DEBUG=1) and repor
         # a harmless line, whatever is in it
         (errors.NsqError("E\r\n\x1b[2Jx", hint="try\nthis"), 1, "E \\x1b[2Jx\nhint: try this"),
         (FileNotFoundError(2, "No such file", "/x/y"), 1, "No such file: /x/y"),
+        (RuntimeError("can't start new thread"), 1, "can't start new thread"),
         (KeyError("topic"), 1, f"unexpected KeyError: 'topic'\n{BUG}"),
     ],
 )
