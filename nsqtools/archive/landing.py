@@ -218,11 +218,11 @@ class Landings(Uploads):
     def close(self, **arguments: Any) -> int:
         """As of `Uploads`; the process ends after the batch under way, and a store may hang."""
         left = super().close(**arguments)
-        if (process := self._process) is not None:
-            process.stdin.close()  # type: ignore[union-attr]
+        if (process := self._process) and process.stdin and process.stdout:
+            process.stdin.close()
             try:
                 process.wait(HURRIED_S)
-                process.stdout.close()  # type: ignore[union-attr]
+                process.stdout.close()
             except subprocess.TimeoutExpired:
                 log.warning("what is landing now goes on in process %d", process.pid)
         return left

@@ -178,6 +178,7 @@ class ClientConnection(asyncio.Protocol):
         if self._drain_timer is not None:
             self._drain_timer.cancel()
         self._end()
+        self._protocol = None  # which has this one: nothing is left to the garbage collection
         self._log.info(f"TCP: client({self.remote_address}) closed")
 
     def pause_writing(self) -> None:

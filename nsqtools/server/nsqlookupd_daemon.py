@@ -88,6 +88,7 @@ class LookupProtocolV1(ConnectionProtocol):
         """Forget the nsqd; the names that it announced stay."""
         address = self._connection.remote_address
         self._log.info(f"PROTOCOL(V1): [{address}] exiting ioloop")
+        self._handlers = {}  # they have this
         if self._peer is not None:
             self._registrations.disconnect(self._peer)
 

@@ -352,6 +352,7 @@ class ProtocolV2(ConnectionProtocol):
     def closed(self) -> None:
         """Leave the channel; what was in flight times out."""
         self._context.clients.discard(self)
+        self._handlers = {}  # they have this
         if self.subscription is not None:
             self.subscription.leave()
 
