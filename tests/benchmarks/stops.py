@@ -59,8 +59,15 @@ def in_a_process(arguments: list[str], standard_input: str = "") -> list[str]:
     """`followed`, in a fresh interpreter."""
     command = [sys.executable, __file__, "--follow", *arguments]
     environ = {**os.environ, "XDG_CONFIG_HOME": "/nowhere"}
-    streams = {"input": standard_input, "capture_output": True, "text": True}
-    done = subprocess.run(command, env=environ, timeout=SECONDS, check=True, **streams)
+    done = subprocess.run(
+        command,
+        env=environ,
+        input=standard_input,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=True,
+    )
     return done.stderr.splitlines()[-1].split()
 
 

@@ -16,8 +16,7 @@ LINES = [f"line {number}" for number in range(1000)]
 
 
 def run(command: list[str | Path], stdin: str = "") -> str:
-    how = {"input": stdin, "capture_output": True, "text": True, "timeout": TIMEOUT_S}
-    done = subprocess.run(command, **how)
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -101,8 +101,9 @@ def run(command: Sequence[str | Path], cwd: Path | None = None) -> str:
     testing = ("PYTHON", "COVERAGE", "PYTEST")
     environ = {k: v for k, v in os.environ.items() if not k.startswith(testing)}
     environ["SOURCE_DATE_EPOCH"] = str(RELEASED_AT)
-    how = {"capture_output": True, "text": True, "timeout": TIMEOUT_S, "check": False}
-    done = subprocess.run(command, cwd=cwd, env=environ, **how)
+    done = subprocess.run(
+        command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S
+    )
     assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
     return done.stdout
 

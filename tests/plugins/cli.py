@@ -112,8 +112,9 @@ def run_nsq(nsq_env: dict[str, str]) -> RunNsq:
                 arguments, stdin, environ, timeout, terminal=terminal, columns=columns
             )
         command = [*NSQ, *arguments]
-        how = {"input": stdin, "capture_output": True, "timeout": timeout}
-        done = subprocess.run(command, env=environ, **how)
+        done = subprocess.run(
+            command, input=stdin, env=environ, capture_output=True, timeout=timeout
+        )
         return Result(done.returncode, done.stdout, done.stderr.decode())
 
     return run

@@ -101,10 +101,15 @@ class Place:
             if command.text.startswith(f"{words} ") and not FOR_A_SHELL.search(command.text):
                 status, out, err = run(shlex.split(self.fit(command.text.removeprefix(words))))
                 return status, out.decode() + err
-        where = {"cwd": self.directory, "env": self.environ, "timeout": DEADLINE_S}
-        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "input": b""}
-        line = ["bash", "-o", "pipefail", "-c", self.fit(command.text)]
-        done = subprocess.run(line, check=False, **where, **streams)
+        done = subprocess.run(
+            ["bash", "-o", "pipefail", "-c", self.fit(command.text)],
+            cwd=self.directory,
+            env=self.environ,
+            input=b"",
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=DEADLINE_S,
+        )
         return done.returncode, done.stdout.decode()
 
     def _run_and_interrupt(self, command: Command) -> tuple[int, str]:

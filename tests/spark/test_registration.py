@@ -81,8 +81,8 @@ print(len(spark.table("v").columns), len(spark.readStream.format("nsq").load().c
 
 
 def run(*command: object, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    how = {"capture_output": True, "text": True, "timeout": patience_s(120), "check": False}
-    return subprocess.run([*map(str, command)], env=env, **how)
+    words = [*map(str, command)]
+    return subprocess.run(words, env=env, capture_output=True, text=True, timeout=patience_s(120))
 
 
 def printed(program: str, *arguments: object, env: dict[str, str], tmp_path: Path) -> list[str]:

@@ -269,7 +269,12 @@ def test_the_process_that_lands_ends_cleanly_each_time(
     for number in range(count):
         log = log_of(tmp_path / f"{number}.log", number, b"%d" % number)
         given = pickle.dumps((plan, tmp_path)) + pickle.dumps([log])
-        how = {"input": given, "env": os.environ | nsq_env, "timeout": patience_s(30)}
-        done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, **how)
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", code],
+            input=given,
+            env=os.environ | nsq_env,
+            capture_output=True,
+            timeout=patience_s(30),
+        )
         assert (done.returncode, done.stderr) == (0, b"")
         assert pickle.loads(done.stdout).refused == {}

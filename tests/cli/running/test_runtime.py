@@ -139,8 +139,8 @@ def test_a_stdout_that_cannot_be_written_to_is_an_error_in_one_line_and_the_othe
 
 def shell(line: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     command = ["sh", "-c", line.replace("nsq", f"{sys.executable} -m nsqtools", 1)]
-    how = {"capture_output": True, "text": True, "timeout": patience_s(30)}
-    return subprocess.run(command, env=env, **how)
+    limit_s = patience_s(30)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit_s)
 
 
 def test_a_signal_that_is_sent_twice_stops_once_and_cleans_up_and_handlers_are_put_back(
