@@ -216,6 +216,8 @@ class Stream:
             raise _map(exc, self.address) from exc
 
     def _would_block(self, exc: OSError) -> bool:
+        if not self._is_tls:
+            return False
         import ssl
 
         return isinstance(exc, ssl.SSLWantReadError | ssl.SSLWantWriteError)
