@@ -320,9 +320,11 @@ def _prove(paths: Sequence[Path], is_durable: IsDurable) -> None:
             last = lines[-1]
             head = Head(last["writer"], int(last["number"])) if last["writer"] else None
             if is_durable(last["name"], head, int(last["offset"]), int(last["length"])):
-                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+                flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
                 with closing_fd(open_to_write(run[-1], flags)) as descriptor:
-                    write_all(descriptor, b"\n" + PROVED.encode())  # what is before may be torn
+                    text = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+                    os.ftruncate(descriptor, text.rfind(b"\n") + 1)  # what is torn may fill a disk
+                    write_all(descriptor, PROVED.encode())
 
 
 def _ends_proved(path: Path) -> bool:

@@ -65,6 +65,18 @@ def test_what_was_written_is_known_of_its_nsqd_unless_the_index_lost_it(journal_
     assert known(journal_of(durable={0, 10}), 1, 2) == [True, True]
 
 
+def test_a_torn_end_gives_its_room_to_what_the_next_run_notes(
+    journal_of: Open, tmp_path: Path
+) -> None:
+    """On a full disk there may be no other: `nsq to-file` did not begin again then."""
+    write(journal_of(), 0, 1)
+    [path] = tmp_path.glob(".*.journal")
+    whole = path.read_bytes()
+    path.write_bytes(whole + b"10 10 torn")
+    assert known(journal_of(), 1) == [True]
+    assert path.read_bytes() == whole + b"proved\n"
+
+
 def test_a_later_file_of_the_same_name_does_not_prove_a_member(tmp_path: Path) -> None:
     """Recovery removes a file without members, and the next run uses its name again."""
     directories = Directories(tmp_path, tmp_path)
