@@ -38,6 +38,7 @@ from nsqtools.archive.layout import (
     TimeRange,
     aside,
     decode_index,
+    end_of,
     index_of,
     is_hidden,
     owner_of,
@@ -127,10 +128,11 @@ class ArchiveFile:
         if self.table is not None:
             least, most = self.table.min_ts_ns, self.table.max_ts_ns
             return least is None or most is None or within.meets(least, most)
-        end = self.members[-1].end if self.members else 0
+        if self.members is None:
+            return True
         # what is behind its index is read too
-        has_more = self.members is None or (self.entry is not None and self.entry.size > end)
-        return has_more or any(map(within.may_have, self.members or ()))
+        has_more = self.entry is not None and self.entry.size > end_of(self.members)
+        return has_more or any(map(within.may_have, self.members))
 
     def open(self) -> BinaryIO:
         """Open it for reading: one in progress under its final name if it was finished meanwhile.

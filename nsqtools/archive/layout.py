@@ -130,6 +130,11 @@ class Member(NamedTuple):
         return b"%d %d %d %d %d\n" % self
 
 
+def end_of(members: Sequence[Member]) -> int:
+    """Return the offset after the last of the members of a file, 0 without any."""
+    return members[-1].end if members else 0
+
+
 @dataclass(frozen=True, slots=True)
 class TimeRange:
     """From ``since_ns`` up to, and without, ``until_ns``; None is without end."""

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
-from nsqtools.archive.layout import Member
+from nsqtools.archive.layout import Member, end_of
 from nsqtools.errors import NsqError
 from nsqtools.files.opening import NotRegularError, open_to_read
 from nsqtools.records.envelope import decode
@@ -252,7 +252,7 @@ class Scan:
     @property
     def end(self) -> int:
         """The offset after the last member."""
-        return self.members[-1].end if self.members else 0
+        return end_of(self.members)
 
 
 def codec_at(file: BinaryIO) -> Codec:

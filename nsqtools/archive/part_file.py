@@ -38,6 +38,7 @@ from nsqtools.archive.layout import (
     Head,
     Index,
     Member,
+    end_of,
     hidden_below,
     index_of,
     load_index,
@@ -333,7 +334,7 @@ def cut_to_index(path: Path, descriptor: int) -> bool:
     if found is None:
         found = Index(None, scan_members(part_of(path)))
     members = [member for member in found.members if member.end <= size]
-    end = members[-1].end if members else 0
+    end = end_of(members)
     flags = os.O_RDWR | os.O_CREAT
     with closing_fd(open_to_write(index_path, flags, 0o640)) as index:  # not one that was planted
         if end < size:

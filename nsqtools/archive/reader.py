@@ -31,7 +31,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from nsqtools.archive.finding import ArchiveFile
-from nsqtools.archive.layout import EVER, INDEX, MANIFEST, Index, Member, TimeRange, aside, index_of
+from nsqtools.archive.layout import (
+    EVER,
+    INDEX,
+    MANIFEST,
+    Index,
+    Member,
+    TimeRange,
+    aside,
+    end_of,
+    index_of,
+)
 from nsqtools.archive.members import (
     CorruptError,
     DamagedError,
@@ -331,7 +341,7 @@ def verify(archive: ArchiveFile, on_damage: OnDamage) -> int:
             is_bare = is_bare or not (message.topic or archive.table)
         if not problems and not archive.is_in_progress and archive.members is not None:
             size = archive.size()
-            end = archive.members[-1].end if archive.members else 0
+            end = end_of(archive.members)
             if end != size:
                 note(shown, f"its index ends at byte {end} of {size}")
         if not problems and not is_bare and archive.messages not in (None, messages):

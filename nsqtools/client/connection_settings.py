@@ -71,7 +71,7 @@ class ConnectionSettings:
 def check_can_consume(
     nsqd_tcp_addresses: Collection[str], lookupd_http_addresses: Collection[str]
 ) -> None:
-    """Raise `ConfigurationError` when there is no address to consume from, or to find one."""
+    """Raise `ConfigurationError` without the address of an nsqd, or of an nsqlookupd."""
     if not nsqd_tcp_addresses and not lookupd_http_addresses:
         hint = "Give the TCP address of an nsqd, or that of an nsqlookupd."
         raise ConfigurationError("a consumer needs an address", hint=hint)

@@ -175,15 +175,15 @@ def walk(
         for folder, folders, names in chain.from_iterable(
             os.walk(top, onerror=on_error) for top in waiting
         ):
-            place: tuple[int, ...] = ()
+            state = None
             try:
-                place = os.stat(folder)[1:3]  # inode and device
+                state = os.stat(folder)
             except OSError as exc:
                 on_error(exc)
-            if not place or place in seen:
+            if state is None or (state.st_dev, state.st_ino) in seen:
                 folders.clear()
                 continue
-            seen.add(place)
+            seen.add((state.st_dev, state.st_ino))
             folders[:] = sorted({*folders} - {LOST})
             links += filter(follows, (os.path.join(folder, name) for name in folders))
             yield Path(folder), sorted(names)

@@ -25,7 +25,6 @@ import time
 from asyncio import AbstractEventLoop, Future, TimerHandle
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import groupby, repeat
 from operator import itemgetter
@@ -45,7 +44,7 @@ from nsqtools.server.durable_path import DurablePath
 from nsqtools.server.options import NsqdOptions
 from nsqtools.server.queues.backlog import BackendError, DiskHealth, QueueBacklog, Undo
 from nsqtools.server.queues.data_path import Queues
-from nsqtools.server.queues.queue_files import Block
+from nsqtools.server.queues.queue_files import Block, one_thread
 from nsqtools.server.queues.queued_message import BODY_AT, ID_AT, attempts_of, with_attempts
 
 _DELAY_S = 0.02  # for what no publisher waits for
@@ -73,8 +72,7 @@ class DurableStore:
         loop: AbstractEventLoop,
         log: DaemonLog,
     ) -> None:
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="nsqd-durable")
-        self._executor.submit(int)  # starts the thread: there may be none left later
+        self._executor = one_thread("nsqd-durable")
         # a clock that was set back must not give new messages the ids of those that are there
         self.written_ns = files.written_ns()
         self._clock_ns = time.time_ns() - time.monotonic_ns()  # jumps of the wall clock do nothing

@@ -277,6 +277,9 @@ def status_of_work(
     return ExitStatus.PARTLY_DONE if is_anything_done else status_of(error)
 
 
+OUR_BUG = "This is a bug: run it again with --debug (or NSQ_DEBUG=1) and report what it prints."
+
+
 def explain(error: Exception) -> tuple[str, str]:
     """What to say about ``error``, and what to advise."""
     if isinstance(error, NsqError):
@@ -297,7 +300,7 @@ def explain(error: Exception) -> tuple[str, str]:
         return str(error), ""
     return (
         f"unexpected {type(error).__name__}: {error}",
-        "This is a bug: run it again with --debug (or NSQ_DEBUG=1) and report what it prints.",
+        OUR_BUG,
     )
 
 
@@ -305,7 +308,7 @@ def error_document(error: Exception) -> dict[str, str | int | None]:
     """The error as ``--json`` has it: the schema ``error``."""
     message, hint = explain(error)
     address = ADDRESS.search(message) if isinstance(error, NsqError) else None
-    own = "bug" if "bug" in hint else "system"
+    own = "bug" if hint == OUR_BUG else "system"
     return {
         "code": error.category if isinstance(error, NsqError) else own,
         "message": message,

@@ -365,9 +365,10 @@ class DiskQueue:
         self.depth += count
 
     def _close_writer(self) -> None:
-        writer, self._writer = self._writer, -1
-        with suppress(OSError):  # there is none; or a network file system says what a sync says
-            os.close(writer)
+        if self._writer >= 0:
+            writer, self._writer = self._writer, -1
+            with suppress(OSError):  # a network file system says what a sync says
+                os.close(writer)
 
     def _close_reader(self) -> None:
         if self._reader is not None:

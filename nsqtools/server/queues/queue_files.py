@@ -62,6 +62,16 @@ class DiskWork:
         os.fsync(descriptor)
 
 
+def one_thread(name: str) -> ThreadPoolExecutor:
+    """Return an executor whose thread runs already: later the system may have none left.
+
+    Raises ``RuntimeError`` if it has none now.
+    """
+    executor = ThreadPoolExecutor(1, thread_name_prefix=name)
+    executor.submit(int)
+    return executor
+
+
 class DiskThread(DiskWork):
     """Runs work on a thread of its own, until `end`. Raises ``RuntimeError`` without a thread."""
 
@@ -69,8 +79,7 @@ class DiskThread(DiskWork):
         self.sync_count = 0
         self.sync_s = self.longest_sync_s = 0.0
         self._loop = loop
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="nsqd-disk")
-        self._executor.submit(int)  # starts the thread: there may be none left later
+        self._executor = one_thread("nsqd-disk")
 
     def run(self, work: Work, done: Done) -> None:
         if self.is_ending:
@@ -117,7 +126,9 @@ def queues_with_files(data_path: Path) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for match in map(QUEUE_FILE.fullmatch, os.listdir(data_path)):
         if match and not match[3]:
-            found.setdefault(match[1], []).extend([int(match[2])] if match[2] else [])
+            numbers = found.setdefault(match[1], [])
+            if match[2]:
+                numbers.append(int(match[2]))
     return found
 
 

@@ -56,6 +56,7 @@ from nsqtools.archive.layout import (
     decode_index,
     decode_total,
     encode_members,
+    end_of,
     index_of,
     is_hidden,
     owner_of,
@@ -239,7 +240,7 @@ class ListedFile:
         That rest is a member with a count that is `UNKNOWN`; in a file without an index it is all.
         """
         members = self.members()
-        end = members[-1].end if members else 0
+        end = end_of(members)
         if (size := self.size()) > end:
             return [*members, Member(end, size - end, UNKNOWN, 0, 0)]
         return members
@@ -329,7 +330,7 @@ class GrowingFile(ListedFile):
             return False
         file.seek(begin)
         lines = file.read()
-        found = decode_index(lines, self._members[-1].end if self._members else 0)
+        found = decode_index(lines, end_of(self._members))
         self._members += found
         self._index_read = begin + len(encode_members(found))
         return bool(found) or b"\n" not in lines
@@ -338,8 +339,7 @@ class GrowingFile(ListedFile):
         self._members, self._index_read = [], 0
 
     def end(self) -> int:
-        members = self.members()
-        return members[-1].end if members else 0
+        return end_of(self.members())
 
     def readable(self) -> list[Member]:
         return self.members()

@@ -19,7 +19,7 @@ from dataclasses import replace
 from itertools import pairwise, takewhile
 from time import monotonic, sleep, time_ns
 
-from nsqtools.archive.layout import Head, Member, TimeRange
+from nsqtools.archive.layout import Head, Member, TimeRange, end_of
 from nsqtools.archive.storage import side_by_side
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.protocol.text import NS
@@ -229,7 +229,7 @@ class ArchiveStream:
             upto = end.under_way.get(head)
             if is_read(file, self._settings, self._tell_once):
                 members = file.readable()
-                upto = upto if upto is not None else members[-1].end if members else 0
+                upto = upto if upto is not None else end_of(members)
                 yield file, between(members, start.position(head), upto)
         by_name = {file.name: file for file in files.values() if file.is_finished}
         for name in sorted(end.files.keys() - start.files.keys()):
