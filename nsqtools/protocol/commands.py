@@ -159,7 +159,8 @@ def decode_identify_reply(data: bytes) -> IdentifyReply:
         is_plain = not isinstance(value, str) or value.isprintable()  # it goes into logs
         known[name] = value if is_plain else ascii(value)[1:-1]
     decoded = IdentifyReply(**known)
-    if not 1 <= decoded.deflate_level <= 9 and decoded.deflate:
+    # nsqd before 1.1 grants level 0 to all who name one, and then compresses nothing
+    if not 0 <= decoded.deflate_level <= 9 and decoded.deflate:
         raise ProtocolError(f"nsqd granted deflate at level {decoded.deflate_level}")
     if decoded.max_rdy_count < 1:
         raise ProtocolError(f"nsqd allows RDY {decoded.max_rdy_count} at most")

@@ -221,7 +221,7 @@ def read_topic(document: dict[str, Any]) -> TopicStats:
 
 def _channel(document: dict[str, Any]) -> ChannelStats:
     clients = document.get("clients")
-    if "client_count" not in document and isinstance(clients, list):  # before 1.2.1
+    if "client_count" not in document and isinstance(clients, list):  # before 1.2.0
         document = {**document, "client_count": len(clients)}
     return _fill(ChannelStats, document)
 

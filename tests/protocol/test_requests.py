@@ -107,7 +107,7 @@ WRONG = [b"", b"ok", b"OK\n", b"[]", b"1", b"null", b'"OK"', b"{", b"\xff", b"_h
 WRONG += [pytest.param(b"[" * 100_000, id="nested")]  # type: ignore[list-item]
 WRONG_FIELDS = """
     "max_rdy_count":"7" "max_rdy_count":7.5 "max_rdy_count":true "tls_v1":1 "version":1
-    "max_rdy_count":0 "deflate":true,"deflate_level":0 "deflate":true,"deflate_level":10
+    "max_rdy_count":0 "deflate":true,"deflate_level":-1 "deflate":true,"deflate_level":10
     "msg_timeout":0 "msg_timeout":9223372036854775808
 """
 
