@@ -127,17 +127,22 @@ def test_a_kill_between_the_upload_and_the_removal_leaves_the_removal_to_the_nex
     assert list(files_to_upload(out)) == []
 
 
-@pytest.mark.parametrize("step", ["put_file", "verify", "put_if_absent", "read"])
+@pytest.mark.parametrize("step", ["put_file", "verify", "put_if_absent", "read", "conflict"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_an_upload_that_broke_off_anywhere_is_continued_under_its_name(
     out: Path, storage: Storage, writer: Writer, step: str, when: str
 ) -> None:
     path = finished(writer)
     # only one that goes on reads
-    for breaking in ["put_file", "read"] if step == "read" else [step]:
+    steps = {"read": ["put_file", "read"], "conflict": ["put_if_absent"]}
+    for breaking in steps.get(step, [step]):
         real = getattr(type(storage), breaking)
 
         def breaks(*args: object, real: Callable[..., object] = real) -> object:
+            if step == "conflict":
+                if str(args[1]).endswith(".index"):
+                    return real(*args)
+                raise FileExistsError(17, "broken off")
             if when == "after":
                 with suppress(FileNotFoundError):
                     real(*args)
