@@ -338,7 +338,7 @@ def reason_of(exc: BaseException) -> str:
         line = "cannot connect to the store"
     elif "kind: Timeout" in text:
         line = "no answer from the store in time"
-    line = ": ".join([line, *_SAID.findall(text)])
+    line = ": ".join([line, *dict.fromkeys(_SAID.findall(text))])  # it may quote them twice
     return "".join(c if c.isprintable() else "?" for c in line)[:LONGEST_REASON]
 
 

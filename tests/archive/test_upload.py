@@ -79,10 +79,8 @@ def test_a_file_is_stored_once_with_its_manifest(
     assert upload(path, to) == path.stat().st_size
 
     folder, name = "topic=clicks/date=2026-09-21", "clicks-000001.web1-5b1c2f0e8d9a4e6f-1.log.gz"
-    index, manifest, data = (
-        f"{folder}/{each}" for each in (f".{name}.index", f".{name}.manifest", name)
-    )
-    assert sorted(entry.name for entry in storage.list()) == [index, manifest, data]
+    index, manifest, data = names = sorted(entry.name for entry in storage.list())
+    assert names == [f"{folder}/{each}" for each in (f".{name}.index", f".{name}.manifest", name)]
     assert storage.read(data) == path.read_bytes()
     assert storage.read(index) == index_of(path).read_bytes()
     said = json.loads(storage.read(manifest))
