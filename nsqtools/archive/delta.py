@@ -40,6 +40,7 @@ INGESTED = "_ingest.json"
 """The mark of what `nsq spark ingest` writes. Of Parquet it removes what its log does not name."""
 COMMIT_TRIES = 100
 _ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
+_BLANKS = re.compile(r"(?:\s|\x1b\[\d*m)+")  # delta-rs colors its errors
 FILES = 10_000
 """Of a log, that are rows of Python at a time."""
 
@@ -275,9 +276,8 @@ class DeltaCatalog:
         try:
             yield
         except (DeltaError, OSError) as exc:
-            reason = " ".join(str(getattr(exc, "strerror", None) or exc).split())[:200]
-            problem = f"cannot use the Delta table {self.storage.url} ({reason})"
-            raise NsqError(problem) from exc
+            reason = _BLANKS.sub(" ", str(getattr(exc, "strerror", None) or exc))[:200]
+            raise NsqError(f"cannot use the Delta table {self.storage.url} ({reason})") from exc
 
     def _check_store(self) -> None:
         """Refuse a store where one writer may overwrite the commit of another."""
@@ -285,10 +285,10 @@ class DeltaCatalog:
             return
         name = f"{LOG}/.nsqtools-{token_hex(8)}"
         with self._failing():
-            self.storage.put_if_absent(name, b"1")
             try:
-                self.storage.put_if_absent(name, b"2")
-            except FileExistsError:
+                for data in (b"1", b"2"):
+                    self.storage.put_if_absent(name, data)
+            except FileExistsError:  # of the first, too: an answer that was lost was repeated
                 self._is_checked = True
                 return
             finally:

@@ -229,10 +229,6 @@ def _named(storage: Storage, name: str) -> ArchiveFile:
     return _with_index(storage, storage.stat(name), is_named=True)
 
 
-def _base(entry: Entry) -> str:
-    return entry.name.rpartition("/")[2]
-
-
 def _is_in_progress(entry: Entry) -> bool:
     """Whether it is a file in progress, and not of a table's log: its messages come as rows."""
     folder, _, name = entry.name.rpartition("/")
@@ -353,7 +349,7 @@ def files_in_table(
     above: list[Location] = [at, *at.parents]
     ends = [number for number, each in enumerate(above) if "=" in each.name]
     nearest = [lone, *above[: ends[-1] + 2]] if ends else [lone]
-    root = next(filter(_has_log, nearest), None)
+    root = next((each for each in nearest if _has_log(each, at)), None)
     if root is None:
         return nearest[-1], None
     inside = "" if root == at else str(at)[len(str(root)) + 1 :]
@@ -373,12 +369,15 @@ def files_in_table(
     return root, [ArchiveFile(storage, each.path, None, table=each) for each in files]
 
 
-def _has_log(place: Location) -> bool:
+def _has_log(place: Location, given: Location) -> bool:
     if isinstance(place, Path) and not place.is_dir():
         return False
-    with suppress(DeniedError):  # who may list a folder only
+    try:
         return is_table(open_storage(str(place)))
-    return False
+    except DeniedError:  # who may list the given folder only
+        if place == given:
+            raise
+        return False
 
 
 def _parquet_entries(root: Location, listed: Iterable[Entry], wanted: Wanted) -> list[Entry]:
@@ -393,7 +392,7 @@ def _parquet_entries(root: Location, listed: Iterable[Entry], wanted: Wanted) ->
         for entry in sorted(listed, key=lambda each: each.name)
         if entry.name.endswith(".parquet")
         and not _is_of_others(entry.name)
-        and (counting is None or _base(entry) in counting)
+        and (counting is None or entry.name.rpartition("/")[2] in counting)
         and wanted(partition_of(entry.name))
     ]
 

@@ -188,11 +188,8 @@ def failure_of(exc: OSError, doing: str, where: object) -> NsqError:
 
     ``where`` is the place, in case that the error does not name the object.
     """
-    kind: type[NsqError] = OutputError
-    if isinstance(exc, UnreachableError):
-        kind = ConnectionFailed
-    elif isinstance(exc, DeniedError):
-        kind = RefusedError
+    kinds = {UnreachableError: ConnectionFailed, DeniedError: RefusedError}
+    kind = kinds.get(type(exc), OutputError)
     return kind(f"cannot {doing} {exc.filename or where} ({exc.strerror or exc})")
 
 

@@ -203,12 +203,12 @@ class ObjectStorage(Storage):
             raise FileExistsError(errno.EEXIST, "it is there already", where) from None
         except exceptions.PreconditionError:
             raise ChangedError(errno.ESTALE, "it changed while it was read", where) from None
-        except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as exc:
-            raise DeniedError(errno.EACCES, reason_of(exc), where) from None
         except exceptions.BaseError as exc:
             if NO_BUCKET.search(str(exc)):
                 what = f"bucket {self.bucket} does not exist"
                 raise FileNotFoundError(errno.ENOENT, what, self.url) from None
+            if _WAS_REFUSED.search(str(exc)):  # of a listing obstore has no class for it
+                raise DeniedError(errno.EACCES, reason_of(exc), where) from None
             kind = UnreachableError if _WAS_UNREACHABLE.search(str(exc)) else OSError
             raise kind(errno.EIO, reason_of(exc), where) from None
 
@@ -265,6 +265,8 @@ class RangeFile(io.RawIOBase):
         start = self._position + len(rest)
         length = min(max(size - len(rest), self._next_size), self._size - start)
         data = self._storage.read_range(self._object, start, length, self._version)
+        if len(data) != length:
+            raise ChangedError(errno.ESTALE, "it ends before its end", self.name)
         self._held = rest + data
         self._held_at = self._position
 
@@ -321,8 +323,8 @@ def _md5_tag(path: Path, is_in_parts: bool) -> str:
 
 
 _PERFORMING = re.compile(r"Error performing \w+ \S+ in \S+?,?( after \d+ retries)?[, ].*?- ")
-_CODE = re.compile(r"<Code>([^<]*)</Code>")
-_MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
+_SAID = re.compile(r"<(?:Code|Message)>([^<]*)<")
+_WAS_REFUSED = re.compile("401 Unauthorized|403 Forbidden")
 _WAS_UNREACHABLE = re.compile("kind: (Connect|Timeout)")
 LONGEST_REASON = 200
 
@@ -336,8 +338,7 @@ def reason_of(exc: BaseException) -> str:
         line = "cannot connect to the store"
     elif "kind: Timeout" in text:
         line = "no answer from the store in time"
-    said = [match[1] for match in (_CODE.search(text), _MESSAGE.search(text)) if match]
-    line = ": ".join([line, *said])
+    line = ": ".join([line, *dict.fromkeys(_SAID.findall(text))])  # it may quote them twice
     return "".join(c if c.isprintable() else "?" for c in line)[:LONGEST_REASON]
 
 

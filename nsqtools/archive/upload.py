@@ -311,17 +311,13 @@ def _taken(storage: Storage, name: str) -> NotUploadable:
 def _is_stored(storage: Storage, name: str, manifest: dict[str, object]) -> bool:
     """Return whether the file is there already, whole. Raises `NotUploadable`."""
     try:
-        stored = json.loads(storage.read(aside(name, MANIFEST)))
-    except FileNotFoundError:
+        if json.loads(storage.read(aside(name, MANIFEST))) != manifest:
+            raise _taken(storage, name)
+        return storage.stat(name).size == manifest["size"]
+    except FileNotFoundError:  # of the file: it was removed
         return False
     except ValueError:
-        stored = None
-    if stored != manifest:
-        raise _taken(storage, name)
-    try:
-        return storage.stat(name).size == manifest["size"]
-    except FileNotFoundError:  # it was removed
-        return False
+        raise _taken(storage, name) from None
 
 
 def _publish(storage: Storage, name: str, manifest: dict[str, object]) -> None:
@@ -330,7 +326,8 @@ def _publish(storage: Storage, name: str, manifest: dict[str, object]) -> None:
     try:
         storage.put_if_absent(aside(name, MANIFEST), data)
     except FileExistsError:
-        _is_stored(storage, name, manifest)
+        if not _is_stored(storage, name, manifest):
+            raise
 
 
 def _remove(path: Path, plan: UploadPlan) -> None:

@@ -87,9 +87,9 @@ class Step(NamedTuple):
     clients: tuple[str, ...] = ()
 
     @property
-    def subject(self) -> str:
-        """What is changed, as `subject_of` says it."""
-        return subject_of(self.topic, self.channel)
+    def text(self) -> str:
+        """What is done to what: ``pause topic clicks``."""
+        return f"{self.action.value} {subject_of(self.topic, self.channel)}"
 
 
 class AdminPlan(NamedTuple):
@@ -183,17 +183,15 @@ def plan_tombstone(cluster: Cluster, topic: str, node: str) -> AdminPlan:
     does not answer.
     """
     inventory = take_inventory(cluster)
-    nsqds, _ = cluster.nsqds()
-    names = {address: name for address in nsqds if (name := cluster.names.get(address))}
-    found = next((pair for pair in names.items() if node in pair), None)
-    nsqd, announced = found or (node, "")
-    for failure in inventory.failures:
-        if failure.address == nsqd:
-            raise failure.error
-    if found is None:
-        there = ", ".join(names) or "none"
+    failed = dict(inventory.failures)
+    names = {at: name for at in (*inventory.nodes, *failed) if (name := cluster.names.get(at))}
+    nsqd, announced = next((pair for pair in names.items() if node in pair), (node, ""))
+    if nsqd in failed:
+        raise failed[nsqd]
+    if not announced:
         raise NotFoundError(
-            f"no nsqlookupd knows the nsqd {node}", hint=f"Known HTTP addresses: {there}."
+            f"no nsqlookupd knows the nsqd {node}{but_for(inventory.failures)}",
+            hint=f"Known HTTP addresses: {', '.join(names) or 'none'}.",
         )
     steps = [
         Step("nsqlookupd", address, Action.TOMBSTONE, topic, node=announced)

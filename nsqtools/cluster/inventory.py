@@ -61,14 +61,14 @@ class Inventory(NamedTuple):
 
 def take_inventory(cluster: Cluster) -> Inventory:
     """Ask all daemons. Raises the first failure when none answers."""
-    answers, failures = cluster.ask_nsqds(
+    known, nsqds, failures = cluster.look_up()
+    answers, silent = cluster.ask(
+        nsqds,
         lambda nsqd: {each.topic_name: each for each in nsqd.stats(clients=True).topics or ()},
-        required=False,
     )
-    silent = {failure.address for failure in failures}
-    alive = {name: each for name, each in cluster.lookupds.items() if name not in silent}
+    alive = {address: cluster.lookupds[address] for address in known}
     registered, forgetful = cluster.ask(alive, NsqlookupdHTTPClient.topics)
-    failures += forgetful
+    failures += [*silent, *forgetful]
     if failures and not answers and not registered:
         raise failures[0].error
     return Inventory(

@@ -122,6 +122,9 @@ class Sample(NamedTuple):
         return {report.address: report.stats.start_time for report in self.reports}
 
 
+NO_SAMPLE = Sample(0, [], [], (), ())
+
+
 class SampleFilter(NamedTuple):
     """What to sample: names or patterns of topics and channels, none for all.
 

@@ -123,9 +123,9 @@ def decode_answer(body: bytes) -> AuthState:
         if type(ttl_s) is not int or ttl_s <= 0:
             raise AuthFailed(f"invalid TTL {ttl_s}")
         return AuthState(
-            _text(answer, "identity"),
-            _text(answer, "identity_url"),
-            tuple(map(_authorization, answer.get("authorizations") or ())),
+            _value(answer, "identity", ""),
+            _value(answer, "identity_url", ""),
+            tuple(map(_authorization, _value(answer, "authorizations", []))),
             time.monotonic() + ttl_s,
         )
     except Exception as exc:  # JSON of any shape, depth and size; any pattern
@@ -133,12 +133,12 @@ def decode_answer(body: bytes) -> AuthState:
 
 
 def _authorization(entry: dict[str, Any]) -> AuthGrant:
-    permissions = frozenset(entry.get("permissions") or ())
+    permissions = frozenset(_value(entry, "permissions", []))
     if not permissions <= _PERMISSIONS:
         raise AuthFailed(f"unknown permission in {sorted(permissions)}")
     return AuthGrant(
-        compile_pattern("topic", _text(entry, "topic")),
-        tuple(compile_pattern("channel", each) for each in entry.get("channels") or ()),
+        compile_pattern("topic", _value(entry, "topic", "")),
+        tuple(compile_pattern("channel", each) for each in _value(entry, "channels", [])),
         permissions,
     )
 
@@ -164,11 +164,12 @@ def compile_pattern(what: str, pattern: str) -> Matches:
     return matches
 
 
-def _text(entry: dict[str, Any], key: str) -> str:
-    value = entry.get(key) or ""
-    if not isinstance(value, str):
-        raise AuthFailed(f"{key} is not a string")
-    return value
+def _value(entry: dict[str, Any], key: str, empty: Any) -> Any:
+    """Return a value of the type of ``empty``: the parts of a text are no patterns."""
+    value = entry.get(key)
+    if not isinstance(value, type(empty) | None):
+        raise AuthFailed(f"{key} is not a {type(empty).__name__}")
+    return value or empty
 
 
 @dataclass(slots=True)
@@ -186,17 +187,17 @@ class ClientAuthorization:
         if len(request.words) != 1:
             raise RequestError("E_INVALID", "AUTH invalid number of parameters")
         secret, position = read_body(request, "AUTH", self.nsqd.options.max_body_size)
-        if self.state is not None and self.state.authorizations:
+        if self.state and self.state.authorizations:
             raise RequestError("E_INVALID", "AUTH already set")
         if self.servers is None:
             raise RequestError("E_AUTH_DISABLED", "AUTH disabled")
         tls = self.connection.tls
         learned = {  # in alphabetical order
             "auth_secret": secret,
-            "common_name": tls.common_name if tls is not None else "",
+            "common_name": tls.common_name if tls else "",
             "remote_ip": self.connection.remote_ip,
             "secret": secret,
-            "tls": "true" if tls is not None else "false",
+            "tls": "true" if tls else "false",
         }
         self.query = urlencode(learned)
         raise Pause(position, partial(self._introduce, self.servers))
@@ -230,7 +231,7 @@ class ClientAuthorization:
         """
         if self.servers is None:
             return
-        if self.state is None or not self.state.authorizations:
+        if not (self.state and self.state.authorizations):
             raise RequestError("E_AUTH_FIRST", f"AUTH required before {command}")
         if time.monotonic() > self.state.expires_s:
             raise Pause(start, partial(self._ask, self.servers))

@@ -38,7 +38,7 @@ from starlette.requests import Request
 
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.options import ClientOptions
-from nsqtools.cluster.admin import Action, AdminPlan, StepResult, TopicChange, apply
+from nsqtools.cluster.admin import Action, AdminPlan, Step, StepResult, TopicChange, apply
 from nsqtools.cluster.directory import Cluster
 from nsqtools.errors import NsqError, OutputError
 from nsqtools.files.durable import append_whole
@@ -72,8 +72,7 @@ def recreators(cluster: Cluster, change: TopicChange, plan: AdminPlan) -> Iterab
         yield f"{consumers} connected consumers create it again when they reconnect"
     if change.channel:
         return
-    nodes = {step.address for step in plan.steps if step.action is Action.DELETE}
-    known = {address: cluster.nsqd(address) for address in nodes - set(cluster.lookupds)}
+    known = {at: cluster.nsqd(at) for daemon, at, *_ in plan.steps if daemon == "nsqd"}
     answers, _ = cluster.ask(known, lambda client: client.stats(clients=True))
     for address, stats in answers.items():
         publishing = sum(change.topic in dict(each.pub_counts) for each in stats.producers or ())
@@ -271,7 +270,8 @@ class WebContext:
     def act(self, request: Request, change: TopicChange) -> list[StepResult]:
         """Make a change, of what is there now, and write it down.
 
-        Raises ``HTTPException`` 403, and `NsqError` when nothing could be done.
+        A daemon that was left out of the plan has failed. Raises ``HTTPException`` 403, and
+        `NsqError` when nothing could be done.
         """
         self.check_changes(request)
         plan = plan_change(self.cluster, change)
@@ -279,22 +279,28 @@ class WebContext:
         names = {each: getattr(change, each) or None for each in ("topic", "channel", "node")}
         self.audit.write("begun", name, origin, **names)
         results = apply(self.cluster, plan)
+        for address, error in plan.failures:
+            queue = change.action, change.topic, change.channel
+            step = Step(
+                "nsqlookupd" if address in self.cluster.lookupds else "nsqd", address, *queue
+            )
+            results.append(StepResult(step, error))
         failed = sum(result.error is not None for result in results)
         state = "done" if not failed else "partly" if failed < len(results) else "failed"
         steps = [
             {
-                "daemon": result.step.daemon,
-                "address": result.step.address,
-                "action": result.step.action.value,
-                "error": None if result.error is None else str(result.error),
+                "daemon": step.daemon,
+                "address": step.address,
+                "action": step.action.value,
+                "error": error and str(error),
             }
-            for result in results
+            for step, error in results
         ]
         try:
             self.audit.write(state, name, origin, **names, steps=steps)
         except OutputError as exc:  # the change is made
             log.error("%s", exc)
-        if failed < len(results):
+        if state != "failed":
             self.notifier.notify(change, origin)
         return results
 

@@ -310,15 +310,15 @@ def list_topics(context: WebContext, request: Request) -> object:
         raise upstream_error("nsqlookupd" if cluster.lookupds else "nsqd", [exc]) from exc
     if request.query_params.get("inactive") != "true":
         return {"topics": sorted(names), "message": warning(each.error for each in failures)}
-    stats, silent = cluster.ask_nsqds(topics_on, required=False)
-    known, _ = cluster.known_nodes()  # who is silent has topics, too
+    known, nsqds, failures = cluster.look_up()  # who is silent has topics, too
+    stats, silent = cluster.ask(nsqds, topics_on)
     idle = names.difference(all_of(stats), announced_topics(known))
     answers, failed = registered_channels(cluster, cluster.lookupds, idle)
     found = {
         topic: sorted({channel for each in answers.values() for channel in each.get(topic, ())})
         for topic in sorted(idle)
     }
-    message = warning(failure.error for failure in (*silent, *failed))
+    message = warning(failure.error for failure in (*failures, *silent, *failed))
     return {"topics": {topic: each or None for topic, each in found.items()}, "message": message}
 
 
@@ -436,7 +436,7 @@ def _make(context: WebContext, request: Request, *changes: TopicChange) -> str:
         except NotFoundError as exc:
             what = "NODE" if change.node else "CHANNEL" if change.channel else "TOPIC"
             raise HTTPException(404, f"{what}_NOT_FOUND") from exc
-    errors = [result.error for result in results if result.error is not None]
+    errors = [error for _, error in results if error]
     if errors and len(errors) == len(results):
         raise upstream_error("nsqd", errors)
     return warning(errors)

@@ -12,7 +12,7 @@ import pytest
 from plugins.object_store import Bucket
 
 from nsqtools.archive.storage import ChangedError, Storage
-from nsqtools.archive.storage_objects import PART_SIZE, open_storage, s3_settings
+from nsqtools.archive.storage_objects import PART_SIZE, RangeFile, open_storage, s3_settings
 from nsqtools.errors import NsqError
 from nsqtools.spark.spark_settings import store_conf, store_environ
 
@@ -129,6 +129,8 @@ def test_an_object_reads_like_a_file_and_what_is_not_there_is_named(storage: Sto
     assert b"".join(lines) == content[3 : file.tell()]
     assert lines[-1].endswith(b"\n")
     file.close()
+    with pytest.raises(ChangedError):  # of a store that gives no version of what it replaced
+        RangeFile(storage, "x", len(content) + 1, "").read()
     storage.put("there", b"")
     for ask in (storage.read, storage.stat, storage.open, lambda n: storage.read_range(n, 0, 1)):
         with pytest.raises(FileNotFoundError) as caught:

@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from plugins.archives import write_archive
 from plugins.examples import examples
+from plugins.http_server import MakeServer
 from plugins.object_store import Bucket
 
 from nsqtools.archive import parquet
@@ -253,10 +254,18 @@ def test_commits_of_many_writers_are_kept_beside_the_files_whatever_the_name(pla
         new_table(f"{place}/a%2fb")
 
 
-def test_stores_need_conditional_puts(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stores_need_conditional_puts(
+    bucket: Bucket, http_server: MakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = ObjectStorage.put_if_absent  # an answer that was lost is repeated
+    monkeypatch.setattr(ObjectStorage, "put_if_absent", lambda *args: [put(*args), put(*args)])
+    table = new_table(f"{bucket.url}/table")
     monkeypatch.setattr(ObjectStorage, "put_if_absent", ObjectStorage.put)
     with pytest.raises(ConfigurationError, match="no conditional puts"):
-        new_table(f"{bucket.url}/table")
+        new_table(f"{bucket.url}/other")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", http_server(*[403] * 9).url)
+    with pytest.raises(NsqError, match="_last_checkpoint ↳ Error"):  # without its colors
+        table.files()
 
 
 def test_a_landing_that_babbles_is_ended_and_names_what_was_written_down_and_is_damaged(

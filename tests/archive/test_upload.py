@@ -79,10 +79,8 @@ def test_a_file_is_stored_once_with_its_manifest(
     assert upload(path, to) == path.stat().st_size
 
     folder, name = "topic=clicks/date=2026-09-21", "clicks-000001.web1-5b1c2f0e8d9a4e6f-1.log.gz"
-    index, manifest, data = (
-        f"{folder}/{each}" for each in (f".{name}.index", f".{name}.manifest", name)
-    )
-    assert sorted(entry.name for entry in storage.list()) == [index, manifest, data]
+    index, manifest, data = names = sorted(entry.name for entry in storage.list())
+    assert names == [f"{folder}/{each}" for each in (f".{name}.index", f".{name}.manifest", name)]
     assert storage.read(data) == path.read_bytes()
     assert storage.read(index) == index_of(path).read_bytes()
     said = json.loads(storage.read(manifest))
@@ -127,17 +125,22 @@ def test_a_kill_between_the_upload_and_the_removal_leaves_the_removal_to_the_nex
     assert list(files_to_upload(out)) == []
 
 
-@pytest.mark.parametrize("step", ["put_file", "verify", "put_if_absent", "read"])
+@pytest.mark.parametrize("step", ["put_file", "verify", "put_if_absent", "read", "conflict"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_an_upload_that_broke_off_anywhere_is_continued_under_its_name(
     out: Path, storage: Storage, writer: Writer, step: str, when: str
 ) -> None:
     path = finished(writer)
     # only one that goes on reads
-    for breaking in ["put_file", "read"] if step == "read" else [step]:
+    steps = {"read": ["put_file", "read"], "conflict": ["put_if_absent"]}
+    for breaking in steps.get(step, [step]):
         real = getattr(type(storage), breaking)
 
         def breaks(*args: object, real: Callable[..., object] = real) -> object:
+            if step == "conflict":
+                if str(args[1]).endswith(".index"):
+                    return real(*args)
+                raise FileExistsError(17, "broken off")
             if when == "after":
                 with suppress(FileNotFoundError):
                     real(*args)

@@ -183,7 +183,7 @@ def test_a_pattern_allows_what_it_allows_in_go(auth_nsqd: Nsqd, auth_server: Aut
     assert found == patterns
 
 
-RULE = b'{"topic":"%b","channels":["%b"],"permissions":["%b"]}'
+RULE = b'{"ttl":1,"authorizations":[{"topic":"%b","channels":["%b"],"permissions":["%b"]}]}'
 ANSWERS = {
     b'{"ttl":60,"authorizations":[]}': b"E_UNAUTHORIZED AUTH no authorizations found",
     b'{"TTL":9,"Authorizations":[{"Topic":"t","Channels":[],"Permissions":["publish"]}]}': (
@@ -196,10 +196,10 @@ ANSWERS = {
             b'{"ttl":1' + b"0" * 400 + b',"authorizations":[]}',
             b'{"ttl":1,"authorizations":{"a":1},"identity":1}',
             b'{"ttl":1,"authorizations":[{"topic":"","channels":7,"permissions":[[]]}]}',
-            b'{"ttl":1.5,"authorizations":[]}',
-            b'{"ttl":1,"authorizations":[%b]}' % (RULE % (b"(", b"", b"")),
-            b'{"ttl":1,"authorizations":[%b]}' % (RULE % (b"", b"(", b"")),
-            b'{"ttl":1,"authorizations":[%b]}' % (RULE % (b"", b"", b"rule")),
+            b'{"ttl":1,"authorizations":[{"channels":"^c","permissions":["subscribe"]}]}',
+            *(b'{"ttl":1.5,"authorizations":[]}', b'{"ttl":1,"authorizations":{}}'),
+            b'{"ttl":1,"authorizations":[],"identity":0}',
+            *(RULE % (b"(", b"", b""), RULE % (b"", b"(", b""), RULE % (b"", b"", b"rule")),
         ],
         b"E_AUTH_FAILED AUTH failed",
     ),

@@ -295,11 +295,11 @@ def test_an_nsqd_that_is_down_is_a_warning_and_all_are_an_error(
     nsqd.create_topic("orders")
     here, dead = f"--nsqd-http-address={nsqd.http_address}", "--nsqd-http-address=127.0.0.1:1"
 
-    running = console(here, dead)
+    running = console(here, dead, "--allow-changes")
     nobody = console(dead).get("/api/topics/orders")
 
-    for path in ("/api/topics", "/api/topics/orders"):
-        partly = running.get(path)
+    answers = [running.get(path) for path in ("/api/topics", "/api/topics/orders")]
+    for partly in (*answers, running.post("/api/topics/orders", '{"action":"pause"}')):
         assert partly.status == 200
         assert partly.json()["message"].startswith("WARNING: cannot connect to http://127.0.0.1:1")
     for path in ("/api/nodes/127.0.0.1:1", "/api/topics/orders/c"):

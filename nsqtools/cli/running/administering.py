@@ -141,10 +141,10 @@ def report(
     outcomes: Iterable[StepResult], runtime: Runtime, *, otherwise: ExitStatus
 ) -> ExitStatus:
     """Tell what was done and what failed, node by node; return the exit status."""
-    done = [step for step, error in outcomes if error is None]
-    failed = [(step, error) for step, error in outcomes if error is not None]
+    done = [step for step, error in outcomes if not error]
+    failed = [(step, error) for step, error in outcomes if error]
     for step, error in failed:
-        runtime.complain(error, f"{step.action.value} {step.subject} failed: {error}")
+        runtime.complain(error, f"{step.text} failed: {error}")
     for line in summary(done):
         runtime.tell(f"nsq: {line}")
     if failed:
@@ -156,7 +156,7 @@ def summary(steps: Iterable[Step]) -> list[str]:
     """What was done, a line for each topic or channel."""
     where: dict[str, list[str]] = {}
     for step in steps:
-        where.setdefault(f"{step.action.value} {step.subject}", []).append(step.daemon)
+        where.setdefault(step.text, []).append(step.daemon)
     return [
         f"{what}: done on "
         + " and ".join(f"{daemons.count(kind)} {kind}" for kind in dict.fromkeys(daemons))
@@ -169,7 +169,7 @@ def lines(steps: Iterable[Step]) -> list[str]:
     shown = []
     for step in steps:
         lost = f", {step.messages} messages are lost" if step.messages else ""
-        shown.append(f"{step.action.value} {step.subject} on {step.daemon} {step.address}{lost}")
+        shown.append(f"{step.text} on {step.daemon} {step.address}{lost}")
         shown += [f"    connected, may create it again: {client}" for client in step.clients]
     return shown
 

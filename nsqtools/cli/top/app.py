@@ -14,6 +14,7 @@ import termios
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar
 
@@ -97,6 +98,22 @@ class Terminal(LinuxDriver):
             1, "w", encoding=app.encoding, errors="replace", closefd=False
         )
         app.write = self.write
+
+    def suspend_application_mode(self) -> None:
+        super().suspend_application_mode()
+        self.attrs_before = None  # until it begins again
+
+    def resume_application_mode(self) -> None:
+        """Begin again. With SIGSTOP it stops without being suspended."""
+        if self.attrs_before is not None:
+            self.suspend_application_mode()
+        super().resume_application_mode()
+
+    def run_input_thread(self) -> None:
+        """Go on after bytes that are not UTF-8, which a terminal of another encoding sends."""
+        while not self.exit_event.is_set():
+            with suppress(UnicodeDecodeError):
+                super().run_input_thread()
 
 
 # -- the screens ----------------------------------------------------------------------------------
@@ -283,8 +300,7 @@ class ListScreen(Sheet):
     def on_resize(self) -> None:
         self.call_after_refresh(self.redraw)
 
-    def on_screen_resume(self) -> None:
-        self.call_after_refresh(self.redraw)
+    on_screen_resume = on_resize
 
     def on_mouse_down(self, event: MouseDown) -> None:
         drawn, view = self.rows.drawn, self.top.view
@@ -355,7 +371,6 @@ class ListScreen(Sheet):
 
         def ask(plan: AdminPlan, shown: Sequence[str]) -> None:
             if self._wanted is change:
-                self._wanted = None
                 page = Confirmation(top, _title(change), shown, change.word)
                 top.push_screen(page, lambda agreed: self._carry_out(change, plan, bool(agreed)))
 
@@ -365,12 +380,8 @@ class ListScreen(Sheet):
         def work() -> None:
             with self.top.settings.open() as cluster:
                 outcomes = apply(cluster, plan)
-            failed = [
-                f"{each.step.action.value} {each.step.subject} failed: {each.error}"
-                for each in outcomes
-                if each.error is not None
-            ]
-            done = summary(each.step for each in outcomes if each.error is None)
+            failed = [f"{step.text} failed: {error}" for step, error in outcomes if error]
+            done = summary(step for step, error in outcomes if not error)
             self.top.call(partial(self._report, change, [*failed, *done]))
             self.top.sample_now.set()
 
@@ -477,10 +488,8 @@ class Top(App[Exception]):
 
     def call(self, call: Callable[[], object]) -> None:
         """Have something done on the thread of the app."""
-        try:
+        with suppress(RuntimeError):  # the app has ended
             self.call_later(call)
-        except RuntimeError:
-            pass  # the app has ended
 
     def _handle_exception(self, error: Exception) -> None:
         """Textual's own prints all local variables of the traceback, secrets included."""

@@ -62,8 +62,7 @@ def draw(view: TopView, width: int, height: int, bottom: str) -> Drawn:
 def _list(view: TopView, width: int, height: int) -> Drawn:
     lines, here = view.lines(), view.position()
     table = ListTable(view, width)
-    rows = [Row(summary(view.sample, width), "bold")]
-    rows.append(problem_line(view.problems))
+    rows = [Row(summary(view.sample, width), "bold"), problem_line(view.problems)]
     rows.append(Row(status(view, table.columns)))
     heading_row = len(rows)
     rows.append(Row(table.heading, "reverse"))
@@ -81,10 +80,8 @@ def _list(view: TopView, width: int, height: int) -> Drawn:
 # -- the lines above the list ---------------------------------------------------------------------
 
 
-def summary(sample: Sample | None, width: int) -> str:
+def summary(sample: Sample, width: int) -> str:
     """The cluster in a line; what does not fit is left out whole, the least important first."""
-    if sample is None:
-        return "nsq top"
     sums = sums_of(sample.totals)
     silent = sum(node.is_silent for node in sample.nodes)
     clock = datetime.fromtimestamp(sample.time_s).strftime("%H:%M:%S")
@@ -139,7 +136,7 @@ def why_empty(view: TopView) -> str:
     scope, sample = view.scope, view.sample
     if text := view.look.filter.text:
         return f"nothing meets the filter {cell_text(text)!r}; / changes it"
-    if view.kind is ViewKind.CHANNELS and sample is not None:
+    if view.kind is ViewKind.CHANNELS:
         waiting = sum(
             row.depth for row in sample.totals if row.topic == scope.topic and not row.channel
         )

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from nsqtools.cluster.problems import Past, Problem, problems_of
 from nsqtools.cluster.queue_rows import ConsumerRow, QueueRow, totals
-from nsqtools.cluster.sampling import NodeState, Question, Sample
+from nsqtools.cluster.sampling import NO_SAMPLE, NodeState, Question, Sample
 from nsqtools.cluster.stats_documents import COLUMNS, CONSUMER_NUMBERS, Condition, parse_condition
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import is_valid_name
@@ -71,11 +71,6 @@ class Sum(NamedTuple):
     def queues(self) -> list[QueueRow]:
         return [*self.topics, *self.channels]
 
-    @property
-    def is_silent(self) -> bool:
-        """Whether it is an nsqd that does not answer."""
-        return self.state is not None and self.state.is_silent
-
 
 def _joined(
     rows: str, name: str, join: Callable[[list[Any]], Cell] = sum, none: Cell = None
@@ -87,7 +82,7 @@ def _joined(
         known = [value for row in getattr(each, rows) if (value := read(row)) is not None]
         if known:
             return join(known)
-        return None if each.is_silent else none
+        return None if each.state and each.state.is_silent else none
 
     return joined
 
@@ -378,7 +373,7 @@ class TopView:
     """The state of the list. It begins with the columns, order and filter that are given."""
 
     def __init__(self, columns: Sequence[str] = (), sort: str = "", filter: str = "") -> None:
-        self.sample: Sample | None = None
+        self.sample = NO_SAMPLE
         self.kind = ViewKind.TOPICS
         self.scope = Scope()
         self.is_frozen = False
@@ -431,11 +426,10 @@ class TopView:
     def lines(self) -> list[Line]:
         """The lines that the filter lets through, sorted."""
         if self._lines is None:
-            self._lines, self.widths, look = [], {}, self.look
-            if self.sample is not None:
-                kept = look.filter.keep(lines_of(self.sample, self.kind, self.scope), self.kind)
-                column = VIEWS[self.kind].columns[look.sort]
-                self._lines = sort_lines(kept, column, is_reversed=look.is_reversed)
+            self.widths, look = {}, self.look
+            kept = look.filter.keep(lines_of(self.sample, self.kind, self.scope), self.kind)
+            column = VIEWS[self.kind].columns[look.sort]
+            self._lines = sort_lines(kept, column, is_reversed=look.is_reversed)
         return self._lines
 
     def trend(self, line: Line) -> tuple[int, ...]:
@@ -502,7 +496,7 @@ class TopView:
 
     def show(self, sample: Sample) -> None:
         """Show a new sample, unless the view is frozen."""
-        if self.is_frozen and self.sample is not None:
+        if self.is_frozen:
             return
         self.sample, self._lines = sample, None
         self.problems = problems_of(sample, self._past.before(sample))

@@ -43,13 +43,13 @@ from nsqtools import __version__
 from nsqtools.cluster.history import History
 from nsqtools.cluster.problems import by_kind, moment
 from nsqtools.cluster.queue_rows import Key
-from nsqtools.cluster.sampling import Sample
+from nsqtools.cluster.sampling import NO_SAMPLE, Sample
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.text import escape_line, escape_text
 from nsqtools.web.actions import WebContext
 from nsqtools.web.pages import figures
-from nsqtools.web.pages.snapshot import NO_SAMPLE, Snapshot
+from nsqtools.web.pages.snapshot import Snapshot
 
 V = TypeVar("V")
 Values = dict[str, Any]

@@ -16,8 +16,6 @@ from nsqtools.cluster.queue_rows import Key, QueueRow, sums_of
 from nsqtools.cluster.sampling import Sample
 from nsqtools.cluster.stats_documents import COLUMNS
 
-NO_SAMPLE = Sample(0, [], [], (), ())
-
 
 class Snapshot:
     """One sample, taken apart once for all who look at it."""
