@@ -19,7 +19,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from secrets import token_hex
@@ -29,6 +29,7 @@ from urllib.parse import unquote
 from nsqtools.archive.storage import LocalStorage, Storage
 from nsqtools.archive.storage_objects import S3_SCHEMES, ObjectStorage, open_storage, s3_settings
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
+from nsqtools.files.durable import sync_data, sync_folder
 
 if TYPE_CHECKING:
     import pyarrow
@@ -217,6 +218,7 @@ class DeltaCatalog:
             with self._failing():
                 table = self._table()
                 if (table.transaction_version(app_id) or 0) >= number:
+                    self._sync_log()
                     return False
                 if removed:
                     there = {each.path for each in _files_of(table)}
@@ -232,12 +234,22 @@ class DeltaCatalog:
                             max_commit_retries=0, app_transactions=[Transaction(app_id, number)]
                         ),
                     )
+                    self._sync_log()
                     return True
                 except CommitFailedError:
                     # Another writer took the version; or the answer was lost, and it is ours.
                     if (tries := tries + 1) == COMMIT_TRIES:
                         raise
                     time.sleep(min(0.01 * 2**tries, 1.0))
+
+    def _sync_log(self) -> None:
+        """Make commits durable on a local disk: delta-rs leaves that to the system."""
+        if isinstance(self.storage, LocalStorage):
+            for entry in self.storage.list(LOG):
+                if entry.modified_ns > time.time_ns() - 60e9:  # older ones it has written
+                    with suppress(FileNotFoundError), self.storage.open(entry.name) as file:
+                        sync_data(file.fileno())
+            sync_folder(self.storage.root / LOG)
 
     # -- how it is reached ----------------------------------------------------------------------
 
@@ -276,7 +288,7 @@ class DeltaCatalog:
         try:
             yield
         except (DeltaError, OSError) as exc:
-            reason = _BLANKS.sub(" ", str(getattr(exc, "strerror", None) or exc))[:200]
+            reason = _BLANKS.sub(" ", str(getattr(exc, "strerror", None) or exc))[:300]
             raise NsqError(f"cannot use the Delta table {self.storage.url} ({reason})") from exc
 
     def _check_store(self) -> None:

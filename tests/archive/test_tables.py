@@ -15,7 +15,7 @@ from plugins.examples import examples
 from plugins.http_server import MakeServer
 from plugins.object_store import Bucket
 
-from nsqtools.archive import parquet
+from nsqtools.archive import delta, parquet
 from nsqtools.archive.body_columns import BodyColumns, fields_of, json_schema
 from nsqtools.archive.columns import (
     batch_of_bodies,
@@ -213,7 +213,9 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def test_a_commit_that_is_repeated_does_nothing(place: str) -> None:
     catalog = new_table(place)
 
-    first = [catalog.commit([table_file("a")], app_id="w", number=1) for _ in range(2)]
+    with patch.object(delta, "sync_data", wraps=delta.sync_data) as synced:
+        first = [catalog.commit([table_file("a")], app_id="w", number=1) for _ in range(2)]
+    assert synced.call_count == (0 if "://" in place else 4)  # each time the table's, and this one
     second = catalog.commit([table_file("b")], [table_file("a")], app_id="w", number=2)
     again = DeltaCatalog(place)
 
@@ -230,6 +232,10 @@ def test_a_commit_that_is_repeated_does_nothing(place: str) -> None:
             catalog.storage.delete(name)
         with pytest.raises(NsqError, match="cannot use the Delta table"):
             again.number_of("w")
+    if "://" not in place:
+        (loop := Path(place, name)).symlink_to(loop)
+        with pytest.raises(NsqError, match=r"Unable to .* Too many levels of symbolic links"):
+            again.files()  # the reason comes last
 
 
 def test_commits_of_many_writers_are_kept_beside_the_files_whatever_the_name(place: str) -> None:
