@@ -7,13 +7,15 @@ files are there.
 
 from __future__ import annotations
 
+import hashlib
+import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from itertools import chain
 from typing import NamedTuple
 
-from nsqtools.archive.delta import Partition
 from nsqtools.archive.finding import ArchiveFile, Wanted, all_of, find_archives, of_each
 from nsqtools.archive.layout import Member, folder_of, partition_of
 from nsqtools.archive.location import Location
@@ -139,7 +141,10 @@ def each_source(archives: Iterable[ArchiveFile], wanted: Wanted) -> Iterator[Sou
     for archive in archives:
         if archive.table is not None:
             tables.append(archive)
-        elif not archive.is_in_progress and wanted(_topic_of(archive.name)):
+        elif not archive.is_in_progress and wanted(
+            # of a date its folder says only that of its first message
+            {key: value for key, value in partition_of(archive.name).items() if key == "topic"}
+        ):
             found.append(archive)
     for archive, scan in zip(found, of_each(look_at, found), strict=True):
         head = archive.head
@@ -165,6 +170,24 @@ def each_source(archives: Iterable[ArchiveFile], wanted: Wanted) -> Iterator[Sou
     yield from chain.from_iterable(of_each(_sources_in, tables))
 
 
+def place_of(path: str) -> str:
+    """Return what tells the place of a file in the names of what becomes of it."""
+    return hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
+
+
+def has_grown(archive: ArchiveFile, place: str, names: Iterable[str]) -> bool:
+    """Return whether a file of bare bodies was appended to after it became one of some ``names``.
+
+    They end with the hash of what it had then, its size, and its place. Raises ``OSError``.
+    """
+    size, before = archive.size(), re.compile(rf".*-([0-9a-f]{{32}})-([0-9a-f]+)-{place}")
+    return any(
+        int(match[2], 16) < size
+        and archive.storage.digest(archive.name, int(match[2], 16)).startswith(match[1])
+        for match in filter(None, map(before.fullmatch, names))
+    )
+
+
 def _spans_of(archive: ArchiveFile, members: Sequence[Member]) -> tuple[Member, ...]:
     """The members of a file; where one is of more than a year, as by a clock that was wrong, a span
     for each day that has messages: all days between would be partitions. Raises `NsqError`."""
@@ -182,11 +205,6 @@ def _spans_of(archive: ArchiveFile, members: Sequence[Member]) -> tuple[Member, 
             max(known.max_ts, at),
         )
     return tuple(days.values())
-
-
-def _topic_of(name: str) -> Partition:
-    """What the folders of an archive say: its date is only that of its first message."""
-    return {key: value for key, value in partition_of(name).items() if key == "topic"}
 
 
 def _sources_in(archive: ArchiveFile) -> list[Source]:

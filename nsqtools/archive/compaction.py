@@ -20,7 +20,6 @@ name is made of the file's identity, so that it is taken once.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -35,13 +34,23 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from itertools import accumulate, chain
 from multiprocessing import get_context, parent_process
+from pathlib import PurePosixPath
 from typing import Any
 from uuid import uuid4
 
 import pyarrow
 
 from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, fields_of
-from nsqtools.archive.catalog import Slot, Source, by_slot, each_source, range_of, sources_of
+from nsqtools.archive.catalog import (
+    Slot,
+    Source,
+    by_slot,
+    each_source,
+    has_grown,
+    place_of,
+    range_of,
+    sources_of,
+)
 from nsqtools.archive.delta import DeltaCatalog, TableFile, is_table, refuse_other_form
 from nsqtools.archive.finding import Inputs, files_in_folder, files_in_table
 from nsqtools.archive.layout import INDEX, MANIFEST, Member, aside
@@ -93,9 +102,8 @@ class Selection:
         """Tell whether a partition is chosen. One without topic and date is, unless either is."""
         is_named = not self.topics or slot.topic in self.topics
         if slot.day is None:
-            return is_named and self.first is None and self.last is None
-        is_late = self.first is None or slot.day >= self.first
-        return is_named and is_late and (self.last is None or slot.day <= self.last)
+            return is_named and not (self.first or self.last)
+        return is_named and (self.first or date.min) <= slot.day <= (self.last or date.max)
 
     def is_open(self, slot: Slot, now_s: float) -> bool:
         """Tell whether a partition has to wait."""
@@ -238,8 +246,8 @@ class Compaction:
         """Refuse a place that holds something else."""
         refuse_other_form(self.storage, "--format", is_delta=is_delta)
         entries, folders = self.storage.children("")
-        names = [*(entry.name for entry in entries), *folders]
-        shown = [name for name in names if not name.startswith(".")]
+        names = (*(entry.name for entry in entries), *folders)
+        shown = {name for name in names if not name.startswith(".")}
         if shown and NOTES not in shown and not is_table(self.storage):
             raise ConfigurationError(
                 f"{self.output} holds files that compaction did not write",
@@ -264,22 +272,21 @@ class Compaction:
         present = self._present(chosen)
         self.partitions, self.grown = [], []
         for slot in sorted(chosen, key=lambda each: (each.day or date.max, each.topic or "")):
-            there = [] if self.is_within else present.get(slot, [])
+            there = present.setdefault(slot, [])
             state, new, kept = self._state(slot, chosen[slot], there)
             self.partitions.append(Partition(slot, state, new))
             there += kept
-            present[slot] = there
         work = self.work
         self._kind = self._kind_of_bodies(present)
         self.others = self._other_columns(work, present)
         total = sum(source.size for each in work for source in each.sources)
         settings = replace(self.settings, body=self._kind)
-        share = max(LEAST_BYTES, total // max(1, self.settings.parallel))
+        size = settings.target_bytes
+        if not self.is_within:
+            size = min(size, max(LEAST_BYTES, total // max(1, settings.parallel)))
         for partition in work:
-            known = tuple(present.get(partition.slot, ()))
+            known = tuple(present[partition.slot])
             job = Job(str(self.output), partition.slot, (), known, settings, self.others)
-            size = self.settings.target_bytes
-            size = size if self.is_within else min(size, share)
             partition.jobs = jobs_of(partition.sources, job, size)
 
     def _kind_of_bodies(self, present: Mapping[Slot, Sequence[Source]]) -> BodyKind:
@@ -307,11 +314,9 @@ class Compaction:
         schemas = [table.schema() for table in tables]
         if self.settings.fields is not None:
             schemas.append(BodyColumns(fields_of(self.settings.fields)).schema())
-        read = [each for partition in work for each in partition.sources if each.is_parquet]
-        if not self._inputs.parquet and not self._inputs.archives:
-            read = []
-        if self.table is None:
-            read = [*(each for some in present.values() for each in some), *read]
+        read = [] if self.table else [each for some in present.values() for each in some]
+        if self._inputs.parquet or self._inputs.archives:
+            read += [each for partition in work for each in partition.sources if each.is_parquet]
         some = list({each.shown: each for each in read if not each.damage}.values())
         schemas += side_by_side(columns_in, some)
         known: dict[str, pyarrow.DataType] = {}
@@ -327,20 +332,23 @@ class Compaction:
         if self.selection.is_open(slot, self._now_s):
             return "open", [], []
         if self.is_within:
-            small = [each for each in sources if self._is_small(slot, each)]
+            whole = [each for each in sources if not each.damage and not each.is_shared]
+            most = self.settings.target_bytes // 2
+            small = [each for each in whole if each.size < most and each.days == {slot.day}]
             kept = [each for each in sources if each not in small]
             return ("small", small, kept) if len(small) > 1 else ("done", [], [])
         note = self._note(slot)
         new = [each for each in sources if _noted(note, each) != each.size]
         if slot.day is None:  # bare bodies that were appended to would come again
-            self.grown += [each for each in new if _noted(note, each)]
-            new = [each for each in new if not _noted(note, each)]
+            names = [PurePosixPath(each.file.name).stem for each in there]
+            with failing("read", ""):
+                self.grown += [
+                    each
+                    for each in new
+                    if _noted(note, each) or has_grown(each.file, place_of(each.key), names)
+                ]
+            new = [each for each in new if each not in self.grown]
         return ("done" if not new else "late" if there else "new"), new, []
-
-    def _is_small(self, slot: Slot, source: Source) -> bool:
-        """Whether a file of a table is to be replaced: it is all of one partition, and small."""
-        is_whole = source.days == {slot.day} and not source.damage and not source.is_shared
-        return is_whole and source.size < self.settings.target_bytes // 2
 
     @property
     def work(self) -> list[Partition]:
@@ -417,16 +425,12 @@ class Compaction:
                 f"{self.output} were read, so nothing of it is replaced"
             )
         if self.table is not None and (files or self.is_within):
-            removed = sum(done.duplicates for done in partition.done)
-            bare = partition.slot.day is None
-            names = "".join(sorted(file.path for file in files))
-            identity = hashlib.sha256(names.encode()).hexdigest() if bare else uuid4().hex
             self.table.commit(
                 files,
                 removes if self.is_within else (),
-                app_id=f"nsq-compact-{identity}",
+                app_id=f"nsq-compact-{uuid4().hex}",
                 number=1,
-                data_change=not self.is_within or bool(removed),
+                data_change=not self.is_within or any(each.duplicates for each in partition.done),
             )
         if self.is_within or partition.is_damaged:
             return
@@ -509,12 +513,10 @@ def delete_archive(source: Source) -> bool:
     """
     storage, name, listed = source.file.storage, source.file.name, source.file.entry
     with failing("delete", source.shown), suppress(FileNotFoundError):
-        entry = storage.stat(name)
-        if source.is_parquet or listed is None or entry.version != listed.version:
-            return False
-        for each in (name, aside(name, INDEX), aside(name, MANIFEST)):
-            storage.delete(each)
-        return True
+        if not source.is_parquet and listed and storage.stat(name).version == listed.version:
+            for each in (name, aside(name, INDEX), aside(name, MANIFEST)):
+                storage.delete(each)
+            return True
     return False
 
 

@@ -25,7 +25,7 @@ import pyarrow
 from pyarrow import ArrowException, compute, parquet, types
 
 from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, fields_of
-from nsqtools.archive.catalog import PARTITIONS, Slot, Source
+from nsqtools.archive.catalog import PARTITIONS, Slot, Source, place_of
 from nsqtools.archive.columns import bodies_as, message_schema, micros, read_batches
 from nsqtools.archive.delta import DeltaCatalog, TableFile
 from nsqtools.archive.layout import EVER, TimeRange
@@ -85,11 +85,12 @@ class Job:
     @property
     def name(self) -> str:
         """The name of the file, the same for the same work."""
-        read = {each.shown: each for part in self.slices for each in part.sources}.values()
-        sources = [(each.key, each.size, each.begin) for each in read]
-        present = [each.key for each in self.present]
-        identity = repr((self.slot, *self.range, present))
-        digest = hashlib.sha256((identity + repr(sorted(sources))).encode()).hexdigest()[:20]
+        read = {(each.key, each.size, each.begin) for part in self.slices for each in part.sources}
+        identity = repr((self.slot, *self.range, [each.key for each in self.present]))
+        digest = hashlib.sha256((identity + repr(sorted(read))).encode()).hexdigest()[:20]
+        for key, size, begin in read:
+            if self.slot.day is None and begin.isalnum():  # `has_grown` knows it by that
+                digest += f"-{begin[:32]}-{size:x}-{place_of(key)}"
         return f"{self.slot.folder}/compacted-{digest}.parquet"
 
 

@@ -16,10 +16,8 @@ it makes one file a partition, whichever way it is interrupted. What is damaged 
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -33,7 +31,7 @@ import pyarrow
 from pyarrow import compute
 
 from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, fields_of
-from nsqtools.archive.catalog import DAY_NS, PARTITIONS
+from nsqtools.archive.catalog import DAY_NS, PARTITIONS, has_grown, place_of
 from nsqtools.archive.columns import message_schema, read_batches
 from nsqtools.archive.delta import INGESTED, DeltaCatalog, TableFile, refuse_other_form
 from nsqtools.archive.finding import ArchiveFile
@@ -250,7 +248,7 @@ def stem_of(archive: ArchiveFile, host: str) -> str:
     if not _is_bare(archive):
         return identity
     place = archive.shown if archive.is_remote else os.path.abspath(archive.shown)
-    return f"{identity}-{archive.size():x}-{hashlib.sha256(os.fsencode(place)).hexdigest()[:16]}"
+    return f"{identity}-{archive.size():x}-{place_of(place)}"
 
 
 def _is_bare(archive: ArchiveFile) -> bool:
@@ -349,7 +347,7 @@ class Table:
     # -- what was converted before --------------------------------------------------------------
 
     @cached_property
-    def _there(self) -> dict[str, list[str]]:
+    def there(self) -> dict[str, list[str]]:
         """The files that were there at first, by their names without folder and ending."""
         if self.catalog is None:
             hidden = (PurePosixPath(entry.name) for entry in self.storage.list())
@@ -366,17 +364,7 @@ class Table:
         """Return how many messages of an archive are there."""
         if self.catalog is not None:
             return self.number_of(_app_of(stem))
-        return sum(map(self._noted, self._there.get(stem, ())))
-
-    def has_beginning_of(self, archive: ArchiveFile, stem: str) -> bool:
-        """Return whether a file of bare bodies was there before it was appended to."""
-        place, size = stem.rpartition("-")[2], archive.size()
-        before = re.compile(rf".*-([0-9a-f]{{32}})-([0-9a-f]+)-{place}")
-        return any(
-            int(match[2], 16) < size
-            and archive.storage.digest(archive.name, int(match[2], 16)).startswith(match[1])
-            for match in filter(None, map(before.fullmatch, self._there))
-        )
+        return sum(map(self._noted, self.there.get(stem, ())))
 
 
 def _app_of(stem: str) -> str:
@@ -437,6 +425,7 @@ def _is_there(table: Table, archive: ArchiveFile, stem: str) -> bool:
         if there < count and table.catalog is not None:
             raise _holds_less(there, archive.shown)
         return there >= count
-    if archive.head is None and _is_bare(archive) and table.has_beginning_of(archive, stem):
+    place = stem.rpartition("-")[2]
+    if archive.head is None and _is_bare(archive) and has_grown(archive, place, table.there):
         raise NotUploadable(errno.EEXIST, "it has grown since it was converted", archive.shown)
     return False

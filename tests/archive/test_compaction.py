@@ -173,18 +173,20 @@ def test_killed_anywhere_it_has_each_once(tmp_path: Path, form: str, steps: Sequ
 
 def test_bare_bodies_are_all_kept_and_taken_once(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "bare.log").write_bytes(b"one\ntwo\none\n\xff\n")
     none = "__HIVE_DEFAULT_PARTITION__"
     rows = [(none, none, None, None, each) for each in (b"\xff", b"one", b"one", b"two")]
     for delta in (False, True):
-        output = tmp_path / f"out-{delta}"
-        for _ in range(2):
-            compact(tmp_path / "a", output, delta=delta)
-            assert sorted(content(output), key=str) == sorted(rows, key=str)
-        for note in (output / "_compaction").rglob("*.json"):
-            note.unlink()  # as if it had been killed before it was written
+        output, path = tmp_path / f"out-{delta}", tmp_path / "a" / "bare.log"
+        path.write_bytes(b"one\ntwo\none\n\xff\n")
         compact(tmp_path / "a", output, delta=delta)
-        assert len(content(output)) == 4
+        assert sorted(content(output), key=str) == sorted(rows, key=str)
+        kept = path.read_bytes()
+        for now, grown, count in ((kept, 0, 4), (kept + b"more\n", 1, 4), (b"other\n" * 5, 0, 9)):
+            for note in (output / "_compaction").rglob("*.json"):
+                note.unlink()  # as if it had been killed before it was written
+            path.write_bytes(now)
+            assert len(compact(tmp_path / "a", output, delta=delta).grown) == grown
+            assert len(content(output)) == count
 
 
 @pytest.mark.parametrize("is_bare", [True, False])
@@ -273,7 +275,6 @@ def test_a_file_of_a_table_is_taken_alone_and_of_a_folder_what_a_log_names(tmp_p
     failed.unlink()
     shutil.rmtree(log)
     file.with_name("y.md").write_text("a note")
-    assert [each.path for each in find_archives([file.parent])] == [file]
     assert done(compact(file.parent, tmp_path / "beside")) == (2, 0)
     write_archive(file.with_name("x.gz"), [message(2)])
     file.with_name("y.md").unlink()
@@ -420,8 +421,7 @@ def test_archives_go_when_all_of_them_is_in_parquet_and_not_before(tmp_path: Pat
     assert not delete_archive(source)  # it changed
     third = compact(archive, output)
     assert [delete_archive(each) for each in third.deletable()[0]] == [True]
-    assert not path.exists()
-    assert not index_of(path).exists()
+    assert [each.name for each in archive.iterdir()] == ["bare.log"]
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
@@ -464,9 +464,6 @@ def test_a_bucket_does_what_a_directory_does(tmp_path: Path, bucket: Bucket, del
     for each in (path, index_of(path)):
         bucket.storage.put_file(f"archive/{each.name}", each)
     archive, output = parse_place(f"{bucket.url}/archive"), parse_place(f"{bucket.url}/lake")
-
-    with pytest.raises(NsqError, match="there is no"):
-        find_inputs([output])
     compaction = compact(archive, output, delta=delta)
 
     assert done(compaction) == (150, 50)
@@ -535,8 +532,6 @@ def test_columns_of_bodies_stay_and_merge_by_name_in_any_order(tmp_path: Path, d
         none | {"body": '{"page": "/b"}', "page": "/b"},
     ]
     if delta:
-        types = {field.name: str(field.type) for field in DeltaCatalog(str(output)).schema()}
-        assert types["user"] == "int64"
         within = compact(output, None)
         assert sum(len(each.files) for each in within.work) == 1
         assert [none | row for row in typed_rows(output)] == [none | row for row in rows]

@@ -195,7 +195,7 @@ def test_a_ledger_belongs_to_a_job_and_a_directory_that_cannot_be_is_named(
     part = LedgerPart(tmp_path / "new", 0)
     monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(OutputError, match=r"part-00000.jsonl .No space"), part:
-        part.finish()
+        part.note(is_last=True)
 
 
 def test_a_power_cut_leaves_what_was_synced_and_dead_letters_that_count(tmp_path: Path) -> None:
@@ -208,8 +208,7 @@ def test_a_power_cut_leaves_what_was_synced_and_dead_letters_that_count(tmp_path
                 letters.write(number, row, "refused")
                 letters.sync()
                 part.entry = LedgerEntry(done=number + 1, dead_lettered=number + 1)
-                part.note()
-                part.sync()
+                part.note(is_last=True)
                 record.note(number)
 
     cuts = list(record.cuts())
@@ -243,7 +242,7 @@ def test_what_was_noted_is_found_and_sent_is_noted_ahead_in_few_objects(
     assert read_entries(place) == {3: LedgerEntry(sent=500 + AHEAD_ROWS)}
     with StoredLedgerPart(place, 3) as part:
         part.entry.done, part.entry.topics = 700, {"clicks": 700}
-        part.finish()
+        part.note(is_last=True)
     found = {3: LedgerEntry(done=700, sent=500 + AHEAD_ROWS, topics={"clicks": 700})}
     assert read_entries(place) == found
     with StoredLedgerPart(place, 3) as part:
@@ -260,9 +259,9 @@ def test_an_earlier_attempt_that_still_runs_cannot_note_anything_more(place: Sto
     with StoredLedgerPart(place, 0) as second:
         for done in (1, 2, 3):  # the first one's next number was deleted by now
             second.entry.done = done
-            second.finish()
+            second.note(is_last=True)
 
         with pytest.raises(NsqError, match="partition 0 is being published by another task"):
-            first.finish()
+            first.note(is_last=True)
 
     assert read_entries(place)[0].done == 3

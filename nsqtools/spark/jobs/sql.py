@@ -95,7 +95,10 @@ def plan_query(
         with spark_errors(settings):
             for view in views:
                 if view.kind != ARCHIVE:
-                    _read_files(spark, view).createOrReplaceTempView(view.name)
+                    tables = table_files(view.paths).items()
+                    frames = (read_files(spark, root, names) for root, names in tables)
+                    rows = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), frames)
+                    rows.createOrReplaceTempView(view.name)
             found = used_columns(spark, [view.name for view in archives], columns, text)
             options = damage_options(damage_path) | bodies.options()
             can_push = spark.conf.get(PUSHDOWN_CONF, "false") == "true"
@@ -147,12 +150,6 @@ def used_columns(
                 raise
             return {}
     return found
-
-
-def _read_files(spark: SparkSession, view: NamedView) -> DataFrame:
-    tables = table_files(view.paths)
-    frames = (read_files(spark, root, names) for root, names in tables.items())
-    return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
 
 
 class QueryRows:

@@ -518,10 +518,7 @@ class PublishTask:
         if self._dead_letters is not None and self._has_dead_letters:
             self._dead_letters.sync()  # before the ledger counts them as done
             self._has_dead_letters = False
-        if is_last:
-            self._ledger.finish()
-        else:
-            self._ledger.note()
+        self._ledger.note(is_last=is_last)
 
     # -- the end --------------------------------------------------------------------------------
 

@@ -311,27 +311,16 @@ class LedgerPart:
             os.close(self._descriptor)
             raise
 
-    def note(self) -> None:
-        """Append ``entry`` as it is now. Raises `OutputError`."""
-        line = json.dumps(asdict(self.entry)).encode() + b"\n"
-        with failing("write", self.path):
-            write_all(self._descriptor, line)
-        if time.monotonic() - self._synced_at > SYNC_INTERVAL_S:
-            self.sync()
-
     is_due = True
     """Whether `note` will write."""
 
-    def finish(self) -> None:
-        """Append ``entry`` as it is now, and make it survive a power failure."""
-        self.note()
-        self.sync()
-
-    def sync(self) -> None:
-        """Make what was noted survive a power failure. Raises `OutputError`."""
+    def note(self, *, is_last: bool = False) -> None:
+        """Append ``entry``; the last one survives a power failure. Raises `OutputError`."""
         with failing("write", self.path):
-            os.fsync(self._descriptor)
-        self._synced_at = time.monotonic()
+            write_all(self._descriptor, json.dumps(asdict(self.entry)).encode() + b"\n")
+            if is_last or time.monotonic() - self._synced_at > SYNC_INTERVAL_S:
+                os.fsync(self._descriptor)
+                self._synced_at = time.monotonic()
 
     def __enter__(self) -> Self:
         return self
@@ -417,14 +406,12 @@ class StoredLedgerPart:
         """Whether `note` will write."""
         return self.entry.sent > self._noted_sent
 
-    def note(self) -> None:
-        """Note that the rows sent, and some more, may have been. Raises `OutputError`."""
-        if self.is_due:
+    def note(self, *, is_last: bool = False) -> None:
+        """Note ``entry``, and ahead that more may be sent. Raises `OutputError`."""
+        if is_last:
+            self._write(self.entry)
+        elif self.is_due:
             self._write(replace(self.entry, sent=self.entry.sent + AHEAD_ROWS))
-
-    def finish(self) -> None:
-        """Note ``entry`` as it is now. Raises `OutputError`."""
-        self._write(self.entry)
 
     def __enter__(self) -> Self:
         return self
