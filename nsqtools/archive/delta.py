@@ -63,7 +63,7 @@ class TableFile:
 
 def is_table(storage: Storage) -> bool:
     """Return whether a Delta table lies there. Raises ``OSError``."""
-    return any(True for _ in storage.list(LOG))
+    return any("/." not in each.name for each in storage.list(LOG))  # as killed runs left it
 
 
 def refuse_other_form(storage: Storage, option: str, *, is_delta: bool) -> None:
@@ -295,7 +295,7 @@ class DeltaCatalog:
         """Refuse a store where one writer may overwrite the commit of another."""
         if self._is_checked or isinstance(self.storage, LocalStorage):
             return
-        name = f"{LOG}/.nsqtools-{token_hex(8)}"
+        name = f".nsqtools-{token_hex(8)}"
         with self._failing():
             try:
                 for data in (b"1", b"2"):

@@ -204,8 +204,7 @@ def test_a_file_that_is_finished_while_it_is_listed_is_still_read(tmp_path: Path
     [archive] = find_archives([tmp_path])
     assert archive.is_in_progress
     writer.finish()
-    found = list(read_messages(archive, lambda *problem: pytest.fail(str(problem))))
-    assert len(found) == 10
+    assert len(list(read_messages(archive, lambda *problem: pytest.fail(str(problem))))) == 10
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from nsqtools.archive.columns import (
     message_schema,
     read_batches,
 )
-from nsqtools.archive.delta import INGESTED, DeltaCatalog, TableFile
+from nsqtools.archive.delta import INGESTED, DeltaCatalog, TableFile, is_table
 from nsqtools.archive.finding import find_archives
 from nsqtools.archive.landing import Lander, Landings
 from nsqtools.archive.layout import Head, TimeRange, index_of
@@ -263,6 +263,8 @@ def test_commits_of_many_writers_are_kept_beside_the_files_whatever_the_name(pla
 def test_stores_need_conditional_puts(
     bucket: Bucket, http_server: MakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    bucket.storage.put("_delta_log/.nsqtools-1", b"1")
+    assert not is_table(bucket.storage)
     put = ObjectStorage.put_if_absent  # an answer that was lost is repeated
     monkeypatch.setattr(ObjectStorage, "put_if_absent", lambda *args: [put(*args), put(*args)])
     table = new_table(f"{bucket.url}/table")
@@ -306,8 +308,8 @@ def test_each_message_is_in_one_partition_whatever_its_value_equals(tmp_path: Pa
     plan = TablePlan(str(tmp_path / "lake"), False, "h", BodyKind.json, fields, ("n",))
     bodies = [b'{"n": NaN}', b'{"n": 0.0}', b'{"n": -0.0}', b"{}"]
     some = [WireMessage(BASE_NS, 1, b"%016d" % n, body) for n, body in enumerate(bodies)]
-    path = write_archive(tmp_path / "a.log", some)
-    [(_, files, problem, _)] = convert(find_archives([path]), plan, tmp_path)
+    found = find_archives([write_archive(tmp_path / "a.log", some)])
+    [(_, files, problem, _)] = convert(found, plan, tmp_path)
     assert (problem, [each.rows for each in files]) == ("", [1, 1, 1, 1])
 
 

@@ -132,8 +132,7 @@ def test_an_upload_that_broke_off_anywhere_is_continued_under_its_name(
 ) -> None:
     path = finished(writer)
     # only one that goes on reads
-    steps = {"read": ["put_file", "read"], "conflict": ["put_if_absent"]}
-    for breaking in steps.get(step, [step]):
+    for breaking in {"read": ["put_file", step], "conflict": ["put_if_absent"]}.get(step, [step]):
         real = getattr(type(storage), breaking)
 
         def breaks(*args: object, real: Callable[..., object] = real) -> object:
