@@ -396,7 +396,8 @@ def _identify(address: Address) -> IdentifyReply:
 
 def _tcp_beside(url: str) -> str:
     parts = urlsplit(url)
-    return str(Address(parts.hostname or "", (parts.port or LOOKUPD_TCP_PORT + 1) - 1))
+    port = parts.port
+    return str(Address(parts.hostname or "", port - 1 if port else LOOKUPD_TCP_PORT))
 
 
 def _own_address(lookupds: Sequence[str]) -> str:

@@ -155,7 +155,13 @@ class NsqStreamWriter(DataSourceStreamArrowWriter):
         return publish(self._plan, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Add up what the tasks did. Raises `NsqError`, which ends the query."""
+        """Add up what the tasks did. Raises `NsqError`, which ends the query.
+
+        Of a micro-batch each task has written, one without rows, too. Trigger.Continuous writes
+        nothing; there the error is logged, and no epoch is committed.
+        """
+        if None in messages:
+            raise ConfigurationError("with Trigger.Continuous a sink in Python gets no rows")
         require_all(outcome_of(messages, f"published: batch {batchId}", self._plan.outcome))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:

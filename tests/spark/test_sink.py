@@ -42,10 +42,8 @@ def test_partitions_begin_with_different_nsqd_and_topics_are_an_option_or_a_colu
     frame = spark.range(0, 20_000, 1, 4).selectExpr(
         "cast(id as string) as body", "if(id % 2 = 0, 'even', 'odd') as topic"
     )
-
     save(frame, *both, outcomePath=str(tmp_path / "outcome.json"))
     save(frame.limit(2), both[0], topic="clicks")  # which goes before the column
-
     document = json.loads((tmp_path / "outcome.json").read_bytes())
     assert document["topics"] == {"even": 10_000, "odd": 10_000}
     assert (document["confirmed"], document["is_complete"]) == (20_000, True)
@@ -60,18 +58,14 @@ def test_nsqd_are_found_through_nsqlookupd_which_is_named_when_it_knows_none(
     with pytest.raises(NsqError, match=f"{lookupd.http_address} know no nsqd") as caught:
         save(rows(spark, [b"x"]), topic="clicks", lookupdHttpAddress=lookupd.http_address)
     assert caught.value.category == "not_found"
-    both = [
-        go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}", "-broadcast-address=nowhere.invalid")
-        for _ in range(2)
-    ]
+    flags = f"-lookupd-tcp-address={lookupd.tcp_address}", "-broadcast-address=nowhere.invalid"
+    both = go_nsqd(*flags), go_nsqd(*flags)
     wait_until(lambda: len(lookupd.json("/nodes")["producers"]) == 2, what="both are registered")
     ports = [nsqd.tcp_address.rpartition(":")[2] for nsqd in both]
     mapped = ",".join(f"nowhere.invalid:{port}=127.0.0.1:{port}" for port in ports)
     place = {"lookupdHttpAddress": lookupd.http_address, "addressMap": mapped}
     frame = spark.range(0, 100, 1, 2).selectExpr("cast(id as string) as body")
-
     save(frame, topic="clicks", **place)
-
     assert [nsqd.depth("clicks") for nsqd in both] == [50, 50]
 
 
@@ -90,18 +84,26 @@ def test_what_cannot_work_is_refused_before_anything_is_published_and_a_bad_row_
     assert nsqd.stats()["topics"] == []
     with pytest.raises(NsqError, match=r"1 rows were refused .*: row .*the body is empty"):
         save(rows(spark, [b"one", b"", b"two"]), nsqd, topic="clicks")
-
-    # the tasks were not tried again
     assert bodies_in(nsqd, "clicks", 2) == [b"one", b"two"]
-    assert nsqd.topic_stats("clicks")["message_count"] == 2
+    assert nsqd.topic_stats("clicks")["message_count"] == 2  # the tasks were not tried again
 
 
-def published(spark: SparkSession, folder: Path, address: str, **options: str) -> StreamingQuery:
-    stream = spark.readStream.format("text").option("maxFilesPerTrigger", 1)
-    rows = stream.load(str(folder / "in")).selectExpr("value as body")
+def published(
+    rows: DataFrame, folder: Path, address: str, continuous: str | None = None, **options: str
+) -> StreamingQuery:
     writer = rows.writeStream.format("nsq").options(topic="clicks", nsqdTcpAddress=address)
     writer = writer.options(checkpointLocation=str(folder / "checkpoint"), **options)
-    return writer.trigger(availableNow=True).start()
+    return writer.trigger(availableNow=not continuous or None, continuous=continuous).start()
+
+
+def test_spark_commits_no_rows_that_its_continuous_trigger_does_not_hand_on(
+    spark: SparkSession, nsqd: GoNsqd, tmp_path: Path
+) -> None:
+    rows = spark.readStream.format("rate").load().selectExpr("string(value) as body")
+    query = published(rows, tmp_path, nsqd.tcp_address, "1 second")
+    wait_until((tmp_path / "checkpoint/offsets/3").exists, what="some epochs")
+    query.stop()
+    assert not list(tmp_path.glob("checkpoint/commits/*"))
 
 
 def test_a_stream_is_published_batch_after_batch_or_fails_and_names_the_address(
@@ -111,14 +113,14 @@ def test_a_stream_is_published_batch_after_batch_or_fails_and_names_the_address(
     for number in range(3):
         lines = "".join(f"{number} {n}\n" for n in range(100))
         (tmp_path / "in" / f"{number}.txt").write_text(lines)
-
+    stream = spark.readStream.format("text").option("maxFilesPerTrigger", 1)
+    rows = stream.load(str(tmp_path / "in")).selectExpr("value as body")
     impatient = {"retryTimeout": "0s", "dial_timeout": "500ms"}
-    failing = published(spark, tmp_path, unreachable_address, **impatient)
+    failing = published(rows, tmp_path, unreachable_address, **impatient)
     with pytest.raises(Exception, match=unreachable_address):
         failing.awaitTermination(int(patience_s(60)))
-    query = published(spark, tmp_path, nsqd.tcp_address)
+    query = published(rows, tmp_path, nsqd.tcp_address)
     assert query.awaitTermination(int(patience_s(60)))
-
     assert query.exception() is None
     expected = sorted(b"%d %d" % (file, n) for file in range(3) for n in range(100))
     assert bodies_in(nsqd, "clicks", 300) == expected
@@ -135,10 +137,8 @@ def test_secret_tls_and_compression_reach_the_tasks(
     auth_server.allow("s3cret", topic="clicks")
     nsqd = go_nsqd(f"-auth-http-address={auth_server.address}", *certificates.server.nsqd_flags)
     (tmp_path / "secret").write_text("s3cret\n")
-
     secure = {"tls": "true", "tlsCaFile": str(certificates.ca), "snappy": "true"}
     secure["authSecretFile"] = str(tmp_path / "secret")
     save(rows(spark, [b"x"]), nsqd, topic="clicks", **secure)
-
     assert nsqd.depth("clicks") == 1
     nsqd.wait_for_log(r"IDENTIFY: .*TLSv1:true .*Snappy:true")
