@@ -68,7 +68,7 @@ class QueueState(NamedTuple):
 
 
 class TemporaryNsqd:
-    """A context manager. Raises `ConfigurationError`, `ConnectionFailed`, ``OSError``.
+    """A context manager. Raises `NsqError`, ``OSError``.
 
     ``lookupd_tcp_addresses`` are taken from the cluster's nsqlookupd where none is given: the port
     below that of HTTP. ``config`` is a file with flags of nsqd: TLS, auth, ports. ``tell`` gets

@@ -16,7 +16,7 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
-from nsqtools.errors import ConfigurationError
+from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.files.durable import copy_file, replace_file
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.durable_database import (
@@ -128,7 +128,7 @@ class DurablePath:
         return written_ns + _MTIME_BEHIND_NS
 
     def begin(self, queues: Iterable[DurableQueue], rows: Iterable[Row]) -> Path:
-        """Write a new database and name it. Raises `ConfigurationError`, ``OSError``."""
+        """Write a new database and name it. Raises `OutputError`, ``OSError``."""
         path = self._next()
         try:
             create(path, queues, rows)
@@ -149,7 +149,7 @@ class DurablePath:
     def open(self, latest_ns: int = sys.maxsize) -> Database:
         """Open the database, or begin one; nothing is deferred for longer than ``latest_ns``.
 
-        Raises `ConfigurationError`, ``OSError``."""
+        Raises `ConfigurationError`, `OutputError`, ``OSError``."""
         path = self.current()
         if path is None:
             if self._has_queues():
@@ -189,9 +189,9 @@ class DurablePath:
         database.defer_until(latest_ns)
         return database
 
-    def _unusable(self, path: Path, exc: sqlite3.Error, advice: str = "") -> ConfigurationError:
+    def _unusable(self, path: Path, exc: sqlite3.Error, advice: str = "") -> OutputError:
         free = shutil.disk_usage(self._path).free  # SQLite calls it an I/O error, too
-        return ConfigurationError(
+        return OutputError(
             f"{path} cannot be used: {exc}, with {free} bytes free on the disk{advice}"
         )
 

@@ -66,7 +66,7 @@ class DaemonThread(Generic[D]):
     def start(self) -> None:
         """Return when it serves; `stop` it then.
 
-        Raises `ConfigurationError`, ``OSError``, and ``RuntimeError`` when it is running.
+        Raises `NsqError`, ``OSError``, and ``RuntimeError`` when it is running.
         """
         with self._lock:
             if self._daemon is not None:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nsqtools.errors import ConfigurationError
+from nsqtools.errors import NsqError
 from nsqtools.server.daemon_log import DaemonLog, version_line
 from nsqtools.server.go_flags import FlagError, HelpAsked, flags_of, parse_flags, read_config, usage
 from nsqtools.server.options import NsqdOptions
@@ -50,7 +50,7 @@ def run_daemon(
             recover(options, log)  # without a loop: a signal ends it, and that loses nothing
             return 0
         return 0 if _run(options, log, line.without_effect) else 1
-    except ConfigurationError as exc:
+    except NsqError as exc:
         log.fatal(f"failed to instantiate {program} - {exc}")
     except OSError as exc:
         where = f"{exc.filename}: " if exc.filename else ""

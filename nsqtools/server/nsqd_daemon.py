@@ -94,7 +94,7 @@ class NsqdDaemon:
         return listener
 
     async def start(self) -> None:
-        """Load the data and serve. Raises `ConfigurationError`, ``OSError``."""
+        """Load the data and serve. Raises `NsqError`, ``OSError``."""
         loop = asyncio.get_running_loop()
         report_errors(loop, self._log.error)
         try:

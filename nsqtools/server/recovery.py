@@ -39,7 +39,7 @@ _AT_ONCE = 1000
 def recover(options: NsqdOptions, log: DaemonLog) -> None:
     """Write what is in the database to the files of Go's nsqd, or the other way with --durable.
 
-    Raises `ConfigurationError`, ``OSError``.
+    Raises `NsqError`, ``OSError``.
     """
     data_path = Path(options.data_path)
     with closing_fd(lock_data_path(data_path)):

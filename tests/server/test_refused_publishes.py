@@ -13,7 +13,7 @@ from plugins.raw_client import RawClient, mpub, sized, subscribed
 from plugins.servers import EmbeddedServer, Serve
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.errors import ConfigurationError
+from nsqtools.errors import OutputError
 from nsqtools.server.daemon_log import DaemonLog
 
 
@@ -112,7 +112,7 @@ def test_a_durable_nsqd_starts_where_it_can_and_else_says_why(
     nsqd = EmbeddedServer(small_disk, "-durable", "-min-disk-free=1")
     for number in range(2):
         fill(small_disk / "of others")
-        with pytest.raises(ConfigurationError, match=r"cannot be used: .*, with \d+ bytes free"):
+        with pytest.raises(OutputError, match=r"cannot be used: .*, with \d+ bytes free"):
             nsqd.start()
         (small_disk / "of others").unlink()
         serve(nsqd)
