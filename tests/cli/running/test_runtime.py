@@ -146,22 +146,22 @@ def shell(line: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
 def test_a_signal_that_is_sent_twice_stops_once_and_cleans_up_and_handlers_are_put_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The stop runs on another thread."""
     monkeypatch.setattr(runtime, "ONCE_S", 600.0)
     before = [signal.getsignal(number) for number in SIGNALS]
     called: queue.SimpleQueue[threading.Thread] = queue.SimpleQueue()
-
     with stopping(lambda: called.put(threading.current_thread())) as signals:
         assert signals.status(otherwise=7) == 7
         for _ in range(2):  # timeout(1) sends it twice
             os.kill(os.getpid(), signal.SIGTERM)
         assert called.get(timeout=patience_s(30)) is not threading.main_thread()
-
     assert signals.status(otherwise=7) == 143
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
+    lock = threading.RLock()
+
     def be_stopped() -> None:
-        with leaving_on_signals():
+        with leaving_on_signals(), lock:
+            lock.release()  # as Condition.wait does
             try:
                 os.kill(os.getpid(), signal.SIGTERM)
             finally:
