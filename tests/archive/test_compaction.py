@@ -275,6 +275,7 @@ def test_a_file_of_a_table_is_taken_alone_and_of_a_folder_what_a_log_names(tmp_p
     failed.unlink()
     shutil.rmtree(log)
     file.with_name("y.md").write_text("a note")
+    assert [each.path for each in find_archives([file.parent])] == [file]
     assert done(compact(file.parent, tmp_path / "beside")) == (2, 0)
     write_archive(file.with_name("x.gz"), [message(2)])
     file.with_name("y.md").unlink()
@@ -464,6 +465,8 @@ def test_a_bucket_does_what_a_directory_does(tmp_path: Path, bucket: Bucket, del
     for each in (path, index_of(path)):
         bucket.storage.put_file(f"archive/{each.name}", each)
     archive, output = parse_place(f"{bucket.url}/archive"), parse_place(f"{bucket.url}/lake")
+    with pytest.raises(NsqError, match="there is no"):
+        find_inputs([output])
     compaction = compact(archive, output, delta=delta)
 
     assert done(compaction) == (150, 50)
@@ -532,6 +535,7 @@ def test_columns_of_bodies_stay_and_merge_by_name_in_any_order(tmp_path: Path, d
         none | {"body": '{"page": "/b"}', "page": "/b"},
     ]
     if delta:
+        assert DeltaCatalog(str(output)).schema().field("user").type == pyarrow.int64()
         within = compact(output, None)
         assert sum(len(each.files) for each in within.work) == 1
         assert [none | row for row in typed_rows(output)] == [none | row for row in rows]

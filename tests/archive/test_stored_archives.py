@@ -203,8 +203,9 @@ def test_a_file_that_is_finished_while_it_is_listed_is_still_read(tmp_path: Path
     writer.write(numbered(0, 10))
     [archive] = find_archives([tmp_path])
     assert archive.is_in_progress
-    writer.finish()
+    path = writer.finish()
     assert len(list(read_messages(archive, lambda *problem: pytest.fail(str(problem))))) == 10
+    assert index_of(path).exists()
 
 
 @pytest.mark.parametrize(

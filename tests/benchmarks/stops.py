@@ -72,7 +72,6 @@ def in_a_process(arguments: list[str], standard_input: str = "") -> list[str]:
 
 
 def measure() -> dict[str, list[str]]:
-    """The modules of each command."""
     from nsqtools.server.embedded import EmbeddedNsqd
 
     with EmbeddedNsqd() as server, TemporaryDirectory() as directory:

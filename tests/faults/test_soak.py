@@ -110,7 +110,6 @@ class Soak:
     taking: threading.Lock = field(default_factory=threading.Lock)
 
     def start(self, name: str, *words: str) -> None:
-        """Start a command, or start it again."""
         log = (self.directory / f"{name}.log").open("ab")
         out = (self.directory / f"{name}.out").open("ab")
         with log, out:

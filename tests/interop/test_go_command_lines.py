@@ -221,7 +221,6 @@ def files_below(directory: Path) -> dict[str, tuple[int, bytes]]:
 
 
 def words(files: dict[str, tuple[int, bytes]]) -> list[bytes]:
-    """All words of some files, in order."""
     return sorted(word for _, text in files.values() for word in text.split())
 
 

@@ -89,7 +89,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Distributions:
 
 
 def build(source: Path, into: Path) -> tuple[Path, Path]:
-    """Return the sdist and the wheel."""
     flags = ("--no-isolation", "--sdist", "--wheel")
     run([sys.executable, "-m", "build", *flags, source, "--outdir", into])
     [sdist], [wheel] = into.glob("*.tar.gz"), into.glob("*.whl")

@@ -158,10 +158,7 @@ class FakeConnection:
         self.topic, self.nsqd = "clicks", "127.0.0.1:4150"
         self.in_flight: dict[bytes, Message] = {}
         self.finished, self.requeued, self.touched = list[bytes](), list[bytes](), list[bytes]()
-        self.finish = self.finished.append
-
-    def finish_many(self, ids: list[bytes]) -> None:
-        self.finished += ids
+        self.finish, self.finish_many = self.finished.append, self.finished.extend
 
     def requeue(self, message: Message, delay_s: float | None, backoff: bool) -> None:
         assert backoff

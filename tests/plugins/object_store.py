@@ -52,7 +52,6 @@ class Bucket(NamedTuple):
         return open_storage(self.url)
 
     def names(self) -> list[str]:
-        """The names of all objects, in order."""
         return sorted(entry.name for entry in self.storage.list())
 
 

@@ -30,7 +30,6 @@ class ReservedPort:
         self.number = 0
 
     def release(self) -> None:
-        """Let others have it."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1

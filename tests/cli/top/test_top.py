@@ -72,7 +72,8 @@ def test_topics_fill_80_by_24_and_depth_means_what_it_means_elsewhere(
 
 def test_a_topic_and_a_channel_are_looked_into_and_left(top: TerminalScreen, nsqd: Nsqd) -> None:
     top.see(ENTER, "topics > clicks", "arch", "live")
-    top.wait_until(lambda lines: lines[4].split()[:4] == ["arch", *"300"], what="the channel")
+    arch = ["arch", "3", "0", "0"]
+    top.wait_until(lambda lines: lines[4].split()[:4] == arch, what="the channel")
 
     with Consumer("clicks", "live", nsqd_tcp_addresses=[nsqd.tcp_address]):
         top.see("j" + ENTER, "topics > clicks > live > [consumers]", nsqd.http_address)
