@@ -37,7 +37,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from typing import Annotated, Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
@@ -295,30 +295,39 @@ class IngestSource(NamedTuple):
 
 @dataclass(slots=True)
 class IngestCounts:
-    """What was ingested; an annotation has the name and the help of a metric of Prometheus.
+    """What was ingested. ``lag_s`` is the age of the newest message when its batch ended.
 
-    ``lag_s`` is the age of the newest message when its batch ended. What is behind waits in the
-    archive or the spool.
+    ``rows_behind`` are waiting in the archive or the spool.
     """
 
-    rows: Annotated[int, "rows_total", "messages ingested"] = 0
-    batches: Annotated[int, "batches_total", "batches ended"] = 0
-    body_bytes: Annotated[int, "body_bytes_total", "bytes of the bodies ingested"] = 0
-    misfits: Annotated[int, "body_misfits_total", "bodies that did not fit their columns"] = 0
-    rows_per_s: Annotated[float, "rows_per_second", "rate of the last batch"] = 0.0
+    rows: int = 0
+    batches: int = 0
+    body_bytes: int = 0
+    misfits: int = 0
+    rows_per_s: float = 0.0
     lag_s: float | None = None
-    rows_behind: Annotated[int, "rows_behind", "messages that wait"] = 0
-    bytes_behind: Annotated[int, "bytes_behind", "compressed bytes that wait"] = 0
-    seconds_behind: Annotated[int, "seconds_behind", "age of the oldest message that waits"] = 0
+    rows_behind: int = 0
+    bytes_behind: int = 0
+    seconds_behind: int = 0
 
     def metrics(self) -> list[Metric]:
         """Return them for Prometheus."""
-        kinds = get_type_hints(type(self), include_extras=True)
         return [
             metric_of(f"nsq_spark_ingest_{name}", text, [({}, getattr(self, field))])
-            for field, kind in kinds.items()
-            for name, text in filter(None, [getattr(kind, "__metadata__", None)])
+            for field, name, text in METRICS_OF_COUNTS
         ]
+
+
+METRICS_OF_COUNTS = (
+    ("rows", "rows_total", "messages ingested"),
+    ("batches", "batches_total", "batches ended"),
+    ("body_bytes", "body_bytes_total", "bytes of the bodies ingested"),
+    ("misfits", "body_misfits_total", "bodies that did not fit their columns"),
+    ("rows_per_s", "rows_per_second", "rate of the last batch"),
+    ("rows_behind", "rows_behind", "messages that wait"),
+    ("bytes_behind", "bytes_behind", "compressed bytes that wait"),
+    ("seconds_behind", "seconds_behind", "age of the oldest message that waits"),
+)
 
 
 def start_query(
