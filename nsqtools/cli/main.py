@@ -27,7 +27,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     _open_streams()
     try:
-        status = _run(arguments, program)
+        try:
+            status = _run(arguments, program)
+        except RuntimeError as error:  # of a lock: the signal came as a wait had let it go
+            if isinstance(error.__context__, KeyboardInterrupt | SystemExit):
+                raise error.__context__ from None
+            raise
         sys.stdout.flush()
         return status
     except KeyboardInterrupt:

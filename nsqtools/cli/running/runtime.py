@@ -195,15 +195,9 @@ def leaving_on_signals() -> Iterator[None]:
     def leave(number: int) -> None:
         raise SystemExit(128 + number)
 
-    signals = EndSignals(leave)
     is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    with handling(SIGNALS if is_ignored else (*SIGNALS, signal.SIGHUP), signals.handle):
-        try:
-            yield
-        except RuntimeError:  # of a lock: the signal came as a wait had let it go
-            if signals.received is not None:
-                leave(signals.received)
-            raise
+    with handling(SIGNALS if is_ignored else (*SIGNALS, signal.SIGHUP), EndSignals(leave).handle):
+        yield
 
 
 @contextmanager

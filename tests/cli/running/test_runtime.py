@@ -86,7 +86,17 @@ def test_an_interrupt_is_130_without_a_word_and_debug_shows_the_traceback_before
 ) -> None:
     given_command(raising(KeyboardInterrupt()), raw=True)
     assert run_nsq(["given"]) == (130, b"", "")
+    lock, signals = threading.RLock(), [KeyboardInterrupt(), SystemExit(143)]
 
+    def wait(_: object) -> int:
+        with lock:
+            lock.release()  # as Condition.wait does
+            raise signals.pop(0)
+
+    given_command(wait, raw=True)
+    assert run_nsq(["given"]) == (130, b"", "")
+    with pytest.raises(SystemExit, match="143"):
+        main(["given"])
     given_command(raising(errors.NsqError("no")), raw=True)
     for result in (run_nsq(["given", "--debug"]), run_nsq(["given"], env={"NSQ_DEBUG": "1"})):
         lines = result.err.splitlines()
@@ -157,11 +167,8 @@ def test_a_signal_that_is_sent_twice_stops_once_and_cleans_up_and_handlers_are_p
     assert signals.status(otherwise=7) == 143
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
-    lock = threading.RLock()
-
     def be_stopped() -> None:
-        with leaving_on_signals(), lock:
-            lock.release()  # as Condition.wait does
+        with leaving_on_signals():
             try:
                 os.kill(os.getpid(), signal.SIGTERM)
             finally:
