@@ -338,16 +338,16 @@ class Compaction:
             kept = [each for each in sources if each not in small]
             return ("small", small, kept) if len(small) > 1 else ("done", [], [])
         note = self._note(slot)
-        new = [each for each in sources if _noted(note, each) != each.size]
-        if slot.day is None:  # bare bodies that were appended to would come again
-            names = [PurePosixPath(each.file.name).stem for each in there]
-            with failing("read", ""):
-                self.grown += [
-                    each
-                    for each in new
-                    if _noted(note, each) or has_grown(each.file, place_of(each.key), names)
-                ]
-            new = [each for each in new if each not in self.grown]
+        names = [PurePosixPath(each.file.name).stem for each in there]
+        new: list[Source] = []
+        for each in sources:
+            if (taken := _noted(note, each)) == each.size:
+                continue
+            grew = False
+            if slot.day is None:  # bare bodies that were appended to would come again
+                with failing("read", each.shown):
+                    grew = bool(taken) or has_grown(each.file, place_of(each.key), names)
+            (self.grown if grew else new).append(each)
         return ("done" if not new else "late" if there else "new"), new, []
 
     @property

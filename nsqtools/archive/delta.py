@@ -246,7 +246,7 @@ class DeltaCatalog:
         """Make commits durable on a local disk: delta-rs leaves that to the system."""
         if isinstance(self.storage, LocalStorage):
             for entry in self.storage.list(LOG):
-                if entry.modified_ns > time.time_ns() - 60e9:  # older ones it has written
+                if entry.modified_ns > time.time_ns() - 60e9:  # the system has written older ones
                     with suppress(FileNotFoundError), self.storage.open(entry.name) as file:
                         sync_data(file.fileno())
             sync_folder(self.storage.root / LOG)

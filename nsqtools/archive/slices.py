@@ -85,9 +85,10 @@ class Job:
     @property
     def name(self) -> str:
         """The name of the file, the same for the same work."""
-        read = {(each.key, each.size, each.begin) for part in self.slices for each in part.sources}
+        sources = (each for part in self.slices for each in part.sources)
+        read = sorted({(each.key, each.size, each.begin) for each in sources})
         identity = repr((self.slot, *self.range, [each.key for each in self.present]))
-        digest = hashlib.sha256((identity + repr(sorted(read))).encode()).hexdigest()[:20]
+        digest = hashlib.sha256((identity + repr(read)).encode()).hexdigest()[:20]
         for key, size, begin in read:
             if self.slot.day is None and begin.isalnum():  # `has_grown` knows it by that
                 digest += f"-{begin[:32]}-{size:x}-{place_of(key)}"

@@ -55,18 +55,12 @@ def declares(frame: FrameType | None) -> bool:
     return False
 
 
-def in_a_process(arguments: list[str], standard_input: str = "") -> list[str]:
+def in_a_process(arguments: list[str], stdin: str = "") -> list[str]:
     """`followed`, in a fresh interpreter."""
     command = [sys.executable, __file__, "--follow", *arguments]
-    environ = {**os.environ, "XDG_CONFIG_HOME": "/nowhere"}
+    env = {**os.environ, "XDG_CONFIG_HOME": "/nowhere"}
     done = subprocess.run(
-        command,
-        env=environ,
-        input=standard_input,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=True,
+        command, env=env, input=stdin, capture_output=True, text=True, timeout=SECONDS, check=True
     )
     return done.stderr.splitlines()[-1].split()
 

@@ -43,7 +43,6 @@ class RunningCluster(NamedTuple):
         return [f"--nsqd-http-address={nsqd.http_address}" for nsqd in self.nsqds]
 
     def wait_until_registered(self) -> None:
-        """Wait until every nsqlookupd knows every nsqd."""
         counts = [len(self.nsqds)] * len(self.lookupds)
         wait_until(
             lambda: [len(each.json("/nodes")["producers"]) for each in self.lookupds] == counts,

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from plugins.certificates import Certificates
@@ -89,18 +90,18 @@ def test_what_cannot_work_is_refused_before_anything_is_published_and_a_bad_row_
 
 
 def published(
-    rows: DataFrame, folder: Path, address: str, continuous: str | None = None, **options: str
+    rows: DataFrame, folder: Path, address: str, trigger: dict[str, Any], **options: str
 ) -> StreamingQuery:
     writer = rows.writeStream.format("nsq").options(topic="clicks", nsqdTcpAddress=address)
     writer = writer.options(checkpointLocation=str(folder / "checkpoint"), **options)
-    return writer.trigger(availableNow=not continuous or None, continuous=continuous).start()
+    return writer.trigger(**trigger).start()
 
 
 def test_spark_commits_no_rows_that_its_continuous_trigger_does_not_hand_on(
     spark: SparkSession, nsqd: GoNsqd, tmp_path: Path
 ) -> None:
     rows = spark.readStream.format("rate").load().selectExpr("string(value) as body")
-    query = published(rows, tmp_path, nsqd.tcp_address, "1 second")
+    query = published(rows, tmp_path, nsqd.tcp_address, {"continuous": "1 second"})
     wait_until((tmp_path / "checkpoint/offsets/3").exists, what="some epochs")
     query.stop()
     assert not list(tmp_path.glob("checkpoint/commits/*"))
@@ -116,10 +117,10 @@ def test_a_stream_is_published_batch_after_batch_or_fails_and_names_the_address(
     stream = spark.readStream.format("text").option("maxFilesPerTrigger", 1)
     rows = stream.load(str(tmp_path / "in")).selectExpr("value as body")
     impatient = {"retryTimeout": "0s", "dial_timeout": "500ms"}
-    failing = published(rows, tmp_path, unreachable_address, **impatient)
+    failing = published(rows, tmp_path, unreachable_address, {"availableNow": True}, **impatient)
     with pytest.raises(Exception, match=unreachable_address):
         failing.awaitTermination(int(patience_s(60)))
-    query = published(rows, tmp_path, nsqd.tcp_address)
+    query = published(rows, tmp_path, nsqd.tcp_address, {"availableNow": True})
     assert query.awaitTermination(int(patience_s(60)))
     assert query.exception() is None
     expected = sorted(b"%d %d" % (file, n) for file in range(3) for n in range(100))
