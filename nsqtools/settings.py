@@ -134,7 +134,7 @@ def _read(path: Path) -> dict[str, Any]:
     import tomllib
 
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        return tomllib.loads(path.read_text("utf-8-sig"))
     except OSError as error:
         hint = "Profiles are kept in this file."
         raise ConfigurationError(f"cannot read {path} ({error.strerror})", hint=hint) from error

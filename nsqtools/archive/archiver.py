@@ -39,7 +39,7 @@ from pathlib import Path
 from nsqtools.archive.journal import Journal, TopicLock, journals_below, stem_of
 from nsqtools.archive.part_file import recover
 from nsqtools.archive.storage import failing
-from nsqtools.archive.topic_archiver import Quota, TopicArchiver, Turns
+from nsqtools.archive.topic_archiver import Quota, Scheduled, TopicArchiver, Turns
 from nsqtools.archive.topic_writer import ArchiveSettings, ArchiveSource, ArchiveTotals, TopicWriter
 from nsqtools.client.backlog import Backlog
 from nsqtools.client.consumer import Consumer, start_all
@@ -213,6 +213,7 @@ class Archiver:
         not work at the end.
         """
         end: End | None = None
+        Scheduled(self._turns, lambda: None).soon()  # without a thread none could end
         try:
             with failing("use", self._settings.directories.work):
                 self._settings.directories.make()

@@ -70,9 +70,10 @@ from nsqtools.archive.slices import (
     run_job,
     unreadable,
 )
-from nsqtools.archive.storage import failing, side_by_side
+from nsqtools.archive.storage import failing, read_json, side_by_side
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
+from nsqtools.files.scratch import environment
 from nsqtools.records.envelope import BodyKind
 
 LEAST_BYTES = 32 << 20  # of a file that is smaller only because more of them run at a time
@@ -320,7 +321,7 @@ class Compaction:
         some = list({each.shown: each for each in read if not each.damage}.values())
         schemas += side_by_side(columns_in, some)
         known: dict[str, pyarrow.DataType] = {}
-        for each in (each for schema in schemas for each in schema):
+        for each in chain.from_iterable(schemas):
             if each.name not in RESERVED and known.setdefault(each.name, each.type) != each.type:
                 known.setdefault(ERROR, pyarrow.string())
         return pyarrow.schema(list(known.items()))
@@ -446,14 +447,8 @@ class Compaction:
         return f"{NOTES}/{slot.folder}.json"
 
     def _note(self, slot: Slot) -> dict[str, Any]:
-        name = self._note_name(slot)
         with failing("read", self.output):
-            try:
-                return dict(json.loads(self.storage.read(name)))
-            except FileNotFoundError:
-                return {}
-            except ValueError as exc:
-                raise OutputError(f"cannot read {self.storage.where(name)} ({exc})") from exc
+            return dict(read_json(self.storage, self._note_name(slot)) or {})
 
     # -- what is needless then ------------------------------------------------------------------
 
@@ -532,7 +527,8 @@ def in_processes(processes: int) -> RunJobs:
             return
         count = min(processes, len(jobs))
         with (
-            _safe_path(),
+            # new interpreters import nothing of the directory that one happens to be in
+            environment({"PYTHONSAFEPATH": "1"}),
             ProcessPoolExecutor(count, get_context("spawn"), _belong_to_parent) as pool,
         ):
             waiting = {pool.submit(run_job, job): number for number, job in enumerate(jobs)}
@@ -549,17 +545,6 @@ def in_processes(processes: int) -> RunJobs:
                 pool.shutdown(cancel_futures=True)
 
     return run
-
-
-@contextmanager
-def _safe_path() -> Iterator[None]:
-    """Have new interpreters import nothing of the directory that one happens to be in."""
-    before = os.environ.get("PYTHONSAFEPATH", "")  # empty text is as good as none
-    os.environ["PYTHONSAFEPATH"] = "1"
-    try:
-        yield
-    finally:
-        os.environ["PYTHONSAFEPATH"] = before
 
 
 def _belong_to_parent() -> None:

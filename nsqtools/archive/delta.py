@@ -16,20 +16,22 @@ another, without a lock. A store that takes such a put twice is found out, and r
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from nsqtools.archive.storage import LocalStorage, Storage
-from nsqtools.archive.storage_objects import S3_SCHEMES, ObjectStorage, open_storage, s3_settings
-from nsqtools.errors import ConfigurationError, NsqError, OutputError
+from nsqtools.archive.storage import LocalStorage, Storage, failing, failure_of
+from nsqtools.archive.storage_objects import ObjectStorage, error_of, open_storage
+from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.files.durable import sync_data, sync_folder
+from nsqtools.files.opening import NotRegularError, open_to_read
 
 if TYPE_CHECKING:
     import pyarrow
@@ -44,6 +46,8 @@ _ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
 _BLANKS = re.compile(r"(?:\s|\x1b\[\d*m)+")  # delta-rs colors its errors
 FILES = 10_000
 """Of a log, that are rows of Python at a time."""
+NEWEST = 100
+"""Of the files of a log, by name, that a commit may find unwritten: the system writes them soon."""
 
 Partition = Mapping[str, str | None]
 """The values in the names of folders, or in the log of a table."""
@@ -245,31 +249,16 @@ class DeltaCatalog:
     def _sync_log(self) -> None:
         """Make commits durable on a local disk: delta-rs leaves that to the system."""
         if isinstance(self.storage, LocalStorage):
-            for entry in self.storage.list(LOG):
-                if entry.modified_ns > time.time_ns() - 60e9:  # the system has written older ones
-                    with suppress(FileNotFoundError), self.storage.open(entry.name) as file:
-                        sync_data(file.fileno())
-            sync_folder(self.storage.root / LOG)
+            log = self.storage.root / LOG
+            for name in sorted(os.listdir(log))[-NEWEST:]:
+                with suppress(FileNotFoundError, NotRegularError), open_to_read(log / name) as file:
+                    sync_data(file.fileno())
+            sync_folder(log)
 
     # -- how it is reached ----------------------------------------------------------------------
 
     def _options(self) -> dict[str, str]:
-        """Return the settings of the store as delta-rs names them."""
-        storage = self.storage
-        if not isinstance(storage, ObjectStorage):
-            return {}
-        if storage.scheme not in S3_SCHEMES:
-            return dict(storage.options)
-        settings = s3_settings(storage.options)
-        if settings.credential_provider is not None and not settings.key_id:
-            found = settings.credential_provider()
-            key, secret = found["access_key_id"], found["secret_access_key"]
-            settings = replace(settings, key_id=key, secret=secret, token=found.get("token") or "")
-        options = {f"aws_{name}": value for name, value in settings.for_obstore().items()}
-        given = {f"aws_{key.removeprefix('aws_')}": each for key, each in storage.options.items()}
-        if settings.endpoint.startswith("http://"):
-            options["aws_allow_http"] = "true"
-        return given | options | {"aws_conditional_put": "etag"}
+        return self.storage.of_delta_rs() if isinstance(self.storage, ObjectStorage) else {}
 
     def _table(self) -> DeltaTable:
         from deltalake import DeltaTable
@@ -289,14 +278,15 @@ class DeltaCatalog:
             yield
         except (DeltaError, OSError) as exc:
             reason = _BLANKS.sub(" ", str(getattr(exc, "strerror", None) or exc))[:300]
-            raise NsqError(f"cannot use the Delta table {self.storage.url} ({reason})") from exc
+            error = error_of(exc, self.storage.url, reason)
+            raise failure_of(error, "use the Delta table", "") from exc
 
     def _check_store(self) -> None:
         """Refuse a store where one writer may overwrite the commit of another."""
         if self._is_checked or isinstance(self.storage, LocalStorage):
             return
         name = f".nsqtools-{token_hex(8)}"
-        with self._failing():
+        with failing("use", self.storage.url):
             try:
                 for data in (b"1", b"2"):
                     self.storage.put_if_absent(name, data)

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, TypeVar
+from typing import BinaryIO, TypeVar
 
 from nsqtools.archive.delta import SINK_LOG, DeltaCatalog, Partition, TableFile, is_table
 from nsqtools.archive.layout import (
@@ -426,12 +426,12 @@ def committed(output: Storage) -> set[str] | None:
     known: set[str] = set()
     for name in logs:
         if _BATCH.fullmatch(name.removeprefix(f"{SINK_LOG}/")):
-            version, *lines = output.read(name).decode().splitlines()
+            data = output.read(name)
             try:
+                version, *lines = data.decode().splitlines()
                 if version != SINK_LOG_VERSION:
                     raise ValueError(f"it is of version {version}")
-                rows: list[dict[str, Any]] = [json.loads(line) for line in lines]
-                known |= {row["path"].rpartition("/")[2] for row in rows}
+                known |= {json.loads(line)["path"].rpartition("/")[2] for line in lines}
             except (ValueError, KeyError, TypeError) as exc:
                 raise OutputError(f"cannot read {output.where(name)} ({exc})") from exc
     return known

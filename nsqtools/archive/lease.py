@@ -47,7 +47,7 @@ class StoredNumbers:
     def latest(self) -> int:
         """Return the greatest number there is, 0 for none."""
         names = [entry.name.removesuffix(SUFFIX) for entry in self.place.below()]
-        return max((int(name) for name in names if name.isdecimal()), default=0)
+        return max(map(int, filter(str.isdecimal, names)), default=0)
 
     def read(self, number: int) -> bytes:
         """Return what an object holds. Raises `FileNotFoundError` when it was followed up."""
@@ -168,7 +168,7 @@ class Lease(Held):
             try:
                 try:
                     self._numbers.append(data)
-                except FileExistsError:
+                except OSError:
                     if not self._was_written():
                         raise
                     self._numbers.append(data)
@@ -178,9 +178,10 @@ class Lease(Held):
         self._renewed_s = time.monotonic()
 
     def _was_written(self) -> bool:
-        """Whether the last number is ours: of a write whose answer was lost. Raises ``OSError``."""
+        """Whether one more is ours: of a write whose answer was lost. Raises ``OSError``."""
         latest = self._numbers.latest()
-        if self._said(latest).get("token") != self._holder["token"]:
+        token = self._said(latest).get("token")
+        if latest == self._numbers.number or token != self._holder["token"]:
             return False
         self._numbers.number = latest
         return True

@@ -61,16 +61,19 @@ class StoredPlace:
 
     def children(self) -> tuple[list[Entry], list[str]]:
         """Return the objects directly below this prefix, and the names of the folders."""
-        begin = len(self.key) + 1 if self.key else 0
         entries, folders = self.storage.children(self.key)
-        direct = [entry._replace(name=entry.name[begin:]) for entry in entries]
-        return direct, [folder[begin:] for folder in folders]
+        return list(map(self._below, entries)), [each[self._begin :] for each in folders]
 
     def below(self) -> Iterable[Entry]:
         """Iterate over the objects below this prefix, their names relative to it."""
-        begin = len(self.key) + 1 if self.key else 0
-        for entry in self.storage.list(self.key):
-            yield entry._replace(name=entry.name[begin:])
+        return map(self._below, self.storage.list(self.key))
+
+    @property
+    def _begin(self) -> int:
+        return len(self.key) + 1 if self.key else 0
+
+    def _below(self, entry: Entry) -> Entry:
+        return entry._replace(name=entry.name[self._begin :])
 
 
 Location = Path | StoredPlace

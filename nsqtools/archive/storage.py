@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import re
 import time
@@ -26,7 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, NamedTuple, Protocol, TypeVar
+from typing import Any, BinaryIO, NamedTuple, Protocol, TypeVar
 from urllib.parse import unquote
 
 from nsqtools.errors import (
@@ -212,6 +213,17 @@ def require(storage: Storage) -> None:
             raise NotFoundError(f"cannot use {storage.url} ({exc.strerror})") from exc
 
 
+def read_json(storage: Storage, name: str) -> Any:
+    """Return what a small object says, None where there is none. Raises `OutputError` for what is
+    not JSON, and ``OSError``."""
+    try:
+        return json.loads(storage.read(name))
+    except FileNotFoundError:
+        return None
+    except ValueError as exc:
+        raise OutputError(f"cannot read {storage.where(name)} ({exc})") from exc
+
+
 def hash_of(path: Path) -> str:
     """Return the SHA-256 of a file, in hex. Raises ``OSError``."""
     with open_to_read(path) as file:
@@ -337,11 +349,9 @@ class LocalStorage(Storage):
 
     def delete(self, name: str) -> None:
         path = self._path(name)
-        try:
+        with suppress(FileNotFoundError):
             path.unlink()
-        except FileNotFoundError:
-            return
-        sync_folder(path.parent)
+            sync_folder(path.parent)
 
     def _make_room(self, name: str) -> Path:
         """Return the path for a new object, with its folder."""

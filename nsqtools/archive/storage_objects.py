@@ -123,6 +123,21 @@ class ObjectStorage(Storage):
             self._opened = opened = now, _open_store(self)
         return opened[1]
 
+    def of_delta_rs(self) -> dict[str, str]:
+        """Return the settings of the store as delta-rs names them."""
+        if self.scheme not in S3_SCHEMES:
+            return dict(self.options)
+        settings = s3_settings(self.options)
+        if settings.credential_provider is not None and not settings.access_key_id:
+            found = settings.credential_provider()
+            keys = _keys_of({**found, "session_token": found.get("token") or ""})
+            settings = replace(settings, **keys)
+        options = {f"aws_{name}": value for name, value in settings.for_obstore().items()}
+        given = {f"aws_{key.removeprefix('aws_')}": each for key, each in self.options.items()}
+        if settings.endpoint.startswith("http://"):
+            options["aws_allow_http"] = "true"
+        return given | options | {"aws_conditional_put": "etag"}
+
     def list(self, prefix: str = "") -> Iterator[Entry]:
         with self._blaming(prefix):
             for chunk in self._store.list(prefix.strip("/") or None, chunk_size=LIST_SIZE):
@@ -207,10 +222,7 @@ class ObjectStorage(Storage):
             if NO_BUCKET.search(str(exc)):
                 what = f"bucket {self.bucket} does not exist"
                 raise FileNotFoundError(errno.ENOENT, what, self.url) from None
-            if _WAS_REFUSED.search(str(exc)):  # of a listing obstore has no class for it
-                raise DeniedError(errno.EACCES, reason_of(exc), where) from None
-            kind = UnreachableError if _WAS_UNREACHABLE.search(str(exc)) else OSError
-            raise kind(errno.EIO, reason_of(exc), where) from None
+            raise error_of(exc, where) from None
 
 
 class RangeFile(io.RawIOBase):
@@ -325,8 +337,19 @@ def _md5_tag(path: Path, is_in_parts: bool) -> str:
 _PERFORMING = re.compile(r"Error performing \w+ \S+ in \S+?,?( after \d+ retries)?[, ].*?- ")
 _SAID = re.compile(r"<(?:Code|Message)>([^<]*)<")
 _WAS_REFUSED = re.compile("401 Unauthorized|403 Forbidden")
-_WAS_UNREACHABLE = re.compile("kind: (Connect|Timeout)")
+_NO_CONNECTION = re.compile(r"kind: Connect|client error \(Connect\)")
+_NO_ANSWER = re.compile("kind: Timeout|operation timed out")
 LONGEST_REASON = 200
+
+
+def error_of(exc: BaseException, where: str, reason: str = "") -> OSError:
+    """Return ours for an error of obstore or delta-rs, by its text; ``reason`` is a line of it."""
+    text, reason = str(exc), reason or reason_of(exc)
+    if _WAS_REFUSED.search(text):  # of a listing obstore has no class for it
+        return DeniedError(errno.EACCES, reason, where)
+    if _NO_CONNECTION.search(text) or _NO_ANSWER.search(text):
+        return UnreachableError(errno.EIO, reason_of(exc), where)
+    return OSError(errno.EIO, reason, where)
 
 
 def reason_of(exc: BaseException) -> str:
@@ -334,9 +357,9 @@ def reason_of(exc: BaseException) -> str:
     text = str(exc)
     line = text.partition("\n")[0].partition(": <?xml")[0]
     line = _PERFORMING.sub("", line).strip()
-    if "kind: Connect" in text:
+    if _NO_CONNECTION.search(text):
         line = "cannot connect to the store"
-    elif "kind: Timeout" in text:
+    elif _NO_ANSWER.search(text):
         line = "no answer from the store in time"
     line = ": ".join([line, *dict.fromkeys(_SAID.findall(text))])  # it may quote them twice
     return "".join(c if c.isprintable() else "?" for c in line)[:LONGEST_REASON]
@@ -345,28 +368,25 @@ def reason_of(exc: BaseException) -> str:
 # -- how S3 is reached --------------------------------------------------------------------------
 
 
+_KEYS = ("access_key_id", "secret_access_key", "session_token")
+
+
 @dataclass(frozen=True, slots=True)
 class S3Settings:
-    """``endpoint`` "" is Amazon's own. Without ``key_id`` obstore finds credentials."""
+    """``endpoint`` "" is Amazon's own. Without ``access_key_id`` obstore finds credentials."""
 
     endpoint: str = ""
     region: str = DEFAULT_REGION
-    key_id: str = ""
-    secret: str = field(default="", repr=False)
-    token: str = field(default="", repr=False)
+    access_key_id: str = ""
+    secret_access_key: str = field(default="", repr=False)
+    session_token: str = field(default="", repr=False)
     ca_file: str = ""
     credential_provider: Any = field(default=None, repr=False)
 
     def for_obstore(self) -> dict[str, str]:
         """Return them as settings of obstore's S3Store."""
-        named = {
-            "endpoint": self.endpoint,
-            "region": self.region,
-            "access_key_id": self.key_id,
-            "secret_access_key": self.secret,
-            "session_token": self.token,
-        }
-        return {name: value for name, value in named.items() if value}
+        names = ("endpoint", "region", *_KEYS)
+        return {name: value for name in names if (value := getattr(self, name))}
 
 
 def credential_files() -> list[str]:
@@ -406,22 +426,22 @@ def s3_settings(
         region=find("region", "AWS_REGION", "AWS_DEFAULT_REGION") or DEFAULT_REGION,
         ca_file=find("ca_bundle", "AWS_CA_BUNDLE"),
     )
-    for key_id, secret, token in map(_keys_of, (options, environ, profile)):
-        if key_id and secret:
-            return replace(settings, key_id=key_id, secret=secret, token=token)
+    for keys in map(_keys_of, (options, environ, profile)):
+        if keys["access_key_id"] and keys["secret_access_key"]:
+            return replace(settings, **keys)
     if profile:
         return replace(settings, credential_provider=_boto3_provider(environ))
     return settings
 
 
-def _keys_of(source: Mapping[str, str]) -> tuple[str, str, str]:
+def _keys_of(source: Mapping[str, str]) -> dict[str, str]:
     """Return id, secret and token of one source: those of two do not mix."""
 
     def find(key: str) -> str:
         names = (key, f"aws_{key}", f"AWS_{key.upper()}")
         return next((source[name] for name in names if name in source), "")
 
-    return find("access_key_id"), find("secret_access_key"), find("session_token")
+    return {key: find(key) for key in _KEYS}
 
 
 def _profile(environ: Mapping[str, str]) -> dict[str, str]:

@@ -145,7 +145,7 @@ class Crew:
         except (EOFError, OSError):
             status = self._processes[connection].wait()
             answer = NsqError(f"a worker process ended with status {status}")
-        if isinstance(answer, NsqError):
+        if isinstance(answer, Exception):
             raise answer
         return answer
 

@@ -61,10 +61,9 @@ def main() -> None:
         connection.send(work.run(begin))
     except (EOFError, ConnectionError):
         os._exit(1)  # no parent waits for us
-    except NsqError as error:
+    except Exception as error:
+        error.add_note(traceback.format_exc())  # for --debug
         connection.send(error)
-    except Exception:
-        connection.send(NsqError(traceback.format_exc(), hint="This is a bug."))
     os._exit(0)  # without waiting for connections that do not answer
 
 

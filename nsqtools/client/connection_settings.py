@@ -137,11 +137,12 @@ def check_tls(
 
     ``cure`` is the hint. Raises `ConfigurationError`.
     """
-    tls = [given for option, given in resolved.items() if option.startswith("tls_")]
+    settings = resolved.items()
+    tls = [each.place or each.given_as for name, each in settings if name.startswith("tls_")]
     if not tls or "tls_v1" in resolved:
         return
     if not any(address.startswith("https://") for address in http_addresses):
-        raise ConfigurationError(f"{tls[0].given_as} is given, but TLS is not enabled", hint=cure)
+        raise ConfigurationError(f"{tls[0]} is given, but TLS is not enabled", hint=cure)
 
 
 def read_secret(path: Path) -> str:

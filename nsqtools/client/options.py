@@ -290,7 +290,7 @@ def _read_value(name: str, kind: Kind, text: str) -> Any:
         if kind == "float":
             return float(text)
     except (ValueError, KeyError, OverflowError):
-        example = {"duration": "30s", "bool": "true", "int": "100", "float": "0.3"}[kind]
+        example = {"duration": "1s", "bool": "true", "int": "N", "float": "0.3"}[kind]
         raise ConfigurationError(
             f"invalid value {text!r} for client option {name}", hint=f"Write {name}={example}."
         ) from None

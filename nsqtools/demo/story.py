@@ -27,10 +27,6 @@ from nsqtools.server.embedded import EmbeddedNsqd, EmbeddedNsqlookupd
 
 TIMEOUT_S = 60.0
 
-THEIRS = "NSQ_"  # what the user has set
-
-OWN_DIRECTORIES = ("TMPDIR", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")
-
 
 class DemoFailed(NsqError):
     """A step of the demonstration did not end as it should."""
@@ -41,10 +37,6 @@ class Ended(NamedTuple):
 
     out: bytes
     err: str
-
-    @property
-    def lines(self) -> list[bytes]:
-        return self.out.splitlines()
 
 
 @contextmanager
@@ -122,8 +114,8 @@ class DemoStage:
         return Ended(out, said)
 
     def _environment(self, given: Mapping[str, str]) -> dict[str, str]:
-        environ = {k: v for k, v in given.items() if not k.startswith(THEIRS)}
-        for name in OWN_DIRECTORIES:
+        environ = {k: v for k, v in given.items() if not k.startswith("NSQ_")}
+        for name in ("TMPDIR", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME"):
             environ[name] = str(self.directory / f".{name.lower()}")
             os.mkdir(environ[name])
         paths = [str(Path(__file__).parents[2]), *filter(None, [environ.get("PYTHONPATH")])]
@@ -214,10 +206,10 @@ class Story:
         self.tell(said)
 
         tail = ("tail", "-t", "clicks", "-c", "live", "-n", str(SHOWN))
-        lines = self.do("See some of them", tail)[0].lines
+        lines = self.do("See some of them", tail)[0].out.splitlines()
         check(len(lines) == SHOWN, f"{SHOWN} messages were asked for, and {len(lines)} came")
         check(set(lines) <= set(clicks), "a message came out that did not go in")
-        self.tell(text(lines))
+        self.tell(b"\n".join(lines).decode())
 
         to_file = ["to-file", "-t", "clicks", "-c", "archive"]
         to_file += ["--lookupd-http-address", stage.lookupd.http_address]
@@ -227,7 +219,8 @@ class Story:
         check(said.startswith(f"nsq: {CLICKS} messages, "), said)
         self.tell(said)
 
-        lines = self.do("Read the archive back", ("archive", "cat", ARCHIVE, "--bodies"))[0].lines
+        [done_one] = self.do("Read the archive back", ("archive", "cat", ARCHIVE, "--bodies"))
+        lines = done_one.out.splitlines()
         check(sorted(lines) == sorted(clicks), "the archive must have every click, once")
         self.tell(f"{len(lines)} lines: every click, once and unchanged")
 
@@ -242,18 +235,14 @@ class Story:
         again = ("tail", "-t", "carts", "-c", "live", "--until-empty")
         purpose = "Publish a part of the archive again, into a second topic"
         replayed, tailed = self.do(purpose, replay, again)
-        said, lines = replayed.err, tailed.lines
+        said, lines = replayed.err, tailed.out.splitlines()
         check(said.startswith(f"nsq: {len(expected)} confirmed, 0 rejected"), said)
         check(sorted(lines) == sorted(expected), f"{len(expected)} clicks should have come again")
-        self.tell(f"{said}{text(lines[:SHOWN])}\n... {len(lines)} messages")
+        first = b"\n".join(lines[:SHOWN]).decode()
+        self.tell(f"{said}{first}\n... {len(lines)} messages")
 
 
 DEPTH = re.compile(r"^clicks +(archive|live) +(\d+) ", re.MULTILINE)
-
-
-def text(lines: Sequence[bytes]) -> str:
-    """Lines of output as text."""
-    return b"\n".join(lines).decode()
 
 
 def check(holds: bool, what: str) -> None:

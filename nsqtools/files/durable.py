@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from nsqtools.files.opening import NotRegularError, closing_fd, open_to_read
+from nsqtools.files.opening import NotRegularError, closing_fd, locked, open_to_read
 
 COPY = ".copy"
 
@@ -47,16 +47,20 @@ def sync_data(descriptor: int) -> None:
 
 
 def append_whole(descriptor: int, lines: bytes, *, is_durable: bool = True) -> None:
-    """Append lines, all or none: what follows would be glued to half a line. Raises ``OSError``."""
-    start = os.fstat(descriptor).st_size
-    try:
-        write_all(descriptor, lines)
-        if is_durable:
-            sync_data(descriptor)
-    except OSError:
-        with suppress(OSError):  # no regular file
-            os.ftruncate(descriptor, start)
-        raise
+    """Append lines, all or none: what follows would be glued to half a line. Raises ``OSError``.
+
+    Others who append so wait meanwhile: what is cut off is none of theirs.
+    """
+    with locked(descriptor):
+        start = os.fstat(descriptor).st_size
+        try:
+            write_all(descriptor, lines)
+            if is_durable:
+                sync_data(descriptor)
+        except OSError:
+            with suppress(OSError):  # no regular file
+                os.ftruncate(descriptor, start)
+            raise
 
 
 @contextmanager

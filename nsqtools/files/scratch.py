@@ -1,7 +1,8 @@
 """Directories for what is put together and does not stay, of which a kill leaves nothing for long.
+And variables of this process that others start with, which do not stay either.
 
-Each is locked while its process lives, and the next one of its kind removes those that are not
-locked any more.
+Each directory is locked while its process lives, and the next one of its kind removes those that
+are not locked any more.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -59,3 +60,21 @@ def remove_abandoned(parent: Path, prefix: str) -> None:
                     shutil.rmtree(directory, ignore_errors=True)
         except OSError:  # not one of these, removed just now, or where files cannot be locked
             continue
+
+
+@contextmanager
+def environment(changes: Mapping[str, str | None]) -> Iterator[None]:
+    """Set variables of this process, or remove those that are None, and restore them."""
+
+    def put(values: Mapping[str, str | None]) -> None:
+        for name, value in values.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+    before = {name: os.environ.get(name) for name in changes}
+    put(changes)
+    try:
+        yield
+    finally:
+        put(before)

@@ -248,6 +248,7 @@ class InputCheckpoint:
         self._path = path.absolute()
         self._files = [str(Path(file).absolute()) for file in files]
         self._delimiter = delimiter
+        self._inodes: dict[int, int] = {}
         self._next_save_s = 0.0
 
         def parse(content: Any) -> tuple[list[str], InputPlace, str]:
@@ -304,14 +305,15 @@ class InputCheckpoint:
         return place._replace(offset=begin, records=place.records - 1)
 
     def _head(self, place: InputPlace) -> str:
-        """A digest of the beginning of the file; another one where it is shorter than it was."""
+        """A digest of the beginning of the file; "" where it is shorter now, or another one."""
         if place == BEGIN:  # nothing was read of it yet, and perhaps it cannot be
             return sha256().hexdigest()
         path = self._files[place.file]
         with failing("read", path), suppress(FileNotFoundError), open(path, "rb") as file:
-            head = file.read(min(HEAD, place.offset))
-            if file.seek(0, 2) >= place.offset:
-                return sha256(head).hexdigest()
+            status = os.fstat(file.fileno())
+            is_same = self._inodes.setdefault(place.file, status.st_ino) == status.st_ino
+            if is_same and status.st_size >= place.offset:
+                return sha256(file.read(min(HEAD, place.offset))).hexdigest()
         return ""
 
 

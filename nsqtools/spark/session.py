@@ -28,7 +28,7 @@ import re
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.files.opening import open_to_write
-from nsqtools.files.scratch import scratch_directory
+from nsqtools.files.scratch import environment, scratch_directory
 from nsqtools.protocol.names import parse_address
 from nsqtools.spark import register
 from nsqtools.spark.failures import SESSION, last_lines, spark_errors
@@ -160,24 +160,6 @@ def reach_master(master: str) -> None:
             error.hint = "Is this the address in the master's log, and does the master run?"
             failure = error
     raise failure
-
-
-@contextmanager
-def environment(changes: Mapping[str, str | None]) -> Iterator[None]:
-    """Set variables of this process, or remove those that are None, and restore them."""
-
-    def put(values: Mapping[str, str | None]) -> None:
-        for name, value in values.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
-
-    before = {name: os.environ.get(name) for name in changes}
-    put(changes)
-    try:
-        yield
-    finally:
-        put(before)
 
 
 @contextmanager

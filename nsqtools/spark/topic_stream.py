@@ -42,7 +42,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nsqtools.archive.archiver import Archiver
-from nsqtools.archive.layout import INDEX, Head, hidden_below, index_of, owner_of, part_of
+from nsqtools.archive.layout import INDEX, Head, hidden_below, owner_of, part_of
 from nsqtools.archive.part_file import Directories
 from nsqtools.archive.storage import failing
 from nsqtools.archive.topic_writer import THROUGHPUT, ArchiveSettings, ArchiveSource, Flush
@@ -418,12 +418,16 @@ class TopicStream:
         if spool is None or spool.run != end.run or not spool.has_begun:
             return  # what the archiver must recognize is not known yet: the next commit removes it
         files = Listing(ReadSettings((str(spool.directory),))).files(lambda damage: None)
+        read = [
+            Path(file.shown)
+            for key, file in files.items()
+            if isinstance(key, Head) and file.is_finished and end.has_read(key)
+        ]
+        if read:
+            os.sync()  # Spark leaves what it wrote of them to the system, which may lose power
         with failing("remove", ""):
-            for key, file in files.items():
-                if isinstance(key, Head) and file.is_finished and end.has_read(key):
-                    # before its index, so that no file is without one
-                    Path(file.shown).unlink(missing_ok=True)
-                    index_of(Path(file.shown)).unlink(missing_ok=True)
+            for path in read:
+                path.unlink(missing_ok=True)  # before its index, so that no file is without one
             for index in list(hidden_below(spool.directory, INDEX)):
                 path = owner_of(index)
                 if not part_of(path).exists() and not path.exists():

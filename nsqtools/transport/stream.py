@@ -414,7 +414,7 @@ def _reason(exc: OSError) -> str:
 
 
 _OWN_CERTIFICATE = (
-    "nsqd requires a client certificate: set tls_cert and tls_key (nsq: --tls-cert and --tls-key)."
+    "nsqd may require a client certificate: set tls_cert and tls_key (nsq: --tls-cert, --tls-key)."
 )
 
 
@@ -431,7 +431,7 @@ def _map(exc: OSError, address: Address) -> NsqError:
         return ConnectionLost(f"{address}: the TLS connection ended")
     if isinstance(exc, ssl.SSLError):
         reason = (exc.reason or str(exc)).lower().replace("_", " ")
-        is_ours = "certificate required" in reason or "bad certificate" in reason
+        is_ours = re.search("certificate required|bad certificate|handshake failure", reason)
         hint = _OWN_CERTIFICATE if is_ours else ""
         return TLSError(f"{address}: TLS failed ({reason})", hint=hint)
     return ConnectionLost(f"{address}: {_reason(exc)}")

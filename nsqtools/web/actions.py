@@ -24,7 +24,6 @@ from __future__ import annotations
 import json
 import logging
 import socket
-import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -104,7 +103,6 @@ class AuditLog:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._busy = threading.Lock()
         self._append("")
 
     def write(self, state: str, action: str, origin: RequestOrigin, **more: Any) -> None:
@@ -124,7 +122,7 @@ class AuditLog:
         if self._path is None:
             return
         try:
-            with self._busy, open_to_append(self._path) as file:
+            with open_to_append(self._path) as file:
                 append_whole(file.fileno(), line.encode(), is_durable=False)
         except OSError as exc:
             raise OutputError(f"cannot write the audit log {self._path} ({exc.strerror})") from exc

@@ -13,7 +13,7 @@ import pyarrow
 import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
-from plugins.archives import BEGIN_NS, Writer, flush, killed_at, write_archive
+from plugins.archives import BEGIN_NS, Row, Writer, content, flush, killed_at, write_archive
 from plugins.cli import RunNsq
 from plugins.object_store import Bucket
 
@@ -28,7 +28,6 @@ from nsqtools.archive.location import Location, parse_place
 from nsqtools.archive.members import members_of
 from nsqtools.archive.part_file import Directories, PartFile, finish
 from nsqtools.archive.slices import NOTES, Done, Job, Settings, deduplicated, fitted, run_job
-from nsqtools.archive.storage_objects import open_storage
 from nsqtools.archive.table import TablePlan, convert
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.protocol.frames import WireMessage
@@ -37,7 +36,6 @@ from nsqtools.records.naming import Codec
 
 SECOND = 10**9
 DAY, NEXT_DAY = date(2026, 9, 21), date(2026, 9, 22)
-Row = tuple[str | None, str | None, str | None, int | None, bytes]
 
 
 def message(number: int, attempts: int = 1) -> WireMessage:
@@ -53,21 +51,6 @@ def expected(numbers: Sequence[int], *topics: str) -> list[Row]:
         for topic in topics
         for ts, _, id, body in map(message, set(numbers))
     )
-
-
-def content(output: Location) -> list[Row]:
-    """What a reader sees: the partition, identity and body of each row, in order."""
-    rows = []
-    for root, names in table_files([output]).items():
-        for name in names:
-            values = dict(part.split("=", 1) for part in name.split("/")[:-1])
-            with open_storage(str(root)).open(name) as file:
-                found = pq.ParquetFile(file).read().to_pylist()
-            for row in found:
-                body = row.get("body_bytes") or row["body"]
-                body = body if isinstance(body, bytes) else body.encode()
-                rows.append((values["topic"], values["date"], row["id"], row["ts_ns"], body))
-    return sorted(rows, key=str)
 
 
 def compact(

@@ -3,7 +3,7 @@
 import errno
 import threading
 from itertools import chain, repeat
-from unittest.mock import Mock
+from unittest.mock import DEFAULT, Mock, patch
 
 import pytest
 from plugins.object_store import Bucket
@@ -48,9 +48,12 @@ def test_a_run_that_slept_has_lost_the_place_to_another(place: StoredPlace, rene
 def test_a_write_whose_answer_was_lost_is_no_other_run(place: StoredPlace) -> None:
     lease = Lease(place / "lock")
     lease.take()
-    written = StoredNumbers(place / "lock", 1)
-    written.append(written.read(1))
-    lease.check()
+    for answers in ([], [OSError("it was reset")]):
+        written = StoredNumbers(place / "lock", lease._numbers.number)
+        written.append(written.read(written.number))
+        put = Mock(wraps=place.storage.put_if_absent, side_effect=chain(answers, repeat(DEFAULT)))
+        with patch.object(place.storage, "put_if_absent", put):
+            lease.check()
     lease.release()
     Lease(place / "lock").take(0)
 

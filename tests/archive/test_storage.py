@@ -163,16 +163,17 @@ def test_keys_come_from_options_then_environment_then_profile_for_spark_too(
     aws_home: dict[str, str],
 ) -> None:
     found = s3_settings({}, aws_home)
-    assert (found.key_id, found.secret, found.region) == ("d", "ds", "eu-west-1")
+    assert (found.access_key_id, found.secret_access_key, found.region) == ("d", "ds", "eu-west-1")
     lake = s3_settings({}, aws_home | {"AWS_PROFILE": "lake", "AWS_REGION": "r"})
-    assert (lake.key_id, lake.token) == ("l", "lt")
+    assert (lake.access_key_id, lake.session_token) == ("l", "lt")
     assert (lake.endpoint, lake.region) == ("http://lake:9000", "r")
     keys = {"AWS_ACCESS_KEY_ID": "e", "AWS_SECRET_ACCESS_KEY": "es"}
-    assert s3_settings({}, aws_home | {"AWS_PROFILE": "lake"} | keys).token == ""
+    assert s3_settings({}, aws_home | {"AWS_PROFILE": "lake"} | keys).session_token == ""
     option = {"access_key_id": "o", "secret_access_key": "os"}
-    assert s3_settings(option, aws_home | keys).secret == "os"
+    assert s3_settings(option, aws_home | keys).secret_access_key == "os"
     assert "ls" not in repr(lake)
-    conf, secrets = store_conf(lake), {lake.key_id, lake.secret, lake.token}
+    conf = store_conf(lake)
+    secrets = {lake.access_key_id, lake.secret_access_key, lake.session_token}
     assert conf["spark.hadoop.fs.s3a.endpoint"] == "http://lake:9000"
     assert conf["spark.hadoop.fs.s3a.connection.ssl.enabled"] == "false"
     assert secrets <= set(store_environ(lake).values())

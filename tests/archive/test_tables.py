@@ -261,7 +261,7 @@ def test_commits_of_many_writers_are_kept_beside_the_files_whatever_the_name(pla
 
 
 def test_stores_need_conditional_puts(
-    bucket: Bucket, http_server: MakeServer, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, http_server: MakeServer, dead_address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket.storage.put("_delta_log/.nsqtools-1", b"1")
     assert not is_table(bucket.storage)
@@ -271,9 +271,13 @@ def test_stores_need_conditional_puts(
     monkeypatch.setattr(ObjectStorage, "put_if_absent", ObjectStorage.put)
     with pytest.raises(ConfigurationError, match="no conditional puts"):
         new_table(f"{bucket.url}/other")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", http_server(*[403] * 9).url)
-    with pytest.raises(NsqError, match="_last_checkpoint ↳ Error"):  # without its colors
-        table.files()
+    refused, away = http_server(*[403] * 9).url, f"http://{dead_address}"
+    colorless = {"refused": "_last_checkpoint ↳ Error", "connect": "cannot connect to the store"}
+    for url, (category, said) in zip((refused, away), colorless.items(), strict=True):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        with pytest.raises(NsqError, match=said) as raised:
+            table.files()
+        assert raised.value.category == category
 
 
 def test_a_landing_that_babbles_is_ended_and_names_what_was_written_down_and_is_damaged(

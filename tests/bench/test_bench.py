@@ -3,6 +3,7 @@
 import os
 import pickle
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from nsqtools.bench.bench_plan import (
     limits,
     new_sketch,
 )
+from nsqtools.bench.crew import Crew, SharedCounts
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError
@@ -57,6 +59,12 @@ def test_a_plan_that_cannot_be_is_refused_and_a_report_says_what_was_the_limit()
     )
     assert machine.startswith("this machine was the limit")
     assert rate == "the rate of 100 messages/s was not reached"
+
+
+def test_the_error_of_a_worker_is_raised_as_it_is() -> None:
+    job: Any = SimpleNamespace(plan=SimpleNamespace(connections=1))
+    with pytest.raises(AttributeError, match="publishes"):
+        Crew([job], SharedCounts(1), lambda: None)
 
 
 def test_consumers_that_have_just_begun_have_not_stalled() -> None:

@@ -158,16 +158,16 @@ def test_sockets_are_read_and_written_by_one_thread(
 def test_a_missing_client_certificate_is_named_and_one_of_files_or_a_context_serves(
     go_nsqd: MakeNsqd, certificates: Certificates, produce: Produce, consume: Consume
 ) -> None:
-    nsqd = go_nsqd(
-        *certificates.server.nsqd_flags,
-        "-tls-client-auth-policy=require-verify",
-        f"-tls-root-ca-file={certificates.ca}",
-    )
+    required = ("-tls-client-auth-policy=require-verify", f"-tls-root-ca-file={certificates.ca}")
+    nsqd = go_nsqd(*certificates.server.nsqd_flags, *required)
     files: dict[str, Any] = {"tls_v1": True, "tls_root_ca_file": str(certificates.ca)}
-    with pytest.raises(errors.TLSError, match="certificate") as caught:
-        open_to(nsqd.tcp_address, **files)
-    assert "--tls-cert" in caught.value.hint
-    assert nsqd.tcp_address in str(caught.value)
+    old = ssl.create_default_context(cafile=certificates.ca)
+    old.maximum_version = ssl.TLSVersion.TLSv1_2  # which has no alert for it
+    for options, reason in ((files, "certificate"), ({"ssl_context": old}, "handshake failure")):
+        with pytest.raises(errors.TLSError, match=reason) as caught:
+            open_to(nsqd.tcp_address, **options)
+        assert "--tls-cert" in caught.value.hint
+        assert nsqd.tcp_address in str(caught.value)
     client = certificates.client
     open_to(nsqd.tcp_address, **files, tls_cert=str(client.cert), tls_key=str(client.key)).close()
     context = {"ssl_context": own_context(certificates)}

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from nsqtools.files import durable
 from nsqtools.files.durable import NewestContent, place, remove_temporaries, replace_file
+from nsqtools.files.opening import open_to_append, try_lock
 
 
 def names(folder: Path) -> list[str]:
@@ -21,6 +23,16 @@ def test_a_disk_that_fills_up_leaves_the_old_content(small_disk: Path) -> None:
     assert caught.value.filename == str(path)
     assert path.read_bytes() == b"old"
     assert names(small_disk) == ["filler", "nsqd.dat"]
+
+
+def test_what_is_cut_off_of_a_file_that_others_append_to_is_none_of_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+    with open_to_append(tmp_path / "unsent") as mine, open_to_append(tmp_path / "unsent") as other:
+        monkeypatch.setattr(durable, "write_all", lambda *_: seen.append(try_lock(other.fileno())))
+        durable.append_whole(mine.fileno(), b"1\n")
+        assert (seen, try_lock(other.fileno())) == ([False], True)
 
 
 def test_older_content_never_replaces_newer_and_what_a_kill_left_goes(tmp_path: Path) -> None:

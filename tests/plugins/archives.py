@@ -14,12 +14,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from plugins.daemons import Nsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.archive.finding import find_archives
+from nsqtools.archive.finding import find_archives, table_files
 from nsqtools.archive.journal import Journal, journals_below, stem_of
 from nsqtools.archive.layout import Head
 from nsqtools.archive.location import Location
@@ -49,6 +50,26 @@ def by_the_minute(first: int, last: int, attempts: int = 1) -> list[WireMessage]
         message._replace(attempts=attempts, body=b"%b\n%b" % (message.body, b"\xff" * (n % 2)))
         for n, message in enumerate(numbered(first, last, 60 * 10**9), first)
     ]
+
+
+Row = tuple[str | None, str | None, str | None, int | None, bytes]
+
+
+def content(output: Location) -> list[Row]:
+    """What a reader sees: the partition, identity and body of each row, in order."""
+    from pyarrow import parquet
+
+    rows = []
+    for root, names in table_files([output]).items():
+        for name in names:
+            values = dict(unquote(part).split("=", 1) for part in name.split("/")[:-1])
+            with open_storage(str(root)).open(name) as file:
+                found = parquet.ParquetFile(file).read().to_pylist()
+            for row in found:
+                body = row.get("body_bytes") or row["body"]
+                body = body if isinstance(body, bytes) else body.encode()
+                rows.append((values["topic"], values["date"], row["id"], row["ts_ns"], body))
+    return sorted(rows, key=str)
 
 
 def bodies_at(*places: Path | str) -> list[bytes]:

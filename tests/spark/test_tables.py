@@ -1,15 +1,14 @@
 """``nsq spark`` compacts, ingests and reads tables; of Delta with delta-rs alone, without a jar."""
 
 import json
+import shutil
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
-from plugins.archives import Writer, by_the_minute, write_archive
+from plugins.archives import Writer, by_the_minute, content, write_archive
 from plugins.spark import RunSpark
 
 from nsqtools.archive.finding import table_files
-from nsqtools.archive.layout import partition_of
 
 DAYS = ("2026-09-21", "2026-09-22")
 MIDNIGHT = 587  # the first message of the second day
@@ -24,14 +23,8 @@ def expected(first: int, last: int, *topics: str) -> list[Row]:
 
 def rows_of(table: Path) -> list[Row]:
     """What counts in a table, with the partition that it is in."""
-    rows = []
-    for name in table_files([table])[table]:
-        partition = partition_of(name)
-        for row in pq.ParquetFile(table / name).read().to_pylist():
-            if row["id"] is not None:
-                body = row["body"].encode() if row["body_bytes"] is None else row["body_bytes"]
-                rows.append((partition["topic"], partition["date"], int(row["id"], 16), body))
-    return sorted(rows)  # type: ignore[arg-type]
+    found = content(table)
+    return sorted((topic, day, int(id, 16), body) for topic, day, id, _, body in found if id)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("format", ["parquet", "delta"])
@@ -59,13 +52,10 @@ def test_tasks_compact_what_sql_reads(run_spark: RunSpark, tmp_path: Path, forma
     assert {each["topic"]: (each["messages"], each["bytes"]) for each in totals} == {
         TOPICS[0]: (13, sum(len(row[3]) for row in both if row[1] == DAYS[1]))
     }
-    query = f"select topic, count(body) n, count(*) m from {format} where date = '2026-09-22'"
-    query += " group by 1"
-    found = run_spark("sql", query, table, "--json")
+    sql = f"select topic, count(body) n, count(*) m from {format} where date={DAYS[1]!r} group by 1"
+    found = run_spark("sql", sql, table, "--json")
     assert found.status == 0, found.err
-    assert [json.loads(line) for line in found.out.splitlines()] == [
-        {"topic": TOPICS[0], "n": 6, "m": 13}
-    ]
+    assert json.loads(found.out) == {"topic": TOPICS[0], "n": 6, "m": 13}
 
 
 def test_delta_gets_each_message_once_through_cuts(run_spark: RunSpark, tmp_path: Path) -> None:
@@ -78,6 +68,7 @@ def test_delta_gets_each_message_once_through_cuts(run_spark: RunSpark, tmp_path
 
     first = run_spark(*command)
     assert "100 rows ingested in 2 batches" in first.err, first.err
+    copy = shutil.copytree(table / "_delta_log", tmp_path / "copy")
     # as after a kill between the commit of the table and that of the checkpoint
     for path in (checkpoint / "commits").glob("*1*"):
         path.unlink()
@@ -101,3 +92,6 @@ def test_delta_gets_each_message_once_through_cuts(run_spark: RunSpark, tmp_path
     assert "is a Delta table\nhint: Add --format delta." in without_format.err
     other = (*command[:5], tmp_path / "new", *command[6:])
     assert "was written with the checkpoint" in run_spark(*other).err
+    shutil.rmtree(table / "_delta_log")
+    shutil.copytree(copy, table / "_delta_log")
+    assert f"{table} is older than {checkpoint}" in run_spark(*command).err

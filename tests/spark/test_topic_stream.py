@@ -1,5 +1,6 @@
 """A live topic through its spool: what is spooled, read, removed and taken over; then in Spark."""
 
+import os
 import pickle
 import shutil
 import threading
@@ -84,8 +85,8 @@ def numbered(begin: int, end: int) -> list[bytes]:
     return [b"%06d" % number for number in range(begin, end)]
 
 
-def test_messages_arrive_once_across_runs_and_what_is_read_is_removed(
-    nsqd: Nsqd, new_stream: NewStream, settings: SpoolSettings
+def test_messages_arrive_once_across_runs_and_what_is_read_is_removed_when_all_is_on_disk(
+    nsqd: Nsqd, new_stream: NewStream, settings: SpoolSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = new_stream()
     nsqd.publish(TOPIC, *numbered(50, 500))
@@ -100,11 +101,13 @@ def test_messages_arrive_once_across_runs_and_what_is_read_is_removed(
     third = new_stream()
     end = following(third, offset)  # the finished files
     assert bodies(third, offset, end) == []
+    synced: list[Path] = []
+    monkeypatch.setattr(os, "sync", lambda: synced.extend(settings.folder.glob("*/*jsonl*")))
     third.commit(end)
 
     assert (sorted(found), sorted(more)) == (numbered(0, 500), numbered(500, 900))
-    (directory,) = settings.folder.iterdir()
-    assert [path.name for path in directory.iterdir() if "jsonl" in path.name] == []
+    assert synced
+    assert [*settings.folder.glob("*/*jsonl*")] == []
 
 
 @pytest.mark.parametrize("other", [{"topics": ("other",)}, {"channel": "other"}])

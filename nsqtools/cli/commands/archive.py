@@ -286,7 +286,7 @@ def schema(
     return damage.status
 
 
-def info(paths: ArchivePaths, *, form: ListingForm, runtime: Session) -> int:
+def info(paths: ArchivePaths, *, form: ListingForm, runtime: Session) -> None:
     """List archives with their messages, topics and times.
 
     Of a file with an index only the index and two members are read; nsq archive verify reads all.
@@ -310,4 +310,3 @@ def info(paths: ArchivePaths, *, form: ListingForm, runtime: Session) -> int:
         topics = ",".join(sorted(scan.topics))
         rows.append((archive.shown, messages, topics, *span, scan.size, kind, state))
     write_listing(runtime, ARCHIVES, rows, form, optional=("bytes", "format", "first", "topics"))
-    return ExitStatus.DONE

@@ -193,10 +193,10 @@ def raw_offer(entry: Command, words: Sequence[str], current: str) -> Offer:
     daemon: Any = entry.load()
     flags = daemon.flags()
     name, equals, typed = current.partition("=")
-    flag = flags.get((words[-1] if words and not equals else name).lstrip("-"))
-    if flag is not None and (equals or (words[-1].startswith("-") and not flag.kind.is_bool)):
+    said = name if equals else words[-1] if words else ""
+    flag = flags.get(key := said.lstrip("-"))
+    if flag is not None and (equals or (said.startswith("-") and not flag.kind.is_bool)):
         form = "true|false" if flag.kind.is_bool else flag.kind.go_name
-        key = (name if equals else words[-1]).lstrip("-")
         return offer_of(*value_of(key, form), typed, f"{name}=" if equals else "")
     dashes = "--" if current.startswith("--") else "-"
     return Offer([(dashes + each, flag.help) for each, flag in flags.items()])

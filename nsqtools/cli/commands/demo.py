@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from nsqtools.cli.running.runtime import ExitStatus, Session, leaving_on_signals
+from nsqtools.cli.running.runtime import Session, leaving_on_signals
 
 
-def demo(*, runtime: Session) -> int:
+def demo(*, runtime: Session) -> None:
     """Publish, tail, archive and replay a few thousand clicks on an nsqd of its own.
 
     Needs no NSQ and removes everything afterwards. Each step shows the command line that does it,
@@ -20,4 +20,3 @@ def demo(*, runtime: Session) -> int:
         story = Story(stage, runtime.stdout)
         story.run()
         story.write("Everything was there. Next: nsq --help\n")
-    return ExitStatus.DONE

@@ -88,7 +88,7 @@ EXTRA_OF |= dict.fromkeys(("jinja2", "starlette"), "web")
 # our errors name the address in their message
 ADDRESS = re.compile(r"https?://[^\s()'\",]+|\[[0-9a-fA-F:.]+\]:\d+|[\w.-]+:\d{1,5}\b")
 
-DEFAULT_ADDRESS = re.compile(r"\b127\.0\.0\.1:415[01]\b")
+DEFAULT_ADDRESS = re.compile(r"cannot connect to (https?://)?127\.0\.0\.1:415[01]\b")
 NOTHING_RUNS = (
     "Is an nsqd running? nsq demo shows everything without one, nsq nsqd runs one here, and "
     "NSQ_NSQD_TCP_ADDRESS or NSQ_LOOKUPD_HTTP_ADDRESS name one elsewhere."
@@ -285,23 +285,21 @@ def explain(error: Exception) -> tuple[str, str]:
     if isinstance(error, NsqError):
         message = str(error)
         # where nothing answers at the address of nsqd by default, most likely nothing runs
-        is_refused = error.category == "connect" and "cannot connect to " in message
-        is_default = DEFAULT_ADDRESS.search(message) is not None
-        return message, NOTHING_RUNS if is_refused and is_default else error.hint
+        is_nothing_there = error.category == "connect" and DEFAULT_ADDRESS.search(message)
+        return message, NOTHING_RUNS if is_nothing_there else error.hint
     if isinstance(error, ModuleNotFoundError) and (extra := EXTRA_OF.get(error.name or "")):
         return (
             f"the package {error.name} is not installed, which this command needs",
             f"Install it with: pip install 'nsqtools[{extra}]'",
         )
     if isinstance(error, OSError):  # the operating system's: a full disk under stdout, say
-        place = f": {error.filename}" if error.filename else ""
+        # nothing else is missing and has no name
+        nameless = "working directory" if isinstance(error, FileNotFoundError) else ""
+        place = f": {error.filename or nameless}".removesuffix(": ")
         return f"{error.strerror or error}{place}", ""
-    if "can't start new thread" in str(error):  # its limit, which Python has no type for
-        return str(error), ""
-    return (
-        f"unexpected {type(error).__name__}: {error}",
-        OUR_BUG,
-    )
+    if isinstance(error, MemoryError) or "can't start new thread" in str(error):  # has no type
+        return str(error) or "out of memory", ""
+    return f"unexpected {type(error).__name__}: {error}", OUR_BUG
 
 
 def error_document(error: Exception) -> dict[str, str | int | None]:

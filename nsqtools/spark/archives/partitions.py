@@ -130,14 +130,13 @@ def pack(
     held: list[Range] = []
     total = 0.0
     for each, weight in ranges:
-        before = held[-1] if held else None
-        is_next = before is not None and before.path == each.path
+        is_next = bool(held) and held[-1].path == each.path
         weight += 0.0 if is_next else file_weight
         if held and total + weight > limit:
             partitions.append(tuple(held))
-            held, total, before = [], 0.0, None
-        if before is not None and is_next and before.end == each.begin and each.lines:
-            held[-1] = before._replace(end=each.end, lines=before.lines + each.lines)
+            held, total = [], 0.0
+        if held and is_next and held[-1].end == each.begin and each.lines:
+            held[-1] = held[-1]._replace(end=each.end, lines=held[-1].lines + each.lines)
         else:
             held.append(each)
         total += weight

@@ -52,7 +52,7 @@ from nsqtools.archive.layout import TimeRange
 from nsqtools.archive.lease import Held, held
 from nsqtools.archive.location import Location, absolute, refuse_nested, spark_url
 from nsqtools.archive.slices import prepare_table
-from nsqtools.archive.storage import Storage, failing
+from nsqtools.archive.storage import Storage, failing, read_json
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.cluster.topics import Troubles
 from nsqtools.errors import ConfigurationError, OutputError
@@ -63,6 +63,7 @@ from nsqtools.spark.pyspark_internals import GLOB_PATHS, struct_of
 
 CHECKPOINT_MARK = "nsq-ingest.json"
 LOCK = "nsq-ingest.lock"
+NOTE = "nsq-ingest-table.json"  # the number of the last commit to a Delta table
 BEGUN, COMMITS = "offsets", "commits"  # Spark makes them as the first batch begins and ends
 
 
@@ -221,16 +222,14 @@ def refuse_older(places: IngestPlaces) -> None:
     """
     output, checkpoint = (open_storage(str(absolute(each))) for each in places[:2])
     refuse_other_form(output, "--format", is_delta=places.is_delta)
-    least, most, written = -1, _last(checkpoint, BEGUN), -1
-    if not places.is_delta:
-        least, written = _last(checkpoint, COMMITS), _last(output, SINK_LOG)
-    elif (table := DeltaCatalog(str(places.output))).exists():
-        written = table.number_of(_query(checkpoint)) - 1  # of those with something new
+    most = _last(checkpoint, BEGUN)
+    least, written = _last(checkpoint, COMMITS), _last(output, SINK_LOG)
+    if places.is_delta:  # numbers begin at 1, and batches without anything new have none
+        table, least = DeltaCatalog(str(places.output)), (read_json(checkpoint, NOTE) or 0) - 1
+        written = (table.number_of(_query(checkpoint)) if table.exists() else 0) - 1
     if least <= written <= most:
         return
-    older, newer = places.checkpoint, places.output
-    if written < least:
-        older, newer = newer, older
+    older, newer = places[:2] if written < least else (places.checkpoint, places.output)
     raise ConfigurationError(
         f"{older} is older than {newer}: messages would be missing",
         hint="Put both back as they were at one time, or give a new checkpoint and a new output.",
@@ -239,12 +238,7 @@ def refuse_older(places: IngestPlaces) -> None:
 
 def _query(checkpoint: Storage) -> str:
     """The id of a checkpoint's query, "" before its first start."""
-    try:
-        return str(json.loads(checkpoint.read("metadata"))["id"])
-    except FileNotFoundError:
-        return ""
-    except (ValueError, KeyError) as exc:
-        raise OutputError(f"cannot read {checkpoint.where('metadata')} ({exc})") from exc
+    return str((read_json(checkpoint, "metadata") or {"id": ""})["id"])
 
 
 def _last(place: Storage, log: str) -> int:
@@ -455,7 +449,8 @@ class DeltaSink:
     def __call__(self, batch: DataFrame, number: int) -> None:
         """Append what is new of a batch. Raises what Spark raises, and `NsqError`."""
         output, bodies = str(self.places.output), self.places.bodies
-        table, query = DeltaCatalog(output), _query(open_storage(str(self.places.checkpoint)))
+        table, checkpoint = DeltaCatalog(output), open_storage(str(self.places.checkpoint))
+        query = _query(checkpoint)
         prepare_table(table, bodies.message_schema(), bodies.kind)
         if table.number_of(query) > number:
             return
@@ -468,6 +463,7 @@ class DeltaSink:
                 writer = placed.sortWithinPartitions(*PARTITIONS).write.format("nsq-table")
                 writer = writer.options(app=query, number=str(number + 1))
                 writer.mode("append").save(output)
+                checkpoint.put(NOTE, b"%d" % (number + 1))
         finally:
             kept.unpersist()
 

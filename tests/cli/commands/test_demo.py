@@ -16,14 +16,6 @@ from nsqtools.cli.running.runtime import leaving_on_signals
 from nsqtools.demo.story import DemoFailed, demo_stage
 
 
-@pytest.fixture
-def temporary(tmp_path: Path) -> Path:
-    """The directory for temporary files, in which nothing may be left."""
-    path = tmp_path / "tmp"
-    path.mkdir()
-    return path
-
-
 @pytest.mark.parametrize(
     ("number", "moment"),
     [
@@ -34,9 +26,9 @@ def temporary(tmp_path: Path) -> Path:
     ],
 )
 def test_stopped_at_any_moment_it_leaves_nothing(
-    spawn_nsq: SpawnNsq, temporary: Path, number: int, moment: str
+    spawn_nsq: SpawnNsq, tmp_path: Path, number: int, moment: str
 ) -> None:
-    process = spawn_nsq(["demo"], env={"TMPDIR": str(temporary)})
+    process = spawn_nsq(["demo"], env={"TMPDIR": str(tmp_path)})
     for line in process.stdout:
         if line.startswith(moment.encode()):
             break  # this step has begun
@@ -45,14 +37,14 @@ def test_stopped_at_any_moment_it_leaves_nothing(
 
     assert (process.returncode, err) == (128 + number, b"")
     assert b"Everything was there" not in out
-    assert os.listdir(temporary) == []
+    assert os.listdir(tmp_path) == []
 
     def users() -> list[str]:
         """Processes whose working directory is inside the one for temporary files, or was."""
         used = []
         for cwd in Path("/proc").glob("[0-9]*/cwd"):
             with suppress(OSError):  # ended meanwhile, or another user's
-                used += [str(cwd)] * os.readlink(cwd).startswith(str(temporary))
+                used += [str(cwd)] * os.readlink(cwd).startswith(str(tmp_path))
         return used
 
     wait_until(lambda: not users(), what="no process is left in the directory")
@@ -60,7 +52,7 @@ def test_stopped_at_any_moment_it_leaves_nothing(
 
 @pytest.mark.parametrize("moment", ["handed over", "started"])
 def test_stopped_while_it_starts_a_command_it_ends_that(
-    temporary: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     started: list[subprocess.Popen[bytes]] = []
 
@@ -78,7 +70,7 @@ def test_stopped_while_it_starts_a_command_it_ends_that(
         return future
 
     original = ThreadPoolExecutor.submit
-    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with demo_stage(os.environ) as stage, leaving_on_signals():
         monkeypatch.setattr("subprocess.Popen", Interrupted)
         if moment == "handed over":
@@ -89,21 +81,21 @@ def test_stopped_while_it_starts_a_command_it_ends_that(
 
 
 def test_a_reader_that_leaves_early_is_no_reason_to_leave_anything(
-    nsq_env: dict[str, str], temporary: Path
+    nsq_env: dict[str, str], tmp_path: Path
 ) -> None:
     command = ["sh", "-c", f"{' '.join(NSQ)} demo | head -n 1"]
-    env = {**nsq_env, "TMPDIR": str(temporary)}
+    env = {**nsq_env, "TMPDIR": str(tmp_path)}
     done = subprocess.run(command, env=env, capture_output=True, timeout=patience_s(60))
 
     assert done.stdout.startswith(b"Start nsqlookupd")
-    wait_until(lambda: os.listdir(temporary) == [], what="the directory is gone", timeout_s=20)
+    wait_until(lambda: os.listdir(tmp_path) == [], what="the directory is gone", timeout_s=20)
     assert done.stderr == b""
 
 
 def test_a_step_that_fails_or_hangs_is_named_and_nothing_is_left(
-    temporary: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
     with demo_stage(os.environ) as stage:
         with pytest.raises(DemoFailed) as caught:
@@ -115,4 +107,4 @@ def test_a_step_that_fails_or_hangs_is_named_and_nothing_is_left(
     failed = "nsq tail -t nothing --lookupd-http-address 127.0.0.1:4161 ended with status 3"
     assert failed in str(caught.value)
     assert "topic nothing does not exist" in str(caught.value)
-    assert os.listdir(temporary) == []
+    assert os.listdir(tmp_path) == []

@@ -1,6 +1,5 @@
 """``nsq pub`` as a process: pipelines, counts, exit statuses, and what it refuses."""
 
-import os
 import re
 import signal
 from collections import Counter
@@ -13,6 +12,7 @@ from plugins.servers import EmbeddedServer, GoNsqd, MakeNsqd, Nsqd, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.errors import ConfigurationError, OutputError
+from nsqtools.files.durable import replace_file
 from nsqtools.publish.input import InputBatch, InputCheckpoint, InputPlace, RecordSource, held
 
 
@@ -52,16 +52,6 @@ def test_a_record_is_sent_again_or_given_up_while_the_input_is_silent(
     type_line(process := spawn_nsq([*to(nsqd), "--retry-timeout", "0s"]))
     assert process.wait(patience_s(10)) == 4  # by now the other one was tried, too
     wait_for(serve(nsqd), 1)
-
-
-def test_a_full_disk_that_ends_a_run_early_hides_no_counts(
-    run_nsq: RunNsq, unreachable_address: str, tmp_path: Path
-) -> None:
-    (tmp_path / "lines").write_bytes((b"x" * 100 + b"\n") * 3000)
-    pub = ["pub", "-t", "events", "--nsqd-tcp-address", unreachable_address, "--retry-timeout=0s"]
-    result = run_nsq([*pub, "--unsent-file", "/dev/full", "-f", str(tmp_path / "lines")])
-    assert result.status == 1
-    assert "nsq: 0 confirmed, 0 rejected, 0 unknown, 3000 unsent\n" in result.err
 
 
 def test_a_refused_secret_is_status_5_and_never_shown(
@@ -134,12 +124,17 @@ def test_the_place_counts_every_byte(tmp_path: Path) -> None:
     assert places[-1] == (len(data), b"last")
 
 
-def test_a_file_that_was_cut_during_the_run_is_not_gone_on_with(tmp_path: Path) -> None:
+@pytest.mark.parametrize("now", [b"", b"more\n"])
+def test_a_file_that_was_cut_or_replaced_during_the_run_is_not_gone_on_with(
+    tmp_path: Path, now: bytes
+) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"1\n2\n")
     checkpoint = InputCheckpoint(tmp_path / "checkpoint", [str(path)])
-    path.write_bytes(b"")
-    checkpoint.settle(InputBatch([b"1", b"2"], end=InputPlace(0, 4, 2)))
+    checkpoint.settle(InputBatch([b"1"], end=InputPlace(0, 2, 1)))
+    replace_file(path, now)
+    checkpoint.place = InputPlace(0, 4, 2)
+    checkpoint.save()
     with pytest.raises(ConfigurationError, match="is not the file"):
         InputCheckpoint(tmp_path / "checkpoint", [str(path)])
 
@@ -176,11 +171,3 @@ def test_what_has_grown_is_gone_on_with_and_a_line_that_was_cut_off_comes_whole(
     assert confirmed == ["2", "0", "1", "2", "0"]
     tail = run_nsq(["tail", "-t", "events", "-c", "c", *nsqd.options, "--until-empty"])
     assert tail.out.splitlines() == [b"1", b"2", b"22", b"22", b"3"]
-
-
-def test_a_checkpoint_takes_nothing_out_of_a_pipe(
-    run_nsq: RunNsq, nsqd: GoNsqd, tmp_path: Path
-) -> None:
-    os.mkfifo(path := tmp_path / "fifo")
-    run = run_nsq([*to(nsqd), "-f", str(path), "--checkpoint", str(tmp_path / "done")])
-    assert (run.status, "pipes" in run.err) == (2, True)

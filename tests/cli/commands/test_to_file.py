@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -100,6 +101,18 @@ def test_a_file_in_progress_is_hidden_readable_up_to_its_last_flush_and_of_one_p
     assert second.status == 2
     assert f"process {process.pid} archives channel {CHANNEL} of topic {TOPIC}" in second.err
     ended(process)
+
+
+def test_it_ends_where_no_thread_can_be_started_to_write_on(
+    to_file: ToFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, fail = threading.Thread.start, Mock(side_effect=RuntimeError("can't start new thread"))
+    monkeypatch.setattr(
+        threading.Thread, "start", lambda each: (fail if "archive" in each.name else start)(each)
+    )
+    to_file.publish(b"one")
+    result = to_file.run()
+    assert (result.status, "nsq: error: can't start new thread" in result.err) == (1, True)
 
 
 def test_a_raw_file_is_rotated_by_its_size_and_cannot_tell_bodies_apart(to_file: ToFile) -> None:

@@ -23,7 +23,7 @@ from nsqtools.cli.parsing import app
 from nsqtools.cli.running.runtime import Runtime, explain
 from nsqtools.client.connection_settings import OPTION_OF_FLAG, ConnectionSettings
 from nsqtools.client.options import CLIENT_OPTIONS
-from nsqtools.errors import ConfigurationError, ConnectionFailed
+from nsqtools.errors import ConnectionFailed
 from nsqtools.settings import config_path
 
 Connect = Callable[..., ConnectionSettings]
@@ -214,8 +214,6 @@ def test_the_other_side_has_options_of_its_own_and_nothing_of_the_source(
 def test_a_switch_can_be_set_by_the_environment(connect: Connect) -> None:
     for text, value in {"1": "true", "YES": "true", "off": "false", "false": "false"}.items():
         assert connect(NSQ_TLS=text).options == {"tls_v1": value}
-    with pytest.raises(ConfigurationError, match="'perhaps' is not a boolean"):
-        connect(NSQ_TLS="perhaps")
 
 
 def test_every_option_is_a_setting_with_its_default_bounds_and_help(run_nsq: RunNsq) -> None:
@@ -224,10 +222,6 @@ def test_every_option_is_a_setting_with_its_default_bounds_and_help(run_nsq: Run
 
     names = {name.replace("-", "_") for name in settings}
     assert {OPTION_OF_FLAG.get(name, name) for name in names} >= set(CLIENT_OPTIONS)
-    assert settings["read_timeout"]["bounds"] == "100ms to 5m"
-    assert settings["backoff_strategy"]["bounds"] == "exponential|full_jitter"
-    assert settings["heartbeat_interval"]["value"] == "30s"
-    assert settings["deflate-level"]["bounds"] == "1 to 9"
     assert all(row["help"] for name, row in settings.items() if name != "config-file")
 
 

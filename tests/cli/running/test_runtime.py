@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from plugins.cli import GivenCommand, RunNsq, SpawnNsq
@@ -61,6 +62,8 @@ BUG = "hint: This is a bug: run it again with --debug (or NSQ_DEBUG=1) and repor
         # a harmless line, whatever is in it
         (errors.NsqError("E\r\n\x1b[2Jx", hint="try\nthis"), 1, "E \\x1b[2Jx\nhint: try this"),
         (FileNotFoundError(2, "No such file", "/x/y"), 1, "No such file: /x/y"),
+        (FileNotFoundError(2, "No such file"), 1, "No such file: working directory"),
+        (MemoryError(), 1, "out of memory"),
         (RuntimeError("can't start new thread"), 1, "can't start new thread"),
         (KeyError("topic"), 1, f"unexpected KeyError: 'topic'\n{BUG}"),
     ],
@@ -139,11 +142,8 @@ def test_a_stdout_that_cannot_be_written_to_is_an_error_in_one_line_and_the_othe
         done = shell(typed, nsq_env)
         assert (done.returncode, done.stderr.count("\n"), complaint in done.stderr) == (1, 1, True)
     assert shell("nsq schema <&-", nsq_env).stdout == shell("nsq schema", nsq_env).stdout
-    for typed, status in {
-        "shcema 2>&-": 2,
-        "shcema 2>/dev/full": 2,
-        "config use --none 2>/dev/full": 0,
-    }.items():
+    quiet = {"shcema 2>&-": 2, "shcema 2>/dev/full": 2, "config use --none 2>/dev/full": 0}
+    for typed, status in quiet.items():
         assert shell(f"nsq {typed}", nsq_env).returncode == status
 
 
@@ -183,17 +183,10 @@ def test_more_than_the_pipe_holds_is_written_whole_until_the_reader_goes(blockin
     reader, writer = os.pipe()
     os.set_blocking(writer, blocking)
     data = os.urandom(1 << 20)
-    got: list[bytes] = []
-
-    def read() -> None:
-        with open(reader, "rb") as file:
-            got.append(file.read(len(data)))
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    write_whole(writer, data)
-    thread.join(patience_s(30))
-    assert got == [data]
+    with open(reader, "rb") as file, ThreadPoolExecutor(1) as pool:
+        got = pool.submit(file.read, len(data))
+        write_whole(writer, data)
+        assert got.result(patience_s(30)) == data
     with pytest.raises(ReaderGone):
         write_whole(writer, b"x")
     os.close(writer)
