@@ -13,13 +13,14 @@ import pytest
 from plugins.certificates import Certificates
 from plugins.examples import slow
 from plugins.http_server import AuthServer
-from plugins.servers import MakeNsqd
-from plugins.waiting import patience_s
+from plugins.servers import DataPath, GoNsqd, Serve
+from plugins.waiting import patience_s, wait_until
 
 NSQ = [sys.executable, "-m", "nsqtools"]
 
 TRANSPORTS = {
     "plain": [],
+    "1.1.0": [],
     "tls": ["--tls"],
     "snappy": ["--snappy"],
     "deflate": ["--deflate-level", "1"],
@@ -41,12 +42,14 @@ def sorted_lines(path: Path) -> list[bytes]:
     return sorted(path.read_bytes().split(b"\n"))  # splitlines() would also split at a lone \r
 
 
+@pytest.mark.real_nsqd
 @pytest.mark.parametrize("size", [3_000_000, slow(100_000_000)])
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_log_goes_through_unchanged(
     transport: str,
     size: int,
-    go_nsqd: MakeNsqd,
+    serve: Serve,
+    data_path: DataPath,
     auth_server: AuthServer,
     certificates: Certificates,
     nsq_env: dict[str, str],
@@ -60,17 +63,19 @@ def test_a_log_goes_through_unchanged(
         nsqd_flags += certificates.server.nsqd_flags
     auth_server.allow("open sesame")
     nsq_env["NSQ_AUTH_SECRET"] = "open sesame"
-    nsqd = go_nsqd(*nsqd_flags)
-    nsqd.create_channel("log", "c")
+    nsqd = GoNsqd(data_path(), *nsqd_flags)
+    nsqd.name += "-1.1.0" if transport == "1.1.0" else ""
+    serve(nsqd).create_channel("log", "c")
     lines = sorted_lines(log)
     count = len(lines) - 1  # the last one ends with the file
     place = ["-t", "log", "--nsqd-tcp-address", nsqd.tcp_address, *flags]
 
     with out.open("wb") as sink, log.open("rb") as source:
         limits = ["-n", str(count), "--exit-idle", "60s"]
-        tail = Popen(
-            [*NSQ, "tail", *place, "-c", "c", *limits], stdout=sink, stderr=PIPE, env=nsq_env
-        )
+        command = [*NSQ, "tail", *place, "-c", "c", *limits]
+        tail = Popen(command, stdout=sink, stderr=PIPE, env=nsq_env)
+        stat = [*NSQ, "stat", "--once", "--columns", "channel,clients", nsqd.options[1]]
+        wait_until(lambda: b"c\t1\n" in run(stat, stdout=PIPE, env=nsq_env).stdout, what="a client")
         pub = run([*NSQ, "pub", *place], stdin=source, stdout=DEVNULL, stderr=PIPE, env=nsq_env)
         _, tail_said = tail.communicate(timeout=patience_s(100))
 
