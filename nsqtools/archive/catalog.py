@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
@@ -180,11 +179,11 @@ def has_grown(archive: ArchiveFile, place: str, names: Iterable[str]) -> bool:
 
     They end with the hash of what it had then, its size, and its place. Raises ``OSError``.
     """
-    size, before = archive.size(), re.compile(rf".*-([0-9a-f]{{32}})-([0-9a-f]+)-{place}")
+    size = archive.size()
     return any(
-        int(match[2], 16) < size
-        and archive.storage.digest(archive.name, int(match[2], 16)).startswith(match[1])
-        for match in filter(None, map(before.fullmatch, names))
+        int(before, 16) < size
+        and archive.storage.digest(archive.name, int(before, 16)).startswith(begin)
+        for *_, begin, before, _ in (each.split("-") for each in names if each.endswith(place))
     )
 
 

@@ -51,30 +51,27 @@ class StoredNumbers:
 
     def read(self, number: int) -> bytes:
         """Return what an object holds. Raises `FileNotFoundError` when it was followed up."""
-        object = self._object(number)
-        return object.storage.read(object.key)
+        return self.place.storage.read(self._key(number))
 
     def append(self, data: bytes) -> None:
         """Write the next number, and delete the one before it.
 
         Raises `FileExistsError` when another process has gone on from there.
         """
-        object = self._object(self.number + 1)
-        object.storage.put_if_absent(object.key, data)
+        self.place.storage.put_if_absent(self._key(self.number + 1), data)
         if self.latest() != self.number + 1:
             self._delete(self.number + 1)
-            raise FileExistsError(errno.EEXIST, "another process has gone on", str(object))
+            raise FileExistsError(errno.EEXIST, "another process has gone on", str(self.place))
         before, self.number = self.number, self.number + 1
         if before:
             self._delete(before)
 
-    def _object(self, number: int) -> StoredPlace:
-        return self.place / f"{number:012d}{SUFFIX}"
+    def _key(self, number: int) -> str:
+        return (self.place / f"{number:012d}{SUFFIX}").key
 
     def _delete(self, number: int) -> None:
-        object = self._object(number)
         with suppress(OSError):  # it says nothing any more
-            object.storage.delete(object.key)
+            self.place.storage.delete(self._key(number))
 
 
 log = logging.getLogger("nsqtools")

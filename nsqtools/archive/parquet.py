@@ -84,9 +84,9 @@ class ParquetWriter:
 
     def __exit__(self, error: object, *_: object) -> None:
         if error is not None or not self._is_closed:
-            with suppress(Exception):  # it ends a file that goes
-                self._writer.close()
-            self._file.close()
+            for each in (self._writer, self._file):
+                with suppress(Exception):  # it ends a file that goes, on a disk that is full
+                    each.close()
             self.path.unlink(missing_ok=True)
 
     def add(self, batch: pyarrow.RecordBatch) -> None:

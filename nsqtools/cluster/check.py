@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from nsqtools.client.connection import require_one
 from nsqtools.cluster.admin import Action, AdminPlan
-from nsqtools.cluster.directory import Cluster, Nsqds
+from nsqtools.cluster.directory import Cluster, DaemonFailure
 from nsqtools.cluster.inventory import NodeStatus, list_nodes
 from nsqtools.cluster.problems import (
     LEAST_WINDOW_S,
@@ -39,7 +39,7 @@ from nsqtools.cluster.queue_rows import QueueRow
 from nsqtools.cluster.sampling import Sample, SampleFilter, Sampler
 from nsqtools.cluster.topology import Topology, plan_topology
 from nsqtools.errors import NotFoundError, NsqError
-from nsqtools.http.http_api import HTTPAPI, NsqdHTTPClient
+from nsqtools.http.http_api import NsqdHTTPClient
 from nsqtools.protocol.names import parse_address
 
 PAUSED_LONG_S = 3600.0
@@ -70,7 +70,6 @@ class Verdict(NamedTuple):
     problems: tuple[Problem, ...]
     not_judged: tuple[str, ...]
     sample: Sample
-    nodes: tuple[NodeStatus, ...]
     memory: Memory
 
 
@@ -96,11 +95,12 @@ def take_verdict(
     sample = sampler.sample() if window_s else first
     earlier = Earlier(comparable(first, sample), time.monotonic() - first_s)
     try:
-        nodes, failures = list_nodes(cluster, sampler.answering)
+        nodes, failures = list_nodes(cluster)
     except NsqError:  # no daemon answers, which the sample says too
         nodes, failures = [], []
     silent = {failure.address for failure in (*failures, *sample.failures)}
     lookupds = [address for address in cluster.lookupds if address not in silent]
+    lacking = [*_lacking(cluster, expected, sample, failures)] if expected is not None else []
     unreachable = [*_unreachable(cluster, nodes)]
     announced = {(Kind.NO_ANSWER, problem.node) for problem in unreachable}
     shown = problems_of(sample, earlier, bounds)
@@ -108,8 +108,14 @@ def take_verdict(
         *(problem for problem in shown if (problem.what, problem.node) not in announced),
         *unreachable,
         *problems_of_nodes(nodes, lookupds),
-        *_clocks(cluster, sampler.answering),
+        *_clocks(nodes),
     ]
+    unwell = {node.address: node.error for node in nodes if node.error}
+    named = {problem.node for problem in (*shown, *unreachable) if not problem.topic}
+    for address, error in {**dict(failures), **unwell}.items():
+        if address not in named:  # what else was asked of it was answered
+            text = str(error)
+            found.append(Problem(Kind.NO_ANSWER, text, node=address, weight=1 << 62))
     not_judged = [*_not_judged(sample, earlier, window_s, lookupds, memory)]
     try:
         wanted.check(sample.rows, sample.failures)
@@ -125,23 +131,20 @@ def take_verdict(
         else:
             found += _old(counts[0], sample)
         before = replace(before, counts=counts)
-    if expected is not None:
-        lacking = [*_lacking(cluster, expected, sample)]
-        told = {(Kind.CHANNEL_MISSING, each.topic, each.channel) for each in lacking}
-        others = (each for each in found if (each.what, each.topic, each.channel) not in told)
-        found = [*lacking, *others]
+    told = {(Kind.CHANNEL_MISSING, each.topic, each.channel) for each in lacking}
+    others = (each for each in found if (each.what, each.topic, each.channel) not in told)
+    found = [*lacking, *others]
     found = [each for each in found if not each.topic or wanted.has(each.topic, each.channel)]
     found += _since(before, sample, found)
     problems = {each.key: before.problems.get(each.key, sample.time_s) for each in found}
     nsqds = {**before.nsqds, **sample.started}
     after = Memory(nsqds, problems, sample.time_s, before.counts)
-    return Verdict(tuple(in_order(found)), tuple(not_judged), sample, tuple(nodes), after)
+    return Verdict(tuple(in_order(found)), tuple(not_judged), sample, after)
 
 
-def _clocks(cluster: Cluster, nsqds: Nsqds) -> Iterator[Problem]:
+def _clocks(nodes: Iterable[NodeStatus]) -> Iterator[Problem]:
     """Yield the nsqd whose clock differs from that of most, this machine among them."""
-    answers, _ = cluster.ask(nsqds, HTTPAPI.clock_ahead_s)
-    ahead = {address: ahead_s for address, ahead_s in answers.items() if ahead_s is not None}
+    ahead = {node.address: node.ahead_s for node in nodes if node.ahead_s is not None}
     usual_s = median_low([0.0, *ahead.values()]) if len(ahead) > 1 else 0.0
     for address, ahead_s in ahead.items():
         apart_s = ahead_s - usual_s
@@ -184,17 +187,16 @@ def _old(then: tuple[float, Mapping[str, int]], sample: Sample) -> Iterator[Prob
             yield of_row(Kind.OLD, text, row)
 
 
-def _lacking(cluster: Cluster, expected: Topology, sample: Sample) -> Iterator[Problem]:
-    """Yield what is not as a topology has it."""
+def _lacking(
+    cluster: Cluster, expected: Topology, sample: Sample, failures: list[DaemonFailure]
+) -> Iterator[Problem]:
+    """Yield what is not as a topology has it; ``failures`` get who was not asked."""
     where: dict[tuple[str, str, Action], list[str]] = {}
     try:
         plan = plan_topology(cluster, expected)
     except NsqError:  # no daemon answers, which the sample says too
         plan = AdminPlan(())
-    told = {failure.address for failure in sample.failures}
-    for address, error in plan.failures:
-        if address not in told:
-            yield Problem(Kind.NO_ANSWER, str(error), node=address)
+    failures += plan.failures
     for step in plan.steps:
         places = where.setdefault((step.topic, step.channel, step.action), [])
         places.append(f"{step.daemon} {step.address}")

@@ -120,6 +120,7 @@ class Cluster:
     asks for it.
     ``names`` are what nsqd call themselves to nsqlookupd, by address, as they last said it; ``""``
     where that was not asked. ``proven`` are those given by TCP address, by their HTTP address.
+    ``remembered`` are those that samples have, whatever nsqlookupd says of them just now.
     """
 
     def __init__(
@@ -140,6 +141,7 @@ class Cluster:
         if len(urls) >= len(tcp_addresses):  # fewer are not those of all: one would be overlooked
             tcp_addresses = []
         self.names: dict[str, str] = {}
+        self.remembered: Callable[[], Nsqds] = dict
         self.proven: dict[str, Address] = {}
         self._unproven = {
             url: tcp

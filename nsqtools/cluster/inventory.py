@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from nsqtools.cluster.directory import Answers, Cluster, DaemonFailure, Nsqds, entries_of
+from nsqtools.cluster.directory import Answers, Cluster, DaemonFailure, entries_of
 from nsqtools.cluster.topics import all_of, missing
 from nsqtools.errors import ConfigurationError, HTTPError
 from nsqtools.http.http_api import HTTPAPI, NsqdHTTPClient, NsqlookupdHTTPClient
@@ -63,7 +63,7 @@ def take_inventory(cluster: Cluster) -> Inventory:
     """Ask all daemons. Raises the first failure when none answers."""
     known, nsqds, failures = cluster.look_up()
     answers, silent = cluster.ask(
-        nsqds,
+        {**cluster.remembered(), **nsqds},
         lambda nsqd: {each.topic_name: each for each in nsqd.stats(clients=True).topics or ()},
     )
     alive = {address: cluster.lookupds[address] for address in known}
@@ -123,7 +123,8 @@ class NodeStatus(NamedTuple):
     """One nsqd. ``error`` is "" when it answers; ``lookupds`` are those that know it.
 
     ``topics`` counts those registered with them, or without any nsqlookupd those that it has;
-    ``tombstoned`` are the topics for which one of them hides it.
+    ``tombstoned`` are the topics for which one of them hides it. ``ahead_s`` is how far its clock
+    is ahead of this machine's, None where it does not say.
     """
 
     address: str
@@ -134,6 +135,7 @@ class NodeStatus(NamedTuple):
     tombstoned: tuple[str, ...]
     lookupds: tuple[str, ...]
     error: str
+    ahead_s: float | None = None
 
 
 class PingResult(NamedTuple):
@@ -161,23 +163,20 @@ class TopicNodes(NamedTuple):
     failures: list[DaemonFailure]
 
 
-def list_nodes(
-    cluster: Cluster, remembered: Nsqds | None = None
-) -> tuple[list[NodeStatus], list[DaemonFailure]]:
+def list_nodes(cluster: Cluster) -> tuple[list[NodeStatus], list[DaemonFailure]]:
     """Every nsqd by its address, those that do not answer too; and the nsqlookupd that do not.
 
-    ``remembered`` are nsqd that are there, whatever nsqlookupd says of them just now. Raises the
-    first failure when none answers at all.
+    Where none is remembered it raises the first failure when none answers at all.
     """
     known, nsqds, failures = cluster.look_up()
-    nsqds = {**(remembered or {}), **nsqds}
+    nsqds = {**cluster.remembered(), **nsqds}
     if failures and not nsqds:
         raise failures[0].error
 
     def ask(client: NsqdHTTPClient) -> dict[str, Any]:
         info = client.info() | {"error": ""}
         try:
-            client.ping()
+            info["ahead_s"] = client.ping()
         except HTTPError as exc:  # it answers, and is not well
             info["error"] = str(exc)
         if not cluster.lookupds:
@@ -185,7 +184,7 @@ def list_nodes(
         return info
 
     answers, failed = cluster.ask(nsqds, ask)
-    if not known and not answers:
+    if not (known or answers or cluster.remembered()):
         raise failed[0].error
     errors = {failure.address: str(failure.error) for failure in failed}
     registered = entries_of(known)
@@ -202,7 +201,7 @@ def list_nodes(
         hidden = {topic for each in entries.values() for topic in each.tombstoned}
         error = errors.get(address) or info.get("error", "")
         status = (tcp, hostname, version, topics, tuple(sorted(hidden)), tuple(entries), error)
-        nodes.append(NodeStatus(address, *status))
+        nodes.append(NodeStatus(address, *status, info.get("ahead_s")))
     return nodes, failures
 
 

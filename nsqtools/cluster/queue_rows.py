@@ -144,15 +144,14 @@ def total(rows: Sequence[QueueRow]) -> QueueRow:
     for quantile, seconds in (pair for row in rows for pair in row.latency):
         worst[quantile] = max(seconds, worst.get(quantile, 0.0))
     known = [row.rates for row in rows if row.rates is not None]
+    rates = {name: sum(getattr(each, name) for each in known) for name in RATES}
     return replace(
         rows[0],
         node="",
         **sums,
         paused=any(row.paused for row in rows),
         latency=tuple(sorted(worst.items(), reverse=True)),
-        rates=Rates(**{name: sum(getattr(each, name) for each in known) for name in RATES})
-        if known
-        else None,
+        rates=Rates(**rates) if known else None,
     )
 
 
@@ -177,11 +176,10 @@ def sums_of(rows: Sequence[QueueRow]) -> Sums:
     channels = [row for row in rows if row.channel]
     of_topics = [row.rates for row in rows if row.rates and not row.channel]
     of_channels = [row.rates for row in channels if row.rates]
+    is_known = of_topics or of_channels
 
     def rate(all_rates: list[Rates], name: str) -> float | None:
-        return (
-            sum(getattr(rates, name) for rates in all_rates) if of_topics or of_channels else None
-        )
+        return sum(getattr(rates, name) for rates in all_rates) if is_known else None
 
     return Sums(
         topics=len({row.topic for row in rows}),

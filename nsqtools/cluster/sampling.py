@@ -206,6 +206,7 @@ class Sampler:
         interval_s: float | None = None,
     ) -> None:
         self._cluster = cluster
+        cluster.remembered = lambda: self.answering
         self._wanted = wanted
         self._required = required
         self._waits_for_all = interval_s is None

@@ -133,8 +133,6 @@ def csv_text(rows: Iterable[Sequence[Any]]) -> str:
 
 Value = str | int | float | bool | None
 
-Test = Callable[[QueueRow], bool]
-
 
 def _rate(name: str) -> Callable[[QueueRow], float | None]:
     def read(row: QueueRow) -> float | None:
@@ -206,13 +204,6 @@ def parse_condition(
     return Condition(name, lambda value: value is not None and bool(compare(value, limit)))
 
 
-def parse_filter(text: str, columns: Collection[str] = COLUMNS) -> Test:
-    """Read a condition on the rows of queues, with the same errors."""
-    column, holds = parse_condition(text, columns)
-    read = COLUMNS[column]
-    return lambda row: holds(read(row))
-
-
 def _limit(name: str, text: str, texts: Collection[str]) -> Any:
     if name in texts:
         return text
@@ -226,9 +217,13 @@ def _limit(name: str, text: str, texts: Collection[str]) -> Any:
         raise ConfigurationError(f"{name} is a number, not {text!r}") from None
 
 
-def sort_rows(rows: Iterable[QueueRow], column: str) -> list[QueueRow]:
-    """Sort by a column: texts from A to Z, numbers from the greatest down, unknown ones last."""
-    ordered = sorted(rows, key=lambda row: (row.topic, row.channel, row.node))
+def sort_rows(
+    rows: Iterable[QueueRow], column: str, conditions: Collection[Condition] = ()
+) -> list[QueueRow]:
+    """Sort those that meet all conditions by a column: texts from A to Z, numbers from the greatest
+    down, unknown ones last."""
+    kept = (row for row in rows if all(holds(COLUMNS[name](row)) for name, holds in conditions))
+    ordered = sorted(kept, key=lambda row: (row.topic, row.channel, row.node))
     if column in TEXTS:
         return sorted(ordered, key=lambda row: str(COLUMNS[column](row)))
 

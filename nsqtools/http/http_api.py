@@ -137,23 +137,22 @@ class HTTPAPI:
         of_channel = {"channel": channel} if channel else {}
         self.post(f"/{'channel' if channel else 'topic'}/{action}", topic=topic, **of_channel)
 
-    def ping(self) -> None:
-        """Ask /ping, which fails where the daemon is not healthy, with the same errors."""
-        if self._request("GET", "/ping").body != b"OK":
-            raise _unlike(self.url, "NSQ")
+    def ping(self) -> float | None:
+        """Ask /ping, which fails where the daemon is not healthy, with the same errors.
 
-    def clock_ahead_s(self) -> float | None:
-        """Return how far its clock is ahead of this machine's, to a second, with the same errors.
-
-        None for a daemon that does not say what time it is.
+        Return how far its clock is ahead of this machine's, to a second; None for a daemon that
+        does not say what time it is.
         """
         from email.utils import parsedate_to_datetime
 
         began_s = time.time()
-        date = self._request("GET", "/ping", may_fail=True).date
+        answer = self._request("GET", "/ping")
         now_s = (began_s + time.time()) / 2
+        if answer.body != b"OK":
+            raise _unlike(self.url, "NSQ")
         try:
-            return parsedate_to_datetime(date).timestamp() + 0.5 - now_s  # it has whole seconds
+            at_s = parsedate_to_datetime(answer.date).timestamp() + 0.5  # it has whole seconds
+            return at_s - now_s
         except (ValueError, OverflowError):
             return None
 
@@ -164,13 +163,8 @@ class HTTPAPI:
         parameters: Mapping[str, str] = NOTHING,
         content: bytes | None = None,
         headers: Mapping[str, str] = NOTHING,
-        *,
-        may_fail: bool = False,
     ) -> HTTPAnswer:
-        """Ask at a path below the address, with its query but for what ``parameters`` name.
-
-        With ``may_fail`` any status is an answer, not only 2xx.
-        """
+        """Ask at a path below the address, with its query but for what ``parameters`` name."""
         import httpcore
         import httpx
 
@@ -195,7 +189,7 @@ class HTTPAPI:
             raise ConnectionFailed(f"{self.url}: {exc}", hint="Check the address.") from exc
         except (httpcore.NetworkError, httpcore.ProtocolError, httpx.TransportError) as exc:
             raise self._map(exc) from exc
-        if may_fail or 200 <= answer.status < 300:
+        if 200 <= answer.status < 300:
             return answer
         code = _error_code(answer)
         raise HTTPError(

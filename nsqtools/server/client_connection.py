@@ -81,6 +81,9 @@ class ConnectionProtocol(ABC):
         """Whether a command that was run is to be answered later."""
         return False
 
+    def tls_is_up(self) -> None:  # noqa: B027 - a protocol without TLS needs none
+        """The handshake is done that was to come (`ClientConnection.start_tls`)."""
+
     def output_flows(self) -> None:  # noqa: B027 - a protocol that only answers needs none
         """The client reads again."""
 
@@ -135,7 +138,6 @@ class ClientConnection(asyncio.Protocol):
         self._is_reported = False  # why it is being closed
         self._drain_timer: asyncio.TimerHandle | None = None
         self._handshake_timer: asyncio.TimerHandle | None = None
-        self._after_handshake: Callable[[], None] = lambda: None
 
     # asyncio.Protocol
 
@@ -410,11 +412,10 @@ class ClientConnection(asyncio.Protocol):
 
     # layers
 
-    def start_tls(self, tls: TLSLayer, then: Callable[[], None]) -> None:
-        """Expect a TLS handshake next; ``then`` is called when it is done."""
+    def start_tls(self, tls: TLSLayer) -> None:
+        """Expect a TLS handshake next; the protocol hears when it is done."""
         self.flush()
         self.tls = tls
-        self._after_handshake = then
         self._handshake_timer = self._loop.call_later(HANDSHAKE_S, self._handshake_failed)
 
     def _through_tls(self, tls: TLSLayer, data: bytes) -> bytes:
@@ -429,7 +430,8 @@ class ClientConnection(asyncio.Protocol):
         if tls.is_ready and self._handshake_timer is not None:
             self._handshake_timer.cancel()
             self._handshake_timer = None
-            self._after_handshake()
+            if self._protocol is not None:
+                self._protocol.tls_is_up()
         self.flush()
         return plain
 

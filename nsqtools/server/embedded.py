@@ -83,17 +83,16 @@ class DaemonThread(Generic[D]):
                 raise failure
 
     def _run(self, started: Future[None]) -> None:
-        with asyncio.Runner(loop_factory=MeteredLoop) as runner:
-            self._loop = runner.get_loop()
-            try:
+        try:
+            with asyncio.Runner(loop_factory=MeteredLoop) as runner:
+                self._loop = runner.get_loop()
                 daemon = self._make()
                 runner.run(daemon.start())
-            except BaseException as exc:
-                started.set_exception(exc)
-                return
-            self._daemon = daemon
-            started.set_result(None)
-            self._loop.run_forever()
+                self._daemon = daemon
+                started.set_result(None)
+                self._loop.run_forever()
+        except BaseException as exc:
+            started.set_exception(exc)
 
     def stop(self) -> None:
         """Stop as on SIGTERM: everything unfinished is on disk then, or an error in the log."""
@@ -122,7 +121,7 @@ class EmbeddedNsqd(DaemonThread[NsqdDaemon]):
 
     ``options`` are nsqd's flags with underscores, durations in seconds (`NsqdOptions`). Without a
     ``data_path`` everything is forgotten at the end. ``log`` takes the log lines; the default drops
-    them. Raises `ConfigurationError` for options that nsqd would refuse.
+    them. Raises `ConfigurationError` for options that nsqd would refuse, ``TypeError`` for others.
 
         with EmbeddedNsqd(msg_timeout=2) as nsqd:
             connect(nsqd.tcp_address)
@@ -165,8 +164,7 @@ class EmbeddedNsqlookupd(DaemonThread[NsqlookupdDaemon]):
     """A whole nsqlookupd on free ports of 127.0.0.1, ready when the ``with`` block starts.
 
     ``options`` are nsqlookupd's flags with underscores, durations in seconds (`NsqlookupdOptions`).
-    ``log`` takes the log lines; the default drops them. Raises `ConfigurationError` for options
-    that nsqlookupd would refuse.
+    ``log`` takes the log lines; the default drops them. Raises as `EmbeddedNsqd`.
 
         with EmbeddedNsqlookupd() as lookupd, EmbeddedNsqd(
             lookupd_tcp_address=(lookupd.tcp_address,)

@@ -16,7 +16,7 @@ from typing import Any
 
 from nsqtools.errors import NsqError
 from nsqtools.server.daemon_log import DaemonLog, version_line
-from nsqtools.server.go_flags import FlagError, HelpAsked, flags_of, parse_flags, read_config, usage
+from nsqtools.server.go_flags import FlagError, flags_of, parse_flags, read_config, told
 from nsqtools.server.options import NsqdOptions
 
 
@@ -30,12 +30,8 @@ def run_daemon(
     flags = flags_of(options_class, deprecated)
     try:
         line = parse_flags(flags, arguments)
-    except HelpAsked:
-        sys.stderr.write(usage(program, flags))
-        return 0
     except FlagError as exc:
-        sys.stderr.write(f"{exc}\n{usage(program, flags)}")
-        return 2
+        return told(exc, program, flags)
     if line.asks_version:
         sys.stdout.write(version_line(program) + "\n")
         return 0

@@ -15,6 +15,7 @@ a bool given as a number means what it says, where nsqd takes 0 for true.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -185,8 +186,15 @@ class FlagError(Exception):
     """A command line that Go would refuse; the text is Go's."""
 
 
-class HelpAsked(Exception):
+class HelpAsked(FlagError):
     """``-h`` or ``-help`` was given."""
+
+
+def told(error: FlagError, program: str, flags: Mapping[str, Flag]) -> int:
+    """Print to stderr what Go does, the usage after it, and return Go's exit status."""
+    is_asked = isinstance(error, HelpAsked)
+    sys.stderr.write(("" if is_asked else f"{error}\n") + usage(program, flags))
+    return 0 if is_asked else 2
 
 
 @dataclass(frozen=True, slots=True)

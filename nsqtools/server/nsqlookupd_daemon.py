@@ -11,6 +11,7 @@ import gc
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
+from typing import ClassVar
 
 from nsqtools.protocol.commands import sized
 from nsqtools.protocol.frames import RequestError
@@ -53,8 +54,6 @@ from nsqtools.server.stats import Families, loop_metrics, single
 
 _OK = sized(b"OK")
 
-Command = Callable[[Request], int]
-
 
 class LookupProtocolV1(ConnectionProtocol):
     """The conversation with one nsqd."""
@@ -65,12 +64,6 @@ class LookupProtocolV1(ConnectionProtocol):
         self._registrations = daemon.registrations
         self._log = daemon.log
         self._peer: RegisteredNsqd | None = None
-        self._handlers: dict[bytes, Command] = {
-            b"PING": self._ping,
-            b"IDENTIFY": self._identify,
-            b"REGISTER": self._register,
-            b"UNREGISTER": self._register,
-        }
 
     def execute(self, data: bytes, position: int) -> int:
         """Run the command at the position."""
@@ -78,7 +71,7 @@ class LookupProtocolV1(ConnectionProtocol):
         handler = self._handlers.get(request.words[0])
         if handler is None:
             raise RequestError("E_INVALID", b"invalid command " + request.words[0])
-        return handler(request)
+        return handler(self, request)
 
     def encode_error(self, error: RequestError) -> bytes:
         """Return the error as a response."""
@@ -88,7 +81,6 @@ class LookupProtocolV1(ConnectionProtocol):
         """Forget the nsqd; the names that it announced stay."""
         address = self._connection.remote_address
         self._log.info(f"PROTOCOL(V1): [{address}] exiting ioloop")
-        self._handlers = {}  # they have this
         if self._peer is not None:
             self._registrations.disconnect(self._peer)
 
@@ -131,6 +123,13 @@ class LookupProtocolV1(ConnectionProtocol):
         )
         self._connection.send(_OK)
         return request.position
+
+    _handlers: ClassVar[dict[bytes, Callable[[LookupProtocolV1, Request], int]]] = {
+        b"PING": _ping,
+        b"IDENTIFY": _identify,
+        b"REGISTER": _register,
+        b"UNREGISTER": _register,
+    }
 
 
 def nsqlookupd_metrics(daemon: NsqlookupdDaemon) -> Families:

@@ -8,8 +8,9 @@ the help are made from this one list.
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from hashlib import md5
+from os import PathLike
 from typing import Any
 from zlib import crc32
 
@@ -32,6 +33,18 @@ def setting(default: Any, help: str, kind: kinds.FlagKind | None = None, *, key:
     return field(default=default, metadata=metadata)
 
 
+_TYPES: dict[str, Any] = {"int": int, "bool": int, "float": (int, float), "str": (str, PathLike)}
+
+
+def check_types(options: Any) -> None:
+    """Raise ``TypeError`` for an option of another type, ``ValueError`` for no level of the log."""
+    for each in fields(options):
+        value = getattr(options, each.name)
+        if not isinstance(value, _TYPES.get(str(each.type), (str, list, tuple))):
+            raise TypeError(f"{each.name} must be {each.type}, not {type(value).__name__}")
+    object.__setattr__(options, "log_level", kinds.parse_log_level(options.log_level))
+
+
 def default_node_id() -> int:
     """Return the node id nsqd derives from the host name."""
     return crc32(md5(socket.gethostname().encode(), usedforsecurity=False).digest()) % 1024
@@ -39,7 +52,10 @@ def default_node_id() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NsqdOptions:
-    """All options of nsqd, with its defaults. Raises `ConfigurationError` with nsqd's own text."""
+    """All options of nsqd, with its defaults; durations in seconds.
+
+    Raises `ConfigurationError` with nsqd's own text, and as `check_types` does.
+    """
 
     node_id: int = setting(
         default_node_id,
@@ -192,6 +208,7 @@ class NsqdOptions:
     )
 
     def __post_init__(self) -> None:
+        check_types(self)
         if not 0 <= self.node_id < 1024:
             raise ConfigurationError("--node-id must be [0,1024)")
         if not 1 <= self.max_deflate_level <= 9:
@@ -210,7 +227,8 @@ class NsqdOptions:
                 )
         if self.tls_client_auth_policy not in ("", "require", "require-verify"):  # Go asks for none
             raise ConfigurationError("--tls-client-auth-policy must be require or require-verify")
-        if self.tls_client_auth_policy and self.tls_required == NOT_REQUIRED:
+        is_implied = self.tls_client_auth_policy and self.tls_required == NOT_REQUIRED
+        if is_implied or self.tls_required is True:  # as the flag has it
             object.__setattr__(self, "tls_required", REQUIRED)
         if self.tls_required and not self.has_tls:
             raise ConfigurationError(
@@ -227,7 +245,7 @@ class NsqdOptions:
 class NsqlookupdOptions:
     """All options of nsqlookupd, with its defaults; durations in seconds.
 
-    Raises `ConfigurationError` with nsqlookupd's own text.
+    Raises `ConfigurationError` with nsqlookupd's own text, and as `check_types` does.
     """
 
     log_level: str = setting(
@@ -249,6 +267,7 @@ class NsqlookupdOptions:
     )
 
     def __post_init__(self) -> None:
+        check_types(self)
         for address in (self.tcp_address, self.http_address):
             if not address.rpartition(":")[2].isdecimal():  # no unix sockets here
                 raise ConfigurationError(

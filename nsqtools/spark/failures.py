@@ -23,12 +23,13 @@ TAIL_BYTES = 256 << 10
 SESSION = "---- nsqtools starts Spark"
 """How the lines of a session begin in its log: what is quoted is never of an earlier one."""
 
-OURS = re.compile(r"^(?:\w+\.)*nsqtools\.errors\.(\w+): (.*)$(?:\nhint: (.*)$)?", re.MULTILINE)
+OURS = re.compile(r"^(?:\w+\.)*nsqtools\.(?:\w+\.)*(\w+): (.*)$(?:\nhint: (.*)$)?", re.MULTILINE)
 TRACEBACK = "Traceback (most recent call last):"
 PYTHON_ERROR = re.compile(r"^((?:\w+\.)*[A-Za-z_]\w*(?:Error|Exception|Exit|Interrupt)\b.*)$", re.M)
 JAVA_RAISED = re.compile(r"^: (?:[\w$]+\.)*[\w$]+: (.*)$", re.MULTILINE)
 JAVA_CAUSE = re.compile(r"^Caused by: (?:[\w$]+\.)*([\w$]+: .*)$", re.MULTILINE)
 NO_REASON = ("ClassNotFoundException", "Py4J")
+WRITING = re.compile(r"writing rows to \S+[^\s.]")
 CONDITION = re.compile(r"^\[([A-Z0-9_.]+)\] ")
 NOISE = re.compile(
     r"^(?:SparkException|IOException): |\s*SQLSTATE: \w+|; line \d+ pos \d+|\. Consider setting .*"
@@ -139,7 +140,8 @@ def real_reason(text: str) -> str:
             return str(raised[-1])
     causes = [cause for cause in JAVA_CAUSE.findall(text) if not cause.startswith(NO_REASON)]
     said = [text, *JAVA_RAISED.findall(text)[:1], *causes]
-    return first_line(said[-1])
+    doing = "".join(f" ({each})" for each in WRITING.findall(text)[:1])
+    return f"{first_line(said[-1])}{doing}"
 
 
 def first_line(text: str) -> str:

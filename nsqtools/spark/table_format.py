@@ -26,6 +26,7 @@ from nsqtools.archive.columns import message_schema
 from nsqtools.archive.delta import DeltaCatalog, TableFile
 from nsqtools.archive.parquet import write
 from nsqtools.archive.slices import body_kind, draft_for, fitted, publish
+from nsqtools.archive.storage import failing
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.records.envelope import BodyKind
 
@@ -45,7 +46,8 @@ class TableAppender(DataSourceArrowWriter):
         self._kind = body_kind(DeltaCatalog(path)) or BodyKind.string
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> WriterCommitMessage:
-        return Written(list(_files(iterator, self._path, self._kind)))
+        with failing("write", self._path):
+            return Written(list(_files(iterator, self._path, self._kind)))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         files = [file for each in messages if isinstance(each, Written) for file in each.files]

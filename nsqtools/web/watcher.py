@@ -95,8 +95,9 @@ class Watcher:
             except Exception as error:
                 if self._stopped.is_set():  # the cluster is closed
                     return
-                # what the machine lacks, descriptors say, is no bug
-                log.error("a sample failed: %s", error, exc_info=not isinstance(error, OSError))
+                # what the machine lacks, descriptors or threads say, is no bug
+                is_bug = not isinstance(error, OSError) and "start new thread" not in str(error)
+                log.error("a sample failed: %s", error, exc_info=is_bug)
             self._note_cost(time.process_time() - began_s)
             next_s = max(next_s + self.interval_s, time.monotonic())
             self._stopped.wait(max(0.0, next_s - time.monotonic()))

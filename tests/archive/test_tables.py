@@ -128,6 +128,13 @@ def test_a_checksum_is_that_of_the_values_however_they_lie(
     assert is_same == (values == other)
 
 
+def test_a_full_disk_is_named_and_nothing_stays_on_it(small_disk: Path) -> None:
+    batch = pyarrow.record_batch({"id": [os.urandom(100_000).hex()]})
+    with pytest.raises(OSError, match=f"No space left on device: '{small_disk}/draft'"):
+        parquet.write([batch], small_disk / "draft", batch.schema)
+    assert list(small_disk.iterdir()) == []
+
+
 def test_a_body_that_does_not_fit_stops_nothing_and_says_why() -> None:
     columns = BodyColumns(fields_of({"properties": {"user": {"type": "integer"}}}))
     found = {  # user, new, body_id, _error

@@ -14,6 +14,7 @@ from plugins.waiting import patience_s, wait_until
 from nsqtools.client.consumer import Consumer
 from nsqtools.cluster import sampling as live
 from nsqtools.cluster.directory import Cluster, ClusterAddresses
+from nsqtools.cluster.inventory import take_inventory
 from nsqtools.cluster.queue_rows import ConsumerMeter, NodeReport
 from nsqtools.cluster.sampling import Question, Sample, SampleFilter, Sampler
 from nsqtools.http.http_api import HTTPAccess
@@ -152,7 +153,8 @@ def test_nsqd_that_come_and_go_leave_nothing_behind(
                 for producer, nsqd in zip(lookupd.answer["producers"], nsqds, strict=True):
                     producer["http_port"] = int(nsqd.http_address.rpartition(":")[2])
                 wait_until(lambda: answering() == names, what="these answer")  # noqa: B023
-            lookupd.list_nsqd()
+                lookupd.list_nsqd()
+                assert take_inventory(sampler._cluster).nodes.keys() == names
             wait_until(lambda: not sampler.sample().nodes, what="those that left are forgotten")
             descriptors.append(len(os.listdir("/proc/self/fd")))
             assert not sampler._cluster._clients

@@ -353,6 +353,8 @@ def test_the_list_of_topics_stays_whole_on_a_full_disk(small_disk: Path, serve: 
         nsqd.create_topic(f"{number:040d}")
     what = "failed to persist metadata"
     wait_until(lambda: what in nsqd.log.splitlines()[-1], what="there is no room")
+    nsqd.post("/topic/pause", topic=f"{2:040d}")  # which holds, as in Go's nsqd
     (small_disk / "rest").unlink()
     (small_disk / "filler").unlink()
     wait_until(lambda: listed() == 2 * TOPICS, what="it is written")
+    assert b'"%040d","paused":true' % 2 in (small_disk / "nsqd.dat").read_bytes()

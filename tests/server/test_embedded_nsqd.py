@@ -3,25 +3,31 @@
 import gc
 import json
 import socket
+import ssl
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Thread
+from unittest.mock import Mock
 
 import pytest
+from plugins.certificates import Certificates
 from plugins.clients import run_program
 from plugins.ports import ReservedPort
 from plugins.raw_client import RawClient, mpub, sized
 from plugins.servers import AnyNsqd, EmbeddedServer, Serve
 from plugins.waiting import wait_until
 
-from nsqtools.server import EmbeddedNsqd
+from nsqtools.server import EmbeddedNsqd, embedded
 from nsqtools.server.client_connection import ClientConnection
 from nsqtools.server.queues.disk_queue import DiskQueue
 
 
 def test_it_serves_while_the_block_runs() -> None:
+    for name in ("max_rdy_count", "lookupd_tcp_address", "log_level"):
+        with pytest.raises(TypeError, match=f"{name} must be"):
+            EmbeddedNsqd(**{name: 1.5})
     port = ReservedPort()  # no other program listens there when it is gone
     with EmbeddedNsqd(tcp_address=f"127.0.0.1:{port.number}") as nsqd:
         address = nsqd.tcp_address
@@ -86,12 +92,17 @@ def test_a_nearly_full_disk_refuses_publishes_as_ping_says(tmp_path: Path, serve
     )
 
 
-def test_what_a_client_had_sent_goes_with_it(request: pytest.FixtureRequest) -> None:
+def test_what_a_client_had_sent_goes_with_it(
+    request: pytest.FixtureRequest, certificates: Certificates
+) -> None:
     """Left to the garbage collection it took 4 MB for each that died in a publish, for long."""
     gc.disable()
     request.addfinalizer(gc.enable)
-    with EmbeddedNsqd() as nsqd:
+    cert, key = map(str, certificates.server)
+    context = ssl.create_default_context(cafile=certificates.ca)
+    with EmbeddedNsqd(tls_cert=cert, tls_key=key) as nsqd:
         with RawClient(nsqd.tcp_address) as client:
+            client.negotiate(tls=context)  # a protocol's layers go with it, too
             client.subscribe("t", "ch")
             client.send(mpub("t", [b"body"])[:-1])
             address = "{}:{}".format(*client.socket.getsockname())
@@ -175,7 +186,7 @@ def test_a_broken_list_of_topics_is_replaced_by_the_previous_and_by_the_names_of
     assert not list(tmp_path.glob(".*"))
 
 
-@pytest.mark.parametrize("missing", ["nsqd-disk", "nsqd-durable"])
+@pytest.mark.parametrize("missing", ["nsqd-disk", "nsqd-durable", "loop"])
 def test_without_its_threads_it_does_not_start_and_leaves_the_port(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
@@ -188,6 +199,9 @@ def test_without_its_threads_it_does_not_start_and_leaves_the_port(
     nsqd = EmbeddedNsqd(data_path=str(tmp_path), durable=True, tcp_address=address)
     with monkeypatch.context() as patch:
         patch.setattr(Thread, "start", refuse)
+        if missing == "loop":  # as where descriptors run out
+            fault = RuntimeError("can't start new thread")
+            patch.setattr(embedded, "MeteredLoop", Mock(side_effect=fault))
         with pytest.raises(RuntimeError, match="start new thread"):
             nsqd.start()
     with nsqd, RawClient(address) as client:

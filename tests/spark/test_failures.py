@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from plugins.spark import SparkSession
 
+from nsqtools.archive.topic_writer import WriteFailed
 from nsqtools.errors import NotFoundError, NsqError
 from nsqtools.spark.failures import SESSION, explain, real_reason, spark_errors
 from nsqtools.spark.spark_settings import SparkSettings
@@ -15,6 +16,7 @@ from nsqtools.spark.spark_settings import SparkSettings
     ("how", "text", "hint", "category"),
     [
         ("ours", "archive /x is not there", "Look elsewhere.", "not_found"),
+        ("of a module", "cannot write /x (full)", "LOG", "failed"),
         ("bug", "Spark failed: ValueError: what nobody thought of", "LOG", "failed"),
         ("death", "Spark failed: Python worker exited unexpectedly (crashed)", "LOG", "failed"),
     ],
@@ -30,6 +32,8 @@ def test_what_fails_in_a_worker_is_its_last_line_and_an_error_of_ours_is_itself(
     def fail(_: int) -> None:
         if how == "ours":
             raise NotFoundError("archive /x is not there", hint="Look elsewhere.")
+        if how == "of a module":
+            raise WriteFailed("cannot write /x (full)", "full", 1) from OSError("full")
         if how == "bug":
             raise ValueError("what nobody thought of")
         os._exit(9)
@@ -45,7 +49,7 @@ def test_what_fails_in_a_worker_is_its_last_line_and_an_error_of_ours_is_itself(
 JAVA = """An error occurred while calling o131.parquet.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 2.0 failed
 \tat org.apache.spark.x(y.scala:1)
-Caused by: org.apache.spark.SparkException: [TASK_WRITE_FAILED] Task failed while writing rows
+Caused by: o.a.s.SparkException: [TASK_WRITE_FAILED] Failed writing rows to file:/x. SQLSTATE: 5
 \tat org.apache.spark.x(y.scala:1)
 Caused by: java.io.IOException: No space left on device
 \tat org.apache.spark.x(y.scala:1)
@@ -70,7 +74,7 @@ Caused by: py4j.Py4JException: Return Message: Traceback (most recent call last)
 
 
 def test_the_reason_is_the_last_cause_that_gives_one() -> None:
-    assert real_reason(JAVA) == "No space left on device"
+    assert real_reason(JAVA) == "No space left on device (writing rows to file:/x)"
     assert real_reason(CLASS_NOT_FOUND) == "Failed to find"
     assert real_reason(FOREACH_BATCH) == "ValueError: no such day"
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from plugins.clients import InBackground
@@ -48,10 +49,18 @@ def nsqd(embedded_nsqd: AnyNsqd) -> Nsqd:
     return started
 
 
-def test_samples_come_again_and_again_for_threads_and_coroutines(nsqd: Nsqd) -> None:
+def test_samples_come_again_and_again_for_threads_and_coroutines(
+    nsqd: Nsqd, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     with watching(nsqd.http_address) as watcher:
         first = asyncio.run(watcher.newer(None, patience_s(20)))
         assert first is not None
+        with monkeypatch.context() as patch:
+            fault = Mock(side_effect=RuntimeError("can't start new thread"))
+            patch.setattr(threading.Thread, "start", fault)
+            wait_until(lambda: caplog.records, what="a sample failed")
+        told = {(each.getMessage(), each.exc_info) for each in caplog.records}
+        assert told == {("a sample failed: can't start new thread", False)}
         ahead = watcher.latest = first._replace(time_s=1e12)  # then the clock was set back
         second = asyncio.run(watcher.newer(ahead, patience_s(20)))
 

@@ -233,16 +233,19 @@ def _load(path: Path) -> Memory:
         document = json.loads(path.read_bytes())
         if document["version"] != MEMORY_VERSION:
             raise ValueError(f"version {document['version']}")
-        nsqds = {str(name): int(start) for name, start in document["nsqds"].items()}
-        problems = {str(key): float(since) for key, since in document["problems"].items()}
+        nsqds = {name: int(start) for name, start in document["nsqds"].items()}
+        problems = {key: float(since) for key, since in document["problems"].items()}
         counts = [
-            (float(time_s), {str(queue): int(count) for queue, count in each.items()})
+            (float(time_s), {queue: int(count) for queue, count in each.items()})
             for time_s, each in document.get("counts", ())
         ]
-        return Memory(nsqds, problems, float(document["time_s"]), counts)
+        memory = Memory(nsqds, problems, float(document["time_s"]), counts)
+        for time_s in (memory.time_s, *problems.values(), *(time_s for time_s, _ in counts)):
+            utc_text(time_s)  # in the calendar
+        return memory
     except FileNotFoundError:
         return Memory()
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as exc:
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as exc:
         why = exc.strerror if isinstance(exc, OSError) else "it is not a file of nsq check"
         raise ConfigurationError(f"cannot read {path}: {why}", hint="Remove it.") from exc
 

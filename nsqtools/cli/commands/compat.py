@@ -17,7 +17,7 @@ from nsqtools.cli.running.runtime import Runtime, report_error, stopping
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.protocol.text import escape_line, format_duration
-from nsqtools.server.go_flags import FlagError, HelpAsked, parse_flags, usage
+from nsqtools.server.go_flags import FlagError, parse_flags, told
 
 if TYPE_CHECKING:
     from nsqtools.cluster.sampling import Sample
@@ -85,12 +85,8 @@ def go_main(program: str, arguments: Sequence[str]) -> int:
             sys.stdout.write(f"{program} v{VERSION} (nsqtools {__version__})\n")
             return 0
         status = _run(program, given, TRANSLATORS[program](given))
-    except HelpAsked:
-        sys.stderr.write(usage(program, flags))
-        return 0
     except FlagError as exc:
-        sys.stderr.write(f"{exc}\n{usage(program, flags)}")
-        return 2
+        return told(exc, program, flags)
     except GoFatal as exc:
         sys.stderr.write(f"{program}: {escape_line(str(exc))}\n")
         return 1

@@ -128,8 +128,8 @@ def stat(
         nsq stat --once --json | jq '.queues[] | select(.paused)'
         nsq stat --show clients -t 'web*'
     """
+    from nsqtools.cluster import stats_documents
     from nsqtools.cluster.sampling import Question, SampleFilter, Sampler
-    from nsqtools.cluster.stats_documents import client_documents, document, parse_filter, sort_rows
 
     if once and (interval or count):
         raise ConfigurationError("--once takes one sample: leave out --interval and --count")
@@ -138,15 +138,15 @@ def stat(
     columns = columns_of(show)
     form.check(("time", *columns))
     of_queues = columns_of(show if show is StatRows.nodes else StatRows.queues)
-    tests = [parse_filter(text, of_queues) for text in filter or ()]
+    conditions = [stats_documents.parse_condition(text, of_queues) for text in filter or ()]
     is_timed = interval is not None or form.kind in TIMED or "time" in form.columns
     question = Question(consumers=show is StatRows.clients, memory=show is StatRows.memory)
 
     def print_sample(sample: Sample, queues: Sequence[QueueRow], *, headed: bool) -> None:
-        answer = document(sample, queues)
+        answer = stats_documents.document(sample, queues)
         records = answer["queues"]
         if show is StatRows.clients:
-            records = answer["consumers"] = client_documents(sample, queues)
+            records = answer["consumers"] = stats_documents.client_documents(sample, queues)
         elif show is StatRows.memory:
             records = [{**node, **node.get("memory", {})} for node in answer["nodes"]]
         if form.is_document:
@@ -171,7 +171,7 @@ def stat(
             for sample in (sampler.sample(question),) if once else samples:
                 progress.clear()
                 rows = sample.rows if show is StatRows.nodes else sample.totals
-                chosen = sort_rows((row for row in rows if all(test(row) for test in tests)), sort)
+                chosen = stats_documents.sort_rows(rows, sort, conditions)
                 print_sample(sample, chosen, headed=is_first)
                 is_first = False
                 new = [each for each in sample.failures if str(each.error) not in told]

@@ -322,6 +322,7 @@ class ListScreen(Sheet):
         self.press("wheel up", None)
 
     def press(self, key: str, character: str | None) -> None:
+        self.notice, self._wanted = "", None
         if self.top.view.press(key, character):
             self._say()
         elif key in ACTIONS or key in ("t", "v"):
@@ -364,6 +365,7 @@ class ListScreen(Sheet):
 
         def work() -> None:
             with top.settings.open() as cluster:
+                cluster.remembered = lambda: top.sampler.answering
                 plan = change.plan(cluster)
             left_out = [f"left out: {failure.error}" for failure in plan.failures]
             shown = [*left_out, *plan.notes, *plan_lines(plan.steps)]
@@ -446,7 +448,7 @@ class Top(App[Exception]):
         self.encoding = runtime.stdout.encoding
         self.write: Callable[[str], None] = lambda _: None
         self.restore: Callable[[], None] = lambda: None
-        self._sampler = sampler
+        self.sampler = sampler
         self._interval_s = interval_s
         self._spares_processor = spares_processor
         self._has_mouse = True
@@ -462,7 +464,7 @@ class Top(App[Exception]):
 
         Raises what the first sample raises, before the screen is taken.
         """
-        self.view.show(self._sampler.sample())
+        self.view.show(self.sampler.sample())
         if self._stopped.is_set():
             return
         stdin, stdout = self._runtime.stdin.fileno(), self._runtime.stdout.fileno()
@@ -483,7 +485,7 @@ class Top(App[Exception]):
         self._stopped.set()
         self.sample_now.set()
         self._shown.set()
-        self._sampler.stop()
+        self.sampler.stop()
         self.call(self.exit)
 
     def call(self, call: Callable[[], object]) -> None:
@@ -555,7 +557,7 @@ class Top(App[Exception]):
             while self._shown.wait() and not self._stopped.is_set():
                 began_s, used_s = time.monotonic(), time.process_time()
                 self._asked = self.view.question
-                sample = self._sampler.sample(self._asked)
+                sample = self.sampler.sample(self._asked)
                 self.call(show)
                 self.sample_now.wait(max(0.0, began_s + pace_s - time.monotonic()))
                 if self._spares_processor:

@@ -63,11 +63,9 @@ def _list(view: TopView, width: int, height: int) -> Drawn:
     lines, here = view.lines(), view.position()
     table = ListTable(view, width)
     rows = [Row(summary(view.sample, width), "bold"), problem_line(view.problems)]
-    rows.append(Row(status(view, table.columns)))
-    heading_row = len(rows)
-    rows.append(Row(table.heading, "reverse"))
-    room = max(1, height - len(rows))
-    view.room = room
+    rows += [Row(status(view, table.columns)), Row(table.heading, "reverse")]
+    heading_row = len(rows) - 1
+    view.room = room = max(1, height - len(rows))
     first = max(0, min(here - room // 2, len(lines) - room))
     for number, line in enumerate(lines[first : first + room], first):
         style = "red" if line.is_silent else "yellow" if line.is_paused else ""
@@ -182,14 +180,12 @@ class ListTable:
             return least
         known = self._view.widths
         if column.name not in known:
-            known[column.name] = max(
-                (
-                    cell_len(cell_text(column.read(line.subject)))
-                    + len(PAUSED) * (is_name and line.is_paused)
-                    for line in self._view.lines()
-                ),
-                default=0,
+            widths = (
+                cell_len(cell_text(column.read(line.subject)))
+                + len(PAUSED) * (is_name and line.is_paused)
+                for line in self._view.lines()
             )
+            known[column.name] = max(widths, default=0)
         return max(least, known[column.name])
 
     @property

@@ -102,9 +102,12 @@ class TopicList:
         self._work()()
 
     async def write_pause(self, topic_name: str) -> None:
-        """Write it after a topic, or a channel of it, was paused. Raises ``OSError``."""
+        """Write it after a topic, or a channel of it, was paused."""
         self._encoded.pop(topic_name, None)
-        await self._thread.wait_for(self._work())
+        try:
+            await self._thread.wait_for(self._work())
+        except OSError as exc:
+            self._write_later(exc)
 
     def changed(self, topic_name: str, *, is_ephemeral: bool) -> None:
         """Note that a topic, or a channel of it, was created or deleted."""
@@ -122,11 +125,14 @@ class TopicList:
             try:
                 await self._thread.wait_for(self._work())
             except OSError as exc:
-                self._log.error(f"failed to persist metadata - {exc}")
-                self._is_changed.set()
+                self._write_later(exc)
                 wait_s = _RETRY_S
             else:  # what takes long is written less often
                 wait_s = max(_DELAY_S, self._loop.time() - started_s)
+
+    def _write_later(self, exc: OSError) -> None:
+        self._log.error(f"failed to persist metadata - {exc}")
+        self._is_changed.set()
 
     def _work(self) -> Callable[[], None]:
         """Return the work that writes what holds now."""
@@ -231,7 +237,10 @@ class NsqdQueues:
         return QueueBacklog(options.mem_queue_size, disk, self.health)
 
     async def write_pause(self, topic_name: str) -> None:
-        """Write that a topic, or a channel of it, was paused, or not. Raises ``OSError``."""
+        """Write that a topic, or a channel of it, was paused, or not.
+
+        It holds if that fails, as in Go's nsqd. With ``--durable`` that raises ``OSError``.
+        """
         if self.durable is None:
             await self.topic_list.write_pause(topic_name)
             return

@@ -122,8 +122,8 @@ def mark_directories(source: str, places: IngestPlaces) -> IngestPlaces:
         of_output = _read_mark(at_output, INGESTED)
         if of_checkpoint is None:
             _refuse_foreign(at_output, at_checkpoint, of_output)
-            made, where = (bodies.kind.value, bodies.fields), (str(output), str(checkpoint))
-            mark = IngestMark(uuid.uuid4().hex, source, *where, *made)
+            where = str(output), str(checkpoint)
+            mark = IngestMark(uuid.uuid4().hex, source, *where, bodies.kind.value, bodies.fields)
             _write_mark(at_checkpoint, CHECKPOINT_MARK, mark)
             _write_mark(at_output, INGESTED, mark)
             return places

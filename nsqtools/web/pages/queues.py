@@ -181,7 +181,7 @@ def _all_nodes(site: Site) -> tuple[list[NodeStatus], list[DaemonFailure]]:
     context = site.context
     found: list[NodeStatus] = []
     try:
-        found, failures = list_nodes(context.cluster, context.watcher.sampler.answering)
+        found, failures = list_nodes(context.cluster)
     except NsqError as error:
         failures = [DaemonFailure("", error)]
     shown = {node.address: node for node in found}

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from email.utils import formatdate
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from plugins.cli import RunNsq
@@ -23,8 +24,8 @@ from nsqtools.cluster.check import without_secrets
 from nsqtools.cluster.problems import Bounds, Earlier, Kind, Problem, comparable, problems_of
 from nsqtools.cluster.queue_rows import NodeReport, QueueRow, rows_of_topic, totals
 from nsqtools.cluster.sampling import Sample, SampleFilter
-from nsqtools.errors import DeadlineExceeded
-from nsqtools.http.http_api import NsqlookupdHTTPClient
+from nsqtools.errors import ConnectionFailed, DeadlineExceeded
+from nsqtools.http.http_api import NsqdHTTPClient, NsqlookupdHTTPClient
 from nsqtools.protocol.stats import read_stats
 from nsqtools.server import http_server as server
 
@@ -243,9 +244,13 @@ def test_a_message_that_waits_for_too_long_is_found_without_a_look_at_any(
     state.write_text(json.dumps(memory))
     run_nsq(at)  # the clock was set back meanwhile
     assert all(time_s < time.time() for time_s, _ in json.loads(state.read_text())["counts"])
+    for each in ('"nsqds": {"a:1": 1e400}', '"problems": {"left a:1": 1e300}', '"time_s": 1e12'):
+        state.write_text(json.dumps(memory)[:-1] + f", {each}}}")
+        result = run_nsq(at)
+        assert (result.status, "it is not a file of nsq check" in result.err) == (3, True)
 
 
-def test_a_clock_that_is_wrong_is_named(
+def test_a_clock_that_is_wrong_and_one_question_without_an_answer_are_named(
     run_nsq: RunNsq, quick_nsqd: Nsqd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at = ["check", "--window", "0", f"--nsqd-http-address={quick_nsqd.http_address}"]
@@ -259,15 +264,20 @@ def test_a_clock_that_is_wrong_is_named(
     wait_until(lambda: told in run_nsq(at).out, what="nsqd has the other time")
     monkeypatch.undo()  # each second has the text that it got first
     wait_until(lambda: told not in run_nsq(at).out, what="nsqd has its own time")
+    for question in ("info", "ping"):
+        with monkeypatch.context() as patch:
+            cut = Mock(side_effect=ConnectionFailed("it was cut"))
+            patch.setattr(NsqdHTTPClient, question, cut)
+            result = run_nsq(at)
+        said = f"no answer {quick_nsqd.http_address}: it was cut".encode()
+        assert (result.status, result.out.count(said)) == (2, 1)
 
 
 def test_an_nsqlookupd_that_does_not_answer_for_a_topic_is_named(
     run_nsq: RunNsq, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def channels(*_: object) -> list[str]:
-        raise DeadlineExceeded("no answer in time")
-
-    monkeypatch.setattr(NsqlookupdHTTPClient, "channels", channels)
+    late = Mock(side_effect=DeadlineExceeded("no answer in time"))
+    monkeypatch.setattr(NsqlookupdHTTPClient, "channels", late)
     lookupd = serve(EmbeddedLookupServer())
     lookupd.post("/topic/create", topic="clicks")
     (tmp_path / "wanted").write_text('topics."clicks".channels = ["archive"]\n')

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -39,9 +40,7 @@ def test_links_are_made_to_what_can_be_started_and_nothing_else_is_replaced(
 
 
 def test_a_reader_that_goes_away_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(*_: object) -> int:
-        raise ReaderGone("stdout was closed by its reader")
-
+    gone = Mock(side_effect=ReaderGone("stdout was closed by its reader"))
     monkeypatch.setattr(compat, "print_stat", gone)
     with pytest.raises(BrokenPipeError):
         go_main("nsq_stat", ["-topic=t", "-channel=c", "-nsqd-http-address=127.0.0.1:1"])

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from manual.tree import read_tree
@@ -154,11 +155,8 @@ def test_what_looks_at_a_cluster_has_the_options_of_the_client_and_for_messages_
 def test_a_user_without_a_home_has_no_file_in_the_current_directory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def unknown(_: int) -> None:
-        raise KeyError
-
     monkeypatch.delenv("HOME")
-    monkeypatch.setattr("pwd.getpwuid", unknown)
+    monkeypatch.setattr("pwd.getpwuid", Mock(side_effect=KeyError))
     for environ in ({}, {"HOME": ""}):
         assert config_path(environ) == Path("/~/.config/nsqtools/config.toml")
 

@@ -3,6 +3,7 @@
 import io
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from plugins.cli import TerminalNsq
@@ -65,9 +66,8 @@ def test_after_the_first_minute_the_interval_that_is_configured_holds() -> None:
 def test_a_program_that_ends_while_it_asks_why_nothing_comes_says_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def cannot_ask(*_: object) -> None:
-        raise ConnectionFailed("no daemon can be asked (cannot schedule new futures)")
-
+    fault = ConnectionFailed("no daemon can be asked (cannot schedule new futures)")
+    cannot_ask = Mock(side_effect=fault)
     monkeypatch.setattr("nsqtools.cluster.topics.inspect_topic", cannot_ask)
     monkeypatch.setattr(consuming, "SAID_AFTER_S", (0.0,))
     said, place = io.StringIO(), ConnectionSettings(("127.0.0.1:1",))
