@@ -366,15 +366,11 @@ def read_entries(ledger: Location) -> dict[int, LedgerEntry]:
 
     Raises ``OSError``, and `ConfigurationError` for what is not a ledger.
     """
-    entries = {}
     if isinstance(ledger, StoredPlace):
-        parts = {entry.name.partition("/")[0] for entry in ledger.below()}
-        for part in (name for name in parts if name.startswith("part-")):
-            entries[int(part.partition("-")[2])] = latest_entry(StoredNumbers(ledger / part))
-        return entries
-    for path in ledger.glob("part-*.jsonl"):
-        entries[int(path.stem.partition("-")[2])] = last_entry(path.read_bytes(), path)
-    return entries
+        parts = (name for name in ledger.children()[1] if name.startswith("part-"))
+        return {int(part[5:]): latest_entry(StoredNumbers(ledger / part)) for part in parts}
+    found = ledger.glob("part-*.jsonl")
+    return {int(path.stem[5:]): last_entry(path.read_bytes(), path) for path in found}
 
 
 AHEAD_ROWS = 10_000
