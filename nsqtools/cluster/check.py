@@ -114,8 +114,7 @@ def take_verdict(
     named = {problem.node for problem in (*shown, *unreachable) if not problem.topic}
     for address, error in {**dict(failures), **unwell}.items():
         if address not in named:  # what else was asked of it was answered
-            text = str(error)
-            found.append(Problem(Kind.NO_ANSWER, text, node=address, weight=1 << 62))
+            found.append(Problem(Kind.NO_ANSWER, str(error), node=address, weight=1 << 62))
     not_judged = [*_not_judged(sample, earlier, window_s, lookupds, memory)]
     try:
         wanted.check(sample.rows, sample.failures)

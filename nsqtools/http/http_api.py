@@ -151,8 +151,8 @@ class HTTPAPI:
         if answer.body != b"OK":
             raise _unlike(self.url, "NSQ")
         try:
-            at_s = parsedate_to_datetime(answer.date).timestamp() + 0.5  # it has whole seconds
-            return at_s - now_s
+            # it has whole seconds
+            return parsedate_to_datetime(answer.date).timestamp() + 0.5 - now_s
         except (ValueError, OverflowError):
             return None
 
