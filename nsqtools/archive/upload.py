@@ -401,8 +401,8 @@ class Uploads:
             log.error("cannot look for files to upload in %s (%s)", exc.filename, exc.strerror)
         for number in range(self.THREADS):
             thread = threading.Thread(target=self._run, name=f"nsq-upload-{number}", daemon=True)
-            self._threads.append(thread)
             thread.start()
+            self._threads.append(thread)
 
     def regulate(self, archiver: Archiver) -> None:
         """Pause or resume consumption, as what waits on the local disk demands."""

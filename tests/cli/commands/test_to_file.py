@@ -83,8 +83,7 @@ def to_file(nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq, spawn_nsq: SpawnNsq) 
 
 def wait_for_stderr(process: NsqProcess, text: str) -> str:
     """Read stderr up to the line with ``text``, and return that."""
-    lines = (line.decode() for line in process.stderr)
-    return next(line for line in lines if text in line)
+    return next(line for line in map(bytes.decode, process.stderr) if text in line)
 
 
 def test_a_file_in_progress_is_hidden_readable_up_to_its_last_flush_and_of_one_process(
@@ -103,15 +102,15 @@ def test_a_file_in_progress_is_hidden_readable_up_to_its_last_flush_and_of_one_p
     ended(process)
 
 
-def test_it_ends_where_no_thread_can_be_started_to_write_on(
-    to_file: ToFile, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["archive", "upload"])
+def test_it_ends_where_no_thread_can_be_started(
+    to_file: ToFile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
-    start, fail = threading.Thread.start, Mock(side_effect=RuntimeError("can't start new thread"))
-    monkeypatch.setattr(
-        threading.Thread, "start", lambda each: (fail if "archive" in each.name else start)(each)
-    )
-    to_file.publish(b"one")
-    result = to_file.run()
+    start, no = threading.Thread.start, Mock(side_effect=RuntimeError("can't start new thread"))
+    to_file.publish(b"one", b"two")
+    assert to_file.run("-n", "1").status == 0  # it is to be uploaded
+    monkeypatch.setattr("threading.Thread.start", lambda t: (no if name in t.name else start)(t))
+    result = to_file.run("--upload", str(tmp_path / "kept"))
     assert (result.status, "nsq: error: can't start new thread" in result.err) == (1, True)
 
 
