@@ -355,7 +355,9 @@ def test_every_path_that_is_named_to_contributors_exists_and_every_package_is_ex
         assert re.search(rf"\b{path.parent.name}\b", tree), path
 
 
-def test_each_go_utility_has_a_table_of_its_flags_and_options_that_exist(run_nsq: RunNsq) -> None:
+def test_each_go_utility_has_a_table_of_its_flags_and_of_options_that_exist(
+    run_nsq: RunNsq,
+) -> None:
     """That these are its flags, and all of them, is in tests/interop/test_go_command_lines.py."""
     programs, migration = set(), TEXTS["nsq-migration.7.md"]
     for table in re.findall(r"^\| \w+ \| `nsq .*\n(?:\|.*\n)+", migration, re.MULTILINE):

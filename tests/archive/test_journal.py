@@ -65,7 +65,9 @@ def test_what_was_written_is_known_of_its_nsqd_unless_the_index_lost_it(journal_
     assert known(journal_of(durable={0, 10}), 1, 2) == [True, True]
 
 
-def test_a_torn_end_gives_room_to_what_the_next_run_notes(journal_of: Open, tmp_path: Path) -> None:
+def test_a_torn_end_gives_its_room_to_what_the_next_run_notes(
+    journal_of: Open, tmp_path: Path
+) -> None:
     """On a full disk there may be no other: `nsq to-file` did not begin again then."""
     write(journal_of(), 0, 1)
     [path] = tmp_path.glob(".*.journal")

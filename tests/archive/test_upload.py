@@ -66,7 +66,9 @@ def data_names(storage: Storage) -> list[str]:
     return sorted(name for name in names if not name.rpartition("/")[2].startswith("."))
 
 
-def test_a_file_is_stored_once_with_a_manifest(out: Path, storage: Storage, writer: Writer) -> None:
+def test_a_file_is_stored_once_with_its_manifest(
+    out: Path, storage: Storage, writer: Writer
+) -> None:
     path, to = finished(writer), plan(out, storage, by_topic_and_date=True)
     other = os.open(uploading_of(path), os.O_RDWR | os.O_CREAT)
     fcntl.flock(other, fcntl.LOCK_EX)  # as another process that uploads it

@@ -69,7 +69,9 @@ def test_spark_runs_nothing_of_the_current_directory_and_takes_every_name_in_eve
     assert b"clicks,20," in done.stdout
 
 
-def test_the_commands_of_a_demo_run_nothing_of_their_directory(nsq_env: dict[str, str]) -> None:
+def test_the_commands_of_a_demonstration_run_nothing_of_their_directory(
+    nsq_env: dict[str, str],
+) -> None:
     with demo_stage(nsq_env) as stage:
         ran = plant(stage.directory)
         assert b"0." in stage.run("--version").out

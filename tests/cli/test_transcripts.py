@@ -78,7 +78,9 @@ def test_a_command_prints_what_its_transcript_says(play: Play, path: Path, kind:
 
 
 @pytest.mark.parametrize("path", OF_SPARK, ids=lambda path: path.stem)
-def test_spark_prints_what_a_transcript_says(play: Play, path: Path, shared_session: None) -> None:
+def test_spark_prints_what_its_transcript_says(
+    play: Play, path: Path, shared_session: None
+) -> None:
     """With the session that the tests share."""
     play(path, (EmbeddedServer, EmbeddedLookupServer))
 

@@ -48,7 +48,9 @@ def test_a_given_nsqd_that_announces_another_http_port_counts_once_under_that_na
         assert asked.names == {nsqd.http_address: announced}
 
 
-def test_a_silent_nsqd_is_asked_once_and_left_out_of_what_follows(embedded_nsqd: AnyNsqd) -> None:
+def test_a_silent_nsqd_is_asked_once_and_left_out_of_what_is_asked_then(
+    embedded_nsqd: AnyNsqd,
+) -> None:
     nsqd = embedded_nsqd()
     silent = socket.create_server(("127.0.0.1", 0))
     addresses = ClusterAddresses([f"127.0.0.1:{silent.getsockname()[1]}", nsqd.http_address])
@@ -225,7 +227,9 @@ def test_an_nsqd_that_is_given_and_does_not_answer_is_listed_and_named_once(
             assert [each.address for each in failed] == [dead_address]
 
 
-def test_an_nsqd_that_is_given_is_connected_to_there_unless_it_is_mapped(go_nsqd: MakeNsqd) -> None:
+def test_an_nsqd_that_is_given_is_connected_to_there_unless_it_is_in_the_address_map(
+    go_nsqd: MakeNsqd,
+) -> None:
     nsqd = go_nsqd("-broadcast-address=nsqd.invalid")
     place = ClusterAddresses([nsqd.http_address])
     mapped = HTTPAccess(address_map={"nsqd.invalid": "10.0.0.1:1"})

@@ -37,7 +37,9 @@ def sampling(*addresses: str) -> Iterator[Sampler]:
         yield Sampler(cluster, SampleFilter(), interval_s=INTERVAL_S)
 
 
-def test_who_answers_is_in_every_sample_and_others_are_named(nsqd: Nsqd, deaf_address: str) -> None:
+def test_who_answers_is_in_every_sample_and_who_does_not_is_named(
+    nsqd: Nsqd, deaf_address: str
+) -> None:
     with sampling(nsqd.http_address, deaf_address) as sampler:
         first = sampler.sample()
         assert {row.topic for row in first.totals} == {"clicks"}

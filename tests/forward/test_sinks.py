@@ -84,7 +84,9 @@ def test_a_command_of_which_its_starter_had_no_time_to_tell_ends_with_it(tmp_pat
     wait_until(lambda: not is_alive(command), what="the end of the command")
 
 
-def test_a_run_without_a_pipe_to_spare_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_a_pipe_to_spare_holds_up_no_later_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     calls, pipe = itertools.count(1), os.pipe
 
     def scarce() -> tuple[int, int]:

@@ -293,7 +293,9 @@ def test_a_fifo_waits_for_its_writer_or_a_stop(tmp_path: Path, in_background: In
     assert waiting.result(patience_s(5)) == []
 
 
-def test_rounds_held_up_are_not_made_up_for_in_a_burst(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_that_were_held_up_are_not_made_up_for_in_a_burst(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now, came = 0.0, []
 
     def pass_time(seconds: float) -> None:

@@ -46,7 +46,9 @@ def test_files_are_merged_by_time(tmp_path: Path, has_index: bool) -> None:
     assert merged(tmp_path) == [1, 2, 3, 4, 5, 9, 10]
 
 
-def test_files_and_members_come_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_and_members_are_read_in_their_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in range(50):
         write_archive(tmp_path / f"{number:02d}.gz", messages(number * 10 + 1, number * 10 + 2))
     running = [0]  # after each begin and end

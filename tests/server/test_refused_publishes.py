@@ -79,7 +79,9 @@ def a_part_of(pwrite: Callable[..., int]) -> Callable[..., int]:
 
 
 @pytest.mark.parametrize("what", [r"TOPIC\(t\): failed to close", "failed to persist metadata"])
-def test_a_stop_that_cannot_write_has_status_1(small_disk: Path, serve: Serve, what: str) -> None:
+def test_a_stop_that_cannot_write_memory_ends_with_status_1(
+    small_disk: Path, serve: Serve, what: str
+) -> None:
     nsqd = serve(EmbeddedNsqdProcess(small_disk))
     if "close" in what:
         nsqd.publish("t", bytes(100 << 10))
@@ -104,7 +106,9 @@ def test_a_log_on_a_full_disk_goes_on_when_there_is_room(small_disk: Path) -> No
 
 
 @pytest.mark.parametrize("small_disk", ["600k"], indirect=True)
-def test_a_durable_nsqd_starts_where_it_can_or_says_why(small_disk: Path, serve: Serve) -> None:
+def test_a_durable_nsqd_starts_where_it_can_and_else_says_why(
+    small_disk: Path, serve: Serve
+) -> None:
     nsqd = EmbeddedServer(small_disk, "-durable", "-min-disk-free=1")
     for number in range(2):
         fill(small_disk / "of others")

@@ -50,7 +50,9 @@ def basic(user: str, password: str) -> dict[str, str]:
     return {"Authorization": f"Basic {pair}"}
 
 
-def test_every_answer_has_headers_for_a_safe_browser(console: MakeConsole, run_nsq: RunNsq) -> None:
+def test_every_answer_has_the_headers_that_keep_a_browser_safe(
+    console: MakeConsole, run_nsq: RunNsq
+) -> None:
     running = console(NOBODY)
 
     answers = [running.get(path) for path in ("/", "/nothing", "/ping")]

@@ -208,7 +208,9 @@ def test_changes_do_what_those_of_nsqadmin_do(side: Side) -> None:
         assert "tomb" not in first.topics()
 
 
-def test_changes_are_refused_unless_allowed(go_nsqd: MakeNsqd, console: MakeConsole) -> None:
+def test_changes_are_refused_unless_they_are_allowed(
+    go_nsqd: MakeNsqd, console: MakeConsole
+) -> None:
     nsqd = go_nsqd()
     nsqd.create_topic("orders")
     where = f"--nsqd-http-address={nsqd.http_address}"

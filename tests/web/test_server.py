@@ -207,7 +207,9 @@ def test_a_page_of_many_queues_is_one_page_and_only_what_changed_is_sent(
 
 @pytest.mark.slow
 @pytest.mark.alone
-def test_a_large_cluster_is_shown_in_a_second(console: MakeConsole, embedded_nsqd: AnyNsqd) -> None:
+def test_a_large_cluster_is_shown_within_a_second(
+    console: MakeConsole, embedded_nsqd: AnyNsqd
+) -> None:
     nsqds = [embedded_nsqd() for _ in range(NODES)]
     with ThreadPoolExecutor(NODES) as workers:
         list(workers.map(make_queues, nsqds, (range(at, TOPICS, NODES) for at in range(NODES))))

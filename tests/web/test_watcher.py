@@ -119,7 +119,9 @@ def test_samples_that_cost_too_much_are_taken_less_often() -> None:
         assert watcher.interval_s == 2.0
 
 
-def test_who_listens_does_not_hold_up_the_end(nsqd: Nsqd, in_background: InBackground) -> None:
+def test_who_listens_to_messages_does_not_hold_up_the_end(
+    nsqd: Nsqd, in_background: InBackground
+) -> None:
     with Cluster(ClusterAddresses([nsqd.http_address])) as cluster:
         context = actions.WebContext(WebSettings(), cluster, ClientOptions())
         asked = [nsqd.tcp_address], "orders", "billing", 1, 3600.0

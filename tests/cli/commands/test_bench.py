@@ -95,7 +95,9 @@ def test_messages_that_nsqd_discards_are_missed(go_nsqd: MakeNsqd, measure: Meas
     assert document["missing"] == 1000 - document["consumed"] > 0
 
 
-def test_a_channel_that_nsqlookupd_keeps_is_said(cluster: RunningCluster, run_nsq: RunNsq) -> None:
+def test_a_channel_that_nsqlookupd_goes_on_naming_is_said(
+    cluster: RunningCluster, run_nsq: RunNsq
+) -> None:
     nsqd = cluster.nsqds[0]
     nsqd.create_topic("clicks")
     cluster.wait_for_topic("clicks", 1)

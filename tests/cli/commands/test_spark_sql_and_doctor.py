@@ -70,7 +70,9 @@ def test_a_query_reads_only_the_columns_that_it_uses(
     assert set[str]().union(*found["archive"]) == expected
 
 
-def test_each_mention_of_archives_has_its_own_filters(run_spark: RunSpark, tmp_path: Path) -> None:
+def test_each_mention_of_an_archive_has_filters_of_its_own(
+    run_spark: RunSpark, tmp_path: Path
+) -> None:
     for name, count in (("a", 50), ("b", 60)):
         head = Head(name * 32, 1)
         path = write_archive(tmp_path / f"{name}.gz", numbered(0, count), topic=name, head=head)

@@ -39,7 +39,9 @@ def is_subscribed(nsqd: GoNsqd, clients: int = 1) -> bool:
     return sum(channel["client_count"] for channel in channels) == clients
 
 
-def test_without_a_channel_it_has_an_ephemeral_one(spawn_nsq: SpawnNsq, clicks: GoNsqd) -> None:
+def test_without_a_channel_it_is_an_ephemeral_one_of_its_own(
+    spawn_nsq: SpawnNsq, clicks: GoNsqd
+) -> None:
     process = spawn_nsq(["tail", "-t", "clicks", *clicks.options, "-n", "1"])
     wait_until(lambda: is_subscribed(clicks), what="tail has subscribed")
     names = clicks.channels("clicks")

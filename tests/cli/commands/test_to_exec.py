@@ -64,7 +64,9 @@ print(json.dumps([hashlib.sha256(sys.stdin.buffer.read()).hexdigest(), env]))
 """
 
 
-def test_a_command_has_the_body_on_stdin_and_the_rest_in_variables(run: Run, source: Nsqd) -> None:
+def test_a_command_has_the_body_on_stdin_and_the_rest_in_its_environment(
+    run: Run, source: Nsqd
+) -> None:
     bodies = [b"one\ntwo", b"\xff\x00", b"x" * (1 << 20)]  # more than a pipe holds
     source.publish(TOPIC, *bodies)
 

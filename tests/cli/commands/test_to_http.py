@@ -307,7 +307,9 @@ def test_an_address_that_does_not_answer_leaves_time_for_the_next(
     assert (result.status, result.err) == (0, "nsq: 3 delivered\n")
 
 
-def test_a_body_without_an_end_changes_no_answer(forward: Forward, serves: Serves) -> None:
+def test_a_body_without_an_end_does_not_change_what_was_answered(
+    forward: Forward, serves: Serves
+) -> None:
     """Nor does one that is too long, whether it is announced or in chunks."""
     heads = [
         b"Content-Length: 99999999\r\n\r\n",

@@ -84,7 +84,9 @@ def test_what_a_full_disk_took_a_part_of_is_counted_when_it_is_sent_again(
     assert arrived_in(pair.target) <= delivered + repeated
 
 
-def test_without_a_place_for_dead_letters_messages_stay_queued(run_nsq: RunNsq, pair: Pair) -> None:
+def test_without_a_place_for_dead_letters_messages_stay_in_the_queue(
+    run_nsq: RunNsq, pair: Pair
+) -> None:
     pair.publish(*BODIES)
     result = run_nsq(pair.args(*A_MOMENT, "--pick", ".status"))
 
@@ -235,7 +237,9 @@ def test_counts_are_served_and_written(spawn_nsq: SpawnNsq, pair: Pair, tmp_path
     assert line in metrics.read_text()
 
 
-def test_mirrors_do_not_feed_each_other(run_nsq: RunNsq, spawn_nsq: SpawnNsq, pair: Pair) -> None:
+def test_two_mirrors_do_not_feed_each_other(
+    run_nsq: RunNsq, spawn_nsq: SpawnNsq, pair: Pair
+) -> None:
     pair.publish(b"there")
     spawn_nsq(pair.args())
     wait_until(lambda: pair.source_count("client"), what="a mirror", timeout_s=15)

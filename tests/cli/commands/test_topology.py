@@ -104,7 +104,9 @@ def test_an_nsqd_that_joins_later_gets_everything(
     assert (result.status, has_joined.is_set()) == (143, True), result.err
 
 
-def test_check_of_a_topology(run_nsq: RunNsq, cluster: RunningCluster, tmp_path: Path) -> None:
+def test_check_compares_with_a_topology(
+    run_nsq: RunNsq, cluster: RunningCluster, tmp_path: Path
+) -> None:
     file = tmp_path / "topology.toml"
     file.write_text(f'nsqds = ["127.0.0.1:1", "{cluster.nsqds[0].http_address}"]\n{FILE}')
     cluster.nsqds[0].create_channel("clicks", "archive")

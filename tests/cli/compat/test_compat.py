@@ -46,7 +46,9 @@ def test_a_reader_that_goes_away_is_no_error(monkeypatch: pytest.MonkeyPatch) ->
         go_main("nsq_stat", ["-topic=t", "-channel=c", "-nsqd-http-address=127.0.0.1:1"])
 
 
-def test_what_the_go_program_takes_in_vain_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_go_program_takes_and_cannot_do_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     for program, flags, complaint in (
         ("nsq_to_file", ["-sync-interval=0"], "--sync-interval should be positive"),
         ("nsq_to_file", ["-topic-pattern=("], "is not a regular expression"),

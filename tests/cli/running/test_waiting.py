@@ -87,7 +87,9 @@ def test_a_channel_is_not_empty_because_a_restarted_nsqlookupd_knows_no_nsqd(ser
         assert not is_empty(cluster, "archive", {"clicks": ["127.0.0.1:4150"]})
 
 
-def test_who_is_silent_is_not_asked_for_each(nsqd: GoNsqd, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_does_not_answer_is_not_asked_for_each_topic(
+    nsqd: GoNsqd, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It takes two seconds where packets are dropped."""
     asked: list[str] = []
 

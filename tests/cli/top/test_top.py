@@ -97,7 +97,9 @@ def test_a_topic_and_a_channel_are_looked_into_and_left(top: TerminalScreen, nsq
 @pytest.mark.parametrize(
     ("ahead", "text"), [("/de", "de"), (f"?deq/zz{ENTER}/", "zz"), (f"cde{ENTER}/zz", "zz")]
 )
-def test_keys_typed_ahead_reach_what_one_opened(top: TerminalScreen, ahead: str, text: str) -> None:
+def test_keys_typed_ahead_reach_what_the_key_before_opened(
+    top: TerminalScreen, ahead: str, text: str
+) -> None:
     lines = top.see(ahead, f"filter: {text}_")
     assert not any("planning" in line or "type clicks" in line for line in lines)
 
@@ -256,7 +258,9 @@ def test_keys_the_mouse_and_another_size_reach_it(top: TerminalScreen, nsqd: Nsq
     [("q", 0), ("\x03\x03\x03", 130), ("\x1c", 131), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
     ids=str,
 )
-def test_a_terminal_is_restored(open_top: OpenTop, way: str | signal.Signals, status: int) -> None:
+def test_the_terminal_is_left_as_it_was(
+    open_top: OpenTop, way: str | signal.Signals, status: int
+) -> None:
     top = open_top()
     before = termios.tcgetattr(top.child.child_fd)
     top.wait_for("clicks")

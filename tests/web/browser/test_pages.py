@@ -83,7 +83,9 @@ CUT_NUMBERS = (
 """Figures of which a part is not visible."""
 
 
-def test_every_page_fits_a_desk_and_a_phone_and_is_for_all(site: Site, open_page: OpenPage) -> None:
+def test_every_page_fits_a_desk_and_a_phone_and_everybody_can_use_it(
+    site: Site, open_page: OpenPage
+) -> None:
     tab = open_page(site.url + "/")
     for page in (*PAGES.split(), f"/nodes?node={site.nsqd.http_address}"):
         tab.page.goto(site.url + page)
@@ -249,7 +251,9 @@ def test_a_topic_is_charted_as_the_sum_over_its_channels_or_each_on_demand(
             page.evaluate(f"document.dispatchEvent({event})")
 
 
-def test_problems_of_a_kind_are_a_line_that_opens_to_help(site: Site, open_page: OpenPage) -> None:
+def test_problems_of_a_kind_are_one_line_that_opens_to_what_helps(
+    site: Site, open_page: OpenPage
+) -> None:
     page = open_page(site.url + "/", width=375).page
     kind = page.locator("#problems details", has_text="no consumers")
 
