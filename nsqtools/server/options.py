@@ -227,7 +227,8 @@ class NsqdOptions:
                 )
         if self.tls_client_auth_policy not in ("", "require", "require-verify"):  # Go asks for none
             raise ConfigurationError("--tls-client-auth-policy must be require or require-verify")
-        if self.tls_client_auth_policy and self.tls_required == NOT_REQUIRED:
+        is_implied = self.tls_client_auth_policy and self.tls_required == NOT_REQUIRED
+        if is_implied or self.tls_required is True:  # which the flag takes as this, too
             object.__setattr__(self, "tls_required", REQUIRED)
         if self.tls_required and not self.has_tls:
             raise ConfigurationError(

@@ -121,9 +121,10 @@ def test_a_config_file_is_read_or_refused(tmp_path: Path, line: str) -> None:
         assert read_config(str(path), NsqdOptions) == CONFIG[line]
 
 
-def test_one_address_may_be_a_text() -> None:
+def test_one_address_may_be_a_text_and_required_tls_a_bool() -> None:
     options = NsqdOptions(lookupd_tcp_address="a:1", auth_http_address="b:2")  # type: ignore[arg-type]
     assert (options.lookupd_tcp_address, options.auth_http_address) == (("a:1",), ("b:2",))
+    assert NsqdOptions(tls_required=True, tls_cert="c", tls_key="k").tls_required == 2
 
 
 def test_the_password_of_a_key_is_not_asked_for(certificates: Certificates, tmp_path: Path) -> None:
