@@ -197,9 +197,8 @@ def test_a_channel_is_paused_unpaused_emptied_and_deleted(open_top: OpenTop, nsq
 
 def test_what_is_not_agreed_to_is_not_done(top: TerminalScreen, nsqd: Nsqd) -> None:
     top.see("p?", "look into it")
-    asked = "include_clients=true"
     what = "the plan has come, and is not shown over the help"
-    wait_until(lambda: nsqd.log.partition(asked)[2].count("GET") > 3, what=what)
+    top.wait_until(lambda _: nsqd.log.partition("clients=true")[2].count("GET") > 3, what=what)
     top.see(ESCAPE, "q quit", gone="planning")
     for keys in (ESCAPE, "n", ENTER, "q", LEFT + ESCAPE):
         top.see("p", "y go on")
