@@ -249,16 +249,3 @@ def test_how_long_a_daemon_may_take_is_one_option_of_every_command(
         args = [*command, f"--lookupd-http-address={slow.address}", "--timeout"]
         assert run_nsq([*args, "100ms"]).status == 4
         assert run_nsq([*args, "20s"]).status == 0
-
-
-def test_an_nsqd_given_over_tcp_beside_nsqlookupd_is_asked_too(
-    run_nsq: RunNsq, cluster: RunningCluster, dead_address: str
-) -> None:
-    at = ["nodes", *cluster.lookupd_options]
-    announced = [f"--nsqd-tcp-address={each.tcp_address}" for each in cluster.nsqds]
-    known = run_nsq([*at, *announced])  # whose HTTP ports are not beside those of TCP
-    assert (known.status, known.err, len(known.out.splitlines())) == (0, "", 3)
-
-    other = run_nsq([*at, f"--nsqd-tcp-address={dead_address}"])
-    assert other.status == 6
-    assert f"left out: {dead_address}: no answer at its usual HTTP port" in other.err

@@ -151,23 +151,3 @@ def test_a_file_that_cannot_be_read_for_a_while_is_gone_on_with(tmp_path: Path) 
         checkpoint.save()
     (tmp_path / "aside").replace(path)
     assert InputCheckpoint(tmp_path / "checkpoint", [str(path)]).place == InputPlace(0, 2, 1)
-
-
-def test_what_has_grown_is_gone_on_with_and_a_line_that_was_cut_off_comes_whole(
-    run_nsq: RunNsq, nsqd: GoNsqd, tmp_path: Path
-) -> None:
-    nsqd.create_channel("events", "c")
-    path, confirmed = tmp_path / "log", []
-    command = [*to(nsqd), "-f", str(path), "--checkpoint", str(tmp_path / "done"), "-d", "\\r\\n"]
-    for content in (
-        b"1\r\n2",
-        b"1\r\n2",
-        b"1\r\n22\r",
-        b"1\r\n22\r\n3\r\n",
-        b"1\r\n22\r\n3\r\n\r\n",
-    ):
-        path.write_bytes(content)
-        confirmed.append(run_nsq(command).err.partition(" confirmed")[0].rpartition(" ")[2])
-    assert confirmed == ["2", "0", "1", "2", "0"]
-    tail = run_nsq(["tail", "-t", "events", "-c", "c", *nsqd.options, "--until-empty"])
-    assert tail.out.splitlines() == [b"1", b"2", b"22", b"22", b"3"]

@@ -1,6 +1,5 @@
 """``nsq topology``, ``nodes`` and ``drain`` on real daemons."""
 
-import json
 import os
 import signal
 import threading
@@ -102,34 +101,6 @@ def test_an_nsqd_that_joins_later_gets_everything(
     other.join()
 
     assert (result.status, has_joined.is_set()) == (143, True), result.err
-
-
-def test_check_compares_with_a_topology(
-    run_nsq: RunNsq, cluster: RunningCluster, tmp_path: Path
-) -> None:
-    file = tmp_path / "topology.toml"
-    file.write_text(f'nsqds = ["127.0.0.1:1", "{cluster.nsqds[0].http_address}"]\n{FILE}')
-    cluster.nsqds[0].create_channel("clicks", "archive")
-    cluster.wait_for_topic("clicks", 1)
-
-    command = ["check", "--window", "0s", "--expect", str(file), "--json", *cluster.lookupd_options]
-    found = run_nsq(command)
-
-    document = json.loads(found.out)
-    problems = {(each["kind"], each["topic"], each["channel"]) for each in document["problems"]}
-    assert found.status == 2
-    assert {("lacking", "clicks", "billing"), ("left", None, None)} <= problems
-    [left] = [each["node"] for each in document["problems"] if each["kind"] == "left"]
-    assert left == "127.0.0.1:1"
-    found = run_nsq([*command, "-t", "clicks", "-c", "archive"])
-    queues = {(each["topic"], each["channel"]) for each in json.loads(found.out)["problems"]}
-    assert queues <= {(None, None), ("clicks", "archive")}
-
-    for daemon in (*cluster.nsqds, *cluster.lookupds):
-        daemon.stop()
-    found = run_nsq([*command, *cluster.nsqd_options])
-    kinds = {each["kind"] for each in json.loads(found.out)["problems"]}
-    assert (found.status, "no answer" in kinds) == (2, True), found.err
 
 
 def test_a_silent_nsqd_is_drained_until_nothing_waits_there(
