@@ -92,6 +92,8 @@ class DaemonThread(Generic[D]):
                 started.set_result(None)
                 self._loop.run_forever()
         except BaseException as exc:
+            if started.done():
+                raise
             started.set_exception(exc)
 
     def stop(self) -> None:
