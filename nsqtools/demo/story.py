@@ -200,7 +200,7 @@ class Story:
         self.tell("".join(each.err for each in done))
 
         (stage.directory / LOG).write_bytes(b"\n".join(clicks) + b"\n")
-        [done_one] = self.do("Publish a log of clicks", ("pub", "-t", "clicks", f"@{LOG}"))
+        [archived] = self.do("Publish a log of clicks", ("pub", "-t", "clicks", f"@{LOG}"))
         said = done_one.err
         check(said.startswith(f"nsq: {CLICKS} confirmed, 0 rejected, 0 unknown, 0 unsent"), said)
         self.tell(said)
@@ -219,8 +219,8 @@ class Story:
         check(said.startswith(f"nsq: {CLICKS} messages, "), said)
         self.tell(said)
 
-        [done_one] = self.do("Read the archive back", ("archive", "cat", ARCHIVE, "--bodies"))
-        lines = done_one.out.splitlines()
+        [archived] = self.do("Read the archive back", ("archive", "cat", ARCHIVE, "--bodies"))
+        lines = archived.out.splitlines()
         check(sorted(lines) == sorted(clicks), "the archive must have every click, once")
         self.tell(f"{len(lines)} lines: every click, once and unchanged")
 
