@@ -120,6 +120,7 @@ def info(*, listing: ClusterListing) -> int:
 def node_document(node: NodeStatus) -> dict[str, Any]:
     """An nsqd as JSON: ``node`` is its HTTP address and ``nsqd`` its TCP address."""
     facts = node._asdict() | {"error": node.error or None}
+    del facts["ahead_s"]  # which `nsq check` judges
     return {"node": facts.pop("address"), "nsqd": facts.pop("tcp_address") or None, **facts}
 
 
