@@ -200,8 +200,8 @@ class Story:
         self.tell("".join(each.err for each in done))
 
         (stage.directory / LOG).write_bytes(b"\n".join(clicks) + b"\n")
-        [archived] = self.do("Publish a log of clicks", ("pub", "-t", "clicks", f"@{LOG}"))
-        said = done_one.err
+        [published] = self.do("Publish a log of clicks", ("pub", "-t", "clicks", f"@{LOG}"))
+        said = published.err
         check(said.startswith(f"nsq: {CLICKS} confirmed, 0 rejected, 0 unknown, 0 unsent"), said)
         self.tell(said)
 
