@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -175,6 +176,9 @@ def test_an_ended_compressed_stream_takes_no_cpu(
     options: dict[str, Any] = {compression: True, "more": {"on_error": errors.append}}
     consumer = consume(proxy.address, reconnect_base_s=5, reconnect_max_s=5, **options)
     wait_until(lambda: consumer.connections, what="a connection")
+    clients = partial(nsqd.channel_stats, TOPIC, CHANNEL)
+    what = "RDY: what the proxy had not read would make its close a reset"
+    wait_until(lambda: any(each["ready_count"] for each in clients()["clients"]), what=what)
     proxy.cut(reset=False)
     wait_until(lambda: errors, what="the loss")
     assert turns_a_second() < 100
