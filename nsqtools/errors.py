@@ -201,3 +201,8 @@ class PublishUnknown(PublishError):
 
 class OutputError(NsqError):
     """Writing to a file or stream failed; the message names the path."""
+
+
+def is_limit(error: BaseException) -> bool:
+    """Tell whether memory or threads ran out, for which Python has no one type."""
+    return isinstance(error, MemoryError) or "can't start new thread" in str(error)

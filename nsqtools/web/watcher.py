@@ -20,6 +20,7 @@ from nsqtools.cluster.directory import Cluster
 from nsqtools.cluster.history import History
 from nsqtools.cluster.problems import Earlier, Past
 from nsqtools.cluster.sampling import Sample, SampleFilter, Sampler
+from nsqtools.errors import is_limit
 
 log = logging.getLogger("nsqtools")
 
@@ -95,8 +96,8 @@ class Watcher:
             except Exception as error:
                 if self._stopped.is_set():  # the cluster is closed
                     return
-                # what the machine lacks, descriptors or threads say, is no bug
-                is_bug = not isinstance(error, OSError) and "start new thread" not in str(error)
+                # descriptors, say, or threads: only a bug is shown with its traceback
+                is_bug = not (isinstance(error, OSError) or is_limit(error))
                 log.error("a sample failed: %s", error, exc_info=is_bug)
             self._note_cost(time.process_time() - began_s)
             next_s = max(next_s + self.interval_s, time.monotonic())

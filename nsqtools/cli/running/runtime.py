@@ -43,7 +43,7 @@ from typer import Context
 
 from nsqtools.cli.parsing.binding import From, opt
 from nsqtools.cli.parsing.help import terminal_width, wants_colour
-from nsqtools.errors import ConfigurationError, NsqError, OutputError
+from nsqtools.errors import ConfigurationError, NsqError, OutputError, is_limit
 from nsqtools.protocol.text import escape_json, escape_line, harmless_traceback, utc_text
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -297,7 +297,7 @@ def explain(error: Exception) -> tuple[str, str]:
         nameless = "working directory" if isinstance(error, FileNotFoundError) else ""
         place = f": {error.filename or nameless}".removesuffix(": ")
         return f"{error.strerror or error}{place}", ""
-    if isinstance(error, MemoryError) or "can't start new thread" in str(error):  # has no type
+    if is_limit(error):
         return str(error) or "out of memory", ""
     return f"unexpected {type(error).__name__}: {error}", OUR_BUG
 
