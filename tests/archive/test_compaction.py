@@ -1,5 +1,6 @@
 """Archives and tables become few files with each message once, whatever happens on the way."""
 
+import gzip
 import os
 import random
 import shutil
@@ -348,6 +349,10 @@ def test_lines_of_another_program_are_messages_of_their_days(tmp_path: Path, ind
         index_of(path).write_bytes(index % path.stat().st_size)
     compact(tmp_path / "archive", tmp_path / "output")
     assert content(tmp_path / "output") == expected([0, 600], "clicks")
+    text = path.read_bytes()[:-1]  # the last newline is not needed
+    path.write_bytes(gzip.compress(text[:-9]) + gzip.compress(text[-9:]))  # as pzstd cuts it
+    compact(tmp_path / "archive", tmp_path / "again")
+    assert content(tmp_path / "again") == expected([0, 600], "clicks")
 
 
 def test_rows_without_a_time_are_damage_and_of_valid_topics_keep_theirs(tmp_path: Path) -> None:

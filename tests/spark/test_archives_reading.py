@@ -251,7 +251,6 @@ def test_damage_fails_with_place_and_remedy_or_is_passed_over_and_counted(tmp_pa
     assert bodies(damaged, damage_path=reports, min_partitions=3) == good
     (damage,) = read_damage(reports)
     assert (damage.file, damage.pos) == (str(damaged), begin)
-    assert damage.problem.startswith("corrupt at byte")
 
 
 def test_a_line_that_is_no_message_costs_itself_and_a_thousand_reports_do(tmp_path: Path) -> None:
@@ -282,6 +281,9 @@ def test_counts_whose_sum_is_right_give_no_row_the_place_of_another(tmp_path: Pa
     index_of(path).write_bytes(b"".join(b" ".join(each) + b"\n" for each in lines))
 
     with pytest.raises(NsqError, match="it has 10 lines, and 11 in its index"):
+        rows(ReadSettings((str(tmp_path),)))
+    index_of(path).write_bytes(b"0 %d 10 1 2\n" % 10**13)  # nobody has as much memory
+    with pytest.raises(NsqError, match="bytes are missing at its end"):
         rows(ReadSettings((str(tmp_path),)))
 
 
