@@ -18,19 +18,24 @@ import pyarrow
 
 from nsqtools.archive.body_columns import RESERVED
 from nsqtools.archive.columns import (
-    BATCH_TEXT,
     Columns,
     bare_columns,
     exact_columns,
     fast_columns,
     filtered_columns,
     wanted_rows,
-    whole_lines,
 )
 from nsqtools.archive.layout import PART, Head, Member, index_of, is_hidden, owner_of
 from nsqtools.archive.location import parse_place
 from nsqtools.archive.members import DamagedError, unpack_members
-from nsqtools.archive.reader import LONGEST_LINE, read_member, split_lines
+from nsqtools.archive.reader import (
+    BATCH_TEXT,
+    LONGEST_LINE,
+    lines_end,
+    read_member,
+    split_lines,
+    whole_lines,
+)
 from nsqtools.archive.storage import failing
 from nsqtools.files.opening import open_to_read
 from nsqtools.records.naming import Codec
@@ -97,12 +102,12 @@ def pieces(
     texts = _plain(file, wanted, delimiter) if is_plain else _unpacked(file, wanted, tell)
     rest, rest_pos = b"", 0
     for pos, text in texts:
-        if rest and (cut := _behind(text, delimiter, rest)):
-            yield TextPiece(rest_pos, rest + text[:cut])
-            rest, text = b"", text[cut:]
-            pos += cut if is_plain else 0
-        end = text.rfind(delimiter) + len(delimiter) if delimiter in text else 0
-        if end:
+        line, ending, behind = (rest + text).partition(delimiter) if rest else (b"", b"", text)
+        if ending:
+            yield TextPiece(rest_pos, line + ending)
+            pos += len(text) - len(behind) if is_plain else 0
+            rest, text = b"", behind
+        if end := lines_end(text, delimiter):
             yield TextPiece(pos, text[:end])
         if not rest:
             rest_pos = pos + end if is_plain else pos
@@ -144,13 +149,6 @@ def _unpacked(file: BinaryIO, wanted: Range, tell: ReportProblem) -> Iterator[tu
                 return
     except DamagedError as exc:
         tell(exc.offset, str(exc))
-
-
-def _behind(text: bytes, delimiter: bytes, rest: bytes) -> int:
-    """Where in ``text`` the line that began as ``rest`` ends; 0 if it does not."""
-    overlap = rest[-(len(delimiter) - 1) :] if len(delimiter) > 1 else b""
-    found = (overlap + text).find(delimiter)
-    return found + len(delimiter) - len(overlap) if found >= 0 else 0
 
 
 def _plain(file: BinaryIO, wanted: Range, delimiter: bytes) -> Iterator[tuple[int, bytes]]:
