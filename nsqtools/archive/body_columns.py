@@ -299,11 +299,11 @@ def load_schema(source: Path | str) -> dict[str, Any]:
         ) from None
 
 
-def fields_of(document: Mapping[str, Any]) -> list[pyarrow.Field]:
-    """Return the fields of a schema. Raises ``ValueError`` and others for what is none."""
-    return [
-        pyarrow.field(name, _arrow_type(name, of)) for name, of in document["properties"].items()
-    ]
+def fields_of(document: Mapping[str, Any] | None) -> list[pyarrow.Field]:
+    """Return the fields of a schema; none of None. Raises ``ValueError`` and others for what is no
+    schema."""
+    known = {} if document is None else document["properties"]
+    return [pyarrow.field(name, _arrow_type(name, of)) for name, of in known.items()]
 
 
 def _arrow_type(name: str, schema: Mapping[str, Any]) -> Any:

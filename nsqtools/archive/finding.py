@@ -45,7 +45,7 @@ from nsqtools.archive.layout import (
     partition_of,
     split_head,
 )
-from nsqtools.archive.location import Location, absolute, parse_place
+from nsqtools.archive.location import Location, StoredPlace, absolute, parse_place
 from nsqtools.archive.storage import (
     ChangedError,
     DeniedError,
@@ -214,9 +214,9 @@ def _find(place: str, wanted: Wanted) -> list[ArchiveFile]:
         return [_named(LocalStorage(storage.root.parent), storage.root.name)]
     in_progress = list(filter(_is_in_progress, storage.list())) if is_local else []
     listed = sorted(storage.list(), key=_order)
-    if not listed and not is_local:
-        folder, _, name = place.rstrip("/").rpartition("/")
-        return [_named(open_storage(folder), name)]
+    at = parse_place(place)
+    if not listed and isinstance(at, StoredPlace) and at.key:  # an empty bucket is no object
+        return [_named(open_storage(str(at.parent)), at.name)]
     if _is_of_parquet(listed):
         return files_in_folder(root, storage, listed, wanted)
     names = {entry.name for entry in listed}
@@ -497,7 +497,7 @@ def _kind(place: Location) -> str:
     listed = storage.list() if is_folder else iter(())
     if (first := next(listed, None)) is not None:
         return "parquet" if _is_of_parquet(chain([first], listed)) else "archives"
-    if is_folder and isinstance(place, Path):
+    if is_folder and not (isinstance(place, StoredPlace) and place.key):
         return "archives"
     beginning = open_storage(str(place.parent)).read_range(place.name, 0, len(PARQUET_MAGIC))
     return "parquet" if beginning == PARQUET_MAGIC else "archives"

@@ -292,7 +292,8 @@ class _Generation:
 
     def remove(self) -> None:
         if self._is_made:
-            self.path.unlink(missing_ok=True)
+            with suppress(OSError):  # what it says stays true, and a later run removes it
+                self.path.unlink()
 
 
 def _still_counting(found: Sequence[Path], now_s: float) -> list[Path]:

@@ -101,7 +101,7 @@ class Lander:
         landed = self._finish(state)
         self._clear()
         waiting = [path for path in paths if path.exists() and not uploaded_of(path).exists()]
-        known = fields_of(state["fields"] or self.table.plan.fields or {"properties": {}})
+        known = fields_of(state["fields"] or self.table.plan.fields)
         while True:
             writer = TableWriter(self.table.plan, self._drafts, self.table.known_fields(known))
             drafts, logs, refused = self._write(writer, waiting)

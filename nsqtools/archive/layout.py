@@ -195,7 +195,7 @@ def total_of(members: list[Member]) -> Total:
     return Total(
         len(members),
         sum(member.messages for member in members),
-        members[-1].end if members else 0,
+        end_of(members),
         min(member.min_ts for member in members) if is_timed else 0,
         max(member.max_ts for member in members) if is_timed else 0,
     )

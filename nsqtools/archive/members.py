@@ -133,16 +133,6 @@ class Unpacker:
         return text
 
 
-def unpack_whole(codec: Codec, data: bytes, limit: int) -> bytes | None:
-    """Return the text of exactly one member; None if it is damaged or longer than ``limit``."""
-    one = Unpacker(codec)
-    try:
-        text = one.unpack(data, limit)
-    except CorruptError:
-        return None
-    return text if one.is_over and not one.unused else None
-
-
 def crc32(data: bytes | memoryview, value: int = 0) -> int:
     """Return the checksum of gzip, several times as fast with python-isal."""
     checksum: int = (_isal() or zlib).crc32(data, value)
@@ -315,9 +305,12 @@ def topics_in(text: bytes) -> set[str]:
 
 
 def _heads_in(text: bytes) -> list[tuple[bytes, bytes]]:
-    """Return topic and time of each message in whole lines, of those of other programs too."""
+    """Return topic and time of each message in whole lines, of those of other programs too.
+
+    The last line may lack its newline.
+    """
     heads: list[tuple[bytes, bytes]] = _HEAD.findall(text)
-    if len(heads) < text.count(b"\n"):
+    if len(heads) < text.count(b"\n") + (not text.endswith(b"\n")):
         for line in text.split(b"\n"):
             if b'"nsqd"' in line and not _HEAD.match(line):
                 with suppress(ValueError):

@@ -439,6 +439,9 @@ def _readable(archive: ArchiveFile, delimiter: bytes) -> Iterator[bytes]:
             lines = [line for line in lines if is_whole(line)]
         if lines:
             yield delimiter.join([*lines, b""])
-    if is_jsonl is None and not all(map(is_message, splitter.end())):
+    rest = splitter.end()
+    if is_jsonl is None and not all(map(is_message, rest)):
         what = f"cannot repair {archive.shown} (it has no {delimiter!r})"
         raise OutputError(what, hint="Is --delimiter right?")
+    if is_jsonl is not False and any(map(is_whole, rest)):
+        yield delimiter.join([*rest, b""])

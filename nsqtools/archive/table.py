@@ -28,7 +28,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pyarrow
-from pyarrow import compute
+from pyarrow import compute, types
 
 from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, fields_of
 from nsqtools.archive.catalog import DAY_NS, PARTITIONS, has_grown, place_of
@@ -82,11 +82,12 @@ class TablePlan:
                 f"{self.url} belongs to nsq spark ingest, which removes what others put there",
                 hint="Give another place.",
             )
-        known = {each.name for each in fields_of(self.fields)} if self.fields else set()
+        columns = BodyColumns(fields_of(self.fields)).schema()
+        known = {each.name for each in columns if not types.is_nested(each.type)} - _OWN
         for name in self.partition_by:
-            if name != "hour" and (name not in known or name in _OWN):
+            if name != "hour" and name not in known:
                 raise ConfigurationError(
-                    f"--partition-by .{name} needs the field in the schema of bodies",
+                    f"--partition-by .{name} needs a plain field in the schema of bodies",
                     hint="Give --body json and --schema FILE; nsq archive schema makes one.",
                 )
 
@@ -385,7 +386,7 @@ def convert(
     is in the table already gives no files, and nothing is done. Raises ``OSError`` and `NsqError`.
     """
     table = Table(plan)
-    known = fields_of(plan.fields or {"properties": {}})
+    known = fields_of(plan.fields)
     for archive in archives:
         if archive.is_in_progress:
             yield archive, [], "it is in progress", 0

@@ -375,8 +375,8 @@ class Turns:
                 due, _, scheduled = heapq.heappop(self._times)
                 if due == scheduled.due and not scheduled.is_running:  # else it had an earlier one
                     scheduled.due, scheduled.is_running = None, True
-                    if self._times and self._times[0][0] <= now:
-                        self._changed.notify()
+                    if self._times and (self._times[0][0] <= now or not self._idle):
+                        self._find_a_thread()  # this turn may take long
                     return scheduled
         return None
 

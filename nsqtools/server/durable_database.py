@@ -81,6 +81,9 @@ _COME_DUE = f"""INSERT INTO message SELECT queue, 0, ?3 + row_number() OVER (ORD
 _NOT_DEFERRED = f"DELETE FROM message WHERE (queue,due,turn) IN (SELECT queue,due,turn {_DUE})"
 _DROP = f"""DELETE FROM message WHERE (queue, due, turn) IN
     (SELECT queue, due, turn FROM message WHERE queue=? LIMIT {COME_DUE_AT_ONCE})"""
+_NOT_LATER = """UPDATE message SET due = ?1 - later FROM
+    (SELECT due AS d, turn AS t, row_number() OVER (ORDER BY due DESC, turn DESC) AS later
+    FROM message WHERE queue=?2 AND due>?1) WHERE queue=?2 AND due=d AND turn=t"""
 _ID = f"substr(frame, 19, {ID_LENGTH})"
 _HELD = f"""SELECT {_ID}, substr(frame, 9, 8) FROM message
     WHERE +queue=? AND {_ID} IN (SELECT CAST(value AS BLOB) FROM json_each(?))"""
@@ -227,12 +230,13 @@ class Database:
                 self._writer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
 
     def defer_until(self, latest_ns: int) -> None:
-        """Let no message be due later: the clock may have gone back."""
+        """Let no message be due later: the clock may have gone back. Their order stays.
+
+        No two get the same time: turns of what is deferred repeat after a restart.
+        """
         for queue in self.queues:
             if queue.deferred:
-                self._writer.execute(
-                    "UPDATE message SET due=?1 WHERE queue=?2 AND due>?1", (latest_ns, queue.number)
-                )
+                self._writer.execute(_NOT_LATER, (latest_ns, queue.number))
 
     # reading, on another
 

@@ -405,9 +405,6 @@ class DurableBacklog(QueueBacklog):
         self.number = self.last_turn = self.unread = 0
         self.is_paused = False
         self._store = store
-        self._room: Callable[[], int] = int  # these three are of a channel
-        self._wake: Callable[[], None] = lambda: None
-        self._watch_at: Callable[[float], None] = lambda when_s: None
         self._cursor = 0  # what waits with a turn up to here has been read
         self._moving = 0  # to the end of the queue, and not committed
         self._turns: dict[bytes, int] = {}  # by id, of messages whose number it is not
@@ -464,14 +461,9 @@ class DurableBacklog(QueueBacklog):
         self._memory.append(message)
         self._cursor = turn
 
-    def put(
-        self,
-        messages: Sequence[bytes],
-        room: Callable[[], int] = lambda: 0,
-        blocks: Sequence[Block] = (),
-    ) -> Undo:
+    def put(self, messages: Sequence[bytes], blocks: Sequence[Block] = ()) -> Undo:
         """Take back messages that were delivered: in memory, or else at the end of the queue."""
-        fits = 0 if self.unread or self._moving else self.mem_queue_size + room()
+        fits = 0 if self.unread or self._moving else self.mem_queue_size + self._room()
         fits = max(0, min(len(messages), fits - len(self._memory)))
         self.put_in_memory(messages[:fits])
         for message in messages[fits:]:
@@ -580,12 +572,6 @@ class DurableBacklog(QueueBacklog):
         self._wake()
 
     # deferred
-
-    def serve(
-        self, room: Callable[[], int], wake: Callable[[], None], watch: Callable[[float], None]
-    ) -> None:
-        """Belong to a channel, which hears of what becomes due."""
-        self._room, self._wake, self._watch_at = room, wake, watch
 
     def _watch(self, due_ns: int) -> None:
         store = self._store

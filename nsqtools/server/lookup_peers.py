@@ -99,10 +99,8 @@ class LookupRegistry:
             topic.start()
 
     def topic_deleted(self, topic: Topic) -> None:
-        """Take it back, and its channels after it."""
+        """Take it back; its channels come after it."""
         self._send(encode_unregister(topic.name))
-        for name in topic.channels:
-            self._send(encode_unregister(topic.name, name))
 
     def channel_created(self, channel: Channel) -> None:
         """Announce it."""

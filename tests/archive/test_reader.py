@@ -99,3 +99,4 @@ def test_rows_without_a_topic_name_none_and_a_file_cut_off_says_where(tmp_path: 
     for missing, damage in ((20, cut_off), (1, "")):  # a newline at the end is not needed
         [archive] = find_archives([written(tmp_path / "x", [*PIECES, PIECES[0][:-missing]])])
         assert look_at(archive).damage == damage
+        assert repair(archive) == len(PIECES) + (not damage)

@@ -14,8 +14,9 @@ from plugins.http_server import MakeServer
 from plugins.object_store import BetweenPages, Bucket
 
 from nsqtools.archive import storage_objects
-from nsqtools.archive.finding import find_archives
+from nsqtools.archive.finding import find_archives, find_inputs
 from nsqtools.archive.layout import Index, TimeRange, index_of
+from nsqtools.archive.location import parse_place
 from nsqtools.archive.members import scan_members
 from nsqtools.archive.reader import look_at, read_messages
 from nsqtools.archive.storage import DeniedError, Storage
@@ -69,6 +70,7 @@ def test_an_archive_in_a_bucket_is_replayed(
 def test_a_file_uploaded_while_it_is_listed_is_found_with_its_index(
     tmp_path: Path, bucket: Bucket, between_pages: BetweenPages
 ) -> None:
+    assert (find_archives([bucket.url]), find_inputs([parse_place(bucket.url)]).parquet) == ([], ())
     plan = UploadPlan(tmp_path, bucket.storage, "host")
     clicks, ads = Writer(tmp_path, topic="clicks"), Writer(tmp_path, topic="ads")
     for number in range(5):

@@ -322,6 +322,10 @@ def test_each_message_is_in_one_partition_whatever_its_value_equals(tmp_path: Pa
     found = find_archives([write_archive(tmp_path / "a.log", some)])
     [(_, files, problem, _)] = convert(found, plan, tmp_path)
     assert (problem, [each.rows for each in files]) == ("", [1, 1, 1, 1])
+    odd = {"a b": {"type": "string"}, "o": {"type": "object", "properties": {}}}
+    for name in odd:  # its column is called a_b, or has no order
+        with pytest.raises(ConfigurationError, match=f"{name} needs a plain field"):
+            TablePlan(plan.url, False, "h", BodyKind.json, {"properties": odd}, (name,)).check()
 
 
 @pytest.mark.parametrize("is_delta", [False, True])

@@ -58,8 +58,11 @@ def test_who_waits_for_a_later_time_hears_of_an_earlier_one(turns: Turns) -> Non
         go_on.wait(patience_s(10))
         return time.monotonic() + 3600
 
-    Scheduled(turns, far).soon()
-    Topic(turns).scheduled.soon()  # by the other thread, which is the first to be idle
+    Topic(turns).scheduled.soon()
+    wait_until(lambda: turns._idle == 1, what="a thread")
+    with turns._changed:  # it hears of both
+        Scheduled(turns, far).soon()
+        Topic(turns).scheduled.soon()  # by the other thread, which is the first to be idle
     wait_until(lambda: turns._idle == 1, what="an idle thread")
     go_on.set()
     wait_until(lambda: turns._idle == 2, what="threads that wait for a time")

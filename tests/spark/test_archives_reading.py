@@ -283,6 +283,9 @@ def test_counts_whose_sum_is_right_give_no_row_the_place_of_another(tmp_path: Pa
 
     with pytest.raises(NsqError, match="it has 10 lines, and 11 in its index"):
         rows(ReadSettings((str(tmp_path),)))
+    index_of(path).write_bytes(b"0 %d 10 1 2\n" % 10**13)  # nobody has as much memory
+    with pytest.raises(NsqError, match="bytes are missing at its end"):
+        rows(ReadSettings((str(tmp_path),)))
 
 
 def test_parquet_and_pipes_are_refused_or_reported_never_read_as_bodies(tmp_path: Path) -> None:

@@ -101,6 +101,9 @@ class QueueBacklog:
         self._memory: deque[bytes] = deque()
         self._deferred: list[tuple[float, int, bytes]] = []  # by due time, then arrival
         self._arrivals = count()
+        self._room: Callable[[], int] = int  # these three are of a channel
+        self._wake: Callable[[], None] = lambda: None
+        self._watch_at: Callable[[float], None] = lambda when_s: None
 
     def __len__(self) -> int:
         return len(self._memory) + self.disk_depth
@@ -120,16 +123,11 @@ class QueueBacklog:
         """Whether `overflow` is due."""
         return len(self._memory) > self.mem_queue_size
 
-    def put(
-        self,
-        messages: Sequence[bytes],
-        room: Callable[[], int] = lambda: 0,
-        blocks: Sequence[Block] = (),
-    ) -> Undo:
+    def put(self, messages: Sequence[bytes], blocks: Sequence[Block] = ()) -> Undo:
         """Append messages, all or none, and return what `undo` takes. Raises `BackendError`.
 
-        ``room`` says how many of what is in memory consumers would take at once. ``blocks``
-        are what `encoded` returns for the messages, if that is known: then they stay together.
+        ``blocks`` are what `encoded` returns for the messages, if that is known: then they stay
+        together.
         """
         disk, memory = self.disk, self._memory
         count, fits = len(messages), len(messages)
@@ -137,7 +135,7 @@ class QueueBacklog:
             if disk.has_unread or not self.mem_queue_size:
                 fits = 0
             elif len(memory) + count > self.mem_queue_size:
-                fits = min(count, max(0, self.mem_queue_size + room() - len(memory)))
+                fits = min(count, max(0, self.mem_queue_size + self._room() - len(memory)))
             if fits < count:
                 fits = 0 if blocks else fits
                 mark = self._put_on_disk(disk, blocks or [encoded(messages[fits:])])
@@ -219,7 +217,12 @@ class QueueBacklog:
     def serve(
         self, room: Callable[[], int], wake: Callable[[], None], watch: Callable[[float], None]
     ) -> None:
-        """Belong to a channel, which has these methods: only --durable calls back."""
+        """Belong to a channel, which has these methods.
+
+        ``room`` says how many of what is in memory consumers would take at once. What is in a
+        database comes later, and calls the others then.
+        """
+        self._room, self._wake, self._watch_at = room, wake, watch
 
     def defer(self, message: bytes, due_s: float) -> None:
         """Keep a message of a channel until ``due_s``."""

@@ -174,7 +174,7 @@ class Channel:
     def _queue_again(self, messages: list[bytes]) -> None:
         """Queue messages that must not get lost when the disk fails."""
         try:
-            self.backlog.put(messages, self.room)
+            self.backlog.put(messages)
         except Exception as exc:  # of any kind: they are nowhere else
             self._say_failed(exc)
             self.backlog.put_in_memory(messages)

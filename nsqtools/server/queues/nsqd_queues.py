@@ -259,11 +259,10 @@ class NsqdQueues:
 
     def channel_deleted(self, channel: Channel) -> None:
         """Have it taken back; an ephemeral topic goes with its last channel."""
-        topic = self.topics.get(channel.topic_name)
-        if topic is not None:  # else the topic itself is being deleted, and has been unregistered
-            self.registry.channel_deleted(channel)
-            if topic.is_ephemeral and not topic.channels:
-                self.delete_topic(topic.name)
+        self.registry.channel_deleted(channel)
+        topic = self.topics.get(channel.topic_name)  # None while that is being deleted
+        if topic is not None and topic.is_ephemeral and not topic.channels:
+            self.delete_topic(topic.name)
         self.topic_list.changed(channel.topic_name, is_ephemeral=channel.is_ephemeral)
 
     def freeze_growth(self) -> None:

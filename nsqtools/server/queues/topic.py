@@ -119,7 +119,7 @@ class Topic:
         elif self._flows and not self.backlog.has_messages:
             self._copy(messages, blocks)
         else:
-            self.backlog.put(messages, blocks=blocks)
+            self.backlog.put(messages, blocks)
             if self.is_ephemeral:
                 self.backlog.overflow()
         self._count(messages)
@@ -168,7 +168,7 @@ class Topic:
         done: list[tuple[Channel, Undo]] = []
         for channel in self.channels.values():
             try:
-                done.append((channel, channel.backlog.put(messages, channel.room, blocks)))
+                done.append((channel, channel.backlog.put(messages, blocks)))
             except Exception as exc:
                 if isinstance(exc, BackendError):
                     self._log.error(f"TOPIC({self.name}) ERROR: failed to put - {exc}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from itertools import accumulate
+from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -29,8 +29,8 @@ from nsqtools.archive.columns import (
 )
 from nsqtools.archive.layout import PART, Head, Member, index_of, is_hidden, owner_of
 from nsqtools.archive.location import parse_place
-from nsqtools.archive.members import DamagedError, unpack_members, unpack_whole
-from nsqtools.archive.reader import LARGEST_TEXT, LONGEST_LINE, read_member, split_lines
+from nsqtools.archive.members import DamagedError, unpack_members
+from nsqtools.archive.reader import LONGEST_LINE, read_member, split_lines
 from nsqtools.archive.storage import failing
 from nsqtools.files.opening import open_to_read
 from nsqtools.records.naming import Codec
@@ -117,16 +117,14 @@ def pieces(
 def _member(
     file: BinaryIO, member: Member, codec: Codec, tell: ReportProblem
 ) -> Iterator[TextPiece]:
-    if codec.is_compressed:
-        file.seek(member.offset)
-        text = unpack_whole(codec, file.read(member.length), LARGEST_TEXT)
-        if text is not None:
-            yield TextPiece(member.offset, text, member.messages)
-            return
     problems: list[str] = []
-    count = 0
     texts = read_member(file, member, codec, problems.append)  # a large one in several pieces
-    for text in whole_lines(texts, b"\n"):
+    some = list(islice(texts, 2))
+    if len(some) == 1 and not problems:
+        yield TextPiece(member.offset, some[0], member.messages)
+        return
+    count = 0
+    for text in whole_lines(chain(some, texts), b"\n"):
         count += text.count(b"\n")
         yield TextPiece(member.offset, text)
     if not problems and count != member.messages:

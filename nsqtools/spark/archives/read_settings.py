@@ -51,7 +51,7 @@ class Bodies(NamedTuple):
         """Return what makes their columns, with a count of its own, if they have any."""
         if self.kind is not BodyKind.json:
             return None
-        return BodyColumns(fields_of(self.fields or {"properties": {}}), evolves=False)
+        return BodyColumns(fields_of(self.fields), evolves=False)
 
     def message_schema(self) -> pyarrow.Schema:
         """Return the columns of a message, those made of its body included."""
