@@ -87,11 +87,13 @@ class TopicSources:
     The consumer of a topic that is deleted ends; when the topic is there again, so is its consumer.
     See `cluster.topics` for how deletion is decided. Its methods are called on one thread,
     `begin_stop` on any. Daemons are asked on a thread of its own: one that hangs delays no message.
+    ``may_end_idle`` tells that silence ends the run, so it asks which topics to wait for.
 
     Raises `ConfigurationError` for a wrong pattern.
     """
 
-    def __init__(self, settings: ForwardSettings) -> None:
+    def __init__(self, settings: ForwardSettings, *, may_end_idle: bool) -> None:
+        self.may_end_idle = may_end_idle
         self.backlog = Backlog()
         self._settings = settings
         self._consumers: dict[str, Consumer] = {}
@@ -150,8 +152,7 @@ class TopicSources:
 
     def is_connected(self) -> bool:
         """Tell whether every topic has a connection, but for those that no nsqd has."""
-        cut_off = {topic for topic, each in self._consumers.items() if not each.connections}
-        return cut_off <= self.unlisted.among(cut_off)
+        return self._cut_off() <= self.unlisted.found
 
     def had_turns(self, since: float) -> bool:
         """Tell whether every nsqd could have sent a message after ``since``."""
@@ -200,7 +201,9 @@ class TopicSources:
                 if (now := time.monotonic()) >= refresh_at:
                     refresh_at = now + self._settings.refresh_s
                     self._refresh()
-                for topic in self._deletions.confirmed(self._is_cut_off):
+                if self.may_end_idle:
+                    self.unlisted.among(self._cut_off())
+                for topic in self._deletions.confirmed(lambda topic: topic in self._cut_off()):
                     self._news.put((topic, False))
                 absent = {*self._settings.topics}.difference(self._consumers)
                 if absent and now >= retry_at:
@@ -236,9 +239,9 @@ class TopicSources:
             else:
                 self._news.put((topic, True))
 
-    def _is_cut_off(self, topic: str) -> bool:
-        consumer = self._consumers.get(topic)
-        return consumer is not None and not consumer.connections
+    def _cut_off(self) -> set[str]:
+        consumers = self._consumers.copy()
+        return {topic for topic, consumer in consumers.items() if not consumer.connections}
 
 
 class Forwarder:
@@ -265,7 +268,9 @@ class Forwarder:
         self.counters = Counters()
         self._settings = settings
         self._sink = sink
-        self._sources = TopicSources(settings._replace(options=options))
+        self._sources = TopicSources(
+            settings._replace(options=options), may_end_idle=limits.idle_s is not None
+        )
         self.courier = Courier(
             sink,
             self.counters,
@@ -374,8 +379,7 @@ class Forwarder:
     def _tick(self, now: float) -> None:
         self._next_tick = now + TICK_S
         may_come_back = self._is_busy or self.courier.is_open
-        has_limit = self._limits.idle_s is not None
-        if may_come_back or (has_limit and not self._sources.is_connected()):
+        if may_come_back or (self._sources.may_end_idle and not self._sources.is_connected()):
             self._watch.saw_message(now)  # not idle
         for batch in self._ready:
             touch_when_due(batch, now)
