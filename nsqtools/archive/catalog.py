@@ -156,7 +156,7 @@ def each_source(archives: Iterable[ArchiveFile], wanted: Wanted) -> Iterator[Sou
         if head is None and not scan.damage:
             with failing("read", archive.shown):
                 begin = archive.storage.digest(archive.name, scan.size)
-        archive = replace(archive, members=scan.members)
+        archive = replace(archive, members=None if scan.is_cut else scan.members)
         source = Source(archive, key, scan.size, None, spans, begin=begin, damage=scan.damage)
         wrong = sorted(topic for topic in scan.topics if not is_valid_name(topic))
         if wrong:

@@ -234,6 +234,9 @@ class Scan:
     codec: Codec = Codec.NONE
     size: int = 0
     """Of the whole file, in bytes."""
+    is_cut: bool = False
+    """Whether lines go on where compression begins again, as with pzstd: all of it is one member,
+    which is too large to be read as one."""
 
     def note(self, problem: str) -> None:
         """Keep the first problem."""
@@ -262,32 +265,29 @@ def scan_members(path: Path) -> list[Member]:
 def scan_file(file: BinaryIO, scan: Scan) -> None:
     """Read a whole open file into ``scan``. Raises ``OSError``."""
     scan.codec = codec_at(file)
-    tally = _Tally(scan.topics)
-    if not scan.codec.is_compressed:
-        _scan_plain(file, scan)
-        return
+    is_plain = not scan.codec.is_compressed
+    tally, is_in_line = _Tally(scan.topics), False
     try:
-        for piece in unpack_members(file, scan.codec):
-            tally.add(piece.text)
-            if piece.member_end is not None:
-                scan.members.append(tally.member(scan.end, piece.member_end))
+        for text, end in _cut(file) if is_plain else unpack_members(file, scan.codec):
+            scan.is_cut |= is_in_line
+            tally.add(text)
+            is_in_line = end is not None and bool(tally.rest and scan.topics)
+            if end is not None and not is_in_line:
+                scan.members.append(tally.member(scan.end, end))
                 tally = _Tally(scan.topics)
     except DamagedError as exc:
         scan.damage = str(exc)
+    if is_in_line and end is not None:
+        scan.members.append(tally.member(scan.end, end))
+        if is_plain and not is_whole(tally.rest):
+            scan.damage = f"cut off in the line at byte {end - len(tally.rest)}"
 
 
-def _scan_plain(file: BinaryIO, scan: Scan) -> None:
+def _cut(file: BinaryIO) -> Iterator[MemberText]:
     """Cut a plain file at line ends; all of its bytes are in some member."""
     file.seek(0)
-    begin = 0  # of the line that has no end yet
     while text := file.read(PLAIN_MEMBER_SIZE) + file.readline(HELD_SIZE):
-        tally = _Tally(scan.topics)
-        tally.add(text)
-        begin = scan.end + text.rfind(b"\n") + 1 if b"\n" in text else begin
-        scan.members.append(tally.member(scan.end, file.tell()))
-        rest = text.rpartition(b"\n")[2]
-    if begin < scan.end and scan.topics and not is_whole(rest):
-        scan.damage = f"cut off in the line at byte {begin}"
+        yield MemberText(text, file.tell())
 
 
 def is_whole(line: bytes) -> bool:
@@ -329,13 +329,13 @@ class _Tally:
     def __init__(self, topics: set[str]) -> None:
         self._topics = topics
         self._lines = 0
-        self._rest = b""
+        self.rest = b""
         self._times: list[int] = []
 
     def add(self, text: bytes) -> None:
-        text = self._rest + text
+        text = self.rest + text
         end = text.rfind(b"\n") + 1
-        self._rest = text[end:]
+        self.rest = text[end:]
         self._count(text[:end])
 
     def _count(self, text: bytes) -> None:
@@ -346,8 +346,8 @@ class _Tally:
             self._topics.update(_names(heads))
 
     def member(self, begin: int, end: int) -> Member:
-        if self._rest:
-            self._count(self._rest)
+        if self.rest:
+            self._count(self.rest)
             self._lines += 1
         low, high = self._times or (0, 0)
         return Member(begin, end - begin, self._lines, low, high)

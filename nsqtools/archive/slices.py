@@ -206,8 +206,9 @@ class _Reading:
                 chosen = self._of_topic(batch, source)
                 typed = self._columns.add(chosen) if self._columns else chosen
                 yield self._taken(typed)
-            members = [m for m in source.file.members or () if within.may_have(m)]
-            expected = sum(member.messages for member in members)
+            known = source.file.members
+            spans = source.spans if known is None else filter(within.may_have, known)
+            expected = sum(span.messages for span in spans)
             if not source.damage and not bare and sum(counted) != expected:
                 problem = f"it has {sum(counted)} messages, and {expected} in its index"
                 self._on_damage(source, problem)

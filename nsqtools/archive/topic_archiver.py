@@ -12,7 +12,6 @@ heap, and those with nothing to wait for not even that.
 
 When writing fails the messages go back to nsqd, whose backoff - no messages, then a single one, and
 again - finds out when writing works again.
-
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 from nsqtools.archive.topic_writer import Flush, TopicWriter, WriteFailed
@@ -287,20 +287,21 @@ Turn = Callable[[], float | None]
 clock, or None when only something that comes can make work."""
 
 
+@dataclass(slots=True, eq=False)
 class Scheduled:
-    """Something that has turns. `soon` asks for one, from any thread."""
+    """Something that has turns. `soon` asks for one, from any thread.
 
-    __slots__ = ("_turns", "due", "is_running", "turn")
+    ``due`` is when it has its next turn, None if none is wanted.
+    """
 
-    def __init__(self, turns: Turns, turn: Turn) -> None:
-        self._turns = turns
-        self.turn = turn
-        self.due: float | None = None  # when it has its next turn; None if none is wanted
-        self.is_running = False
+    turns: Turns
+    turn: Turn
+    due: float | None = None
+    is_running: bool = False
 
     def soon(self) -> None:
         """Have a turn after this call."""
-        self._turns.want(self)
+        self.turns.want(self)
 
 
 class Turns:

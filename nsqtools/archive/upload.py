@@ -47,6 +47,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
@@ -135,7 +136,7 @@ def files_to_upload(directory: Path) -> Iterator[Path]:
 
     What has no index was not written by an archiver, and is left alone. Raises ``OSError``.
     """
-    for index in hidden_below(directory, ".index"):
+    for index in hidden_below(directory, INDEX):
         path = owner_of(index)
         is_over = uploaded_of(path).exists() and not uploading_of(path).exists()
         if path.is_file() and not is_over:
@@ -148,9 +149,10 @@ def remove_old_records(directory: Path) -> None:
     for suffix in (UPLOADED, UPLOADING):
         for record in list(hidden_below(directory, suffix)):
             path = owner_of(record)
-            if not path.exists() and record.stat().st_mtime < oldest:
-                record.unlink(missing_ok=True)  # first: the index keeps the name from others
-                index_of(path).unlink(missing_ok=True)
+            with suppress(OSError):  # what stays, or another process removed, stops no upload
+                if not path.exists() and record.lstat().st_mtime < oldest:
+                    record.unlink()  # first: the index keeps the name from others
+                    index_of(path).unlink(missing_ok=True)
 
 
 # -- one file -----------------------------------------------------------------------------------

@@ -152,10 +152,10 @@ class Backlog:
             if not entry.owner.is_current(time.monotonic()):
                 self._tokens.put(None)
                 return entry, False
-            if entry.to_give_up:
-                del entry.owner.waiting[entry]
-                return self._entries.popleft(), True
-            return Arrival(entry.owner, self._take_batches(entry, most, several=several)), True
+            if entry.to_give_up:  # one by one: a callback may take so long that the rest expires
+                most, several = 1, False
+            taken = self._take_batches(entry, most, several=several)
+            return Arrival(entry.owner, taken, entry.to_give_up), True
 
     def _take_batches(self, entry: Arrival, room: int, *, several: bool) -> list[Batch]:
         """Take a batch of an entry, or what fits of it and of those of the same owner after it."""

@@ -173,7 +173,7 @@ class DeadLetters:
         most = INT32.stop - 1
         self._options = replace(options, max_outstanding=100_000, publish_max_msg_size=most)
         self._producers: dict[str, Producer] = {}  # by nsqd
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # re-entrant: a signal handler may stop what publishes
 
     def publish(
         self, nsqd: str, bodies: list[bytes], ended: Callable[[NsqError | None], None]
@@ -195,6 +195,6 @@ class DeadLetters:
         """Close the connections, when what is outstanding has settled."""
         ends_s = time.monotonic() + self._options.publish_timeout_s  # of all of them
         with self._lock:
-            for producer in self._producers.values():
-                producer.stop(max(0.0, ends_s - time.monotonic()))
-            self._producers.clear()
+            producers, self._producers = self._producers, {}
+        for producer in producers.values():
+            producer.stop(max(0.0, ends_s - time.monotonic()))

@@ -464,8 +464,10 @@ def wait_until_released(
 
 
 def next_multiple(now: float, interval_s: float) -> float:
-    """Return the next moment at which everything with this interval happens."""
-    return (now // interval_s + 1) * interval_s
+    """Return the next moment at which everything with this interval happens: after ``now``, also
+    where the product is rounded down to it."""
+    count = now // interval_s + 1
+    return (count if count * interval_s > now else count + 1) * interval_s
 
 
 # -- the process ----------------------------------------------------------------------------------

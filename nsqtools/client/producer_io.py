@@ -171,6 +171,7 @@ class ProducerLink:
             self.last_error = None
             self._has_answered = False
             self._last_answer = self.known_at = self._loop.now()
+            self._user.links.was_accepted = True
             result.attach(self._loop, self)
             version = result.reply.version or "before 0.2.19"
             log.info("connected to %s (nsqd %s)", self.address, version)
@@ -391,7 +392,6 @@ class ProducerLinks:
 
     def changed(self) -> None:
         """A link was made or lost, or the list has changed: let go what is not needed."""
-        self.was_accepted |= any(link.connection is not None for link in self._links)
         now, links = self._loop.now(), self._links
         idle = [link for link in links if not (link.is_listed or link.outstanding)]
         spare = [link for link in idle if link.connection is None]
@@ -402,7 +402,7 @@ class ProducerLinks:
                 links.remove(link)
                 link.close(DeadlineExceeded(f"{link.address} is listed no longer"))
         if any(link.is_listed and link.connection is not None for link in links):
-            for link in idle:  # last: the loss is a change, too
+            for link in idle:
                 link.lose(DeadlineExceeded(f"{link.address} is listed no longer"))
         if self._discovery is not None and any(link.has_failed for link in links if link.is_listed):
             self._discovery.ask_soon()
@@ -585,8 +585,7 @@ class ProducerIO:
     # -- what links report ----------------------------------------------------------------------
 
     def link_changed(self) -> None:
-        self.links.changed()
-        self.loop.wake()  # the turn may be past the point where it sends and reports
+        self.loop.call_soon(self.links.changed)  # not at once: letting one go is a change, too
 
     def confirmed(self, publications: list[PendingPublication]) -> None:
         for publication in publications:

@@ -260,7 +260,6 @@ class ReadyControl(Generic[K]):
             return self._hold(now)
         self.mode = NORMAL
         self._tester = None
-        self._lower_to_share(now)
         self._raise_to_share(now)
         return 0.0
 

@@ -42,11 +42,10 @@ def failing(path: str, problem: str) -> None:
         (ENDS_ALIKE, 3, {"a"}),  # by the first and the last member
         (PIECES, 3, {"a", "b", "c"}),  # which differ: everything is read
         (ENDS_ALIKE, 2, {"a", "b"}),  # the index does not fit
-        (ENDS_ALIKE, None, {"a", "b"}),
     ],
 )
 def test_a_file_is_looked_at_by_an_index_that_fits(
-    tmp_path: Path, is_packed: bool, pieces: list[bytes], indexed: int | None, topics: set[str]
+    tmp_path: Path, is_packed: bool, pieces: list[bytes], indexed: int, topics: set[str]
 ) -> None:
     pieces = [gzip.compress(piece) for piece in pieces] if is_packed else pieces
     path = written(tmp_path / "x", pieces, indexed=indexed)

@@ -229,7 +229,6 @@ def test_a_file_that_is_over_keeps_all(topic: Topic, monkeypatch: pytest.MonkeyP
     ("changes", "wait_s"),
     [
         ({}, 40),  # NOW_S is 20 s past a whole minute
-        ({"rotation": Rotation(interval_s=30)}, 10),
         ({"rotation": Rotation(interval_s=3600)}, 40),
         ({"rotation": Rotation(age_s=25)}, 25),
         ({"rotation": Rotation(age_s=0.25)}, 1),

@@ -236,6 +236,7 @@ def test_what_earlier_runs_left_goes_first(out: Path, storage: Storage, writer: 
     files = [finished(writer) for _ in range(3)]
     files[0].write_bytes(b"")  # as one without messages and compression
     (out / "README").write_text("not an archive")
+    uploaded_of(out / "gone.log").symlink_to("nowhere")  # what is odd stops no upload
     uploads = Uploads(plan(out, storage, deletes=True))
 
     uploads.start()

@@ -304,3 +304,8 @@ def test_what_is_dropped_leaves_the_rest_and_what_is_withdrawn_is_returned_once(
     deliver(backlog, owner, 1, 1)
     assert list(map(len, backlog.withdraw(owner))) == [2, 1, 1]
     assert backlog.get(0) is None
+    backlog.put(Arrival(owner, [fake_batch([b"0", b"1"])], to_give_up=True))
+    rest: list[Batch] = []
+    owner.give_up = lambda batch: rest.extend(backlog.withdraw(owner))  # it takes that long
+    assert backlog.get(0) is None
+    assert taken(rest) == [[b"1"]]

@@ -3,7 +3,7 @@
 import threading
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock, call
+from unittest.mock import Mock, call, patch
 
 import pytest
 from plugins.archives import unfinished
@@ -75,6 +75,9 @@ def test_a_dead_letter_is_finished_when_it_has_arrived(fate: str, answer: str) -
     assert [message.answers for message in batch] == [[answer]] * 2
     assert not any(message.has_backoff for message in batch)
     assert producer.published == [Published("clicks.dead", b"x")] * (2 * (fate == "published"))
+    with patch.object(producer, "stop", side_effect=lambda timeout_s: dead_letters.stop()) as stop:
+        dead_letters.stop()  # and a signal handler once more, while this waits
+    stop.assert_called_once()
 
 
 KEY = ("nsqd:4150", b"0" * 16)

@@ -12,7 +12,7 @@ from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.client.connecting import MAX_THREADS, Background
-from nsqtools.client.io_loop import LoopMember
+from nsqtools.client.io_loop import LoopMember, next_multiple
 from nsqtools.errors import ConnectionFailed, PublishNotSent
 from nsqtools.protocol.names import Address
 from nsqtools.transport.stream import Deadline, connect
@@ -131,6 +131,8 @@ def test_periodic_calls_of_members_share_their_moments() -> None:
         one.call_soon(one.stop)
         assert one.join(patience_s(5))
     assert len({round(at, 1) for at in made}) <= len(made) / 10
+    # also where the next multiple is rounded down to now: the thread would make no other call
+    assert all(next_multiple(at, interval_s) > at for at, interval_s in [(1e3, 0.1), (1000.8, 0.3)])
 
 
 def test_joins_and_ends_meet(in_background: InBackground) -> None:

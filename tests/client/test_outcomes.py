@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 from hypothesis import given, settings
@@ -367,7 +367,10 @@ def test_what_has_settled_goes_nowhere_and_what_may_be_stored_stays_so_in_both_h
     late, joined, last = publication(b"a", b"b"), publication(b"c"), publication(b"d", b"e")
     queue = queue_of(late, joined, last)
     late.settle(None)
+    leaves = Mock(add_result=lambda publication: publication._waiters.remove(leaves))
+    joined._waiters += [leaves, stays := Mock()]  # `concurrent.futures.wait` takes itself out
     joined.settle(None)
+    stays.add_result.assert_called_once()
     assert list(queue.take_groups("clicks")) == []
     assert queue.take_single() is last
     assert not queue

@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import partial
 from types import FrameType
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from plugins.archives import unfinished
@@ -195,9 +196,8 @@ def test_a_stopped_producer_publishes_nothing(nsqd: GoNsqd, produce: Produce) ->
 
 
 def test_a_defect_on_the_io_thread_leaves_nobody_waiting(
-    scripted_nsqd: ScriptedNsqd, produce: Produce, monkeypatch: pytest.MonkeyPatch
+    scripted_nsqd: ScriptedNsqd, produce: Produce
 ) -> None:
-    monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
     producer = produce(scripted_nsqd.address)
     publication = producer.submit(TOPIC, [b"x"])
     scripted_nsqd.identified().expect(f"PUB {TOPIC}")
@@ -362,7 +362,9 @@ def unseen(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [line for line in caplog.messages if "was not looked at" in line]
 
 
-def test_unseen_failures_are_logged_once_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+def test_unseen_failures_are_logged_once_at_the_end_or_while_the_producer_goes_on(
+    caplog: pytest.LogCaptureFixture, produce: Produce, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Producer(DEAD) as producer:
         for _ in range(20):
             producer.submit(TOPIC, [b"x", b"y"])
@@ -374,11 +376,7 @@ def test_unseen_failures_are_logged_once_at_the_end(caplog: pytest.LogCaptureFix
     [line] = unseen(caplog)
     assert "40 messages unconfirmed" in line
     assert f"cannot connect to {DEAD}" in line
-
-
-def test_they_are_logged_while_the_producer_goes_on(
-    caplog: pytest.LogCaptureFixture, produce: Produce, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    caplog.clear()
     monkeypatch.setattr(producer_io, "UNSEEN_S", 0.2)
     producer = produce(DEAD)
     producer.submit(TOPIC, [b"x"])
@@ -430,14 +428,6 @@ def test_what_cannot_work_or_is_not_bytes_is_refused(produce: Produce) -> None:
         produce(DEAD).submit(TOPIC, [b"x"], timeout_s="2")  # type: ignore[arg-type]
 
 
-def test_retrying_ends_with_the_retry_timeout(produce: Produce) -> None:
-    producer = produce(DEAD, more={"retry_timeout_s": 0.5})
-    began = time.monotonic()
-    with pytest.raises(errors.PublishNotSent, match=f"connect to {DEAD}"):
-        producer.publish(TOPIC, b"x")
-    assert time.monotonic() - began >= 0.5
-
-
 def test_a_refused_client_is_not_told_that_publishing_again_is_safe(
     go_nsqd: MakeNsqd, auth_server: AuthServer, produce: Produce
 ) -> None:
@@ -487,6 +477,14 @@ def connected(producer: Producer) -> list[str]:
     return [name for name, link in links(producer).items() if link.connection is not None]
 
 
+def publish_until_connected(producer: Producer, addresses: list[str]) -> None:
+    def publish() -> bool:
+        producer.publish(TOPIC, b"x")
+        return sorted(connected(producer)) == sorted(addresses)
+
+    wait_until(publish, what="connections to these alone", timeout_s=20)
+
+
 def test_round_robin_spreads_over_all_and_takes_in_a_new_one(
     nsqlookupd: MakeLookupd, go_nsqd: MakeNsqd, produce: Produce
 ) -> None:
@@ -496,13 +494,8 @@ def test_round_robin_spreads_over_all_and_takes_in_a_new_one(
         nsqd.create_topic(TOPIC)
     addresses = [lookupd.http_address for lookupd in lookupds]
     producer = produce(lookupd=[DEAD, *addresses], more=IN_TURN)
-
-    def publish_to_all() -> bool:
-        producer.publish(TOPIC, b"x")
-        return len(connected(producer)) == len(nsqds)
-
     for _ in range(2):
-        wait_until(publish_to_all, what="a connection to each", timeout_s=15)
+        publish_until_connected(producer, [nsqd.tcp_address for nsqd in nsqds])
         before = {nsqd: nsqd.depth(TOPIC) for nsqd in nsqds}
         for _ in range(5 * len(nsqds)):
             producer.publish(TOPIC, b"x")
@@ -557,6 +550,20 @@ def test_given_nsqd_come_before_those_that_are_found(
     given.stop()
     producer.publish(TOPIC, b"y")
     assert found.depth(TOPIC) == 1
+
+
+@patch.object(producer_io, "LATELY_S", 0.5)
+def test_any_number_of_nsqd_may_leave_the_list_at_once_and_is_forgotten_in_time(
+    scripted_lookupd: MakeScripted, go_nsqd: MakeNsqd, produce: Produce
+) -> None:
+    lookupd, nsqd = scripted_lookupd(), go_nsqd("-tcp-address=0.0.0.0:0")
+    port = nsqd.tcp_address.rpartition(":")[2]
+    addresses = [f"127.0.1.{n}:{port}" for n in range(1, 251)]
+    lookupd.list_nsqd(DEAD, *addresses)
+    producer = produce(lookupd=lookupd.address, more=IN_TURN)
+    publish_until_connected(producer, addresses)
+    lookupd.list_nsqd(addresses[0])
+    wait_until(lambda: list(links(producer)) == addresses[:1], what="the others to be forgotten")
 
 
 def test_without_nsqd_the_error_says_so(scripted_lookupd: MakeScripted, produce: Produce) -> None:
@@ -668,25 +675,7 @@ def test_an_nsqd_that_was_listed_lately_is_the_last_resort(
         producer.publish(TOPIC, b"y")
     lookupd.list_nsqd(used.tcp_address)
     used.start()
-
-    def is_back() -> bool:  # what is listed goes first
-        producer.publish(TOPIC, b"z")
-        return connected(producer) == [used.tcp_address]
-
-    wait_until(is_back, what="what is listed to be used again", timeout_s=20)
-
-
-def test_what_is_listed_no_longer_is_forgotten_in_time(
-    scripted_lookupd: MakeScripted, produce: Produce, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(producer_io, "LATELY_S", 0.5)
-    lookupd = scripted_lookupd()
-    lookupd.list_nsqd("127.0.0.1:1")
-    producer = produce(lookupd=lookupd.address)
-    producer.start()
-    wait_until(lambda: len(producer._io.links) == 1, what="the one that is listed")
-    lookupd.list_nsqd()
-    wait_until(lambda: len(producer._io.links) == 0, what="it to be forgotten")
+    publish_until_connected(producer, [used.tcp_address])  # what is listed goes first
 
 
 def test_retries_outlast_auth(go_nsqd: MakeNsqd, auth_server: AuthServer, produce: Produce) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol import names
-from nsqtools.protocol.names import Address, http_url, parse_address
+from nsqtools.protocol.names import http_url, parse_address
 from nsqtools.protocol.text import (
     escape_json,
     escape_line,
@@ -54,7 +54,6 @@ ADDRESSES |= {"[fe80::1]": ("fe80::1", 4150), "nsqd.example.org:65535": ("nsqd.e
 
 def test_an_address_is_read() -> None:
     assert {text: parse_address(text) for text in ADDRESSES} == ADDRESSES
-    assert parse_address("localhost") == Address("localhost", 4150)
 
 
 NO_ADDRESSES = """

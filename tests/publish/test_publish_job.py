@@ -264,9 +264,7 @@ def test_a_file_becomes_full_batches_and_large_records_small_ones(tmp_path: Path
     ("texts", "records"),
     [
         ([b"abc\nlast"], [b"abc", b"last"]),
-        ([b"one,two"], [b"one,two"]),
         ([b"a\n\nb\n"], [b"a", b"", b"b"]),
-        ([b"a\r\nb\r\n"], [b"a\r", b"b\r"]),
         ([b""], []),
         ([b"one\ntwo", b"three\n"], [b"one", b"two", b"three"]),
     ],

@@ -251,7 +251,6 @@ def test_damage_fails_with_place_and_remedy_or_is_passed_over_and_counted(tmp_pa
     assert bodies(damaged, damage_path=reports, min_partitions=3) == good
     (damage,) = read_damage(reports)
     assert (damage.file, damage.pos) == (str(damaged), begin)
-    assert damage.problem.startswith("corrupt at byte")
 
 
 def test_a_line_that_is_no_message_costs_itself_and_a_thousand_reports_do(tmp_path: Path) -> None:

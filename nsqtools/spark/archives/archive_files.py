@@ -547,7 +547,8 @@ class StoredListing:
     def files(self, on_damage: OnDamage) -> dict[Key, ListedFile]:
         """Return the files there are, in order of their names.
 
-        Raises `NotFoundError` for a place with nothing below it, and `OutputError`.
+        Raises `NotFoundError` for a place with nothing below it that is no bucket, and
+        `OutputError`.
         """
         found: dict[Key, ListedFile] = {}
         learned: list[ListedFile] = []
@@ -565,10 +566,10 @@ class StoredListing:
         """Iterate over the folders of topics at a place, and all else as one: names are whole."""
         direct, folders = place.children()
         if place.key and not direct and not folders:
-            with suppress(FileNotFoundError):
+            try:
                 direct = [place.storage.stat(place.key)._replace(name="")]
-        if not direct and not folders:
-            raise NotFoundError(f"there is no archive in {place}")
+            except FileNotFoundError:
+                raise NotFoundError(f"there is no archive in {place}") from None
         rest = {entry.name: entry for entry in direct}
         for folder in folders:
             if folder.startswith(".") or not is_for(folder, self._topics):
