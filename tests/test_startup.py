@@ -83,3 +83,8 @@ def test_a_command_that_prints_loads_nothing_heavy_and_no_other_command() -> Non
     assert loaded & HEAVY == set()
     commands = {name for name in loaded if name.startswith("nsqtools.cli.commands.")}
     assert commands == {"nsqtools.cli.commands.config"}
+
+
+def test_the_schemas_are_listed_without_docstrings() -> None:
+    command = [sys.executable, "-OO", "-m", "nsqtools", "schema"]
+    assert b"stat" in subprocess.check_output(command, timeout=patience_s(30))

@@ -488,11 +488,6 @@ class Delivery:
         self.in_flight_limit.maximum = count
         self._apply_limit()
 
-    @property
-    def limit(self) -> int:
-        """How many messages may be in flight."""
-        return 0 if self._apart_since is not None else self.in_flight_limit.current
-
     def _tick(self) -> None:
         """Return what has waited too long, and see whether a handler is stuck."""
         self._return_expired()
@@ -525,7 +520,8 @@ class Delivery:
 
     def _apply_limit(self) -> None:
         self.in_flight_limit.takers = len(self._backlog.takers)
-        self._on_limit(self.limit)
+        # nothing more is let in while suspects wait
+        self._on_limit(0 if self._apart_since is not None else self.in_flight_limit.current)
 
     # -- from handlers' threads -----------------------------------------------------------------
 

@@ -107,7 +107,7 @@ class Connection:
         self._codec: StreamCodec | None = None
         limit = options.max_msg_size
         self._frames = FrameBuffer(limit and limit + frames.MIN_MESSAGE_SIZE + 4)
-        self._pending: list[bytes] = []
+        self.pending: list[bytes] = []  # commands of which certainly no byte has reached the peer
         self._committed = b""
         self._offset = 0
         self._is_attached = False
@@ -284,9 +284,9 @@ class Connection:
 
     def write(self, command: bytes) -> None:
         """Queue a command; it is sent at the end of the loop's turn."""
-        if not self._pending:
+        if not self.pending:
             self._loop.flush_soon(self)
-        self._pending.append(command)
+        self.pending.append(command)
 
     def flush(self) -> None:
         """Send what is queued, as far as the socket takes it. The loop calls this."""
@@ -304,7 +304,7 @@ class Connection:
 
     def _send(self) -> bool:
         """Send; return whether everything is sent."""
-        pending = self._pending
+        pending = self.pending
         while self._committed or pending:
             if not self._committed:
                 data = pending[0] if len(pending) == 1 else b"".join(pending)
@@ -328,12 +328,7 @@ class Connection:
     @property
     def has_unsent(self) -> bool:
         """Tell whether bytes wait to be sent."""
-        return bool(self._committed or self._pending)
-
-    @property
-    def untouched(self) -> list[bytes]:
-        """The commands of which certainly no byte has reached the peer."""
-        return list(self._pending)
+        return bool(self._committed or self.pending)
 
     def shutdown_write(self) -> None:
         """End our direction, after everything was flushed; what nsqd still sends is read."""

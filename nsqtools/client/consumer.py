@@ -490,10 +490,12 @@ class Consumer(CommonConsumer):
     # -- messages -------------------------------------------------------------------------------
 
     def next_batch(self, timeout_s: float | None = None) -> Batch | None:
-        """Wait for the next batch. None when ``timeout_s`` passed or the consumer has stopped.
+        """Wait for the next batch, which starts the consumer. None when ``timeout_s`` passed or it
+        has stopped.
 
         Every message must be answered, on any thread: `Batch.finish` finishes what is left.
         """
+        self.start()
         batches = self._take(timeout_s)
         return batches[0] if batches else None
 

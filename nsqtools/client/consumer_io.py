@@ -89,7 +89,6 @@ class Subscription:
         self._user = user
         self.received_at = 0.0
         self._now: Callable[[], float] = user.now
-        self._is_closing = False  # CLS has been sent
         self._most_ready = 250  # the greatest RDY so far, and room for those that never sent one
         # ``in_flight`` would not do: a handler takes a message out before it queues the answer
         self._unanswered = 0
@@ -212,15 +211,8 @@ class Subscription:
 
     def send_ready(self, count: int) -> None:
         """Write RDY, before the answers of this turn."""
-        if not self._is_closing:
-            self._most_ready = max(self._most_ready, count)
-            self.connection.write(commands.ready(count))
-
-    def send_close(self) -> None:
-        """Write CLS, once: a second one is a fatal error."""
-        if not self._is_closing:
-            self._is_closing = True
-            self.connection.write(commands.CLS)
+        self._most_ready = max(self._most_ready, count)
+        self.connection.write(commands.ready(count))
 
     @property
     def is_drained(self) -> bool:
@@ -577,7 +569,7 @@ class ConsumerIO:
         self.loop.call_later(SAY_AFTER_S, self._say_what_is_waited_for)
         for subscription in self.subscriptions:
             self.rdy.close(subscription, now)
-            subscription.send_close()
+            subscription.connection.write(commands.CLS)  # once: a second one is a fatal error
 
     def _say_what_is_waited_for(self) -> None:
         count = sum(len(subscription.in_flight) for subscription in self.subscriptions)

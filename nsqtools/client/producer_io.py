@@ -258,7 +258,7 @@ class ProducerLink:
         connection, self.connection = self.connection, None
         assert connection is not None
         self.known_at = self._loop.now()
-        untouched = set(map(id, connection.untouched))
+        untouched = set(map(id, connection.pending))
         not_sent: list[PendingPublication] = []
         unknown: list[PendingPublication] = []
         for command, publications, _ in self.outstanding:

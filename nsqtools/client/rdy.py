@@ -170,6 +170,7 @@ class ReadyControl(Generic[K]):
 
     def close(self, key: K, now: float) -> None:
         """CLS is being sent on a connection: it gets no more RDY."""
+        self._changes = [change for change in self._changes if change[0] != key]
         state = self.states[key]
         state.closing = True
         self._count_sharers()

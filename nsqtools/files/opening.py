@@ -31,6 +31,7 @@ import os
 import resource
 import stat
 import struct
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -290,7 +291,9 @@ def _place(name: str) -> int:
 
 
 _FLOCK = struct.Struct("hhqqi4x")  # of 64-bit systems: type, whence, start, length, pid
-_OFD_SETLK = getattr(fcntl, "F_OFD_SETLK", None) if struct.calcsize("P") == 8 else None
+# Its value on every processor. Pythons built with older headers, as those of uv, lack the name.
+_LINUX = 37 if sys.platform == "linux" else None
+_OFD_SETLK = getattr(fcntl, "F_OFD_SETLK", _LINUX) if struct.calcsize("P") == 8 else None
 
 
 def _lock_byte(descriptor: int, place: int, kind: int) -> bool:

@@ -35,8 +35,8 @@ def test_no_finish_is_lost_by_the_close(nsqd: GoNsqd, consume: Consume, count: i
 
 def test_an_unanswered_message_is_waited_for_and_requeued(nsqd: GoNsqd, consume: Consume) -> None:
     fill(nsqd, 1)
-    consumer = consume(nsqd.tcp_address, drain_timeout_s=0.3)
-    [message] = consumer.next_batch(timeout_s=patience_s(5)) or []
+    consumer = consume(nsqd.tcp_address, started=False, drain_timeout_s=0.3)
+    [message] = consumer.next_batch(timeout_s=patience_s(5)) or []  # which starts it
     assert consumer.stop(timeout_s=patience_s(5))
     assert message.is_answered
     assert not message.finish()

@@ -250,13 +250,13 @@ def test_large_messages_are_few_at_a_time(any_nsqd: AnyNsqd, in_background: InBa
 
     def has_all_of_200() -> bool:
         servers[0].publish(TOPIC, *[b"small"] * 100)
-        return delivery.limit == 200
+        return delivery.in_flight_limit.current == 200
 
     running = in_background(consumer.run, lambda _: in_flight.append(consumer._io.rdy.in_flight))
     try:
         wait_until(lambda: len(in_flight) == 3 * 6 * 8, what="the large ones", timeout_s=20)
         assert max(in_flight) <= 2 * 10  # of 200
-        assert delivery.limit <= 10
+        assert delivery.in_flight_limit.current <= 10
         wait_until(has_all_of_200, what="all of 200 again")
     finally:
         consumer.begin_stop()

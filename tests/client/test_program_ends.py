@@ -37,7 +37,7 @@ def stuck(message):
     print("stuck", flush=True)
     while True:
         try:
-            time.sleep(1000)
+            time.sleep(0.1)  # Python 3.14 may sleep on where a signal comes just before
         except Exception:
             pass
 """

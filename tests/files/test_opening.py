@@ -1,5 +1,7 @@
 """Opening files in a directory where somebody else put something in the way."""
 
+import fcntl
+import importlib.util
 import os
 from functools import partial
 from pathlib import Path
@@ -7,6 +9,7 @@ from pathlib import Path
 import pytest
 from plugins.disks import full
 
+from nsqtools.files import opening
 from nsqtools.files.opening import (
     NotRegularError,
     lock_file,
@@ -66,3 +69,16 @@ def test_what_is_appended_is_private_a_lock_is_for_one_and_no_fifo_blocks(tmp_pa
     for open_it in (open_to_read, open_to_append):
         with pytest.raises(NotRegularError, match="not a regular file"):
             open_it(fifo)
+
+
+def test_a_python_without_the_name_of_them_has_locks_of_open_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(fcntl, "F_OFD_SETLK", raising=False)
+    spec = importlib.util.find_spec(opening.__name__)
+    spec.loader.exec_module(built := importlib.util.module_from_spec(spec))
+    ours, others, later = (built.FolderLocks(tmp_path / "locks") for _ in range(3))
+    assert ours.take("clicks")
+    assert not others.take("clicks")
+    others.close()  # which releases none of ours
+    assert not later.take("clicks")

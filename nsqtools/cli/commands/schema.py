@@ -97,7 +97,7 @@ def title_of(kind: Any) -> str:
     """The first sentence of what the type says of itself, or the first type that is in it."""
     while parts := get_args(kind):
         kind = parts[0]
-    return " ".join(kind.__doc__.split()).partition(". ")[0].removesuffix(".")
+    return " ".join((kind.__doc__ or kind.__name__).split()).partition(". ")[0].removesuffix(".")
 
 
 def json_schema(kind: Any) -> dict[str, Any]:
