@@ -105,7 +105,6 @@ class TopicSources:
         self._troubles = Troubles()
         self._news: queue.SimpleQueue[tuple[str, bool]] = queue.SimpleQueue()  # whether it is there
         self._failure: Exception | None = None
-        self._asking = threading.Thread(target=self._ask, name="nsq-topics", daemon=True)
         self._is_paused = False
         self.stopping = threading.Event()
 
@@ -121,7 +120,7 @@ class TopicSources:
         start_all([self._begin(topic) for topic in self._settings.topics])
         if self._discovery is not None:
             self._find(self._discovery.ask())
-        self._asking.start()
+        threading.Thread(target=self._ask, name="nsq-topics", daemon=True).start()
 
     def begin_stop(self) -> None:
         """Take no more: what was not handed out goes back."""
@@ -233,11 +232,10 @@ class TopicSources:
         for topic in sorted(known.names - known_here):
             try:
                 settings.check(topic)
+                self._news.put((topic, True))
             except ConfigurationError as exc:
                 log.error("%s", exc)
                 self._refused.add(topic)
-            else:
-                self._news.put((topic, True))
 
     def _cut_off(self) -> set[str]:
         consumers = self._consumers.copy()

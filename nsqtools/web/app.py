@@ -39,7 +39,7 @@ from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.files.opening import Renewed, warn_of_exposure
 from nsqtools.protocol.names import Address
 from nsqtools.protocol.text import go_json
-from nsqtools.records.prometheus import encode_metrics, metric_of
+from nsqtools.records.prometheus import CONTENT_TYPE, encode_metrics, metric_of
 from nsqtools.server.http_server import Call, HTTPServer, Limits, Reply, StreamedReply, plain_reply
 from nsqtools.server.listen import report_errors
 from nsqtools.web import api, pages
@@ -222,7 +222,6 @@ def _answer(
     return Response(body, status, {**(headers or {}), "Content-Type": kind})
 
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 FIRST_SAMPLE_S = 10.0
 PROBLEM_LABELS = ("severity", "kind", "topic", "channel", "node")
 

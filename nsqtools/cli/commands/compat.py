@@ -74,7 +74,6 @@ SIGNALS = (130, 143)
 
 def go_main(program: str, arguments: Sequence[str]) -> int:
     """Run ``program`` with Go's flags; return its exit status."""
-    flags = UTILITIES[program]
     try:
         given = read_flags(program, arguments)
         if given.get("version"):
@@ -84,7 +83,7 @@ def go_main(program: str, arguments: Sequence[str]) -> int:
             return 0
         status = _run(program, given, TRANSLATORS[program](given))
     except FlagError as exc:
-        return told(exc, program, flags)
+        return told(exc, program, UTILITIES[program])
     except GoFatal as exc:
         sys.stderr.write(f"{program}: {escape_line(str(exc))}\n")
         return 1

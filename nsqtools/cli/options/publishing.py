@@ -275,6 +275,7 @@ def size_of(paths: Sequence[str]) -> int:
 
 CHANNEL = "One channel"
 MAX_DEPTH = 10_000
+WAIT_S = 300.0
 WITHOUT_EFFECT = ("nsqd_tcp_address", "mode", "retry_timeout", "retry_unknown")
 
 
@@ -305,10 +306,18 @@ class OneChannel(OptionSet):
     data_path: Path | None = opt(
         "DIR", "Where its messages are, for the next run too.", show_default="./nsqd-NAME"
     )
-    wait: float = opt("DURATION", "End when no consumer is connected for this long.", default="5m")
+    # without a default of text, which each start of pub would have to read
+    wait: float | None = opt(
+        "DURATION", "End when no consumer is connected for this long.", show_default="5m"
+    )
     nsqd_config: Path | None = opt(
         "FILE", "Flags for it in the file format of nsqd: TLS, auth, ports."
     )
+
+    @property
+    def wait_s(self) -> float:
+        """For how long no consumer may be connected."""
+        return WAIT_S if self.wait is None else self.wait
 
     def refuse(self, names: Sequence[str], problem: str) -> None:
         """Raise `ConfigurationError` for an option that was given, and must not be."""
@@ -380,7 +389,7 @@ class OneChannel(OptionSet):
                 options,
                 rate,
                 max_depth=self.max_depth,
-                wait_s=self.wait,
+                wait_s=self.wait_s,
                 resumes=resumes,
                 defer_s=defer_s,
                 tell=tell,
@@ -403,7 +412,7 @@ class OneChannel(OptionSet):
             otherwise = ExitStatus.LIMIT_NOT_REACHED
             line = (
                 f"no consumer of {target.lonely.topic}/{target.lonely.channel} connected within "
-                f"{format_duration(self.wait)}; nsqlookupd {', '.join(self.shown_by)} names this "
+                f"{format_duration(self.wait_s)}; nsqlookupd {', '.join(self.shown_by)} names this "
                 "nsqd, and consumers with a list of nsqd do not ask there"
             )
             runtime.complain(NsqError(line))
