@@ -36,7 +36,7 @@ from pyarrow import json as arrow_json
 
 from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.layout import EVER, TimeRange
-from nsqtools.archive.reader import LONGEST_LINE, ending_in, is_message, read_text, split_lines
+from nsqtools.archive.reader import ending_in, is_message, read_text, split_lines, whole_lines
 from nsqtools.records.envelope import BodyKind, decode
 
 IDENTITY = ("topic", "nsqd", "id")
@@ -291,8 +291,6 @@ def wanted_rows(columns: Columns, within: TimeRange, names: Mapping[str, Iterabl
 
 # -- a whole file --------------------------------------------------------------------------------
 
-BATCH_TEXT = 8 << 20
-"""Bytes of text read together: a batch of Arrow has some ten thousand rows then."""
 JSON_ROWS = 10_000  # of a batch whose bodies may become a thousand columns
 
 
@@ -341,23 +339,3 @@ def read_batches(
 def batch_of_bodies(bodies: Sequence[bytes]) -> pyarrow.RecordBatch:
     """Return bare bodies in the columns of `message_schema`."""
     return pyarrow.RecordBatch.from_pydict(bare_columns(bodies, None), message_schema())
-
-
-def whole_lines(texts: Iterable[bytes], delimiter: bytes) -> Iterator[bytes]:
-    """Join pieces of text to pieces of whole lines, of `BATCH_TEXT` or more."""
-    held, size, enough = [], 0, BATCH_TEXT
-    for text in texts:
-        held.append(text)
-        size += len(text)
-        if size < enough:
-            continue
-        joined = b"".join(held)
-        end = joined.rfind(delimiter) + len(delimiter)
-        if end < len(delimiter) and size <= LONGEST_LINE:
-            held, enough = [joined], min(2 * size, LONGEST_LINE + 1)  # each look costs all of it
-            continue
-        end = end if end >= len(delimiter) else size
-        yield joined[:end]
-        held, size, enough = [joined[end:]], size - end, BATCH_TEXT
-    if rest := b"".join(held):
-        yield rest

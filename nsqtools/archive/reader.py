@@ -23,7 +23,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -75,6 +75,8 @@ if TYPE_CHECKING:
 READ_SIZE = 1 << 18
 LONGEST_LINE = 1 << 28
 LARGEST_TEXT = 1 << 26  # of a member at a time
+BATCH_TEXT = 8 << 20
+"""Bytes of text that become columns together: a batch has some ten thousand rows then."""
 ROW = ("topic", "nsqd", "id", "ts_ns", "attempts", "body", "body_bytes")
 """The columns of a table that are those of an `Envelope`."""
 
@@ -225,6 +227,33 @@ def ending_in(archive: ArchiveFile, delimiter: bytes) -> bytes:
     texts = filter(None, read_text(archive, lambda path, problem: None))
     line, newline, _ = next(texts, b"").partition(b"\n")
     return newline if newline and is_message(line) else delimiter
+
+
+def lines_end(text: bytes, delimiter: bytes) -> int:
+    """Return the offset after the last line that has its delimiter, 0 without one."""
+    if len(delimiter) > 1:  # of two that overlap, as in three newlines, the first one counts
+        return len(text) - len(text.split(delimiter)[-1])
+    return text.rfind(delimiter) + 1
+
+
+def whole_lines(texts: Iterable[bytes], delimiter: bytes) -> Iterator[bytes]:
+    """Join pieces of text to pieces of whole lines, of `BATCH_TEXT` or more."""
+    held, size, enough = [], 0, BATCH_TEXT
+    for text in texts:
+        held.append(text)
+        size += len(text)
+        if size < enough:
+            continue
+        joined = b"".join(held)
+        end = lines_end(joined, delimiter)
+        if not end and size <= LONGEST_LINE:
+            held, enough = [joined], min(2 * size, LONGEST_LINE + 1)  # each look costs all of it
+            continue
+        end = end or size
+        yield joined[:end]
+        held, size, enough = [joined[end:]], size - end, BATCH_TEXT
+    if rest := b"".join(held):
+        yield rest
 
 
 def split_lines(text: bytes, delimiter: bytes) -> list[bytes]:

@@ -7,7 +7,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from nsqtools.archive import columns
+from nsqtools.archive import columns, reader
 from nsqtools.archive.finding import find_archives
 from nsqtools.archive.layout import TimeRange, index_of, part_of
 from nsqtools.archive.reader import look_at, read_messages, read_text, repair
@@ -70,14 +70,14 @@ def test_what_no_index_names_is_read_if_finished(tmp_path: Path, is_in_progress:
 
 
 def test_a_delimiter_is_of_bare_bodies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "BATCH_TEXT", 10)
-    (tmp_path / "bare").write_bytes(b"a,b")
+    monkeypatch.setattr(reader, "BATCH_TEXT", 5)
+    (tmp_path / "bare").write_bytes(b"a,,,b")
     bare, archive = find_archives([tmp_path / "bare", written(tmp_path / "x", PIECES)])
-    for file, bodies in ((bare, ["a", "b"]), (archive, ["x"] * 3)):
-        read = [message.body.decode() for message in read_messages(file, failing, delimiter=b",")]
-        batches = columns.read_batches(file, failing, delimiter=b",")
+    for file, bodies in ((bare, ["a", ",b"]), (archive, ["x"] * 3)):
+        read = [message.body.decode() for message in read_messages(file, failing, delimiter=b",,")]
+        batches = columns.read_batches(file, failing, delimiter=b",,")
         assert read == [body for batch in batches for body in batch["body"].to_pylist()] == bodies
-    assert repair(archive, b",") == 3
+    assert repair(archive, b",,") == 3
 
 
 def test_a_range_may_end_where_no_time_of_a_row_can_be() -> None:

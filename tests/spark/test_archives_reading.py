@@ -197,9 +197,8 @@ def test_bare_bodies_are_read_when_asked_for_and_ours_known_by_their_index(tmp_p
     (tmp_path / "a.log").write_bytes(b"one;two;;th\xff\nree")
     with gzip.open(tmp_path / "b.log.gz", "wb") as file:
         file.write(b"four;five;")
-    raw = {"raw": True, "delimiter": b";"}
 
-    found = rows(ReadSettings((str(tmp_path),), topic="clicks", **raw))
+    found = rows(ReadSettings((str(tmp_path),), raw=True, delimiter=b";", topic="clicks"))
 
     assert [row["body"] for row in found] == [b"one", b"two", b"", b"th\xff\nree", b"four", b"five"]
     assert found[1]["pos"] == 4
@@ -210,6 +209,8 @@ def test_bare_bodies_are_read_when_asked_for_and_ours_known_by_their_index(tmp_p
     ):
         bodies(tmp_path)
 
+    (tmp_path / "a.log").write_bytes(b"a;;;b")  # the first delimiter of two that overlap counts
+    assert bodies(tmp_path / "a.log", raw=True, delimiter=b";;") == [b"a", b";b"]
     (own := tmp_path / "own").mkdir()
     part = PartFile(own / "a.log.gz", 0o640, members_of(Codec.GZIP, 6), 0.0)
     part.append(b"one\ntwo\n")

@@ -18,19 +18,24 @@ import pyarrow
 
 from nsqtools.archive.body_columns import RESERVED
 from nsqtools.archive.columns import (
-    BATCH_TEXT,
     Columns,
     bare_columns,
     exact_columns,
     fast_columns,
     filtered_columns,
     wanted_rows,
-    whole_lines,
 )
 from nsqtools.archive.layout import PART, Head, Member, index_of, is_hidden, owner_of
 from nsqtools.archive.location import parse_place
 from nsqtools.archive.members import DamagedError, unpack_members
-from nsqtools.archive.reader import LONGEST_LINE, read_member, split_lines
+from nsqtools.archive.reader import (
+    BATCH_TEXT,
+    LONGEST_LINE,
+    lines_end,
+    read_member,
+    split_lines,
+    whole_lines,
+)
 from nsqtools.archive.storage import failing
 from nsqtools.files.opening import open_to_read
 from nsqtools.records.naming import Codec
@@ -101,8 +106,7 @@ def pieces(
             yield TextPiece(rest_pos, rest + text[:cut])
             rest, text = b"", text[cut:]
             pos += cut if is_plain else 0
-        end = text.rfind(delimiter) + len(delimiter) if delimiter in text else 0
-        if end:
+        if end := lines_end(text, delimiter):
             yield TextPiece(pos, text[:end])
         if not rest:
             rest_pos = pos + end if is_plain else pos
