@@ -139,9 +139,8 @@ class NewestContent:
     `number` is called on one thread only, when the content is put together; so is `note`.
     """
 
-    def __init__(self, path: Path, mode: int, *, name_is_durable: bool = True) -> None:
+    def __init__(self, path: Path, *, name_is_durable: bool = True) -> None:
         self._path = path
-        self._mode = mode
         self._name_is_durable = name_is_durable
         self._lock = threading.Lock()
         self._number = self._written = 0
@@ -154,7 +153,7 @@ class NewestContent:
 
     def write(self, content: bytes, number: int) -> None:
         """Replace the file, unless it has newer content or was removed. Raises ``OSError``."""
-        with written_beside(self._path, content, self._mode) as beside, self._lock:
+        with written_beside(self._path, content, 0o600) as beside, self._lock:
             if is_newer := number > self._written:
                 beside.replace(self._path)
                 self._written = number
@@ -170,7 +169,7 @@ class NewestContent:
         It must be short, and its readers must bear empty lines at its end. Raises ``OSError``.
         """
         self._noted = self.number(), content
-        _overwrite(self._path, content, self._mode)
+        _overwrite(self._path, content)
 
     def remove(self, number: int) -> None:
         """Remove the file; content with a lower number is not written any more."""
@@ -179,10 +178,10 @@ class NewestContent:
             self._path.unlink(missing_ok=True)
 
 
-def _overwrite(path: Path, content: bytes, mode: int = 0o600) -> None:
+def _overwrite(path: Path, content: bytes) -> None:
     """Overwrite what a file begins with; a new name would wait for the disk."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    with closing_fd(os.open(path, flags, mode)) as descriptor:
+    with closing_fd(os.open(path, flags, 0o600)) as descriptor:
         size = os.fstat(descriptor).st_size
         os.pwrite(descriptor, content.ljust(size, b"\n"), 0)
 

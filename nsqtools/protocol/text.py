@@ -115,7 +115,7 @@ _PARTS = re.compile(_PART, re.ASCII)
 
 def parse_duration(text: str) -> float:
     """Return the duration in seconds. Raises ``ValueError`` naming what is wrong."""
-    if text.strip("+-") == "0" and len(text) <= 2:
+    if text in ("0", "+0", "-0"):
         return 0.0
     reason = "is not a duration"
     if _DURATION.fullmatch(text):

@@ -37,7 +37,7 @@ def test_what_is_cut_off_of_a_file_that_others_append_to_is_none_of_theirs(
 
 def test_older_content_never_replaces_newer_and_what_a_kill_left_goes(tmp_path: Path) -> None:
     path = tmp_path / "nsqd.dat"
-    file = NewestContent(path, 0o600)
+    file = NewestContent(path)
     first, second = file.number(), file.number()
     file.write(b"second", second)
     file.write(b"first", first)

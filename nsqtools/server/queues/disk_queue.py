@@ -82,7 +82,7 @@ class DiskQueue:
         self._behind = behind or DiskWork()
         self._folder = data_path
         self._meta_path = data_path / f"{name}.diskqueue.meta.dat"
-        self._meta = NewestContent(self._meta_path, 0o600, name_is_durable=False)
+        self._meta = NewestContent(self._meta_path, name_is_durable=False)
         self._sync_every = max(1, sync_every)
         self._on_dirty = on_dirty
         self._operations = self._synced = 0  # in all, and of these before the last sync

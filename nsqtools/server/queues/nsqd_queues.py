@@ -66,7 +66,7 @@ class TopicList:
         self._topics = topics
         self._loop = loop
         self._log = log
-        self._file = NewestContent(self._path, 0o600)
+        self._file = NewestContent(self._path)
         self._encoded: dict[str, bytes] = {}  # by topic, until it changes
         self._thread = DiskThread(loop)  # its own: this waits for no queue
         self._is_changed = Event()
