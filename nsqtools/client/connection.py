@@ -168,8 +168,7 @@ class Connection:
         if not self._options.tls_v1:
             self._expose_secret()
         self._say(commands.auth(secret.encode()))
-        # nsqd asks its auth servers meanwhile, one after the other, 5 s each that hangs
-        self._deadline = Deadline(max(MIN_HANDSHAKE_S, self._options.read_timeout_s))
+        self._deadline = Deadline(_auth_limit_s(self._options))
         self._answer()  # the identity, as JSON; a refusal raises
 
     def _expose_secret(self) -> None:
@@ -390,8 +389,14 @@ def silence_limit_s(options: ClientOptions) -> float | None:
 
 
 def longest_try_s(options: ClientOptions) -> float:
-    """Return how many seconds connecting to one address may take."""
-    return options.dial_timeout_s + max(MIN_HANDSHAKE_S, options.dial_timeout_s)
+    """Return how many seconds connecting to one address may take, with AUTH if it is possible."""
+    auth_s = _auth_limit_s(options) if options.auth_secret or options.auth_secret_file else 0.0
+    return options.dial_timeout_s + max(MIN_HANDSHAKE_S, options.dial_timeout_s) + auth_s
+
+
+def _auth_limit_s(options: ClientOptions) -> float:
+    """nsqd asks its auth servers meanwhile, one after the other, 5 s each that hangs."""
+    return max(MIN_HANDSHAKE_S, options.read_timeout_s)
 
 
 def tls_context(options: ClientOptions) -> ssl.SSLContext | None:

@@ -243,10 +243,13 @@ def test_a_real_nsqd_with_auth(
     producer.publish(TOPIC, b"x")
 
 
-def test_auth_servers_may_hang_till_one_answers(go_nsqd: MakeNsqd, auth_server: AuthServer) -> None:
+def test_auth_servers_may_hang_till_one_answers(
+    go_nsqd: MakeNsqd, auth_server: AuthServer, consume: Consume
+) -> None:
     auth_server.allow("s3cret", after_s=MIN_HANDSHAKE_S + 1)
     slow = ["-http-client-request-timeout=1m", f"-auth-http-address={auth_server.address}"]
-    open_to(go_nsqd(*slow).tcp_address, auth_secret="s3cret").close()
+    options: dict[str, Any] = {"auth_secret": "s3cret", "dial_timeout_s": 0.9, "fail_fast": True}
+    assert consume(go_nsqd(*slow).tcp_address, **options).connections
 
 
 # -- whom to trust: an announcement is only a claim ------------------------------------------------
