@@ -166,7 +166,7 @@ class BodyColumns:
         return {name: array.take(places) for name, array in read.items()}
 
     def _one_by_one(self, bodies: Any, fits: Any, errors: list[str | None]) -> dict[str, Any]:
-        rows = [at for at, fit in enumerate(fits.to_pylist()) if fit]
+        rows = compute.indices_nonzero(fits).to_pylist()
         parts: dict[str, list[Any]] = {name: [] for name in self._types}
         for number, row in enumerate(rows):
             one = _read(bodies.slice(number, 1), self._types, is_inferring=False)

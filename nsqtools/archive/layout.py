@@ -145,7 +145,7 @@ class TimeRange:
     def has(self, timestamp_ns: int) -> bool:
         """Return whether a time is in it; 0, of a bare body, is in none that has an end."""
         if not timestamp_ns:
-            return self.since_ns is None and self.until_ns is None
+            return self == EVER
         return self.meets(timestamp_ns, timestamp_ns)
 
     def may_have(self, member: Member) -> bool:

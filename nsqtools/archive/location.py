@@ -39,7 +39,7 @@ class StoredPlace:
         return f"{self.bucket}/{self.key}" if self.key else self.bucket
 
     def __truediv__(self, name: str) -> StoredPlace:
-        return StoredPlace(self.bucket, f"{self.key}/{name}" if self.key else name)
+        return StoredPlace(self.bucket, "/".join(filter(None, (self.key, name))))
 
     @property
     def name(self) -> str:

@@ -585,7 +585,7 @@ class StoredListing:
         self, place: StoredPlace, folder: str, entries: Mapping[str, Entry]
     ) -> list[ListedFile]:
         wanted = list(filter(is_shown, entries))
-        known = {name: self._known.get(place / name if name else place) for name in wanted}
+        known = {name: self._known.get(place / name) for name in wanted}
         new = []
         for name in wanted:
             file = known[name]
@@ -597,7 +597,7 @@ class StoredListing:
         noted = _read_catalog(catalog, folder, entries) if has_catalog else {}
 
         def learn(name: str) -> ListedFile | None:
-            entry, at = entries[name], place / name if name else place
+            entry, at = entries[name], place / name
             record, lines = noted.get(name), None
             try:
                 if record is None and aside(name, MANIFEST) in entries:

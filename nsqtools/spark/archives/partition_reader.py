@@ -102,10 +102,11 @@ def pieces(
     texts = _plain(file, wanted, delimiter) if is_plain else _unpacked(file, wanted, tell)
     rest, rest_pos = b"", 0
     for pos, text in texts:
-        if rest and (cut := _behind(text, delimiter, rest)):
-            yield TextPiece(rest_pos, rest + text[:cut])
-            rest, text = b"", text[cut:]
-            pos += cut if is_plain else 0
+        line, ending, behind = (rest + text).partition(delimiter) if rest else (b"", b"", text)
+        if ending:
+            yield TextPiece(rest_pos, line + ending)
+            pos += len(text) - len(behind) if is_plain else 0
+            rest, text = b"", behind
         if end := lines_end(text, delimiter):
             yield TextPiece(pos, text[:end])
         if not rest:
@@ -148,13 +149,6 @@ def _unpacked(file: BinaryIO, wanted: Range, tell: ReportProblem) -> Iterator[tu
                 return
     except DamagedError as exc:
         tell(exc.offset, str(exc))
-
-
-def _behind(text: bytes, delimiter: bytes, rest: bytes) -> int:
-    """Where in ``text`` the line that began as ``rest`` ends; 0 if it does not."""
-    overlap = rest[-(len(delimiter) - 1) :] if len(delimiter) > 1 else b""
-    found = (overlap + text).find(delimiter)
-    return found + len(delimiter) - len(overlap) if found >= 0 else 0
 
 
 def _plain(file: BinaryIO, wanted: Range, delimiter: bytes) -> Iterator[tuple[int, bytes]]:
