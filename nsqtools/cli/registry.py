@@ -30,8 +30,8 @@ class Command:
         from importlib import import_module
 
         module, _, function = self.entry.partition(":")
-        module = module if "." in module else f"nsqtools.cli.commands.{module}"
-        loaded: Callable[..., int | None] = getattr(import_module(module), function)
+        found = import_module(f"nsqtools.cli.commands.{module}")
+        loaded: Callable[..., int | None] = getattr(found, function)
         return loaded
 
 

@@ -21,6 +21,7 @@ the main thread holds often, and what tells it of work needs no second step.
 from __future__ import annotations
 
 import collections
+import functools
 import heapq
 import itertools
 import logging
@@ -494,6 +495,7 @@ def _leave_to_parent() -> None:
     """In a forked child, whose copy of the lock may be held by a thread that it does not have."""
     global _shared, _sharing
     thread, _shared, _sharing = _shared, None, threading.RLock()
+    call_at_end_of_child.cache_clear()
     if thread is not None:
         thread.close_copies()
 
@@ -501,6 +503,7 @@ def _leave_to_parent() -> None:
 os.register_at_fork(after_in_child=_leave_to_parent)
 
 
+@functools.cache  # once: it is kept as long as the child
 def call_at_end_of_child(stop: Callable[[], object]) -> None:
     """Call ``stop`` at the end of a child of multiprocessing, before its queues are closed.
 

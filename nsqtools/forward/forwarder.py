@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import logging
 import math
+import queue
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -84,41 +86,45 @@ class TopicSources:
 
     The consumer of a topic that is deleted ends; when the topic is there again, so is its consumer.
     See `cluster.topics` for how deletion is decided. Its methods are called on one thread,
-    `begin_stop` on any.
+    `begin_stop` on any. Daemons are asked on a thread of its own: one that hangs delays no message.
+    ``may_end_idle`` tells that silence ends the run, so it asks which topics to wait for.
 
     Raises `ConfigurationError` for a wrong pattern.
     """
 
-    def __init__(self, settings: ForwardSettings) -> None:
+    def __init__(self, settings: ForwardSettings, *, may_end_idle: bool) -> None:
+        self.may_end_idle = may_end_idle
         self.backlog = Backlog()
         self._settings = settings
         self._consumers: dict[str, Consumer] = {}
         pattern, connection = settings.pattern, settings.connection
         self._discovery = None if pattern is None else TopicDiscovery(pattern, connection)
         self._deletions = Deletions(connection)
-        self._absent: set[str] = set()  # topics given that are deleted now
         self._refused: set[str] = set()  # topics found that must not be forwarded
         self.unlisted = UnlistedTopics(connection)
         self._troubles = Troubles()
-        self._refresh_at = self._retry_at = 0.0
+        self._news: queue.SimpleQueue[tuple[str, bool]] = queue.SimpleQueue()  # whether it is there
+        self._failure: Exception | None = None
         self._is_paused = False
-        self.is_stopping = False
+        self.stopping = threading.Event()
 
-    def start(self, now: float) -> None:
+    def start(self) -> None:
         """Subscribe.
 
         Raises the connection error when a topic given cannot be reached, and when no daemon answers
         which topics a pattern matches; `ConfigurationError` for a topic given that must not be
         forwarded.
         """
+        for topic in self._settings.topics:
+            self._settings.check(topic)
         start_all([self._begin(topic) for topic in self._settings.topics])
-        self._refresh_at = now + self._settings.refresh_s
         if self._discovery is not None:
-            self._begin_found(self._discovery.ask())
+            self._find(self._discovery.ask())
+        threading.Thread(target=self._ask, name="nsq-topics", daemon=True).start()
 
     def begin_stop(self) -> None:
         """Take no more: what was not handed out goes back."""
-        self.is_stopping = True
+        self.stopping.set()
         for consumer in list(self._consumers.values()):
             consumer.begin_stop()
 
@@ -140,36 +146,31 @@ class TopicSources:
         """A consumer has delivered its last message. Raises ``RuntimeError`` for a defect."""
         consumer.raise_failure()
         [topic] = consumer.topics
-        if self._consumers.get(topic) is consumer and not self.is_stopping:
+        if self._consumers.get(topic) is consumer and not self.stopping.is_set():
             del self._consumers[topic]
 
     def is_connected(self) -> bool:
         """Tell whether every topic has a connection, but for those that no nsqd has."""
-        cut_off = {topic for topic, each in self._consumers.items() if not each.connections}
-        return cut_off <= self.unlisted.among(cut_off)
+        return self._cut_off() <= self.unlisted.found
 
     def had_turns(self, since: float) -> bool:
         """Tell whether every nsqd could have sent a message after ``since``."""
         return all(each.had_turns(since) for each in self._consumers.values())
 
-    def look(self, now: float) -> None:
-        """Look for new topics of the pattern and for deleted ones, where it is time to."""
-        if now >= self._refresh_at:
-            self._refresh_at = now + self._settings.refresh_s
-            for topic in self._consumers:
-                self._settings.check(topic)
-            if self._discovery is not None:
-                self._refresh(self._discovery)
-        self._let_deleted_go()
-        if self._absent and now >= self._retry_at:
-            self._retry_at = now + RETRY_S
-            for topic in self._deletions.found_again(self._absent):
-                self._absent.discard(topic)
+    def look(self) -> None:
+        """Begin and end consumers, as the daemons have answered. Raises what ended the asking."""
+        if self._failure is not None:
+            raise self._failure
+        while not self._news.empty():
+            topic, is_there = self._news.get()
+            if not is_there and topic in self._consumers:
+                log.warning("topic %s was deleted; waiting until it is there again", topic)
+                self._consumers.pop(topic).begin_stop()
+            elif is_there and topic not in self._consumers:
                 self._begin(topic).start()
 
     def _begin(self, topic: str) -> Consumer:
         settings, options = self._settings, self._settings.options
-        settings.check(topic)
         if settings.user_agent is not None:
             options = replace(options, user_agent=settings.user_agent(topic))
         consumer = self._consumers[topic] = Consumer(
@@ -189,34 +190,56 @@ class TopicSources:
         log.info("forwarding topic %s, channel %s", topic, settings.channel)
         return consumer
 
-    def _refresh(self, discovery: TopicDiscovery) -> None:
+    # -- the thread that asks -------------------------------------------------------------------
+
+    def _ask(self) -> None:
+        """Look for new topics of the pattern and for deleted ones, where it is time to."""
+        retry_at, refresh_at = 0.0, time.monotonic() + self._settings.refresh_s
         try:
-            known = discovery.ask()
+            while not self.stopping.wait(TICK_S):
+                if (now := time.monotonic()) >= refresh_at:
+                    refresh_at = now + self._settings.refresh_s
+                    self._refresh()
+                if self.may_end_idle:
+                    self.unlisted.among(self._cut_off())
+                for topic in self._deletions.confirmed(lambda topic: topic in self._cut_off()):
+                    self._news.put((topic, False))
+                absent = {*self._settings.topics}.difference(self._consumers)
+                if absent and now >= retry_at:
+                    retry_at = now + RETRY_S
+                    for topic in self._deletions.found_again(absent):
+                        self._settings.check(topic)
+                        self._news.put((topic, True))
+        except Exception as exc:
+            self._failure = exc
+
+    def _refresh(self) -> None:
+        for topic in list(self._consumers):
+            self._settings.check(topic)
+        if self._discovery is None:
+            return
+        try:
+            known = self._discovery.ask()
         except (NsqError, OSError) as exc:
             self._troubles.has("", f"no topics were found: {exc}; trying again")
             return
         self._troubles.over("")
-        self._begin_found(known)
+        self._find(known)
 
-    def _begin_found(self, known: KnownTopics) -> None:
+    def _find(self, known: KnownTopics) -> None:
         settings = self._settings
         known_here = {*self._consumers, *settings.topics, *settings.leave_out, *self._refused}
         for topic in sorted(known.names - known_here):
             try:
-                self._begin(topic).start()
+                settings.check(topic)
+                self._news.put((topic, True))
             except ConfigurationError as exc:
                 log.error("%s", exc)
                 self._refused.add(topic)
 
-    def _let_deleted_go(self) -> None:
-        def is_cut_off(topic: str) -> bool:
-            return topic in self._consumers and not self._consumers[topic].connections
-
-        for topic in self._deletions.confirmed(is_cut_off):
-            log.warning("topic %s was deleted; waiting until it is there again", topic)
-            self._consumers.pop(topic).begin_stop()
-            if topic in self._settings.topics:
-                self._absent.add(topic)
+    def _cut_off(self) -> set[str]:
+        consumers = self._consumers.copy()
+        return {topic for topic, consumer in consumers.items() if not consumer.connections}
 
 
 class Forwarder:
@@ -243,7 +266,9 @@ class Forwarder:
         self.counters = Counters()
         self._settings = settings
         self._sink = sink
-        self._sources = TopicSources(settings._replace(options=options))
+        self._sources = TopicSources(
+            settings._replace(options=options), may_end_idle=limits.idle_s is not None
+        )
         self.courier = Courier(
             sink,
             self.counters,
@@ -286,7 +311,7 @@ class Forwarder:
         self._rate = RateLimit(self._settings.rate, now) if self._settings.rate else None
         is_broken = False
         try:
-            self._sources.start(now)
+            self._sources.start()
             end = self._pump()
         except Exception as exc:
             is_broken = not isinstance(exc, NsqError)  # but a defect, of the sink for example
@@ -309,7 +334,7 @@ class Forwarder:
             self.courier.act(now)
             if now >= self._next_tick:
                 self._tick(now)
-            if self._sources.is_stopping:
+            if self._sources.stopping.is_set():
                 return End.STOPPED
             self._send_ready(now)
             end = self._watch.end(now)
@@ -352,13 +377,12 @@ class Forwarder:
     def _tick(self, now: float) -> None:
         self._next_tick = now + TICK_S
         may_come_back = self._is_busy or self.courier.is_open
-        has_limit = self._limits.idle_s is not None
-        if may_come_back or (has_limit and not self._sources.is_connected()):
+        if may_come_back or (self._sources.may_end_idle and not self._sources.is_connected()):
             self._watch.saw_message(now)  # not idle
         for batch in self._ready:
             touch_when_due(batch, now)
         self.courier.tick(now)
-        self._sources.look(now)
+        self._sources.look()
         self._on_tick()
 
     # -- on the way out -------------------------------------------------------------------------

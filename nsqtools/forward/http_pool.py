@@ -236,8 +236,6 @@ class HttpPool:
 
     def stop(self) -> None:
         """Close everything; from any thread but the pool's."""
-        if self._thread.ident is None:
-            return
         self._is_stopping = True
         self.call_soon(lambda: None)
         self._thread.join()

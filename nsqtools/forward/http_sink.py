@@ -372,17 +372,20 @@ class HttpSink:
         self._pending.appendleft(exchange)  # for the next endpoint
 
     def _answered(self, exchange: _Exchange, endpoint: Endpoint, answer: Answer) -> None:
-        status = answer.status
-        action = self._settings.policy.get(status, StatusAction.RETRY)
+        status, how = answer.status, ""
         if status in REDIRECTS and self._settings.redirects is not Redirects.REFUSE:
-            self._redirected(exchange, endpoint, answer)
-            return
+            if target := self._redirection(exchange, endpoint, answer):
+                exchange.hops, exchange.target = exchange.hops + 1, target
+                self._pending.appendleft(exchange)
+                return
+            how = ", which is not followed"
         if status < 500 and status != 429:
             exchange.circuit.worked()
+        action = self._settings.policy.get(status, StatusAction.RETRY)
         if action is StatusAction.OK:
             self._settle(exchange, DELIVERED)
             return
-        error = f"{describe(status)} from {endpoint}"
+        error = f"{describe(status)} from {endpoint}{how}"
         if action in (StatusAction.DROP, StatusAction.DEAD_LETTER):
             fate = Fate.DROPPED if action is StatusAction.DROP else Fate.REFUSED
             self._refuse(exchange, Outcome(fate, error, may_split=status in SPLITTABLE))
@@ -417,33 +420,29 @@ class HttpSink:
             return
         self._settle(exchange, outcome)
 
-    def _redirected(self, exchange: _Exchange, endpoint: Endpoint, answer: Answer) -> None:
-        """Follow a redirect that keeps method and body, where the user allows it."""
-        error = f"{describe(answer.status)} from {endpoint}"
+    def _redirection(
+        self, exchange: _Exchange, endpoint: Endpoint, answer: Answer
+    ) -> Endpoint | None:
+        """Where a redirect leads that keeps method and body, and that the user allows."""
         try:
             url = urljoin(exchange.url, answer.location)
             target = Endpoint(url, allows_private=False, is_given=False)
         except (ConfigurationError, ValueError):
-            target = None
-        is_same = target is not None and target.origin == endpoint.origin
+            return None
+        is_same = target.origin == endpoint.origin
         if (
-            target is None
-            or exchange.hops >= MAX_REDIRECTS
+            exchange.hops >= MAX_REDIRECTS
             or answer.status not in (307, 308)
             or (endpoint.origin[0], target.origin[0]) == ("https", "http")
             or not (is_same or self._settings.redirects is Redirects.FOLLOW)
         ):
-            error = f"{error}, which is not followed"
-            self._refuse(exchange, Outcome(Fate.REFUSED, error))
-            return
+            return None
         if is_same:  # what the user gave may be on a private network, what a server says may not
             target.allows_private = endpoint.allows_private
         place = endpoint.origin[1]
         if target.origin[1] in (place, Address(place.host, 443)):
             target.has_secrets = endpoint.has_secrets
-        exchange.hops += 1
-        exchange.target = target
-        self._pending.appendleft(exchange)
+        return target
 
     def _finish(self, exchange: _Exchange, outcome: Outcome) -> None:
         if outcome.fate in (Fate.DELIVERED, Fate.DROPPED):

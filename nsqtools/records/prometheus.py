@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
 Sample = tuple[Mapping[str, str], float | int | str]
 """Labels and a value."""
 

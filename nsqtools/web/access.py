@@ -76,11 +76,11 @@ class WebSettings:
     tls_key: Path | None = None
 
     def __post_init__(self) -> None:
-        _, port = split_listen(self.listen)
+        listen_host(self.listen)
         if not 0.1 <= self.refresh_s <= LONGEST_REFRESH_S:
             raise ConfigurationError("--refresh must be 100ms to 30s")
         if self.notification_http_endpoint:
-            http_url(self.notification_http_endpoint, port or 80)
+            http_url(self.notification_http_endpoint, 80)
         if (self.tls_cert is None) is not (self.tls_key is None):
             raise ConfigurationError("--listen-tls-cert and --listen-tls-key need each other")
         if self.allow_changes and not self.is_local and not self.knows_users:
@@ -97,7 +97,7 @@ class WebSettings:
     @property
     def host(self) -> str:
         """The host to listen on."""
-        return split_listen(self.listen)[0]
+        return listen_host(self.listen)
 
     @property
     def is_local(self) -> bool:
@@ -112,12 +112,12 @@ class WebSettings:
         return self.auth_file is not None or bool(self.admin_users and self.trusted_proxies)
 
 
-def split_listen(text: str) -> tuple[str, int]:
-    """Return host and port of ``HOST:PORT`` or ``:PORT``, which is every interface."""
+def listen_host(text: str) -> str:
+    """Return the host of ``HOST:PORT``, "" of ``:PORT``: every interface."""
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdecimal() or int(port[:6]) > 65535:
         raise ConfigurationError(f"invalid address {text!r}", hint="Use HOST:PORT.")
-    return host.strip("[]"), int(port)
+    return host.strip("[]")
 
 
 def clean_base_path(text: str) -> str:
@@ -216,17 +216,17 @@ def _as_sent(value: str) -> str:
 
 
 HEADERS = {
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
-        " connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'self';"
-        " frame-ancestors 'none'"
+    b"content-security-policy": (
+        b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
+        b" connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'self';"
+        b" frame-ancestors 'none'"
     ),
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-store",
+    b"x-content-type-options": b"nosniff",
+    b"x-frame-options": b"DENY",
+    b"referrer-policy": b"no-referrer",
+    b"cross-origin-opener-policy": b"same-origin",
+    b"cross-origin-resource-policy": b"same-origin",
+    b"cache-control": b"no-store",
 }
 """Of every answer that does not have another value of its own."""
 

@@ -294,7 +294,7 @@ def newest_version(versions: Iterable[str]) -> str:
 
     def order(version: str) -> list[tuple[int, str]]:
         parts = version.replace("-", ".").split(".")
-        return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
+        return [(int(part[:9]), "") if part.isdecimal() else (-1, part) for part in parts]
 
     return max(versions, key=order, default="")
 

@@ -39,7 +39,7 @@ from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.files.opening import Renewed, warn_of_exposure
 from nsqtools.protocol.names import Address
 from nsqtools.protocol.text import go_json
-from nsqtools.records.prometheus import encode_metrics, metric_of
+from nsqtools.records.prometheus import CONTENT_TYPE, encode_metrics, metric_of
 from nsqtools.server.http_server import Call, HTTPServer, Limits, Reply, StreamedReply, plain_reply
 from nsqtools.server.listen import report_errors
 from nsqtools.web import api, pages
@@ -66,7 +66,6 @@ TURN_S = 1.0
 LIMITS = Limits(idle_s=15.0, most_idle=256, most_idle_of_one=64, finish_s=3.0)
 MAX_CONNECTIONS = 512  # that are being answered
 LENGTH = b"content-length"
-SAFE_HEADERS = {name.lower().encode(): value.encode() for name, value in HEADERS.items()}
 
 
 class Console:
@@ -105,7 +104,7 @@ class Console:
         if status in REFUSED:
             self._say(Request(scope), status)
         headers.pop(LENGTH, None)
-        fields = b"".join(b"%b: %b\r\n" % each for each in (SAFE_HEADERS | headers).items())
+        fields = b"".join(b"%b: %b\r\n" % each for each in (HEADERS | headers).items())
         if "nsq.events" in scope and call.method != "HEAD":
             return StreamedReply(status, fields, self._events(scope))
         return Reply(status, fields, b"".join(each.get("body", b"") for each in messages))
@@ -223,7 +222,6 @@ def _answer(
     return Response(body, status, {**(headers or {}), "Content-Type": kind})
 
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 FIRST_SAMPLE_S = 10.0
 PROBLEM_LABELS = ("severity", "kind", "topic", "channel", "node")
 

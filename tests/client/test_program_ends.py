@@ -298,6 +298,8 @@ def test_a_child_publishes_what_it_submitted(nsqd: GoNsqd, tmp_path: Path, metho
                 producer = Producer(sys.argv[2])
                 for number in range(first, first + 20):
                     producer.submit("children", [b"%02d" % number])
+                    Producer(sys.argv[2]).start()
+                assert len(multiprocessing.util._finalizer_registry) < 20  # one is for all
 
             if __name__ == "__main__":
                 context = multiprocessing.get_context(sys.argv[1])

@@ -96,7 +96,6 @@ def test_one_frame_at_a_time_gives_them_in_order(frames: list[tuple[int, bytes]]
         (b"HTTP/1.1", "speaks HTTP", "HTTP port"),
         (b"\x00\x00\x00\x0eE_BAD_PROTOCOL", "not an nsqd", "nsqlookupd"),
         (struct.pack(">II", 3, 0), "size 3 is below 4", ""),
-        (struct.pack(">II", 0, 0), "size 0 is below 4", ""),
         (struct.pack(">II", 10, 3), "unknown frame type 3", ""),
         (struct.pack(">II", 0xFFFFFFFF, MESSAGE), "above the limit", ""),
         (struct.pack(">II", 0x7FFFFFFF, RESPONSE), "above the limit", ""),

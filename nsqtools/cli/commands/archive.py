@@ -1,6 +1,7 @@
 """``nsq archive``: look at what ``nsq to-file`` (or nsq_to_file) wrote, and bring it into tables.
 
-Damage is reported on stderr, a line each, and the exit status is 6.
+Damage is reported on stderr, a line each, and the exit status is 6. ``verify`` prints it, with
+status 1.
 """
 
 from __future__ import annotations

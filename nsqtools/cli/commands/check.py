@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from nsqtools.cluster.directory import Cluster
     from nsqtools.cluster.problems import Problem
 
-BOUNDS = "Bounds"
 MEMORY_VERSION = 1
 OK, WARNING, CRITICAL, UNKNOWN = range(4)
 WORDS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
@@ -44,7 +43,7 @@ class CheckFormat(Enum):
     prometheus = "prometheus"
 
 
-@heading(BOUNDS)
+@heading("Bounds")
 def check(
     topic: TopicPatterns = None,
     channel: ChannelPatterns = None,

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import date
 from typing import TYPE_CHECKING, Annotated, Any
 
-from nsqtools.cli.options.params import SAFETY, SELECTION, Delimiter, DryRun, Json, Yes
+from nsqtools.cli.options.params import OUTPUT, SAFETY, SELECTION, Delimiter, DryRun, Json, Yes
 from nsqtools.cli.options.spark_options import (
     SkipDamaged,
     SparkChoice,
@@ -30,7 +30,6 @@ from nsqtools.protocol.text import counted
 if TYPE_CHECKING:
     from nsqtools.archive.compaction import Compaction, Partition, RunJobs
 
-OUTPUT = "Output"
 CLUSTER_SLOTS = 64  # tasks at a time that are assumed of a cluster: for less work files are smaller
 PLANNED = ("topic", "date", "state", "files", "messages")
 MADE = ("topic", "date", "state", "files", "read", "duplicates", "rows", "bytes")

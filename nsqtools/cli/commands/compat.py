@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.cli.commands.go_utilities import TRANSLATORS, UTILITIES, GoFatal
+from nsqtools.cli.commands.go_utilities import TRANSLATORS, UTILITIES, Given, GoFatal
 from nsqtools.cli.options.connection import option_of
 from nsqtools.cli.running.runtime import Runtime, report_error, stopping
 from nsqtools.client.connection_settings import ConnectionSettings
@@ -21,8 +21,6 @@ from nsqtools.server.go_flags import FlagError, parse_flags, told
 
 if TYPE_CHECKING:
     from nsqtools.cluster.sampling import Sample
-
-Given = Mapping[str, Any]
 
 HEADER_EVERY = 25
 
@@ -76,7 +74,6 @@ SIGNALS = (130, 143)
 
 def go_main(program: str, arguments: Sequence[str]) -> int:
     """Run ``program`` with Go's flags; return its exit status."""
-    flags = UTILITIES[program]
     try:
         given = read_flags(program, arguments)
         if given.get("version"):
@@ -86,7 +83,7 @@ def go_main(program: str, arguments: Sequence[str]) -> int:
             return 0
         status = _run(program, given, TRANSLATORS[program](given))
     except FlagError as exc:
-        return told(exc, program, flags)
+        return told(exc, program, UTILITIES[program])
     except GoFatal as exc:
         sys.stderr.write(f"{program}: {escape_line(str(exc))}\n")
         return 1

@@ -239,15 +239,13 @@ def to_nsq(
     return forwarding.run(settings, sink, sink.nsqds)
 
 
-REQUESTS = "Requests"  # headings of the help page
-ENDPOINTS = "Endpoints"
 OCTETS = "application/octet-stream"
 
 
 class RequestOptions(OptionSet):
     """What requests look like. Raises `ConfigurationError`."""
 
-    panel = REQUESTS
+    panel = "Requests"
     content_type: str | None = opt("TYPE", "Content-Type of a POST.", show_default=OCTETS)
     header: list[str] | None = opt(
         "NAME: TEMPLATE", "A header, its value a template ('X-Id: {id}')."
@@ -324,7 +322,7 @@ def _read_secrets(basic: Path | None, bearer: Path | None, sign_key: Path | None
     return RequestSecrets(authorization, key)
 
 
-@heading(ENDPOINTS)
+@heading("Endpoints")
 def to_http(
     channel: ChannelName = "nsq_to_http",
     post: list[str] | None = opt(
@@ -410,6 +408,6 @@ def to_http(
         settings,
         HttpPool(http_client_connect_timeout, http_client_request_timeout, tls),
     )
-    there = [str(each.origin[1]) for each in endpoints]
+    there = [each.name for each in endpoints]
     hint = "Check the URL, and that a server listens there."
     return forwarding.run(forwarding.settings(channel, batch=requests.batch), sink, there, hint)

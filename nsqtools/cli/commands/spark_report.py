@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from heapq import nlargest
 from typing import Annotated, Any
 
-from nsqtools.cli.options.params import Delimiter, Since, Until, time_range
+from nsqtools.cli.options.params import Delimiter, Since, Until, parse_interval, time_range
 from nsqtools.cli.options.spark_options import (
     ArchiveReading,
     SparkChoice,
@@ -31,14 +31,6 @@ def parse_step(text: str) -> float:
     return seconds
 
 
-def parse_gap(text: str) -> float:
-    """Read a duration that is not nothing, in seconds. Raises ``ValueError``."""
-    seconds = parse_span(text)
-    if seconds < 0.001:
-        raise ValueError(f"{text!r} is too short; write 5m or 1s")
-    return seconds
-
-
 def report(
     paths: Annotated[
         list[Any],  # of Location
@@ -51,7 +43,11 @@ def report(
     since: Since = None,
     until: Until = None,
     gap: float = opt(
-        "DURATION", "A topic that is silent for longer has a gap.", None, "5m", parser=parse_gap
+        "DURATION",
+        "A topic that is silent for longer has a gap.",
+        None,
+        "5m",
+        parser=parse_interval,
     ),
     delimiter: Delimiter = None,
     *,

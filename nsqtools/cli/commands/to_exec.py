@@ -18,14 +18,13 @@ from nsqtools.errors import ConfigurationError, NotFoundError
 if TYPE_CHECKING:
     from nsqtools.forward.exec_sink import ExecSettings, Write
 
-COMMANDS = "Commands"  # heading of the help page
 MAX_RDY = 2500  # what an nsqd allows
 
 
 class CommandOptions(OptionSet):
     """How commands are run. Raises `ConfigurationError`."""
 
-    panel = COMMANDS
+    panel = "Commands"
     arg: bool = opt("", "Put the body in place of {} in the arguments, not on standard input.")
     workers: int = opt("N", "Commands side by side.", default=1, min=1, max=1000)
     batch: int = opt(

@@ -150,13 +150,10 @@ def naming_flags(instead: str = "leave it out with --skip-damaged") -> Iterator[
         raise
 
 
-SPARK = "Spark"  # the panel of help
-
-
 class SparkChoice(OptionSet):
     """Where Spark runs, and how; `settings` makes it what a session is started with."""
 
-    panel = SPARK
+    panel = "Spark"
     master: str = opt(
         "URL",
         "Where Spark runs: local[N,4], spark://HOST:7077, yarn, k8s://URL.",

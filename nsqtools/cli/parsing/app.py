@@ -1,8 +1,7 @@
 """Run one command line through typer: a tree of lazy commands, and its usage errors translated.
 
 The tree is made from the registry, and a command is imported only when it is chosen. Until then it
-is a `Stub`: a name and a line of help, which is enough for listings, completion of names and "did
-you mean".
+is a name and a line of help, which is enough for listings, completion of names and "did you mean".
 """
 
 from __future__ import annotations
@@ -31,10 +30,6 @@ from nsqtools.cli.running.runtime import Runtime, before_dashes, configure_loggi
 from nsqtools.errors import ConfigurationError
 
 HELP_NAMES = ["-h", "--help"]
-
-
-class Stub(TyperCommand):
-    """A command that is known by name and not imported yet."""
 
 
 class RealCommand(NativeCoercion, TyperCommand):
@@ -67,7 +62,9 @@ class LazyGroup(NativeCoercion, TyperGroup):
             if isinstance(entry, Group):
                 self.commands[child] = LazyGroup(child, entry)
             else:
-                self.commands[child] = Stub(child, short_help=entry.help, rich_markup_mode=None)
+                self.commands[child] = TyperCommand(
+                    child, short_help=entry.help, rich_markup_mode=None
+                )
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         """A group alone shows its help, as ``nsq`` alone does."""
@@ -89,7 +86,7 @@ class LazyGroup(NativeCoercion, TyperGroup):
             elif meant := get_close_matches(args[0], self.commands, 1):
                 error.message = f"{error.message.rstrip('.')}. Did you mean {meant[0]!r}?"
             raise
-        return name, self.load(args[0]) if isinstance(command, Stub) else command, rest
+        return name, command if isinstance(command, LazyGroup) else self.load(args[0]), rest
 
     def load(self, name: str) -> Any:
         """Import one command and build its parser."""

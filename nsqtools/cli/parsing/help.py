@@ -221,12 +221,9 @@ def choices(parameter: Any) -> tuple[str, ...]:
 
     from nsqtools.cli.parsing.binding import annotation_of  # imports typer
 
-    annotation = annotation_of(parameter)
-    if isinstance(annotation, type) and issubclass(annotation, Enum):
-        return tuple(str(member.value) for member in annotation)
-    # older versions of typer have the choices elsewhere
-    known = getattr(getattr(parameter, "type", None), "choices", ())
-    return tuple(str(getattr(choice, "value", choice)) for choice in known)
+    kind = annotation_of(parameter)
+    members = kind if isinstance(kind, type) and issubclass(kind, Enum) else ()
+    return tuple(str(member.value) for member in members)
 
 
 def render_brief(command: TyperCommand, ctx: Any, *, colour: bool, width: int) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import Address, parse_address
-from nsqtools.records.prometheus import Metric, encode_metrics
+from nsqtools.records.prometheus import CONTENT_TYPE, Metric, encode_metrics
 
 log = logging.getLogger("nsqtools")
 
@@ -30,7 +30,6 @@ POLL_S = 0.1  # how soon the server notices its end, and requests that take too 
 MAX_REQUESTS = 8  # at the same time; more are refused
 ACCEPT_RETRY_S = 0.5
 
-PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 PLAIN = "text/plain; charset=utf-8"
 
 Answer = tuple[HTTPStatus, str, str]  # status, content type, text
@@ -46,7 +45,7 @@ def serving(
 
     def answer(path: str) -> Answer:
         if path == "/metrics":
-            return HTTPStatus.OK, PROMETHEUS, encode_metrics(metrics())
+            return HTTPStatus.OK, CONTENT_TYPE, encode_metrics(metrics())
         if path == "/health":
             is_well, text = health()
             status = HTTPStatus.OK if is_well else HTTPStatus.SERVICE_UNAVAILABLE

@@ -40,7 +40,7 @@ Health = Callable[[], tuple[bool, str]]
 @contextmanager
 def service(
     listen_http: str | None,
-    environ: Mapping[str, str] = os.environ,
+    environ: Mapping[str, str],
     *,
     metrics: Metrics,
     health: Health,

@@ -1,8 +1,7 @@
 """``nsq top``: the cluster on a whole screen, and changes to it.
 
-columns   what a line can show in each view: pure
-view      which lines are shown, in which order, and what a key changes in that: pure
+view      what is shown in which columns and order, and what a key changes in that: pure
 screen    the view as lines of text that fill a screen of a given size: pure
-sources   what asks the cluster on another thread: changes and their plans, messages
-app       the keys, and the screens of textual
+app       the keys, the screens of textual, and what asks the cluster on other threads
+messages  what the screen is left to: nsq tail of a topic, nsq peek of a channel
 """

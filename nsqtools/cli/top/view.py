@@ -228,10 +228,6 @@ class Scope(NamedTuple):
     topic: str = ""
     channel: str = ""
 
-    @property
-    def depth(self) -> int:
-        return sum(map(bool, self))
-
 
 class Line(NamedTuple):
     """One line: ``key`` stays the same from sample to sample, ``subject`` is what columns read."""
@@ -605,7 +601,7 @@ class TopView:
             self.set_filter("")
 
     def _enter(self, kind: ViewKind, scope: Scope, selected: str = "") -> None:
-        if scope.depth > self.scope.depth:
+        if sum(map(bool, scope)) > sum(map(bool, self.scope)):
             self._looks[kind].filter = self._filter
         self.kind, self.scope, self.selected = kind, scope, selected
         self._lines, self._last_position = None, 0

@@ -369,6 +369,10 @@ def test_redirects_are_followed_only_where_that_is_allowed(
     assert "cannot connect to a..b:80 (" in result.err
     assert result.status == 7  # --for ends it, though -n has taken all
     assert time.monotonic() - begin < patience_s(10)  # not only when the request's time is over
+    server.answer = lambda request: (302, {"Location": "/{id}"})  # which would change the method
+    moved = ("--redirects", "same-host", "--on-status", "302=drop")
+    assert "3 dropped" in forward(*more, *moved).err
+    source.publish(TOPIC, *BODIES)
     server.answer = lambda request: (307, {"Location": "/{id}"}) if request.target == "/" else 200
     forward(*more, "--redirects", "same-host")
     assert "/%7Bid%7D" in {request.target for request in server.requests}

@@ -92,18 +92,6 @@ def test_health_is_503_before_the_work_starts_when_it_fails_and_when_it_is_stuck
         assert get(running.address, "/health")[0] == 200
 
 
-def test_what_cannot_be_listened_on_is_one_clear_error() -> None:
-    with service("0", {}, metrics=list, health=lambda: (True, "")) as running:
-        complaints = dict.fromkeys(("host", "127.0.0.1:99999", ""), "address")
-        complaints[running.address] = f"cannot listen on {running.address} \\(Address"
-        for listen, complaint in complaints.items():
-            with (
-                pytest.raises(ConfigurationError, match=complaint),
-                service(listen, {}, metrics=list, health=lambda: (True, "")),
-            ):
-                pass
-
-
 def test_that_metrics_cannot_be_written_is_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
