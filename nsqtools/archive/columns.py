@@ -212,6 +212,7 @@ def bodies_as(body: Any, raw: Any, kind: BodyKind) -> Columns:
     try:
         return {"body": body.cast(pyarrow.string())}
     except pyarrow.ArrowInvalid:  # some are not UTF-8
+        body = body if raw is None else compute.coalesce(body, raw.cast(body.type))
         return columns_of_bodies(body.to_pylist(), kind)
 
 

@@ -42,7 +42,7 @@ THROUGHPUT = {
     "output_buffer_timeout_s": 0.025,
     "reconnect_base_s": 1.0,
 }
-"""Client options of a forwarder's consumers, where the user gives none."""
+"""Client options of consumers of a forwarder and of nsq bench, where the user gives none."""
 
 TICK_S = 0.2  # a fifth of the shortest msg_timeout
 RETRY_S = 5.0  # how often it is asked whether a topic is there again

@@ -38,7 +38,6 @@ from nsqtools.cluster.stats_documents import sample_metrics
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.files.opening import Renewed, warn_of_exposure
 from nsqtools.protocol.names import Address
-from nsqtools.protocol.text import go_json
 from nsqtools.records.prometheus import CONTENT_TYPE, encode_metrics, metric_of
 from nsqtools.server.http_server import Call, HTTPServer, Limits, Reply, StreamedReply, plain_reply
 from nsqtools.server.listen import report_errors
@@ -217,9 +216,10 @@ def _answer(
 ) -> Response:
     """Answer in words, a program in JSON."""
     is_api = "/api/" in scope["path"]
-    body = go_json({"message": text}) if is_api else f"{text}\n"
-    kind = "application/json; charset=utf-8" if is_api else "text/plain; charset=utf-8"
-    return Response(body, status, {**(headers or {}), "Content-Type": kind})
+    words = PlainTextResponse(f"{text}\n", status)
+    answer = api.reply({"message": text}, status) if is_api else words
+    answer.headers.update(headers or {})
+    return answer
 
 
 FIRST_SAMPLE_S = 10.0

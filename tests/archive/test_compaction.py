@@ -387,6 +387,8 @@ def test_one_row_of_each_identity_stays_and_no_number_fits_a_wider_column_of_suc
     for kind, errors in (("double", 0), ("int64", 1)):
         schema = pyarrow.schema([("n", kind), ("_error", "string")])
         assert fitted(batch, schema, BodyKind.json)["_error"].null_count == 2 - errors
+    two = pyarrow.record_batch({"body": [b"\xff", None], "body_bytes": [None, b"\xfe"]})
+    assert fitted(two, two.schema, BodyKind.string)["body_bytes"].to_pylist() == [b"\xff", b"\xfe"]
 
 
 def test_archives_go_when_all_of_them_is_in_parquet_and_not_before(tmp_path: Path) -> None:

@@ -211,7 +211,6 @@ def test_a_partition_that_is_quiet_is_finished(topic: Topic) -> None:
     writer.rotate(NOW_S - 3600)  # the clock was set back
     assert parts(topic.out) == []
     assert lines_of(topic.out) == [b"body 1", b"body 2"]
-    assert topic.source.finished == ids(1, 2)
 
 
 def test_a_file_that_is_over_keeps_all(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:

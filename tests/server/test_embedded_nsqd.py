@@ -126,13 +126,14 @@ def test_a_refused_publish_counts_once_also_after_one_that_was_not() -> None:
 def test_a_queue_that_cannot_be_written_does_not_keep_the_others_from_the_disk(
     tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
-    nsqd = serve(EmbeddedServer(tmp_path))
+    nsqd = serve(EmbeddedServer(tmp_path, "-mem-queue-size=1"))
     for topic in ("a", "b", "c"):
-        nsqd.publish(topic, b"body")
-    put = DiskQueue.put
+        nsqd.publish(topic, b"in memory", b"on disk")
+    put, failed = DiskQueue.put, list[DiskQueue]()
 
     def fail(self: DiskQueue, records: Sequence[bytes]) -> None:
         if self.name == "a":
+            failed.append(self)
             raise failure
         put(self, records)
 
@@ -140,7 +141,10 @@ def test_a_queue_that_cannot_be_written_does_not_keep_the_others_from_the_disk(
     nsqd.stop()
 
     assert "TOPIC(a): failed to close" in nsqd.log
-    assert {path.name[0] for path in tmp_path.glob("*.diskqueue.000000.dat")} == {"b", "c"}
+    assert {path.name[0] for path in tmp_path.glob("*.diskqueue.meta.dat")} == {"a", "b", "c"}
+    assert [each._writer for each in failed] == [-1]
+    nsqd.start()
+    assert [nsqd.depth(topic) for topic in "abc"] == [1, 2, 2]
 
 
 def test_names_that_no_queue_may_have_are_skipped_in_the_list_of_topics(any_nsqd: AnyNsqd) -> None:

@@ -38,11 +38,6 @@ WINDOW = 16
 
 Messages = Annotated[int | None, opt("--count -n N", "Measure N messages.", LIMITS, min=1)]
 
-CONSUMING: dict[str, Any] = {
-    "max_in_flight": 2500,  # as much as an nsqd allows
-    "output_buffer_timeout_s": 0.025,
-    "output_buffer_size": 65536,
-}
 COLUMNS = (
     "mode connections size_min size_max messages seconds messages_per_s bytes_per_s published "
     "consumed client_cpu cpu_us_per_message min_ms mean_ms p50_ms p90_ms p99_ms p99.9_ms max_ms"
@@ -112,6 +107,7 @@ class Load(OptionSet):
         """The `BenchPlan`. Raises `ConfigurationError` for what cannot be measured."""
         from nsqtools.bench.bench_plan import BenchMode, BenchPlan
         from nsqtools.client.options import ClientOptions
+        from nsqtools.forward.forwarder import THROUGHPUT
 
         connection = client_connection(self.context, "consumer_opt")
         if not connection.nsqd_tcp_addresses:  # of an nsqd on this machine HTTP alone was named
@@ -122,7 +118,7 @@ class Load(OptionSet):
             mode=BenchMode(mode),
             connection=connection,
             producer_options=producer.with_options(publishing),
-            consumer_options=connection.client_options(**CONSUMING),
+            consumer_options=connection.client_options(**THROUGHPUT),
             topic=None if self.topic is None else check_topic(self.topic),
             size=self.size,
             batch=how.batch or batch,

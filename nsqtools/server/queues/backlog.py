@@ -270,12 +270,14 @@ class QueueBacklog:
         """
         if self.disk is not None:
             deferred = iter(partial(self.take_due, inf, _CLOSE_COUNT), [])
-            for messages in chain([[]], given_back, deferred):
-                self._memory.extend(messages)
-                while self._memory:
-                    step = self.get(_CLOSE_COUNT, _CLOSE_BYTES)
-                    self.disk.put([encoded(step)])
-            self.disk.close()
+            try:
+                for messages in chain([[]], given_back, deferred):
+                    self._memory.extend(messages)
+                    while self._memory:
+                        step = self.get(_CLOSE_COUNT, _CLOSE_BYTES)
+                        self.disk.put([encoded(step)])
+            finally:
+                self.disk.close()
         self._memory.clear()
 
 
