@@ -215,8 +215,7 @@ class Journal:
         youngest.confirm()
         if youngest.count >= self._size:
             if older and not older[0].is_kept:
-                self._generations.remove(older[0])
-                older[0].remove()
+                self._generations.pop(1).remove()
             self._begin_generation()
 
     def keep(self) -> None:

@@ -207,8 +207,7 @@ class TopicArchiver:
         self.last_message_s = time.monotonic()
         room = self._quota.take(len(batch))
         if room < len(batch):
-            for message in batch[room:]:
-                message.requeue(0, backoff=False)
+            Batch(batch.source, batch[room:]).requeue(0, backoff=False)
             batch = Batch(batch.source, batch[:room])
         if not batch:
             return
@@ -227,9 +226,8 @@ class TopicArchiver:
 
     def _is_time_to_flush(self, now: float) -> bool:
         held, flush = self.writer.held_count, self._flush
-        if held >= flush.count or self.writer.held_bytes >= flush.bytes:
-            return True
-        if now - self._held_since_s >= flush.interval_s:
+        is_due = now - self._held_since_s >= flush.interval_s
+        if is_due or held >= flush.count or self.writer.held_bytes >= flush.bytes:
             return True
         is_enough = held >= self._max_in_flight // 2 or self.consumer.is_starved
         return is_enough and self._backlog.is_empty
@@ -323,9 +321,9 @@ class Turns:
             if not scheduled.is_running:
                 self._find_a_thread()
 
-    def _add(self, scheduled: Scheduled, due: float) -> None:
-        """Note when a turn is due, unless one is due before."""
-        if scheduled.due is None or due < scheduled.due:
+    def _add(self, scheduled: Scheduled, due: float | None) -> None:
+        """Note when a turn is due, if one is, and none before."""
+        if due is not None and (scheduled.due is None or due < scheduled.due):
             scheduled.due = due
             if not scheduled.is_running:  # the thread that runs it will see
                 heapq.heappush(self._times, (due, next(self._sequence), scheduled))
@@ -384,8 +382,7 @@ class Turns:
     def _done(self, scheduled: Scheduled, due: float | None) -> None:
         with self._changed:
             wanted, scheduled.due, scheduled.is_running = scheduled.due, None, False
-            for each in (wanted, due):
-                if each is not None:
-                    self._add(scheduled, each)
+            self._add(scheduled, wanted)
+            self._add(scheduled, due)
             if self._times and self._times[0][2] is scheduled:
                 self._changed.notify()  # who is idle waits for a later one

@@ -144,7 +144,7 @@ def _unpacked(file: BinaryIO, wanted: Range, tell: ReportProblem) -> Iterator[tu
     try:
         for text, end in unpack_members(file, wanted.content.codec, wanted.begin):
             yield pos, text
-            pos = end if end is not None else pos
+            pos = end or pos
             if pos >= wanted.end:  # what follows was written after this was planned
                 return
     except DamagedError as exc:
