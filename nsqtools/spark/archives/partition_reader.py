@@ -27,10 +27,9 @@ from nsqtools.archive.columns import (
 )
 from nsqtools.archive.layout import PART, Head, Member, index_of, is_hidden, owner_of
 from nsqtools.archive.location import parse_place
-from nsqtools.archive.members import DamagedError, unpack_members
+from nsqtools.archive.members import LONGEST_LINE, DamagedError, unpack_members
 from nsqtools.archive.reader import (
     BATCH_TEXT,
-    LONGEST_LINE,
     lines_end,
     read_member,
     split_lines,
