@@ -350,10 +350,8 @@ class HttpSink:
             self._turn = (self._turn + 1) % len(circuits)
             circuits = circuits[self._turn :] + circuits[: self._turn]
             circuits.sort(key=self._under_way.__getitem__)  # one that hangs keeps no others waiting
-        elif mode is EndpointMode.HASH and len(circuits) > 1:
-            assert self._settings.key is not None
-            message = exchange.parcels[0].messages[0]
-            place = place_of(message, self._settings.key, len(circuits))
+        elif self._settings.key is not None:  # of the mode hash
+            place = place_of(exchange.parcels[0].messages[0], self._settings.key, len(circuits))
             circuits = circuits[place:] + circuits[:place]
         for circuit in circuits:
             if circuit not in exchange.tried and not circuit.is_open(now):

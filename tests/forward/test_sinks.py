@@ -196,14 +196,11 @@ def test_what_no_endpoint_has_answered_may_be_there_from_each() -> None:
     assert (outcome.fate, outcome.repeated) == (Fate.FAILED, 2)
 
 
-@pytest.mark.parametrize(
-    ("mode", "names"),
-    [(EndpointMode.FAILOVER, "abbb"), (EndpointMode.ROUND_ROBIN, "babb")],
-)
-def test_an_endpoint_that_hangs_keeps_one_message_waiting(mode: EndpointMode, names: str) -> None:
+@pytest.mark.parametrize(("mode", "names"), [("failover", "abbb"), ("round-robin", "babb")])
+def test_an_endpoint_that_hangs_keeps_one_message_waiting(mode: str, names: str) -> None:
     """Where it takes turns, and where it is tried again after it has failed."""
-    sink, pool = http_sink(mode=mode)
-    if mode is EndpointMode.FAILOVER:
+    sink, pool = http_sink(mode=EndpointMode(mode))
+    if mode == "failover":
         sink._circuits[0].failed(0.0, is_hopeless=True)
     for _ in names:
         sink.submit(parcel_of(b"1"), Mock())
