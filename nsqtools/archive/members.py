@@ -283,6 +283,13 @@ def scan_file(file: BinaryIO, scan: Scan) -> None:
             scan.damage = f"cut off in the line at byte {end - len(tally.rest)}"
 
 
+def member_of(text: bytes, begin: int, end: int) -> Member:
+    """Return the member that some lines become, from one offset to another."""
+    tally = _Tally(set())
+    tally.add(text)
+    return tally.member(begin, end)
+
+
 def _cut(file: BinaryIO) -> Iterator[MemberText]:
     """Cut a plain file at line ends; all of its bytes are in some member."""
     file.seek(0)
