@@ -362,6 +362,7 @@ class HttpSink:
 
     def _broke(self, exchange: _Exchange, broken: Answer) -> None:
         if broken.is_forbidden and exchange.hops:  # a redirect: the endpoint itself works
+            exchange.circuit.worked()
             self._refuse(exchange, Outcome(Fate.REFUSED, broken.error))
             return
         exchange.circuit.failed(time.monotonic(), is_hopeless=not broken.was_sent)
@@ -380,9 +381,9 @@ class HttpSink:
                 self._pending.appendleft(exchange)
                 return
             how = ", which is not followed"
-        if status < 500 and status != 429:
-            exchange.circuit.worked()
         action = self._settings.policy.get(status, StatusAction.RETRY)
+        if action is not StatusAction.RETRY or (status < 500 and status != 429):
+            exchange.circuit.worked()
         if action is StatusAction.OK:
             self._settle(exchange, DELIVERED)
             return

@@ -199,14 +199,20 @@ def test_what_no_endpoint_has_answered_may_be_there_from_each() -> None:
 @pytest.mark.parametrize(("mode", "names"), [("failover", "abbb"), ("round-robin", "babb")])
 def test_an_endpoint_that_hangs_keeps_one_message_waiting(mode: str, names: str) -> None:
     """Where it takes turns, and where it is tried again after it has failed."""
-    sink, pool = http_sink(mode=EndpointMode(mode))
+    sink, pool = http_sink(mode=EndpointMode(mode), policy=parse_policy(["503=ok"]))
     if mode == "failover":
         sink._circuits[0].failed(0.0, is_hopeless=True)
+    asked = []
     for _ in names:
         sink.submit(parcel_of(b"1"), Mock())
-        if pool.send.call_args.args[0].name == "b:80":
+        asked.append(pool.send.call_args.args)
+        if asked[-1][0].name == "b:80":
             answer_last(pool, 200)
-    assert "".join(call.args[0].name[0] for call in pool.send.call_args_list) == names
+    assert "".join(request.name[0] for request, _ in asked) == names
+
+    [answered] = [done for request, done in asked if request.name == "a:80"]
+    pool.call_soon(lambda: answered(Answer(503), False))
+    assert not any(each.retry_at for each in sink._circuits)
 
 
 def forwarder_to(
