@@ -79,12 +79,6 @@ def test_a_delimiter_is_of_bare_bodies(tmp_path: Path, monkeypatch: pytest.Monke
         batches = columns.read_batches(file, failing, delimiter=b",,")
         assert read == [body for batch in batches for body in batch["body"].to_pylist()] == bodies
     assert repair(archive, b",,") == 3
-    (tmp_path / "bare").write_bytes(text := b"a\n\n\nb,," * 20)
-    for before in (None, 20):
-        [bare] = find_archives([tmp_path / "bare"])
-        assert (bare.messages, repair(bare, b",,")) == (before, 20)
-    # Spark reads the members one by one
-    assert {text[each.end - 2 : each.end] for each in bare.members or ()} == {b",,"}
 
 
 def test_a_range_may_end_where_no_time_of_a_row_can_be() -> None:
