@@ -12,10 +12,11 @@ yields to other tasks whenever it takes messages.
 from __future__ import annotations
 
 import asyncio
-import threading
+import collections
 import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Self
 
 from nsqtools.client.backlog import MAX_SLEEP_S, Backlog
@@ -33,23 +34,20 @@ class _LoopBacklog(Backlog):
         self._waiting = 0  # tasks
         self.loop: asyncio.AbstractEventLoop | None = None
         self._filled = asyncio.Event()
-        self._is_expected = False
-        self._wakes = threading.Lock()
+        # something, by who looks; no lock, which a signal handler may have interrupted us with
+        self._expected: collections.deque[None] = collections.deque(maxlen=1)
 
     def _wake(self) -> None:
-        with self._wakes:
-            is_expected, self._is_expected = self._is_expected, False
-        if is_expected and self.loop is not None:
-            try:
+        if self._expected and self.loop is not None:
+            # several threads may meet here; and the event loop may have ended
+            with suppress(IndexError, RuntimeError):
+                self._expected.pop()
                 self.loop.call_soon_threadsafe(self._filled.set)
-            except RuntimeError:
-                pass  # the event loop has ended
 
     def expect(self) -> None:
         """What is put in from here on ends the next `wait` (the event loop)."""
         self._filled.clear()
-        with self._wakes:
-            self._is_expected = True
+        self._expected.append(None)
 
     async def wait(self) -> None:
         self.takers.add(asyncio.current_task())

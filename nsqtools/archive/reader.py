@@ -41,14 +41,17 @@ from nsqtools.archive.layout import (
     aside,
     end_of,
     index_of,
+    total_of,
 )
 from nsqtools.archive.members import (
+    LONGEST_LINE,
     CorruptError,
     DamagedError,
     Scan,
     Unpacker,
     codec_at,
     is_whole,
+    member_of,
     members_of,
     scan_file,
     topics_in,
@@ -73,7 +76,6 @@ if TYPE_CHECKING:
     from nsqtools.archive.parquet import Contents
 
 READ_SIZE = 1 << 18
-LONGEST_LINE = 1 << 28
 LARGEST_TEXT = 1 << 26  # of a member at a time
 BATCH_TEXT = 8 << 20
 """Bytes of text that become columns together: a batch has some ten thousand rows then."""
@@ -225,8 +227,7 @@ def ending_in(archive: ArchiveFile, delimiter: bytes) -> bytes:
     if delimiter == b"\n":
         return delimiter
     texts = filter(None, read_text(archive, lambda path, problem: None))
-    line, newline, _ = next(texts, b"").partition(b"\n")
-    return newline if newline and is_message(line) else delimiter
+    return b"\n" if is_message(next(texts, b"").partition(b"\n")[0]) else delimiter
 
 
 def lines_end(text: bytes, delimiter: bytes) -> int:
@@ -348,7 +349,9 @@ def is_message(line: bytes) -> bool:
     return bool(_BEGINNING.match(line)) or is_whole(line)
 
 
-TABLE_REMEDY = "Restore the file, or make it again from its archive: nsq archive convert."
+TABLE_REMEDY = (
+    "Restore the file, or remove it and make it again from its archive: nsq archive convert."
+)
 
 
 def verify(archive: ArchiveFile, on_damage: OnDamage) -> int:
@@ -425,23 +428,23 @@ def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
     with failing("repair", path), temporary_beside(path) as beside:
         with closing(archive.open()) as file:
             begin_member, status = members_of(codec_at(file)), os.fstat(file.fileno())
-        count, scan = 0, Scan()
+        members: list[Member] = []
         remove_temporaries(path.parent, time.time() - LEFT_AFTER_S)
         with os.fdopen(os.open(beside, NEW | os.O_RDWR), "w+b") as copy:
             make_alike(copy.fileno(), status)
             for text in _readable(archive, delimiter):
                 compressor = begin_member()
                 copy.write(compressor.compress(text) + compressor.flush())
-                count += text.count(delimiter)
+                member = member_of(text, end_of(members), copy.tell())
+                members.append(member._replace(messages=text.count(delimiter)))
             copy.flush()
             os.fsync(copy.fileno())
-            scan_file(copy, scan)
         archive.open().close()  # raises when another one is there now, as of a second repair
         _keep(path)
         beside.rename(path)
         sync_folder(path.parent)
-        replace_file(index_of(path), Index(archive.head, scan.members).encode(), status)
-    return count
+        replace_file(index_of(path), Index(archive.head, members).encode(), status)
+    return total_of(members).messages
 
 
 def _keep(path: Path) -> None:

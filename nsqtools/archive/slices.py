@@ -348,7 +348,7 @@ def unreadable(source: Source, problem: str) -> NsqError:
     """Return the error for damage that ends a compaction."""
     remedy = "Repair it with nsq archive repair"
     if source.is_parquet:
-        remedy = "Restore it, or make it again from its archive"
+        remedy = "Restore it, or remove it and make it again from its archive"
     return NsqError(
         f"cannot read {source.shown}: {problem}",
         hint=f"{remedy}, or leave out what is damaged with --skip-damaged.",

@@ -340,9 +340,11 @@ class Table:
         return files
 
     def _noted(self, name: str) -> int:
-        """Return how many messages a file has by its manifest, 0 without a whole one."""
+        """Return how many messages a file has by its manifest, 0 without both as they were made."""
         with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
-            return int(json.loads(self.storage.read(aside(name, MANIFEST)))["messages"])
+            said = json.loads(self.storage.read(aside(name, MANIFEST)))
+            if self.storage.stat(name).size == said["size"]:  # else it is to be made again
+                return int(said["messages"])
         return 0
 
     # -- what was converted before --------------------------------------------------------------

@@ -12,7 +12,7 @@ one handler may hang: after a part of msg_timeout everything goes on as usual.
 
 Taking is what hands a message out. What waits can still be withdrawn: because it waited too long,
 because nsqd delivered it again, or because its connection is gone. Each message is either taken or
-withdrawn, never both, as both happen under one lock.
+withdrawn, never both, as both happen under one lock. The I/O thread does not wait long for it.
 
 What the I/O thread read in one turn is one entry: with many connections those are many batches of
 one message, and an entry each would cost more than the rest of their way. It may be taken whole or
@@ -33,6 +33,7 @@ import threading
 import time
 from collections.abc import Callable, Container, Iterable, MutableSet, Set
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from nsqtools.client.giving_up import Attempts, GivingUp
@@ -190,10 +191,12 @@ class Backlog:
     # -- withdrawing (the I/O thread) ------------------------------------------------------------
 
     def withdraw(self, owner: Delivery, expired_at: float | None = None) -> list[Batch]:
-        """Take out what belongs to an owner: all, or what has waited too long at ``expired_at``,
-        if the lock can be had soon."""
+        """Take out what belongs to an owner: all, or what has waited too long at ``expired_at``.
+
+        If the lock cannot be had soon, nothing is taken out, and all is returned as it is.
+        """
         withdrawn: list[Batch] = []
-        if self._lock.acquire(timeout=-1 if expired_at is None else HELD_S):
+        if self._lock.acquire(timeout=HELD_S):
             try:
                 for entry in list(owner.waiting):
                     if expired_at is None or _has_expired(entry.batches[0], expired_at):
@@ -203,14 +206,21 @@ class Backlog:
                 self._drop_withdrawn()
             finally:
                 self._lock.release()
+        elif expired_at is None:
+            withdrawn += chain.from_iterable(entry.batches for entry in list(owner.waiting))
         return withdrawn
 
     def discard(
         self, owner: Delivery, source: Answers, ids: Container[bytes] | None = None
     ) -> set[bytes]:
-        """Drop messages of a connection, by id or (None) all; return the ids of the dropped."""
+        """Drop messages of a connection, by id or (None) all; return the ids of those dropped.
+
+        If the lock cannot be had soon, nothing is dropped.
+        """
         dropped: set[bytes] = set()
-        with self._lock:
+        if not self._lock.acquire(timeout=HELD_S):
+            return dropped
+        try:
             for entry in list(owner.waiting):
                 for batch in entry.batches:
                     if batch.source is source:
@@ -222,6 +232,8 @@ class Backlog:
                     if not entry.batches:
                         del owner.waiting[entry]
             self._drop_withdrawn()
+        finally:
+            self._lock.release()
         return dropped
 
 

@@ -138,6 +138,7 @@ class CommonConsumer:
             on_stopped=self._end_deliveries,
             on_error=on_error or (lambda error: None),
         )
+        self._io.delivery.give_up = self._give_up
         # re-entrant: a signal handler may stop what its thread is starting
         self._life = threading.RLock()
         self._process = os.getpid()
@@ -255,6 +256,10 @@ class CommonConsumer:
                 return entry
             for batch in entry:
                 give_back(batch)
+
+    def _give_up(self, batch: Batch) -> None:
+        self._handled[threading.get_ident()] = batch  # `stop` must not wait for it in a callback
+        self._giving_up.messages(batch)
 
     def raise_failure(self) -> None:
         """Raise ``RuntimeError`` if a defect has ended it, and no stop."""
@@ -467,7 +472,8 @@ class Consumer(CommonConsumer):
         """Stop and wait for it: until everything delivered is answered, and the answers sent.
 
         Returns whether the consumer has stopped. It has not yet when ``timeout_s`` passed, nor
-        when called inside a handler or a loop over messages, which is what would be waited for.
+        when called inside a handler, in on_giving_up or in a loop over messages, which is what
+        would be waited for.
         Messages without an answer are requeued after drain_timeout. May be called again.
         """
         self.begin_stop(drain=drain)

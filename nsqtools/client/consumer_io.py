@@ -417,7 +417,7 @@ class ConsumerIO:
             self._discoveries[topic].ask_soon()
         try:
             self._on_error(error)
-        except Exception:
+        except BaseException:  # as `Publication.call_back`
             log.exception("on_error failed")
 
     # -- messages and their answers -------------------------------------------------------------

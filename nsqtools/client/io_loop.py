@@ -194,7 +194,7 @@ class LoopMember:
         """The member has ended: nothing is served any longer."""
         try:
             self._at_end()
-        except Exception:
+        except BaseException:  # or those would wait for ever that wait for this end
             log.exception("%s: its end failed", self.name)
         self.has_ended = True
         self._make_calls()

@@ -134,7 +134,7 @@ class CommonProducer:
         self._entered_bytes = self._left_bytes = 0  # of these, each changed on one side
         self._waiting = 0  # threads, for room
         self._freed: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._aside: dict[PendingPublication, None] = {}  # unsettled, and not in the window
+        self._aside: set[PendingPublication] = set()  # unsettled, and not in the window
         self._is_started = False
         self._is_stopped = False
 
@@ -159,12 +159,9 @@ class CommonProducer:
         give_up_at = math.inf if timeout_s is None else time.monotonic() + timeout_s
         return all(
             each._settles_within(give_up_at - time.monotonic())
-            for each in self._all_under_way()
+            for each in list(self._unsettled)
             if each.is_submitted
         )
-
-    def _all_under_way(self) -> dict[PendingPublication, None]:
-        return {**self._unsettled, **self._aside}  # in this order: the I/O thread moves them on
 
     def _stop(self, timeout_s: float | None, when: str = "") -> bool:
         with self._lock:
@@ -188,7 +185,7 @@ class CommonProducer:
 
     def _start_afresh(self) -> None:
         """In a forked child: the thread is the parent's, and so is what it has under way."""
-        under_way, was_stopped = self._all_under_way(), self._is_stopped
+        under_way, was_stopped = self._unsettled, self._is_stopped
         self._begin_life()
         self._is_stopped = was_stopped
         for publication in under_way:
@@ -254,7 +251,7 @@ class CommonProducer:
 
     def health(self) -> ProducerHealth:
         """How the producer is now: for a probe, or for metrics."""
-        under_way = [each.submitted_at for each in self._all_under_way() if not each.is_settled]
+        under_way = [each.submitted_at for each in list(self._unsettled) if not each.is_settled]
         return ProducerHealth(
             [str(link.address) for link in self._io.links if link.connection is not None],
             len(under_way),
@@ -267,7 +264,7 @@ class CommonProducer:
     def has_room(self) -> bool:
         """Tell whether `submit` does not block."""
         return self._is_stopped or (
-            len(self._unsettled) < self.options.max_outstanding
+            len(self._unsettled) - len(self._aside) < self.options.max_outstanding
             and self._entered_bytes - self._left_bytes < self._window_bytes
         )
 
@@ -311,28 +308,26 @@ class CommonProducer:
         for _ in range(self._waiting):
             self._freed.put(None)
 
-    def _leave_window(self, publication: PendingPublication) -> None:
-        if self._unsettled.pop(publication, self) is None:
-            self._left_bytes += publication.size
-
     def _set_aside(self, publications: Iterable[PendingPublication]) -> None:
         """Make room for others: these wait for an nsqd that may hang."""
-        for publication in publications:
-            if publication in self._unsettled:
-                self._aside[publication] = None
-                self._leave_window(publication)
+        new = (self._unsettled.keys() & publications) - self._aside
+        self._aside |= new
+        self._left_bytes += sum(each.size for each in new)
         self._make_room()
 
     def _on_settled(self, settled: list[PendingPublication]) -> None:
         for publication in settled:
-            self._leave_window(publication)
-            self._aside.pop(publication, None)
+            if publication in self._aside:
+                self._aside.remove(publication)
+            else:
+                self._left_bytes += publication.size
+            self._unsettled.pop(publication, None)
         self._make_room()
         if self.on_published is not None:
             for publication in settled:
                 try:
                     self.on_published(publication)
-                except Exception:
+                except BaseException:  # as `Publication.call_back`
                     log.exception("on_published failed")
 
 

@@ -35,14 +35,13 @@ from __future__ import annotations
 
 import collections
 import logging
-import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn, get_args
 
 from nsqtools.client import outcomes
-from nsqtools.client.connecting import RetryDelays, background, connect, warn_of_left_out
+from nsqtools.client.connecting import RetryDelays, background, connect, rng, warn_of_left_out
 from nsqtools.client.connection import Connection, open_connection
 from nsqtools.client.discovery import Discovery
 from nsqtools.client.io_loop import LoopMember, Timer
@@ -316,21 +315,19 @@ class ProducerLinks:
         now, links = self._loop.now(), self._links
         if links and not self._takes_turns and links[0].is_prompt(now):
             return links[0]  # the usual case, once a turn
-        prompt = [link for link in links if link.is_prompt(now)]
+        if self._takes_turns:
+            groups = [[link for link in links if link.is_listed is each] for each in (True, False)]
+        else:
+            groups = [[link] for link in links]
         # round-robin waits at first, or all that waits goes to the one that answers first
-        may_wait = not prompt or (self._takes_turns and not self._turn)
-        for is_listed in (True, False):
-            group = [link for link in links if link.is_listed is is_listed]
-            usable = [link for link in prompt if link.is_listed is is_listed]
+        is_first = self._takes_turns and not self._turn
+        may_wait = is_first or not any(link.is_prompt(now) for link in links)
+        for group in groups:
             for link in group:
-                if usable and link is usable[0] and not self._takes_turns:
-                    return link
                 link.connect_if_due(now)
-                if may_wait and not self._takes_turns and link.is_hopeful(now):
-                    return None
-            if may_wait and any(link.is_hopeful(now) for link in links):
+            if may_wait and any(link.is_hopeful(now) for link in group):
                 return None
-            if usable:
+            if usable := [link for link in group if link.is_prompt(now)]:
                 first = self._turn % len(usable)
                 return min(usable[first:] + usable[:first], key=lambda link: len(link.outstanding))
         return next((link for link in links if link.connection is not None), None)
@@ -383,7 +380,7 @@ class ProducerLinks:
             if link.is_listed:
                 link.known_at = self._loop.now()
         new = sorted(found - known)
-        random.shuffle(new)
+        rng.shuffle(new)
         count = sum(link.is_announced and link.is_listed for link in self._links)
         room = max(0, self._options.max_discovered_nsqd - count)
         warn_of_left_out(len(new) - room, self._options)

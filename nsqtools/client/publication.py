@@ -171,7 +171,7 @@ class Publication(Future[None]):
                 return
             try:
                 callback(self)
-            except Exception:
+            except BaseException:  # ``sys.exit`` in a callback must not end the I/O thread
                 log.exception("a callback of a publication failed")
 
     def cancel(self) -> bool:

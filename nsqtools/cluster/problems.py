@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -161,19 +161,24 @@ class Earlier(NamedTuple):
     ago_s: float
 
 
-def comparable(first: Sample, sample: Sample) -> list[QueueRow]:
+class _Kept(NamedTuple):
+    """What is kept of a sample, for a minute: not the rows of each nsqd."""
+
+    time_s: float
+    totals: Sequence[QueueRow]
+    started: Mapping[str, int]
+    rows: Sequence[QueueRow] = ()
+
+
+def comparable(first: Sample | _Kept, sample: Sample) -> Sequence[QueueRow]:
     """Return the first totals of the queues whose nsqd have answered both times, in the same run:
     sums of others do not compare."""
     changed = {address for address, _ in first.started.items() ^ sample.started.items()}
+    if not changed:
+        return first.totals
     rows = (row for each in (first, sample) for row in each.rows if row.node in changed)
     left_out = {(row.topic, row.channel) for row in rows}
     return [row for row in first.totals if (row.topic, row.channel) not in left_out]
-
-
-class _Kept(NamedTuple):
-    time_s: float
-    totals: Sequence[QueueRow]
-    nsqds: Set[str]
 
 
 class Past:
@@ -193,14 +198,17 @@ class Past:
         while kept and sample.time_s - kept[0].time_s > PAST_S:
             kept.popleft()
         if not kept or sample.time_s - kept[-1].time_s >= PAST_STEP_S:
-            kept.append(_Kept(sample.time_s, sample.totals, sample.started.keys()))
+            kept.append(_Kept(sample.time_s, sample.totals, sample.started))
 
     def before(self, sample: Sample) -> Earlier | None:
-        """Return the oldest totals of the same nsqd, None where there are none yet."""
+        """Return the oldest totals of the same nsqd, None where there are none yet.
+
+        Queues of an nsqd that was restarted since are left out.
+        """
         nsqds = sample.started.keys()
         for kept in self._kept:
-            if kept.time_s < sample.time_s and kept.nsqds == nsqds:
-                return Earlier(kept.totals, sample.time_s - kept.time_s)
+            if kept.time_s < sample.time_s and kept.started.keys() == nsqds:
+                return Earlier(comparable(kept, sample), sample.time_s - kept.time_s)
         return None
 
 

@@ -244,7 +244,7 @@ class RateMeter:
             return _Measured(topic, rows, rows, at_s)
         elapsed_s = at_s - before.base_s
         is_same = before.topic is topic or before.topic == topic
-        if is_same and before.base is before.rows and elapsed_s > 0:
+        if is_same and before.base is before.rows and elapsed_s > self._least_s:
             if before.rows[0].rates is not RESTING:
                 before.rows = before.base = [replace(row, rates=RESTING) for row in before.rows]
             before.base_s = at_s

@@ -19,7 +19,8 @@ class ForwardMode(enum.Enum):
 
 
 class EndpointMode(enum.Enum):
-    """Of HTTP endpoints. ``all``: each message to every one of them."""
+    """Of HTTP endpoints. ``round-robin``: in turn, those with the fewest requests under way first.
+    ``all``: each message to every one of them."""
 
     ROUND_ROBIN = "round-robin"
     HASH = "hash"

@@ -2,8 +2,8 @@
 
 A request that fails goes to the next endpoint before its messages go back to the queue. Each
 endpoint has a circuit of its own: after a few failures in a row it is left alone for a while that
-doubles, and the others take its share. Only when all circuits are open nothing can be delivered,
-and then the forwarder holds what it has.
+doubles, and the others take its share; then one request shows whether it works again. Only when all
+circuits are open nothing can be delivered, and then the forwarder holds what it has.
 
 Everything but `parts` and `submit` runs on the thread of the pool. With batches, what comes within
 ``linger_s`` goes together, from whichever topic and nsqd, if URL and headers are the same; with
@@ -209,7 +209,7 @@ class HttpSink:
         self._pool = pool
         self._turn = 0
         self._pending: collections.deque[_Exchange] = collections.deque()
-        self._under_way = 0
+        self._under_way = collections.Counter[Circuit]()  # requests
         self._gathered: dict[Hashable, _Gathered] = {}  # by their way
         self._gathers_for_s = settings.linger_s
         self._partial = _PartialDeliveries()
@@ -303,30 +303,34 @@ class HttpSink:
         self._go_on()
 
     def _go_on(self) -> None:
-        while self._pending and self._under_way < self._settings.concurrency:
+        while self._pending and self._under_way.total() < self._settings.concurrency:
             self._send(self._pending.popleft())
 
     def _send(self, exchange: _Exchange) -> None:
         if exchange.target is None:
-            circuit = self._choose(exchange, time.monotonic())
-            if circuit is None:
+            now = time.monotonic()
+            chosen = self._choose(exchange, now)
+            if chosen is None:
                 nowhere = Outcome(Fate.UNREACHABLE, "no endpoint works")
                 self._finish(exchange, exchange.last or nowhere)
                 return
-            exchange.tried.append(circuit)
+            if chosen.retry_at:  # no other before this one has arrived
+                chosen.failed(now, is_hopeless=True)
+            exchange.tried.append(chosen)
             exchange.hops = 0
-        endpoint = exchange.target or self._endpoints[exchange.circuit]
+        circuit = exchange.circuit
+        endpoint = exchange.target or self._endpoints[circuit]
         try:
             request = self._builder.build(endpoint, exchange.parcels)
         except (ValueError, RecursionError) as exc:
             error = f"not JSON, in a batch of JSON ({exc})"
             self._refuse(exchange, Outcome(Fate.REFUSED, error, may_split=True))
             return
-        self._under_way += 1
+        self._under_way[circuit] += 1
         exchange.url, exchange.target = request.url, None
 
         def done(answer: Answer, is_resent: bool) -> None:
-            self._under_way -= 1
+            self._under_way[circuit] -= 1
             if is_resent:
                 exchange.repeated += 1
             if answer.error:
@@ -344,13 +348,10 @@ class HttpSink:
             circuits = exchange.lacking
         elif mode is EndpointMode.ROUND_ROBIN:
             self._turn = (self._turn + 1) % len(circuits)
-            if not exchange.tried and not circuits[self._turn].is_open(now):
-                return circuits[self._turn]
             circuits = circuits[self._turn :] + circuits[: self._turn]
-        elif mode is EndpointMode.HASH and len(circuits) > 1:
-            assert self._settings.key is not None
-            message = exchange.parcels[0].messages[0]
-            place = place_of(message, self._settings.key, len(circuits))
+            circuits.sort(key=self._under_way.__getitem__)  # one that hangs keeps no others waiting
+        elif self._settings.key is not None:  # of the mode hash
+            place = place_of(exchange.parcels[0].messages[0], self._settings.key, len(circuits))
             circuits = circuits[place:] + circuits[:place]
         for circuit in circuits:
             if circuit not in exchange.tried and not circuit.is_open(now):
@@ -361,6 +362,7 @@ class HttpSink:
 
     def _broke(self, exchange: _Exchange, broken: Answer) -> None:
         if broken.is_forbidden and exchange.hops:  # a redirect: the endpoint itself works
+            exchange.circuit.worked()
             self._refuse(exchange, Outcome(Fate.REFUSED, broken.error))
             return
         exchange.circuit.failed(time.monotonic(), is_hopeless=not broken.was_sent)
@@ -379,9 +381,9 @@ class HttpSink:
                 self._pending.appendleft(exchange)
                 return
             how = ", which is not followed"
-        if status < 500 and status != 429:
-            exchange.circuit.worked()
         action = self._settings.policy.get(status, StatusAction.RETRY)
+        if action is not StatusAction.RETRY or (status < 500 and status != 429):
+            exchange.circuit.worked()
         if action is StatusAction.OK:
             self._settle(exchange, DELIVERED)
             return

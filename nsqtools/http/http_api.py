@@ -431,7 +431,7 @@ def _producers(answer: Any, url: str, access: HTTPAccess) -> list[dict[str, Any]
         return producers
     text = "%s announces %d nsqd; %d of them, drawn at random, are believed (max_discovered_nsqd)"
     log.warning(text, url, len(producers), most)
-    return random.sample(producers, most)
+    return random.SystemRandom().sample(producers, most)  # which no program has seeded
 
 
 def _allowed(producers: list[Any], url: str, patterns: tuple[str, ...]) -> list[Any]:

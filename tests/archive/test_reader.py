@@ -8,8 +8,8 @@ import pytest
 from pyarrow import parquet
 
 from nsqtools.archive import columns, reader
-from nsqtools.archive.finding import find_archives
-from nsqtools.archive.layout import TimeRange, index_of, part_of
+from nsqtools.archive.finding import ArchiveFile, find_archives
+from nsqtools.archive.layout import Member, TimeRange, index_of, part_of
 from nsqtools.archive.reader import look_at, read_messages, read_text, repair
 from nsqtools.records.naming import Codec
 
@@ -29,6 +29,10 @@ def written(path: Path, pieces: list[bytes], *, indexed: int | None = None) -> P
         ]
         index_of(path).write_bytes(b"".join(lines))
     return path
+
+
+def read_range(archive: ArchiveFile, member: Member) -> bytes:
+    return archive.storage.read_range(archive.name, member.offset, member.length)
 
 
 def failing(path: str, problem: str) -> None:
@@ -71,6 +75,7 @@ def test_what_no_index_names_is_read_if_finished(tmp_path: Path, is_in_progress:
 
 def test_a_delimiter_is_of_bare_bodies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "BATCH_TEXT", 5)
+    monkeypatch.setattr(reader, "READ_SIZE", 30)  # a first line may be longer
     (tmp_path / "bare").write_bytes(b"a,,,b")
     bare, archive = find_archives([tmp_path / "bare", written(tmp_path / "x", PIECES)])
     for file, bodies in ((bare, ["a", ",b"]), (archive, ["x"] * 3)):
@@ -78,6 +83,12 @@ def test_a_delimiter_is_of_bare_bodies(tmp_path: Path, monkeypatch: pytest.Monke
         batches = columns.read_batches(file, failing, delimiter=b",,")
         assert read == [body for batch in batches for body in batch["body"].to_pylist()] == bodies
     assert repair(archive, b",,") == 3
+    (tmp_path / "bare").write_bytes(b"a\n\n\nb,," * 20)
+    [bare] = find_archives([tmp_path / "bare"])
+    assert repair(bare, b",,") == 20
+    [bare] = find_archives([tmp_path / "bare"])  # Spark reads the members one by one
+    assert {read_range(bare, each)[-2:] for each in bare.members or ()} == {b",,"}
+    assert bare.messages == 20
 
 
 def test_a_range_may_end_where_no_time_of_a_row_can_be() -> None:

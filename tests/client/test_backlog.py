@@ -301,7 +301,10 @@ def test_what_is_dropped_leaves_the_rest_and_what_is_withdrawn_is_returned_once(
     assert list(map(len, backlog.withdraw(owner, expired_at=60.0))) == [1, 2]
     assert backlog.withdraw(owner) == []
     deliver(backlog, owner, 2)
-    deliver(backlog, owner, 1, 1)
+    [[message], _] = batches = deliver(backlog, owner, 1, 1)
+    with ThreadPoolExecutor(1) as io_thread, backlog._lock:  # a signal handler waits inside, for it
+        assert not io_thread.submit(backlog.discard, owner, batches[0].source).result()
+        assert taken(io_thread.submit(backlog.withdraw, owner).result())[1] == [message.body]
     assert list(map(len, backlog.withdraw(owner))) == [2, 1, 1]
     assert backlog.get(0) is None
     backlog.put(Arrival(owner, [fake_batch([b"0", b"1"])], to_give_up=True))

@@ -445,7 +445,7 @@ def test_giving_up_is_neither_success_nor_failure(
 
     def take(message: Message) -> bool:
         given_up.put(message.body)
-        return message.attempts > 4
+        return message.attempts > 4 and (message.attempts < 9 or not consumer.stop())
 
     options = {"max_in_flight": 5, "max_attempts": 3, "more": {"on_giving_up": take}, **QUICK}
     consumer = consume(scripted_nsqd.address, **options)
@@ -464,6 +464,9 @@ def test_giving_up_is_neither_success_nor_failure(
     for ready in (1, 5):
         conn.message(b"good")
         conn.skip_to(f"RDY {ready}")
+    conn.message(b"bad", message_id=hopeless, attempts=9)
+    conn.skip_to("CLS")  # which waits for no answer to this message: it is there
+    conn.expect(f"FIN {hopeless}")
 
 
 def test_an_nsqd_without_messages_holds_up_no_test(

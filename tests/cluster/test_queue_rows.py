@@ -128,6 +128,7 @@ def test_answers_close_together_keep_the_rates_they_had() -> None:
     assert reading.rate(answer(a=500), 2.1) == 10
     assert reading.rate(answer(a=500), 2.2) == 10
     assert reading.rate(answer(a=40), 3.0) == 20
+    assert reading.rate(answer(a=40), 3.1) == 20
 
 
 def test_sums_are_those_of_totals_and_made_again_only_where_a_row_changed() -> None:

@@ -25,7 +25,7 @@ from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.topics import Deletions
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.files.opening import Renewed
-from nsqtools.forward import BatchForm, Redirects
+from nsqtools.forward import BatchForm, EndpointMode, Redirects
 from nsqtools.forward.command_starter import Starter
 from nsqtools.forward.courier import Courier
 from nsqtools.forward.exec_sink import ExecSettings, ExecSink
@@ -194,6 +194,25 @@ def test_what_no_endpoint_has_answered_may_be_there_from_each() -> None:
         answer_last(pool, 0, error="broken")
     [(_, outcome)] = (call.args for call in report.call_args_list)
     assert (outcome.fate, outcome.repeated) == (Fate.FAILED, 2)
+
+
+@pytest.mark.parametrize(("mode", "names"), [("failover", "abbb"), ("round-robin", "babb")])
+def test_an_endpoint_that_hangs_keeps_one_message_waiting(mode: str, names: str) -> None:
+    """Where it takes turns, and where it is tried again after it has failed."""
+    sink, pool = http_sink(mode=EndpointMode(mode), policy=parse_policy(["503=ok"]))
+    if mode == "failover":
+        sink._circuits[0].failed(0.0, is_hopeless=True)
+    asked = []
+    for _ in names:
+        sink.submit(parcel_of(b"1"), Mock())
+        asked.append(pool.send.call_args.args)
+        if asked[-1][0].name == "b:80":
+            answer_last(pool, 200)
+    assert "".join(request.name[0] for request, _ in asked) == names
+
+    [answered] = [done for request, done in asked if request.name == "a:80"]
+    pool.call_soon(lambda: answered(Answer(503), False))
+    assert not any(each.retry_at for each in sink._circuits)
 
 
 def forwarder_to(

@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.options import ClientOptions
-from nsqtools.web.api import latencies_together, newest_version, read_body
+from nsqtools.web.api import ROUTES, latencies_together, newest_version, read_body
 
 LATENCY = ("-e2e-processing-latency-percentile=0.99,0.5", "-e2e-processing-latency-window-time=10m")
 
@@ -218,14 +218,10 @@ def test_changes_are_refused_unless_they_are_allowed(
     admins = ("--admin-user=ann", "--admin-user=jürgen", "--acl-http-header", "X-User")
     of_ann = console(where, "--allow-changes", *admins, "--trusted-proxy", "127.0.0.0/8")
     of_nobody = console(where, "--allow-changes", *admins, "--trusted-proxy", "10.0.0.0/8")
-    calls = [
-        ("POST", "/api/topics"),
-        ("POST", "/api/topics/orders"),
-        ("DELETE", "/api/topics/orders"),
-        ("POST", "/api/topics/orders/c"),
-        ("DELETE", "/api/topics/orders/c"),
-        ("DELETE", f"/api/nodes/{nsqd.http_address}"),
-    ]
+    names = {"topic": "orders", "channel": "c", "node": nsqd.http_address}
+    of_path = ((f"/api{path}".format(**names), methods) for path, methods in ROUTES.items())
+    calls = [(each, path) for path, methods in of_path for each in methods if each != "GET"]
+    assert len(calls) == 6
     for running, header in [(only_looks, "ann"), (of_ann, "bob"), (of_nobody, "ann")]:
         for method, path in calls:
             answer = ask(running.url + path, method, headers={"X-User": header})

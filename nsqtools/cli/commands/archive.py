@@ -7,7 +7,6 @@ status 1.
 from __future__ import annotations
 
 import itertools
-from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 from nsqtools.cli.options.params import (
@@ -26,16 +25,13 @@ from nsqtools.cli.options.printing import (
     Pretty,
     Template,
     TopicFilter,
-    json_printer,
-    picking,
-    readable,
+    message_printer,
 )
 from nsqtools.cli.options.tables import BodyOptions, TableFormat
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import DamageReporter, report_timeless
 from nsqtools.cli.render.output import (
     ListingForm,
-    write_bytes,
     write_json,
     write_lines,
     write_listing,
@@ -43,7 +39,7 @@ from nsqtools.cli.render.output import (
 from nsqtools.cli.running.runtime import ExitStatus, Session, status_of_work
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.protocol.text import NS, counted, utc_text
-from nsqtools.records.envelope import Envelope, encode_lines
+from nsqtools.records.envelope import Envelope
 
 if TYPE_CHECKING:
     from nsqtools.cli.render.documents import Repaired, RepairedFile
@@ -161,10 +157,11 @@ def cat(
     if sum((bodies, json, format is not None)) > 1:
         raise ConfigurationError("--bodies, --json and --format exclude each other")
     ending = b"\n" if delimiter is None else delimiter
-    plain = readable(runtime, partial(encode_lines, delimiter=ending), pretty=pretty)
-    whole = format or (plain if bodies else json_printer(runtime, pretty=pretty))
-    if pick is not None:
-        plain, whole = picking(runtime, plain, pick), picking(runtime, whole, pick)
+    plain = whole = message_printer(False, None, pick, pretty, ending, False)(runtime)
+    if format is not None:
+        whole = message_printer(False, format, pick, False, None, False)(runtime)
+    elif not bodies:
+        whole = message_printer(True, None, pick, pretty, None, False)(runtime)
     within = time_range(since, until)
     chosen = TopicFilter(topic or ())
     damage = DamageReporter(runtime)
@@ -188,7 +185,7 @@ def cat(
     )
     lines = map(encode, itertools.islice(messages, count))
     while some := list(itertools.islice(lines, LINES_A_WRITE)):
-        write_bytes(runtime, b"".join(some))
+        runtime.write(b"".join(some))
     report_timeless(runtime, timeless)
     if count is None:
         chosen.check()

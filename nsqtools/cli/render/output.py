@@ -156,11 +156,7 @@ def write_lines(runtime: Runtime, lines: Iterable[str]) -> None:
 
 def write_text(runtime: Runtime, text: str) -> None:
     """Write what is in a form already. On a terminal nothing in it steers that."""
-    write_bytes(runtime, text.encode("utf-8", "backslashreplace"))
-
-
-def write_bytes(runtime: Runtime, data: bytes) -> None:
-    """Write bytes, made harmless where stdout is a terminal."""
+    data = text.encode("utf-8", "backslashreplace")
     runtime.write(escape_text(data) if runtime.stdout_is_tty else data)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet as pq
 from plugins.archives import BEGIN_NS, numbered, write_archive
-from plugins.cli import RunNsq
+from plugins.cli import RunNsq, TerminalNsq
 
 from nsqtools.archive.layout import index_of
 from nsqtools.records.envelope import encode_many
@@ -34,11 +34,15 @@ def test_bytes_of_a_table_that_changed_are_damage_and_are_said_once_with_what_me
 
     assert run_nsq(["archive", "verify", str(lake)]).status == 1
     assert (dry.status, dry.err.count("it is not whole Parquet")) == (6, 1), dry.err
-    assert "hint: Restore the file, or make it again from its archive" in repaired.err
+    assert "hint: Restore the file, or remove it and make it again from its archive" in repaired.err
     assert compacted.status == 1
     assert f"cannot read {path}: it is not whole Parquet" in compacted.err
-    assert "hint: Restore it, or make it again from its archive" in compacted.err
+    assert "hint: Restore it, or remove it and make it again from its archive" in compacted.err
     assert (skipped.status, skipped.err.count("it is not whole Parquet")) == (6, 1), skipped.err
+    path.unlink()
+    again = run_nsq(["archive", "convert", str(tmp_path / "clicks.log.gz"), "-o", str(lake)])
+    verified = run_nsq(["archive", "verify", str(lake)])
+    assert (again.status, verified.status, path.exists()) == (0, 0, True)
 
 
 def test_a_column_of_another_type_is_damage_in_parquet_of_others(
@@ -66,6 +70,12 @@ def test_a_column_of_another_type_is_damage_in_parquet_of_others(
 
         assert [cat.status, compacted.status] == statuses, (values, compacted.err)
         assert (f"cannot read {file}: " in compacted.err) is (values is not good)
+
+
+def test_on_a_terminal_messages_are_colored(nsq_on_a_terminal: TerminalNsq, tmp_path: Path) -> None:
+    write_archive(tmp_path / "clicks.log", numbered(0, 1))
+    child = nsq_on_a_terminal(["archive", "cat", str(tmp_path), "--color=always"])
+    child.expect_exact('{\x1b[34m"topic"\x1b[0m: \x1b[32m"clicks"\x1b[0m, ')
 
 
 def test_problems_of_a_file_and_a_member_that_unpacks_to_a_gigabyte_take_bounded_memory(

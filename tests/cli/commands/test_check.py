@@ -21,7 +21,7 @@ from plugins.servers import AnyNsqd, Nsqd, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.cluster.check import without_secrets
-from nsqtools.cluster.problems import Bounds, Earlier, Kind, Problem, comparable, problems_of
+from nsqtools.cluster.problems import Bounds, Earlier, Kind, Past, Problem, comparable, problems_of
 from nsqtools.cluster.queue_rows import NodeReport, QueueRow, rows_of_topic, totals
 from nsqtools.cluster.sampling import Sample, SampleFilter
 from nsqtools.errors import ConnectionFailed, DeadlineExceeded
@@ -40,13 +40,13 @@ def test_messages_that_come_back_to_their_queue_are_no_growth() -> None:
 
 
 def test_an_nsqd_that_answers_the_second_time_alone_is_no_growth() -> None:
-    def sample_of(**depths: int) -> Sample:
+    def sample_of(time_s: float = 1.0, started: int = 1, **depths: int) -> Sample:
         rows = [
             QueueRow(node=at, topic="t", channel="c", depth=n, disk=0, messages=n, paused=False)
             for at, n in depths.items()
         ]
-        reports = [NodeReport(at, 0.0, read_stats({"start_time": 1})) for at in depths]
-        return Sample(1.0, rows, totals(rows), tuple(reports), ())
+        reports = [NodeReport(at, 0.0, read_stats({"start_time": started})) for at in depths]
+        return Sample(time_s, rows, totals(rows), tuple(reports), ())
 
     def found(then: Sample, now: Sample, ago_s: float = 10.0) -> list[Problem]:
         return problems_of(now, Earlier(comparable(then, now), ago_s))
@@ -55,6 +55,9 @@ def test_an_nsqd_that_answers_the_second_time_alone_is_no_growth() -> None:
     [grows] = found(sample_of(a=1, b=1), sample_of(a=1, b=2), 60.0)
     assert (later.what, grows.what) == (Kind.NO_CONSUMERS, Kind.GROWS)
     assert grows.text == "3 messages wait and <0.1 come every second"
+    (past := Past()).add(sample_of(a=1))
+    assert past.before(sample_of(61.0, a=1)) == Earlier(sample_of(a=1).totals, 60.0)
+    assert past.before(sample_of(61.0, started=2, a=1)) == Earlier([], 60.0)
 
 
 def test_a_channel_that_an_nsqd_lacks_is_named_where_it_is_asked_for_alone() -> None:

@@ -42,7 +42,7 @@ def open_top(nsq_on_a_screen: NsqOnAScreen, nsqd: Nsqd) -> OpenTop:
 @pytest.fixture
 def top(open_top: OpenTop) -> TerminalScreen:
     """One that is there, and may change it."""
-    top = open_top("--allow-changes")
+    top = open_top("--allow-changes", columns=100)
     top.wait_for("clicks", "q quit")
     return top
 
@@ -170,9 +170,7 @@ def test_keys_change_nothing_unless_they_may(open_top: OpenTop) -> None:
         top.see("j", "? help", gone="read-only")
 
 
-def test_a_channel_is_paused_unpaused_emptied_and_deleted(open_top: OpenTop, nsqd: Nsqd) -> None:
-    top = open_top("--allow-changes", columns=100)
-    top.wait_for("clicks", "q quit")
+def test_a_channel_is_paused_unpaused_emptied_and_deleted(top: TerminalScreen, nsqd: Nsqd) -> None:
     top.see(ENTER, "arch")
 
     top.see("p", "pause channel", f"clicks/arch on nsqd {nsqd.http_address}", "y go on")
@@ -212,9 +210,9 @@ def test_what_is_not_agreed_to_is_not_done(top: TerminalScreen, nsqd: Nsqd) -> N
     top.see("n", "topics > views > [nsqd]", gone="type clicks")
 
 
-def test_a_plan_names_who_is_connected_and_a_failure_is_said(open_top: OpenTop, nsqd: Nsqd) -> None:
-    top = open_top("--allow-changes", columns=100)
-    top.wait_for("clicks", "q quit")
+def test_a_plan_names_who_is_connected_and_a_failure_is_said(
+    top: TerminalScreen, nsqd: Nsqd
+) -> None:
     with Consumer("clicks", "arch", nsqd_tcp_addresses=[nsqd.tcp_address]):
         wait_until(lambda: nsqd.channel_stats("clicks", "arch")["clients"], what="it is there")
         top.see("d", "connected, may create it again", "type clicks and Enter")
