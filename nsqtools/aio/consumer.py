@@ -31,7 +31,6 @@ class _LoopBacklog(Backlog):
     def __init__(self) -> None:
         super().__init__(on_entry=self._wake)
         self.takers = weakref.WeakSet()
-        self._waiting = 0  # tasks
         self.loop: asyncio.AbstractEventLoop | None = None
         self._filled = asyncio.Event()
         # something, by who looks; no lock, which a signal handler may have interrupted us with
@@ -50,16 +49,13 @@ class _LoopBacklog(Backlog):
         self._expected.append(None)
 
     async def wait(self) -> None:
-        self.takers.add(asyncio.current_task())
-        self._waiting += 1
+        task = asyncio.current_task()
+        self.takers.add(task)
+        self._asking.add(task)
         try:
             await self._filled.wait()
         finally:
-            self._waiting -= 1
-
-    @property
-    def is_asked(self) -> bool:
-        return self._waiting > 0
+            self._asking.discard(task)
 
 
 class Consumer(CommonConsumer):

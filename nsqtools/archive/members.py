@@ -161,6 +161,7 @@ def _zstd() -> Any:
 READ_SIZE = 1 << 18
 TEXT_SIZE = 1 << 20  # of one step: a few bytes can unpack to gigabytes
 HELD_SIZE = 16 << 20
+LONGEST_LINE = 1 << 28
 
 
 class MemberText(NamedTuple):
@@ -340,10 +341,11 @@ class _Tally:
         self._times: list[int] = []
 
     def add(self, text: bytes) -> None:
-        text = self.rest + text
-        end = text.rfind(b"\n") + 1
-        self.rest = text[end:]
-        self._count(text[:end])
+        if end := text.rfind(b"\n") + 1:
+            self._count(self.rest + text[:end])
+            self.rest = text[end:]
+        elif len(self.rest) <= LONGEST_LINE:  # of a longer one the beginning does: it is no message
+            self.rest += text
 
     def _count(self, text: bytes) -> None:
         self._lines += text.count(b"\n")

@@ -44,6 +44,7 @@ from nsqtools.archive.layout import (
     total_of,
 )
 from nsqtools.archive.members import (
+    LONGEST_LINE,
     CorruptError,
     DamagedError,
     Scan,
@@ -75,7 +76,6 @@ if TYPE_CHECKING:
     from nsqtools.archive.parquet import Contents
 
 READ_SIZE = 1 << 18
-LONGEST_LINE = 1 << 28
 LARGEST_TEXT = 1 << 26  # of a member at a time
 BATCH_TEXT = 8 << 20
 """Bytes of text that become columns together: a batch has some ten thousand rows then."""

@@ -74,7 +74,7 @@ class Backlog:
         self._on_entry = on_entry
         # who takes messages, one after the other: threads that iterate
         self.takers: MutableSet[Any] = set()
-        self._asking: set[int] = set()  # threads that wait in `get`
+        self._asking: set[object] = set()  # threads and tasks that wait for messages
         self._lock = threading.RLock()  # re-entrant: a signal handler may put something in
         self._entries: collections.deque[object] = collections.deque()
         # one for each entry, and after withdrawals too many: waiting costs no lock
@@ -227,10 +227,9 @@ class Backlog:
                         gone = {m.id for m in batch if ids is None or m.id in ids}
                         dropped |= gone
                         batch[:] = [message for message in batch if message.id not in gone]
-                if not all(entry.batches):
-                    entry.batches[:] = filter(None, entry.batches)
-                    if not entry.batches:
-                        del owner.waiting[entry]
+                entry.batches[:] = filter(None, entry.batches)
+                if not entry.batches:
+                    del owner.waiting[entry]
             self._drop_withdrawn()
         finally:
             self._lock.release()

@@ -709,8 +709,7 @@ class ProducerIO:
 
     def abort(self) -> None:
         """Settle everything now and end."""
-        self._is_stopping = True
-        self._end()
+        self._is_stopping = self._has_ended = True  # the turn does the rest
 
     def _at_end(self) -> None:
         self._end()

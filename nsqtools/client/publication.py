@@ -1,6 +1,7 @@
 """One publish and what became of it, and those that wait to be sent.
 
-With a linger, single messages are gathered by topic and joined; everything else waits in order.
+With a linger, single messages are gathered by topic and joined, until one comes that cannot be
+joined; everything else waits in order.
 
 A batch of which nsqd refuses a message goes on in parts, where that was asked for (`Parts`), until
 the message is alone. It settles when all its parts have, with the outcome of each message.
@@ -174,6 +175,10 @@ class Publication(Future[None]):
             except BaseException:  # ``sys.exit`` in a callback must not end the I/O thread
                 log.exception("a callback of a publication failed")
 
+    def done(self) -> bool:
+        """Tell whether it has settled."""
+        return self.is_settled  # without the lock of `Future`
+
     def cancel(self) -> bool:
         """Return False: nsqd may have it."""
         return False
@@ -325,6 +330,7 @@ class PublishQueue:
         if self._linger_s > 0 and is_single and not publication.is_alone:
             self.gathered.setdefault(publication.topic, []).append(publication)
         else:
+            self.single += self.gathered.pop(publication.topic, ())  # they came first
             self.single.append(publication)
 
     def take_all(self) -> list[PendingPublication]:

@@ -352,6 +352,7 @@ def test_only_what_may_be_joined_waits_as_the_first_says_and_so_many_at_most() -
         assert queue
         waits = queue.gathered.get("clicks", []), list(queue.single), queue.take_single()
         assert waits == (([made], [], None) if made is one else ([], [made], made))
+    assert list(queue_of(one, several).single) == [one, several]  # of one topic, in their order
     queue = PublishQueue(linger_s=LINGER_S, max_body_size=1 << 20)
     for number in range(MAX_JOINED - 1):
         queue.add(publication(b"x", at=10 + number))
@@ -368,7 +369,7 @@ def test_what_has_settled_goes_nowhere_and_what_may_be_stored_stays_so_in_both_h
         each.settle(None)
     assert not queue_of(*gone)
     late, joined, last = publication(b"a", b"b"), publication(b"c"), publication(b"d", b"e")
-    queue = queue_of(late, joined, last)
+    queue = queue_of(late, last, joined)
     late.settle(None)
     leaves = Mock(add_result=lambda publication: publication._waiters.remove(leaves))
     joined._waiters += [leaves, stays := Mock()]  # `concurrent.futures.wait` takes itself out

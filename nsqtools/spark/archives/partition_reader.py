@@ -27,10 +27,9 @@ from nsqtools.archive.columns import (
 )
 from nsqtools.archive.layout import PART, Head, Member, index_of, is_hidden, owner_of
 from nsqtools.archive.location import parse_place
-from nsqtools.archive.members import DamagedError, unpack_members
+from nsqtools.archive.members import LONGEST_LINE, DamagedError, unpack_members
 from nsqtools.archive.reader import (
     BATCH_TEXT,
-    LONGEST_LINE,
     lines_end,
     read_member,
     split_lines,
@@ -96,7 +95,7 @@ def pieces(
     """Iterate over the text of a range. Raises ``OSError``."""
     if wanted.lines:
         for member in wanted.members:
-            yield from _member(file, member, wanted.content.codec, tell)
+            yield from _member(file, member, wanted.content.codec, delimiter, tell)
         return
     is_plain = not wanted.content.codec.is_compressed
     texts = _plain(file, wanted, delimiter) if is_plain else _unpacked(file, wanted, tell)
@@ -120,7 +119,7 @@ def pieces(
 
 
 def _member(
-    file: BinaryIO, member: Member, codec: Codec, tell: ReportProblem
+    file: BinaryIO, member: Member, codec: Codec, delimiter: bytes, tell: ReportProblem
 ) -> Iterator[TextPiece]:
     problems: list[str] = []
     texts = read_member(file, member, codec, problems.append)  # a large one in several pieces
@@ -129,8 +128,8 @@ def _member(
         yield TextPiece(member.offset, some[0], member.messages)
         return
     count = 0
-    for text in whole_lines(chain(some, texts), b"\n"):
-        count += text.count(b"\n")
+    for text in whole_lines(chain(some, texts), delimiter):
+        count += text.count(delimiter)
         yield TextPiece(member.offset, text)
     if not problems and count != member.messages:
         problems.append(f"it has {count} lines, and {member.messages} in its index")
