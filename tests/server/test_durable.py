@@ -361,8 +361,7 @@ def test_after_a_failed_sync_the_database_is_written_anew_before_a_publish_is_co
         assert len(list(nsqd.data_path.glob("nsqd.durable.*.db"))) == 1
         pages = [failing(sqlite3.SQLITE_CORRUPT, "malformed")]  # it is again, and the disk full
         commits: list[Callable[..., object]] = []
-        twice = [failing(sqlite3.SQLITE_FULL, "full")] * 2
-        renew = DurablePath.renew
+        renew, twice = DurablePath.renew, [failing(sqlite3.SQLITE_FULL, "full")] * 2
         renewed = lambda *args: (renew(*args), commits.extend(twice))[0]  # noqa: E731
         monkeypatch.setattr(DurablePath, "renew", renewed)
         monkeypatch.setattr(Database, "page", at_first(pages, Database.page))
