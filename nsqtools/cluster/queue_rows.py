@@ -79,8 +79,8 @@ class QueueRow:
 
     @property
     def memory(self) -> int:
-        """Messages queued in memory."""
-        return self.depth - self.disk
+        """Messages queued in memory; nsqd reads both counts one after the other."""
+        return max(0, self.depth - self.disk)
 
 
 def rows_of_topic(node: str, topic: TopicStats) -> Iterator[QueueRow]:
@@ -89,7 +89,7 @@ def rows_of_topic(node: str, topic: TopicStats) -> Iterator[QueueRow]:
         node=node,
         topic=topic.topic_name,
         channel="",
-        depth=topic.depth,
+        depth=max(0, topic.depth),  # that of nsqd is negative where files of its disk were lost
         disk=topic.backend_depth,
         messages=topic.message_count,
         paused=topic.paused,
@@ -105,7 +105,7 @@ def channel_row(node: str, topic: str, channel: ChannelStats) -> QueueRow:
         node=node,
         topic=topic,
         channel=channel.channel_name,
-        depth=channel.depth,
+        depth=max(0, channel.depth),
         disk=channel.backend_depth,
         in_flight=channel.in_flight_count,
         deferred=channel.deferred_count,

@@ -114,6 +114,7 @@ class Publish(NamedTuple):
     rows: list[Row]
     takes: list[tuple[int, int, int]]
     done: Done
+    is_admitted: bool  # also while the disk is nearly full
 
 
 @dataclass(slots=True)
@@ -155,13 +156,14 @@ class Database:
 
     # writing, on one thread
 
-    def commit(self, step: Changes, *, with_publishes: bool) -> Counter[int]:
-        """Write all or nothing; return how many messages of which queue are not deferred now."""
+    def commit(self, step: Changes, publishes: Iterable[Publish]) -> Counter[int]:
+        """Write all or nothing, of its publishes only these; return how many messages of which
+        queue are not deferred now."""
         run = self._writer.execute
         come_due: Counter[int] = Counter()
         run("BEGIN IMMEDIATE")
         try:
-            self._write(step, step.publishes if with_publishes else [], come_due)
+            self._write(step, publishes, come_due)
             oldest = self.dropped[:1]
             is_gone = bool(oldest) and not run(_DROP, oldest).rowcount
             if is_gone:

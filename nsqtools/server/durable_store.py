@@ -25,6 +25,7 @@ import time
 from asyncio import AbstractEventLoop, Future, TimerHandle
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby, repeat
 from operator import itemgetter
@@ -140,7 +141,7 @@ class DurableStore:
 
     def soon(self) -> None:
         """Write what was collected after a moment."""
-        if self._timer is None and not self._is_over:
+        if not (self._timer or self._is_writing or self._is_over):
             self._timer = self.loop.call_later(_DELAY_S, self._write)
 
     def publish(
@@ -151,10 +152,13 @@ class DurableStore:
         done: Done,
         takes: Sequence[tuple[int, int, int]] = (),
         adds: Sequence[Row] = (),
+        *,
+        is_admitted: bool = False,
     ) -> None:
         """Put messages into the queues that are stored, and call back when they are there, or not.
 
-        ``takes`` are rows that go with it, as (queue, due, turn), and ``adds`` rows that come.
+        ``takes`` are rows that go with it, as (queue, due, turn), and ``adds`` rows that come. Only
+        what ``is_admitted`` is not refused while the disk is nearly full.
         """
         rows: list[Row] = [*adds]
         changes = self.changes
@@ -166,7 +170,7 @@ class DurableStore:
             number = backlog.number
             turns = backlog.new_turns(messages)
             rows += zip(repeat(number), dues_ns, turns, made, messages, strict=False)
-        changes.publishes.append(Publish(rows, list(takes), done))
+        changes.publishes.append(Publish(rows, list(takes), done, is_admitted))
         changes.size += sum(map(len, messages)) * len(stored)
         if changes.size >= _STEP_BYTES or len(changes.publishes) >= _STEP_COUNT:
             self._steps.append(Changes())
@@ -190,7 +194,8 @@ class DurableStore:
     ) -> bool:
         """Put messages of a topic into its channels; return whether there are any.
 
-        ``moved`` gets them back. What fails stays where it was.
+        ``moved`` gets them back. What fails stays where it was. On a disk that is nearly full only
+        queues that are empty get any: consuming makes room.
         """
         stored = source if isinstance(source, DurableBacklog) else None
         number = 0 if stored is None else stored.number  # one that is empty is false
@@ -204,10 +209,14 @@ class DurableStore:
             takes.append((number, due_ns, turn))
         if not messages:
             return False
+        if stored is not None and not deferred:
+            stored.moving += len(messages)
         dues_ns = [due_ns for _, due_ns, _ in takes] or [0] * len(messages)
 
         def done(error: BackendError | None) -> None:
             is_there = stored is None or stored.number == number  # not emptied meanwhile
+            if stored is not None and is_there and not deferred:
+                stored.moving -= len(messages)
             if error is not None and is_there and not deferred:
                 source.put_back(messages)
             elif error is None and is_there and deferred:
@@ -217,7 +226,8 @@ class DurableStore:
             left_ns = (due_ns and due_ns - self.now_ns for due_ns in dues_ns)
             moved(error, messages, [max(0.0, each / 1_000_000_000) for each in left_ns])
 
-        self.publish(targets, messages, dues_ns, done, takes)
+        is_admitted = not any(map(len, targets))
+        self.publish(targets, messages, dues_ns, done, takes, is_admitted=is_admitted)
         return True
 
     # transactions
@@ -238,7 +248,9 @@ class DurableStore:
             self.health.look_at_disk()
         self._is_writing = True
         flushed, self._flushed = ([], self._flushed) if pending[1:] else (self._flushed, [])
-        work = _Transaction(self.database, step, self._broken, self.health.low, flushed)
+        low = self.health.low
+        written = [each for each in step.publishes if each.is_admitted or not low]
+        work = _Transaction(self.database, step, written, self._broken, low, flushed)
         self._executor.submit(self._commit, work)
 
     def _commit(self, work: _Transaction) -> None:
@@ -249,13 +261,14 @@ class DurableStore:
                 work.broken = ""
             commit = work.database.commit
             try:
-                work.come_due = commit(work.step, with_publishes=not work.refusal)
+                work.come_due = commit(work.step, work.written)
             except sqlite3.Error as exc:
-                if work.refusal or not _is_full(exc):
+                if not (work.written and _is_full(exc)):
                     raise
-                work.refusal = _FULL
-                work.come_due = commit(work.step, with_publishes=False)
+                work.refusal, work.written = _FULL, []
+                work.come_due = commit(work.step, [])
         except Exception as exc:
+            work.written = []
             work.failure = _FULL if _is_full(exc) else str(exc) or repr(exc)
             work.broken = work.broken or ("" if _is_full(exc) else work.failure)
         self.loop.call_soon_threadsafe(self._committed, work)
@@ -273,9 +286,10 @@ class DurableStore:
         step, health = work.step, self.health
         is_new = work.database is not self.database
         if is_new:
-            self.database.close()
-            remove(self.database.path)
-            self.database = work.database
+            old, self.database = self.database, work.database
+            old.close()
+            with suppress(OSError):  # the next start removes it
+                remove(old.path)
         if is_new or not self._broken:
             self._broken = work.broken
         publishes = step.publishes
@@ -295,11 +309,11 @@ class DurableStore:
         else:
             if publishes or is_new:
                 health.error = reason if reason == _FULL else ""
-            self._apply(work, [] if reason else publishes)
-            if is_new:
-                self._log.info(f"DURABLE: {self.database.path} was rewritten, and is used now")
-                for backlog in self._backlogs.values():
-                    backlog.recount()
+            self._apply(work)
+        if is_new:  # whatever became of the changes
+            self._log.info(f"DURABLE: {self.database.path} was rewritten, and is used now")
+            for backlog in self._backlogs.values():
+                backlog.recount()
         for future in work.flushed:
             if work.failure and not future.done():
                 future.set_exception(OSError(reason))
@@ -307,13 +321,14 @@ class DurableStore:
                 future.set_result(None)
         if not work.failure:
             self.loop.call_soon(self._write)  # whatever the publishers do
+        written = set(map(id, work.written))
         for publish in publishes:
             try:
-                publish.done(BackendError(reason) if reason else None)
+                publish.done(None if id(publish) in written else BackendError(reason))
             except Exception as exc:  # of one client: the others are waiting
                 self._log.error(f"DURABLE: failed to answer a publish - {exc!r}")
 
-    def _apply(self, work: _Transaction, publishes: list[Publish]) -> None:
+    def _apply(self, work: _Transaction) -> None:
         backlogs, step = self._backlogs, work.step
         for number, _, due_ns, _, _ in step.moved:
             if not due_ns and number in backlogs:
@@ -324,7 +339,7 @@ class DurableStore:
         for number, _, _ in step.finished if self.is_strict else ():
             if number in backlogs:
                 backlogs[number].settled()
-        for publish in publishes:
+        for publish in work.written:
             for number, rows in groupby(publish.rows, itemgetter(0)):
                 if number in backlogs:  # else it was emptied meanwhile
                     backlogs[number].committed(list(rows))
@@ -357,7 +372,7 @@ class DurableStore:
         self._end()
         try:
             for step in self._steps:
-                self.database.commit(step, with_publishes=False)
+                self.database.commit(step, [])
         except sqlite3.Error as exc:
             self._log.error(f"DURABLE: {self._files.describe(str(exc))}; messages come again")
         self.database.close()
@@ -380,8 +395,9 @@ class _Transaction:
 
     database: Database  # another one when it was rewritten
     step: Changes
+    written: list[Publish]  # of its publishes
     broken: str  # why it has to be
-    refusal: str  # of publishes
+    refusal: str  # of other publishes
     flushed: list[Future[None]]
     failure: str = ""  # of everything
     come_due: Counter[int] = field(default_factory=Counter)
@@ -406,7 +422,7 @@ class DurableBacklog(QueueBacklog):
         self.is_paused = False
         self._store = store
         self._cursor = 0  # what waits with a turn up to here has been read
-        self._moving = 0  # to the end of the queue, and not committed
+        self.moving = 0  # to the end of the queue, or to channels, and not committed
         self._turns: dict[bytes, int] = {}  # by id, of messages whose number it is not
         self._next_due_s: float | None = 0.0  # unknown
         self._is_coming_due = self._is_unreadable = False
@@ -415,7 +431,7 @@ class DurableBacklog(QueueBacklog):
     @property
     def disk_depth(self) -> int:
         """How many messages are not in memory."""
-        return self.unread + self._moving
+        return self.unread + self.moving
 
     @property
     def has_messages(self) -> bool:
@@ -463,12 +479,12 @@ class DurableBacklog(QueueBacklog):
 
     def put(self, messages: Sequence[bytes], blocks: Sequence[Block] = ()) -> Undo:
         """Take back messages that were delivered: in memory, or else at the end of the queue."""
-        fits = 0 if self.unread or self._moving else self.mem_queue_size + self._room()
+        fits = 0 if self.unread or self.moving else self.mem_queue_size + self._room()
         fits = max(0, min(len(messages), fits - len(self._memory)))
         self.put_in_memory(messages[:fits])
         for message in messages[fits:]:
             self._move(message, 0)
-            self._moving += 1
+            self.moving += 1
         return Undo(fits, None)
 
     def _move(self, message: bytes, due_ns: int) -> None:
@@ -485,7 +501,7 @@ class DurableBacklog(QueueBacklog):
 
     def moved(self) -> None:
         """A message is at the end of the queue now."""
-        self._moving -= 1
+        self.moving -= 1
         self.unread += 1
         self._wake()
 
@@ -550,7 +566,7 @@ class DurableBacklog(QueueBacklog):
     def empty(self) -> deque[Any]:
         """Drop everything; return what was in memory, which takes a while to free."""
         self._store.drop(self)
-        self.unread = self._moving = self._cursor = self.unsettled = 0
+        self.unread = self.moving = self._cursor = self.unsettled = 0
         self._turns.clear()
         self._next_due_s, self._is_coming_due = None, False
         self._store.register(self)
@@ -569,7 +585,7 @@ class DurableBacklog(QueueBacklog):
         if unread is not None:
             self.unread, self._is_unreadable = unread, False
         self._next_due_s = 0.0
-        self._wake()
+        self._watch_at(0.0)  # which wakes it, too
 
     # deferred
 

@@ -139,7 +139,7 @@ def nsqlookupd_metrics(daemon: NsqlookupdDaemon) -> Families:
     yield single("nsqlookupd_topics", "Topics registered.", len(topics))
     count = sum(name.category == "channel" for name, _ in entries)
     yield single("nsqlookupd_channels", "Channels registered.", count)
-    yield single("nsqlookupd_producers", "Active nsqd.", len(daemon.registrations.nodes()))
+    yield single("nsqlookupd_producers", "Active nsqd.", len(daemon.registrations.active()))
     producers = ((topic, len(found)) for topic, found in topics)
     yield metric_of("nsqlookupd_topic_producers", "Registered nsqd of a topic.", producers)
     counts = ((topic, sum(at is not None for at in found.values())) for topic, found in topics)
@@ -206,11 +206,11 @@ class NsqlookupdHTTP:
         topic = call.argument("topic")
         return json_reply({"channels": self._registrations.channels(topic)})
 
-    def nodes(self, call: Call) -> Reply:
+    async def nodes(self, call: Call) -> Reply:
         nodes = [
             b'%b,"tombstones":%b,"topics":%b}'
             % (_described(peer)[:-1], go_json([*topics.values()]), go_json([*topics]))
-            for peer, topics in self._registrations.nodes().items()
+            async for peer, topics in in_steps((await self._registrations.nodes()).items())
         ]
         return raw_json_reply(b'{"producers":[%b]}' % b",".join(nodes))
 
@@ -220,7 +220,7 @@ class NsqlookupdHTTP:
             go_json(name) + b":" + go_json([_registered(*each) for each in entries[name].items()])
             async for name in in_steps(sorted(entries))
         ]
-        return raw_json_reply(b"{" + b",".join(pieces) + b"}")
+        return raw_json_reply(b"{%b}" % b",".join(pieces))
 
     # administration
 

@@ -25,6 +25,7 @@ from typing import NamedTuple, TypeVar
 
 from nsqtools.protocol.names import is_ephemeral
 from nsqtools.protocol.requests import PeerInfo
+from nsqtools.server.loop_meter import in_steps
 
 _AHEAD_NS = time.time_ns() - time.monotonic_ns()
 
@@ -127,12 +128,14 @@ class Registrations:
             if self._is_active(peer) and not self._is_hidden(tombstoned_ns)
         ]
 
-    def nodes(self) -> dict[RegisteredNsqd, dict[str, bool]]:
-        """Return all active peers, with whether they are tombstoned by topic."""
-        nodes: dict[RegisteredNsqd, dict[str, bool]] = {
-            peer: {} for peer in self._clients if self._is_active(peer)
-        }
-        for topic, producers in self._topics.items():
+    def active(self) -> list[RegisteredNsqd]:
+        """Return all active peers."""
+        return list(filter(self._is_active, self._clients))
+
+    async def nodes(self) -> dict[RegisteredNsqd, dict[str, bool]]:
+        """Return all active peers, with whether they are tombstoned by topic; made in steps."""
+        nodes: dict[RegisteredNsqd, dict[str, bool]] = {peer: {} for peer in self.active()}
+        async for topic, producers in in_steps(list(self._topics.items())):
             for peer, tombstoned_ns in producers.items():
                 if peer in nodes:
                     nodes[peer][topic] = self._is_hidden(tombstoned_ns)

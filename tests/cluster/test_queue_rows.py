@@ -165,6 +165,8 @@ def test_an_answer_with_gaps_is_read_and_one_of_another_kind_is_refused() -> Non
     [topic] = stats.topics or ()
     [row] = rows_of_topic("a:1", topic)
     assert (row.topic, row.depth, row.latency) == ("clicks", 0, ())
+    [row] = rows_of_topic("a:1", replace(topic, depth=-1, backend_depth=2))
+    assert (row.depth, row.memory) == (0, 0)
     assert not read_stats({"topics": None}).topics
     for topics in ("x", [1, None, {}], [{"topic_name": 7}]):
         assert all(each.topic_name == "" for each in read_stats({"topics": topics}).topics or ())

@@ -8,7 +8,7 @@ import pytest
 from plugins.archives import unfinished
 from plugins.certificates import Certificates
 from plugins.daemons import Daemon, EmbeddedLookupServer, GoNsqlookupd, Nsqd, Nsqlookupd
-from plugins.servers import AnyNsqd, DataPath, EmbeddedServer, GoNsqd, GoProgram, MakeLookupd, Serve
+from plugins.servers import AnyNsqd, DataPath, EmbeddedServer, GoNsqd, GoProgram, Serve
 from plugins.waiting import patience_s, wait_until
 
 TIMEOUT_S = patience_s(30.0)
@@ -48,17 +48,6 @@ def test_nsq_to_file_archives_what_to_nsq_publishes_through_every_layer(
     assert sorted(file.read_text().splitlines()) == sorted(LINES)
 
 
-def test_lookupds_can_be_changed_meanwhile(embedded_nsqd: AnyNsqd, nsqlookupd: MakeLookupd) -> None:
-    lookupd = nsqlookupd()
-    nsqd = embedded_nsqd("-broadcast-address=127.0.0.1")
-    nsqd.create_topic("t")
-    addresses = json.dumps([lookupd.tcp_address]).encode()
-    status, answer = nsqd.request("PUT", "/config/nsqlookupd_tcp_addresses", addresses)
-
-    assert (status, json.loads(answer)) == (200, [lookupd.tcp_address])
-    wait_until(lambda: b'"t"' in lookupd.get("/topics"), what="the topic is registered")
-
-
 Joined = tuple[Nsqd, Nsqlookupd]
 
 
@@ -92,11 +81,21 @@ def test_what_an_nsqd_has_is_announced_whichever_of_them_is_restarted(joined: Jo
         found = [lookupd.producers("clicks"), lookupd.producers("empty"), channels]
         return found == [[nsqd.tcp_address], [nsqd.tcp_address], ["archive"]]
 
+    def nodes() -> list[object]:
+        return lookupd.json("/nodes")["producers"]
+
     nsqd.create_channel("clicks", "archive")
     nsqd.create_topic("empty")
     wait_until(is_announced, what="all to be announced")
+    for places in ([], [lookupd.tcp_address]):
+        answer = nsqd.request(
+            "PUT", "/config/nsqlookupd_tcp_addresses", json.dumps(places).encode()
+        )
+        assert (answer[0], json.loads(answer[1])) == (200, places)
+        wait_until(lambda: len(nodes()) == len(places), what="it leaves, or joins")  # noqa: B023
+    wait_until(is_announced, what="all to be announced again")
     nsqd.stop()
-    wait_until(lambda: not lookupd.json("/nodes")["producers"], what="nsqd to be gone")
+    wait_until(lambda: not nodes(), what="nsqd to be gone")
     assert lookupd.producers("clicks") == []
     nsqd.start()
     wait_until(is_announced, what="all to be announced after a restart of nsqd")

@@ -27,10 +27,11 @@ from plugins.waiting import patience_s, wait_until
 from nsqtools.errors import ConfigurationError
 from nsqtools.server import durable_database, durable_path, durable_store
 from nsqtools.server.daemon_log import DaemonLog
-from nsqtools.server.durable_database import Changes, Database
+from nsqtools.server.durable_database import Changes, Database, Publish
 from nsqtools.server.durable_path import DurablePath
 from nsqtools.server.protocol_v2 import PublishCommands
 from nsqtools.server.queues import topic
+from nsqtools.server.queues.backlog import DiskHealth
 
 LONGEST_MS = 9_223_372_036_854  # 292 years, as far as Go counts
 
@@ -66,13 +67,22 @@ def test_what_was_dropped_does_not_come_back(nsqd: EmbeddedServer, how: str) -> 
     assert all(body.startswith(b"new") for body in consumed(nsqd, "t", 9))
 
 
-def test_messages_wait_for_a_channel_through_kills(nsqd: EmbeddedServer) -> None:
+def test_messages_wait_for_a_channel_through_kills(
+    nsqd: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bodies = [b"%d" % number for number in range(12)]
     nsqd.publish("t", *bodies)
     with RawClient(nsqd.tcp_address) as client:
         client.publish_deferred("t", 100, b"deferred")
     assert killed(nsqd).depth("t") == 13
+    go_on, commit = Event(), Database.commit
+    slow = lambda *args: go_on.wait(TIMEOUT_S) and commit(*args)  # noqa: E731
+    monkeypatch.setattr(Database, "commit", slow)
+    pages = [failing(sqlite3.SQLITE_CORRUPT, "malformed")] * 2  # it is rewritten, and tried again
+    monkeypatch.setattr(Database, "page", at_first(pages, Database.page))
     nsqd.create_channel("t", "ch")
+    assert nsqd.depth("t") == 13  # also those that are being moved
+    go_on.set()
     wait_until(lambda: nsqd.depth("t") == 0, what="the channel has them")
     # each once: they have left the topic
     assert {*consumed(killed(nsqd), "t", 13)} == {*bodies, b"deferred"}
@@ -275,6 +285,11 @@ def failing(code: int, text: str) -> Callable[..., object]:
     return Mock(side_effect=error)
 
 
+def at_first(failures: list[Callable[..., object]], real: Callable[..., object]) -> Any:
+    """Fail so often, and then do it."""
+    return lambda *args: (failures.pop(0) if failures else real)(*args)
+
+
 def refusal(nsqd: EmbeddedServer, body: bytes) -> bytes:
     with RawClient(nsqd.tcp_address) as client:
         client.send(b"PUB t\n" + sized(body))
@@ -282,8 +297,13 @@ def refusal(nsqd: EmbeddedServer, body: bytes) -> bytes:
 
 
 def test_a_full_disk_defers_answers(nsqd: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    nsqd.create_channel("t", "ch")
     nsqd.publish("t", b"1", b"2")
+    with monkeypatch.context() as patch:  # what waits in a topic comes before it is full
+        patch.setattr(DiskHealth, "free_bytes", lambda _: 0)
+        nsqd.create_channel("t", "ch")
+        wait_until(lambda: nsqd.depth("t", "ch") == 2, what="the channel has them")
+        assert b"0 bytes free on the disk" in refusal(nsqd, b"x")
+    wait_until(lambda: nsqd.request("GET", "/ping")[0] == 200, what="room")
     with subscribed(nsqd.tcp_address, "t", "ch", ready=2) as client:
         first, second = client.read_messages(2)
         with monkeypatch.context() as patch:
@@ -339,11 +359,20 @@ def test_after_a_failed_sync_the_database_is_written_anew_before_a_publish_is_co
         wait_until(lambda: nsqd.request("POST", "/pub?topic=t", b"new")[0] == 200, what="it is")
         assert nsqd.data_path.joinpath("nsqd.dat").read_bytes() != before
         assert len(list(nsqd.data_path.glob("nsqd.durable.*.db"))) == 1
+        pages = [failing(sqlite3.SQLITE_CORRUPT, "malformed")]  # it is again, and the disk full
+        commits: list[Callable[..., object]] = []
+        renew, twice = DurablePath.renew, [failing(sqlite3.SQLITE_FULL, "full")] * 2
+        renewed = lambda *args: (renew(*args), commits.extend(twice))[0]  # noqa: E731
+        monkeypatch.setattr(DurablePath, "renew", renewed)
+        monkeypatch.setattr(Database, "page", at_first(pages, Database.page))
+        monkeypatch.setattr(Database, "commit", at_first(commits, Database.commit))
+        monkeypatch.setattr(durable_store, "remove", full)
         for body in [*bodies, b"new"]:
             message = client.read_message()
             assert (message.body, message.attempts) == (body, 1)
             client.finish([message])
         client.settle()
+        wait_until(lambda: nsqd.request("POST", "/pub?topic=u", b"x")[0] == 200, what="room")
     assert killed(nsqd).depth("t", "ch") == 0
 
 
@@ -384,8 +413,8 @@ def test_the_deferred_come_in_time(nsqd: EmbeddedServer, monkeypatch: pytest.Mon
     is_written, is_second_due = Event(), Event()
     real_commit = Database.commit
 
-    def commit(database: Database, step: Changes, *, with_publishes: bool) -> Counter[int]:
-        come_due = real_commit(database, step, with_publishes=with_publishes)
+    def commit(database: Database, step: Changes, publishes: list[Publish]) -> Counter[int]:
+        come_due = real_commit(database, step, publishes)
         if step.come_due:
             is_written.set()
             is_second_due.wait(patience_s(10))
@@ -402,6 +431,13 @@ def test_the_deferred_come_in_time(nsqd: EmbeddedServer, monkeypatch: pytest.Mon
         time.sleep(0.1)  # its time comes, and passes
         is_second_due.set()
         wait_until(lambda: nsqd.channel_stats("t", "ch")["deferred_count"] == 0, what="both due")
+        client.send(b"RDY 2\n")
+        first, second = client.read_messages(2)
+        looks = [failing(sqlite3.SQLITE_CORRUPT, "malformed")]  # for the second: it is rewritten
+        monkeypatch.setattr(Database, "next_due_ns", at_first(looks, Database.next_due_ns))
+        client.send(b"RDY 0\nREQ %b 300\nREQ %b 1\n" % (second.id, first.id))
+        client.settle()
+        wait_until(lambda: nsqd.channel_stats("t", "ch")["deferred_count"] == 0, what="again")
 
 
 @pytest.mark.parametrize("count", [500, 2000])
@@ -416,9 +452,9 @@ def test_a_client_that_sends_faster_than_the_disk_has_to_wait(
             waits.set()
         await fewer_unconfirmed(self, limit)
 
-    def commit(*args: Any, **options: Any) -> object:
+    def commit(*args: Any) -> object:
         assert waits.wait(patience_s(10))
-        return real_commit(*args, **options)
+        return real_commit(*args)
 
     monkeypatch.setattr(PublishCommands, "fewer_unconfirmed", note)
     monkeypatch.setattr(Database, "commit", commit)

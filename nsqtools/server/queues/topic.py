@@ -111,12 +111,14 @@ class Topic:
         if self.is_closed:  # deleted while the messages arrived
             raise BackendError("exiting")
         self._health.admit()
-        if self.store is not None and messages:
-            return self._put_durably(self.store, messages, delay_s)
-        if delay_s and (self._flows or self.depth < self.backlog.mem_queue_size):
+        flows = self._flows and not self.backlog.has_messages
+        if self.store is not None and messages and (flows or not self.is_ephemeral):
+            return self._put_durably(self.store, messages, delay_s, flows)
+        fits = self._flows or self.depth < self.backlog.mem_queue_size
+        if delay_s and self.store is None and fits:
             self._deferred += [(message, delay_s) for message in messages]
             self._copy_deferred()
-        elif self._flows and not self.backlog.has_messages:
+        elif flows:
             self._copy(messages, blocks)
         else:
             self.backlog.put(messages, blocks)
@@ -126,15 +128,9 @@ class Topic:
         return None
 
     def _put_durably(
-        self, store: DurableStore, messages: list[bytes], delay_s: float
-    ) -> Future[None] | None:
+        self, store: DurableStore, messages: list[bytes], delay_s: float, flows: bool
+    ) -> Future[None]:
         due_ns = store.due_ns(delay_s) if delay_s else 0
-        flows = self._flows and not self.backlog.has_messages
-        if not flows and self.is_ephemeral:
-            self.backlog.put(messages)
-            self.backlog.overflow()
-            self._count(messages)
-            return None
         channels = list(self.channels.values()) if flows else None
         stored: Future[None] = self._loop.create_future()
 
@@ -231,6 +227,8 @@ class Topic:
 
         backlogs = [each.backlog for each in channels]
         self._step_scheduled = store.move(self.backlog, backlogs, _STEP_COUNT, _STEP_BYTES, moved)
+        if self.depth and not self._step_scheduled:  # the database cannot be read
+            self._loop.call_later(_RETRY_S, self._wake)
 
     # channels
 
