@@ -348,9 +348,7 @@ def is_message(line: bytes) -> bool:
     return bool(_BEGINNING.match(line)) or is_whole(line)
 
 
-TABLE_REMEDY = (
-    "Restore the file, or remove it and make it again from its archive: nsq archive convert."
-)
+TABLE_REMEDY = "Restore it, or remove it and make it again from its archive: nsq archive convert."
 
 
 def verify(archive: ArchiveFile, on_damage: OnDamage) -> int:
