@@ -128,7 +128,11 @@ class Lander:
         for path in paths:
             try:
                 archive = ArchiveFile.at(path, index_to_upload(path))
-                drafts += writer.write(archive, stem_of(archive, self.table.plan.host))
+                made = writer.write(archive, stem_of(archive, self.table.plan.host))
+                if any(each.file.partition["topic"] is None for each in made):
+                    what = "it has bare bodies, which name no topic"  # of a run with --format raw
+                    raise NotUploadable(errno.EINVAL, what, str(path))
+                drafts += made
                 logs.append(str(path))
             except NotUploadable as exc:
                 refused[path] = str(exc.strerror)

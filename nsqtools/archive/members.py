@@ -267,7 +267,7 @@ def scan_file(file: BinaryIO, scan: Scan) -> None:
     """Read a whole open file into ``scan``. Raises ``OSError``."""
     scan.codec = codec_at(file)
     is_plain = not scan.codec.is_compressed
-    tally, is_in_line = _Tally(scan.topics), False
+    tally, is_in_line = Tally(scan.topics), False
     try:
         for text, end in _cut(file) if is_plain else unpack_members(file, scan.codec):
             scan.is_cut |= is_in_line
@@ -275,20 +275,13 @@ def scan_file(file: BinaryIO, scan: Scan) -> None:
             is_in_line = end is not None and bool(tally.rest and scan.topics)
             if end is not None and not is_in_line:
                 scan.members.append(tally.member(scan.end, end))
-                tally = _Tally(scan.topics)
+                tally = Tally(scan.topics)
     except DamagedError as exc:
         scan.damage = str(exc)
     if is_in_line and end is not None:
         scan.members.append(tally.member(scan.end, end))
         if is_plain and not is_whole(tally.rest):
             scan.damage = f"cut off in the line at byte {end - len(tally.rest)}"
-
-
-def member_of(text: bytes, begin: int, end: int) -> Member:
-    """Return the member that some lines become, from one offset to another."""
-    tally = _Tally(set())
-    tally.add(text)
-    return tally.member(begin, end)
 
 
 def _cut(file: BinaryIO) -> Iterator[MemberText]:
@@ -307,11 +300,6 @@ def is_whole(line: bytes) -> bool:
     return True
 
 
-def topics_in(text: bytes) -> set[str]:
-    """Return the topics of the messages in a text; none in one of bare bodies."""
-    return _names(_heads_in(text))
-
-
 def _heads_in(text: bytes) -> list[tuple[bytes, bytes]]:
     """Return topic and time of each message in whole lines, of those of other programs too.
 
@@ -327,12 +315,11 @@ def _heads_in(text: bytes) -> list[tuple[bytes, bytes]]:
     return heads
 
 
-def _names(heads: list[tuple[bytes, bytes]]) -> set[str]:
-    return {topic.decode("ascii", "replace") for topic, _ in heads}
+class Tally:
+    """Counts lines, and looks at topics and times in those that are messages, not in bare bodies.
 
-
-class _Tally:
-    """Counts lines, and looks at topics and times in those that are messages."""
+    The ``topics`` are added to a set.
+    """
 
     def __init__(self, topics: set[str]) -> None:
         self._topics = topics
@@ -341,22 +328,25 @@ class _Tally:
         self._times: list[int] = []
 
     def add(self, text: bytes) -> None:
+        """Take a piece of text, which may end within a line."""
         if end := text.rfind(b"\n") + 1:
-            self._count(self.rest + text[:end])
+            self.count(self.rest + text[:end])
             self.rest = text[end:]
         elif len(self.rest) <= LONGEST_LINE:  # of a longer one the beginning does: it is no message
             self.rest += text
 
-    def _count(self, text: bytes) -> None:
+    def count(self, text: bytes) -> None:
+        """Take whole lines."""
         self._lines += text.count(b"\n")
         if heads := _heads_in(text):
             times = [*self._times, *[int(time) for _, time in heads]]
             self._times = [min(times), max(times)]
-            self._topics.update(_names(heads))
+            self._topics.update(topic.decode("ascii", "replace") for topic, _ in heads)
 
     def member(self, begin: int, end: int) -> Member:
+        """Return what was taken as the member from one offset to another."""
         if self.rest:
-            self._count(self.rest)
+            self.count(self.rest)
             self._lines += 1
         low, high = self._times or (0, 0)
         return Member(begin, end - begin, self._lines, low, high)

@@ -24,7 +24,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -48,13 +48,12 @@ from nsqtools.archive.members import (
     CorruptError,
     DamagedError,
     Scan,
+    Tally,
     Unpacker,
     codec_at,
     is_whole,
-    member_of,
     members_of,
     scan_file,
-    topics_in,
     unpack_members,
 )
 from nsqtools.archive.storage import LEFT_AFTER_S, ChangedError, failing
@@ -97,7 +96,7 @@ def read_text(
     Raises as `failure_of` says when it cannot be read at all.
     """
     on_problem = partial(on_damage, archive.shown)
-    with _noting(archive, on_problem), closing(archive.open()) as file:
+    with _noting(archive, on_problem), archive.open() as file:
         codec = codec_at(file)
         end, size = 0, file.seek(0, os.SEEK_END)
         for member in archive.members or ():
@@ -185,16 +184,16 @@ def look_at(archive: ArchiveFile) -> Scan:
             least, most = found.min_ts_ns or 0, found.max_ts_ns or 0
             scan.members = [Member(0, scan.size, found.rows, least, most)]
             return scan
-        with closing(archive.open()) as file:
+        with archive.open() as file:
             members, scan.size = archive.members, file.seek(0, os.SEEK_END)
             is_whole = members and members[-1].end == scan.size
             if not (members and (is_whole or archive.is_in_progress)):
                 scan_file(file, scan)
                 return scan
-            scan.members, scan.codec = members, codec_at(file)
+            scan.members, scan.codec, tally = members, codec_at(file), Tally(scan.topics)
             for member in (members[0], *members[:0:-1]):
                 for text in read_member(file, member, scan.codec, scan.note):
-                    scan.topics |= topics_in(text)
+                    tally.count(text)
                 if member is members[-1] and len(scan.topics) < 2:
                     break
             if scan.topics and is_whole and not all(m.max_ts for m in members):
@@ -217,7 +216,7 @@ def rows_of(archive: ArchiveFile) -> Contents:
     least, most = table.min_ts_ns, table.max_ts_ns
     if topic is not None and rows is not None and least is not None and most is not None:
         return parquet.Contents(list(ROW), rows, least, most, 0, [topic])
-    with closing(archive.open()) as file:
+    with archive.open() as file:
         found = parquet.contents_of(file)
     return found if topic is None else found._replace(topics=[topic])
 
@@ -325,7 +324,7 @@ def _read_rows(archive: ArchiveFile, on_damage: OnDamage, within: TimeRange) -> 
 
     assert archive.table is not None
     topic_of_all = archive.table.partition.get("topic") or ""
-    with _noting(archive, partial(on_damage, archive.shown)), closing(archive.open()) as file:
+    with _noting(archive, partial(on_damage, archive.shown)), archive.open() as file:
         for batch in parquet.read(file, ROW, within):
             count, there = batch.num_rows, set(batch.schema.names)
             columns = [batch[name].to_pylist() if name in there else [None] * count for name in ROW]
@@ -406,7 +405,7 @@ def _differences_from_manifest(archive: ArchiveFile) -> Iterator[str]:
     if archive.size() != size:
         yield f"its manifest says that it has {size} bytes"
     else:
-        with closing(archive.open()) as file:
+        with archive.open() as file:
             has_checksums = codec_at(file).is_compressed
         if not has_checksums and archive.storage.digest(archive.name, size) != digest:
             yield "its content is not what was uploaded"
@@ -426,7 +425,7 @@ def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
         both = archive, replace(archive, members=None)
         archive = max(both, key=lambda each: sum(map(len, _readable(each, delimiter))))
     with failing("repair", path), temporary_beside(path) as beside:
-        with closing(archive.open()) as file:
+        with archive.open() as file:
             begin_member, status = members_of(codec_at(file)), os.fstat(file.fileno())
         members: list[Member] = []
         remove_temporaries(path.parent, time.time() - LEFT_AFTER_S)
@@ -435,7 +434,9 @@ def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
             for text in _readable(archive, delimiter):
                 compressor = begin_member()
                 copy.write(compressor.compress(text) + compressor.flush())
-                member = member_of(text, end_of(members), copy.tell())
+                tally = Tally(set())
+                tally.count(text)
+                member = tally.member(end_of(members), copy.tell())
                 members.append(member._replace(messages=text.count(delimiter)))
             copy.flush()
             os.fsync(copy.fileno())

@@ -33,7 +33,6 @@ import threading
 import time
 from collections.abc import Callable, Container, Iterable, MutableSet, Set
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 from nsqtools.client.giving_up import Attempts, GivingUp
@@ -207,7 +206,7 @@ class Backlog:
             finally:
                 self._lock.release()
         elif expired_at is None:
-            withdrawn += chain.from_iterable(entry.batches for entry in list(owner.waiting))
+            withdrawn = [batch for entry in list(owner.waiting) for batch in entry.batches]
         return withdrawn
 
     def discard(
@@ -218,7 +217,7 @@ class Backlog:
         If the lock cannot be had soon, nothing is dropped.
         """
         dropped: set[bytes] = set()
-        if not self._lock.acquire(timeout=HELD_S):
+        if not self._lock.acquire(timeout=10 * HELD_S):  # busy handlers may hold it for long, too
             return dropped
         try:
             for entry in list(owner.waiting):

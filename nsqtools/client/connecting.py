@@ -358,7 +358,7 @@ class Background:
                 result = work()
             except NsqError as exc:
                 result = exc
-            except Exception as exc:  # a defect must cost no thread, and keep nobody waiting
+            except BaseException as exc:  # a defect must cost no thread, and keep nobody waiting
                 log.exception("cannot reach %s", peer)
                 result = ConnectionFailed(f"cannot reach {peer} ({exc!r})")
             loop.call_soon(partial(done, result))

@@ -287,8 +287,7 @@ class HttpSink:
         for way, gathered in list(self._gathered.items()):
             if now - gathered.since >= self._gathers_for_s:
                 self._send_gathered(way)
-        if self._pending:
-            self._go_on()
+        self._go_on()
 
     # -- sending --------------------------------------------------------------------------------
 

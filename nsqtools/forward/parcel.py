@@ -162,10 +162,9 @@ class Circuit:
 
     def worked(self) -> None:
         """Note that something has arrived."""
-        if self._failures:
-            self._failures = 0
-            self.retry_at = 0.0
-            self._delays.reset()
+        self._failures = 0
+        self.retry_at = 0.0
+        self._delays.reset()
 
     def failed(self, now: float, *, is_hopeless: bool = False) -> None:
         """Note a failure; ``is_hopeless`` when there was not even a connection."""

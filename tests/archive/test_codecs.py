@@ -2,7 +2,6 @@
 
 import random
 import sys
-import tracemalloc
 from io import BytesIO
 from pathlib import Path
 
@@ -10,14 +9,11 @@ import pytest
 from plugins.archives import text_of
 
 from nsqtools.archive import members
-from nsqtools.archive.layout import Member
 from nsqtools.archive.members import (
     DamagedError,
-    Scan,
     Unpacker,
     codec_of,
     members_of,
-    scan_file,
     unpack_members,
 )
 from nsqtools.errors import NsqError
@@ -118,16 +114,3 @@ def test_bytes_tell_the_codec_and_an_error_what_is_missing(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "backports", None)
     with pytest.raises(NsqError, match=r"backports\.zstd"):
         members_of(Codec.ZSTD)
-
-
-def test_a_look_at_a_line_without_end_takes_no_more_than_a_line(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name in ("HELD_SIZE", "LONGEST_LINE", "TEXT_SIZE"):
-        monkeypatch.setattr(members, name, 1 << 16)
-    data, scan = member(Codec.GZIP, b"x" * (8 << 20)), Scan()
-    tracemalloc.start()
-    scan_file(BytesIO(data), scan)
-    _, most = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert (scan.members, most < 1 << 20) == ([Member(0, len(data), 1, 0, 0)], True)

@@ -213,6 +213,7 @@ def test_bare_bodies_that_end_otherwise_are_not_repaired_to_nothing(tmp_path: Pa
         repair(archive)
     assert path.read_bytes() == b"one\0two\0thr"
     assert repair(archive, b"\0") == 2
+    assert find_archives([path])[0].messages == 2  # as by its index
 
 
 def test_what_a_disk_refuses_is_said_of_the_file_that_is_repaired(small_disk: Path) -> None:

@@ -8,8 +8,8 @@ import pytest
 from pyarrow import parquet
 
 from nsqtools.archive import columns, reader
-from nsqtools.archive.finding import ArchiveFile, find_archives
-from nsqtools.archive.layout import Member, TimeRange, index_of, part_of
+from nsqtools.archive.finding import find_archives
+from nsqtools.archive.layout import TimeRange, index_of, part_of
 from nsqtools.archive.reader import look_at, read_messages, read_text, repair
 from nsqtools.records.naming import Codec
 
@@ -29,10 +29,6 @@ def written(path: Path, pieces: list[bytes], *, indexed: int | None = None) -> P
         ]
         index_of(path).write_bytes(b"".join(lines))
     return path
-
-
-def read_range(archive: ArchiveFile, member: Member) -> bytes:
-    return archive.storage.read_range(archive.name, member.offset, member.length)
 
 
 def failing(path: str, problem: str) -> None:
@@ -83,12 +79,6 @@ def test_a_delimiter_is_of_bare_bodies(tmp_path: Path, monkeypatch: pytest.Monke
         batches = columns.read_batches(file, failing, delimiter=b",,")
         assert read == [body for batch in batches for body in batch["body"].to_pylist()] == bodies
     assert repair(archive, b",,") == 3
-    (tmp_path / "bare").write_bytes(b"a\n\n\nb,," * 20)
-    [bare] = find_archives([tmp_path / "bare"])
-    assert repair(bare, b",,") == 20
-    [bare] = find_archives([tmp_path / "bare"])  # Spark reads the members one by one
-    assert {read_range(bare, each)[-2:] for each in bare.members or ()} == {b",,"}
-    assert bare.messages == 20
 
 
 def test_a_range_may_end_where_no_time_of_a_row_can_be() -> None:

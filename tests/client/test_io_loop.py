@@ -195,7 +195,7 @@ def test_work_that_raises_costs_no_thread_and_idle_threads_end(
     monkeypatch.setattr("nsqtools.client.connecting.IDLE_S", 0.05)
     background = Background()
     for _ in range(2 * MAX_THREADS):
-        background.run(NOBODY, "x", lambda: 1 // 0, ignore)
+        background.run(NOBODY, "x", sys.exit, ignore)
     wait_until(lambda: "cannot reach x" in caplog.text, what="the log")
     wait_until(lambda: background._threads == 0, what="the end of the threads")
     done = threading.Event()

@@ -248,8 +248,6 @@ def test_what_one_process_cannot_write_takes_nothing_of_another_along(
     monkeypatch.setattr(os, "fdatasync", full)
     one.put(parcel(1), "HTTP 400", note)
     writing.join()
-    one.close()
-    other.close()
 
     assert sorted(kept) == [(b"body 1", False), (b"body 2", True)]
     [line] = path.read_bytes().splitlines()

@@ -202,15 +202,13 @@ def test_an_endpoint_that_hangs_keeps_one_message_waiting(mode: str, names: str)
     sink, pool = http_sink(mode=EndpointMode(mode), policy=parse_policy(["503=ok"]))
     if mode == "failover":
         sink._circuits[0].failed(0.0, is_hopeless=True)
-    asked = []
     for _ in names:
         sink.submit(parcel_of(b"1"), Mock())
-        asked.append(pool.send.call_args.args)
-        if asked[-1][0].name == "b:80":
+        if pool.send.call_args.args[0].name == "b:80":
             answer_last(pool, 200)
+    asked = [call.args for call in pool.send.call_args_list]
     assert "".join(request.name[0] for request, _ in asked) == names
-
-    [answered] = [done for request, done in asked if request.name == "a:80"]
+    answered = {request.name: done for request, done in asked}["a:80"]
     pool.call_soon(lambda: answered(Answer(503), False))
     assert not any(each.retry_at for each in sink._circuits)
 

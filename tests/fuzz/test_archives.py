@@ -138,16 +138,19 @@ def test_an_index_is_members_that_follow_each_other(what: list[Change], more: by
 
 
 @pytest.mark.alone
-def test_an_index_of_a_hundred_megabytes_costs_no_more_than_its_lines() -> None:
+def test_a_large_index_costs_no_more_than_its_lines_and_a_line_without_end_little() -> None:
     """In a process of its own, whose greatest memory is that of this."""
     program = """
-        import resource, time
+        import gzip, io, resource, time
+        from nsqtools.archive import members
         from nsqtools.archive.layout import decode_index
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         began = time.process_time()
         assert decode_index(b"x" * 50_000_000) == []
         assert decode_index(b"\\n" * 5_000_000) == []
         assert time.process_time() - began < 2
+        members.LONGEST_LINE = 1 << 20
+        members.scan_file(io.BytesIO(gzip.compress(bytes(500_000_000), 1)), members.Scan())
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400_000
         """
     assert run_program(program) == ""

@@ -65,7 +65,9 @@ def ids(settings: ReadSettings) -> list[str]:
     return sorted(values_of(pickle.loads(pickle.dumps(plan_batch(settings))), settings, "id"))
 
 
-def test_a_bucket_gives_the_rows_of_the_directory(bucket: Bucket, local: Path) -> None:
+def test_a_bucket_gives_the_rows_of_the_directory_and_takes_reports(
+    bucket: Bucket, local: Path
+) -> None:
     assert ids(ReadSettings((bucket.url,))) == []
     place, all_ids = upload(bucket, local), ids(ReadSettings((str(local),)))
     orders = ReadSettings((str(place),), topics=frozenset(["orders"]))
@@ -80,17 +82,10 @@ def test_a_bucket_gives_the_rows_of_the_directory(bucket: Bucket, local: Path) -
         bucket.storage.put(f"{name}/bare.log", f"{name}\n".encode())
     with pytest.raises(NsqError, match=r"two/bare\.log: not read: .*/one/bare\.log has the same"):
         plan_batch(ReadSettings((f"{bucket.url}/one", f"{bucket.url}/two"), raw=True))
-
-
-def test_damage_is_reported_into_the_bucket(bucket: Bucket, local: Path) -> None:
-    torn = local / "old" / "orders-000001.log.gz"
-    torn.write_bytes(torn.read_bytes()[:-20])
-    place = upload(bucket, local)
-    reports = parse_place(f"{bucket.url}/damage")
-    settings = ReadSettings((str(place),), damage_path=reports)
-
-    assert 40 <= len(ids(settings)) < 47
-    assert {damage.file for damage in read_damage(reports)} == {f"{place}/old/{torn.name}"}
+    torn, reports = "archive/old/orders-000001.log.gz", parse_place(f"{bucket.url}/damage")
+    bucket.storage.put(torn, bucket.storage.read(torn)[:-20])
+    assert 40 <= len(ids(ReadSettings((str(place),), damage_path=reports))) < 47
+    assert {damage.file for damage in read_damage(reports)} == {f"{bucket.url}/{torn}"}
 
 
 def uploaded(writer: Writer, plan: UploadPlan, first: int) -> None:

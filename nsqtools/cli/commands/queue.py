@@ -128,18 +128,14 @@ def in_memory(address: str, settings: dict[str, str]) -> dict[tuple[str, str], i
     """How many messages of each queue an nsqd has outside its files."""
     from nsqtools.client.connection import http_access
     from nsqtools.client.options import ClientOptions
+    from nsqtools.cluster.queue_rows import rows_of_topic
     from nsqtools.protocol.names import NSQD_HTTP_PORT, http_url
 
     access = http_access(ClientOptions().with_options(settings), (address,))
     with access.nsqd(http_url(address, NSQD_HTTP_PORT)) as client:
         stats = client.stats()
-    found = {}
-    for topic in stats.topics or ():
-        found[topic.topic_name, ""] = topic.depth - topic.backend_depth
-        for each in topic.channels:
-            held = each.in_flight_count + each.deferred_count
-            found[topic.topic_name, each.channel_name] = each.depth - each.backend_depth + held
-    return found
+    rows = (row for topic in stats.topics or () for row in rows_of_topic("", topic))
+    return {(row.topic, row.channel): row.memory + row.in_flight + row.deferred for row in rows}
 
 
 def reported(

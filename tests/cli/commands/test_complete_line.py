@@ -265,7 +265,6 @@ def test_names_come_from_nsqd_and_nsqlookupd_also_when_no_nsqd_is_left_and_none_
         (f"nsq topic pause {nsqd} clicks ", ["clicks", "views"]),
         (f"nsq tail {nsqd} --topic=views --channel ", ["live"]),
         (f"nsq tail {nsqd} -tclicks -c ", ["arch"]),
-        (f"nsq channel pause {nsqd} clicks ", ["arch"]),
         ("nsq tail --nsqd-http-address=127.0.0.1:1 -t ", []),
         (f"nsq tombstone {lookup} clicks ", sorted(each.http_address for each in cluster.nsqds)),
         (f"nsq tail --lookupd-http-address={polite_cluster.http_address} -t ", ["a"]),

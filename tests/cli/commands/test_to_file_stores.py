@@ -202,14 +202,17 @@ def test_what_was_archived_is_in_the_table_before_the_command_ends(
 def test_a_log_that_is_damaged_does_not_land_and_stays(tmp_path: Path) -> None:
     damaged = log_of(tmp_path / "a.log.gz", 1, b"1")
     good = log_of(tmp_path / "b.log.gz", 2, b"3")
+    bare = log_of(tmp_path / "c.log.gz", 3, b"5")  # of --format raw, or its first bytes changed
+    bare.write_bytes(b"x" + bare.read_bytes().replace(b"\n", b"x")[1:])
     damaged.write_bytes(damaged.read_bytes()[:-30] + bytes(30))
 
     lander = Lander(TablePlan(str(tmp_path / "table"), False, "web1"), tmp_path)
-    files, refused, _ = lander.land([damaged, good])
+    files, refused, _ = lander.land([damaged, bare, good])
 
-    assert ([each.rows for each in files], list(refused)) == ([1], [damaged])
+    assert ([each.rows for each in files], list(refused)) == ([1], [damaged, bare])
     assert "it is damaged" in refused[damaged]
-    assert (damaged.exists(), good.exists()) == (True, False)
+    assert refused[bare] == "it has bare bodies, which name no topic"
+    assert (damaged.exists(), bare.exists(), good.exists()) == (True, True, False)
 
 
 @pytest.mark.parametrize("is_delta", [False, True], ids=["parquet", "delta"])

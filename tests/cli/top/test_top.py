@@ -273,7 +273,6 @@ def test_the_terminal_is_left_as_it_was(
 
 
 def test_it_ends_with_its_terminal(top: TerminalScreen) -> None:
-    top.wait_for("clicks")
     top.child.ptyproc.fileobj.close()
     top.child.closed = top.child.ptyproc.closed = True  # pexpect is not to close it again
 
@@ -314,7 +313,6 @@ def test_messages_take_the_place_of_the_screen_and_stay_where_they_are(
     top: TerminalScreen, nsqd: Nsqd
 ) -> None:
     nsqd.publish("views", b"a")
-    top.wait_for("clicks")
     top.see("v", "v shows messages of a channel")
     top.see(ENTER, "topics > clicks", "arch")
     top.see("v", '{"n": 1}', r"\x1b[31mred", "3 messages shown and given back", "Enter goes back")
