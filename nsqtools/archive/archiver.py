@@ -40,11 +40,11 @@ from nsqtools.archive.journal import Journal, TopicLock, journals_below, stem_of
 from nsqtools.archive.part_file import recover
 from nsqtools.archive.storage import failing
 from nsqtools.archive.topic_archiver import Quota, Scheduled, TopicArchiver, Turns
-from nsqtools.archive.topic_writer import ArchiveSettings, ArchiveSource, ArchiveTotals, TopicWriter
+from nsqtools.archive.topic_writer import ArchiveSettings, ArchiveTotals, TopicWriter
 from nsqtools.client.backlog import Backlog
-from nsqtools.client.consumer import Consumer, start_all
+from nsqtools.client.consumer import Consumer, consumer_of, start_all
 from nsqtools.client.options import ClientOptions
-from nsqtools.cluster.topics import Deletions, TopicDiscovery, Troubles, UnlistedTopics
+from nsqtools.cluster.topics import ConsumedTopics, Troubles
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
 from nsqtools.protocol.names import Address
 from nsqtools.records.prometheus import Metric, metric_of
@@ -61,11 +61,10 @@ RESERVE = 48  # files of the writing threads, connections being made, requests t
 MANY = 1 << 20
 
 TICK_S = 0.5
-PATTERN = "--topic-pattern"  # in trouble, when no daemon answers; no topic has such a name
-OPEN_FILES = "--open-files"  # in trouble, when topics wait for room
+OPEN_FILES = "--open-files"  # in trouble, when topics wait for room; no topic has such a name
 LONG_S = 5.0  # of a command at the end
 SAID = 4096  # bytes of what a command said last
-RETRY_S = 5.0  # how often topics that are missing or do not fit are tried again
+RETRY_S = 5.0  # how often topics that do not fit are tried again
 
 
 Journals = Callable[[], Mapping[str, list[str]]]
@@ -92,28 +91,23 @@ class Archiver:
 
     def __init__(
         self,
-        topics: Sequence[str],
-        source: ArchiveSource,
+        topics: ConsumedTopics,
+        channel: str,
+        options: ClientOptions,
         settings: ArchiveSettings,
         *,
-        discovery: TopicDiscovery | None = None,
-        refresh_s: float = 60.0,
         limits: RunLimits | None = None,
-        exits_when_deleted: bool = False,
         on_finished: Callable[[Path], None] = lambda path: None,
         on_tick: Callable[[], None] = lambda: None,
     ) -> None:
         self._limits = limits or RunLimits()
         if self._limits.count is not None:
             # what is in flight beyond the count would only have its attempts raised
-            wanted = min(source.options.max_in_flight, self._limits.count)
-            source = replace(source, options=replace(source.options, max_in_flight=wanted))
+            wanted = min(options.max_in_flight, self._limits.count)
+            options = replace(options, max_in_flight=wanted)
         self._topics = topics
-        self._source = source
+        self._channel = channel
         self._settings = settings
-        self._discovery = discovery
-        self._refresh_s = refresh_s
-        self._exits_when_deleted = exits_when_deleted
         self._on_finished = on_finished
         self._on_tick = on_tick
         self._quota = Quota(self._limits.count)
@@ -125,17 +119,14 @@ class Archiver:
         self._changed = threading.Event()
         self._is_stopping = False
         self._is_paused = False
-        self._has_discovered = False
-        self._deletions = Deletions(source.connection)
-        self._unlisted = UnlistedTopics(source.connection)
-        self._looked_up: Mapping[str, Iterable[Address]] = {}  # the nsqd just found, by topic
-        self._options = source.options
-        self._absent: set[str] = set()  # topics given that wait until they are there again
-        self._deleted: list[str] = []
+        self._nsqd: Mapping[str, set[Address]] = {}  # as they were named last, by topic
+        self._looked_up: Mapping[str, Iterable[Address]] = {}  # those just found
+        self._options = self._given_options = options
         self._troubles = Troubles()
         self._waiting: list[str] = []  # topics beyond the limit of open files
+        self._retry_at = 0.0
         self.unreached: list[str] = []  # why nsqd could not be reached when last looked at
-        self._cost = max(1, len(source.connection.nsqd_tcp_addresses))  # descriptors of a topic
+        self._cost = max(1, len(topics.connection.nsqd_tcp_addresses))  # descriptors of a topic
 
     # -- from any thread ------------------------------------------------------------------------
 
@@ -219,16 +210,18 @@ class Archiver:
                 self._settings.directories.make()
                 for path in recover(self._settings.directories):
                     self._on_finished(path)
-            self._begin_all(self._topics, fail_fast=True)
+            self._begin_all(self._topics.given, fail_fast=True)
+            self._topics.start(self._is_connected, ends_idle=self._limits.idle_s is not None)
             end = self._watch()
         finally:
+            self._topics.stopping.set()
             self._end_all(drain=end is not End.COUNT)
         if self._unwritten:
             raise self._unwritten
-        if self._deleted and end is End.STOPPED and not self._is_stopping:
-            raise NotFoundError(f"topic {', '.join(self._deleted)} was deleted")
+        if end is End.STOPPED and not self._is_stopping:
+            raise NotFoundError(f"topic {', '.join(self._topics.given)} was deleted")
         if end is End.IDLE:
-            self._unlisted.refuse(self._topics)
+            self._topics.unlisted.refuse(self._topics.given)
             if self._waiting:
                 raise _too_few_files(f"archive {', '.join(self._waiting)} as well")
         return end
@@ -255,28 +248,24 @@ class Archiver:
                 if topic in self._archivers:
                     self._archivers[topic].consumer.abort()
                 self._forget(topic)
-                if topic in self._topics:  # others are found again
-                    self._absent.add(topic)
+                self._topics.put_off(topic)
                 continue
-            self._absent.discard(topic)
             self._troubles.over(topic)
         if fail_fast:
             start_all([self._archivers[topic].consumer for topic in fitting])
 
     def _fitting(self, topics: Iterable[str]) -> list[str]:
-        """Return those that can begin of the topics that wait and of some more.
+        """Return those topics that can begin; the others wait.
 
         Raises `OutputError` when not even one topic fits.
         """
-        wanted = list(dict.fromkeys((*self._waiting, *topics)))
-        if not wanted:
-            return []
+        wanted = list(topics)
         running = self._running()
         connections = [len(archiver.consumer.connections) for archiver in running]
         self._cost = max(self._cost, *connections, 1)
         still_to_come = sum(self._cost - count for count in connections)
         room = max(0, (free_descriptors() - still_to_come) // self._cost)
-        if not room and not running:
+        if wanted and not room and not running:
             raise _too_few_files("archive even one topic")
         self._waiting = wanted[room:]
         if self._waiting:
@@ -290,33 +279,33 @@ class Archiver:
     def _options_of_each(self, topics: int) -> ClientOptions:
         """Return the options of each consumer of ``topics``; a poll interval that a user chose is
         kept."""
-        options = self._source.options
+        options = self._given_options
         share = max(LEAST_BYTES, FLEET_BYTES // topics)
         options = replace(
             options, max_in_flight_bytes=min(options.max_in_flight_bytes, share) or share
         )
-        is_chosen = "lookupd_poll_interval" in self._source.connection.options
-        if self._discovery is None or is_chosen:
+        is_chosen = "lookupd_poll_interval" in self._topics.connection.options
+        if is_chosen or self._topics.pattern is None:
             return options
         wanted_s = min(topics * FLEET_POLL_S, LONGEST_POLL_S)
         interval_s = max(options.lookupd_poll_interval_s, wanted_s)
         return replace(options, lookupd_poll_interval_s=interval_s)
 
     def _begin(self, topic: str, journals: Journals, *, fail_fast: bool) -> None:
-        source, settings = self._source, self._settings
+        channel, settings = self._channel, self._settings
         directories = settings.directories
         now = settings.moment(time.time())
         settings.naming.stem(topic, now, now)  # a topic may be called ".."
         with failing("use", directories.work), ExitStack() as undo:
-            lock = TopicLock(self._folder_locks, directories.work, topic, source.channel)
+            lock = TopicLock(self._folder_locks, directories.work, topic, channel)
             undo.callback(lock.release)
             journal = Journal(
                 directories.work,
                 topic,
-                source.channel,
-                earlier=journals().get(stem_of(topic, source.channel), ()),
+                channel,
+                earlier=journals().get(stem_of(topic, channel), ()),
                 run=f"{time.time_ns():x}",  # a topic may end, and begin again
-                size=max(2 * source.options.max_in_flight, 1000),
+                size=max(2 * self._given_options.max_in_flight, 1000),
                 is_durable=directories.have_member,
                 now_s=time.time(),
             )
@@ -335,50 +324,57 @@ class Archiver:
         archiver.start(fail_fast=fail_fast)
         if self._is_paused:
             archiver.set_paused(True)
-        log.info("archiving topic %s, channel %s", topic, source.channel)
+        log.info("archiving topic %s, channel %s", topic, channel)
 
     def _consumer(self, topic: str, backlog: Backlog) -> Consumer:
-        connection = self._source.connection
-        return Consumer(
+        return consumer_of(
+            self._topics.connection,
             topic,
-            self._source.channel,
-            nsqd_tcp_addresses=connection.nsqd_tcp_addresses,
-            lookupd_http_addresses=connection.lookupd_http_addresses,
-            options=self._options,
-            address_map=connection.address_map,
-            on_error=lambda error: self._deletions.suspect(topic),
-            _backlog=backlog,
-            _looked_up=self._looked_up.get(topic, ()),
+            self._channel,
+            self._options,
+            backlog=backlog,
+            on_error=lambda error: self._topics.suspect(topic),
+            looked_up=self._looked_up.get(topic, ()),
         )
 
     # -- watching -------------------------------------------------------------------------------
 
     def _watch(self) -> End:
         began = time.monotonic()
-        refresh_at = retry_at = began
         while True:
             now = time.monotonic()
-            if self._discovery is not None and now >= refresh_at:
-                refresh_at = now + self._refresh_s
-                self._refresh(self._discovery)
-            self._let_deleted_go()
             self._reap()
+            self._follow(now)
             running = self._running()
             self.unreached = sorted({str(e) for each in running for e in each.consumer.errors()})
-            if now >= retry_at:
-                retry_at = now + min(self._refresh_s, RETRY_S)
-                there = self._deletions.found_again(self._absent) if self._absent else ()
-                self._begin_all(sorted(there))
             if end := self._end(began, now):
                 return end
             self._on_tick()
             self._changed.wait(TICK_S)
             self._changed.clear()
 
+    def _follow(self, now: float) -> None:
+        """Begin and end topics as the daemons have answered."""
+        before, self._nsqd = self._nsqd, self._topics.nsqd
+        wanted = self._topics.wanted()
+        for topic in self._archivers.keys() - wanted:
+            self._archivers[topic].stop()
+        for topic in self._nsqd.keys() & self._archivers.keys():
+            if self._nsqd[topic] - before.get(topic, set()):
+                self._archivers[topic].consumer.look_up_soon()
+        absent = wanted - self._archivers.keys()
+        if absent.difference(self._waiting) or now >= self._retry_at:
+            self._retry_at = now + RETRY_S
+            self._looked_up = {} if self._nsqd is before else self._nsqd
+            self._begin_all(sorted(absent))
+
+    def _is_connected(self, topic: str) -> bool:
+        archiver = self._archivers.get(topic)
+        return archiver is not None and bool(archiver.consumer.connections)
+
     def _end(self, began: float, now: float) -> End | None:
         limits = self._limits
-        is_any = self._archivers or self._absent or self._waiting or self._discovery
-        if self._is_stopping or not is_any:
+        if self._is_stopping or not (self._archivers or self._topics.are_coming):
             return End.STOPPED
         if limits.count is not None and self.totals.messages >= limits.count:
             return End.COUNT
@@ -386,51 +382,18 @@ class Archiver:
             return End.TIME
         if limits.idle_s is not None:
             running = self._running()
-            cut_off = {each.topic for each in running if not each.consumer.connections}
-            unlisted = self._unlisted.among(cut_off)
-            awaited = [each for each in running if each.topic not in unlisted]
+            unlisted = self._topics.unlisted.found
+            awaited = [
+                each for each in running if each.topic not in unlisted or each.consumer.connections
+            ]
             if all(each.is_idle(now - limits.idle_s) for each in awaited):
                 return End.IDLE
         return None
 
-    def _refresh(self, discovery: TopicDiscovery) -> None:
-        try:
-            known = discovery.ask()
-        except (NsqError, OSError) as exc:
-            if not self._has_discovered:
-                raise
-            self._troubles.has(PATTERN, f"no topics were found: {exc}; trying again")
-            return
-        self._troubles.over(PATTERN)
-        self._has_discovered = True
-        for topic in known.spread & self._archivers.keys():
-            self._archivers[topic].consumer.look_up_soon()
-        if known.is_complete:
-            wanted = {*known.names, *self._topics}
-            self._waiting = [topic for topic in self._waiting if topic in wanted]
-            for topic in self._archivers.keys() - wanted:
-                self._deletions.suspect(topic)
-        self._looked_up = known.nsqd
-        self._begin_all(sorted(known.names - {*self._archivers, *self._topics}))
-        self._looked_up = {}  # later they may be elsewhere
-
-    def _let_deleted_go(self) -> None:
-        """Let go of topics that lost their connections and that no nsqd has."""
-
-        def is_cut_off(topic: str) -> bool:
-            return topic in self._archivers and not self._archivers[topic].consumer.connections
-
-        for topic in self._deletions.confirmed(is_cut_off):
-            waits = topic in self._topics and not self._exits_when_deleted
-            what = "waiting until it is there again" if waits else "it is not archived any more"
-            log.warning("topic %s was deleted; %s", topic, what)
-            self._deleted.append(topic)
-            self._archivers[topic].stop()
-
     # -- ending ---------------------------------------------------------------------------------
 
     def _reap(self) -> None:
-        """Forget the topics that have ended; those given begin again when they are there."""
+        """Forget the topics that have ended; they begin again when they are there."""
         for archiver in self._running():
             if not archiver.is_over or not archiver.join(0):
                 continue
@@ -440,8 +403,7 @@ class Archiver:
                 raise failure
             if failure is not None:
                 log.error("topic %s: %s; trying again", topic, failure)
-            if topic in self._topics and (failure or not self._exits_when_deleted):
-                self._absent.add(topic)
+                self._topics.put_off(topic)
 
     def _end_all(self, *, drain: bool) -> None:
         """Stop all topics at the same time, and wait for them."""

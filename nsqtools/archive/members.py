@@ -243,11 +243,6 @@ class Scan:
         """Keep the first problem."""
         self.damage = self.damage or problem
 
-    @property
-    def end(self) -> int:
-        """The offset after the last member."""
-        return end_of(self.members)
-
 
 def codec_at(file: BinaryIO) -> Codec:
     """Return what an open file is compressed with, whatever it is called."""
@@ -274,12 +269,12 @@ def scan_file(file: BinaryIO, scan: Scan) -> None:
             tally.add(text)
             is_in_line = end is not None and bool(tally.rest and scan.topics)
             if end is not None and not is_in_line:
-                scan.members.append(tally.member(scan.end, end))
+                scan.members.append(tally.member(end_of(scan.members), end))
                 tally = Tally(scan.topics)
     except DamagedError as exc:
         scan.damage = str(exc)
     if is_in_line and end is not None:
-        scan.members.append(tally.member(scan.end, end))
+        scan.members.append(tally.member(end_of(scan.members), end))
         if is_plain and not is_whole(tally.rest):
             scan.damage = f"cut off in the line at byte {end - len(tally.rest)}"
 

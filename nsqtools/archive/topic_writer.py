@@ -30,9 +30,7 @@ from nsqtools.archive.journal import Journal, TopicLock
 from nsqtools.archive.layout import index_of, part_of
 from nsqtools.archive.members import CompressorFactory, Plain
 from nsqtools.archive.part_file import Directories, PartFile, finish
-from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.message import Answers, Batch, Message
-from nsqtools.client.options import ClientOptions
 from nsqtools.errors import OutputError
 from nsqtools.files.durable import make_folders
 from nsqtools.protocol.text import NS
@@ -91,15 +89,6 @@ class ArchiveSettings:
         """
         at_s = min(max(at_s, 0.0), LATEST_S)
         return datetime.fromtimestamp(at_s, UTC).astimezone(self.timezone)
-
-
-@dataclass(frozen=True, slots=True)
-class ArchiveSource:
-    """Where messages come from."""
-
-    channel: str
-    connection: ConnectionSettings
-    options: ClientOptions
 
 
 @dataclass(slots=True, eq=False)

@@ -33,7 +33,7 @@ from typing import NamedTuple, Self
 
 from nsqtools.client.backlog import Arrival, Backlog, ConsumerStats
 from nsqtools.client.connection import longest_try_s, tls_context
-from nsqtools.client.connection_settings import check_can_consume
+from nsqtools.client.connection_settings import ConnectionSettings, check_can_consume
 from nsqtools.client.consumer_io import ConsumerIO
 from nsqtools.client.discovery import Discovery
 from nsqtools.client.giving_up import GivingUp, Policy
@@ -333,7 +333,7 @@ class CommonConsumer:
     @property
     def connections(self) -> list[str]:
         """The addresses of the nsqd connected to now."""
-        return list(dict.fromkeys(chain(*self.connections_by_topic().values())))
+        return list(dict.fromkeys(each.nsqd for each in list(self._io.subscriptions)))
 
     def connections_by_topic(self) -> dict[str, list[str]]:
         """The addresses of the nsqd that each topic is consumed from now."""
@@ -653,6 +653,30 @@ class Consumer(CommonConsumer):
         except BaseException as exc:
             handling.misuse = exc
         self.begin_stop()
+
+
+def consumer_of(
+    connection: ConnectionSettings,
+    topic: str | Sequence[str],
+    channel: str,
+    options: ClientOptions,
+    *,
+    backlog: Backlog | None = None,
+    on_error: Callable[[NsqError], None] | None = None,
+    looked_up: Iterable[Address] = (),
+) -> Consumer:
+    """Return a consumer of what the settings lead to, with other ``options`` than theirs."""
+    return Consumer(
+        topic,
+        channel,
+        nsqd_tcp_addresses=connection.nsqd_tcp_addresses,
+        lookupd_http_addresses=connection.lookupd_http_addresses,
+        options=options,
+        address_map=connection.address_map,
+        on_error=on_error,
+        _backlog=backlog,
+        _looked_up=looked_up,
+    )
 
 
 def start_all(consumers: Sequence[Consumer]) -> None:

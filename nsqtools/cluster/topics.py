@@ -16,16 +16,16 @@ only when it has named no nsqd for `UNLISTED_S` on end: an nsqd that was restart
 nsqlookupd was, is registered again before that. An nsqd that is given by address is tried for ever,
 which the client reports; then nothing here is decided.
 
-Discovery is which topics to consume: those whose names match a pattern, now and later. Every
-nsqlookupd and nsqd is asked, at once and again and again, and the answers are united: one that is
-down hides nothing that another knows. Only when all have answered a topic that none named is
-suspected to be deleted.
+`ConsumedTopics` decides for the commands that archive and forward which topics to consume: those
+given, and those whose names match a pattern, now and later. Every nsqlookupd and nsqd is asked, at
+once and again and again, and the answers are united: one that is down hides nothing that another
+knows.
 
 The lists of nsqd show which have a topic, too. Its consumer can begin with those, ask seldom
 itself, and soon when a list shows that a further one has the topic.
 
 Trap: a topic that is taken for deleted and is not would be consumed no more. And the consumer of a
-deleted topic would create it again when it reconnects. So only nsqd decides (`Deletions`), and only
+deleted topic would create it again when it reconnects. So only nsqd decides, all of them, and only
 after the topic has lost its connections; an nsqlookupd that was restarted has nothing to say.
 """
 
@@ -34,15 +34,14 @@ from __future__ import annotations
 import collections
 import difflib
 import logging
-import queue
 import re
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
-from typing import NamedTuple
 
 from nsqtools.client.connection_settings import ConnectionSettings, check_can_consume
 from nsqtools.cluster.directory import Cluster, DaemonFailure, open_cluster
@@ -400,105 +399,186 @@ class Troubles:
             self.over(key, what.format(key))
 
 
+LOOK_S = 0.2  # between looks whether it is time to ask something
 ASK_AGAIN_S = 1.0
-ASK_SELDOM_S = 5.0  # while the nsqd that may have them do not answer
+ASK_SELDOM_S = 5.0  # for topics that are deleted, or while an nsqd that may have one is silent
 
 
-class KnownTopics(NamedTuple):
-    """The topics that were named; ``is_complete`` when every daemon answered.
+class ConsumedTopics:
+    """Which topics to consume now: those ``given``, and those that ``pattern`` finds, but for those
+    that are deleted, until they are there again.
 
-    ``nsqd`` are the addresses of those that have a topic, as nsqlookupd names them. ``spread`` are
-    the topics that a further nsqd has since the last time.
+    The pattern is a regular expression that names contain (as nsq_to_file), asked for every
+    ``refresh_s``; ``check`` raises `ConfigurationError` for a topic that must not be consumed, and
+    those to ``leave_out`` are not found. With ``forgets_deleted`` those given are not waited for.
+
+    From `start` on daemons are asked on a thread of its own, until ``stopping`` is set: one that
+    hangs delays no message. Methods are for one other thread, `suspect` for any. ``nsqd`` have a
+    topic found, as nsqlookupd named them last: a new mapping each time. ``unlisted`` are asked for
+    where silence ends the run.
+
+    Raises `ConfigurationError` for a pattern that is not one, and for a pattern with a connection
+    that only names topics: nobody could consume them.
     """
 
-    names: frozenset[str]
-    is_complete: bool
-    nsqd: Mapping[str, set[Address]]
-    spread: frozenset[str]
-
-
-class TopicDiscovery:
-    """Asks for the topics whose name contains ``pattern``, a regular expression (as nsq_to_file).
-
-    Raises `ConfigurationError` for a pattern that is not one, and for a connection that only names
-    topics: nobody could consume them.
-    """
-
-    def __init__(self, pattern: str, connection: ConnectionSettings) -> None:
-        check_can_consume(connection.nsqd_tcp_addresses, connection.lookupd_http_addresses)
+    def __init__(
+        self,
+        given: Collection[str],
+        connection: ConnectionSettings,
+        pattern: str | None = None,
+        refresh_s: float = 60.0,
+        *,
+        check: Callable[[str], None] = lambda topic: None,
+        leave_out: Iterable[str] = (),
+        forgets_deleted: bool = False,
+    ) -> None:
         try:
-            self._matches = re.compile(pattern).search
+            self.pattern = None if pattern is None else re.compile(pattern)
         except re.error as exc:
             raise ConfigurationError(
                 f"{pattern!r} is not a regular expression: {exc}",
                 hint="For example '^orders[.]': topics whose name begins so.",
             ) from None
-        self._connection = connection
-        self._troubles = Troubles()
-        self._nsqd: Mapping[str, set[Address]] = {}
+        if pattern is not None:
+            check_can_consume(connection.nsqd_tcp_addresses, connection.lookupd_http_addresses)
+        self.given = given
+        self.connection = connection
+        self.check = check
+        self.stopping = threading.Event()
+        self.nsqd: Mapping[str, set[Address]] = {}
+        self.unlisted = UnlistedTopics(connection)
+        self._refresh_s = refresh_s
+        self._forgets_deleted = forgets_deleted
+        self._wanted = {*given}
+        self._awaited = {*given}
+        self._passed_over = {*given, *leave_out}  # where the pattern finds them
+        self._suspects: set[str] = set()
+        self._is_connected: Callable[[str], bool] = lambda topic: False
+        self._silent, self._troubles = Troubles(), Troubles()
+        self._failure: Exception | None = None
 
-    def ask(self) -> KnownTopics:
-        """Ask all daemons. Failures are logged; raises the first one when none answered."""
-        with open_cluster(self._connection) as cluster:
-            names, failures = named_topics(cluster)
-            answers, _ = cluster.known_nodes()
-        for failure in failures:
-            address = str(failure.address)
-            self._troubles.has(address, f"cannot list the topics of {address}: {failure.error}")
-        self._troubles.only([str(failure.address) for failure in failures], "{} answers again")
-        nsqd: dict[str, set[Address]] = collections.defaultdict(set)
-        for known in chain.from_iterable(answers.values()):
-            for topic in filter(self._matches, known.topics - known.tombstoned):
-                nsqd[topic].add(known.node.tcp)
-        spread = frozenset(topic for topic in nsqd if nsqd[topic] - self._nsqd.get(topic, set()))
-        self._nsqd = nsqd
-        return KnownTopics(frozenset(filter(self._matches, names)), not failures, nsqd, spread)
+    def start(self, is_connected: Callable[[str], bool], *, ends_idle: bool) -> None:
+        """Find topics, now and from now on. Raises the first failure when no daemon answers.
 
+        ``is_connected`` tells whether a topic has a connection, on any thread; ``ends_idle`` that
+        silence ends the run.
+        """
+        self._is_connected = is_connected
+        self._find()
+        watch = partial(self._watch, ends_idle)
+        threading.Thread(target=watch, name="nsq-topics", daemon=True).start()
 
-class Deletions:
-    """Finds out which topics every nsqd has lost. `suspect` is for any thread."""
+    def wanted(self) -> set[str]:
+        """Return the topics to consume now. Raises what ended the asking."""
+        if self._failure is not None:
+            raise self._failure
+        return self._wanted.copy()
 
-    def __init__(self, connection: ConnectionSettings) -> None:
-        self._connection = connection
-        self._suspects: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._ask_at_s = 0.0
-        self._troubles = Troubles()
+    @property
+    def are_coming(self) -> bool:
+        """Whether there is a topic to consume, or may be one."""
+        return bool(self._wanted or self._awaited or self.pattern)
+
+    def cut_off(self) -> set[str]:
+        """Return the topics to consume that have no connection."""
+        return {topic for topic in self._wanted.copy() if not self._is_connected(topic)}
 
     def suspect(self, topic: str) -> None:
-        """A topic has lost a connection, or is not listed any more."""
-        self._suspects.put(topic)
+        """A topic has lost a connection: it may be deleted. For any thread."""
+        self._suspects.add(topic)
 
-    def confirmed(self, is_cut_off: Callable[[str], bool]) -> set[str]:
-        """Return the suspects without any connection that no nsqd has."""
-        now = time.monotonic()
-        if now < self._ask_at_s or self._suspects.empty():
-            return set()
-        waiting = (self._suspects.get() for _ in range(self._suspects.qsize()))
-        suspects = set(filter(is_cut_off, waiting))
-        if not suspects:
-            return set()
-        names, are_all = self._ask()
-        self._ask_at_s = time.monotonic() + (ASK_AGAIN_S if are_all else ASK_SELDOM_S)
-        missing = suspects - names
-        for topic in () if are_all else missing:
-            self._suspects.put(topic)
-        return missing if are_all else set()
+    def put_off(self, topic: str) -> None:
+        """A topic cannot be consumed now: it is wanted when it is found again."""
+        self._wanted.discard(topic)
 
-    def found_again(self, topics: Set[str]) -> set[str]:
-        """Return those of some topics that some nsqd has."""
-        return self._ask()[0] & topics
+    # -- the thread that asks -------------------------------------------------------------------
 
-    def _ask(self) -> tuple[set[str], bool]:
-        """Return the topics that any nsqd has, and whether these are all: each nsqd answered.
+    def _watch(self, ends_idle: bool) -> None:
+        ask_at = retry_at = 0.0
+        refresh_at = time.monotonic() + self._refresh_s
+        try:
+            while not self.stopping.wait(LOOK_S):
+                if (now := time.monotonic()) >= refresh_at:
+                    refresh_at = now + self._refresh_s
+                    self._refresh()
+                suspects = {self._suspects.pop() for _ in range(len(self._suspects))}
+                cut_off = self.cut_off() if suspects or ends_idle else set()
+                if ends_idle:
+                    self.unlisted.among(cut_off)
+                lost, absent = suspects & cut_off, self._awaited - self._wanted
+                self._suspects |= lost  # until they are connected, or deleted
+                if (lost and now >= ask_at) or (absent and now >= retry_at):
+                    are_all = self._ask_nsqd(lost, absent)
+                    now = time.monotonic()
+                    ask_at = now + (ASK_AGAIN_S if are_all else ASK_SELDOM_S)
+                    retry_at = now + min(self._refresh_s, ASK_SELDOM_S)
+        except Exception as exc:
+            self._failure = exc
+
+    def _refresh(self) -> None:
+        for topic in self._wanted.copy():
+            self.check(topic)
+        try:
+            self._find()
+        except (NsqError, OSError) as exc:
+            self._failed("pattern", f"no topics were found: {exc}; trying again")
+        else:
+            self._troubles.over("pattern")
+
+    def _failed(self, key: str, what: str) -> None:
+        """Log why nobody answers, unless nobody waits for an answer any more."""
+        if not self.stopping.is_set():
+            self._troubles.has(key, what)
+
+    def _find(self) -> None:
+        """Ask all daemons for topics of the pattern. Raises when none answers."""
+        if self.pattern is None:
+            return
+        with open_cluster(self.connection) as cluster:
+            names, failures = named_topics(cluster)
+            answers, _ = cluster.known_nodes()
+        for address, error in failures:
+            self._silent.has(address, f"cannot list the topics of {address}: {error}")
+        self._silent.only([failure.address for failure in failures], "{} answers again")
+        nsqd: dict[str, set[Address]] = collections.defaultdict(set)
+        for known in chain.from_iterable(answers.values()):
+            for topic in filter(self.pattern.search, known.topics - known.tombstoned):
+                nsqd[topic].add(known.node.tcp)
+        found = {*filter(self.pattern.search, names)}
+        for topic in sorted(found - self._wanted - self._passed_over):
+            try:
+                self.check(topic)
+                self._wanted.add(topic)
+            except ConfigurationError as exc:
+                log.error("%s", exc)
+                self._passed_over.add(topic)
+        self.nsqd = nsqd
+
+    def _ask_nsqd(self, lost: set[str], absent: set[str]) -> bool:
+        """Ask which topics there are; return whether all nsqd have answered.
 
         What nsqlookupd says of topics does not count: one that was restarted knows none, and no
         nsqd, for as long as nsqd takes to register again.
         """
         try:
-            with open_cluster(self._connection) as cluster:
+            with open_cluster(self.connection) as cluster:
                 answers, failures = cluster.ask_nsqds(topics_on, required=False)
         except (NsqError, OSError) as exc:
-            self._troubles.has("", f"cannot ask which topics there are: {exc}; trying again")
-            return set(), False
-        self._troubles.over("")
-        return all_of(answers), bool(answers) and not failures
+            self._failed("nsqd", f"cannot ask which topics there are: {exc}; trying again")
+            return False
+        self._troubles.over("nsqd")
+        there = all_of(answers)
+        for topic in absent & there:
+            self.check(topic)
+            self._wanted.add(topic)
+        if failures or not answers:
+            return False
+        for topic in sorted(lost - there):
+            self._wanted.discard(topic)
+            self._suspects.discard(topic)
+            if self._forgets_deleted:
+                self._awaited.discard(topic)
+                log.warning("topic %s was deleted; it is not consumed any more", topic)
+            else:
+                log.warning("topic %s was deleted; waiting until it is there again", topic)
+        return True

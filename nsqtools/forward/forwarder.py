@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import logging
 import math
-import queue
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -22,10 +20,10 @@ from typing import NamedTuple
 
 from nsqtools.client.backlog import Backlog
 from nsqtools.client.connection_settings import ConnectionSettings
-from nsqtools.client.consumer import CommonConsumer, Consumer, Stopped, start_all
+from nsqtools.client.consumer import Consumer, Stopped, consumer_of, start_all
 from nsqtools.client.message import Batch, touch_when_due
 from nsqtools.client.options import ClientOptions
-from nsqtools.cluster.topics import Deletions, KnownTopics, TopicDiscovery, Troubles, UnlistedTopics
+from nsqtools.cluster.topics import ConsumedTopics
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.forward.courier import Courier, DeadLetterBox, DeadLetterFile
 from nsqtools.forward.parcel import Counters, Parcel, Sink
@@ -45,17 +43,13 @@ THROUGHPUT = {
 """Client options of consumers of a forwarder and of nsq bench, where the user gives none."""
 
 TICK_S = 0.2  # a fifth of the shortest msg_timeout
-RETRY_S = 5.0  # how often it is asked whether a topic is there again
 STOP_S = 15.0  # the most that a sink takes for it
 
 
 class ForwardSettings(NamedTuple):
     """Which topics, from where, and what happens on the way.
 
-    ``pattern`` is searched for in the names of topics, but for those to ``leave_out``;
-    ``refresh_s`` is how often, in seconds.
-    ``check`` raises `ConfigurationError` for a topic that must not be forwarded; ``user_agent`` is
-    what the consumer of a topic says that it is.
+    ``user_agent`` is what the consumer of a topic says that it is.
 
     ``keep`` selects, ``pick`` transforms a body (None: leave it out; ``ValueError``: it cannot),
     ``rename`` gives the topic's name at the destination. ``max_attempts`` 0 is without limit;
@@ -63,14 +57,9 @@ class ForwardSettings(NamedTuple):
     ``batch`` is how many messages the sink delivers together.
     """
 
-    topics: tuple[str, ...]
+    topics: ConsumedTopics
     channel: str
-    connection: ConnectionSettings
     options: ClientOptions
-    pattern: str | None = None
-    leave_out: frozenset[str] = frozenset()
-    refresh_s: float = 60.0
-    check: Callable[[str], None] = lambda topic: None
     user_agent: Callable[[str], str] | None = None
     keep: Filter | None = None
     pick: Callable[[bytes], bytes | None] | None = None
@@ -82,49 +71,33 @@ class ForwardSettings(NamedTuple):
 
 
 class TopicSources:
-    """A consumer for each topic, those given and those that a pattern finds, with one backlog.
+    """A consumer for each of the `ConsumedTopics`, with one backlog.
 
-    The consumer of a topic that is deleted ends; when the topic is there again, so is its consumer.
-    See `cluster.topics` for how deletion is decided. Its methods are called on one thread,
-    `begin_stop` on any. Daemons are asked on a thread of its own: one that hangs delays no message.
-    ``may_end_idle`` tells that silence ends the run, so it asks which topics to wait for.
-
-    Raises `ConfigurationError` for a wrong pattern.
+    Its methods are called on one thread, `begin_stop` on any.
     """
 
-    def __init__(self, settings: ForwardSettings, *, may_end_idle: bool) -> None:
-        self.may_end_idle = may_end_idle
+    def __init__(self, settings: ForwardSettings) -> None:
+        self.topics = settings.topics
         self.backlog = Backlog()
         self._settings = settings
         self._consumers: dict[str, Consumer] = {}
-        pattern, connection = settings.pattern, settings.connection
-        self._discovery = None if pattern is None else TopicDiscovery(pattern, connection)
-        self._deletions = Deletions(connection)
-        self._refused: set[str] = set()  # topics found that must not be forwarded
-        self.unlisted = UnlistedTopics(connection)
-        self._troubles = Troubles()
-        self._news: queue.SimpleQueue[tuple[str, bool]] = queue.SimpleQueue()  # whether it is there
-        self._failure: Exception | None = None
         self._is_paused = False
-        self.stopping = threading.Event()
 
-    def start(self) -> None:
-        """Subscribe.
+    def start(self, *, ends_idle: bool) -> None:
+        """Subscribe; ``ends_idle`` tells that silence ends the run.
 
         Raises the connection error when a topic given cannot be reached, and when no daemon answers
         which topics a pattern matches; `ConfigurationError` for a topic given that must not be
         forwarded.
         """
-        for topic in self._settings.topics:
-            self._settings.check(topic)
-        start_all([self._begin(topic) for topic in self._settings.topics])
-        if self._discovery is not None:
-            self._find(self._discovery.ask())
-        threading.Thread(target=self._ask, name="nsq-topics", daemon=True).start()
+        for topic in self.topics.given:
+            self.topics.check(topic)
+        start_all([self._begin(topic) for topic in self.topics.given])
+        self.topics.start(self._has_connection, ends_idle=ends_idle)
 
     def begin_stop(self) -> None:
         """Take no more: what was not handed out goes back."""
-        self.stopping.set()
+        self.topics.stopping.set()
         for consumer in list(self._consumers.values()):
             consumer.begin_stop()
 
@@ -142,16 +115,9 @@ class TopicSources:
         for consumer in self._consumers.values():
             consumer.set_max_in_flight(0 if is_paused else self._settings.options.max_in_flight)
 
-    def ended(self, consumer: CommonConsumer) -> None:
-        """A consumer has delivered its last message. Raises ``RuntimeError`` for a defect."""
-        consumer.raise_failure()
-        [topic] = consumer.topics
-        if self._consumers.get(topic) is consumer and not self.stopping.is_set():
-            del self._consumers[topic]
-
     def is_connected(self) -> bool:
         """Tell whether every topic has a connection, but for those that no nsqd has."""
-        return self._cut_off() <= self.unlisted.found
+        return self.topics.cut_off() <= self.topics.unlisted.found
 
     def had_turns(self, since: float) -> bool:
         """Tell whether every nsqd could have sent a message after ``since``."""
@@ -159,29 +125,23 @@ class TopicSources:
 
     def look(self) -> None:
         """Begin and end consumers, as the daemons have answered. Raises what ended the asking."""
-        if self._failure is not None:
-            raise self._failure
-        while not self._news.empty():
-            topic, is_there = self._news.get()
-            if not is_there and topic in self._consumers:
-                log.warning("topic %s was deleted; waiting until it is there again", topic)
-                self._consumers.pop(topic).begin_stop()
-            elif is_there and topic not in self._consumers:
-                self._begin(topic).start()
+        wanted = self.topics.wanted()
+        for topic in self._consumers.keys() - wanted:
+            self._consumers.pop(topic).begin_stop()
+        for topic in sorted(wanted - self._consumers.keys()):
+            self._begin(topic).start()
 
     def _begin(self, topic: str) -> Consumer:
         settings, options = self._settings, self._settings.options
         if settings.user_agent is not None:
             options = replace(options, user_agent=settings.user_agent(topic))
-        consumer = self._consumers[topic] = Consumer(
+        consumer = self._consumers[topic] = consumer_of(
+            self.topics.connection,
             topic,
             settings.channel,
-            nsqd_tcp_addresses=settings.connection.nsqd_tcp_addresses,
-            lookupd_http_addresses=settings.connection.lookupd_http_addresses,
-            options=options,
-            address_map=settings.connection.address_map,
-            on_error=lambda error: self._deletions.suspect(topic),
-            _backlog=self.backlog,
+            options,
+            backlog=self.backlog,
+            on_error=lambda error: self.topics.suspect(topic),
         )
         if settings.batch > 1:  # these are in flight together from the first on
             consumer.gather(self, settings.batch)
@@ -190,56 +150,9 @@ class TopicSources:
         log.info("forwarding topic %s, channel %s", topic, settings.channel)
         return consumer
 
-    # -- the thread that asks -------------------------------------------------------------------
-
-    def _ask(self) -> None:
-        """Look for new topics of the pattern and for deleted ones, where it is time to."""
-        retry_at, refresh_at = 0.0, time.monotonic() + self._settings.refresh_s
-        try:
-            while not self.stopping.wait(TICK_S):
-                if (now := time.monotonic()) >= refresh_at:
-                    refresh_at = now + self._settings.refresh_s
-                    self._refresh()
-                if self.may_end_idle:
-                    self.unlisted.among(self._cut_off())
-                for topic in self._deletions.confirmed(lambda topic: topic in self._cut_off()):
-                    self._news.put((topic, False))
-                absent = {*self._settings.topics}.difference(self._consumers)
-                if absent and now >= retry_at:
-                    retry_at = now + RETRY_S
-                    for topic in self._deletions.found_again(absent):
-                        self._settings.check(topic)
-                        self._news.put((topic, True))
-        except Exception as exc:
-            self._failure = exc
-
-    def _refresh(self) -> None:
-        for topic in list(self._consumers):
-            self._settings.check(topic)
-        if self._discovery is None:
-            return
-        try:
-            known = self._discovery.ask()
-        except (NsqError, OSError) as exc:
-            self._troubles.has("", f"no topics were found: {exc}; trying again")
-            return
-        self._troubles.over("")
-        self._find(known)
-
-    def _find(self, known: KnownTopics) -> None:
-        settings = self._settings
-        known_here = {*self._consumers, *settings.topics, *settings.leave_out, *self._refused}
-        for topic in sorted(known.names - known_here):
-            try:
-                settings.check(topic)
-                self._news.put((topic, True))
-            except ConfigurationError as exc:
-                log.error("%s", exc)
-                self._refused.add(topic)
-
-    def _cut_off(self) -> set[str]:
-        consumers = self._consumers.copy()
-        return {topic for topic, consumer in consumers.items() if not consumer.connections}
+    def _has_connection(self, topic: str) -> bool:
+        consumer = self._consumers.get(topic)
+        return consumer is not None and bool(consumer.connections)
 
 
 class Forwarder:
@@ -266,9 +179,7 @@ class Forwarder:
         self.counters = Counters()
         self._settings = settings
         self._sink = sink
-        self._sources = TopicSources(
-            settings._replace(options=options), may_end_idle=limits.idle_s is not None
-        )
+        self._sources = TopicSources(settings._replace(options=options))
         self.courier = Courier(
             sink,
             self.counters,
@@ -311,7 +222,7 @@ class Forwarder:
         self._rate = RateLimit(self._settings.rate, now) if self._settings.rate else None
         is_broken = False
         try:
-            self._sources.start()
+            self._sources.start(ends_idle=self._limits.idle_s is not None)
             end = self._pump()
         except Exception as exc:
             is_broken = not isinstance(exc, NsqError)  # but a defect, of the sink for example
@@ -321,7 +232,7 @@ class Forwarder:
         if end is not End.STOPPED:
             self.left = self.counters.totals.requeued - self.courier.came_again
         if end is End.IDLE:
-            self._sources.unlisted.refuse(self._settings.topics)
+            self._settings.topics.unlisted.refuse(self._settings.topics.given)
         return end
 
     @property
@@ -334,7 +245,7 @@ class Forwarder:
             self.courier.act(now)
             if now >= self._next_tick:
                 self._tick(now)
-            if self._sources.stopping.is_set():
+            if self._settings.topics.stopping.is_set():
                 return End.STOPPED
             self._send_ready(now)
             end = self._watch.end(now)
@@ -360,7 +271,7 @@ class Forwarder:
         """Wait for messages; return whether some came."""
         entry = self._sources.backlog.get(wait_s)
         if isinstance(entry, Stopped):
-            self._sources.ended(entry.consumer)
+            entry.consumer.raise_failure()
         elif isinstance(entry, Batch):
             self._accept(entry, time.monotonic())
             return True
@@ -377,7 +288,7 @@ class Forwarder:
     def _tick(self, now: float) -> None:
         self._next_tick = now + TICK_S
         may_come_back = self._is_busy or self.courier.is_open
-        if may_come_back or (self._sources.may_end_idle and not self._sources.is_connected()):
+        if may_come_back or (self._limits.idle_s is not None and not self._sources.is_connected()):
             self._watch.saw_message(now)  # not idle
         for batch in self._ready:
             touch_when_due(batch, now)
@@ -489,10 +400,10 @@ def forward_to(
         tuple(one_or_several(lookupd_http_addresses)),
         options=options or {},
     )
+    topics = tuple(dict.fromkeys(map(check_topic, one_or_several(topic))))
     settings = ForwardSettings(
-        tuple(dict.fromkeys(map(check_topic, one_or_several(topic)))),
+        ConsumedTopics(topics, connection),
         check_channel(channel),
-        connection,
         connection.client_options(**THROUGHPUT),
         max_attempts=max_attempts,
     )

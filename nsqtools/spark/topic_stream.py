@@ -45,9 +45,9 @@ from nsqtools.archive.archiver import Archiver
 from nsqtools.archive.layout import INDEX, Head, hidden_below, owner_of, part_of
 from nsqtools.archive.part_file import Directories
 from nsqtools.archive.storage import failing
-from nsqtools.archive.topic_writer import THROUGHPUT, ArchiveSettings, ArchiveSource, Flush
+from nsqtools.archive.topic_writer import THROUGHPUT, ArchiveSettings, Flush
 from nsqtools.client.connection_settings import ConnectionSettings
-from nsqtools.cluster.topics import TopicDiscovery
+from nsqtools.cluster.topics import ConsumedTopics
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.files.durable import replace_file, sync_folder
 from nsqtools.files.opening import lock_file
@@ -150,7 +150,7 @@ def topic_settings(given: Mapping[str, str], environ: Mapping[str, str]) -> Topi
     stream = batch_settings(options, DEFAULT_POLL_S)
     connection = read_connection(options, environ)
     if pattern:
-        TopicDiscovery(pattern, connection)  # refuses what is none
+        ConsumedTopics((), connection, pattern)  # refuses what is none
     options.end()
     return TopicSettings(spool, read, stream, connection)
 
@@ -280,14 +280,12 @@ class Spool:
             on_tick()
 
         connection, settings = self._connection, self._settings
-        options, pattern = connection.client_options(**THROUGHPUT), settings.pattern
         unread = self._fill()
         self._archiver = Archiver(
-            settings.topics,
-            ArchiveSource(settings.channel, connection, options),
+            ConsumedTopics(settings.topics, connection, settings.pattern or None, REFRESH_S),
+            settings.channel,
+            connection.client_options(**THROUGHPUT),
             self._archive_settings(),
-            discovery=TopicDiscovery(pattern, connection) if pattern else None,
-            refresh_s=REFRESH_S,
             limits=limits,
             on_tick=tick,
         )

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from nsqtools.client.connection_settings import ConnectionSettings
-from nsqtools.client.consumer import Consumer, Stopped
+from nsqtools.client.consumer import Consumer, Stopped, consumer_of
 from nsqtools.client.message import Batch, Message
 from nsqtools.client.options import ClientOptions
 from nsqtools.protocol.names import Address
@@ -99,22 +99,6 @@ Encode = Callable[[str, str, Iterable[Message]], bytes]
 """From topic, nsqd and messages to the bytes to write."""
 
 
-def _consumer(
-    topics: str | Sequence[str],
-    channel: str,
-    connection: ConnectionSettings,
-    options: ClientOptions,
-) -> Consumer:
-    return Consumer(
-        topics,
-        channel,
-        nsqd_tcp_addresses=connection.nsqd_tcp_addresses,
-        lookupd_http_addresses=connection.lookupd_http_addresses,
-        options=options,
-        address_map=connection.address_map,
-    )
-
-
 class Tail:
     """One tail of one or more topics. `run` it on one thread; `stop` it from any.
 
@@ -152,7 +136,7 @@ class Tail:
         self._not_waited_for = not_waited_for
         self._look = look
         self._next_tick = 0.0
-        self._consumer = _consumer(topics, channel, connection, options)
+        self._consumer = consumer_of(connection, topics, channel, options)
         self.watch = LimitWatch(limits, 0.0)
 
     @property
@@ -294,7 +278,7 @@ def peek(
     spread = LEAST_IN_FLIGHT if connection.lookupd_http_addresses else len(nsqds)
     # of a sample nsqd would discard the rest
     options = replace(options, max_in_flight=max(most, spread), sample_rate=0)
-    consumer = _consumer(topic, channel, connection, options)
+    consumer = consumer_of(connection, topic, channel, options)
     held: list[Batch] = []
     kept: list[Message] = []
 

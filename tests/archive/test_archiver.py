@@ -13,18 +13,17 @@ from plugins.waiting import wait_until
 from nsqtools.archive import archiver as archiver_module
 from nsqtools.archive.archiver import Archiver, FileHook
 from nsqtools.archive.part_file import Directories
-from nsqtools.archive.topic_writer import THROUGHPUT, ArchiveSettings, ArchiveSource, ArchiveTotals
+from nsqtools.archive.topic_writer import THROUGHPUT, ArchiveSettings, ArchiveTotals
 from nsqtools.client.connection_settings import ConnectionSettings
-from nsqtools.cluster.topics import TopicDiscovery
+from nsqtools.cluster.topics import ConsumedTopics
 from nsqtools.errors import OutputError
 
 TWO = ConnectionSettings(nsqd_tcp_addresses=("a:4150", "b:4150"))
 
 
 def fleet(connection: ConnectionSettings, tmp_path: Path) -> Archiver:
-    source = ArchiveSource("archive", connection, connection.client_options(**THROUGHPUT))
-    settings = ArchiveSettings(Directories(tmp_path, tmp_path))
-    return Archiver([], source, settings, discovery=TopicDiscovery("^orders", connection))
+    topics, options = ConsumedTopics([], connection, "^o"), connection.client_options(**THROUGHPUT)
+    return Archiver(topics, "archive", options, ArchiveSettings(Directories(tmp_path, tmp_path)))
 
 
 def test_as_many_begin_as_there_is_room_for_and_it_is_said_when_others_wait(
@@ -40,12 +39,12 @@ def test_as_many_begin_as_there_is_room_for_and_it_is_said_when_others_wait(
     running.writer.totals, running.writer.held_count = ArchiveTotals(), 0
     archiver._archivers["a"] = running
     free = 3
-    assert archiver._fitting("d") == ["c"]
+    assert archiver._fitting("cd") == ["c"]
     free = -7
-    assert archiver._fitting("") == []
+    assert archiver._fitting("d") == []
     assert (archiver._waiting, archiver.health[0]) == (["d"], False)
     free = 5
-    assert archiver._fitting("e") == ["d", "e"]
+    assert archiver._fitting("de") == ["d", "e"]
     assert [text.partition(" ")[0] for text in caplog.messages] == ["2", "1"]
     assert caplog.messages[1].endswith("(raise ulimit -n): d")
 
@@ -85,8 +84,9 @@ def test_a_topic_that_waited_and_could_not_begin_then_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archiver = fleet(TWO, tmp_path)
-    archiver._topics, archiver._waiting = ["a"], ["a"]  # given, and beyond the limit until now
+    archiver._topics = topics = ConsumedTopics(["a"], TWO)
+    archiver._waiting = ["a"]  # beyond the limit until now
     fails = Mock(side_effect=OutputError("cannot use a (Too many open files)"))
     monkeypatch.setattr(archiver, "_begin", fails)
-    archiver._begin_all([])
-    assert (archiver._waiting, archiver._absent) == ([], {"a"})
+    archiver._begin_all(["a"])
+    assert (archiver._waiting, topics.wanted(), topics._awaited) == ([], set(), {"a"})

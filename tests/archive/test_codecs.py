@@ -9,13 +9,7 @@ import pytest
 from plugins.archives import text_of
 
 from nsqtools.archive import members
-from nsqtools.archive.members import (
-    DamagedError,
-    Unpacker,
-    codec_of,
-    members_of,
-    unpack_members,
-)
+from nsqtools.archive.members import DamagedError, Unpacker, codec_of, members_of, unpack_members
 from nsqtools.errors import NsqError
 from nsqtools.records.naming import EXTENSIONS, Codec
 

@@ -9,7 +9,7 @@ from pyarrow import parquet
 
 from nsqtools.archive import columns, reader
 from nsqtools.archive.finding import find_archives
-from nsqtools.archive.layout import TimeRange, index_of, part_of
+from nsqtools.archive.layout import TimeRange, end_of, index_of, part_of
 from nsqtools.archive.reader import look_at, read_messages, read_text, repair
 from nsqtools.records.naming import Codec
 
@@ -54,7 +54,7 @@ def test_a_file_is_looked_at_by_an_index_that_fits(
     assert (scan.topics, scan.damage, scan.size) == (topics, "", path.stat().st_size)
     assert sum(member.messages for member in scan.members) == 3
     assert scan.codec is (Codec.GZIP if is_packed else Codec.NONE)
-    assert scan.end == scan.size
+    assert end_of(scan.members) == scan.size
 
 
 @pytest.mark.parametrize("is_in_progress", [True, False])

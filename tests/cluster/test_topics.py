@@ -4,13 +4,12 @@ What is refused is in the transcripts.
 """
 
 import logging
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from plugins.archives import messages_of
 from plugins.cli import RunNsq
-from plugins.clients import InBackground
 from plugins.daemons import EmbeddedLookupServer
 from plugins.http_server import MakeScripted, ScriptedLookupd
 from plugins.servers import AnyNsqd, GoNsqd, GoNsqlookupd, MakeNsqd, Serve
@@ -169,33 +168,19 @@ def test_waiting_for_the_end_of_a_topic_that_only_nsqlookupd_knows_ends_with_sta
     assert result.status == 0, result.err  # that nsqlookupd keeps old names is no fault
 
 
-def test_an_nsqd_that_is_restarted_is_waited_for(
-    lookupd: GoNsqlookupd,
-    go_nsqd: MakeNsqd,
-    in_background: InBackground,
-    tmp_path: Path,
-    run_nsq: RunNsq,
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_daemon_that_hangs_when_it_is_asked_for_topics_delays_nothing(
+    nsqd: GoNsqd, run_nsq: RunNsq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(topics, "UNLISTED_S", patience_s(60))
-    nsqd = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
-    nsqd.create_channel("clicks", "archive")
-    nsqd.publish("clicks", b"one")
-    wait_until(lambda: lookupd.producers("clicks"), what="its nsqd is registered")
-    nsqd.stop()
-    wait_until(lambda: not lookupd.producers("clicks"), what="its nsqd is gone")
-    asked = lookupd.log.count("GET /lookup")
+    is_over = threading.Event()
 
-    def start_once_asked() -> None:
-        wait_until(lambda: lookupd.log.count("GET /lookup") > asked, what="it is asked")
-        nsqd.start()
+    def hang(*_: object) -> None:
+        assert is_over.wait(patience_s(10))
 
-    started = in_background(start_once_asked)
-    place = ["--lookupd-http-address", lookupd.http_address, "--output-dir", str(tmp_path / "out")]
-    often = ["-X", "lookupd_poll_interval=200ms"]
-
-    result = run_nsq(["to-file", "-t", "clicks", "-c", "archive", "--until-empty", *place, *often])
-
-    started.result()
-    assert result.status == 0, result.err
-    assert [message["body"] for message in messages_of(tmp_path / "out")] == [b"one"]
+    monkeypatch.setattr(UnlistedTopics, "among", hang)
+    nsqd.create_channel("clicks", "c")
+    place = ["-t", "clicks", "-c", "c", "--nsqd-tcp-address", nsqd.tcp_address]
+    for command in (["to-file", "--output-dir", str(tmp_path)], ["to-exec", "--", "/bin/cat"]):
+        nsqd.publish("clicks", b"1")
+        result = run_nsq([command[0], *place, "-n", "1", "--until-empty", *command[1:]])
+        assert result.status == 0, result.err
+    is_over.set()

@@ -14,12 +14,14 @@ from pathlib import Path
 import pytest
 from plugins.archives import assert_each_once, ended, killed_again_and_again, messages_of, parts
 from plugins.cli import RunNsq, SpawnNsq
+from plugins.clients import InBackground
 from plugins.examples import slow
 from plugins.http_server import MakeScripted
 from plugins.servers import GoNsqd, GoNsqlookupd, MakeLookupd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.archive import archiver
+from nsqtools.cluster import topics
 
 CHANNEL = "archive"
 DEADLINE_S = patience_s(60.0)
@@ -239,45 +241,70 @@ def test_a_further_nsqd_is_found_with_the_topics(orders: Fleet, go_nsqd: MakeNsq
     orders.wait_until_archived(other)
 
 
-def test_the_topics_of_a_fleet_are_not_looked_up_one_by_one(
+def test_topics_are_found_though_an_nsqlookupd_is_down_and_not_looked_up_one_by_one(
     fleet: Fleet, scripted_lookupd: MakeScripted, run_nsq: RunNsq
 ) -> None:
     """The discovery has just got the list of all nsqd with their topics."""
-    topics = [f"orders{number}" for number in range(5)]
-    for topic in topics:
-        fleet.nsqd.create_channel(topic, CHANNEL)
-        fleet.nsqd.publish(topic, b"one")
-    lookupd = scripted_lookupd()
+    published, lookupd = fleet.fill(5, 1), scripted_lookupd()
     lookupd.list_nsqd(fleet.nsqd.tcp_address)
+    topics = ["clicks", *fleet.lookupd.json("/topics")["topics"]]
     lookupd.answer["topics"] = lookupd.answer["producers"][0]["topics"] = topics
+    fleet.lookupd.stop()
 
-    place = ["--lookupd-http-address", lookupd.address, "--output-dir", str(fleet.out)]
-    pattern = ["--topic-pattern", "^orders", "-c", CHANNEL]
-    result = run_nsq(["to-file", *pattern, *place, "-n", "5"])
+    place = ["--lookupd-http-address", lookupd.address, "-n", "5"]
+    result = run_nsq(fleet.command(*place))
 
     assert result.status == 0, result.err
-    assert len(fleet.archived()) == 5
+    assert_each_once(fleet.archived(), published)
+    assert len(fleet.nsqd.stats()["topics"]) == 5
     assert [each for each in lookupd.requests if each.target.startswith("/lookup")] == []
 
 
-def test_a_topic_that_is_made_again_is_archived_again(orders: Fleet, spawn_nsq: SpawnNsq) -> None:
+@pytest.mark.parametrize("runs", [["to-file"], ["to-exec", "--", "/bin/cat"]])
+def test_a_topic_that_is_made_again_is_consumed_again(
+    orders: Fleet, spawn_nsq: SpawnNsq, runs: list[str]
+) -> None:
     """One that was named; those of a pattern are deleted above."""
-    command, nsqd = orders.command(*SOON), orders.nsqd
-    command[1:3] = ["-t", "orders"]
-    orders.process = spawn_nsq(command)
+    place, nsqd = ["--lookupd-http-address", orders.lookupd.http_address], orders.nsqd
+    out = ["--output-dir", str(orders.out)] if runs == ["to-file"] else []
+    named = ["-t", "orders", "-c", CHANNEL, *place, *SOON, *out]
+    orders.process = process = spawn_nsq([runs[0], *named, *runs[1:]])
     orders.wait_for_consumers()
     nsqd.publish("orders", b"before")
     orders.wait_until_archived()
 
     orders.lookupd.post("/topic/delete", topic="orders")  # first, as nsqadmin: or it sends us back
     nsqd.post("/topic/delete", topic="orders")
-    wait_until(lambda: not nsqd.stats()["topics"], what="the topic is deleted")
-    wait_until(lambda: [*orders.out.glob("orders*")], what="its files", timeout_s=DEADLINE_S)
+    assert any(b"topic orders was deleted; waiting" in line for line in process.stderr)
     assert not nsqd.stats()["topics"]
     nsqd.publish("orders", b"after 1", b"after 2")
     orders.wait_for_consumers()
     nsqd.publish("orders", b"after 3")
     orders.wait_until_archived()
 
-    ended(orders.process)
-    assert len(orders.archived()) == 4
+    said = ended(process)
+    assert "4 delivered" in said or len(orders.archived()) == 4
+
+
+def test_an_nsqd_that_is_restarted_is_waited_for(
+    orders: Fleet, in_background: InBackground, run_nsq: RunNsq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topics, "UNLISTED_S", patience_s(60))
+    nsqd, lookupd = orders.nsqd, orders.lookupd
+    nsqd.publish("orders", b"one")
+    nsqd.stop()
+    wait_until(lambda: not lookupd.producers("orders"), what="its nsqd is gone")
+    asked = lookupd.log.count("GET /lookup")
+
+    def start_once_asked() -> None:
+        wait_until(lambda: lookupd.log.count("GET /lookup") > asked, what="it is asked")
+        nsqd.start()
+
+    started = in_background(start_once_asked)
+    command = orders.command("--until-empty", *SOON)
+    command[1:3] = ["-t", "orders"]
+    result = run_nsq(command)
+
+    started.result()
+    assert result.status == 0, result.err
+    assert orders.archived() == [b"one"]

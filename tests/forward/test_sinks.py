@@ -22,7 +22,7 @@ from plugins.waiting import patience_s, wait_until
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.consumer_io import ConsumerIO
 from nsqtools.client.options import ClientOptions
-from nsqtools.cluster.topics import Deletions
+from nsqtools.cluster.topics import ConsumedTopics
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.files.opening import Renewed
 from nsqtools.forward import BatchForm, EndpointMode, Redirects
@@ -336,26 +336,10 @@ def test_an_outage_is_no_attempt_of_what_had_come_before_it(nsqd: GoNsqd, tmp_pa
     assert (totals.delivered, totals.dead_lettered) == (3, 0)
 
 
-def test_a_daemon_that_hangs_when_it_is_asked_for_topics_delays_no_message(
-    nsqd: GoNsqd, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    is_delivered = threading.Event()
-
-    def confirmed(*_: object) -> set[str]:
-        assert is_delivered.wait(patience_s(10))
-        return set()
-
-    def submit(parcel: Parcel, report: Report) -> None:
-        report([parcel], DELIVERED)
-        is_delivered.set()
-
-    monkeypatch.setattr(Deletions, "confirmed", confirmed)
-    forwarder_to(Mock(parts=lambda parcel: [parcel], submit=submit), nsqd).run()
-
-
 def test_what_is_delivered_together_is_asked_for_together(scripted_nsqd: ScriptedNsqd) -> None:
     place = ConnectionSettings((scripted_nsqd.address,))
-    settings = ForwardSettings(("clicks",), "archive", place, ClientOptions(), batch=100)
+    topics = ConsumedTopics(["clicks"], place)
+    settings = ForwardSettings(topics, "archive", ClientOptions(), batch=100)
     forwarder = Forwarder(settings, Mock(), dead_letters=None, limits=RunLimits())
     running = threading.Thread(target=forwarder.run)
     running.start()

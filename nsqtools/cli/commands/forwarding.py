@@ -72,19 +72,25 @@ class ForwardOptions(Consuming):
             )
 
     def settings(
-        self, channel: str, usual: dict[str, Any] | None = None, **more: Any
+        self,
+        channel: str,
+        usual: dict[str, Any] | None = None,
+        *,
+        check: Callable[[str], None] = lambda topic: None,
+        **more: Any,
     ) -> ForwardSettings:
         """Where messages come from, and what happens to them.
 
-        ``usual`` are client options where the user gives none, ``more`` fields of the command.
+        ``usual`` are client options where the user gives none, ``more`` fields of the command, and
+        ``check`` is as for `ConsumedTopics`.
         """
         from nsqtools.forward.forwarder import THROUGHPUT, ForwardSettings
 
         own = {name: getattr(self, name) for name in ("keep", "pick", "rate", "max_attempts")}
-        own |= {"pattern": self.topic_pattern, "refresh_s": self.topic_refresh}
-        own["leave_out"] = frozenset(filter(None, [self.dead_letter_topic]))  # or it feeds itself
+        letters = filter(None, [self.dead_letter_topic])  # which would feed themselves
+        topics = self.consumed(self.connection, check=check, leave_out=letters)
         options = self.connection.client_options(**{**THROUGHPUT, **(usual or {})})
-        return ForwardSettings(self.topics, channel, self.connection, options, **own, **more)
+        return ForwardSettings(topics, channel, options, **own, **more)
 
     def run(
         self, settings: ForwardSettings, sink: Sink, addresses: Sequence[str] = (), hint: str = ""

@@ -304,19 +304,17 @@ def to_file(
         nsq to-file -t clicks --output-dir d --store delta --body json --upload s3://bucket/lake
     """
     from nsqtools.archive.archiver import Archiver, FileHook
-    from nsqtools.archive.topic_writer import THROUGHPUT, ArchiveSource
-    from nsqtools.cluster.topics import TopicDiscovery
+    from nsqtools.archive.topic_writer import THROUGHPUT
     from nsqtools.files.opening import allow_many
 
     settings = archiving.settings()
-    topics, pattern = consuming.topics, consuming.topic_pattern
-    discovery = TopicDiscovery(pattern, connection) if pattern is not None else None
+    topics = consuming.consumed(connection, forgets_deleted=exit_when_deleted)
     allow_many()
     hook = FileHook(on_file) if on_file is not None else None
     uploads = archiving.open(settings, hook.put if hook is not None else lambda place: None)
     is_landing = archiving.store is not StoreKind.file
     options = connection.client_options(**THROUGHPUT)
-    look_before(topics, channel, connection, runtime, create=consuming.create, force=True)
+    look_before(topics.given, channel, connection, runtime, create=consuming.create, force=True)
 
     def finished(path: Path) -> None:
         if hook is not None and not is_landing:
@@ -335,11 +333,9 @@ def to_file(
 
     archiver = Archiver(
         topics,
-        ArchiveSource(channel, connection, options),
+        channel,
+        options,
         settings,
-        discovery=discovery,
-        refresh_s=consuming.topic_refresh,
-        exits_when_deleted=exit_when_deleted,
         limits=consuming.limits.run_limits(),
         on_finished=finished,
         on_tick=tick,

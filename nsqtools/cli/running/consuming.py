@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, M
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from nsqtools.cli.options.connection import ClusterSettings
 from nsqtools.cli.options.params import (
@@ -35,7 +35,7 @@ from nsqtools.errors import ConfigurationError, NsqError
 if TYPE_CHECKING:
     from nsqtools.cli.running.service import Health, Metrics, Service
     from nsqtools.cluster.directory import Cluster
-    from nsqtools.cluster.topics import TopicReport
+    from nsqtools.cluster.topics import ConsumedTopics, TopicReport
     from nsqtools.protocol.names import Address
     from nsqtools.tail.tail import RunLimits, Tail
 
@@ -99,6 +99,14 @@ class Consuming(OptionSet):
     def topics(self) -> tuple[str, ...]:
         """Each topic that was named, once."""
         return tuple(dict.fromkeys(self.topic or ()))
+
+    def consumed(self, connection: ConnectionSettings, **more: Any) -> ConsumedTopics:
+        """Which topics these are now and later; ``more`` is as for `ConsumedTopics`."""
+        from nsqtools.cluster.topics import ConsumedTopics
+
+        return ConsumedTopics(
+            self.topics, connection, self.topic_pattern, self.topic_refresh, **more
+        )
 
     @contextmanager
     def watched(

@@ -30,7 +30,7 @@ from plugins.archives import (
 )
 from plugins.archives import to_file as arguments
 from plugins.cli import NsqProcess, Result, RunNsq, SpawnNsq
-from plugins.servers import AnyNsqd, GoNsqd, GoNsqlookupd, MakeNsqd, Nsqd
+from plugins.servers import AnyNsqd, GoNsqd, Nsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions, Consumer
@@ -266,24 +266,6 @@ def test_messages_held_for_longer_than_their_timeout_are_touched(
 
     assert [message["attempts"] for message in messages_of(to_file.out)] == [1, 1, 1]
     assert to_file.nsqd.channel_stats(TOPIC, CHANNEL)["timeout_count"] == 0
-
-
-def test_topics_are_found_at_once_though_a_lookupd_is_down(
-    go_nsqd: MakeNsqd, lookupd: GoNsqlookupd, tmp_path: Path, run_nsq: RunNsq
-) -> None:
-    nsqd = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
-    for topic in ("orders.new", "orders.old", "clicks"):
-        nsqd.create_channel(topic, CHANNEL)
-        nsqd.publish(topic, topic.encode())
-    wait_until(lambda: len(lookupd.json("/topics")["topics"]) == 3, what="the topics")
-    asked = ["--lookupd-http-address", lookupd.http_address, "--lookupd-http-address=127.0.0.1:1"]
-    pattern = ["--topic-pattern", "^orders", "--consumer-opt", "lookupd_poll_interval=200ms"]
-    place = ["-c", CHANNEL, "--output-dir", str(tmp_path)]
-
-    result = run_nsq(["to-file", *pattern, *asked, *place, "-n", "2"])
-
-    assert result.status == 0, result.err
-    assert sorted(m["body"] for m in messages_of(tmp_path)) == [b"orders.new", b"orders.old"]
 
 
 def test_the_trouble_of_one_topic_is_not_that_of_another(to_file: ToFile) -> None:
