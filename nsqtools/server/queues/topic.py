@@ -114,8 +114,7 @@ class Topic:
         flows = self._flows and not self.backlog.has_messages
         if self.store is not None and messages and (flows or not self.is_ephemeral):
             return self._put_durably(self.store, messages, delay_s, flows)
-        fits = self._flows or self.depth < self.backlog.mem_queue_size
-        if delay_s and self.store is None and fits:
+        if delay_s and not self.store and (self._flows or self.depth < self.backlog.mem_queue_size):
             self._deferred += [(message, delay_s) for message in messages]
             self._copy_deferred()
         elif flows:
