@@ -102,7 +102,9 @@ CONFIG: dict[str, dict[str, object]] = {
     'nsqlookupd_tcp_addresses = "a:1,b:2"': {"lookupd_tcp_address": ("a:1", "b:2")},
     "e2e_processing_latency_percentiles = [1.0]": {"e2e_processing_latency_percentile": (1,)},
     "tls_required = true": {"tls_required": 2},
+    'tls_required = "tcp-https"': {"tls_required": 1},
     'tls_min_version = ""': {"tls_min_version": 0x0301},
+    'log_level = "Debug"': {"log_level": "debug"},
     "nonsense = 1\nmem-queue-size = 5": {},
 }
 BAD_LINES = """max_rdy_count = 1.5; msg_timeout = 1.5; msg_timeout = "5"; snappy = "maybe"; =;

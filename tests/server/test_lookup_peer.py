@@ -192,6 +192,7 @@ def test_the_nodes_of_a_large_cluster_hold_up_nobody(
         (b"IDENTIFY\n\xff\xff\xff\xff", b"E_BAD_BODY IDENTIFY invalid body size -1"),  # kills Go
         (b"IDENTIFY\n\x7f\xff\xff\xff", b"E_BAD_BODY IDENTIFY body too big 2147483647 > 65536"),
         (b"R" * 16384, b""),
+        (b"BAD\n" + b"PING\n" * 10_000, b"E_INVALID invalid command BAD"),
     ],
 )
 def test_the_hostile_is_cut_off(lookupd: EmbeddedLookupServer, data: bytes, answer: bytes) -> None:
