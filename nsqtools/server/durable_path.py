@@ -177,6 +177,10 @@ class DurablePath:
                 database = Database(path)
         except sqlite3.Error as exc:
             try:
+                if saved:  # it fits nothing: go on without what follows the damage
+                    path = self._next()
+                    for suffix in ("", "-wal"):
+                        copy_file(Path(f"{kept}{suffix}"), Path(f"{path}{suffix}"))
                 database = self._write_anew(path, f"cannot be opened ({exc})")
             except sqlite3.Error:
                 raise self._unusable(
