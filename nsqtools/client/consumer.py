@@ -258,8 +258,13 @@ class CommonConsumer:
                 give_back(batch)
 
     def _give_up(self, batch: Batch) -> None:
-        self._handled[threading.get_ident()] = batch  # `stop` must not wait for it in a callback
-        self._giving_up.messages(batch)
+        thread = threading.get_ident()
+        before = self._handled.get(thread, ())
+        self._handled[thread] = batch  # `stop` in a callback must not wait for it
+        try:
+            self._giving_up.messages(batch)
+        finally:
+            self._handled[thread] = before
 
     def raise_failure(self) -> None:
         """Raise ``RuntimeError`` if a defect has ended it, and no stop."""

@@ -80,6 +80,13 @@ def test_a_dead_letter_is_finished_when_it_has_arrived(fate: str, answer: str) -
     stop.assert_called_once()
 
 
+def test_a_stop_waits_for_dead_letters_after_the_call_that_found_them() -> None:
+    consumer = Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses="127.0.0.1:1", dead_letter="dead")
+    with patch.object(consumer._giving_up, "messages"):  # they are under way
+        consumer._io.delivery.give_up(fake_batch([b"x"]))
+    assert consumer.stop()
+
+
 KEY = ("nsqd:4150", b"0" * 16)
 UNCOUNTED = ["does_not_count"] * 3
 
