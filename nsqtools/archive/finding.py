@@ -215,7 +215,7 @@ def _find(place: str, wanted: Wanted) -> list[ArchiveFile]:
     in_progress = list(filter(_is_in_progress, storage.list())) if is_local else []
     listed = sorted(storage.list(), key=_order)
     at = parse_place(place)
-    if not listed and isinstance(at, StoredPlace) and at.key:  # an empty bucket is no object
+    if not listed and isinstance(at, StoredPlace) and at.key:  # not an empty bucket
         return [_named(open_storage(str(at.parent)), at.name)]
     if _is_of_parquet(listed):
         return files_in_folder(root, storage, listed, wanted)

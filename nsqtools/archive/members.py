@@ -327,7 +327,7 @@ class Tally:
         if end := text.rfind(b"\n") + 1:
             self.count(self.rest + text[:end])
             self.rest = text[end:]
-        elif len(self.rest) <= LONGEST_LINE:  # of a longer one the beginning does: it is no message
+        elif len(self.rest) <= LONGEST_LINE:  # a longer line is not a message
             self.rest += text
 
     def count(self, text: bytes) -> None:

@@ -348,7 +348,8 @@ def is_message(line: bytes) -> bool:
     return bool(_BEGINNING.match(line)) or is_whole(line)
 
 
-TABLE_REMEDY = "Restore it, or remove it and make it again from its archive: nsq archive convert."
+REMAKE = "Restore it, or remove it and make it again from its archive"
+TABLE_REMEDY = f"{REMAKE}: nsq archive convert."
 
 
 def verify(archive: ArchiveFile, on_damage: OnDamage) -> int:

@@ -31,6 +31,7 @@ from nsqtools.archive.delta import DeltaCatalog, TableFile
 from nsqtools.archive.layout import EVER, TimeRange
 from nsqtools.archive.members import CorruptError
 from nsqtools.archive.parquet import ParquetWriter, in_time_order, read
+from nsqtools.archive.reader import REMAKE
 from nsqtools.archive.storage import LocalStorage, Storage, failing
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import NsqError, OutputError
@@ -348,7 +349,7 @@ def unreadable(source: Source, problem: str) -> NsqError:
     """Return the error for damage that ends a compaction."""
     remedy = "Repair it with nsq archive repair"
     if source.is_parquet:
-        remedy = "Restore it, or remove it and make it again from its archive"
+        remedy = REMAKE
     return NsqError(
         f"cannot read {source.shown}: {problem}",
         hint=f"{remedy}, or leave out what is damaged with --skip-damaged.",

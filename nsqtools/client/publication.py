@@ -245,7 +245,7 @@ class PendingPublication(Publication):
         with _settling:  # `concurrent.futures.wait` looks and adds a waiter inside
             self._state = FINISHED
             self.is_settled = True
-        for waiter in list(self._waiters):  # some take themselves out of it when they are told
+        for waiter in list(self._waiters):  # some remove themselves when notified
             if isinstance(waiter, _Lock):
                 waiter.release()
             elif error is None:

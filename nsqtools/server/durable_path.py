@@ -171,16 +171,14 @@ class DurablePath:
             )
         try:
             if saved:  # pages that belong together may be of different times
-                wal.write_bytes(saved)
-                database = self._write_anew(path, "")
+                mixed = self._next()  # beside the original, in case they fit nothing
+                copy_file(path, mixed)
+                Path(f"{mixed}-wal").write_bytes(saved)
+                database = self._write_anew(mixed, "")
             else:
                 database = Database(path)
         except sqlite3.Error as exc:
             try:
-                if saved:  # it fits nothing: go on without what follows the damage
-                    path = self._next()
-                    for suffix in ("", "-wal"):
-                        copy_file(Path(f"{kept}{suffix}"), Path(f"{path}{suffix}"))
                 database = self._write_anew(path, f"cannot be opened ({exc})")
             except sqlite3.Error:
                 raise self._unusable(

@@ -7,6 +7,7 @@ status 1.
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 from nsqtools.cli.options.params import (
@@ -157,19 +158,20 @@ def cat(
     if sum((bodies, json, format is not None)) > 1:
         raise ConfigurationError("--bodies, --json and --format exclude each other")
     ending = b"\n" if delimiter is None else delimiter
-    plain = whole = message_printer(False, None, pick, pretty, ending, False)(runtime)
+    printer = partial(message_printer, pick=pick, print_topic=False)
+    plain = whole = printer(pretty=pretty, delimiter=ending)(runtime)
     if format is not None:
-        whole = message_printer(False, format, pick, False, None, False)(runtime)
+        whole = printer(format=format, delimiter=None)(runtime)
     elif not bodies:
-        whole = message_printer(True, None, pick, pretty, None, False)(runtime)
+        whole = printer(json=True, pretty=pretty, delimiter=None)(runtime)
     within = time_range(since, until)
     chosen = TopicFilter(topic or ())
     damage = DamageReporter(runtime)
     timeless = 0
 
     def encode(message: Envelope) -> bytes:
-        printer = whole if message.topic or format else plain  # a body of a raw file stays alone
-        return printer(message.topic, message.nsqd, [message])
+        encoded = whole if message.topic or format else plain  # a body of a raw file stays alone
+        return encoded(message.topic, message.nsqd, [message])
 
     def is_within(message: Envelope) -> bool:
         nonlocal timeless

@@ -547,7 +547,7 @@ class StoredListing:
     def files(self, on_damage: OnDamage) -> dict[Key, ListedFile]:
         """Return the files there are, in order of their names.
 
-        Raises `NotFoundError` for a place with nothing below it that is no bucket, and
+        Raises `NotFoundError` for a place, but not a bucket, with nothing below it, and
         `OutputError`.
         """
         found: dict[Key, ListedFile] = {}

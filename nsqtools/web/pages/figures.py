@@ -50,6 +50,11 @@ def age(value_s: float) -> str:
     return seconds(max(0.0, float(int(value_s))))
 
 
+def percent(value: float) -> str:
+    """Return a share that is given in percent: ``99.9 %``."""
+    return f"{value:g} %"
+
+
 def size(value: int | None) -> str:
     """Return bytes: ``512 B``, ``1.5 KiB``."""
     if value is None:

@@ -340,7 +340,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    numbers = (figures.age, figures.count, figures.rate, figures.seconds)
+    numbers = (figures.age, figures.count, figures.percent, figures.rate, figures.seconds)
     filters = (*numbers, figures.size, lines, moment)
     made.filters |= {each.__name__: each for each in filters}
     made.globals |= {each.__name__: each for each in (by_kind, key_of)}
