@@ -1,8 +1,9 @@
 """Find the files of archives, in directories and in object stores, each with its index.
 
-Files in progress are listed before finished ones, because one that is finished in between would
-else be missed; of two with one head the finished one counts. An object store has finished files
-only, and their indexes are read several at a time, because each costs a round trip.
+Files in progress are listed before finished ones, in all places, because one that is finished in
+between, into another place perhaps, would else be missed; of a file that is listed twice the
+finished one counts. An object store has finished files only, and their indexes are read several at
+a time, because each costs a round trip.
 
 Trap: a listing is no snapshot. It may show a file and, from an earlier page, not yet its index. So
 the index of what is listed is asked for by its name: it is there before its file is.
@@ -30,6 +31,7 @@ from typing import BinaryIO, TypeVar
 
 from nsqtools.archive.delta import SINK_LOG, DeltaCatalog, Partition, TableFile, is_table
 from nsqtools.archive.layout import (
+    INDEX,
     MANIFEST,
     PART,
     Head,
@@ -39,7 +41,6 @@ from nsqtools.archive.layout import (
     aside,
     decode_index,
     end_of,
-    index_of,
     is_hidden,
     owner_of,
     partition_of,
@@ -57,7 +58,7 @@ from nsqtools.archive.storage import (
 )
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, NotFoundError, OutputError
-from nsqtools.files.opening import NotRegularError
+from nsqtools.files.opening import NotRegularError, walk
 from nsqtools.records.naming import EXTENSIONS
 
 log = logging.getLogger("nsqtools")
@@ -106,6 +107,11 @@ class ArchiveFile:
     @property
     def is_in_progress(self) -> bool:
         return is_hidden(PurePosixPath(self.name).name, PART)
+
+    @property
+    def begin(self) -> tuple[Head, Member] | None:
+        """What it shares with no other file; of two machines of one image some have one head."""
+        return (self.head, self.members[0]) if self.head and self.members else None
 
     @property
     def messages(self) -> int | None:
@@ -183,13 +189,24 @@ def find_archives(places: Sequence[Path | str], wanted: Wanted = all_of) -> list
     program, and as `failure_of` says.
     """
     found: dict[str, ArchiveFile] = {}
-    for place in places:
+    for place, in_progress in [(str(place), _in_progress(str(place))) for place in places]:
         with _looking_at(place):
-            for archive in _find(str(place), wanted):
+            for archive in _find(place, in_progress, wanted):
                 found.setdefault(archive.shown, archive)
     archives = list(found.values())
-    heads = {archive.head for archive in archives if not archive.is_in_progress} - {None}
-    return [each for each in archives if not (each.is_in_progress and each.head in heads)]
+    finished = {each.begin for each in archives if not each.is_in_progress} - {None}
+    return [each for each in archives if not (each.is_in_progress and each.begin in finished)]
+
+
+def _in_progress(place: str) -> list[Entry]:
+    """Return the files in progress of a directory. Raises as `find_archives`."""
+    storage, found = open_storage(place), list[Entry]()
+    if isinstance(storage, LocalStorage):
+        for folder, names in walk(storage.root):
+            for path in (folder / name for name in names if is_hidden(name, PART)):
+                with _looking_at(place), suppress(FileNotFoundError):  # finished in this moment
+                    found.append(storage.stat(path.relative_to(storage.root).as_posix()))
+    return list(filter(_is_in_progress, found))
 
 
 def why_foreign(name: str, beginning: bytes) -> str:
@@ -204,15 +221,13 @@ def why_foreign(name: str, beginning: bytes) -> str:
     return ""
 
 
-def _find(place: str, wanted: Wanted) -> list[ArchiveFile]:
+def _find(place: str, in_progress: Sequence[Entry], wanted: Wanted) -> list[ArchiveFile]:
     storage = open_storage(place)
-    is_local = isinstance(storage, LocalStorage)
     root, in_table = files_in_table(place, wanted)
     if in_table is not None:
         return in_table
     if isinstance(storage, LocalStorage) and not storage.root.is_dir():
         return [_named(LocalStorage(storage.root.parent), storage.root.name)]
-    in_progress = list(filter(_is_in_progress, storage.list())) if is_local else []
     listed = sorted(storage.list(), key=_order)
     at = parse_place(place)
     if not listed and isinstance(at, StoredPlace) and at.key:  # not an empty bucket
@@ -222,7 +237,7 @@ def _find(place: str, wanted: Wanted) -> list[ArchiveFile]:
     names = {entry.name for entry in listed}
     files = [*(entry for entry in listed if is_shown(entry.name)), *in_progress]
     indexed = partial(_with_index, storage, names=names)
-    return list(side_by_side(indexed, files, is_remote=not is_local))
+    return list(side_by_side(indexed, files, is_remote=not isinstance(storage, LocalStorage)))
 
 
 def _named(storage: Storage, name: str) -> ArchiveFile:
@@ -253,10 +268,10 @@ def _with_index(
 
     Raises `ConfigurationError` for a file of another program, and ``OSError``.
     """
-    path = PurePosixPath(entry.name)
-    is_in_progress = is_hidden(path.name, PART)
+    is_in_progress = is_hidden(entry.name.rpartition("/")[2], PART)
     known = None if is_in_progress else entry
-    index = str(index_of(owner_of(path) if is_in_progress else path))
+    name = str(owner_of(PurePosixPath(entry.name))) if is_in_progress else entry.name
+    index = aside(name, INDEX)
     if (data := read_index(storage, index, is_listed=index in names)) is not None:
         return ArchiveFile(storage, entry.name, decode_index(data), split_head(data)[0], known)
     table = None
@@ -326,13 +341,13 @@ def files_in_folder(
     The ``root`` is above its partitions. Raises `OutputError` and ``OSError``.
     """
     names = {entry.name for entry in listed}
-
-    def noted(entry: Entry) -> ArchiveFile:
-        table = _parquet(storage, entry, names)
-        return ArchiveFile(storage, entry.name, None, entry=entry, table=table)
-
     found = _parquet_entries(root, listed, wanted)
-    return list(side_by_side(noted, found, is_remote=not isinstance(storage, LocalStorage)))
+    is_remote = not isinstance(storage, LocalStorage)
+    tables = side_by_side(partial(_parquet, storage, names=names), found, is_remote=is_remote)
+    return [
+        ArchiveFile(storage, entry.name, None, entry=entry, table=table)
+        for entry, table in zip(found, tables, strict=True)
+    ]
 
 
 def files_in_table(

@@ -3,6 +3,7 @@
 import errno
 import gzip
 import json
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -15,11 +16,11 @@ from plugins.object_store import BetweenPages, Bucket
 
 from nsqtools.archive import storage_objects
 from nsqtools.archive.finding import find_archives, find_inputs
-from nsqtools.archive.layout import Index, TimeRange, index_of
+from nsqtools.archive.layout import Index, TimeRange, index_of, part_of
 from nsqtools.archive.location import parse_place
 from nsqtools.archive.members import scan_members
 from nsqtools.archive.reader import look_at, read_messages
-from nsqtools.archive.storage import DeniedError, Storage
+from nsqtools.archive.storage import DeniedError, Entry, LocalStorage, Storage
 from nsqtools.archive.storage_objects import ObjectStorage
 from nsqtools.archive.upload import UploadPlan
 from nsqtools.archive.upload import upload as upload_file
@@ -200,14 +201,44 @@ def test_a_file_that_changes_or_vanishes_before_it_is_read_is_damage(
     assert len(found) == 10
 
 
-def test_a_file_that_is_finished_while_it_is_listed_is_still_read(tmp_path: Path) -> None:
-    writer = Writer(tmp_path)
+def test_a_file_that_is_finished_while_it_is_listed_is_still_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, list_all = Writer(tmp_path), LocalStorage.list
     writer.write(numbered(0, 10))
     [archive] = find_archives([tmp_path])
     assert archive.is_in_progress
     path = writer.finish()
     assert len(list(read_messages(archive, lambda *problem: pytest.fail(str(problem))))) == 10
     assert index_of(path).exists()
+
+    output, work = tmp_path / "output", tmp_path / "work"
+    for folder in (output, work):
+        folder.mkdir()
+    writer = Writer(work, output=output)
+    writer.write(numbered(0, 10))
+
+    def list_and_finish(storage: LocalStorage, prefix: str = "") -> Iterator[Entry]:
+        if storage.root == work and part_of(work / path.name).exists():
+            writer.finish()
+        return list_all(storage, prefix)
+
+    monkeypatch.setattr(LocalStorage, "list", list_and_finish)
+    [archive] = find_archives([output, work])  # and is not missed: it has moved, which is told
+    told: list[str] = []
+    assert not list(read_messages(archive, lambda _, problem: told.append(problem)))
+    assert told == ["it was removed before it was read"]
+
+
+def test_a_file_in_progress_with_the_head_of_another_one_is_read(tmp_path: Path) -> None:
+    """As of two machines of one image, which count their files alike."""
+    for number, name in enumerate(("one", "two")):
+        (tmp_path / name).mkdir()
+        writer = Writer(tmp_path / name, writer="a" * 32)
+        writer.write(numbered(10 * number, 10 * number + 10))
+        if name == "one":
+            writer.finish()
+    assert [each.messages for each in find_archives([tmp_path])] == [10, 10]
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,27 @@ def test_an_object_deleted_after_it_was_listed_is_left_out(
     assert len(StoredListing(ReadSettings((str(place),))).files(lambda damage: None)) == 4
 
 
+def test_what_a_batch_was_planned_for_is_read_wherever_it_is_and_nothing_else_in_its_place(
+    tmp_path: Path, bucket: Bucket
+) -> None:
+    settings, writer = ReadSettings((str(tmp_path), bucket.url)), Writer(tmp_path)
+    writer.write(numbered(0, 10))
+    plans = [plan_batch(settings)]
+    path = writer.finish()
+    plans.append(plan_batch(settings))
+    upload_file(path, UploadPlan(tmp_path, bucket.storage, "host", deletes=True))
+    for plan in plans:
+        assert values_of(plan, settings, "id") == [f"{n:016x}" for n in range(10)]
+
+    settings = ReadSettings((f"{bucket.url}/bare.log",), raw=True, partition_bytes=2500)
+    bucket.storage.put("bare.log", 1000 * b"one\n")
+    first, *others = plan_batch(settings)
+    assert {*values_of([first], settings, "body")} == {b"one"}
+    bucket.storage.put("bare.log", 1000 * b"another\n")
+    with pytest.raises(NsqError, match="changed while it was read"):
+        values_of(others, settings, "body")
+
+
 def requests_of(ask: Callable[[], object]) -> tuple[list[str], list[str]]:
     """What is listed and what is read while something is asked for."""
     names = ("children", "list", "read", "read_range")

@@ -63,7 +63,7 @@ def test_ranges_have_each_member_of_the_time_asked_for(
         end += length
     content = FileContent(LineKind.messages, Codec.GZIP, "clicks")
     known = {"place": "a", "shown": "a", "key": "a", "content": lambda delimiter: content}
-    file = cast("ListedFile", SimpleNamespace(**known, total=total_of(members)))
+    file = cast("ListedFile", SimpleNamespace(**known, total=total_of(members), entry=None))
     within = TimeRange(*asked)
     # a row weighs as much as a byte
     reading = ReadSettings(("a",), within=within, partition_bytes=ROWS_OF_PARTITION)

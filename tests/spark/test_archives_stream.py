@@ -1,5 +1,6 @@
 """A stream over an archive that is being written, without Spark: everything once, in any order."""
 
+import gzip
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ from plugins.examples import examples
 from nsqtools.archive.layout import Head, TimeRange, index_of, part_of
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.protocol.frames import WireMessage
+from nsqtools.records.envelope import encode_many
 from nsqtools.records.units import parse_time
 from nsqtools.spark.archives import archive_stream
 from nsqtools.spark.archives.archive_stream import ArchiveStream
@@ -220,6 +222,17 @@ def test_a_file_whose_index_is_copied_after_it_is_read_once(tmp_path: Path) -> N
     writer.finish()
 
     assert (more, drain(stream_of(tmp_path), offset)[0]) == ([], list(range(10, 15)))
+
+
+def test_a_file_that_was_empty_for_long_is_read_as_what_it_becomes(tmp_path: Path) -> None:
+    path = tmp_path / "later.jsonl.gz"
+    path.touch()
+    os.utime(tmp_path, (0, 0))  # the directory is relied on
+    stream = stream_of(tmp_path)
+    offset = stream.latest(stream.initial(), ALL)
+    path.write_bytes(gzip.compress(encode_many("clicks", "nsqd:4150", messages(0, 5))))
+
+    assert drain(stream, offset)[0] == list(range(5))
 
 
 def test_a_file_that_grows_after_it_was_read_is_told(tmp_path: Path) -> None:

@@ -121,17 +121,6 @@ class FileContent(NamedTuple):
     foreign: str = ""
 
 
-def beginning_of(data: bytes) -> tuple[Codec, bytes]:
-    """Return how a file is compressed, by its first bytes, and the first of its text."""
-    codec = codec_of(data)
-    if not codec.is_compressed:
-        return codec, data
-    try:
-        return codec, Unpacker(codec).unpack(data, LOOK_SIZE)
-    except CorruptError:
-        return codec, b""
-
-
 def _look_well(archive: ArchiveFile, delimiter: bytes, codec: Codec) -> FileContent:
     """Keys may stand in another order, and what comes first may be damaged."""
     problems: list[str] = []
@@ -195,7 +184,7 @@ class ListedFile:
         self._lines = lines
         self.first_ts = self.total.min_ts if self.total else _first_ts(lines or b"")
         self._content: FileContent | None = None
-        self._beginning: bytes | None = None
+        self._beginning = b""
         self._is_named = name in ("", str(place))
         self.stamp, self.is_settled = (0, 0), False  # as it was when it was last found
 
@@ -274,7 +263,11 @@ class ListedFile:
             if self.entry is not None:  # in a store all are refused, not this one
                 raise
             return FileContent(LineKind.nothing, Codec.NONE, foreign=exc.strerror or str(exc))
-        codec, text = beginning_of(data)
+        codec, text = codec_of(data), data
+        if codec.is_compressed:
+            text = b""
+            with suppress(CorruptError):
+                text = Unpacker(codec).unpack(data, LOOK_SIZE)
         name = "" if self._is_named or not self.is_finished else self.name
         if not self.has_index and (why := why_foreign(name, data)):
             return FileContent(LineKind.bodies, codec, foreign=why)
@@ -285,7 +278,7 @@ class ListedFile:
 
     def beginning(self) -> bytes:
         """Return the first bytes."""
-        if self._beginning is None or not self.is_finished:
+        if not self._beginning or not self.is_finished:  # it may have been empty
             version = self.entry.version if self.entry else ""
             storage, name = self._stored
             data = storage.read_range(name, 0, LOOK_SIZE, version)
@@ -585,13 +578,14 @@ class StoredListing:
         self, place: StoredPlace, folder: str, entries: Mapping[str, Entry]
     ) -> list[ListedFile]:
         wanted = list(filter(is_shown, entries))
-        known = {name: self._known.get(place / name) for name in wanted}
-        new = []
-        for name in wanted:
-            file = known[name]
-            is_same = file is not None and file.entry == entries[name]
-            if not is_same or (not file.has_index and aside(name, INDEX) in entries):  # type: ignore[union-attr]
-                new.append(name)
+        known = {
+            name: file
+            for name in wanted
+            if (file := self._known.get(place / name))
+            and file.entry == entries[name]
+            and (file.has_index or aside(name, INDEX) not in entries)
+        }
+        new = [name for name in wanted if name not in known]
         catalog = place / f"{folder}{CATALOG}"
         has_catalog = len(new) >= LEAST_NEW and f"{folder}{CATALOG}" in entries
         noted = _read_catalog(catalog, folder, entries) if has_catalog else {}
@@ -615,10 +609,10 @@ class StoredListing:
                 return None
 
         asked = [name for name in new if name not in noted]
-        learned = {name: learn(name) for name in new if name in noted}
-        learned.update(zip(asked, side_by_side(learn, asked), strict=True))
-        files = [file for name in wanted if (file := learned.get(name, known[name])) is not None]
-        told = [each for name in asked if (each := learned[name]) and each.total]
+        found = known | {name: learn(name) for name in new if name in noted}
+        found |= zip(asked, side_by_side(learn, asked), strict=True)
+        files = [file for name in wanted if (file := found[name]) is not None]
+        told = [each for name in asked if (each := found[name]) and each.total]
         if len(told) >= LEAST_NEW:
             _write_catalog(catalog, folder, files)
         return files

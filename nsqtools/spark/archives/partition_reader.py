@@ -26,7 +26,7 @@ from nsqtools.archive.columns import (
     wanted_rows,
 )
 from nsqtools.archive.layout import PART, Head, Member, index_of, is_hidden, owner_of
-from nsqtools.archive.location import parse_place
+from nsqtools.archive.location import Location, StoredPlace, parse_place
 from nsqtools.archive.members import LONGEST_LINE, DamagedError, unpack_members
 from nsqtools.archive.reader import (
     BATCH_TEXT,
@@ -38,7 +38,7 @@ from nsqtools.archive.reader import (
 from nsqtools.archive.storage import failing
 from nsqtools.files.opening import open_to_read
 from nsqtools.records.naming import Codec
-from nsqtools.spark.archives.archive_files import UNKNOWN, LineKind, Listing, head_at
+from nsqtools.spark.archives.archive_files import UNKNOWN, ArchiveListing, LineKind, head_at
 from nsqtools.spark.archives.damage import ArchiveDamage, report_damage
 from nsqtools.spark.archives.partitions import Range, ReadPartition
 from nsqtools.spark.archives.read_settings import ReadSettings
@@ -61,15 +61,14 @@ class TextPiece(NamedTuple):
 def open_range(wanted: Range, settings: ReadSettings) -> BinaryIO:
     """Open the file of a range, wherever it is by now. Raises ``OSError``."""
     place = parse_place(wanted.path)
-    if not isinstance(place, Path):
-        return place.storage.open(place.key)
-    path: Path | None = place
     for _ in range(OPEN_TRIES):
-        if path is not None and _is_it(path, wanted.key):
+        if isinstance(place, StoredPlace):
+            return place.storage.open(place.key, wanted.entry)
+        if _is_it(place, wanted.key):
             with suppress(FileNotFoundError):  # it moved in this moment
-                return open_to_read(path)
-        path = _find(wanted, settings)
-    return open_to_read(place)
+                return open_to_read(place)
+        place = _find(wanted, settings)
+    return open_to_read(Path(wanted.path))
 
 
 def _is_it(path: Path, key: Head | str) -> bool:
@@ -81,12 +80,13 @@ def _is_it(path: Path, key: Head | str) -> bool:
         return False
 
 
-def _find(wanted: Range, settings: ReadSettings) -> Path | None:
+def _find(wanted: Range, settings: ReadSettings) -> Location:
     path = Path(wanted.path)
-    if is_hidden(path.name, PART) and _is_it(owner_of(path), wanted.key):
-        return owner_of(path)
-    files = Listing(settings).files(lambda damage: None)
-    return Path(str(files[wanted.key].place)) if wanted.key in files else None
+    finished = owner_of(path)
+    if is_hidden(path.name, PART) and finished.exists() and _is_it(finished, wanted.key):
+        return finished
+    files = ArchiveListing(settings).files(lambda damage: None)
+    return files[wanted.key].place if wanted.key in files else path
 
 
 def pieces(

@@ -16,7 +16,7 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple, ParamSpec, TypeVar
 
 from nsqtools.archive.layout import EVER, Member, TimeRange, decode_index, encode_members
-from nsqtools.archive.storage import failing, side_by_side
+from nsqtools.archive.storage import Entry, failing, side_by_side
 from nsqtools.spark.archives.archive_files import (
     UNKNOWN,
     ArchiveListing,
@@ -40,7 +40,10 @@ Part = tuple[ListedFile, list[Member]]
 
 
 class Range(NamedTuple):
-    """Bytes ``begin`` to ``end`` of a file, which was at ``path`` when this was planned."""
+    """Bytes ``begin`` to ``end`` of a file, which was at ``path`` when this was planned.
+
+    ``entry`` is what a store said of it then: another object in its place is not read.
+    """
 
     path: str
     key: Key
@@ -50,6 +53,7 @@ class Range(NamedTuple):
     shown: str
     """The path that rows and reports name: the one the file has when it is finished."""
     lines: bytes = b""
+    entry: Entry | None = None
 
     @property
     def members(self) -> list[Member]:
@@ -85,7 +89,8 @@ def ranges_of(
         known = [each for each in known if settings.within.may_have(each)]
 
     def range_of(begin: int, end: int, lines: bytes = b"") -> Range:
-        return Range(str(file.place), file.key, content, begin, end, file.shown, lines)
+        place = str(file.place)
+        return Range(place, file.key, content, begin, end, file.shown, lines, file.entry)
 
     for run in _runs(known):
         ends = list(accumulate([each[1] + row_weight * each[2] for each in run]))
