@@ -461,14 +461,13 @@ def table_files(places: Iterable[Location], wanted: Wanted = all_of) -> dict[Loc
     for place in map(absolute, places):
         with failing("read", place):
             root, in_table = files_in_table(str(place), wanted)
-        inside = "" if root == place else str(place)[len(str(root)) + 1 :]
-        names = found.setdefault(root, [])
-        if in_table is not None:
-            names += [each.name for each in in_table]
-        elif inside.endswith(".parquet"):
-            names += [inside] if wanted(partition_of(inside)) else []
-        else:
-            with failing("read", place):
+            inside = "" if root == place else str(place)[len(str(root)) + 1 :]
+            names = found.setdefault(root, [])
+            if in_table is not None:
+                names += [each.name for each in in_table]
+            elif inside.endswith(".parquet"):
+                names += [inside] if wanted(partition_of(inside)) else []
+            else:
                 listed = open_storage(str(root)).list(inside)
                 names += [each.name for each in _parquet_entries(root, listed, wanted)]
     return {root: list(dict.fromkeys(names)) for root, names in found.items()}

@@ -224,6 +224,17 @@ def test_a_file_whose_index_is_copied_after_it_is_read_once(tmp_path: Path) -> N
     assert (more, drain(stream_of(tmp_path), offset)[0]) == ([], list(range(10, 15)))
 
 
+def test_a_file_that_vanishes_after_a_pattern_matched_it_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [write_archive(tmp_path / name, messages(0, 5)) for name in ("a.gz", "b.gz")]
+    paths[0].unlink()
+    monkeypatch.setattr("glob.glob", lambda pattern: list(map(str, paths)))
+
+    stream = stream_of(tmp_path / "*.gz")
+    assert drain(stream, stream.initial())[0] == list(range(5))
+
+
 def test_a_file_that_was_empty_for_long_is_read_as_what_it_becomes(tmp_path: Path) -> None:
     path = tmp_path / "later.jsonl.gz"
     path.touch()

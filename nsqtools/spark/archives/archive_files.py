@@ -132,10 +132,10 @@ def _look_well(archive: ArchiveFile, delimiter: bytes, codec: Codec) -> FileCont
         return FileContent(kind if problems else LineKind.nothing, codec)
     if not is_message(first[0]):
         return FileContent(LineKind.bodies, codec)
-    try:
-        return FileContent(LineKind.messages, codec, decode(first[0]).topic)
-    except ValueError:
-        return FileContent(LineKind.messages, codec)
+    topic = ""
+    with suppress(ValueError):
+        topic = decode(first[0]).topic
+    return FileContent(LineKind.messages, codec, topic)
 
 
 Key = Head | str
@@ -193,10 +193,6 @@ class ListedFile:
         if isinstance(self.place, Path):
             return LocalStorage(self.place.parent), self.place.name
         return self.place.storage, self.place.key
-
-    def is_current(self) -> bool:
-        """Whether the name still is this file's: one in progress moves when it is finished."""
-        return True
 
     @property
     def key(self) -> Key:
@@ -301,9 +297,6 @@ class GrowingFile(ListedFile):
         self._index_read = 0
         self._members: list[Member] = []
 
-    def is_current(self) -> bool:
-        return head_at(self._index) == self.head
-
     def members(self) -> list[Member]:
         """Return the durable members, in order. The list is the file's own, and grows."""
         if not self.has_index:
@@ -386,8 +379,9 @@ class Listing:
         roots = self._settings.roots()
         works = [*roots, *filter(None, [self._settings.work_dir])]
         before, self._folders = self._folders, {}  # those that are gone are forgotten
+        given = {*map(Path, self._settings.paths), self._settings.work_dir}
         for root in works:
-            if not root.exists():
+            if root in given and not root.exists():  # not what a pattern matched a moment ago
                 raise NotFoundError(f"there is no {root}")
         with failing("read", ""):
             in_progress = [
@@ -473,7 +467,9 @@ class Listing:
             stat = status_of(path)
             is_growing = is_hidden(path.name, PART)
             stamp = (stat.st_ino, 0 if is_growing else stat.st_mtime_ns)
-            if file is None or file.stamp != stamp or not file.is_current():
+            # one in progress moves when it is finished, and another one may have its number then
+            is_other = is_growing and file and head_at(index_of(owner_of(path))) != file.head
+            if file is None or file.stamp != stamp or is_other:
                 name = str(path) if path == found.root else str(path.relative_to(found.root))
                 if is_growing:
                     name = str(owner_of(Path(name)))

@@ -72,12 +72,10 @@ def open_range(wanted: Range, settings: ReadSettings) -> BinaryIO:
 
 
 def _is_it(path: Path, key: Head | str) -> bool:
-    if not isinstance(key, Head):
-        return True
-    try:
-        return head_at(index_of(owner_of(path) if is_hidden(path.name, PART) else path)) == key
-    except FileNotFoundError:
-        return False
+    index = index_of(owner_of(path) if is_hidden(path.name, PART) else path)
+    with suppress(FileNotFoundError):
+        return not isinstance(key, Head) or head_at(index) == key
+    return False
 
 
 def _find(wanted: Range, settings: ReadSettings) -> Location:
