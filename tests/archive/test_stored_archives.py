@@ -16,22 +16,17 @@ from plugins.object_store import BetweenPages, Bucket
 
 from nsqtools.archive import storage_objects
 from nsqtools.archive.finding import find_archives, find_inputs
-from nsqtools.archive.layout import Index, TimeRange, index_of, part_of
+from nsqtools.archive.layout import Head, Index, TimeRange, index_of, part_of
 from nsqtools.archive.location import parse_place
 from nsqtools.archive.members import scan_members
 from nsqtools.archive.reader import look_at, read_messages
-from nsqtools.archive.storage import DeniedError, Entry, LocalStorage, Storage
+from nsqtools.archive.storage import DeniedError, Entry, LocalStorage
 from nsqtools.archive.storage_objects import ObjectStorage
 from nsqtools.archive.upload import UploadPlan
 from nsqtools.archive.upload import upload as upload_file
 from nsqtools.errors import RefusedError
 
 SECOND = 10**9
-
-
-def upload(directory: Path, storage: Storage) -> None:
-    for path in filter(Path.is_file, directory.rglob("*")):
-        storage.put_file(path.relative_to(directory).as_posix(), path)
 
 
 @pytest.fixture
@@ -41,7 +36,7 @@ def lake(tmp_path: Path, bucket: Bucket) -> Path:
     write_archive(lake / "clicks.log.gz", numbered(0, 10), numbered(10, 20))
     write_archive(lake / "views" / "v.log.gz", numbered(20, 30), topic="views")
     (lake / "zz.raw").write_bytes(b"one\ntwo\n")
-    upload(lake, bucket.storage)
+    bucket.take(lake)
     return lake
 
 
@@ -160,7 +155,7 @@ def test_only_the_members_of_the_time_range_are_fetched(
 
     long = [message._replace(body=message.body * 30) for message in numbered(0, 20_000)]
     write_archive(path, *(long[begin : begin + 1000] for begin in range(0, 20_000, 1000)))
-    upload(tmp_path, bucket.storage)
+    bucket.take(tmp_path)
     monkeypatch.setattr(ObjectStorage, "read_range", counted)
     [archive] = find_archives([bucket.url])
 
@@ -182,7 +177,7 @@ def test_a_file_that_changes_or_vanishes_before_it_is_read_is_damage(
 ) -> None:
     first = write_archive(tmp_path / "lake" / "a.log.gz", numbered(0, 10))
     write_archive(tmp_path / "lake" / "b.log.gz", numbered(10, 20))
-    upload(tmp_path / "lake", bucket.storage)
+    bucket.take(tmp_path / "lake")
     archives = find_archives([tmp_path / "lake" if place == "directory" else bucket.url])
 
     storage = archives[0].storage
@@ -232,13 +227,10 @@ def test_a_file_that_is_finished_while_it_is_listed_is_still_read(
 
 def test_a_file_in_progress_with_the_head_of_another_one_is_read(tmp_path: Path) -> None:
     """As of two machines of one image, which count their files alike."""
-    for number, name in enumerate(("one", "two")):
-        (tmp_path / name).mkdir()
-        writer = Writer(tmp_path / name, writer="a" * 32)
-        writer.write(numbered(10 * number, 10 * number + 10))
-        if name == "one":
-            writer.finish()
-    assert [each.messages for each in find_archives([tmp_path])] == [10, 10]
+    head = Head("a" * 32, 1)
+    write_archive(tmp_path / "one.gz", numbered(0, 10), head=head)
+    write_archive(tmp_path / "two.gz", numbered(10, 15), head=head, is_finished=False)
+    assert [each.messages for each in find_archives([tmp_path])] == [10, 5]
 
 
 @pytest.mark.parametrize(

@@ -209,21 +209,16 @@ def new_table(place: str) -> DeltaCatalog:
     return catalog
 
 
-@pytest.fixture(params=["directory", "bucket"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "directory":
-        return str(tmp_path / "table")
-    return f"{request.getfixturevalue('bucket').url}/table"
-
-
-def test_a_commit_that_is_repeated_does_nothing(place: str) -> None:
-    catalog = new_table(place)
+def test_a_commit_that_is_repeated_does_nothing(lake_url: str) -> None:
+    catalog = new_table(lake_url)
 
     with patch.object(delta, "sync_data", wraps=delta.sync_data) as synced:
         first = [catalog.commit([table_file("a")], app_id="w", number=1) for _ in range(2)]
-    assert synced.call_count == (0 if "://" in place else 4)  # each time the table's, and this one
+    assert synced.call_count == (
+        0 if "://" in lake_url else 4
+    )  # each time the table's, and this one
     second = catalog.commit([table_file("b")], [table_file("a")], app_id="w", number=2)
-    again = DeltaCatalog(place)
+    again = DeltaCatalog(lake_url)
 
     assert (first, second) == ([True, False], True)
     assert again.files() == [table_file("b")]
@@ -238,32 +233,32 @@ def test_a_commit_that_is_repeated_does_nothing(place: str) -> None:
             catalog.storage.delete(name)
         with pytest.raises(NsqError, match="cannot use the Delta table"):
             again.number_of("w")
-    if "://" not in place:
-        (loop := Path(place, name)).symlink_to(loop)
+    if "://" not in lake_url:
+        (loop := Path(lake_url, name)).symlink_to(loop)
         with pytest.raises(NsqError, match=r"Unable to .* Too many levels of symbolic links"):
             again.files()  # the reason comes last
 
 
-def test_commits_of_many_writers_are_kept_beside_the_files_whatever_the_name(place: str) -> None:
-    new_table(place)
+def test_commits_of_many_writers_are_kept_beside_the_files_whatever_the_name(lake_url: str) -> None:
+    new_table(lake_url)
 
     def write(writer: int) -> None:
         for number in (1, 2, 2):
             file = table_file(f"{writer}-{number}")
-            DeltaCatalog(place).commit([file], app_id=f"w{writer}", number=number)
+            DeltaCatalog(lake_url).commit([file], app_id=f"w{writer}", number=number)
 
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(write, range(3)))
 
     wanted = [table_file(f"{writer}-{n}").path for writer in range(3) for n in (1, 2)]
-    assert sorted(file.path for file in DeltaCatalog(place).files()) == wanted
-    catalog = new_table(f"{place}/a #?%x")
+    assert sorted(file.path for file in DeltaCatalog(lake_url).files()) == wanted
+    catalog = new_table(f"{lake_url}/a #?%x")
     catalog.storage.put("file", b"")
     catalog.commit([table_file("a")], app_id="w", number=1)
     assert len(list(catalog.storage.list("_delta_log"))) == 2
     assert catalog.files() == [table_file("a")]
     with pytest.raises(ConfigurationError, match=r"cannot be a Delta table: %2f is in"):
-        new_table(f"{place}/a%2fb")
+        new_table(f"{lake_url}/a%2fb")
 
 
 def test_stores_need_conditional_puts(

@@ -34,11 +34,9 @@ from nsqtools.archive.upload import (
 )
 
 
-@pytest.fixture(params=["directory", "bucket"])
-def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
-    if request.param == "directory":
-        return open_storage(str(tmp_path / "lake"))
-    return open_storage(f"{request.getfixturevalue(request.param).url}/lake")
+@pytest.fixture
+def storage(lake_url: str) -> Storage:
+    return open_storage(lake_url)
 
 
 @pytest.fixture

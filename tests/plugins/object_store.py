@@ -2,6 +2,7 @@
 
     bucket        an empty `Bucket`; its endpoint and keys are in the environment, that of `run_nsq`
                   included, as a user's would be
+    lake_url      a place in a directory or in the bucket, where nothing is yet
     s3_endpoint   where the server is
     between_pages runs something in the middle of the next listing that spans pages
 
@@ -13,6 +14,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 from urllib.request import Request, urlopen
 
@@ -51,6 +53,11 @@ class Bucket(NamedTuple):
     def storage(self) -> Storage:
         return open_storage(self.url)
 
+    def take(self, directory: Path, prefix: str = "") -> None:
+        """Put all files below a directory there."""
+        for path in filter(Path.is_file, directory.rglob("*")):
+            self.storage.put_file(f"{prefix}{path.relative_to(directory).as_posix()}", path)
+
     def names(self) -> list[str]:
         return sorted(entry.name for entry in self.storage.list())
 
@@ -83,6 +90,13 @@ def bucket(s3_endpoint: str, nsq_env: dict[str, str], monkeypatch: pytest.Monkey
     name = f"bucket-{os.getpid()}-{next(_numbers)}"
     urlopen(Request(f"{s3_endpoint}/{name}", method="PUT")).close()
     return Bucket(name, s3_endpoint)
+
+
+@pytest.fixture(params=["directory", "bucket"])
+def lake_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A place where nothing is yet."""
+    bucket = request.param == "bucket" and request.getfixturevalue("bucket")
+    return f"{bucket.url if bucket else tmp_path}/lake"
 
 
 BetweenPages = Callable[[Callable[[], object]], None]

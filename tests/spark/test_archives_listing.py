@@ -39,11 +39,9 @@ from nsqtools.spark.spark_settings import SparkSettings, needed_packages, spark_
 HOUR_NS = 3600 * 10**9
 
 
-def upload(bucket: Bucket, directory: Path, prefix: str = "archive") -> StoredPlace:
-    for path in sorted(directory.rglob("*")):
-        if path.is_file():
-            bucket.storage.put_file(f"{prefix}/{path.relative_to(directory)}", path)
-    return parse_place(f"{bucket.url}/{prefix}")
+def upload(bucket: Bucket, directory: Path) -> StoredPlace:
+    bucket.take(directory, "archive/")
+    return parse_place(f"{bucket.url}/archive")
 
 
 @pytest.fixture
@@ -141,12 +139,19 @@ def test_an_object_deleted_after_it_was_listed_is_left_out(
 def test_what_a_batch_was_planned_for_is_read_wherever_it_is_and_nothing_else_in_its_place(
     tmp_path: Path, bucket: Bucket
 ) -> None:
-    settings, writer = ReadSettings((str(tmp_path), bucket.url)), Writer(tmp_path)
+    work, output = tmp_path / "work", tmp_path / "out"
+    for folder in (work, output):
+        folder.mkdir()
+    (output / "clicks-000001.log.gz").touch()
+    settings = ReadSettings((str(output), bucket.url), work_dir=work)
+    writer = Writer(work, output=output)
     writer.write(numbered(0, 10))
     plans = [plan_batch(settings)]
     path = writer.finish()
+    assert path.name == "clicks-000001-000001.log.gz"
     plans.append(plan_batch(settings))
-    upload_file(path, UploadPlan(tmp_path, bucket.storage, "host", deletes=True))
+    assert values_of(plans[0], settings, "id") == [f"{n:016x}" for n in range(10)]
+    upload_file(path, UploadPlan(output, bucket.storage, "host", deletes=True))
     for plan in plans:
         assert values_of(plan, settings, "id") == [f"{n:016x}" for n in range(10)]
 

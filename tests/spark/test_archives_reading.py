@@ -162,20 +162,6 @@ def test_topics_prune_files_of_to_file_and_rows_of_others(tmp_path: Path) -> Non
     assert [row["body"] for row in rows(settings)] == [b"body 0", b"body 1", b"body 6", b"body 6"]
 
 
-def test_a_file_that_is_finished_after_it_was_planned_is_found_again(tmp_path: Path) -> None:
-    work, output = tmp_path / "work", tmp_path / "out"
-    work.mkdir()
-    output.mkdir()
-    (output / "clicks-000001.log.gz").write_bytes(b"")
-    writer = Writer(work, output=output)
-    writer.write(numbered(0, 5))
-    settings = ReadSettings((str(output),), work_dir=work)
-    planned = plan_batch(settings)
-    assert writer.finish().name == "clicks-000001-000001.log.gz"
-
-    assert values_of(planned, settings, "body") == [message.body for message in numbered(0, 5)]
-
-
 def test_a_copy_of_a_file_is_not_read_twice_and_another_of_its_name_is_told(tmp_path: Path) -> None:
     writer = Writer(tmp_path)
     writer.write(numbered(0, 5))

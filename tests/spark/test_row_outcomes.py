@@ -55,11 +55,9 @@ def message(body: bytes) -> Envelope:
     return Envelope("clicks", "n:4150", b"0123456789abcdef", 17, 2, body)
 
 
-@pytest.fixture(params=["directory", "bucket"])
-def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
-    if request.param == "directory":
-        return tmp_path / "dead"
-    return parse_place(f"{request.getfixturevalue('bucket').url}/dead")
+@pytest.fixture
+def folder(lake_url: str) -> Location:
+    return parse_place(lake_url)
 
 
 def write(folder: Location, *rows: int, done: int | None = None, fails: bool = False) -> None:
