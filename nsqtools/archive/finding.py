@@ -24,7 +24,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, TypeVar
@@ -46,7 +46,7 @@ from nsqtools.archive.layout import (
     partition_of,
     split_head,
 )
-from nsqtools.archive.location import Location, StoredPlace, absolute, parse_place
+from nsqtools.archive.location import Location, StoredPlace, absolute, file_at, parse_place
 from nsqtools.archive.storage import (
     ChangedError,
     DeniedError,
@@ -350,8 +350,35 @@ def files_in_folder(
     ]
 
 
+def _has_log(place: Location, is_given: bool) -> bool:
+    if isinstance(place, Path) and not place.is_dir():
+        return False
+    try:
+        return is_table(open_storage(str(place)))
+    except DeniedError:  # who may list the given folder only
+        if is_given:
+            raise
+        return False
+
+
+def _is_file(place: Location) -> bool:
+    """Whether a place that is called like a file is one: Spark's folders may be, too."""
+    if isinstance(place, Path):
+        return not place.is_dir()
+    with suppress(DeniedError):  # to who may read the file alone
+        return next(iter(place.below()), None) is None
+    return True
+
+
+def _all_in(url: str) -> list[TableFile]:
+    return DeltaCatalog(url).files()
+
+
 def files_in_table(
-    place: str, wanted: Wanted = all_of
+    place: str,
+    wanted: Wanted = all_of,
+    has_log: Callable[[Location, bool], bool] = _has_log,
+    all_in: Callable[[str], list[TableFile]] = _all_in,
 ) -> tuple[Location, list[ArchiveFile] | None]:
     """Return the place above the partitions that a place leads into; of a lone file its folder.
 
@@ -359,21 +386,21 @@ def files_in_table(
     that count in it of the place, else None. Raises `NsqError` and ``OSError``.
     """
     at = absolute(parse_place(place))
-    is_file = not isinstance(at, Path) or not at.is_dir()
-    lone = at.parent if at.name.endswith(".parquet") and is_file else at
-    above: list[Location] = [at, *at.parents]
+    folder = at.parent if at.name.endswith(".parquet") and _is_file(at) else at
+    above: list[Location] = [folder, *folder.parents]
     ends = [number for number, each in enumerate(above) if "=" in each.name]
-    nearest = [lone, *above[: ends[-1] + 2]] if ends else [lone]
-    root = next((each for each in nearest if _has_log(each, at)), None)
+    nearest = above[: ends[-1] + 2 if ends else 1]
+    root = next((each for each in nearest if has_log(each, each == at)), None)
     if root is None:
         return nearest[-1], None
     inside = "" if root == at else str(at)[len(str(root)) + 1 :]
     if inside and _is_of_others(inside):  # logs that have not landed yet
         return root, None
     storage = open_storage(str(root) if inside else place)
-    files = DeltaCatalog(storage.url).files(wanted=all_of if inside else wanted)
-    if inside:
-        files = [each for each in files if f"{each.path}/".startswith(f"{inside}/")]
+    if not inside:
+        files = DeltaCatalog(storage.url).files(wanted=wanted)
+    else:
+        files = [e for e in all_in(storage.url) if f"{e.path}/".startswith(f"{inside}/")]
         if not files and inside.endswith(".parquet"):
             raise ConfigurationError(
                 f"{place} does not count in the Delta table {root}",
@@ -382,17 +409,6 @@ def files_in_table(
         files = [each for each in files if wanted(each.partition)]
     files.sort(key=lambda each: each.path)
     return root, [ArchiveFile(storage, each.path, None, table=each) for each in files]
-
-
-def _has_log(place: Location, given: Location) -> bool:
-    if isinstance(place, Path) and not place.is_dir():
-        return False
-    try:
-        return is_table(open_storage(str(place)))
-    except DeniedError:  # who may list the given folder only
-        if place == given:
-            raise
-        return False
 
 
 def _parquet_entries(root: Location, listed: Iterable[Entry], wanted: Wanted) -> list[Entry]:
@@ -458,9 +474,10 @@ def table_files(places: Iterable[Location], wanted: Wanted = all_of) -> dict[Loc
     A place may lead into partitions, or be a file. Raises `NsqError`.
     """
     found: dict[Location, list[str]] = {}
+    has_log, all_in = cache(_has_log), cache(_all_in)  # of a thousand files of one table
     for place in map(absolute, places):
         with failing("read", place):
-            root, in_table = files_in_table(str(place), wanted)
+            root, in_table = files_in_table(str(place), wanted, has_log, all_in)
             inside = "" if root == place else str(place)[len(str(root)) + 1 :]
             names = found.setdefault(root, [])
             if in_table is not None:
@@ -513,5 +530,6 @@ def _kind(place: Location) -> str:
         return "parquet" if _is_of_parquet(chain([first], listed)) else "archives"
     if is_folder and not (isinstance(place, StoredPlace) and place.key):
         return "archives"
-    beginning = open_storage(str(place.parent)).read_range(place.name, 0, len(PARQUET_MAGIC))
+    file, name = file_at(place)
+    beginning = file.read_range(name, 0, len(PARQUET_MAGIC))
     return "parquet" if beginning == PARQUET_MAGIC else "archives"

@@ -19,7 +19,14 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from nsqtools.archive.storage import OBJECT_SCHEMES, Entry, Storage, local_path, scheme_of
+from nsqtools.archive.storage import (
+    OBJECT_SCHEMES,
+    Entry,
+    LocalStorage,
+    Storage,
+    local_path,
+    scheme_of,
+)
 from nsqtools.archive.storage_objects import open_storage, parts_of
 from nsqtools.errors import ConfigurationError
 
@@ -96,6 +103,13 @@ def parse_place(text: str) -> Location:
         return StoredPlace(f"{scheme}://{bucket}", key)
     except ConfigurationError as exc:
         raise ValueError(f"{exc}. {exc.hint}".rstrip(". ")) from None
+
+
+def file_at(place: Location) -> tuple[Storage, str]:
+    """Return the storage that has a file, as it is open in this process, and its name there."""
+    if isinstance(place, Path):
+        return LocalStorage(place.parent), place.name
+    return place.storage, place.key
 
 
 def absolute(place: Location) -> Location:

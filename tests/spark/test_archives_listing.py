@@ -16,7 +16,7 @@ from plugins.object_store import BetweenPages, Bucket
 from plugins.waiting import patience_s
 
 from nsqtools.archive.catalog import sources_of
-from nsqtools.archive.finding import find_archives
+from nsqtools.archive.finding import find_archives, table_files
 from nsqtools.archive.layout import INDEX, TimeRange, index_of, owner_of, part_of
 from nsqtools.archive.location import StoredPlace, parse_place
 from nsqtools.archive.part_file import Directories, recover
@@ -34,6 +34,7 @@ from nsqtools.spark.archives.damage import ArchiveDamage, read_damage
 from nsqtools.spark.archives.offsets import Offset
 from nsqtools.spark.archives.partitions import plan_batch
 from nsqtools.spark.archives.read_settings import BatchLimits, ReadSettings, StreamSettings
+from nsqtools.spark.jobs.replay_job import sizes_of
 from nsqtools.spark.spark_settings import SparkSettings, needed_packages, spark_home
 
 HOUR_NS = 3600 * 10**9
@@ -210,6 +211,28 @@ def test_other_topics_and_times_cost_no_requests(tmp_path: Path, bucket: Bucket)
     writers[0].write([WireMessage(5 * HOUR_NS, 1, b"f" * 16, b"late")])
     upload_file(writers[0].finish(), plan)
     assert len(ids(settings)) == 4  # which no catalog has
+
+
+def test_of_many_files_of_a_table_its_log_is_looked_for_once_and_their_sizes_together(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names, together = [f"topic=a/{n}.parquet" for n in range(4)], threading.Barrier(4)
+    for name in names:
+        bucket.storage.put(name, b"PAR1")
+    places = [parse_place(f"{bucket.url}/{name}") for name in names]
+    assert requests_of(lambda: table_files(places))[0].count("_delta_log") == 2
+    stat = ObjectStorage.stat
+    monkeypatch.setattr(ObjectStorage, "stat", lambda *at: (together.wait(60), stat(*at))[1])
+    assert [*sizes_of(map(str, places)).values()] == [4] * 4
+
+
+def test_a_folder_called_like_a_file_is_read_by_the_log_in_it(bucket: Bucket) -> None:
+    for name in ("a", "b"):
+        bucket.storage.put(f"clicks.parquet/{name}.parquet", b"PAR1")
+    bucket.storage.put("clicks.parquet/_spark_metadata/0", b'v1\n{"path": "s3a://b/a.parquet"}\n')
+    place = parse_place(f"{bucket.url}/clicks.parquet")
+    assert [each.name for each in find_archives([str(place)])] == ["a.parquet"]
+    assert table_files([place]) == {place: ["a.parquet"]}
 
 
 def test_what_plans_ask_of_each_file_is_asked_of_many_at_a_time(

@@ -62,10 +62,10 @@ from nsqtools.archive.layout import (
     owner_of,
     split_head,
 )
-from nsqtools.archive.location import Location, StoredPlace
+from nsqtools.archive.location import Location, StoredPlace, file_at
 from nsqtools.archive.members import CorruptError, Unpacker, codec_of
 from nsqtools.archive.reader import is_message, read_lines
-from nsqtools.archive.storage import Entry, LocalStorage, Storage, failing, side_by_side
+from nsqtools.archive.storage import Entry, failing, side_by_side
 from nsqtools.errors import NotFoundError
 from nsqtools.files.opening import LOST, NotRegularError, open_to_read, status_of
 from nsqtools.records.envelope import decode
@@ -189,12 +189,6 @@ class ListedFile:
         self.stamp, self.is_settled = (0, 0), False  # as it was when it was last found
 
     @property
-    def _stored(self) -> tuple[Storage, str]:
-        if isinstance(self.place, Path):
-            return LocalStorage(self.place.parent), self.place.name
-        return self.place.storage, self.place.key
-
-    @property
     def key(self) -> Key:
         return self.head or self.name
 
@@ -203,7 +197,7 @@ class ListedFile:
         if not self.has_index:
             return []
         if self._lines is None:
-            storage, name = self._stored
+            storage, name = file_at(self.place)
             self._lines = split_head(storage.read(aside(name, INDEX)))[1]
         return decode_index(self._lines)
 
@@ -270,13 +264,13 @@ class ListedFile:
         if match := _BEGINNING.match(text):
             return FileContent(LineKind.messages, codec, match[1].decode("ascii", "replace"))
         members = self.members() if self.has_index else None
-        return _look_well(ArchiveFile(*self._stored, members, self.head), delimiter, codec)
+        return _look_well(ArchiveFile(*file_at(self.place), members, self.head), delimiter, codec)
 
     def beginning(self) -> bytes:
         """Return the first bytes."""
         if not self._beginning or not self.is_finished:  # it may have been empty
             version = self.entry.version if self.entry else ""
-            storage, name = self._stored
+            storage, name = file_at(self.place)
             data = storage.read_range(name, 0, LOOK_SIZE, version)
             if codec_of(data) is Codec.ZSTD:
                 data = storage.read_range(name, 0, LOOK_SIZE + ZSTD_BLOCK_SIZE, version)

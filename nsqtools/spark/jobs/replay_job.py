@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Event
@@ -27,8 +27,8 @@ from pyspark.sql import functions as F
 from nsqtools.archive.finding import Inputs, find_inputs, table_files
 from nsqtools.archive.layout import TimeRange
 from nsqtools.archive.lease import held
-from nsqtools.archive.location import Location, absolute, parse_place
-from nsqtools.archive.storage import failing
+from nsqtools.archive.location import Location, absolute, file_at, parse_place
+from nsqtools.archive.storage import failing, side_by_side
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.protocol.names import check_topic
@@ -138,11 +138,12 @@ def load_plan(ledger: Location, job: Mapping[str, Any]) -> ReplayPlan | None:
     return plan
 
 
-def size_of(path: str) -> int:
-    """The size of a file. Raises `OutputError`."""
-    place = parse_place(path)
-    with failing("read", path):
-        return open_storage(str(place.parent)).stat(place.name).size
+def sizes_of(paths: Iterable[str]) -> dict[str, int]:
+    """The sizes of files. Raises `OutputError`."""
+    places = {path: file_at(parse_place(path)) for path in paths}
+    with failing("read", ""):
+        stats = side_by_side(lambda each: each[0].stat(each[1]), places.values())
+        return {path: entry.size for path, entry in zip(places, stats, strict=True)}
 
 
 PUBLISHED = ("topic", "nsqd", "id", "ts_ns", "attempts", "body")
@@ -187,8 +188,9 @@ class ReplayJob:
         self._is_cancelled, self._has_ended = False, Event()
         self._plan = load_plan(ledger, request.job()) if ledger else None
         if self._plan is not None:
-            for path, size in (self._plan.archives | self._plan.parquet).items():
-                if size_of(path) != size:
+            known = self._plan.archives | self._plan.parquet
+            for path, size in sizes_of(known).items():
+                if size != known[path]:
                     raise ConfigurationError(
                         f"{path} has changed since the ledger was begun",
                         hint="Give another ledger; everything is published again then.",
@@ -293,8 +295,7 @@ class ReplayJob:
         with failing("read", ""):
             archives = {str(file.place): file.size() for file in files if file.is_finished}
         found = table_files((*self._inputs.parquet, *self._inputs.delta))
-        paths = [f"{root}/{name}" for root, names in found.items() for name in names]
-        parquet = {path: size_of(path) for path in paths}
+        parquet = sizes_of(f"{root}/{name}" for root, names in found.items() for name in names)
         times = request.within.since_ns, request.within.until_ns
         wanted = partition_bytes(sum(parquet.values()), spark.sparkContext.defaultParallelism)
         return ReplayPlan(request.job(), archives, parquet, *times, wanted)
