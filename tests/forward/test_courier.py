@@ -40,6 +40,7 @@ class Destination:
 
     def submit(self, parcel: Parcel, report: Report) -> None:
         self.sizes.append(len(parcel))
+        self.report = report
         if self.outcome is not None:
             report([parcel], self.outcome)
 
@@ -134,6 +135,21 @@ def test_what_travelled_together_and_twice_is_counted_once_for_each_time() -> No
     assert (counters.totals.delivered, counters.totals.repeated) == (3, 3)
     assert courier.is_idle
     assert all(message.is_answered for each in parcels for message in each.messages)
+
+
+def test_what_ends_with_the_sink_goes_back_and_is_not_delivered_anew() -> None:
+    class Ending(Destination):
+        def stop(self, timeout_s: float) -> None:
+            self.report([two], Outcome(Fate.FAILED, "HTTP 500", may_split=True))
+
+    destination, two = Ending(), parcel(1, 2)
+    destination.outcome = None
+    courier = courier_to(destination)
+    courier.send(two)
+    courier.drain(0.0, lambda: None)
+
+    assert destination.sizes == [2]
+    assert [message.answers for message in two.messages] == [["requeue"]] * 2
 
 
 def test_what_nsqd_takes_back_while_it_is_delivered_is_there_twice() -> None:
