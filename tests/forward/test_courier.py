@@ -40,7 +40,6 @@ class Destination:
 
     def submit(self, parcel: Parcel, report: Report) -> None:
         self.sizes.append(len(parcel))
-        self.report = report
         if self.outcome is not None:
             report([parcel], self.outcome)
 
@@ -137,21 +136,6 @@ def test_what_travelled_together_and_twice_is_counted_once_for_each_time() -> No
     assert all(message.is_answered for each in parcels for message in each.messages)
 
 
-def test_what_ends_with_the_sink_goes_back_and_is_not_delivered_anew() -> None:
-    class Ending(Destination):
-        def stop(self, timeout_s: float) -> None:
-            self.report([two], Outcome(Fate.FAILED, "HTTP 500", may_split=True))
-
-    destination, two = Ending(), parcel(1, 2)
-    destination.outcome = None
-    courier = courier_to(destination)
-    courier.send(two)
-    courier.drain(0.0, lambda: None)
-
-    assert destination.sizes == [2]
-    assert [message.answers for message in two.messages] == [["requeue"]] * 2
-
-
 def test_what_nsqd_takes_back_while_it_is_delivered_is_there_twice() -> None:
     destination, counters, two = Destination(), Counters(), parcel(1, 2)
     destination.outcome = DELIVERED
@@ -160,16 +144,18 @@ def test_what_nsqd_takes_back_while_it_is_delivered_is_there_twice() -> None:
     assert (counters.totals.delivered, counters.totals.repeated) == (2, 1)
 
 
-def test_what_is_refused_while_the_sink_stops_has_its_dead_letter() -> None:
+@pytest.mark.parametrize(("fate", "kept"), [(Fate.REFUSED, 2), (Fate.FAILED, 0)])
+def test_what_ends_while_the_sink_stops_is_kept_or_goes_back(fate: Fate, kept: int) -> None:
     counters, sink, box = Counters(), Mock(parts=lambda parcel: [parcel]), Mock(is_open=True)
     box.put = lambda parcel, error, kept: kept(parcel, box.is_open)
     box.close = lambda: setattr(box, "is_open", False)
     courier = courier_to(sink, counters, dead_letters=box)
-    courier.send(parcel(1))
-    refused, report = sink.submit.call_args.args
-    sink.stop = lambda timeout_s: report([refused], Outcome(Fate.REFUSED, "HTTP 400"))
+    courier.send(parcel(1, 2))
+    ended, report = sink.submit.call_args.args
+    sink.stop = lambda timeout_s: report([ended], Outcome(fate, "HTTP 500", may_split=not kept))
     courier.drain(0.0, lambda: None)
-    assert counters.totals.dead_lettered == 1
+    sink.submit.assert_called_once()
+    assert (counters.totals.dead_lettered, counters.totals.requeued) == (kept, 2 - kept)
 
 
 def test_dead_letters_for_an_nsqd_that_hangs_hold_nothing_up() -> None:
