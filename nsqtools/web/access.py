@@ -83,6 +83,8 @@ class WebSettings:
             http_url(self.notification_http_endpoint, 80)
         if (self.tls_cert is None) is not (self.tls_key is None):
             raise ConfigurationError("--listen-tls-cert and --listen-tls-key need each other")
+        if "" in self.admin_users:  # this is what an unknown user is called
+            raise ConfigurationError("--admin-user needs the name of a user")
         if self.allow_changes and not self.is_local and not self.knows_users:
             raise ConfigurationError(
                 f"--allow-changes on {self.listen} would let anyone who reaches it delete topics",
