@@ -335,6 +335,7 @@ class PasswordFile:
         self._of_address = _Guesses(FREE_FAILURES)
         self._of_user = _Guesses(FREE_FAILURES_OF_USER)
         self._checker = ThreadPoolExecutor(1, thread_name_prefix="nsq-passwords")
+        self._turn = asyncio.Lock()
         self._waiting = 0
 
     async def is_right(self, user: str, password: str, address: str) -> bool:
@@ -342,31 +343,36 @@ class PasswordFile:
         expected = self._hashes.get().get(user)
         text = f"{user}\0{password}\0{expected}"
         digest = hmac.digest(self._key, text.encode("utf-8", "surrogatepass"), "sha256")
-        if expected is not None and digest in self._known:
+        if digest in self._known:
             return True
         network = _network_of(address)
+        self._refuse_guesses(network, user)
+        if self._waiting >= MAX_WAITING:
+            raise TooManyFailures(1.0)
+        self._waiting += 1
+        try:
+            async with self._turn:  # many may come at the same time: each sees what was before it
+                if digest in self._known:
+                    return True
+                self._refuse_guesses(network, user)
+                if not await asyncio.get_running_loop().run_in_executor(
+                    self._checker, _matches, password, expected or self._nobody
+                ):
+                    self._of_address.add(network)
+                    self._of_user.add(user)
+                    return False
+                self._of_address.forget(network)
+                self._of_user.forget(user)
+                self._known[digest] = None
+                _trim(self._known)
+                return True
+        finally:
+            self._waiting -= 1
+
+    def _refuse_guesses(self, network: str, user: str) -> None:
         wait_s = max(self._of_address.wait_s(network), self._of_user.wait_s(user))
         if wait_s > 0:
             raise TooManyFailures(wait_s)
-        if self._waiting >= MAX_WAITING:
-            raise TooManyFailures(1.0)
-        # counted before it is known: many could be sent at the same time
-        self._of_address.add(network)
-        self._of_user.add(user)
-        self._waiting += 1
-        try:
-            is_right = await asyncio.get_running_loop().run_in_executor(
-                self._checker, _matches, password, expected or self._nobody
-            )
-        finally:
-            self._waiting -= 1
-        if not is_right or expected is None:
-            return False
-        self._of_address.forget(network)
-        self._of_user.forget(user)
-        self._known[digest] = None
-        _trim(self._known)
-        return True
 
 
 def _network_of(address: str) -> str:

@@ -121,8 +121,16 @@ def test_guesses_are_limited_by_address_by_user_and_by_network(users: Callable[.
     def right(user: str, password: str, address: str) -> bool:
         return asyncio.run(known.is_right(user, password, address))
 
-    assert right("ann", "right", "10.0.0.1")
+    async def at_once(password: str) -> list[object]:
+        asked = (known.is_right("ann", password, "10.0.0.1") for _ in range(FREE_FAILURES + 3))
+        return [*await asyncio.gather(*asked, return_exceptions=True)]
+
+    assert set(asyncio.run(at_once("right"))) == {True}  # as by a script, or pages after a restart
+    known = PasswordFile(users(ann="right", bob="right"))
+    assert any(isinstance(each, TooManyFailures) for each in asyncio.run(at_once("wrong")))
+    known = PasswordFile(users(ann="right", bob="right"))
     assert not right("nobody", "right", "10.0.0.1")  # is checked as long as a known one
+    assert right("ann", "right", "10.0.0.1")
     for _ in range(FREE_FAILURES):
         right("ann", "wrong", "10.0.0.5")
     known._of_address._of["10.0.0.5"] = FREE_FAILURES, math.inf
