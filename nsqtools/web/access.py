@@ -18,7 +18,7 @@ It is read again when it has changed: the next request of a user who was removed
 
 Checking a password takes a tenth of a second of CPU time and 16 MB, on purpose. So one that was
 right is remembered, as a keyed digest, until the user's hash changes; the others are checked one at
-a time on a thread of their own, so that pages do not wait for guesses; and after some wrong ones
+a time on another thread, so that pages do not wait for guesses; and after some wrong ones
 both the address and the user have to wait. An unknown user costs as much as a wrong password.
 """
 
@@ -34,7 +34,6 @@ import os
 import re
 import time
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -334,7 +333,6 @@ class PasswordFile:
         self._known: dict[bytes, None] = {}
         self._of_address = _Guesses(FREE_FAILURES)
         self._of_user = _Guesses(FREE_FAILURES_OF_USER)
-        self._checker = ThreadPoolExecutor(1, thread_name_prefix="nsq-passwords")
         self._turn = asyncio.Lock()
         self._waiting = 0
 
@@ -355,9 +353,7 @@ class PasswordFile:
                 if digest in self._known:
                     return True
                 self._refuse_guesses(network, user)
-                if not await asyncio.get_running_loop().run_in_executor(
-                    self._checker, _matches, password, expected or self._nobody
-                ):
+                if not await asyncio.to_thread(_matches, password, expected or self._nobody):
                     self._of_address.add(network)
                     self._of_user.add(user)
                     return False
