@@ -340,17 +340,19 @@ def to_file(
         on_finished=finished,
         on_tick=tick,
     )
-    with consuming.watched(
-        runtime,
-        archiver.stop,
-        metrics=metrics,
-        health=lambda: health(archiver, uploads),
-        queue=(connection, channel),
-        done=lambda: sum(each.totals.messages + each.held for each in archiver.states.values()),
-    ) as watched:
+    with (
+        consuming.watched(
+            runtime,
+            archiver.stop,
+            metrics=metrics,
+            health=lambda: health(archiver, uploads),
+            queue=(connection, channel),
+            done=lambda: sum(each.totals.messages + each.held for each in archiver.states.values()),
+        ) as watched,
+        handling([signal.SIGHUP], lambda number, frame: archiver.rotate()),
+    ):
         try:
-            with handling([signal.SIGHUP], lambda number, frame: archiver.rotate()):
-                archiver.run()
+            archiver.run()
         finally:
             left = finish_uploads(uploads, watched)
             if hook is not None:

@@ -204,6 +204,21 @@ def test_hup_with_a_work_directory_finishes_the_file_and_goes_on(
     assert [text_of(path) for path in to_file.finished] == [b"before\n", b"after\n"]
 
 
+def test_hup_ends_nothing_while_the_command_for_a_file_goes_on(
+    to_file: ToFile, tmp_path: Path
+) -> None:
+    to_file.publish(b"one")
+    command = f"sh -c 'until [ -e {tmp_path}/go ]; do sleep 0.1; done'"
+    process = to_file.spawn_nsq(to_file.args(*RAW, "-n1", "--on-file", command))
+    wait_until(lambda: to_file.finished, what="the file")
+    channel = to_file.nsqd.channel_stats
+    wait_until(lambda: not channel(TOPIC, CHANNEL)["client_count"], what="the end of consumption")
+
+    process.send_signal(signal.SIGHUP)
+    (tmp_path / "go").touch()
+    assert process.wait(DEADLINE_S) == 0
+
+
 def test_a_disk_that_was_full_leaves_no_line_glued_to_another(
     to_file: ToFile, small_disk: Path
 ) -> None:
