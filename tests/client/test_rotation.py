@@ -182,8 +182,10 @@ def test_to_http_sends_with_the_certificates_and_the_token_of_now(
     stats = partial(nsqd.channel_stats, TOPIC, CHANNEL)
     # it has read its files then, with which it cannot connect
     wait_until(lambda: stats()["in_flight_count"] == 1, what="a message held", timeout_s=20)
-    assert not server.requests
     token.write_text("new")
+    tried = server.connections  # the attempt under way may have the old one still
+    wait_until(lambda: server.connections > tried, what="another attempt", timeout_s=20)
+    assert not server.requests
     place.rotate(1)
     _, stderr = process.communicate(timeout=patience_s(30))
     assert process.returncode == 0, stderr.decode()

@@ -68,6 +68,12 @@ class HttpServer(ThreadingHTTPServer):
             context.load_cert_chain(credentials.cert, credentials.key)
             self.socket = context.wrap_socket(self.socket, server_side=True)
 
+    def get_request(self) -> tuple[socket.socket, Any]:
+        try:
+            return super().get_request()
+        finally:
+            self.connections += 1  # those whose handshake failed, too
+
     def take(self, request: Request) -> Answer:
         """Say what is answered."""
         raise NotImplementedError
@@ -81,10 +87,6 @@ class _Handler(BaseHTTPRequestHandler):
     wbufsize = 1 << 16  # head and body in one write: two would wait for an acknowledgement
     disable_nagle_algorithm = True
     server: HttpServer
-
-    def setup(self) -> None:
-        super().setup()
-        self.server.connections += 1
 
     def do_GET(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
