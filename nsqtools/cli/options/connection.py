@@ -161,7 +161,7 @@ def strongest_addresses(context: Context, prefix: str = "") -> GivenAddresses:
         for setting in filter(None, (setting_of(context, prefix + kind) for kind in found)):
             if setting.origin is Origin.PROFILE and setting.value:
                 raise ConfigurationError(
-                    f"{setting.place} is not for this command, and the profile has no other address",
+                    f"{setting.place} is not for this command, and the profile has none that is",
                     hint="Give --nsqd-tcp-address: that of the file is for another cluster.",
                 )
     return GivenAddresses(**{kind: found[kind] for kind in origins if origins[kind] is strongest})
