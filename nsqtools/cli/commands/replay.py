@@ -167,10 +167,10 @@ def replay(
         runtime.tell(
             "nsq: run it again to continue; up to 1000 messages of the last batch may come twice"
         )
-    status = signals.status(otherwise=channel.status(runtime, status))
+    ended = signals.status(otherwise=channel.status(runtime, status))
     if not (count or job.goes_on or signals.received or publisher.last_error):
         chosen.check()
-    return status
+    return ended
 
 
 def plan(
