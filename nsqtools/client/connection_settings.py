@@ -124,8 +124,8 @@ def texts_of(resolved: Mapping[str, GivenOption]) -> dict[str, str]:
     A secret that was read from a file is read there again at each connection.
     """
     texts = {option: given.text for option, given in resolved.items()}
-    secret = resolved.get("auth_secret")
-    if secret is not None and secret.file:
+    secret, file = resolved.get("auth_secret"), resolved.get("auth_secret_file")
+    if secret is not None and (secret.file or (file and file.origin < secret.origin)):
         texts["auth_secret_file"] = secret.file
     return texts
 

@@ -173,8 +173,9 @@ def test_a_commands_defaults_give_way_to_what_the_user_said(connect: Connect) ->
 
 
 def test_the_secret_comes_from_the_environment_or_the_stronger_file(
-    connect: Connect, tmp_path: Path
+    connect: Connect, config: Path, tmp_path: Path
 ) -> None:
+    config.write_text("")
     secret = tmp_path / "secret"
     secret.write_text("s3cret\n")
 
@@ -183,6 +184,8 @@ def test_the_secret_comes_from_the_environment_or_the_stronger_file(
         "auth_secret": "s3cret",
         "auth_secret_file": str(secret),  # to be read again at each connection
     }
+    config.write_text(f'consumer_opt = {{ auth_secret_file = "{secret}" }}')
+    assert connect(NSQ_AUTH_SECRET="env").options == {"auth_secret": "env", "auth_secret_file": ""}
 
 
 def test_the_other_side_has_options_of_its_own_and_nothing_of_the_source(
