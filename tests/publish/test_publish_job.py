@@ -91,14 +91,11 @@ def test_the_input_of_an_absent_nsqd_stays_whole(unreachable_address: str, tmp_p
     with pytest.raises(ConfigurationError, match="is read"):
         UnsentFiles(tmp_path / "unsent", b"\n", inputs=[str(tmp_path / "unsent")])
 
-
-def test_a_stop_leaves_the_rest_of_what_was_read_in_the_file(nsqd: GoNsqd, tmp_path: Path) -> None:
-    lines = [b"%d\n" % n for n in range(5000)]
-    publisher = publisher_to(nsqd.tcp_address, rate=100)
-    with UnsentFiles(tmp_path / "unsent", b"\n") as unsent:
-        counts = run_job(b"".join(lines), publisher, tmp_path, unsent=unsent, show=publisher.stop)
-    assert counts.confirmed == 5000 - counts.unsent < 1000
-    assert (tmp_path / "unsent").read_bytes() == b"".join(lines[counts.confirmed :])
+    read_at_once = text[-30_000:]
+    publisher = publisher_to(unreachable_address, client=hasty, rate=1)
+    with UnsentFiles(tmp_path / "stopped", b"\n") as unsent:
+        run_job(read_at_once, publisher, tmp_path, unsent=unsent, show=publisher.stop)
+    assert (tmp_path / "stopped").read_bytes() == read_at_once
 
 
 def test_what_may_have_to_come_again_ends_a_job_that_is_gone_on_with(tmp_path: Path) -> None:
