@@ -354,7 +354,7 @@ def to_file(
         try:
             archiver.run()
         finally:
-            left = finish_uploads(uploads, watched)
+            left = finish_uploads(uploads, watched) if uploads is not None else 0
             if hook is not None:
                 hook.close()
             failed = hook.failures if hook is not None else 0
@@ -386,10 +386,8 @@ def health(archiver: Archiver, uploads: Uploads | None) -> tuple[bool, str]:
     return is_uploading, "; ".join(filter(None, (text, trouble)))
 
 
-def finish_uploads(uploads: Uploads | None, watched: WatchedRun) -> int:
+def finish_uploads(uploads: Uploads, watched: WatchedRun) -> int:
     """Upload what the archiver finished last; return how many files could not be uploaded."""
-    if uploads is None:
-        return 0
 
     def show() -> None:
         watched.service.alive()
