@@ -25,11 +25,11 @@ import functools
 import logging
 import math
 import os
-import queue
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -37,7 +37,7 @@ from nsqtools.client import outcomes
 from nsqtools.client.connection import tls_context
 from nsqtools.client.connection_settings import DEFAULT_NSQD_TCP_ADDRESS
 from nsqtools.client.discovery import Discovery
-from nsqtools.client.io_loop import call_at_end_of_child
+from nsqtools.client.io_loop import call_at_end_of_child, wait_until_released
 from nsqtools.client.options import ClientOptions
 from nsqtools.client.producer_io import WINDOW_BYTES, ProducerIO, PublishPolicy
 from nsqtools.client.publication import Mode, PendingPublication, Publication, in_groups
@@ -132,8 +132,7 @@ class CommonProducer:
         # the holder.
         self._unsettled: dict[PendingPublication, None] = {}
         self._entered_bytes = self._left_bytes = 0  # of these, each changed on one side
-        self._waiting = 0  # threads, for room
-        self._freed: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._waiters: list[threading.Lock] = []  # for room
         self._aside: set[PendingPublication] = set()  # unsettled, and not in the window
         self._is_started = False
         self._is_stopped = False
@@ -287,17 +286,10 @@ class CommonProducer:
         if self._io.loop.is_own_thread:  # no other thread makes room
             timeout_s = 0
         until = time.monotonic() + timeout_s
-        with self._lock:
-            self._waiting += 1  # before another look: what is freed after it brings a token
-        try:
-            while not self._enter(publication):
-                left_s = max(0.0, until - time.monotonic())
-                self._freed.get(timeout=min(left_s, threading.TIMEOUT_MAX))
-        except queue.Empty:
-            raise self._no_room(timeout_s) from None
-        finally:
-            with self._lock:
-                self._waiting -= 1
+        while wait_until_released(self._waiters, lambda: self.has_room, until - time.monotonic()):
+            if self._enter(publication):
+                return
+        raise self._no_room(timeout_s)
 
     def _no_room(self, waited_s: float) -> PublishNotSent:
         error = PublishNotSent(f"{self.nsqd}: no room for another publish in {waited_s:.3g} s")
@@ -305,8 +297,9 @@ class CommonProducer:
         return error
 
     def _make_room(self) -> None:
-        for _ in range(self._waiting):
-            self._freed.put(None)
+        while self._waiters:
+            with suppress(IndexError):  # two threads may meet here
+                self._waiters.pop().release()
 
     def _set_aside(self, publications: Iterable[PendingPublication]) -> None:
         """Make room for others: these wait for an nsqd that may hang."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, Self, TypeVar
@@ -133,7 +133,7 @@ class Cluster:
         self._renewed = renewed
         self._workers = ThreadPoolExecutor(MAX_WORKERS, thread_name_prefix="nsq-cluster")
         self._clients: dict[str, NsqdHTTPClient] = {}
-        self._silent: dict[str, tuple[float, NsqError]] = {}  # until when, and why
+        self._silent: dict[Hashable, tuple[float, NsqError]] = {}  # until when, and why
         self._lock = threading.Lock()
         urls = [http_url(text, NSQD_HTTP_PORT) for text in addresses.nsqd_http]
         self._logins = {shown_url(url): url for url in urls}  # those given, with password
@@ -262,9 +262,9 @@ class Cluster:
         and its last error.
         """
         now_s = time.monotonic()
-        for address, (until_s, _) in list(self._silent.items()):
+        for whom, (until_s, _) in list(self._silent.items()):
             if until_s <= now_s:
-                self._silent.pop(address, None)
+                self._silent.pop(whom, None)
         for address in set(self.names).difference(self.given, nsqds):
             self.names.pop(address, None)
         kept = {http_url(address, NSQD_HTTP_PORT) for address in (*self.given, *nsqds)}
@@ -311,21 +311,22 @@ class Cluster:
                 failures.append(DaemonFailure(address, exc))
         return answers, failures
 
-    def ask_one(self, address: str, question: Callable[[], R], latest_s: float) -> R:
+    def ask_one(self, whom: Hashable, question: Callable[[], R], latest_s: float) -> R:
         """Put a question to a daemon, until ``latest_s`` on the monotonic clock.
 
-        One that does not answer in time is not asked again for as long: it fails as before.
+        Who does not answer in time is not asked again for as long: it fails as before. ``whom`` is
+        its address, with what is asked where other questions may take longer.
         """
         from nsqtools.http.exchange import within
 
-        until_s, failure = self._silent.get(address, (0.0, None))
+        until_s, failure = self._silent.get(whom, (0.0, None))
         if failure is not None and time.monotonic() < until_s:
             raise failure.with_traceback(None)
         try:
             with within(latest_s):
                 return question()
         except DeadlineExceeded as exc:
-            self._silent[address] = time.monotonic() + self.timeout_s, exc
+            self._silent[whom] = time.monotonic() + self.timeout_s, exc
             raise
 
     def _name(self, client: NsqdHTTPClient) -> str:

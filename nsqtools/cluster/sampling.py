@@ -366,7 +366,7 @@ class Sampler:
         try:
             latest_s = (node.asked_s or 0.0) + self._cluster.timeout_s
             take = partial(self._take_answer, node, question)
-            self._cluster.ask_one(node.address, take, latest_s)
+            self._cluster.ask_one((node.address, question), take, latest_s)
             if not node.is_announced:
                 node.client.close()  # it may be one of many that left
         except NsqError as exc:

@@ -117,8 +117,9 @@ class Courier:
             return sum(map(len, [*self._under_way, *self._held]))
 
     def send(self, parcel: Parcel) -> None:
-        """Deliver a parcel, in the parts that suit the sink; while the circuit is open it waits."""
-        if self.is_open:
+        """Deliver a parcel, in the parts that suit the sink, or have it wait until `act`: while the
+        circuit is open, and where too much is under way."""
+        if self.is_open or self._under_way_bytes >= self._window_bytes:
             self._held.append(parcel)
         else:
             self._deliver(parcel)
@@ -353,6 +354,7 @@ class Courier:
             on_turn()
             self.changed.wait(0.05)
             self.changed.clear()
+        self._window_bytes = 0.0  # nothing is delivered from here on
         self._sink.stop(max(0.1, until - time.monotonic()))
         self.act(time.monotonic())
         if self._dead_letters is not None:

@@ -160,7 +160,7 @@ class RecordSource:
                 yield self._take()
             if not chunk:
                 break
-        if self._pending:
+        while self._pending:
             yield self._take()
 
     def _take(self) -> InputBatch[bytes]:

@@ -96,7 +96,7 @@ class PublishJob(Generic[Record]):
         try:
             for batch in batches:
                 self._take(batch)
-                if self.is_over():
+                if self._unsent is None and self.is_over():  # it has whatever was read of a pipe
                     break
         finally:
             try:

@@ -132,6 +132,7 @@ class Replay:
     ``speed`` None is as fast as nsqd takes them, 2 plays an hour in half an hour; ``count`` is the
     most to publish. With ``dry_run`` nothing is published. ``unsent`` gets each message that did
     not end as confirmed, as a line of JSON. ``warn`` and ``show`` are those of a `PublishJob`.
+    ``goes_on`` tells that the checkpoint has some messages as done.
     """
 
     def __init__(
@@ -160,6 +161,7 @@ class Replay:
         self._count = count
         self._checkpoint = None if dry_run else checkpoint
         self._done = [checkpoint.count_of(each) if checkpoint else 0 for each in archives]
+        self.goes_on = any(self._done)
         self._on_damage = on_damage
         self._unsent = unsent
         self._seen: set[tuple[str, str, bytes]] = set()
@@ -226,7 +228,7 @@ class Replay:
         """The messages that are to be published; `read` counts all that were looked at."""
         selection = self._selection
         # numbers in a checkpoint are those of all messages of a file
-        within = EVER if any(self._done) or self._checkpoint else selection.within
+        within = EVER if self.goes_on or self._checkpoint else selection.within
         for archived in merge(
             self._archives, self._on_damage, delimiter=selection.delimiter, within=within
         ):

@@ -204,13 +204,16 @@ class LookupPeer:
             writer.close()
 
     async def _follow(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Send the commands that come, until the connection ends."""
+        """Send the commands that come, and pings, until the connection ends."""
+        loop = asyncio.get_running_loop()
+        ping_s = loop.time() + _PING_INTERVAL_S
         while True:
             ended = asyncio.create_task(reader.read(1))
             command = asyncio.create_task(self._commands.get())
             try:
+                left_s = ping_s - loop.time()
                 await asyncio.wait(
-                    (ended, command), timeout=_PING_INTERVAL_S, return_when=asyncio.FIRST_COMPLETED
+                    (ended, command), timeout=left_s, return_when=asyncio.FIRST_COMPLETED
                 )
                 if ended.done():
                     raise EOFError("the connection ended")
@@ -218,8 +221,11 @@ class LookupPeer:
                 ended.cancel()
                 command.cancel()
                 await asyncio.wait((ended, command))
-            sent = PING if command.cancelled() else command.result()
-            await self._ask(reader, writer, sent)
+            if not command.cancelled():
+                await self._ask(reader, writer, command.result())
+            if loop.time() >= ping_s:  # a registration does not count as one
+                await self._ask(reader, writer, PING)
+                ping_s = loop.time() + _PING_INTERVAL_S
 
     async def _ask(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, command: bytes

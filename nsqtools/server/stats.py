@@ -416,5 +416,6 @@ async def _send(datagrams: list[bytes], address: str, spread_s: float) -> None:
     with socket.socket(family, kind, protocol) as udp:
         udp.connect(target)
         for datagram in datagrams:
-            udp.send(datagram)
+            with suppress(ConnectionRefusedError):  # of the one before: statsd may be back
+                udp.send(datagram)
             await asyncio.sleep(spread_s / len(datagrams))

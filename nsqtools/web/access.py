@@ -18,7 +18,7 @@ It is read again when it has changed: the next request of a user who was removed
 
 Checking a password takes a tenth of a second of CPU time and 16 MB, on purpose. So one that was
 right is remembered, as a keyed digest, until the user's hash changes; the others are checked one at
-a time on a thread of their own, so that pages do not wait for guesses; and after some wrong ones
+a time on another thread, so that pages do not wait for guesses; and after some wrong ones
 both the address and the user have to wait. An unknown user costs as much as a wrong password.
 """
 
@@ -34,7 +34,6 @@ import os
 import re
 import time
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,6 +82,8 @@ class WebSettings:
             http_url(self.notification_http_endpoint, 80)
         if (self.tls_cert is None) is not (self.tls_key is None):
             raise ConfigurationError("--listen-tls-cert and --listen-tls-key need each other")
+        if "" in self.admin_users:  # this is what an unknown user is called
+            raise ConfigurationError("--admin-user needs the name of a user")
         if self.allow_changes and not self.is_local and not self.knows_users:
             raise ConfigurationError(
                 f"--allow-changes on {self.listen} would let anyone who reaches it delete topics",
@@ -332,7 +333,7 @@ class PasswordFile:
         self._known: dict[bytes, None] = {}
         self._of_address = _Guesses(FREE_FAILURES)
         self._of_user = _Guesses(FREE_FAILURES_OF_USER)
-        self._checker = ThreadPoolExecutor(1, thread_name_prefix="nsq-passwords")
+        self._turn = asyncio.Lock()
         self._waiting = 0
 
     async def is_right(self, user: str, password: str, address: str) -> bool:
@@ -340,31 +341,34 @@ class PasswordFile:
         expected = self._hashes.get().get(user)
         text = f"{user}\0{password}\0{expected}"
         digest = hmac.digest(self._key, text.encode("utf-8", "surrogatepass"), "sha256")
-        if expected is not None and digest in self._known:
+        if digest in self._known:
             return True
         network = _network_of(address)
+        self._refuse_guesses(network, user)
+        if self._waiting >= MAX_WAITING:
+            raise TooManyFailures(1.0)
+        self._waiting += 1
+        try:
+            async with self._turn:  # many may come at the same time: each sees what was before it
+                if digest in self._known:
+                    return True
+                self._refuse_guesses(network, user)
+                if not await asyncio.to_thread(_matches, password, expected or self._nobody):
+                    self._of_address.add(network)
+                    self._of_user.add(user)
+                    return False
+                self._of_address.forget(network)
+                self._of_user.forget(user)
+                self._known[digest] = None
+                _trim(self._known)
+                return True
+        finally:
+            self._waiting -= 1
+
+    def _refuse_guesses(self, network: str, user: str) -> None:
         wait_s = max(self._of_address.wait_s(network), self._of_user.wait_s(user))
         if wait_s > 0:
             raise TooManyFailures(wait_s)
-        if self._waiting >= MAX_WAITING:
-            raise TooManyFailures(1.0)
-        # counted before it is known: many could be sent at the same time
-        self._of_address.add(network)
-        self._of_user.add(user)
-        self._waiting += 1
-        try:
-            is_right = await asyncio.get_running_loop().run_in_executor(
-                self._checker, _matches, password, expected or self._nobody
-            )
-        finally:
-            self._waiting -= 1
-        if not is_right or expected is None:
-            return False
-        self._of_address.forget(network)
-        self._of_user.forget(user)
-        self._known[digest] = None
-        _trim(self._known)
-        return True
 
 
 def _network_of(address: str) -> str:

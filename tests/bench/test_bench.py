@@ -11,7 +11,6 @@ import pytest
 from nsqtools.bench.bench import Bench
 from nsqtools.bench.bench_plan import (
     BACKLOG,
-    HEAD_SIZE,
     BenchMode,
     BenchPlan,
     latency_figures,
@@ -21,7 +20,6 @@ from nsqtools.bench.bench_plan import (
 from nsqtools.bench.crew import Crew, SharedCounts
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.options import ClientOptions
-from nsqtools.errors import ConfigurationError
 
 OPTIONS = {"producer_options": ClientOptions(), "consumer_options": ClientOptions()}
 PLAN = BenchPlan(mode=BenchMode.PUB, connection=ConnectionSettings(), count=10, **OPTIONS)
@@ -41,17 +39,7 @@ def test_figures_are_those_of_all_parts_exact_to_a_percent() -> None:
     assert set(latency_figures([], "batch").values()) == {"batch", 0}
 
 
-def test_a_plan_that_cannot_be_is_refused_and_a_report_says_what_was_the_limit() -> None:
-    for change in (
-        {"size": (10, 5)},
-        {"mode": BenchMode.E2E, "size": (HEAD_SIZE - 1, 100)},
-        {"connections": 0},
-        {"connections": 1000},
-        {"for_s": 0.0},
-        {"connection": ConnectionSettings(("host:nonsense",))},
-    ):
-        with pytest.raises(ConfigurationError):
-            replace(PLAN, **change)  # type: ignore[arg-type]
+def test_a_report_says_what_was_the_limit() -> None:
     assert limits(0.5, 0.5, 99.0, rate=100.0) == []
     client, machine, rate = limits(0.97, 0.99, 50.0, rate=100.0)
     assert client.startswith(

@@ -4,6 +4,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from unittest.mock import Mock
 
 import pytest
 from plugins.clusters import RunningCluster
@@ -17,6 +18,7 @@ from nsqtools.cluster.directory import Cluster, ClusterAddresses
 from nsqtools.cluster.inventory import take_inventory
 from nsqtools.cluster.queue_rows import ConsumerMeter, NodeReport
 from nsqtools.cluster.sampling import Question, Sample, SampleFilter, Sampler
+from nsqtools.errors import DeadlineExceeded
 from nsqtools.http.http_api import HTTPAccess
 from nsqtools.protocol.stats import NsqdStats, read_stats
 from nsqtools.server import EmbeddedNsqd
@@ -43,6 +45,9 @@ def test_who_answers_is_in_every_sample_and_who_does_not_is_named(
     with sampling(nsqd.http_address, deaf_address) as sampler:
         first = sampler.sample()
         assert {row.topic for row in first.totals} == {"clicks"}
+        slow = Mock(side_effect=DeadlineExceeded("no answer in time"))  # to say more than that
+        assert sampler._cluster.ask({nsqd.http_address: nsqd}, slow)[1]
+        assert nsqd.http_address not in failed(sampler.sample())
 
         [named] = wait_until(
             lambda: [node for node in sampler.sample().nodes if node.is_silent],

@@ -63,7 +63,6 @@ def test_it_fails_until_something_has_arrived(caplog: pytest.LogCaptureFixture) 
     lost.messages.source.in_flight.clear()  # the connection was lost
     courier.tick(100.0)
     assert (courier.is_failing, courier.is_open) == (True, False)  # the next one may try
-    assert circuit == [True, False]
 
     courier.send(parcel(2))
     courier.act(100.0)
@@ -144,16 +143,18 @@ def test_what_nsqd_takes_back_while_it_is_delivered_is_there_twice() -> None:
     assert (counters.totals.delivered, counters.totals.repeated) == (2, 1)
 
 
-def test_what_is_refused_while_the_sink_stops_has_its_dead_letter() -> None:
+@pytest.mark.parametrize(("fate", "kept"), [(Fate.REFUSED, 2), (Fate.FAILED, 0)])
+def test_what_ends_while_the_sink_stops_is_kept_or_goes_back(fate: Fate, kept: int) -> None:
     counters, sink, box = Counters(), Mock(parts=lambda parcel: [parcel]), Mock(is_open=True)
     box.put = lambda parcel, error, kept: kept(parcel, box.is_open)
     box.close = lambda: setattr(box, "is_open", False)
     courier = courier_to(sink, counters, dead_letters=box)
-    courier.send(parcel(1))
-    refused, report = sink.submit.call_args.args
-    sink.stop = lambda timeout_s: report([refused], Outcome(Fate.REFUSED, "HTTP 400"))
+    courier.send(parcel(1, 2))
+    ended, report = sink.submit.call_args.args
+    sink.stop = lambda timeout_s: report([ended], Outcome(fate, "HTTP 500", may_split=not kept))
     courier.drain(0.0, lambda: None)
-    assert counters.totals.dead_lettered == 1
+    sink.submit.assert_called_once()
+    assert (counters.totals.dead_lettered, counters.totals.requeued) == (kept, 2 - kept)
 
 
 def test_dead_letters_for_an_nsqd_that_hangs_hold_nothing_up() -> None:

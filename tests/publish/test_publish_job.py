@@ -91,6 +91,12 @@ def test_the_input_of_an_absent_nsqd_stays_whole(unreachable_address: str, tmp_p
     with pytest.raises(ConfigurationError, match="is read"):
         UnsentFiles(tmp_path / "unsent", b"\n", inputs=[str(tmp_path / "unsent")])
 
+    read_at_once = text[-30_000:]
+    publisher = publisher_to(unreachable_address, client=hasty, rate=1)
+    with UnsentFiles(tmp_path / "stopped", b"\n") as unsent:
+        run_job(read_at_once, publisher, tmp_path, unsent=unsent, show=publisher.stop)
+    assert (tmp_path / "stopped").read_bytes() == read_at_once
+
 
 def test_what_may_have_to_come_again_ends_a_job_that_is_gone_on_with(tmp_path: Path) -> None:
     class Lossy(Publisher):

@@ -21,7 +21,7 @@ from plugins.waiting import patience_s, wait_until
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import Address
 from nsqtools.protocol.requests import PeerInfo, encode_register
-from nsqtools.server import EmbeddedNsqd, EmbeddedNsqlookupd
+from nsqtools.server import EmbeddedNsqd, EmbeddedNsqlookupd, lookup_peers
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.lookup_peers import LookupPeer
 from nsqtools.server.loop_meter import meter_of
@@ -36,7 +36,10 @@ def lookupd(serve: Serve) -> EmbeddedLookupServer:
     return serve(EmbeddedLookupServer())
 
 
-async def test_a_topic_created_during_announcements_is_told(lookupd: EmbeddedLookupServer) -> None:
+async def test_topics_created_during_announcements_are_told_and_hold_up_no_ping(
+    lookupd: EmbeddedLookupServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookup_peers, "_PING_INTERVAL_S", 0.02)
     topics, log = {"old": 1}, io.StringIO()
 
     def create() -> None:
@@ -53,6 +56,9 @@ async def test_a_topic_created_during_announcements_is_told(lookupd: EmbeddedLoo
     async with asyncio.timeout(TIMEOUT_S):
         while len((await asyncio.to_thread(lookupd.json, "/topics"))["topics"]) < 2:
             await asyncio.sleep(0.01)
+        while "pinged" not in lookupd.log:
+            peer.send(encode_register("new"))
+            await asyncio.sleep(0)
     assert "ERROR" not in log.getvalue()
     await peer.stop()
 

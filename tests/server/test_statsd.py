@@ -68,6 +68,16 @@ def test_an_address_that_cannot_be_is_logged(tmp_path: Path, serve: Serve, addre
     wait_until(lambda: nsqd.log.count(said) > 1, what="it says so each time")
 
 
+def test_a_statsd_that_is_away_ends_no_push(tmp_path: Path, serve: Serve) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.connect(("127.0.0.1", 9))  # what comes from elsewhere is refused
+        flags = f"-statsd-address=127.0.0.1:{deaf.getsockname()[1]}", "-statsd-interval=10ms"
+        nsqd = serve(EmbeddedServer(tmp_path, *flags, "-statsd-udp-packet-size=1"))
+        wait_until(lambda: nsqd.log.count("pushing stats") > 2, what="it goes on")
+    assert "failed to create UDP socket" not in nsqd.log
+
+
 def test_a_topic_that_was_made_again_counts_from_nothing() -> None:
     before: dict[str, int] = {}
 

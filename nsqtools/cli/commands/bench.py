@@ -134,6 +134,7 @@ class Load(OptionSet):
         from nsqtools.bench.bench import Bench
 
         plan, form, runtime = self.plan(mode, how, batch), self.form, self.runtime
+        form.check([name for name in COLUMNS.split() if mode != "sub" or not name.endswith("_ms")])
         if plan.topic is not None and mode != "pub":
             look_at_topic(plan, plan.topic, runtime, create=create)
         with Progress(runtime) as progress:

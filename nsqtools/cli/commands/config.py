@@ -77,7 +77,7 @@ def in_force(
         rows.append(SettingRow("auth-secret", MASK, _word(Origin.ENVIRONMENT), AUTH_SECRET))
     for name in REPEATABLE:
         if name in OPTS:
-            rows += [_opt_row(name, each, holds[name]) for each in opts[name]]
+            rows += [_opt_row(context, name, each, holds[name]) for each in opts[name]]
         elif not name.startswith(PREFIX):
             rows.append(_row(context, name, holds["consumer_opt"]))
         elif setting := setting_of(context, name):  # of another cluster, which few commands have
@@ -170,11 +170,13 @@ def _row(context: Context, name: str, settled: Mapping[str, GivenOption]) -> Set
     return SettingRow(_shown(name), _plain(value), origin, place)
 
 
-def _opt_row(name: str, said: GivenOption, settled: Mapping[str, GivenOption]) -> SettingRow:
+def _opt_row(
+    context: Context, name: str, said: GivenOption, settled: Mapping[str, GivenOption]
+) -> SettingRow:
     """A client option that ``--consumer-opt`` or ``--producer-opt`` sets."""
     from nsqtools.client.options import CLIENT_OPTIONS
 
-    place = said.place or f"--{_shown(name)}"
+    place = said.place or _place(context, name)[1]
     is_secret = CLIENT_OPTIONS[said.option].metadata["secret"]
     value: str | None = MASK if is_secret else said.text or "true"
     if (holds := settled[said.option]).origin > said.origin:

@@ -158,8 +158,6 @@ def replay(
             show=lambda: run.progress.show(how_far),
         )
         signals = run.finish(job.run)
-    if count is None and not signals.received and not publisher.last_error:
-        chosen.check()
     report_timeless(runtime, job.timeless)
     if dry_run:
         status = show_planned(runtime, job, damage, json=json)
@@ -169,7 +167,10 @@ def replay(
         runtime.tell(
             "nsq: run it again to continue; up to 1000 messages of the last batch may come twice"
         )
-    return signals.status(otherwise=channel.status(runtime, status))
+    ended = signals.status(otherwise=channel.status(runtime, status))
+    if not (count or job.goes_on or signals.received or publisher.last_error):
+        chosen.check()
+    return ended
 
 
 def plan(

@@ -14,6 +14,8 @@ from nsqtools.errors import NsqError
 if TYPE_CHECKING:
     from nsqtools.spark.doctor import Finding
 
+COLUMNS = ("check", "state", "found")
+
 
 def doctor(*, form: ListingForm, spark: SparkChoice, runtime: Session) -> int:
     """Check Java, the versions of packages, a session of Spark and its executors.
@@ -28,8 +30,9 @@ def doctor(*, form: ListingForm, spark: SparkChoice, runtime: Session) -> int:
     """
     from nsqtools.spark.doctor import FAILED
 
+    form.check(COLUMNS)
     findings = list(examine(runtime, spark))
-    write_records(runtime, ("check", "state", "found"), list(map(asdict, findings)), form)
+    write_records(runtime, COLUMNS, list(map(asdict, findings)), form)
     if not form.is_document:
         for hint in dict.fromkeys(each.hint for each in findings if each.hint):
             runtime.tell(f"hint: {hint}")

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from nsqtools.spark.jobs.replay_job import ReplayOutcome
 
 
+COLUMNS = ("topic", "messages")
 ON_A_CLUSTER = "give a --ledger, where damage is reported"
 
 
@@ -88,6 +89,7 @@ def replay(
     from nsqtools.spark.format_options import as_options, hand_on_secrets
     from nsqtools.spark.jobs.replay_job import ReplayJob, ReplayRequest
 
+    form.check(COLUMNS)
     request = ReplayRequest(
         tuple(paths), topic_map(topic or ()), since, until, where or "", delimiter
     )
@@ -147,7 +149,7 @@ def show_outcome(
     if form.is_document and not dry_run:
         write_json(runtime, document(report, is_complete=outcome.is_complete), indent=2)
     else:
-        write_listing(runtime, ("topic", "messages"), sorted(report.topics.items()), form)
+        write_listing(runtime, COLUMNS, sorted(report.topics.items()), form)
     damage = report_damages(runtime, outcome.damages)
     if dry_run:
         runtime.tell(f"nsq: {report.confirmed} messages would be published")

@@ -72,6 +72,7 @@ def report(
     from nsqtools.spark.jobs.inputs import Choice
     from nsqtools.spark.jobs.reporting import make_report
 
+    form.check(tuple(KEYS))
     inputs = find_inputs(paths)
     tables = (*inputs.parquet, *inputs.delta)
     settings = spark.settings("nsq spark report", tables, python_places=inputs.archives)
@@ -103,7 +104,6 @@ def short_moment(moment: str | None) -> str | None:
 
 def show_report(runtime: Runtime, report: Mapping[str, Any], form: Form) -> None:
     """Print the intervals; tell the sum, and the longest gaps."""
-    form.check(tuple(KEYS))
     if form.is_document:
         write_json(runtime, report, indent=2)
         return

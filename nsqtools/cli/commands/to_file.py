@@ -340,19 +340,21 @@ def to_file(
         on_finished=finished,
         on_tick=tick,
     )
-    with consuming.watched(
-        runtime,
-        archiver.stop,
-        metrics=metrics,
-        health=lambda: health(archiver, uploads),
-        queue=(connection, channel),
-        done=lambda: sum(each.totals.messages + each.held for each in archiver.states.values()),
-    ) as watched:
+    with (
+        consuming.watched(
+            runtime,
+            archiver.stop,
+            metrics=metrics,
+            health=lambda: health(archiver, uploads),
+            queue=(connection, channel),
+            done=lambda: sum(each.totals.messages + each.held for each in archiver.states.values()),
+        ) as watched,
+        handling([signal.SIGHUP], lambda number, frame: archiver.rotate()),
+    ):
         try:
-            with handling([signal.SIGHUP], lambda number, frame: archiver.rotate()):
-                archiver.run()
+            archiver.run()
         finally:
-            left = finish_uploads(uploads, watched)
+            left = finish_uploads(uploads, watched) if uploads is not None else 0
             if hook is not None:
                 hook.close()
             failed = hook.failures if hook is not None else 0
@@ -384,10 +386,8 @@ def health(archiver: Archiver, uploads: Uploads | None) -> tuple[bool, str]:
     return is_uploading, "; ".join(filter(None, (text, trouble)))
 
 
-def finish_uploads(uploads: Uploads | None, watched: WatchedRun) -> int:
+def finish_uploads(uploads: Uploads, watched: WatchedRun) -> int:
     """Upload what the archiver finished last; return how many files could not be uploaded."""
-    if uploads is None:
-        return 0
 
     def show() -> None:
         watched.service.alive()

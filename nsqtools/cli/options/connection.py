@@ -147,12 +147,23 @@ def split_addresses(texts: Iterable[str] | None) -> tuple[str, ...]:
 
 
 def strongest_addresses(context: Context, prefix: str = "") -> GivenAddresses:
-    """The addresses of each kind, of those from the strongest origin that gives any."""
+    """The addresses of each kind, of those from the strongest origin that gives any.
+
+    Raises `ConfigurationError` where that is the file, and the profile has only a kind which the
+    command does not take: what is for one cluster would go to another.
+    """
     found = {
         kind: split_addresses(context.params.get(prefix + kind)) for kind in GivenAddresses._fields
     }
     origins = {kind: origin_of(context, prefix + kind) for kind, given in found.items() if given}
     strongest = max(origins.values(), default=Origin.DEFAULT)
+    if strongest is Origin.FILE and not context.params.get("channel"):  # which nsqlookupd leads to
+        for setting in filter(None, (setting_of(context, prefix + kind) for kind in found)):
+            if setting.origin is Origin.PROFILE and setting.value:
+                raise ConfigurationError(
+                    f"{setting.place} is not for this command, and the profile has none that is",
+                    hint="Give --nsqd-tcp-address: that of the file is for another cluster.",
+                )
     return GivenAddresses(**{kind: found[kind] for kind in origins if origins[kind] is strongest})
 
 

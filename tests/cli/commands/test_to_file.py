@@ -188,19 +188,23 @@ def test_messages_are_never_discarded_after_some_attempts(to_file: ToFile) -> No
     assert message["attempts"] > 6
 
 
-def test_hup_with_a_work_directory_finishes_the_file_and_goes_on(
+def test_hup_with_a_work_directory_finishes_the_file_and_never_ends_it(
     to_file: ToFile, tmp_path: Path
 ) -> None:
     to_file.publish(b"before")
-    process = to_file.start(*RAW, "--work-dir", str(tmp_path / "work"))
+    command = f"sh -c 'until [ -e {tmp_path}/go ]; do sleep 0.1; done'"
+    flags = ["--work-dir", str(tmp_path / "work"), "-n2", "--on-file", command]
+    process = to_file.start(*RAW, *flags)
 
     process.send_signal(signal.SIGHUP)
     wait_until(lambda: len(to_file.finished) == 1, what="the first file")
     to_file.publish(b"after")
-    wait_until_archived(to_file.nsqd)
-    process.send_signal(signal.SIGHUP)  # and HUP, then TERM
-    ended(process)
+    channel = to_file.nsqd.channel_stats
+    wait_until(lambda: not channel(TOPIC, CHANNEL)["client_count"], what="the end", timeout_s=60)
+    process.send_signal(signal.SIGHUP)  # while the command for a file goes on
+    (tmp_path / "go").touch()
 
+    assert process.wait(DEADLINE_S) == 0
     assert [text_of(path) for path in to_file.finished] == [b"before\n", b"after\n"]
 
 

@@ -90,6 +90,9 @@ def test_a_channel_is_paused_goes_on_and_is_emptied_once_its_name_is_typed(
     tab = open_page(site.url + "/topics/pausing/work")
     page = tab.page
 
+    for done, offered in (("pause", "Unpause"), ("unpause", "Pause")):  # by somebody else
+        site.nsqd.post(f"/channel/{done}", topic="pausing", channel="work")
+        page.get_by_role("link", name=offered, exact=True).wait_for()
     page.get_by_role("link", name="Pause", exact=True).click()
     confirm(page, "Pause")
     assert site.nsqd.channel_stats("pausing", "work")["paused"]
