@@ -33,6 +33,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -461,7 +462,11 @@ def wait_until_released(
     waiters.append(waiter)  # in this order: who releases looks at them last
     # -1 would wait without end
     limit_s = -1 if timeout_s is None else min(max(0.0, timeout_s), threading.TIMEOUT_MAX)
-    return is_over() or waiter.acquire(timeout=limit_s)
+    if is_over() or waiter.acquire(timeout=limit_s):
+        return True
+    with suppress(ValueError):  # released in this moment
+        waiters.remove(waiter)  # many may give up before it is over
+    return False
 
 
 def next_multiple(now: float, interval_s: float) -> float:

@@ -341,6 +341,7 @@ def test_a_full_window_costs_the_time_given(scripted_nsqd: ScriptedNsqd, produce
     with pytest.raises(errors.PublishNotSent, match="no room"):
         producer.publish(TOPIC, b"x", timeout_s=0.2)
     assert time.monotonic() - began < patience_s(30)
+    assert not producer._waiters  # programs try again and again
 
 
 def test_leaving_the_block_waits_for_retries(nsqd: GoNsqd, in_background: InBackground) -> None:
