@@ -16,8 +16,8 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple, TextIO
@@ -39,16 +39,32 @@ class Ended(NamedTuple):
     err: str
 
 
+@dataclass
+class Leaving:
+    """What a signal asks for: ``status`` is the exit status, ``process`` the command that runs.
+
+    Trap: an exception of a signal handler may keep a lock for ever that was just to be released.
+    """
+
+    status: int | None = None
+    process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, number: int) -> None:
+        """End the command, in the handler: `DemoStage.run` raises then."""
+        self.status = 128 + number
+        if self.process is not None:
+            self.process.kill()
+
+
 @contextmanager
-def demo_stage(environ: Mapping[str, str]) -> Iterator[DemoStage]:
+def demo_stage(environ: Mapping[str, str], leaving: Leaving) -> Iterator[DemoStage]:
     """Daemons and a directory; everything is gone when it is left."""
     with (
         TemporaryDirectory(prefix="nsq-demo-", ignore_cleanup_errors=True) as directory,
         EmbeddedNsqlookupd() as lookupd,
         EmbeddedNsqd(lookupd_tcp_address=(lookupd.tcp_address,)) as nsqd,
-        ThreadPoolExecutor(1) as starter,
     ):
-        yield DemoStage(Path(directory), lookupd, nsqd, starter, environ)
+        yield DemoStage(Path(directory), lookupd, nsqd, leaving, environ)
 
 
 class DemoStage:
@@ -59,12 +75,11 @@ class DemoStage:
         directory: Path,
         lookupd: EmbeddedNsqlookupd,
         nsqd: EmbeddedNsqd,
-        starter: Executor,
+        leaving: Leaving,
         environ: Mapping[str, str],
     ) -> None:
         self.directory, self.lookupd, self.nsqd = directory, lookupd, nsqd
-        self._starter = starter  # on a thread of its own, which signals do not interrupt
-        starter.submit(int).result()  # which is there from here on
+        self._leaving = leaving
         self._environ = self._environment(environ)
         self._usual = {
             lookupd.tcp_address: "127.0.0.1:4160",
@@ -79,36 +94,31 @@ class DemoStage:
         return f"nsq {shlex.join(words)}"
 
     def run(self, *arguments: str) -> Ended:
-        """Run ``nsq`` to its end; an exception that a signal raises here ends it.
+        """Run ``nsq`` to its end.
 
-        Raises `DemoFailed` when it fails or takes too long.
+        Raises `DemoFailed` when it fails or takes too long, ``SystemExit`` when a signal came.
         """
         failed = f"the demonstration failed: {self.shown(*arguments)}"
-        started: list[subprocess.Popen[bytes]] = []
-
-        def start() -> None:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "nsqtools", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                cwd=self.directory,
-                env=self._environ,
-                start_new_session=True,  # ^C is for us, who then end it
-            )
-            started.append(process)
-
-        try:
-            self._starter.submit(start).result()
-            out, err = started[0].communicate(timeout=TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            raise DemoFailed(f"{failed} took over {TIMEOUT_S:g} s") from None
-        finally:
-            self._starter.submit(int).result()  # after it, what has begun is known
-            for process in started:
-                with process:
-                    process.kill()
-        said, status = err.decode(errors="replace"), started[0].returncode
+        process = self._leaving.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "nsqtools", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=self.directory,
+            env=self._environ,
+            start_new_session=True,  # ^C is for us, who then end it
+        )
+        with process:
+            if self._leaving.status is not None:  # while it was being started, or before
+                process.kill()
+            try:
+                out, err = process.communicate(timeout=TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise DemoFailed(f"{failed} took over {TIMEOUT_S:g} s") from None
+        if self._leaving.status is not None:
+            raise SystemExit(self._leaving.status)
+        said, status = err.decode(errors="replace"), process.returncode
         if status != 0:
             raise DemoFailed(f"{failed} ended with status {status}: {said.strip()}")
         return Ended(out, said)

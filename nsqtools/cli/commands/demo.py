@@ -14,9 +14,10 @@ def demo(*, runtime: Session) -> None:
     Examples:
         nsq demo
     """
-    from nsqtools.demo.story import Story, demo_stage
+    from nsqtools.demo.story import Leaving, Story, demo_stage
 
-    with leaving_on_signals(), demo_stage(runtime.environ) as stage:
+    leaving = Leaving()
+    with leaving_on_signals(leaving.ask), demo_stage(runtime.environ, leaving) as stage:
         story = Story(stage, runtime.stdout)
         story.run()
         story.write("Everything was there. Next: nsq --help\n")

@@ -187,14 +187,14 @@ def handling(
             signal.signal(number, handler)
 
 
+def _leave(number: int) -> None:
+    raise SystemExit(128 + number)
+
+
 @contextmanager
-def leaving_on_signals() -> Iterator[None]:
+def leaving_on_signals(leave: Callable[[int], object] = _leave) -> Iterator[None]:
     """Inside, the first INT, TERM or HUP leaves by ``SystemExit``, so that all is cleaned up on the
     way; the second exits at once. HUP is ignored still where nohup had it so."""
-
-    def leave(number: int) -> None:
-        raise SystemExit(128 + number)
-
     is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     with handling(SIGNALS if is_ignored else (*SIGNALS, signal.SIGHUP), EndSignals(leave).handle):
         yield

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from plugins.cli import NSQ, SpawnNsq
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.cli.running.runtime import leaving_on_signals
-from nsqtools.demo.story import DemoFailed, demo_stage
+from nsqtools.demo.story import DemoFailed, Leaving, demo_stage
 
 
 @pytest.mark.parametrize(
@@ -50,7 +49,7 @@ def test_stopped_at_any_moment_it_leaves_nothing(
     wait_until(lambda: not users(), what="no process is left in the directory")
 
 
-@pytest.mark.parametrize("moment", ["handed over", "started"])
+@pytest.mark.parametrize("moment", ["before", "started"])
 def test_stopped_while_it_starts_a_command_it_ends_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
@@ -58,23 +57,17 @@ def test_stopped_while_it_starts_a_command_it_ends_that(
 
     class Interrupted(subprocess.Popen[bytes]):
         def __init__(self, *arguments: Any, **more: Any) -> None:
+            if moment == "before":
+                os.kill(os.getpid(), signal.SIGTERM)
             super().__init__(*arguments, **more)
             started.append(self)
             if moment == "started":
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    def submit(pool: ThreadPoolExecutor, *call: Any) -> Future[Any]:
-        monkeypatch.setattr(ThreadPoolExecutor, "submit", original)  # a second signal is another
-        future = original(pool, *call)
-        os.kill(os.getpid(), signal.SIGTERM)
-        return future
-
-    original = ThreadPoolExecutor.submit
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with demo_stage(os.environ) as stage, leaving_on_signals():
+    leaving = Leaving()
+    with demo_stage(os.environ, leaving) as stage, leaving_on_signals(leaving.ask):
         monkeypatch.setattr("subprocess.Popen", Interrupted)
-        if moment == "handed over":
-            monkeypatch.setattr(ThreadPoolExecutor, "submit", submit)
         with pytest.raises(SystemExit):
             stage.run("tail", "-t", "clicks", "--create")
         assert [process.poll() for process in started] == [-signal.SIGKILL]
@@ -97,7 +90,7 @@ def test_a_step_that_fails_or_hangs_is_named_and_nothing_is_left(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
-    with demo_stage(os.environ) as stage:
+    with demo_stage(os.environ, Leaving()) as stage:
         with pytest.raises(DemoFailed) as caught:
             stage.run("tail", "-t", "nothing", "--lookupd-http-address", stage.lookupd.http_address)
         monkeypatch.setattr("nsqtools.demo.story.TIMEOUT_S", 0.5)
