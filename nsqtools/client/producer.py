@@ -297,9 +297,9 @@ class CommonProducer:
         return error
 
     def _make_room(self) -> None:
-        while self._waiters:
+        for _ in range(len(self._waiters)):  # who finds no room comes again, behind the others
             with suppress(IndexError):  # two threads may meet here
-                self._waiters.pop().release()
+                self._waiters.pop(0).release()
 
     def _set_aside(self, publications: Iterable[PendingPublication]) -> None:
         """Make room for others: these wait for an nsqd that may hang."""

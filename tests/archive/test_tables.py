@@ -214,9 +214,8 @@ def test_a_commit_that_is_repeated_does_nothing(lake_url: str) -> None:
 
     with patch.object(delta, "sync_data", wraps=delta.sync_data) as synced:
         first = [catalog.commit([table_file("a")], app_id="w", number=1) for _ in range(2)]
-    assert synced.call_count == (
-        0 if "://" in lake_url else 4
-    )  # each time the table's, and this one
+    # each time the table's, and this one
+    assert synced.call_count == (0 if "://" in lake_url else 4)
     second = catalog.commit([table_file("b")], [table_file("a")], app_id="w", number=2)
     again = DeltaCatalog(lake_url)
 

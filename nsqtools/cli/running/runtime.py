@@ -194,7 +194,8 @@ def _leave(number: int) -> None:
 @contextmanager
 def leaving_on_signals(leave: Callable[[int], object] = _leave) -> Iterator[None]:
     """Inside, the first INT, TERM or HUP leaves by ``SystemExit``, so that all is cleaned up on the
-    way; the second exits at once. HUP is ignored still where nohup had it so."""
+    way; the second exits at once. HUP is ignored still where nohup had it so. ``leave`` gets the
+    number of the first, in the handler, and need not raise."""
     is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     with handling(SIGNALS if is_ignored else (*SIGNALS, signal.SIGHUP), EndSignals(leave).handle):
         yield
