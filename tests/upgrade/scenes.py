@@ -31,10 +31,21 @@ FORMS = {  # of archives whose to-file was killed between the index and the FIN
 IN_FLIGHT = 50  # of a forwarder
 SMALL = ["--max-msg-size=100"]
 TOO_LARGE = [b"%d" % number * 101 for number in range(8)]  # for an nsqd that is SMALL
+FINISHED = 1_000  # messages of a durable nsqd, consumed before it was killed
 
 _OF_EACH = (*FORMS, "nsqd", "replay", "spark-ingest", "spark-replay")
 _SINCE_0_2 = ("upload", "nsqd-durable", "to-nsq", "to-http", "pub", "spark-topic", "spark-compact")
-SCENES = {"0.1": _OF_EACH, "0.2": (*_OF_EACH, *_SINCE_0_2)}
+_SINCE_0_3 = ("landing", "table")
+SCENES = {
+    "0.1": _OF_EACH,
+    "0.2": (*_OF_EACH, *_SINCE_0_2),
+    "0.3": (*_OF_EACH, *_SINCE_0_2, *_SINCE_0_3),
+}
+"""The scenes of each version.
+
+``landing`` is a to-file that was killed while it landed logs in a Delta table. ``table`` is a Delta
+table with columns for the JSON bodies of two topics, with the archives that it was made from.
+"""
 
 
 @dataclass(frozen=True)
