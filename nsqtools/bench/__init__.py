@@ -1,10 +1,11 @@
 """Bench: how fast an nsqd is, and how long messages take through it.
 
-    bench.py           one measurement from the topic to its removal: the part to begin with
-    bench_plan.py      what is measured, the messages, and what came of it
-    crew.py            worker processes, seen from outside, and the numbers that they share
-    worker.py          what a worker does
+    bench.py           one measurement, from creating the topic to removing it: start reading here
+    bench_plan.py      the plan of a measurement, its messages and its report
+    crew.py            starting and watching the worker processes; their shared counters
+    worker.py          the work of one process
 
-Every connection has a process of its own, so that Python's lock is not what is measured, and each
-one tells how much processor time it took: when the client was the limit the report says so.
+Each connection runs in its own process, so that the measurement does not include contention for
+Python's lock. Each process measures its processor time, and the report names the client as the
+limit when a process was busy all the time.
 """

@@ -1,17 +1,17 @@
 """One measurement, from the topic to its removal.
 
-    pub   publishers alone, into an ephemeral topic: nsqd keeps what fits its memory queue and
-          discards the rest, so no disk fills up, and none is measured
-    sub   consumers first, with nothing in flight; then the topic is filled; then they drain it
+    pub   publishers alone, into an ephemeral topic: nsqd discards messages beyond its memory
+          queue, so that no disk is filled or measured
+    sub   consumers subscribe with nothing in flight, the topic is filled, and they drain it
     e2e   consumers, then publishers, which stay a bounded number of messages ahead of them
 
-What is our own is gone afterwards. An ephemeral topic goes with its last channel, so publishers
-leave one by entering and leaving it. `sub` needs queues that discard nothing: its topic (or its
-channel, in a topic of the user's) is a lasting one and is deleted by nsqd's HTTP API, which is
-asked before anything is created.
+Topics and channels of a measurement are removed after it. nsqd deletes an ephemeral topic with its
+last channel, so `pub` subscribes to a channel and leaves it. `sub` needs queues that discard
+nothing: its topic (or its channel, in a topic of the user) is a persistent one, which nsqd's HTTP
+API deletes. That API is tried before anything is created.
 
-Traps: consumers of a measurement have a channel of their own, so that they take no message away
-from others; a user's topic is never deleted.
+Traps: a measurement consumes from its own channel, so that it takes no message from other
+consumers. A topic of the user is never deleted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-# for the workers: where it is missing, the command is to say so, as of all extras
+# The workers need it. Imported here, a missing extra is reported before any worker starts.
 import ddsketch  # noqa: F401
 
 from nsqtools.bench.bench_plan import (
@@ -51,37 +51,40 @@ if TYPE_CHECKING:
 log = logging.getLogger("nsqtools")
 
 STALLED_S = 5.0
-"""After this time without messages, consumers will not get what is missing."""
+"""Silence after which consumers stop waiting for the missing messages.
 
-POLL_S = 0.02
-FILL_BATCH_BYTES = 64 << 10
+Consumers finish each batch when it arrives, so that no message waits for a redelivery by nsqd.
+"""
+
+DEPTH_POLL_S = 0.02
+FILL_BATCH_BYTES = 64 << 10  # far below nsqd's max-body-size of 5 MB
 
 Results = Sequence[WorkerResult]
 
 
 class Bench:
-    """Runs a `BenchPlan`: `run` on one thread, `stop` from any: it ends early with what there is.
+    """Runs a `BenchPlan`: call `run` on one thread; `stop`, from any thread, ends it early.
 
-    ``show`` is called ten times a second with what is going on and how many messages were handled.
+    ``show`` is called ten times a second with the phase and the number of messages so far.
     """
 
     def __init__(
-        self, plan: BenchPlan, show: Callable[[str, int], None] = lambda what, count: None
+        self, plan: BenchPlan, show: Callable[[str, int], None] = lambda phase, count: None
     ):
         self._plan = plan
         self._show = show
         self._phase = ""
         self._counters = SharedCounts(plan.connections)
         self._interrupted = False
-        self._progress = ("", 0), 0.0  # phase and messages consumed, and since when
+        self._progress = ("", 0), 0.0  # phase, messages consumed, time of this state
         token = f"{random.randrange(1 << 32):08x}"
         self._tag = int(token, 16) & MAX_TAG
-        lasts = plan.mode is BenchMode.SUB
-        self.topic = plan.topic or f"bench_{token}{'' if lasts else EPHEMERAL}"
-        self.channel = f"bench_{token}{'' if lasts else EPHEMERAL}"
+        suffix = "" if plan.mode is BenchMode.SUB else EPHEMERAL
+        self.topic = plan.topic or f"bench_{token}{suffix}"
+        self.channel = f"bench_{token}{suffix}"
 
     def run(self) -> BenchReport:
-        """Measure. Raises what keeps workers from their work: `NsqError` with its category."""
+        """Measure and return the report. Raises the `NsqError` that stopped a worker."""
         try:
             if self._plan.mode is BenchMode.PUB:
                 return self._run_pub()
@@ -96,19 +99,19 @@ class Bench:
         if self._plan.mode is BenchMode.SUB:
             self._counters.stop_consuming()
 
-    # -- the three of them ----------------------------------------------------------------------
+    # -- the three modes ------------------------------------------------------------------------
 
     def _run_pub(self) -> BenchReport:
         plan = self._plan
         self._phase = "publishing"
         with ExitStack() as stack:
             if plan.topic is None:
-                stack.callback(self._let_ephemeral_topic_go)
+                stack.callback(self._remove_ephemeral_topic)
             crew = stack.enter_context(self._crew(plan, publishes=True))
-            before = _processor_ticks()
+            ticks = _processor_ticks()
             begin = crew.begin()
             published = crew.results()
-            return self._report(published, None, begin + plan.warm_up_s, before)
+            return self._report(published, None, begin + plan.warm_up_s, ticks)
 
     def _run_e2e(self) -> BenchReport:
         plan = self._plan
@@ -117,7 +120,7 @@ class Bench:
             self._crew(plan, publishes=False) as consumers,
             self._crew(plan, publishes=True) as publishers,
         ):
-            before = _processor_ticks()
+            ticks = _processor_ticks()
             begin = consumers.begin()
             self._phase = "publishing and consuming"
             publishers.begin(begin)
@@ -125,14 +128,14 @@ class Bench:
             self._counters.target = sum(result.messages for result in published)
             self._phase = "waiting for the last messages"
             consumed = consumers.results()
-            return self._report(published, consumed, begin + plan.warm_up_s, before)
+            return self._report(published, consumed, begin + plan.warm_up_s, ticks)
 
     def _run_sub(self) -> BenchReport:
         plan = self._plan
         with ExitStack() as stack:
             cluster = stack.enter_context(whole_cluster(plan))
             channel = self.channel if plan.topic else ""
-            stack.callback(delete_own, cluster, self.topic, channel)
+            stack.callback(delete_measured, cluster, self.topic, channel)
             consumers = stack.enter_context(self._crew(plan, publishes=False))
             fill_batch = max(1, min(plan.batch, FILL_BATCH_BYTES // plan.size[1]))
             fill = replace(plan, batch=fill_batch, for_s=None, rate=0.0, warm_up_s=0.0)
@@ -145,9 +148,9 @@ class Bench:
             self._wait_until_queued(cluster, total)
             self._counters.target = total
             self._phase = "consuming"
-            before = _processor_ticks()
+            ticks = _processor_ticks()
             began = consumers.begin()
-            return self._report(published, consumers.results(), began, before)
+            return self._report(published, consumers.results(), began, ticks)
 
     def _report(
         self,
@@ -161,20 +164,20 @@ class Bench:
             busy, spent = (now - then for now, then in zip(after, ticks_before, strict=True))
             machine_cpu = round(busy / spent, 3)
         plan, is_e2e = self._plan, self._plan.mode is BenchMode.E2E
-        out = sum(result.messages for result in published)
-        back = None if consumed is None else sum(result.messages for result in consumed)
-        missing = out - back if back is not None else 0
+        sent = sum(result.messages for result in published)
+        received = None if consumed is None else sum(result.messages for result in consumed)
+        missing = sent - received if received is not None else 0
         if plan.mode is BenchMode.SUB and plan.topic is not None:
-            missing = max(0, missing)  # others may publish there
+            missing = max(0, missing)  # other programs may publish to the user's topic
         ended_early = plan.mode is BenchMode.SUB and plan.for_s is not None
         is_intact = missing == 0 or (ended_early and missing > 0)
         if is_e2e:
             sums = {sum(r.checksum for r in rs) % (1 << 64) for rs in (published, consumed or ())}
             is_intact = is_intact and len(sums) == 1
         measured = published if consumed is None else consumed
-        # Publishers that filled a topic beforehand are not measured.
+        # In `sub` the publishers ran before the measurement: only e2e measures both sides.
         clients = [measured, published] if is_e2e else [measured]
-        shares = [each.cpu_share for results in clients for each in results if each.measured]
+        shares = [result.cpu_share for results in clients for result in results if result.measured]
         client_cpu = max(shares, default=0.0)
         messages = sum(result.measured for result in measured)
         size = sum(result.measured_bytes for result in measured)
@@ -202,8 +205,8 @@ class Bench:
             messages_per_s=round(per_s, 1),
             bytes_per_s=round(size / seconds, 1) if seconds > 0 else 0.0,
             latency_ms=latency,
-            published=out,
-            consumed=back,
+            published=sent,
+            consumed=received,
             redelivered=sum(result.redelivered for result in measured),
             missing=max(0, missing),
             repeated=max(0, -missing),
@@ -220,10 +223,10 @@ class Bench:
             BenchJob(plan, number, publishes, self.topic, self.channel, self._tag)
             for number in range(plan.connections)
         ]
-        return Crew(jobs, self._counters, self._look)
+        return Crew(jobs, self._counters, self._check_progress)
 
-    def _look(self) -> None:
-        """Tell how far it is, and end what will not go on."""
+    def _check_progress(self) -> None:
+        """Show the progress, and end a phase that has stalled."""
         counters = self._counters
         consumed, now = sum(counters.consumed), time.monotonic()
         consumes = self._plan.mode is not BenchMode.PUB and self._phase != "filling the topic"
@@ -231,8 +234,9 @@ class Bench:
         progress = self._phase, consumed
         if progress != self._progress[0] or not consumes:
             self._progress = progress, now
-        elif now - self._progress[1] > STALLED_S and counters.on_the_way > 0:
-            if counters.on_the_way >= BACKLOG:
+        elif now - self._progress[1] > STALLED_S and counters.unconsumed > 0:
+            # Publishers wait for consumers at this number, so neither side would ever end.
+            if counters.unconsumed >= BACKLOG:
                 counters.stop_publishing()
             if counters.target != UNKNOWN:
                 counters.stop_consuming()
@@ -240,10 +244,10 @@ class Bench:
     # -- topics ---------------------------------------------------------------------------------
 
     def _wait_until_queued(self, cluster: Cluster, total: int) -> None:
-        """nsqd moves messages from the topic to the channel in its own time."""
-        before, since = -1, time.monotonic()
+        """Wait until nsqd has moved all messages from the topic to the channel."""
+        depth, since = -1, time.monotonic()
         while not self._interrupted and time.monotonic() - since < STALLED_S:
-            self._look()
+            self._check_progress()
             answers, _ = cluster.ask_nsqds(lambda nsqd: nsqd.stats(self.topic, self.channel))
             queued = sum(
                 channel.depth
@@ -253,12 +257,12 @@ class Bench:
             )
             if queued >= total:
                 return
-            if queued != before:
-                before, since = queued, time.monotonic()
-            time.sleep(POLL_S)
+            if queued != depth:
+                depth, since = queued, time.monotonic()
+            time.sleep(DEPTH_POLL_S)
 
-    def _let_ephemeral_topic_go(self) -> None:
-        """Enter and leave a channel of the topic, which goes with it."""
+    def _remove_ephemeral_topic(self) -> None:
+        """Subscribe to a channel and leave: nsqd deletes the topic with its last channel."""
         options = replace(self._plan.consumer_options, max_in_flight=0)
         for address in self._plan.connection.nsqd_tcp_addresses:
             consumer = Consumer(
@@ -268,14 +272,17 @@ class Bench:
                 consumer.start(fail_fast=True)
                 consumer.stop()
             except NsqError as error:
-                # an ephemeral topic does not outlive its nsqd
+                # If nsqd has died, its ephemeral topic is gone as well: no reason to warn.
                 level = logging.INFO if isinstance(error, ConnectionFailed) else logging.WARNING
                 log.log(level, "topic %s may not have been deleted: %s", self.topic, error)
 
 
 @contextmanager
 def whole_cluster(plan: BenchPlan) -> Iterator[Cluster]:
-    """nsqd's HTTP API. Raises when a topic or channel could not be deleted afterwards."""
+    """Open the HTTP APIs of all nsqd of the plan.
+
+    Raises `ConfigurationError` for an nsqd without one: its topic could not be deleted afterwards.
+    """
     from nsqtools.cluster.directory import open_cluster
 
     addresses = plan.connection.nsqd_tcp_addresses
@@ -293,33 +300,32 @@ def whole_cluster(plan: BenchPlan) -> Iterator[Cluster]:
         yield cluster
 
 
-def delete_own(cluster: Cluster, topic: str, channel: str) -> None:
-    """Delete a topic, or only the channel; warn where that did not work."""
+def delete_measured(cluster: Cluster, topic: str, channel: str) -> None:
+    """Delete a topic, or only ``channel`` if there is one; warn about each nsqd that refused."""
     from nsqtools.cluster.admin import tell_where_named
 
     _, failures = cluster.ask_nsqds(
         lambda nsqd: nsqd.administer("delete", topic, channel), required=False
     )
     for failure in failures:
-        what = f"channel {channel} of topic {topic}" if channel else f"topic {topic}"
-        log.warning("%s may not have been deleted: %s", what, failure.error)
+        target = f"channel {channel} of topic {topic}" if channel else f"topic {topic}"
+        log.warning("%s may not have been deleted: %s", target, failure.error)
     if channel:
         tell_where_named(cluster, [topic], channel)
 
 
 def _cpu_us_per_message(results: Results) -> float:
-    """Processor time of all workers of one kind, over the messages that they spent it on."""
+    """Processor time of all workers of one kind, divided by their messages."""
     messages = sum(result.cpu_messages for result in results)
     return 1e6 * sum(result.cpu_s for result in results) / messages if messages else 0.0
 
 
 def _processor_ticks() -> tuple[int, int] | None:
-    """Ticks of all processors since the start of the machine, where the system tells them (Linux):
-    those with work, and all."""
+    """Return (busy, all) ticks of all processors since boot, or None on systems without /proc."""
     try:
         with open("/proc/stat", encoding="ascii") as file:
             ticks = [int(word) for word in file.readline().split()[1:9]]
     except (OSError, ValueError):
         return None
-    idle = sum(ticks[3:5])  # waiting for a disk is not work
+    idle = sum(ticks[3:5])  # waiting for a disk counts as idle
     return sum(ticks) - idle, sum(ticks)

@@ -1,13 +1,11 @@
-"""What a measurement is to do, the part of it that one worker process does, and its messages.
+"""The plan of a measurement, the job of one worker process, the messages and the report.
 
-Bodies are text that compresses as log lines do, preceded by stamps. A stamp is two numbers of 64
-bits in the machine's own order, for both sides are on one machine: the time, and a word that no
-other message of the run has. The sum of all words, modulo 2**64, is the checksum by which what came
-is compared with what went.
+Bodies are text that compresses like log lines, preceded by a stamp. A stamp is two 64-bit numbers
+in the machine's byte order, since both sides run on one machine: the time, and a word that is
+unique within the run. The sum of all words, modulo 2**64, is a checksum that compares the messages
+received with those sent.
 
-A report is what came of it: rates, latencies, whether the counts agree, what was the limit.
-
-Percentiles come from a DDSketch, exact to one percent whatever the number of values.
+Percentiles come from a DDSketch, accurate to one percent for any number of values.
 """
 
 from __future__ import annotations
@@ -32,8 +30,8 @@ HEAD_SIZE = HEAD.size
 MAX_TAG = 0xFFFF
 
 POOL_SIZE = 1 << 20
-KEPT = 4096  # bodies; fewer where they are large
-KEPT_BYTES = 64 << 20
+MAX_KEPT_BODIES = 4096
+MAX_KEPT_BYTES = 64 << 20  # bounds the bodies kept when they are large
 
 LOG_WORDS = (
     "GET POST 200 304 / /pricing /docs/install /cart HTTP/1.1 user session Firefox/145.0 "
@@ -42,8 +40,9 @@ LOG_WORDS = (
 
 
 class BodyMaker:
-    """Makes bodies of ``low`` to ``high`` bytes, the same ones for the same ``seed``; they repeat,
-    so that making them is not measured. Each begins with ``head`` bytes for a stamp, left out here.
+    """Makes bodies of ``size`` (smallest, largest) bytes; the same ``seed`` makes the same bodies.
+
+    Bodies repeat, so that making them is not measured. Each one leaves ``head`` bytes for a stamp.
     """
 
     def __init__(self, size: tuple[int, int], seed: int, head: int = 0) -> None:
@@ -55,17 +54,17 @@ class BodyMaker:
         self._begin = 0
 
     def batch(self, count: int) -> list[bytes]:
-        """The next ``count`` bodies."""
+        """Return the next ``count`` bodies."""
         if self._begin + count > len(self._kept):
             self._begin = 0
         if count > len(self._kept):
-            most = max(count, min(KEPT, KEPT_BYTES // self._size[1]))
-            self._kept = [self._cut(self._rng.randint(*self._size)) for _ in range(most)]
+            kept = max(count, min(MAX_KEPT_BODIES, MAX_KEPT_BYTES // self._size[1]))
+            self._kept = [self._cut(self._rng.randint(*self._size)) for _ in range(kept)]
         begin, self._begin = self._begin, self._begin + count
         return self._kept[begin : begin + count]
 
     def stamped(self, count: int, time_ns: int, first_word: int) -> list[bytes]:
-        """``count`` bodies with the same time and words that count up from ``first_word``."""
+        """Return ``count`` bodies with one time and consecutive words from ``first_word``."""
         pack = HEAD.pack
         return [pack(time_ns, first_word + n) + tail for n, tail in enumerate(self.batch(count))]
 
@@ -75,38 +74,42 @@ class BodyMaker:
 
 
 def first_word(tag: int, publisher: int) -> int:
-    """The word of a publisher's first message; it has 2**32 of them."""
+    """Return the word of a publisher's first message; each publisher has 2**32 words."""
     return tag << 48 | publisher << 32
 
 
 def read_stamps(bodies: Sequence[bytes]) -> tuple[list[int], list[int]]:
-    """Times and words of bodies that all have a stamp."""
+    """Return the times and words of bodies that all have a stamp."""
     numbers = memoryview(b"".join([body[:HEAD_SIZE] for body in bodies])).cast("Q")
     return numbers[0::2].tolist(), numbers[1::2].tolist()
 
 
 def has_stamp(body: bytes, tag: int) -> bool:
-    """Tell whether a body is one of the run with this tag."""
+    """Return whether a body belongs to the run with this tag."""
     return len(body) >= HEAD_SIZE and HEAD.unpack_from(body)[1] >> 48 == tag
 
 
 def _text(rng: random.Random, size: int) -> bytes:
-    known, words, length = LOG_WORDS.split(), [], 0
+    vocabulary, words, length = LOG_WORDS.split(), [], 0
     while length < size:
-        words.append(rng.choice(known) if rng.random() < 0.75 else str(rng.randrange(10**6)))
+        words.append(rng.choice(vocabulary) if rng.random() < 0.75 else str(rng.randrange(10**6)))
         length += len(words[-1]) + 1
     return " ".join(words).encode()[:size]
 
 
 BACKLOG = 2500
-"""How many messages may be on their way in e2e. Without a bound a full-speed run would time a queue
-that grows, and an ephemeral channel discards what exceeds nsqd's memory queue (10,000)."""
+"""Messages that publishers of e2e may be ahead of the consumers.
+
+Without a bound a run at full speed measures the time in a growing queue, and an ephemeral channel
+discards messages beyond nsqd's memory queue. A quarter of that queue (10,000 messages by default)
+leaves room for batches that are sent at the same moment.
+"""
 
 MAX_CONNECTIONS = 256
 
 
 class BenchMode(StrEnum):
-    """What is measured."""
+    """A kind of measurement."""
 
     PUB = "pub"
     SUB = "sub"
@@ -117,12 +120,12 @@ class BenchMode(StrEnum):
 class BenchPlan:
     """One measurement. Sizes are bytes, times seconds; None means no limit.
 
-    Each nsqd of the ``connection`` gets at least one of the ``connections``, and as many
-    publishers as consumers where there are both. ``topic`` is one of the user's, or None for one of
-    our own that is gone afterwards. ``rate`` is messages a second, all connections together, 0 for
-    full speed. What happens in the first ``warm_up_s`` is not measured.
+    Each nsqd of the ``connection`` gets at least one of the ``connections``, and in e2e as many
+    publishers as consumers. ``topic`` is a topic of the user, or None for a temporary one. ``rate``
+    is in messages per second over all connections, 0 for full speed. The first ``warm_up_s`` are
+    not measured.
 
-    Raises `ConfigurationError` for what cannot be.
+    Raises `ConfigurationError` for a plan that cannot be measured.
     """
 
     mode: BenchMode
@@ -158,24 +161,24 @@ class BenchPlan:
             )
 
     def share(self, number: int) -> int | None:
-        """How many of the messages the connection ``number`` takes."""
+        """Return how many of ``count`` messages connection ``number`` handles."""
         if self.count is None:
             return None
-        each, rest = divmod(self.count, self.connections)
-        return each + (number < rest)
+        share, remainder = divmod(self.count, self.connections)
+        return share + (number < remainder)
 
     @property
     def transport(self) -> list[str]:
-        """What is between us and nsqd besides TCP."""
+        """Layers above TCP: tls, snappy, deflate."""
         options = self.producer_options
-        used = {"tls": options.tls_v1, "snappy": options.snappy, "deflate": options.deflate}
-        return [name for name, is_on in used.items() if is_on]
+        layers = {"tls": options.tls_v1, "snappy": options.snappy, "deflate": options.deflate}
+        return [name for name, is_on in layers.items() if is_on]
 
 
 class BenchJob(NamedTuple):
-    """What one process does of a plan: it publishes, or it consumes until all have everything.
+    """The part of one process: it publishes, or consumes until all messages have been consumed.
 
-    The messages of e2e carry the ``tag``, which distinguishes them from those of other programs.
+    Messages of e2e carry the ``tag``, which distinguishes them from messages of other programs.
     """
 
     plan: BenchPlan
@@ -198,9 +201,12 @@ class BenchJob(NamedTuple):
 RELATIVE_ACCURACY = 0.01
 
 CLIENT_IS_BUSY = 0.9
-"""Of a processor: a Python process does not take much more than one, whatever there are."""
+"""Share of one processor above which a process was the limit.
 
-BEHIND_SCHEDULE = 0.95
+Python's lock keeps a process near one processor, however many there are.
+"""
+
+BEHIND_SCHEDULE = 0.95  # share of the requested rate below which the report mentions it
 
 LatencyFigures = TypedDict(
     "LatencyFigures",
@@ -219,26 +225,26 @@ LatencyFigures = TypedDict(
 
 
 def new_sketch() -> DDSketch:
-    """What collects latencies in ms; processes send it to each other."""
+    """Return an empty sketch of latencies in ms. It can be pickled, and merged."""
     from ddsketch import DDSketch
 
     return DDSketch(RELATIVE_ACCURACY)
 
 
 def latency_figures(parts: Iterable[DDSketch], of: Literal["batch", "message"]) -> LatencyFigures:
-    """The figures of latencies in ms; all are 0 without any."""
-    whole = new_sketch()
+    """Return the figures of all latencies, in ms; without any, all figures are 0."""
+    merged = new_sketch()
     for part in parts:
-        whole.merge(part)
+        merged.merge(part)
 
     def at(quantile: float) -> float:
-        return round(float(whole.get_quantile_value(quantile) or 0.0), 4)
+        return round(float(merged.get_quantile_value(quantile) or 0.0), 4)
 
     return {
         "of": of,
-        "count": int(whole.count),
+        "count": int(merged.count),
         "min": at(0),
-        "mean": round(float(whole.avg), 4) if whole.count else 0.0,
+        "mean": round(float(merged.avg), 4) if merged.count else 0.0,
         "p50": at(0.5),
         "p90": at(0.9),
         "p99": at(0.99),
@@ -249,12 +255,11 @@ def latency_figures(parts: Iterable[DDSketch], of: Literal["batch", "message"]) 
 
 @dataclass(slots=True)
 class WorkerResult:
-    """What a publisher or a consumer did: all it published or consumed, and of that what was
-    measured.
+    """The counts of one worker: ``messages`` in all, and ``measured`` after the warm-up.
 
-    ``redelivered`` messages had been delivered before. ``ended_at`` is the monotonic time of the
-    last batch that was measured. ``cpu_s`` is the processor time of ``cpu_messages``, and
-    ``cpu_share`` that over its duration.
+    ``redelivered`` counts messages with more than one attempt. ``ended_at`` is the monotonic time
+    of the last measured batch. ``cpu_s`` is the processor time for ``cpu_messages``, and
+    ``cpu_share`` that time divided by the time that passed.
     """
 
     messages: int = 0
@@ -277,13 +282,13 @@ class Size(TypedDict):
 
 
 class BenchReport(NamedTuple):
-    """What came of a measurement. Times are seconds, but for latencies.
+    """The result of a measurement. Times are in seconds, latencies in ms.
 
-    ``published`` and ``consumed`` include the warm-up; the rest does not. ``client_cpu`` is the
-    processor time of the busiest of our processes over the time that passed, and ``machine_cpu``
-    that of everything on this machine, 1.0 being all processors (None where it is not known).
-    ``cpu_us_per_message`` is what a message cost all of our processes, in microseconds of processor
-    time. ``limits`` says what held the figures down, as far as it can be seen from here.
+    ``published`` and ``consumed`` include the warm-up; the other counts do not. ``client_cpu`` is
+    the share of one processor that the busiest worker used, and ``machine_cpu`` the share of all
+    processors that all programs used (None if unknown). ``cpu_us_per_message`` is the processor
+    time of all workers for one message, in microseconds. ``limits`` lists what limited the figures,
+    as far as a client can see it.
     """
 
     mode: BenchMode
@@ -317,7 +322,7 @@ class BenchReport(NamedTuple):
 
 
 def limits(client_cpu: float, machine_cpu: float | None, per_s: float, rate: float) -> list[str]:
-    """What held the figures down, in a line each; ``rate`` is what was asked for, or 0."""
+    """Return a line for each limit that was reached; ``rate`` is the requested rate, or 0."""
     lines = []
     if client_cpu >= CLIENT_IS_BUSY:
         lines.append(

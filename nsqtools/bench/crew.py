@@ -1,8 +1,8 @@
-"""Worker processes, seen from outside, and a few whole numbers that all of them see.
+"""Starts and watches worker processes, and shares a few counters with them.
 
-They are programs of their own (`worker`) and not forks: nothing of a caller's threads or of its
-``__main__`` matters to them. An interrupt of the terminal is not for them: they end when they are
-asked to, and when the process that measures is gone.
+Workers are separate programs (`worker`) and not forks, so the caller's threads and its
+``__main__`` do not matter. They run in their own session, since Ctrl-C at the terminal is for the
+measuring process alone: it asks them to end, and they end when it has died.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from typing import Any, Self
 from nsqtools.bench.bench_plan import BenchJob
 from nsqtools.errors import NsqError
 
-LOOK_S = 0.1
-BEGIN_AFTER_S = 0.02
-# without -P the current directory would come before our package
+ANSWER_POLL_S = 0.1
+BEGIN_AFTER_S = 0.02  # until each worker has read the time at which to begin
+# Without -P a module in the current directory could replace ours.
 WORKER = (sys.executable, "-P", "-c", "from nsqtools.bench.worker import main; main()")
 UNKNOWN = (1 << 64) - 1
 
 
 class SharedCounts:
-    """What publishers have published and consumers consumed, when to stop, and what to reach.
+    """Counters in shared memory: messages published and consumed, the target, and two stops.
 
-    They are in memory that the processes share: ``fileno`` is what another one makes its own view
-    from. Each worker writes only its own number, so nothing is locked: a reader gets an old value
-    or the new one. (A number of eight bytes at a multiple of eight is written at once.)
+    Another process opens the same memory by ``fileno``. Each worker writes only its own counter, so
+    no lock is needed: an aligned write of eight bytes is atomic, and a reader sees the old value or
+    the new one.
 
-    ``published`` counts what was sent, confirmed or not, by the number of the publisher, and
-    ``consumed`` what was taken. ``target`` is how many there are to consume, `UNKNOWN` until the
-    publishers are done.
+    ``published`` has the messages sent by each publisher, confirmed or not, and ``consumed`` the
+    messages received by each consumer. ``target`` is the number to consume, `UNKNOWN` until the
+    publishers have ended.
     """
 
     def __init__(self, connections: int, fileno: int | None = None) -> None:
@@ -49,7 +49,7 @@ class SharedCounts:
                 file.truncate(size)
                 fileno = os.dup(file.fileno())
         self.fileno = fileno
-        # the target, whether to stop publishing and consuming, and the counts
+        # target, stop publishing, stop consuming, then a counter for each worker
         self._cells = memoryview(mmap.mmap(fileno, size)).cast("Q")
         self.published = self._cells[3 : 3 + connections]
         self.consumed = self._cells[3 + connections :]
@@ -73,30 +73,29 @@ class SharedCounts:
         return not self._cells[2]
 
     def stop_publishing(self) -> None:
-        """Ask the publishers to end. (From any thread, also when all is over.)"""
+        """Ask the publishers to end. Callable from any thread, also after the measurement."""
         self._cells[1] = 1
 
     def stop_consuming(self) -> None:
-        """Ask the consumers to end, whatever is missing. (From any thread.)"""
+        """Ask the consumers to end without the missing messages. Callable from any thread."""
         self._cells[2] = 1
 
     @property
-    def on_the_way(self) -> int:
-        """Messages that were sent and not consumed."""
+    def unconsumed(self) -> int:
+        """Messages that were sent and have not been consumed."""
         return sum(self.published) - sum(self.consumed)
 
 
 class Crew:
-    """One process for each of ``jobs``, all ready when it is made. A context manager, which ends
-    those that still run.
+    """One process for each of ``jobs``, started and ready. A context manager that ends them.
 
-    ``on_look`` is called ten times a second while it waits for them, and may raise.
+    ``on_poll`` is called ten times a second while the crew waits for answers, and may raise.
     """
 
     def __init__(
-        self, jobs: Sequence[BenchJob], counters: SharedCounts, on_look: Callable[[], None]
+        self, jobs: Sequence[BenchJob], counters: SharedCounts, on_poll: Callable[[], None]
     ) -> None:
-        self._on_look = on_look
+        self._on_poll = on_poll
         self._processes: dict[Connection[Any, Any], subprocess.Popen[bytes]] = {}
         try:
             for job in jobs:
@@ -112,31 +111,31 @@ class Crew:
             self._processes[ours] = subprocess.Popen(
                 [*WORKER, str(theirs.fileno()), str(job.plan.connections), str(counters)],
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # whatever is printed is not ours
+                stdout=subprocess.DEVNULL,  # a stray print must not mix with the report
                 pass_fds=[theirs.fileno(), counters],
-                start_new_session=True,  # ^C is for the one who measures
+                start_new_session=True,  # Ctrl-C must not reach the workers
             )
         _send(ours, job)
 
     def begin(self, at: float | None = None) -> float:
-        """Let all begin together, at a monotonic time or as soon as they can; return when."""
+        """Have all begin at one monotonic time, by default as soon as possible; return it."""
         at = time.monotonic() + BEGIN_AFTER_S if at is None else at
         for connection in self._processes:
             _send(connection, at)
         return at
 
     def results(self) -> list[Any]:
-        """Wait for the next answer of each and return them. Raises the error that one has sent."""
+        """Wait for the next answer of each worker. Raises the error that a worker sent."""
         answers: list[Any] = []
-        waited_for = list(self._processes)
-        while waited_for:
-            ready = wait(waited_for, LOOK_S)
+        pending = list(self._processes)
+        while pending:
+            ready = wait(pending, ANSWER_POLL_S)
             if not ready:
-                self._on_look()
+                self._on_poll()
             for connection in ready:
                 assert isinstance(connection, Connection)
                 answers.append(self._answer(connection))
-                waited_for.remove(connection)
+                pending.remove(connection)
         return answers
 
     def _answer(self, connection: Connection[Any, Any]) -> Any:
@@ -156,7 +155,7 @@ class Crew:
         self.end()
 
     def end(self) -> None:
-        """Kill those that still run."""
+        """Kill the workers that still run."""
         for connection, process in self._processes.items():
             process.kill()
             process.wait()
@@ -164,5 +163,6 @@ class Crew:
 
 
 def _send(connection: Connection[Any, Any], value: Any) -> None:
-    with suppress(BrokenPipeError):  # its last answer, or that there is none, says why
+    # A worker that has ended left an answer or none: `_answer` reports either.
+    with suppress(BrokenPipeError):
         connection.send(value)

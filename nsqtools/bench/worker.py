@@ -1,12 +1,11 @@
-"""What a worker process runs: it publishes or consumes, and tells what it did.
+"""The program of a worker process: it publishes or consumes, and sends its result.
 
-A publisher sends batches as fast as nsqd confirms them, or at their places on a schedule. With a
-rate, each batch is due at a time, and latency counts from there: what had to wait because the batch
-before it was slow has waited, and is not left out of the figures.
+A publisher sends batches as fast as nsqd confirms them, or on a schedule. With a rate each batch is
+due at a fixed time, and its latency counts from then. Counting from the actual send would omit the
+time that a batch waits behind a slow one (coordinated omission).
 
-A consumer finishes every message, reads its stamp and adds its word to the checksum. It subscribes
-with nothing in flight and asks for messages when the measurement begins, so that all begin
-together.
+A consumer finishes every message and adds the word of its stamp to the checksum. It subscribes with
+nothing in flight and raises RDY when the measurement begins, so that all consumers begin together.
 """
 
 from __future__ import annotations
@@ -40,17 +39,19 @@ from nsqtools.client.producer import Producer
 from nsqtools.client.publication import Publication
 from nsqtools.errors import NsqError
 
-NAP_S = 0.1
-BACKLOG_NAP_S = 0.0002
-LOOK_S = 0.02
+SLEEP_S = 0.1  # between two checks for a stop
+BACKLOG_SLEEP_S = 0.0002  # a fraction of the time that consumers need for a batch
+BATCH_WAIT_S = 0.02
 
 
 def main() -> None:
-    """Do one job. It comes by the connection, then the time at which to begin; the answers are that
-    it is ready, and its result. The process ends when the other side does."""
+    """Do one job: receive it, answer that it is ready, receive the time to begin, send the result.
+
+    The process ends when the measuring process does.
+    """
     fileno, connections, counters = map(int, sys.argv[1:])
     connection: Connection[Any, Any] = Connection(fileno)
-    logging.disable()  # the receiver of the answer reports how it ended
+    logging.disable()  # the measuring process reports the error that is sent
     try:
         job = connection.recv()
         kind = LoadPublisher if job.publishes else LoadSubscriber
@@ -60,7 +61,7 @@ def main() -> None:
         threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
         connection.send(work.run(begin))
     except (EOFError, ConnectionError):
-        os._exit(1)  # no parent waits for us
+        os._exit(1)  # the measuring process has died
     except Exception as error:
         error.add_note(traceback.format_exc())  # for --debug
         connection.send(error)
@@ -68,13 +69,12 @@ def main() -> None:
 
 
 def _end_with(connection: Connection[Any, Any]) -> None:
-    connection.poll(None)  # nothing else comes but the end
+    connection.poll(None)  # only the end of the stream can arrive now
     os._exit(1)
 
 
 class LoadPublisher:
-    """Publishes ``plan.count`` messages after the warm-up, or for ``plan.for_s``. Made when it may
-    connect, run when it may begin."""
+    """Publishes ``plan.count`` messages after the warm-up, or for ``plan.for_s``."""
 
     def __init__(self, job: BenchJob, counters: SharedCounts) -> None:
         self._job, self._plan, self._counters = job, job.plan, counters
@@ -88,9 +88,9 @@ class LoadPublisher:
         self._error: NsqError | None = None
 
     def run(self, begin: float) -> WorkerResult:
-        """Publish from the monotonic time ``begin`` on; what is measured starts after the warm-up.
+        """Publish from the monotonic time ``begin`` on; the warm-up is not measured.
 
-        Raises the error of the first publish that was not confirmed.
+        Raises the error of the first publication that nsqd did not confirm.
         """
         plan, result = self._plan, self._result
         self._sleep_until(begin)
@@ -137,7 +137,7 @@ class LoadPublisher:
             self._error = self._error or error
 
     def _on_settled(self, due: float, word: int, publication: Publication) -> None:
-        """On the I/O thread, in the order of publishing."""
+        """Record a publication. Runs on the I/O thread, in the order of publishing."""
         if publication.error is not None:
             self._error = self._error or publication.error
             return
@@ -153,25 +153,27 @@ class LoadPublisher:
             result.ended_at = now
 
     def _wait_for_consumers(self, ends_at: float | None) -> None:
-        """Wait until the consumers are near enough, or publishing has to end."""
+        """Wait until fewer than `BACKLOG` messages are unconsumed, or publishing has to end."""
         counters = self._counters
-        while counters.on_the_way >= BACKLOG and counters.may_publish and self._error is None:
+        while counters.unconsumed >= BACKLOG and counters.may_publish and self._error is None:
             if ends_at is not None and time.monotonic() >= ends_at:
                 return
-            time.sleep(BACKLOG_NAP_S)
+            time.sleep(BACKLOG_SLEEP_S)
 
     def _sleep_until(self, moment: float) -> bool:
-        """Sleep; False when publishing was stopped meanwhile."""
-        while (left_s := moment - time.monotonic()) > 0:
+        """Sleep until a monotonic time; return False if publishing was stopped meanwhile."""
+        while (remaining_s := moment - time.monotonic()) > 0:
             if not self._counters.may_publish:
                 return False
-            time.sleep(min(left_s, NAP_S))
+            time.sleep(min(remaining_s, SLEEP_S))
         return True
 
 
 class LoadSubscriber:
-    """Consumes until all consumers together have everything. It is subscribed as soon as it is
-    made, which raises the error of the connection when there is none."""
+    """Consumes until all consumers together have received the target.
+
+    The constructor subscribes. Raises the error of the connection if it cannot.
+    """
 
     def __init__(self, job: BenchJob, counters: SharedCounts) -> None:
         self._job = job
@@ -190,16 +192,16 @@ class LoadSubscriber:
         plan, counters, result = self._job.plan, self._counters, self._result
         time.sleep(max(0.0, begin - time.monotonic()))
         measured_from = begin + plan.warm_up_s
-        # Stamped messages end with their publishers.
+        # In e2e the publishers keep the time: consumers wait for the last messages.
         limit_s = None if self._job.is_stamped else plan.for_s
         cpu_s = time.process_time()
         self._consumer.set_max_in_flight(plan.consumer_options.max_in_flight)
         while counters.may_consume and sum(counters.consumed) < counters.target:
             if limit_s is not None and time.monotonic() >= measured_from + limit_s:
                 break
-            batch = self._consumer.next_batch(LOOK_S)
+            batch = self._consumer.next_batch(BATCH_WAIT_S)
             if batch is not None:
-                self._take(batch, measured_from)
+                self._count(batch, measured_from)
                 batch.finish()
         result.cpu_s = time.process_time() - cpu_s
         result.cpu_messages = result.messages
@@ -207,12 +209,12 @@ class LoadSubscriber:
         self._consumer.stop()
         return result
 
-    def _take(self, batch: Batch, measured_from: float) -> None:
+    def _count(self, batch: Batch, measured_from: float) -> None:
         now_ns, job, result = time.monotonic_ns(), self._job, self._result
         now = now_ns / 1e9
         result.redelivered += sum([message.attempts > 1 for message in batch])
         bodies = [message.body for message in batch]
-        if job.is_stamped and job.plan.topic is not None:  # others may publish there
+        if job.is_stamped and job.plan.topic is not None:  # other programs may publish there
             bodies = [body for body in bodies if has_stamp(body, job.tag)]
         result.messages += len(bodies)
         self._counters.consumed[job.number] += len(bodies)

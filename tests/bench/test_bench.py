@@ -60,6 +60,6 @@ def test_consumers_that_have_just_begun_have_not_stalled() -> None:
     bench = Bench(replace(PLAN, mode=BenchMode.E2E))
     bench._counters.published[0] = BACKLOG
     bench._phase = "publishing and consuming"
-    bench._look()
+    bench._check_progress()
     assert bench._counters.may_publish
     os.close(bench._counters.fileno)
