@@ -4,6 +4,7 @@ A command must end with status 0, one that is interrupted with 130, and where th
 is printed, exactly that is printed. Blocks without a language, and JSON, are excerpts: not run.
 """
 
+import ast
 import configparser
 import json
 import os
@@ -353,6 +354,21 @@ def test_every_path_that_is_named_to_contributors_exists_and_every_package_is_ex
     tree = text.partition("## The tree")[2].partition("```\n\n")[0]
     for path in (CHECKOUT / "nsqtools").glob("*/__init__.py"):
         assert re.search(rf"\b{path.parent.name}\b", tree), path
+
+
+def test_each_decision_of_contributing_has_the_home_that_is_named() -> None:
+    text = (CHECKOUT / "CONTRIBUTING.md").read_text("utf-8")
+    table = text.partition("## Where decisions are made")[2].partition("\n## ")[0]
+    homes = re.findall(r"`([\w/]+\.py)`: ((?:`[\w.]+`(?:, )?)+)", table)
+    assert len(homes) > 15
+    for path, names in homes:
+        tree = ast.parse((CHECKOUT / "nsqtools" / path).read_text("utf-8"))
+        kinds = (ast.ClassDef, ast.FunctionDef)
+        definitions = {node.name: node for node in tree.body if isinstance(node, kinds)}
+        for name in re.findall(r"`([\w.]+)`", names):
+            owner, _, method = name.partition(".")
+            members = {getattr(node, "name", None) for node in ast.walk(definitions[owner])}
+            assert not method or method in members, f"{path}: {name}"
 
 
 def test_each_go_utility_has_a_table_of_its_flags_and_of_options_that_exist(
