@@ -15,11 +15,11 @@ import asyncio
 import collections
 import time
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
-from typing import Self
+from typing import Any, Self
 
-from nsqtools.client.backlog import MAX_SLEEP_S, Backlog
+from nsqtools.client.backlog import MAX_SLEEP_S, Backlog, Worker
 from nsqtools.client.consumer import SHARE_S, CommonConsumer, Gathering
 from nsqtools.client.handling import Handling, OnHandled, check_count
 from nsqtools.client.message import Batch, Message, give_back
@@ -138,7 +138,7 @@ class Consumer(CommonConsumer):
         with self._stop_signals(signals) as stop_signals:
             await self.start()
             if auto_touch:
-                self._io.delivery.on_tick = handling.touch
+                self._io.delivery.on_tick = self._touch
             tasks = {asyncio.create_task(self._work(handling)) for _ in range(concurrency)}
             try:
                 pending = tasks
@@ -179,8 +179,9 @@ class Consumer(CommonConsumer):
         """
         self._check_size(size, within_s)
         await self.start()
-        who = object()
-        self.gather(who, size)
+        worker = Worker(has_batch=True)
+        self.gather(worker, size)
+        self.backlog.workers.add(worker)
         try:
             while True:
                 gathering = Gathering(self, size, within_s, None)
@@ -193,10 +194,13 @@ class Consumer(CommonConsumer):
                     raise
                 if (batch := gathering.batch()) is None:
                     return
+                worker.since, worker.taken = time.monotonic(), batch
                 if batch:
                     yield batch
+                worker.taken = ()
         finally:
-            self.gather(who, 0)
+            self.backlog.workers.discard(worker)
+            self.gather(worker, 0)
 
     async def _take_in(self, wait_s: float | None, most: int) -> list[Batch] | None:
         """Take what is there, or what comes next in ``wait_s``: `_take` without blocking."""
@@ -214,41 +218,16 @@ class Consumer(CommonConsumer):
             except TimeoutError:
                 return None
 
-    def __aiter__(self) -> Self:
+    def __aiter__(self) -> AsyncIterator[Message]:
         """Iterate over messages until the consumer stops. Each must be answered.
 
         Several tasks may iterate at the same time: each message goes to one of them.
         """
-        return self
+        return _Loop(self)
 
-    async def __anext__(self) -> Message:
-        while True:
-            # everything here is once a message: attributes, not calls
-            while (reached := self._reached) < self._count and (
-                not reached or time.monotonic() < self._until
-            ):
-                message = self._held[reached]
-                self._reached = reached + 1
-                if self._in_flight.get(message.id) is message:
-                    return message
-            if self._count:
-                self._return_rest()
-                await asyncio.sleep(0)
-                continue
-            if self.backlog.loop is None:
-                await self.start()
-            is_delivered = self.is_delivered  # read before the backlog
-            self.backlog.expect()
-            if taken := self._take(0, self._most):
-                self._held = taken[0]
-                self._in_flight = self._held.source.in_flight
-                self._count, self._reached = len(self._held), 0
-                self._taken_at = time.monotonic()
-                self._until = self._taken_at + 2 * SHARE_S
-            elif is_delivered:
-                raise StopAsyncIteration
-            else:
-                await self.backlog.wait()
+    def __anext__(self) -> Coroutine[Any, Any, Message]:
+        """Return the next message, outside of a loop: no worker has it then."""
+        return _Loop(self).__anext__()
 
     def _return_rest(self) -> None:
         """Return what took too long to come to, and fit how much is taken next."""
@@ -264,3 +243,50 @@ class Consumer(CommonConsumer):
 
     def __repr__(self) -> str:
         return super().__repr__().replace("<Consumer", "<aio.Consumer")
+
+
+class _Loop:
+    """One ``async for``, which is a worker until its iterator is dropped."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+        self._worker = Worker()
+        consumer.backlog.workers.add(self._worker)
+
+    def __del__(self) -> None:
+        self._consumer.backlog.workers.discard(self._worker)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Message:
+        consumer, worker = self._consumer, self._worker
+        while True:
+            # everything here is once a message: attributes, not calls
+            while (reached := consumer._reached) < consumer._count and (
+                not reached or time.monotonic() < consumer._until
+            ):
+                message = consumer._held[reached]
+                consumer._reached = reached + 1
+                if consumer._in_flight.get(message.id) is message:
+                    worker.current, worker.since = message, consumer._taken_at
+                    return message
+            worker.current = None
+            if consumer._count:
+                consumer._return_rest()
+                await asyncio.sleep(0)
+                continue
+            if consumer.backlog.loop is None:
+                await consumer.start()
+            is_delivered = consumer.is_delivered  # read before the backlog
+            consumer.backlog.expect()
+            if taken := consumer._take(0, consumer._most):
+                consumer._held = taken[0]
+                consumer._in_flight = consumer._held.source.in_flight
+                consumer._count, consumer._reached = len(consumer._held), 0
+                consumer._taken_at = time.monotonic()
+                consumer._until = consumer._taken_at + 2 * SHARE_S
+            elif is_delivered:
+                raise StopAsyncIteration
+            else:
+                await consumer.backlog.wait()

@@ -18,6 +18,13 @@ What the I/O thread read in one turn is one entry: with many connections those a
 one message, and an entry each would cost more than the rest of their way. It may be taken whole or
 by parts: a handler that is slow takes one message at a time and leaves the rest to others.
 
+A message that a worker has does not occupy another worker when nsqd delivers it again: the message
+object that the worker has stands for the new delivery as well (`message.follow`), which is not
+handed out. The worker's answer is for that delivery; without one nsqd takes it back by its timeout
+(`Delivery.watch_workers`). So a handler that hangs costs one worker, and when all hang RDY is 0.
+What a handler has passed on, to threads of its own, counts as in no worker's hands: it may have
+been dropped, so its redelivery is handed out.
+
 Before anything is handed out its consumer must be *current*: the I/O thread has looked at its
 sockets a moment ago. After a pause of the process nsqd may have delivered everything again, and the
 newer deliveries are still in the sockets.
@@ -26,20 +33,24 @@ newer deliveries are still in the sockets.
 from __future__ import annotations
 
 import collections
+import logging
 import math
 import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Container, Iterable, MutableSet, Set
+from collections.abc import Callable, Container, Iterable, Mapping, MutableSet, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from nsqtools.client.giving_up import Attempts, GivingUp
+from nsqtools.client.giving_up import Attempts, GivingUp, Key
 from nsqtools.client.in_flight_limit import InFlightLimit
 from nsqtools.client.io_loop import LoopMember, Timer
-from nsqtools.client.message import Answers, Batch, give_back, most_attempts
+from nsqtools.client.message import Answers, Batch, Message, give_back, most_attempts, source_of
 from nsqtools.client.rdy import ReadyControl
+from nsqtools.protocol.text import counted
+
+log = logging.getLogger("nsqtools")
 
 EXPIRED_SHARE = 0.5  # of msg_timeout: the rest is for the handler
 TICKS = 8  # in msg_timeout, to look for what has expired
@@ -47,6 +58,7 @@ MAX_TICK_S = 0.25
 MAX_PAUSE_S = 2.0
 APART_SHARE = 0.25  # of msg_timeout, the longest that suspects hold up others
 CATCH_UP_S = 2.0
+TAKEN_BACK_S = 0.25  # after its timeout nsqd has taken a message back; it looks each 0.1 s
 IDLE_S = 2.0  # without messages, before every connection may bring one again
 # A signal that comes just before a thread goes to sleep does not wake it: its Python handler waits
 # until something else does (seen in 12 of 20,000 on a busy machine).
@@ -63,6 +75,40 @@ class Arrival:
     to_give_up: bool = False
 
 
+class Worker:
+    """One loop over messages: what it has ``taken``, at ``since``, and what its body works on, the
+    ``current`` message or a whole batch."""
+
+    __slots__ = ("current", "has_batch", "since", "taken")
+
+    def __init__(self, *, has_batch: bool = False) -> None:
+        self.has_batch = has_batch
+        self.taken: Sequence[Message] = ()
+        self.current: Message | None = None
+        self.since = 0.0
+
+    @property
+    def messages(self) -> Sequence[Message]:
+        """What the body works on, answered or not."""
+        if self.has_batch:
+            return self.taken
+        current = self.current  # its thread changes it meanwhile
+        return () if current is None else (current,)
+
+
+class Pool(Protocol):
+    """What passes messages on and keeps track of them until they are answered.
+
+    Its methods are called on the I/O thread.
+    """
+
+    def at_work(self) -> dict[Message, float]:
+        """Return the messages that it has, and since when."""
+
+    def redelivered(self, message: Message) -> None:
+        """Note that nsqd delivered one of them again, which is no attempt."""
+
+
 class Backlog:
     """What waits, of one consumer or of several. Entries other than messages pass through.
 
@@ -74,6 +120,11 @@ class Backlog:
         # who takes messages, one after the other: threads that iterate
         self.takers: MutableSet[Any] = set()
         self._asking: set[object] = set()  # threads and tasks that wait for messages
+        self.workers: set[Worker] = set()
+        self.pools: list[Pool] = []
+        # messages that nsqd took back, or lost the connection of, while a worker or a pool has
+        # them, and since when it has them
+        self.overdue: dict[Message, float] = {}
         self._lock = threading.RLock()  # re-entrant: a signal handler may put something in
         self._entries: collections.deque[object] = collections.deque()
         # one for each entry, and after withdrawals too many: waiting costs no lock
@@ -186,6 +237,23 @@ class Backlog:
     def is_asked(self) -> bool:
         """Tell whether a thread or task waits for messages."""
         return bool(self._asking)
+
+    # -- what workers have (the I/O thread, but for `health`) ------------------------------------
+
+    def at_work(self) -> dict[Message, float]:
+        """Return the messages that workers and pools have, answered or not, and since when."""
+        messages = {m: worker.since for worker in list(self.workers) for m in worker.messages}
+        for pool in self.pools:
+            messages |= pool.at_work()
+        return messages
+
+    @property
+    def is_stuck(self) -> bool:
+        """Tell whether every worker has a message that is overdue."""
+        workers = list(self.workers) if self.overdue else []
+        return bool(workers) and all(
+            any(message in self.overdue for message in worker.messages) for worker in workers
+        )
 
     # -- withdrawing (the I/O thread) ------------------------------------------------------------
 
@@ -312,6 +380,9 @@ class Delivery:
         self._apart_since: float | None = None
         self.in_flight_limit = limit
         self._sources: dict[Answers, None] = {}
+        # what workers had of connections that were lost: nsqd delivers it again on the next one
+        self.orphans: dict[Key, Message] = {}
+        self._is_stuck = False  # see `Backlog.is_stuck`
         self._arrived_bytes = self._arrived_count = 0  # since the messages were weighed last
         self._weigh_at = 0.0  # the first at once: the limit doubles with each answer
         self._tick_s = 0.0
@@ -322,9 +393,7 @@ class Delivery:
 
     def deliver(self, source: Answers, batch: Batch) -> None:
         """Put new messages where handlers take them, at the end of the turn."""
-        if self._ticks is None:
-            self._ticks = self._loop.call_each(self._tick_s, self._tick)
-            self._set_busy(True)
+        self._start_ticks()
         self._arrived_count += len(batch)
         if len(batch) == 1:
             self._arrived_bytes += len(batch[0].body)
@@ -341,9 +410,22 @@ class Delivery:
             self._arrived.batches.append(batch)
             self.waiting[self._arrived] = None
 
+    def _start_ticks(self) -> None:
+        if self._ticks is None:
+            self._ticks = self._loop.call_each(self._tick_s, self._tick)
+            self._set_busy(True)
+
+    def _in_flight(self) -> list[Message]:
+        return [
+            message
+            for source in self._sources
+            for message in list(source.in_flight.values())
+            if message.id not in source.released
+        ]
+
     def _weigh(self) -> None:
         """Count the bytes in flight: not for each message, whose answers do not tell its size."""
-        sizes = [len(m.body) for source in self._sources for m in list(source.in_flight.values())]
+        sizes = [len(message.body) for message in self._in_flight()]
         size, count = sum(sizes), len(sizes)
         most = self.in_flight_limit.maximum_bytes
         self._weigh_at = max(most / 16, most / 2 - size)
@@ -412,14 +494,36 @@ class Delivery:
         self._suspects.clear()
         self._apply_limit()
 
-    def redelivered(self, source: Answers, again: Set[bytes], dropped: list[bytes]) -> None:
-        """Messages in flight came ``again``: drop what waits of them, before the new deliveries
-        take over. Others were ``dropped``, for a later delivery came in the same read."""
-        unseen = self._backlog.discard(self, source, again)
+    def redelivered(
+        self, source: Answers, ids: Set[bytes], dropped: list[bytes]
+    ) -> dict[bytes, Message]:
+        """Messages arrived, some perhaps again: drop earlier deliveries that wait here, and return
+        by id the messages that workers have. Those stand for the new deliveries; elsewhere the new
+        delivery takes over. Some were ``dropped``, for a later one came in the same read."""
+        again = ids & source.in_flight.keys()
+        if not (again or dropped or self.orphans):
+            return {}
+        unseen = self._backlog.discard(self, source, again) if again else set()
         self.stats.expired += len(unseen) + len(dropped)
         self.do_not_count(source, [*again, *dropped])
-        if len(unseen) < len(again):
+        earlier = {id: m for id in again - unseen if (m := source.in_flight.get(id)) is not None}
+        if self.orphans:
+            keys = {id: (source.topic, source.nsqd, id) for id in ids - again}
+            earlier |= {id: self.orphans[key] for id, key in keys.items() if key in self.orphans}
+        if not earlier:
+            return {}
+        at_work = self._backlog.at_work()
+        kept = {id: message for id, message in earlier.items() if message in at_work}
+        # a single message that takes long says nothing of how many should be in flight
+        if not {worker.current for worker in self._backlog.workers}.issuperset(earlier.values()):
             self.timed_out()
+        for id, message in kept.items():
+            self.orphans.pop((source.topic, source.nsqd, id), None)
+            for pool in self._backlog.pools:
+                pool.redelivered(message)
+        self._note_overdue({message: at_work[message] for message in kept.values()})
+        self._start_ticks()
+        return kept
 
     def lost(self, source: Answers) -> None:
         """Drop what waits of a connection: nsqd will deliver it again."""
@@ -427,6 +531,7 @@ class Delivery:
         self.in_flight_limit.connections -= 1
         self.stats.expired += len(self._backlog.discard(self, source))
         self.do_not_count(source, list(source.in_flight))
+        self.orphans |= {(m.topic, m.nsqd, m.id): m for m in list(source.in_flight.values())}
         self._apply_limit()
 
     def finished(self, source: Answers, ids: list[bytes]) -> None:
@@ -473,11 +578,13 @@ class Delivery:
         """Fit the limit to the answers."""
         self.in_flight_limit.adapt(self._rdy.in_flight, self._ages_s, waits=bool(self.waiting))
         self._hand_out_suspects()
+        if self._is_stuck:
+            self.watch_workers(self._loop.now())
         self._apply_limit()
 
     def _ages_s(self) -> float:
-        now, in_flight = self._loop.now(), [list(s.in_flight.values()) for s in self._sources]
-        return sum([now - message.received_at for each in in_flight for message in each])
+        now = self._loop.now()
+        return sum([now - message.received_at for message in self._in_flight()])
 
     def gather(self, count: int) -> None:
         """Handlers answer ``count`` messages together."""
@@ -510,9 +617,10 @@ class Delivery:
         if self.on_tick is not None:
             self.on_tick(now)
         self.passed(now)
+        self.watch_workers(now)
         self.in_flight_limit.look(in_flight, is_asked=self._backlog.is_asked and not self.waiting)
         self.adapt()
-        if is_idle and self._ticks is not None:
+        if is_idle and self._ticks is not None and not (self._backlog.overdue or self.orphans):
             self._ticks.cancel()
             self._ticks = None
             self._set_busy(False)
@@ -530,8 +638,59 @@ class Delivery:
 
     def _apply_limit(self) -> None:
         self.in_flight_limit.takers = len(self._backlog.takers)
-        # nothing more is let in while suspects wait
-        self._on_limit(0 if self._apart_since is not None else self.in_flight_limit.current)
+        # nothing more is let in while suspects wait, or no worker is free
+        is_shut = self._apart_since is not None or self._is_stuck
+        self._on_limit(0 if is_shut else self.in_flight_limit.current)
+
+    # -- what workers have for too long, on the I/O thread ---------------------------------------
+
+    def watch_workers(self, now: float) -> None:
+        """Note what nsqd has taken back while workers have it: that is in flight no longer."""
+        overdue, expired = self._backlog.overdue, []
+        for source in self._sources:
+            before = now - source.msg_timeout_s - TAKEN_BACK_S
+            expired += [m for m in list(source.in_flight.values()) if m.received_at < before]
+        if not (expired or overdue or self.orphans or self._is_stuck):
+            return
+        at_work = self._backlog.at_work()
+        for key in [key for key, message in self.orphans.items() if message not in at_work]:
+            del self.orphans[key]
+        answered = {m for m in overdue if m.is_answered and source_of(m) in self._sources}
+        for message in answered | (overdue.keys() - at_work.keys()):
+            del overdue[message]
+        expired += [
+            message
+            for message in self.orphans.values()
+            if now > at_work[message] + source_of(message).msg_timeout_s
+        ]
+        late = {message: at_work[message] for message in expired if message in at_work}
+        self._note_overdue(late)
+        if self._is_stuck != (is_stuck := self._backlog.is_stuck):
+            self._is_stuck = is_stuck
+            state = "no worker is free; taking nothing until one is" if is_stuck else "going on"
+            log.warning("%s: %s", self._loop.name, state)
+            self._apply_limit()  # before RDY is renewed for what is in flight no longer
+        for message in late:
+            source = source_of(message)
+            if source in self._sources and message.id not in source.released:
+                source.released.add(message.id)
+                self._rdy.answered(source, 1, now)
+
+    def _note_overdue(self, messages: Mapping[Message, float]) -> None:
+        overdue = self._backlog.overdue
+        if not (fresh := messages.keys() - overdue.keys()):
+            return
+        overdue |= messages
+        first = min(fresh, key=overdue.__getitem__)
+        others = f" (and {counted(len(fresh) - 1, 'other')})" if len(fresh) > 1 else ""
+        handled_s = self._loop.now() - overdue[first]
+        log.warning(
+            "nsqd took back %r%s, which its handler has had for %.1f s;"
+            " no other worker gets it meanwhile",
+            first,
+            others,
+            handled_s,
+        )
 
     # -- from handlers' threads -----------------------------------------------------------------
 

@@ -26,12 +26,12 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import NamedTuple, Self
 
-from nsqtools.client.backlog import Arrival, Backlog, ConsumerStats
+from nsqtools.client.backlog import Arrival, Backlog, ConsumerStats, Worker
 from nsqtools.client.connection import longest_try_s, tls_context
 from nsqtools.client.connection_settings import ConnectionSettings, check_can_consume
 from nsqtools.client.consumer_io import ConsumerIO
@@ -39,7 +39,14 @@ from nsqtools.client.discovery import Discovery
 from nsqtools.client.giving_up import GivingUp, Policy
 from nsqtools.client.handling import Handling, OnHandled, StopSignals, check_count, check_is_sync
 from nsqtools.client.io_loop import call_at_end_of_child
-from nsqtools.client.message import Batch, Gathered, Message, batches_after, give_back
+from nsqtools.client.message import (
+    Batch,
+    Gathered,
+    Message,
+    batches_after,
+    give_back,
+    touch_when_due,
+)
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.protocol.names import (
@@ -54,18 +61,31 @@ log = logging.getLogger("nsqtools")
 
 
 @dataclass(frozen=True, slots=True)
+class OverdueMessage:
+    """A message that its handler has had for ``handled_s`` seconds, longer than nsqd waits."""
+
+    topic: str
+    nsqd: str
+    id: str
+    attempts: int
+    handled_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class ConsumerHealth:
     """How a consumer is: what `Consumer.health` returns.
 
     ``connections`` are the addresses of the nsqd connected to, ``in_flight`` counts the unanswered
     messages, ``backoff_level`` is 0 unless handlers failed lately, and ``idle_s`` is the time since
-    the last message, in seconds: None before the first.
+    the last message, in seconds: None before the first. ``overdue`` are the messages that nsqd has
+    taken back, by their timeout, while their handlers still have them, the oldest first.
     """
 
     connections: list[str]
     in_flight: int
     backoff_level: int
     idle_s: float | None
+    overdue: list[OverdueMessage] = field(default_factory=list)
 
 
 class Stopped(NamedTuple):
@@ -146,8 +166,7 @@ class CommonConsumer:
         self._is_stopping = False
         self.is_delivered = False  # all that will ever be
         self._drains = True  # until a stop says otherwise
-        # by the threads that iterate or run handlers
-        self._handled: dict[int, Sequence[Message]] = {}
+        self._workers: dict[int, Worker] = {}  # by the threads that iterate
         self._gathers: dict[object, int] = {}  # sizes of batches
 
     def __repr__(self) -> str:
@@ -258,13 +277,14 @@ class CommonConsumer:
                 give_back(batch)
 
     def _give_up(self, batch: Batch) -> None:
-        thread = threading.get_ident()
-        before = self._handled.get(thread, ())
-        self._handled[thread] = batch  # `stop` in a callback must not wait for it
+        worker = self._workers.get(threading.get_ident()) or Worker()
+        before = worker.taken, worker.has_batch
+        worker.since = time.monotonic()
+        worker.taken, worker.has_batch = batch, True  # `stop` in a callback must not wait for it
         try:
             self._giving_up.messages(batch)
         finally:
-            self._handled[thread] = before
+            worker.taken, worker.has_batch = before
 
     def raise_failure(self) -> None:
         """Raise ``RuntimeError`` if a defect has ended it, and no stop."""
@@ -290,6 +310,20 @@ class CommonConsumer:
             del self._gathers[who]
         count = sum(self._gathers.values())
         self._io.loop.call_soon(lambda: self._io.delivery.gather(count))
+
+    def _begin_work(self, worker: Worker) -> Worker:
+        self._workers[threading.get_ident()] = worker
+        self.backlog.workers.add(worker)
+        return worker
+
+    def _end_work(self, worker: Worker) -> None:
+        self.backlog.workers.discard(worker)
+        self._workers.pop(threading.get_ident(), None)
+
+    def _touch(self, now: float) -> None:
+        """Touch what handlers have had for a while (on the I/O thread): one that computes need not
+        care. nsqd bounds the sum at its max_msg_timeout, 15 minutes unless set."""
+        touch_when_due(self.backlog.at_work(), now)
 
     def _put_back(self, batches: list[Batch]) -> None:
         """Return to the backlog what was taken and not reached."""
@@ -359,7 +393,18 @@ class CommonConsumer:
             in_flight=io.rdy.in_flight,
             backoff_level=io.rdy.level,
             idle_s=None if last is None else max(0.0, io.now() - last),
+            overdue=self._overdue(),
         )
+
+    def _overdue(self) -> list[OverdueMessage]:
+        now, overdue = self._io.now(), list(self.backlog.overdue.items())
+        return [
+            OverdueMessage(
+                m.topic, m.nsqd, m.id.decode("ascii", "replace"), m.attempts, now - since
+            )
+            for m, since in sorted(overdue, key=lambda item: item[1])
+            if m.topic in self.topics  # others may share the backlog
+        ]
 
     @property
     def stats(self) -> ConsumerStats:
@@ -482,8 +527,8 @@ class Consumer(CommonConsumer):
         Messages without an answer are requeued after drain_timeout. May be called again.
         """
         self.begin_stop(drain=drain)
-        handled = self._handled.get(threading.get_ident(), ())
-        if any(not message.is_answered for message in handled):
+        worker = self._workers.get(threading.get_ident())
+        if worker is not None and any(not message.is_answered for message in worker.taken):
             return False
         return self.wait_for_end(timeout_s)
 
@@ -530,9 +575,9 @@ class Consumer(CommonConsumer):
         self, timeout_s: float | None, size: int | None, within_s: float
     ) -> Iterator[Batch]:
         self.start()
-        thread = threading.get_ident()
         who = object()  # not the thread, which may do this twice
         self.gather(who, size or 0)
+        worker = self._begin_work(Worker(has_batch=True))
         try:
             while True:
                 if size is None:
@@ -544,11 +589,12 @@ class Consumer(CommonConsumer):
                     batch = gathering.batch()
                 if batch is None:
                     return
-                self._handled[thread] = batch
+                worker.since, worker.taken = time.monotonic(), batch
                 if batch:
                     yield batch
+                worker.taken = ()
         finally:
-            self._handled.pop(thread, None)
+            self._end_work(worker)
             self.gather(who, 0)
 
     def __iter__(self) -> Iterator[Message]:
@@ -561,12 +607,13 @@ class Consumer(CommonConsumer):
         self.backlog.takers.add(thread)
         self.start()
         most = 1
+        worker = self._begin_work(Worker())
         try:
             while (batches := self._take(most=most, several=True)) is not None:
                 messages = batches[0] if len(batches) == 1 else list(chain(*batches))
-                self._handled[thread] = messages
+                worker.taken = messages
                 reached = 0
-                began_at = now()
+                began_at = worker.since = now()
                 until = began_at + 2 * SHARE_S
                 count = len(messages)
                 io.has_more_in_hand = count > 1
@@ -578,18 +625,20 @@ class Consumer(CommonConsumer):
                         if reached == count:
                             io.has_more_in_hand = False
                         if not message.is_answered:
+                            worker.current = message
                             yield message
                 except GeneratorExit:
                     for batch in batches_after(batches, reached):
                         give_back(batch)
                     raise
+                worker.current = None
                 if reached < count:
                     self._put_back(batches_after(batches, reached))
                 took_s = now() - began_at
                 most = max(1, min(4 * most, int(reached * SHARE_S / max(took_s, 1e-6))))
         finally:
             io.has_more_in_hand = False
-            self._handled.pop(thread, None)
+            self._end_work(worker)
             self.backlog.takers.discard(thread)
 
     def run(
@@ -625,7 +674,7 @@ class Consumer(CommonConsumer):
         with self._stop_signals(signals) as stop_signals:
             self.start()
             if auto_touch:
-                self._io.delivery.on_tick = handling.touch
+                self._io.delivery.on_tick = self._touch
             work = partial(self._work, handling)
             threads = [
                 threading.Thread(target=work, name=f"nsq-worker-{n}", daemon=True)

@@ -39,7 +39,15 @@ from nsqtools.client.discovery import Discovery
 from nsqtools.client.giving_up import GivingUp
 from nsqtools.client.in_flight_limit import InFlightLimit
 from nsqtools.client.io_loop import LoopMember, Timer
-from nsqtools.client.message import AnswerKind, Batch, Message, give_back, most_attempts
+from nsqtools.client.message import (
+    AnswerKind,
+    Batch,
+    Message,
+    follow,
+    give_back,
+    most_attempts,
+    source_of,
+)
 from nsqtools.client.options import ClientOptions
 from nsqtools.client.rdy import NORMAL, PROBE_S, ReadyControl
 from nsqtools.errors import NsqError, ProtocolError, ServerError
@@ -74,7 +82,8 @@ class QueuedAnswer(NamedTuple):
 class Subscription:
     """One of a consumer's connections: messages in, answers out.
 
-    ``in_flight`` maps ids of unanswered messages to them.
+    ``in_flight`` maps ids of unanswered messages to them. Those ``released`` nsqd has taken back
+    while a worker has them: they do not count.
     """
 
     make_message = Message
@@ -85,6 +94,8 @@ class Subscription:
         self.connection = connection
         self.msg_timeout_s = connection.reply.msg_timeout / 1000
         self.in_flight: dict[bytes, Message] = {}
+        self.released: set[bytes] = set()
+        self._orphans = user.delivery.orphans
         self.saw_close_wait = False
         self._user = user
         self.received_at = 0.0
@@ -131,41 +142,49 @@ class Subscription:
     # -- on the I/O thread: what nsqd sends -----------------------------------------------------
 
     def on_messages(self, messages: list[Message]) -> None:
-        replaced = 0
-        if len(messages) == 1 and messages[0].attempts == 1:  # as usual with many connections
+        kept = replaced = 0
+        if self._orphans:  # an nsqd that was killed may have forgotten the attempts
+            messages, kept, replaced = self._place(messages)
+        elif len(messages) == 1 and messages[0].attempts == 1:  # as usual with many connections
             self.in_flight[messages[0].id] = messages[0]
         elif most_attempts(messages) == 1:
             for message in messages:
                 self.in_flight[message.id] = message
         else:
-            messages = self._without_superseded(messages)
-            replaced = self._replace(messages)
-        self._unanswered += len(messages) - replaced
+            messages, kept, replaced = self._place(messages)
+        self._unanswered += len(messages) + kept
         if self._unanswered > MOST_BEYOND_RDY * self._most_ready:
             beyond = f"{self._unanswered} messages in flight where RDY was {self._most_ready}"
             self.connection.lose(ProtocolError(f"{self.nsqd}: {beyond} at most"))
             return
-        self._user.received(self, Batch(self, messages), replaced)
+        self._user.received(self, Batch(self, messages), kept, replaced)
 
-    def _without_superseded(self, messages: list[Message]) -> list[Message]:
-        """Keep the latest delivery of each message: one read may bring several."""
+    def _place(self, messages: list[Message]) -> tuple[list[Message], int, int]:
+        """Put messages in flight of which some were delivered before. Return those to hand out, the
+        number of those that workers have, and how many of all counted as in flight.
+
+        Of one message the latest delivery counts: one read may bring several. A delivery of what a
+        worker has is that worker's; any other takes the place of the earlier one.
+        """
         latest = {message.id: message for message in messages}
         dropped = [m.id for m in messages if latest[m.id] is not m]
-        again = latest.keys() & self.in_flight.keys()
-        if dropped or again:
-            self._user.delivery.redelivered(self, again, dropped)
-        return list(latest.values()) if dropped else messages
-
-    def _replace(self, messages: list[Message]) -> int:
-        """Put messages in flight in the place of their earlier deliveries: return how many.
-
-        One by one, as taking an earlier delivery out is what decides against its handler.
-        """
-        replaced = 0
-        for message in messages:
-            replaced += self.in_flight.pop(message.id, None) is not None
+        again = set[bytes]()
+        kept = self._user.delivery.redelivered(self, latest.keys(), dropped)
+        for message_id, message in kept.items():
+            if source_of(message) is self:
+                again.add(message_id)
+            else:  # of a connection that was lost
+                self.in_flight[message_id] = message
+            follow(message, latest.pop(message_id))
+        for message in latest.values():
+            # one by one, as taking an earlier delivery out is what decides against its handler
+            if self.in_flight.pop(message.id, None) is not None:
+                again.add(message.id)
             self.in_flight[message.id] = message
-        return replaced
+        self._unanswered -= len(again)
+        replaced = len(again) - len(again & self.released)  # those did not count
+        self.released -= again
+        return list(latest.values()), len(kept), replaced
 
     def on_response(self, data: bytes) -> None:
         if data == CLOSE_WAIT:
@@ -202,6 +221,14 @@ class Subscription:
             self._unanswered -= count
         return ids, answers
 
+    def counts(self, ids: list[bytes]) -> int:
+        """Return how many of the messages answered now were not ``released`` before."""
+        if not self.released:
+            return len(ids)
+        late = self.released.intersection(ids)
+        self.released -= late
+        return len(ids) - len(late)
+
     def send_answers(self) -> None:
         """Write what was collected."""
         outgoing = self._outgoing
@@ -217,7 +244,8 @@ class Subscription:
     @property
     def is_drained(self) -> bool:
         """Tell whether every message is answered and every answer is sent."""
-        is_answered = not (self._unanswered or self._answers or self._outgoing)
+        is_answered = not (self._answers or self._outgoing)
+        is_answered &= self._unanswered <= len(self.released)
         return is_answered and not self.connection.has_unsent
 
 
@@ -422,28 +450,30 @@ class ConsumerIO:
 
     # -- messages and their answers -------------------------------------------------------------
 
-    def received(self, subscription: Subscription, batch: Batch, replaced: int) -> None:
-        """New deliveries, ``replaced`` of them of messages that are in flight."""
+    def received(self, subscription: Subscription, batch: Batch, kept: int, replaced: int) -> None:
+        """New deliveries, and others that are ``kept`` for workers; ``replaced`` were in flight."""
         self.received_at = now = self.loop.now()
-        self.stats.received += len(batch)
+        count = len(batch) + kept
+        self.stats.received += count
         if not self._has_received:  # the first of this turn
             self._has_received = True
             self.delivery.passed(now)
-        if self.rdy.received(subscription, len(batch), now) and not replaced:
+        if self.rdy.received(subscription, count, now) and not replaced:
             self.delivery.in_flight_limit.is_used = True
         if replaced:
             self.rdy.answered(subscription, replaced, now)
         if self._stopping and self._stopping.refuses(now):
             give_back(batch)
             return
-        self.delivery.deliver(subscription, batch)
+        if batch:
+            self.delivery.deliver(subscription, batch)
 
     def _collect(self, subscription: Subscription, now: float) -> int:
         """Note the answers of a connection; return how many messages were finished."""
         finished, answers = subscription.collect()
         for message_id, kind, _ in answers:
             is_final = kind not in NOT_FINAL
-            if is_final:
+            if is_final and subscription.counts([message_id]):
                 self.rdy.answered(subscription, 1, now)
             if kind == "give_back":
                 self.delivery.do_not_count(subscription, [message_id])
@@ -458,7 +488,7 @@ class ConsumerIO:
                 self._back_off(note(now))
         if finished:
             self.delivery.finished(subscription, finished)
-            self.rdy.answered(subscription, len(finished), now)
+            self.rdy.answered(subscription, subscription.counts(finished), now)
             if self.rdy.level:
                 self._back_off(self.rdy.succeeded(now))
         return len(finished)
@@ -572,7 +602,7 @@ class ConsumerIO:
             subscription.connection.write(commands.CLS)  # once: a second one is a fatal error
 
     def _say_what_is_waited_for(self) -> None:
-        count = sum(len(subscription.in_flight) for subscription in self.subscriptions)
+        count = self.rdy.in_flight
         if self._stopping and count and (left_s := self._stopping.drained_by - self.now()) > 0:
             what = f"{counted(count, 'message')} in flight {'is' if count == 1 else 'are'} answered"
             name = self.loop.name

@@ -1,8 +1,4 @@
-"""Running a handler: what its outcome means for a message, signals, and automatic TOUCH.
-
-The I/O thread touches what is being handled: a handler that computes need not care.
-nsqd bounds the sum at its max_msg_timeout, 15 minutes unless set.
-"""
+"""Running a handler: what its outcome means for a message, and signals."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from functools import partial
 from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
 from typing import Any, Self
 
-from nsqtools.client.message import Answered, Message, touch_when_due
+from nsqtools.client.message import Answered, Message
 from nsqtools.client.options import check_times
 from nsqtools.errors import ConfigurationError
 
@@ -60,7 +56,7 @@ def _refusal(what: str) -> ConfigurationError:
 
 
 class Handling:
-    """Calls a handler in several threads or tasks, and notes the messages that they handle.
+    """Calls a handler in several threads or tasks.
 
     ``misuse`` is set when a handler cannot work: it returned what is not done yet, or nothing to
     await. And when what it raised is to end more than its thread.
@@ -74,12 +70,10 @@ class Handling:
         self._handler = handler
         self._answers = answers
         self._on_handled = on_handled
-        self._at_work: dict[Message, None] = {}
         self.misuse: BaseException | None = None
 
     def handle(self, message: Message) -> None:
         """Handle one message, and answer it by the outcome."""
-        self._at_work[message] = None
         began_at = time.monotonic() if self._on_handled is not None else 0.0
         error: BaseException | None = None
         try:
@@ -91,14 +85,11 @@ class Handling:
                 self._answer(message, result)
         except BaseException as exc:
             error = self._requeue(message, exc)
-        finally:
-            del self._at_work[message]
         if self._on_handled is not None:
             self._tell(self._on_handled, message, began_at, error)
 
     async def handle_in_task(self, message: Message) -> None:
         """`handle` with a handler whose result is awaited."""
-        self._at_work[message] = None
         began_at = time.monotonic() if self._on_handled is not None else 0.0
         error: BaseException | None = None
         try:
@@ -115,8 +106,6 @@ class Handling:
             if isinstance(exc, asyncio.CancelledError) and task and not task.cancelling():
                 cause = RuntimeError("what the handler awaited was cancelled")  # the task was not
             error = self._requeue(message, cause)
-        finally:
-            del self._at_work[message]
         if self._on_handled is not None:
             self._tell(self._on_handled, message, began_at, error)
 
@@ -156,10 +145,6 @@ class Handling:
             on_handled(message, time.monotonic() - began_at, error)
         except Exception:
             log.exception("on_handled failed for %r", message)
-
-    def touch(self, now: float) -> None:
-        """Touch what has been handled for a while (on the I/O thread)."""
-        touch_when_due(list(self._at_work), now)  # which other threads change
 
 
 def check_count(name: str, count: int) -> None:

@@ -36,6 +36,8 @@ class Answers(Protocol):
     topic: str
     nsqd: str
     in_flight: dict[bytes, Message]
+    released: set[bytes]
+    """Ids of messages in ``in_flight`` that nsqd has taken back while a worker has them."""
     msg_timeout_s: float
     """How long a message may stay unanswered and untouched, as negotiated."""
     received_at: float
@@ -133,7 +135,7 @@ class Message:
         nsqd delivers it again all the same when its max_msg_timeout has passed (15 minutes unless
         set).
         """
-        if self.is_answered:
+        if self.is_answered or self.id in self._source.released:
             return _NO
         self._source.answer(self.id, "touch", commands.touch(self.id))
         self.received_at = time.monotonic()
@@ -159,6 +161,18 @@ class Message:
         )
 
 
+def source_of(message: Message) -> Answers:
+    """Return the connection that delivered a message, or delivered it again last."""
+    return message._source
+
+
+def follow(message: Message, redelivery: Message) -> None:
+    """Let a message that a worker has stand for a newer delivery: an answer is for that one."""
+    message.received_at = redelivery.received_at
+    message.attempts = redelivery.attempts
+    message._source = redelivery._source
+
+
 class Batch(list[Message]):
     """Messages that arrived together from one nsqd. Answering them together costs one write."""
 
@@ -182,11 +196,17 @@ class Batch(list[Message]):
         ids = [message.id for message in self]
         pop = self.source.in_flight.pop
         taken = [pop(message_id, None) for message_id in ids]
+        moved = 0
         if taken != self:  # some were answered one by one, or delivered again meanwhile
             ids = self._sort_out(taken)
+            moved = self._finish_moved()
         if ids:
             self.source.finish_many(ids)
-        return Answered(len(ids))
+        return Answered(len(ids) + moved)
+
+    def _finish_moved(self) -> int:
+        """Finish what was delivered again on another connection since; return how many."""
+        return sum(message.finish() for message in self if message._source is not self.source)
 
     def _sort_out(self, taken: list[Message | None]) -> list[bytes]:
         ids = []

@@ -43,6 +43,7 @@ class _Recorder:
         self.msg_timeout_s = msg_timeout_s
         self.received_at = time.monotonic()
         self.in_flight: dict[bytes, Message] = {}
+        self.released: set[bytes] = set()
         self.answers: dict[bytes, list[str]] = {}
         self.requeues: dict[bytes, tuple[float | None, bool]] = {}
 

@@ -1,0 +1,207 @@
+"""A handler that does not return costs one worker: what nsqd delivers again waits for it."""
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from plugins.archives import unfinished
+from plugins.clients import CHANNEL, TOPIC
+from plugins.scripted_nsqd import Connection, ScriptedNsqd
+from plugins.servers import AnyNsqd, EmbeddedServer
+from plugins.waiting import patience_s, wait_until
+
+from nsqtools import ClientOptions, Consumer, aio
+from nsqtools.client.consumer import CommonConsumer
+from nsqtools.client.message import Message
+
+WAYS = ["run", "for", "batches", "aio.run", "aio.for", "aio.batches"]
+
+
+class Program:
+    """Two workers in one of the `WAYS`. A message named ``hang...`` holds its worker up."""
+
+    def __init__(self, way: str, address: str, workers: int = 2, **options: Any) -> None:
+        self.begun: Counter[bytes] = Counter()
+        self.release = threading.Event()
+        self.error: Exception | None = None  # what a handler raises when it is released
+        kind, _, self._way = way.rpartition(".")
+        make = aio.Consumer if kind else Consumer
+        settings = ClientOptions(**{"max_in_flight": 10, "max_attempts": 2, **options})
+        self.consumer: Any = make(
+            TOPIC, CHANNEL, nsqd_tcp_addresses=address, options=settings, dead_letter="dead"
+        )
+        work = (lambda: asyncio.run(self._main(workers))) if kind else self._loop
+        alone = bool(kind) or self._way == "run"
+        if not kind and alone:
+            work = lambda: self.consumer.run(self._handle, workers=workers)  # noqa: E731
+        self.threads = [threading.Thread(target=work) for _ in range(1 if alone else workers)]
+
+    def _note(self, message: Message) -> bool:
+        self.begun[message.body] += 1
+        return message.body.startswith(b"hang")
+
+    def _handle(self, message: Message) -> None:
+        if self._note(message):
+            self.release.wait(patience_s(20))
+            if self.error is not None:
+                raise self.error
+
+    def _loop(self) -> None:
+        if self._way == "for":
+            for message in self.consumer:
+                self._handle(message)
+                message.finish()
+        else:
+            for batch in self.consumer.batches(size=1):
+                self._handle(batch[0])
+                batch.finish()
+
+    async def _handle_in_task(self, message: Message) -> None:
+        if self._note(message):
+            await asyncio.to_thread(self.release.wait, patience_s(20))
+            if self.error is not None:
+                raise self.error
+
+    async def _main(self, workers: int) -> None:
+        if self._way == "run":
+            await self.consumer.run(self._handle_in_task, concurrency=workers)
+        else:
+            await asyncio.gather(*[self._loop_in_task() for _ in range(workers)])
+
+    async def _loop_in_task(self) -> None:
+        if self._way == "for":
+            async for message in self.consumer:
+                await self._handle_in_task(message)
+                message.finish()
+        else:
+            async for batch in self.consumer.batches(size=1):
+                await self._handle_in_task(batch[0])
+                batch.finish()
+
+
+@contextmanager
+def running(way: str, address: str, workers: int = 2, **options: Any) -> Iterator[Program]:
+    program = Program(way, address, workers, **options)
+    for thread in program.threads:
+        thread.start()
+    try:
+        yield program
+    finally:
+        program.release.set()
+        CommonConsumer.abort(program.consumer)
+        for thread in program.threads:
+            thread.join(patience_s(10))
+            assert not thread.is_alive()
+
+
+def hang(program: Program, conn: Connection) -> str:
+    """Deliver a message that hangs, until its handler has it; return its id."""
+    message_id = conn.message(b"hang")
+    wait_until(lambda: program.begun[b"hang"], what="the handler to hang")
+    return message_id
+
+
+def redeliver(program: Program, conn: Connection, message_id: str, attempts: int) -> None:
+    received = program.consumer.stats.received
+    conn.message(b"hang", message_id=message_id, attempts=attempts)
+    wait_until(lambda: program.consumer.stats.received > received, what="the delivery")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_delivered_again_waits_for_the_handler_that_has_it(
+    scripted_nsqd: ScriptedNsqd, way: str
+) -> None:
+    """Its one answer is for the last delivery, beyond max_attempts too."""
+    with running(way, scripted_nsqd.address) as program:
+        conn = scripted_nsqd.subscribed("RDY 1")
+        message_id = hang(program, conn)
+        for attempts in range(2, 6):
+            redeliver(program, conn, message_id, attempts)
+        other = conn.message(b"other")
+        conn.skip_to(f"FIN {other}")
+        [overdue] = program.consumer.health().overdue
+        assert (overdue.id, overdue.attempts) == (message_id, 5)
+        assert program.consumer.health().in_flight == 1
+        program.release.set()
+        conn.skip_to(f"FIN {message_id}")
+        wait_until(lambda: not program.consumer.health().in_flight, what="nothing in flight")
+        assert program.begun == {b"hang": 1, b"other": 1}
+        assert not [line for line in conn.not_yet_expected if line.startswith(("FIN", "REQ"))]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_another_connection_delivers_again_waits_as_well(
+    scripted_nsqd: ScriptedNsqd, way: str
+) -> None:
+    """With attempts of 1, too: an nsqd that was killed has forgotten them."""
+    with running(way, scripted_nsqd.address, reconnect_base_s=0.01) as program:
+        conn = scripted_nsqd.subscribed("RDY 1")
+        message_id = hang(program, conn)
+        for attempts in (1, 2):
+            conn.close()
+            scripted_nsqd.identified()  # it is looked for
+            conn = scripted_nsqd.subscribed()
+            conn.take("RDY")
+            redeliver(program, conn, message_id, attempts)
+        other = conn.message(b"other", message_id="f" * 16)
+        conn.skip_to(f"FIN {other}")
+        program.release.set()
+        conn.skip_to(f"FIN {message_id}")
+        assert program.begun == {b"hang": 1, b"other": 1}
+        wait_until(lambda: not program.consumer.health().in_flight, what="nothing in flight")
+
+
+@pytest.mark.parametrize("way", ["run", "aio.run"])
+def test_a_late_exception_requeues_the_last_delivery(scripted_nsqd: ScriptedNsqd, way: str) -> None:
+    """Deliveries that its handler outlasted are no attempts: the next one is handled."""
+    with running(way, scripted_nsqd.address, max_backoff_duration_s=0.0) as program:
+        conn = scripted_nsqd.subscribed("RDY 1")
+        message_id = hang(program, conn)
+        for attempts in (2, 3):
+            redeliver(program, conn, message_id, attempts)
+        program.error = ValueError("late")
+        program.release.set()
+        conn.skip_to(f"REQ {message_id} 270000")
+        conn.message(b"hang", message_id=message_id, attempts=4)
+        conn.skip_to(f"REQ {message_id} 360000")
+        assert program.begun[b"hang"] == 2
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_without_a_free_worker_nothing_is_taken(quick_nsqd: EmbeddedServer, way: str) -> None:
+    """Nor does what nsqd took back count as in flight. With a free one all goes on."""
+    nsqd = quick_nsqd
+    nsqd.create_channel(TOPIC, CHANNEL)
+    nsqd.publish(TOPIC, b"hang 1", b"hang 2")
+    with running(way, nsqd.tcp_address) as program:
+        health = program.consumer.health
+        wait_until(lambda: len(health().overdue) == 2, what="both to be overdue")
+        wait_until(lambda: program.consumer._io.rdy.max_in_flight == 0, what="RDY 0")
+        wait_until(lambda: health().in_flight == 0, what="nothing in flight")
+        nsqd.publish(TOPIC, b"other")
+        assert {overdue.topic for overdue in health().overdue} == {TOPIC}
+        assert all(overdue.handled_s > 1 for overdue in health().overdue)
+        program.release.set()
+        wait_until(lambda: not unfinished(nsqd, TOPIC, CHANNEL), what="an empty channel")
+        assert program.begun[b"other"] == 1
+        wait_until(lambda: not health().overdue, what="nothing overdue")
+
+
+def test_one_that_hangs_leaves_the_others_to_work_and_is_logged_once(
+    any_nsqd: AnyNsqd, caplog: pytest.LogCaptureFixture
+) -> None:
+    nsqd = any_nsqd("--msg-timeout=1s")
+    nsqd.create_channel(TOPIC, CHANNEL)
+    nsqd.publish(TOPIC, b"hang")
+    with running("run", nsqd.tcp_address) as program:
+        stats = program.consumer.stats
+        wait_until(lambda: stats.received >= 3, what="two more deliveries", timeout_s=20)
+        nsqd.publish(TOPIC, *[b"%d" % number for number in range(10)])
+        wait_until(lambda: stats.finished == 10, what="the others")
+        assert program.begun[b"hang"] == 1
+    taken_back = [record for record in caplog.records if "nsqd took back" in record.message]
+    assert len(taken_back) == 1
