@@ -13,14 +13,14 @@ __version__ = "0.3.0"
 
 TYPE_CHECKING = False  # importing typing would double the time of nsq --version
 if TYPE_CHECKING:
-    from nsqtools.client.consumer import Consumer, ConsumerHealth
+    from nsqtools.client.consumer import Consumer, ConsumerHealth, OverdueMessage
     from nsqtools.client.handling import RequeueWithoutBackoff
     from nsqtools.client.message import Batch, Message
     from nsqtools.client.options import ClientOptions
     from nsqtools.client.producer import Producer, ProducerHealth
     from nsqtools.client.publication import Publication
     from nsqtools.forward.forwarder import Forwarder, forward_to
-    from nsqtools.forward.parcel import Fate, Outcome, Parcel, Sink
+    from nsqtools.forward.parcel import Fate, Outcome, Parcel, Sink, ThreadedSink
 
 __all__ = [
     "Batch",
@@ -31,12 +31,14 @@ __all__ = [
     "Forwarder",
     "Message",
     "Outcome",
+    "OverdueMessage",
     "Parcel",
     "Producer",
     "ProducerHealth",
     "Publication",
     "RequeueWithoutBackoff",
     "Sink",
+    "ThreadedSink",
     "__version__",
     "forward_to",
 ]
@@ -51,12 +53,14 @@ _HOMES = {
     "Forwarder": "forward.forwarder",
     "Message": "client.message",
     "Outcome": "forward.parcel",
+    "OverdueMessage": "client.consumer",
     "Parcel": "forward.parcel",
     "Producer": "client.producer",
     "ProducerHealth": "client.producer",
     "Publication": "client.publication",
     "RequeueWithoutBackoff": "client.handling",
     "Sink": "forward.parcel",
+    "ThreadedSink": "forward.parcel",
     "forward_to": "forward.forwarder",
 }
 

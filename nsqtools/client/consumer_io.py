@@ -193,8 +193,12 @@ class Subscription:
     def on_server_error(self, error: ServerError) -> None:
         if error.fatal:
             self.connection.lose(error)
-        else:
-            self._user.answer_refused(error)
+            return
+        self._user.answer_refused(error)
+        if error.code == "E_TOUCH_FAILED":  # max_msg_timeout has passed, which no touch extends
+            for word in str(error).encode().split():
+                if (message := self.in_flight.get(word)) is not None:
+                    message.received_at = self._now() - 2 * self.msg_timeout_s
 
     def on_lost(self, error: NsqError) -> None:
         self._user.lost(self, error)

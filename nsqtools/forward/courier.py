@@ -13,6 +13,10 @@ to the forwarder's thread, which alone decides:
     refused       a dead letter; without a place for those REQ: it stays in the queue
     dropped       FIN, counted
 
+A part that nothing refers to any more has failed: it cannot be reported, as when a pool of the sink
+swallowed an exception. One that takes long is only logged, as it may yet arrive; its messages are
+touched, and what nsqd delivers of them again is not delivered here (`client.backlog`).
+
 The circuit is open while no destination works: one parcel is sent to see whether one does again,
 and when it arrives the others follow.
 
@@ -31,23 +35,37 @@ import logging
 import math
 import os
 import queue
+import reprlib
 import stat
 import threading
 import time
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from nsqtools.client.giving_up import MAX_KNOWN, Attempts, DeadLetters, Key, keys_of
-from nsqtools.client.message import Answers, Batch, touch_when_due
+from nsqtools.client.message import Answers, Batch, Message, touch_when_due
 from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.topics import Troubles
-from nsqtools.errors import NsqError, OutputError
+from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.files.durable import append_whole, sync_folder
 from nsqtools.files.opening import locked
-from nsqtools.forward.parcel import Circuit, Counters, Fate, GatheringSink, Outcome, Parcel, Sink
+from nsqtools.forward.parcel import (
+    Circuit,
+    Counters,
+    Fate,
+    GatheringSink,
+    Outcome,
+    Parcel,
+    Sink,
+    WorkerSink,
+)
+from nsqtools.protocol.text import counted
 from nsqtools.records.envelope import encode_dead_letter
 
 log = logging.getLogger("nsqtools")
@@ -55,7 +73,21 @@ log = logging.getLogger("nsqtools")
 HOLD_S = 60.0  # what waits longer for a destination goes back to its queue, but for one parcel
 RETRY_BASE_S, RETRY_MAX_S = 0.1, 10.0
 REQUEUE_BASE_S, REQUEUE_MAX_S = 1.0, 900.0
+REPORT_SHARE = 0.5  # of msg_timeout, until a part without a report is logged
+LOOK_S, MAX_LOOK_S = 0.2, 1.0  # between looks for the report of a part, as long as it waits
+LOST = Outcome(Fate.FAILED, "the sink dropped it without a report", may_split=True)
 UNKEPT_S = 30.0  # until a message comes again whose dead letter could not be kept
+
+
+@dataclass(slots=True)
+class _Wait:
+    """Since when a sink has a part (inf: it is a dead letter), and whether its report has come, or
+    is late."""
+
+    since: float
+    is_reported: bool = False
+    is_late: bool = False
+    look_at: float = 0.0
 
 
 class Courier:
@@ -88,11 +120,14 @@ class Courier:
         self._on_circuit = on_circuit
         self._window_bytes = window_bytes
         self._lock = threading.Lock()
-        self._under_way: dict[Parcel, None] = {}
+        self._under_way: dict[Parcel, _Wait] = {}
+        self._misuse: ConfigurationError | None = None
+        self._redelivered: deque[Message] = deque()
         self._under_way_bytes = 0
         self._outcomes: queue.SimpleQueue[tuple[Parcel, Outcome]] = queue.SimpleQueue()
         self._held: deque[Parcel] = deque()
         self._circuit = Circuit(RETRY_BASE_S, RETRY_MAX_S)
+        self._is_stuck = False  # every worker of the sink hangs
         self._is_away = False  # while the circuit is open: no destination works, or one is busy
         self._warned: set[str] = set()
 
@@ -111,10 +146,28 @@ class Courier:
         return not self._under_way and not self._held and self._outcomes.empty()
 
     @property
+    def is_silent(self) -> bool:
+        """Tell whether nothing is to be done but what the sink has not reported for long."""
+        with self._lock:
+            waits = list(self._under_way.values())
+        return all(wait.is_late for wait in waits) and not self._held and self._outcomes.empty()
+
+    @property
     def held(self) -> int:
         """Messages under way, or waiting for a destination (from any thread)."""
+        return sum(map(len, self._parcels()))
+
+    def _parcels(self) -> list[Parcel]:
         with self._lock:
-            return sum(map(len, [*self._under_way, *self._held]))
+            return [*self._under_way, *self._held]
+
+    def at_work(self) -> dict[Message, float]:
+        """Return the messages under way or waiting, and since when (from any thread)."""
+        return {m: parcel.began_at for parcel in self._parcels() for m in parcel.messages}
+
+    def redelivered(self, message: Message) -> None:
+        """Note that nsqd delivered a message again, which is no attempt (from any thread)."""
+        self._redelivered.append(message)
 
     def send(self, parcel: Parcel) -> None:
         """Deliver a parcel, in the parts that suit the sink, or have it wait until `act`: while the
@@ -126,9 +179,26 @@ class Courier:
 
     def _deliver(self, parcel: Parcel) -> None:
         parts = self._sink.parts(parcel)
-        self._add(parts)
+        if parts != [parcel]:
+            self._check_parts(parcel, parts)
+        self._add(parts, time.monotonic())
         for part in parts:
             self._sink.submit(part, self._report)
+
+    def _check_parts(self, parcel: Parcel, parts: list[Parcel]) -> None:
+        """Raise `ConfigurationError` where messages would never be delivered, or be twice."""
+        messages = [message for part in parts for message in part.messages]
+        covered = len(set(messages).intersection(parcel.messages))
+        if not len(messages) == covered == len(parcel):
+            raise ConfigurationError(
+                f"{self._name}.parts returned {counted(len(messages), 'message')}, of which"
+                f" {covered} are different ones of the {len(parcel)} in the parcel",
+                hint="Return parts that have each message of the parcel once.",
+            )
+
+    @property
+    def _name(self) -> str:
+        return type(self._sink).__name__
 
     def _deliver_held(self) -> bool:
         """Deliver the first of what waits that is still ours; return whether there was one."""
@@ -158,19 +228,29 @@ class Courier:
 
     # -- from any thread ------------------------------------------------------------------------
 
-    def _add(self, parcels: list[Parcel]) -> None:
+    def _add(self, parcels: list[Parcel], since: float = math.inf) -> None:
         with self._lock:
             for parcel in parcels:
-                self._under_way[parcel] = None
+                self._under_way[parcel] = _Wait(since)
                 self._under_way_bytes += parcel.size
 
     def _settle(self, *parcels: Parcel) -> None:
         with self._lock:
             for parcel in parcels:
-                if self._under_way.pop(parcel, self) is None:
+                if self._under_way.pop(parcel, None) is not None:
                     self._under_way_bytes -= parcel.size
 
     def _report(self, parcels: Sequence[Parcel], outcome: Outcome) -> None:
+        self._check_report(parcels, outcome)
+        with self._lock:
+            fresh = [p for p in parcels if (w := self._under_way.get(p)) and not w.is_reported]
+            for parcel in fresh:
+                self._under_way[parcel].is_reported = True
+        if len(fresh) < len(parcels):
+            self._warn("again", f"{self._name} reported what it had reported, or was not given")
+            if not fresh:
+                return
+        parcels = fresh
         is_delivered = outcome.fate is Fate.DELIVERED
         places: dict[Answers, list[Parcel]] = {}
         for parcel in parcels:
@@ -193,6 +273,28 @@ class Courier:
                 self._outcomes.put((parcel, outcome))
         self.changed.set()
 
+    def _check_report(self, parcels: object, outcome: object) -> None:
+        """Raise `ConfigurationError` for wrong arguments: here, and in `tick`, for a pool of the
+        sink may swallow it."""
+        wrong = ""
+        if not isinstance(parcels, Collection) or not all(isinstance(p, Parcel) for p in parcels):
+            wrong = f"{reprlib.repr(parcels)} where a list of parcels belongs"
+        elif not isinstance(outcome, Outcome):
+            wrong = f"{reprlib.repr(outcome)} where an Outcome belongs"
+        else:
+            fate, error, delay_s = list[Any](outcome)[:3]
+            if not isinstance(fate, Fate):
+                wrong = f"an Outcome whose fate is {reprlib.repr(fate)} and no Fate"
+            elif not isinstance(error, str):
+                wrong = f"an Outcome whose error is {reprlib.repr(error)} and no text"
+            elif delay_s is not None and not (isinstance(delay_s, int | float) and delay_s >= 0):
+                wrong = f"an Outcome whose retry_after_s is {reprlib.repr(delay_s)}"
+        if wrong:
+            hint = 'For example report([parcel], Outcome(Fate.FAILED, "disk full")).'
+            self._misuse = ConfigurationError(f"{self._name} reported {wrong}", hint=hint)
+            self.changed.set()
+            raise self._misuse
+
     def _kept(self, parcel: Parcel, is_kept: bool) -> None:
         topic = parcel.messages.topic
         if is_kept:
@@ -213,6 +315,9 @@ class Courier:
 
     def act(self, now: float) -> None:
         """Act on the outcomes that have come."""
+        while self._redelivered:
+            message = self._redelivered.popleft()
+            self._attempts.does_not_count((message.topic, message.nsqd, message.id))
         while not self._outcomes.empty():
             parcel, outcome = self._outcomes.get()
             if outcome.fate is Fate.DELIVERED:
@@ -301,8 +406,12 @@ class Courier:
     def tick(self, now: float) -> None:
         """Touch what waits, and see whether a destination works again. Raises what ended the
         sink."""
+        if self._misuse is not None:
+            raise self._misuse
         self._sink.check()
         self._touch(now)
+        self._watch_reports(now)
+        self._watch_workers(now)
         if self.is_open and not self._circuit.is_open(now):
             self._probe(now)
 
@@ -328,13 +437,55 @@ class Courier:
         """Let messages come and go again."""
         self.is_open = False
         self._circuit.retry_at = 0.0
-        self._on_circuit(False)
+        self._on_circuit(self._is_stuck)
 
     def _touch(self, now: float) -> None:
-        with self._lock:
-            waiting = [*self._under_way, *self._held]
-        for parcel in waiting:
+        for parcel in self._parcels():
             touch_when_due(parcel.messages, now)
+
+    def _watch_workers(self, now: float) -> None:
+        """Take no more messages while every worker of the sink hangs: others may handle them."""
+        if not isinstance(self._sink, WorkerSink):
+            return
+        timeouts_s = [parcel.messages.source.msg_timeout_s for parcel in self._parcels()]
+        is_stuck = bool(timeouts_s) and self._sink.is_stuck(now, max(timeouts_s))
+        if is_stuck != self._is_stuck:
+            self._is_stuck = is_stuck
+            state = "taking no more messages until one is done" if is_stuck else "going on"
+            log.warning("each worker of %s takes longer than msg_timeout; %s", self._name, state)
+            self._on_circuit(is_stuck or self.is_open)
+
+    def _watch_reports(self, now: float) -> None:
+        """Log what the sink does not report, and fail what it cannot report any more."""
+        late, lost, references = list[Parcel](), list[Parcel](), []
+        parcel: Parcel | None
+        with self._lock:  # nothing is reported meanwhile
+            for parcel, wait in list(self._under_way.items()):
+                waited_s = now - wait.since
+                if wait.is_reported or waited_s < LOOK_S or now < wait.look_at:
+                    continue
+                wait.look_at = now + min(waited_s, MAX_LOOK_S)
+                whole = parcel.part(0, len(parcel))
+                if waited_s > REPORT_SHARE * whole.messages.source.msg_timeout_s:
+                    late += [] if wait.is_late else [whole]
+                    wait.is_late = True
+                references.append((weakref.ref(parcel), whole, self._under_way.pop(parcel)))
+            parcel = None  # or we would be what refers to it
+            for reference, whole, wait in references:
+                if (parcel := reference()) is not None:
+                    self._under_way[parcel] = wait
+                else:
+                    self._under_way[whole] = _Wait(math.inf, is_reported=True)
+                    lost.append(whole)
+        for whole in lost:
+            self._outcomes.put((whole, LOST))
+        for whole in late:
+            self._counters.add(whole.messages.topic, unreported=len(whole))
+        if late:
+            count = counted(sum(map(len, late)), "message")
+            share = f"{REPORT_SHARE:.0%} of msg_timeout"
+            line = f"{self._name} has not reported {count} within {share}: {late[0].messages[0]!r}"
+            self._warn("unreported", line)
 
     # -- ending ---------------------------------------------------------------------------------
 
@@ -355,7 +506,10 @@ class Courier:
             self.changed.wait(0.05)
             self.changed.clear()
         self._window_bytes = 0.0  # nothing is delivered from here on
-        self._sink.stop(max(0.1, until - time.monotonic()))
+        try:
+            self._sink.stop(max(0.1, until - time.monotonic()))
+        except Exception:
+            log.exception("the stop of %s failed", self._name)
         self.act(time.monotonic())
         if self._dead_letters is not None:
             self._dead_letters.close()

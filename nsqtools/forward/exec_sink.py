@@ -131,6 +131,11 @@ class ExecSink:
         if self._thread is not None:
             self.loop.call_soon_threadsafe(self._give_out_gathered)
 
+    def is_stuck(self, now: float, after_s: float) -> bool:
+        """Tell whether each worker has been at one run or message for longer than ``after_s``."""
+        workers = self._workers
+        return bool(workers) and all(w.work and w.since < now - after_s for w in workers)
+
     def stop(self, timeout_s: float) -> None:
         """End the commands that still run; their messages are not reported."""
         if self._thread is None:
@@ -412,6 +417,7 @@ class _Run(_Worker):
         if settings.takes_argument:
             words = [words[0], *(word.replace(PLACE, bodies[0]) for word in words[1:])]
             given = b""
+        self.since = now
         self.work.append(work)
         try:
             with _held(given) as stdin:

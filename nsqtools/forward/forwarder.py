@@ -21,7 +21,7 @@ from typing import NamedTuple
 from nsqtools.client.backlog import Backlog
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.consumer import Consumer, Stopped, consumer_of, start_all
-from nsqtools.client.message import Batch, touch_when_due
+from nsqtools.client.message import Batch, Message, touch_when_due
 from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.topics import ConsumedTopics
 from nsqtools.errors import ConfigurationError, NsqError
@@ -54,7 +54,8 @@ class ForwardSettings(NamedTuple):
     ``keep`` selects, ``pick`` transforms a body (None: leave it out; ``ValueError``: it cannot),
     ``rename`` gives the topic's name at the destination. ``max_attempts`` 0 is without limit;
     ``rate`` is messages a second, 0 without limit; ``window_bytes`` limits what is under way, and
-    ``batch`` is how many messages the sink delivers together.
+    ``batch`` is how many messages the sink delivers together. ``waits_for_sink``: what the sink has
+    not reported for long keeps the run from being idle.
     """
 
     topics: ConsumedTopics
@@ -68,6 +69,7 @@ class ForwardSettings(NamedTuple):
     max_attempts: int = 0
     window_bytes: float = math.inf
     batch: int = 1
+    waits_for_sink: bool = True
 
 
 class TopicSources:
@@ -188,6 +190,7 @@ class Forwarder:
             on_circuit=self._sources.pause,
             window_bytes=settings.window_bytes,
         )
+        self._sources.backlog.pools.append(self)
         self._limits = limits
         self._watch = LimitWatch(limits, 0.0)
         self._on_tick = on_tick
@@ -203,6 +206,15 @@ class Forwarder:
         """Take no more, and wait for what is under way."""
         self._sources.begin_stop()
         self.courier.changed.set()
+
+    def at_work(self) -> dict[Message, float]:
+        """Return the messages that are taken and not answered, and since when: `Pool`."""
+        now = time.monotonic()
+        return {m: now for batch in list(self._ready) for m in batch} | self.courier.at_work()
+
+    def redelivered(self, message: Message) -> None:
+        """Note that nsqd delivered one of these again: `Pool`."""
+        self.courier.redelivered(message)
 
     @property
     def falls_short(self) -> bool:
@@ -225,7 +237,8 @@ class Forwarder:
             self._sources.start(ends_idle=self._limits.idle_s is not None)
             end = self._pump()
         except Exception as exc:
-            is_broken = not isinstance(exc, NsqError)  # but a defect, of the sink for example
+            # but a defect, of the sink for example
+            is_broken = isinstance(exc, ConfigurationError) or not isinstance(exc, NsqError)
             raise
         finally:
             self._end(is_broken)
@@ -287,7 +300,8 @@ class Forwarder:
 
     def _tick(self, now: float) -> None:
         self._next_tick = now + TICK_S
-        may_come_back = self._is_busy or self.courier.is_open
+        is_waiting = self._settings.waits_for_sink or not self.courier.is_silent
+        may_come_back = self._ready or (is_waiting and self._is_busy) or self.courier.is_open
         if may_come_back or (self._limits.idle_s is not None and not self._sources.is_connected()):
             self._watch.saw_message(now)  # not idle
         for batch in self._ready:
@@ -363,7 +377,7 @@ class Forwarder:
         self._ready.clear()
         try:
             self._sink.check()
-        except (NsqError, RuntimeError):
+        except Exception:  # it has ended the run, or would have
             is_broken = True
         drain_s = 0.0 if is_broken else self._settings.options.drain_timeout_s
         self.courier.drain(drain_s, self._on_tick)
@@ -406,6 +420,7 @@ def forward_to(
         check_channel(channel),
         connection.client_options(**THROUGHPUT),
         max_attempts=max_attempts,
+        waits_for_sink=False,
     )
     return Forwarder(
         settings,

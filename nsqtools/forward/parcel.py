@@ -9,10 +9,15 @@ from.
 from __future__ import annotations
 
 import enum
+import logging
 import threading
+import time
+from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
+from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 from zlib import crc32
 
@@ -22,6 +27,8 @@ from nsqtools.client.message import Batch, Message
 from nsqtools.errors import ConfigurationError
 from nsqtools.records.envelope import Envelope, MessageLike
 from nsqtools.records.prometheus import Metric, metric_of
+
+log = logging.getLogger("nsqtools")
 
 T = TypeVar("T", bound=Hashable)
 
@@ -62,7 +69,7 @@ class Outcome(NamedTuple):
 DELIVERED = Outcome(Fate.DELIVERED)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Parcel:
     """Messages of one topic and nsqd, and what is sent for each of them.
 
@@ -178,11 +185,11 @@ class Sink(Protocol):
     the messages."""
 
     def parts(self, parcel: Parcel) -> list[Parcel]:
-        """Return a parcel as the parts that are delivered together."""
+        """Return a parcel as the parts that are delivered together; each message is in one."""
 
     def submit(self, parcel: Parcel, report: Report) -> None:
         """Deliver such a part; return at once. ``report`` is called once, on any thread,
-        maybe for several together."""
+        maybe for several together. A part that is dropped without a report has failed."""
 
     def check(self) -> None:
         """Raise ``RuntimeError`` when it cannot work any more: a defect, not an outage."""
@@ -197,6 +204,76 @@ class GatheringSink(Sink, Protocol):
 
     def gather_no_more(self) -> None:
         """Deliver what waits, and from here on what comes at once. May be called again."""
+
+
+@runtime_checkable
+class WorkerSink(Sink, Protocol):
+    """A sink that delivers a limited number of parts at a time."""
+
+    def is_stuck(self, now: float, after_s: float) -> bool:
+        """Tell whether each worker has been at one part for longer than ``after_s``."""
+
+
+class ThreadedSink(ABC):
+    """A sink that delivers on threads of its own: a subclass has `deliver`.
+
+    What `deliver` raises is `Fate.FAILED`: the messages are requeued, and after max_attempts they
+    are dead letters. Halves of a parcel are tried first, until the message to blame is alone.
+    """
+
+    def __init__(self, threads: int = 1) -> None:
+        self._parts = SimpleQueue[tuple[Parcel, Report] | None]()
+        self._count = threads
+        self._threads: list[threading.Thread] = []
+        self._busy_since: dict[int, float] = {}  # by thread
+
+    @abstractmethod
+    def deliver(self, parcel: Parcel) -> Outcome:
+        """Deliver a part, and return what became of it. It may take as long as it needs."""
+
+    def parts(self, parcel: Parcel) -> list[Parcel]:
+        """Return a parcel as the parts that are delivered together: as it is."""
+        return [parcel]
+
+    def submit(self, parcel: Parcel, report: Report) -> None:
+        """Have a thread deliver a part."""
+        while len(self._threads) < self._count:
+            # a daemon: one that hangs keeps no program from its end
+            thread = threading.Thread(target=self._run, name="nsq-sink", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        self._parts.put((parcel, report))
+
+    def check(self) -> None:  # noqa: B027
+        """Raise what must end the program: nothing, unless overridden."""
+
+    def stop(self, timeout_s: float) -> None:
+        """Wait for what is under way, for a time."""
+        until = time.monotonic() + timeout_s
+        for _ in self._threads:
+            self._parts.put(None)
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def is_stuck(self, now: float, after_s: float) -> bool:
+        """Tell whether each thread has been at one part for longer than ``after_s``."""
+        times = list(self._busy_since.values())
+        return len(times) == self._count and max(times) < now - after_s
+
+    def _run(self) -> None:
+        while (work := self._parts.get()) is not None:
+            parcel, report = work
+            self._busy_since[threading.get_ident()] = time.monotonic()
+            try:
+                outcome = self.deliver(parcel)
+            except BaseException as exc:  # SystemExit would end this thread and leave the rest
+                log.info("%s.deliver failed", type(self).__name__, exc_info=True)
+                error = f"{type(exc).__name__}: {exc}"
+                outcome = Outcome(Fate.FAILED, error, may_split=True)
+            del self._busy_since[threading.get_ident()]
+            with suppress(ConfigurationError):  # which ends the run
+                report([parcel], outcome)
+            del work, parcel, report
 
 
 def _count(help: str) -> Any:
@@ -215,6 +292,7 @@ class ForwardTotals:
     requeued: int = _count("Messages requeued after a failure, or under way at a stop.")
     repeated: int = _count("Messages sent again although the destination may have had them.")
     failures: int = _count("Tries to deliver that failed.")
+    unreported: int = _count("Messages without a report of the sink in half of msg_timeout.")
     bytes: int = _count("Bytes of the bodies delivered.")
 
 

@@ -14,7 +14,7 @@ from plugins.power_cut import PowerCut
 from plugins.waiting import patience_s
 
 from nsqtools.client.options import ClientOptions
-from nsqtools.errors import OutputError
+from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.forward.courier import Courier, DeadLetterFile, DeadLetterTopic
 from nsqtools.forward.parcel import DELIVERED, Counters, Fate, Outcome, Parcel, Report
 from nsqtools.protocol.frames import OK, RESPONSE, encode_frame
@@ -87,6 +87,15 @@ def test_what_runs_for_hours_keeps_nothing_waiting_after_one_that_was_busy() -> 
     assert courier.is_open
     courier.tick(100.0)
     assert not courier.is_open
+
+
+@pytest.mark.parametrize("places", [[], [(0, 2)], [(0, 3), (0, 3)], [(0, 1), (0, 1), (1, 2)]])
+def test_parts_must_have_each_message_once(places: list[tuple[int, int]]) -> None:
+    destination, whole = Destination(), parcel(1, 2, 3)
+    destination.parts = lambda parcel: [parcel.part(*place) for place in places]  # type: ignore[method-assign]
+    with pytest.raises(ConfigurationError, match=r"Destination\.parts returned \d messages"):
+        courier_to(destination).send(whole)
+    assert not destination.sizes
 
 
 def test_what_failed_in_another_run_is_not_taken_for_what_failed_in_this() -> None:
