@@ -93,8 +93,8 @@ class _Wait:
 class Courier:
     """Delivers to one sink. Its methods are called on the forwarder's thread.
 
-    ``on_circuit`` is called with whether the circuit is open now, ``window_bytes`` limits what is
-    under way, and ``changed`` is set whenever an outcome has come.
+    ``on_circuit`` is called with whether nothing more is to be taken now, ``window_bytes`` limits
+    what is under way, and ``changed`` is set whenever an outcome has come.
     """
 
     def __init__(
@@ -106,6 +106,7 @@ class Courier:
         dead_letters: DeadLetterBox | None,
         on_circuit: Callable[[bool], None],
         window_bytes: float = math.inf,
+        slow_level: int = logging.WARNING,
     ) -> None:
         self.changed = threading.Event()
         self.last_error = ""  # why something was not delivered, and nothing since
@@ -119,6 +120,7 @@ class Courier:
         self._dead_letters = dead_letters
         self._on_circuit = on_circuit
         self._window_bytes = window_bytes
+        self._slow_level = slow_level  # of what is logged of a sink that takes long
         self._lock = threading.Lock()
         self._under_way: dict[Parcel, _Wait] = {}
         self._misuse: ConfigurationError | None = None
@@ -383,9 +385,9 @@ class Courier:
             own_s = min(REQUEUE_MAX_S, REQUEUE_BASE_S * 2.0 ** min(message.attempts - 1, 20))
             message.requeue(own_s if delay_s is None else delay_s, backoff=False)
 
-    def _warn(self, kind: str, line: str) -> None:
+    def _warn(self, kind: str, line: str, level: int = logging.WARNING) -> None:
         """Log the first of a kind as a warning, and the others in detail only."""
-        log.log(logging.INFO if kind in self._warned else logging.WARNING, "%s", line)
+        log.log(logging.INFO if kind in self._warned else level, "%s", line)
         self._warned.add(kind)
 
     # -- while no destination works -------------------------------------------------------------
@@ -452,7 +454,8 @@ class Courier:
         if is_stuck != self._is_stuck:
             self._is_stuck = is_stuck
             state = "taking no more messages until one is done" if is_stuck else "going on"
-            log.warning("each worker of %s takes longer than msg_timeout; %s", self._name, state)
+            line = "each worker of %s takes longer than msg_timeout; %s"
+            log.log(self._slow_level, line, self._name, state)
             self._on_circuit(is_stuck or self.is_open)
 
     def _watch_reports(self, now: float) -> None:
@@ -485,7 +488,7 @@ class Courier:
             count = counted(sum(map(len, late)), "message")
             share = f"{REPORT_SHARE:.0%} of msg_timeout"
             line = f"{self._name} has not reported {count} within {share}: {late[0].messages[0]!r}"
-            self._warn("unreported", line)
+            self._warn("unreported", line, self._slow_level)
 
     # -- ending ---------------------------------------------------------------------------------
 

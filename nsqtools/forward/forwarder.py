@@ -54,8 +54,8 @@ class ForwardSettings(NamedTuple):
     ``keep`` selects, ``pick`` transforms a body (None: leave it out; ``ValueError``: it cannot),
     ``rename`` gives the topic's name at the destination. ``max_attempts`` 0 is without limit;
     ``rate`` is messages a second, 0 without limit; ``window_bytes`` limits what is under way, and
-    ``batch`` is how many messages the sink delivers together. ``waits_for_sink``: what the sink has
-    not reported for long keeps the run from being idle.
+    ``batch`` is how many messages the sink delivers together. A sink that is ``trusted`` may take
+    long: that is logged in detail only, and keeps the run from being idle.
     """
 
     topics: ConsumedTopics
@@ -69,7 +69,7 @@ class ForwardSettings(NamedTuple):
     max_attempts: int = 0
     window_bytes: float = math.inf
     batch: int = 1
-    waits_for_sink: bool = True
+    trusted: bool = True
 
 
 class TopicSources:
@@ -189,6 +189,7 @@ class Forwarder:
             dead_letters=dead_letters,
             on_circuit=self._sources.pause,
             window_bytes=settings.window_bytes,
+            slow_level=logging.INFO if settings.trusted else logging.WARNING,
         )
         self._sources.backlog.pools.append(self)
         self._limits = limits
@@ -300,7 +301,7 @@ class Forwarder:
 
     def _tick(self, now: float) -> None:
         self._next_tick = now + TICK_S
-        is_waiting = self._settings.waits_for_sink or not self.courier.is_silent
+        is_waiting = self._settings.trusted or not self.courier.is_silent
         may_come_back = self._ready or (is_waiting and self._is_busy) or self.courier.is_open
         if may_come_back or (self._limits.idle_s is not None and not self._sources.is_connected()):
             self._watch.saw_message(now)  # not idle
@@ -420,7 +421,7 @@ def forward_to(
         check_channel(channel),
         connection.client_options(**THROUGHPUT),
         max_attempts=max_attempts,
-        waits_for_sink=False,
+        trusted=False,
     )
     return Forwarder(
         settings,
