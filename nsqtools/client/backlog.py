@@ -79,13 +79,14 @@ class Worker:
     """One loop over messages: what it has ``taken``, at ``since``, and what its body works on, the
     ``current`` message or a whole batch."""
 
-    __slots__ = ("current", "has_batch", "since", "taken")
+    __slots__ = ("current", "has_batch", "since", "taken", "thread")
 
     def __init__(self, *, has_batch: bool = False) -> None:
         self.has_batch = has_batch
         self.taken: Sequence[Message] = ()
         self.current: Message | None = None
         self.since = 0.0
+        self.thread = 0
 
     @property
     def messages(self) -> Sequence[Message]:

@@ -312,13 +312,14 @@ class CommonConsumer:
         self._io.loop.call_soon(lambda: self._io.delivery.gather(count))
 
     def _begin_work(self, worker: Worker) -> Worker:
-        self._workers[threading.get_ident()] = worker
+        worker.thread = threading.get_ident()
+        self._workers[worker.thread] = worker
         self.backlog.workers.add(worker)
         return worker
 
     def _end_work(self, worker: Worker) -> None:
         self.backlog.workers.discard(worker)
-        self._workers.pop(threading.get_ident(), None)
+        self._workers.pop(worker.thread, None)  # a dropped generator ends on any thread
 
     def _touch(self, now: float) -> None:
         """Touch what handlers have had for a while (on the I/O thread): one that computes need not
@@ -327,7 +328,12 @@ class CommonConsumer:
 
     def _put_back(self, batches: list[Batch]) -> None:
         """Return to the backlog what was taken and not reached."""
-        self.backlog.put(Arrival(self._io.delivery, batches), is_first=True)
+        now = time.monotonic()
+        for batch in batches:
+            if batch[0].deadline < now:  # they waited for a handler that hung
+                self.stats.expired += give_back(batch, in_time=False)
+        if fresh := [batch for batch in batches if batch[0].deadline >= now]:
+            self.backlog.put(Arrival(self._io.delivery, fresh), is_first=True)
 
     # -- state ----------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from plugins.archives import unfinished
-from plugins.clients import CHANNEL, TOPIC
+from plugins.clients import CHANNEL, TOPIC, bodies_in
 from plugins.scripted_nsqd import Connection, ScriptedNsqd
 from plugins.servers import AnyNsqd, EmbeddedServer
 from plugins.waiting import patience_s, wait_until
@@ -189,6 +189,37 @@ def test_without_a_free_worker_nothing_is_taken(quick_nsqd: EmbeddedServer, way:
         wait_until(lambda: not unfinished(nsqd, TOPIC, CHANNEL), what="an empty channel")
         assert program.begun[b"other"] == 1
         wait_until(lambda: not health().overdue, what="nothing overdue")
+
+
+@pytest.mark.parametrize("way", ["run", "aio.run"])
+def test_what_waited_behind_a_handler_that_hung_is_not_handled(
+    quick_nsqd: EmbeddedServer, way: str
+) -> None:
+    """Nothing came that could replace it, as no worker was free; another consumer may have it."""
+    nsqd = quick_nsqd
+    nsqd.create_channel(TOPIC, CHANNEL)
+    nsqd.publish(TOPIC, b"0")
+    with running(way, nsqd.tcp_address, workers=1) as program:
+        wait_until(lambda: program.begun, what="the first")
+        nsqd.publish(TOPIC, *[b"%d" % number for number in range(1, 60)], b"hang", *[b"behind"] * 9)
+        wait_until(lambda: program.consumer.health().overdue, what="the message to be overdue")
+        wait_until(lambda: program.consumer._io.rdy.max_in_flight == 0, what="RDY 0")
+        rest = bodies_in(nsqd, TOPIC, 9, CHANNEL)
+        assert rest.count(b"behind") >= 8
+        program.release.set()
+        wait_until(lambda: not program.consumer.health().overdue, what="the end of its handler")
+        assert program.begun[b"behind"] <= 1
+
+
+def test_a_touch_that_nsqd_refuses_tells_that_it_took_the_message_back(
+    scripted_nsqd: ScriptedNsqd,
+) -> None:
+    with running("run", scripted_nsqd.address) as program:
+        conn = scripted_nsqd.subscribed("RDY 1")
+        message_id = hang(program, conn)
+        conn.error(f"E_TOUCH_FAILED TOUCH {message_id} failed ID not in flight")
+        wait_until(lambda: program.consumer.health().overdue, what="the message to be overdue")
+        wait_until(lambda: not program.consumer.health().in_flight, what="nothing in flight")
 
 
 def test_one_that_hangs_leaves_the_others_to_work_and_is_logged_once(
