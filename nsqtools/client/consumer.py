@@ -663,7 +663,8 @@ class Consumer(CommonConsumer):
         with backoff when it returns False or raises (the exception is logged), and requeued without
         backoff when it raises `RequeueWithoutBackoff`. Without ``auto_answer`` a message whose
         handler returns is answered later, by the program. With ``auto_touch`` messages are touched
-        while their handler runs. ``on_handled`` is for metrics.
+        while their handler runs. ``on_handled`` is for metrics. A handler that hangs costs one
+        worker: while it has a message no other gets it (`ConsumerHealth.overdue`).
 
         On the main thread the first SIGTERM or SIGINT stops the consumer when everything delivered
         is handled, and `run` returns when nsqd has the answers. The second requeues what handlers

@@ -71,6 +71,9 @@ class Message:
     ``timestamp_ns`` is the time of publishing in nanoseconds since 1970, ``attempts`` counts the
     deliveries including this one, ``id`` is 16 bytes of hexadecimal text, ``body`` is bytes.
     ``received_at`` is when it arrived, or was touched last, by the monotonic clock.
+
+    While a handler has it the message stands for later deliveries as well: ``attempts`` and
+    ``received_at`` are those of the last one, which an answer is for.
     """
 
     __slots__ = ("_source", "attempts", "body", "id", "received_at", "timestamp_ns")

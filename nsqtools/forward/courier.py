@@ -245,11 +245,12 @@ class Courier:
     def _report(self, parcels: Sequence[Parcel], outcome: Outcome) -> None:
         self._check_report(parcels, outcome)
         with self._lock:
-            fresh = [p for p in parcels if (w := self._under_way.get(p)) and not w.is_reported]
+            waits = {parcel: self._under_way.get(parcel) for parcel in parcels}
+            fresh = [p for p, wait in waits.items() if wait is not None and not wait.is_reported]
             for parcel in fresh:
                 self._under_way[parcel].is_reported = True
         if len(fresh) < len(parcels):
-            self._warn("again", f"{self._name} reported what it had reported, or was not given")
+            self._warn("again", f"{self._name} reported a part again, or one that it was not given")
             if not fresh:
                 return
         parcels = fresh
@@ -450,7 +451,7 @@ class Courier:
         if not isinstance(self._sink, WorkerSink):
             return
         timeouts_s = [parcel.messages.source.msg_timeout_s for parcel in self._parcels()]
-        is_stuck = bool(timeouts_s) and self._sink.is_stuck(now, max(timeouts_s))
+        is_stuck = bool(timeouts_s) and self._sink.is_stuck(now, max(timeouts_s)) is True
         if is_stuck != self._is_stuck:
             self._is_stuck = is_stuck
             state = "taking no more messages until one is done" if is_stuck else "going on"
