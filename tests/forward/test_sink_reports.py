@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from plugins.servers import AnyNsqd, EmbeddedServer
@@ -203,3 +204,20 @@ def test_commands_that_hang_let_others_have_the_messages(quick_nsqd: EmbeddedSer
         forwarder.stop()
         running.join(patience_s(20))
     assert not running.is_alive()
+
+
+@pytest.mark.parametrize("method", ["check", "stop"])
+def test_a_sink_that_raises_at_the_end_leaves_no_consumer_behind(
+    quick_nsqd: EmbeddedServer, method: str
+) -> None:
+    sink = Scripted(lambda part, report: report([part], Outcome(Fate.BUSY)))
+    setattr(sink, method, Mock(side_effect=OSError("the disk is gone")))
+    forwarder = forwarder_of(sink, quick_nsqd, b"x")
+    if method == "check":
+        with pytest.raises(OSError, match="the disk is gone"):
+            forwarder.run()
+    else:
+        threading.Timer(0.5, forwarder.stop).start()
+        forwarder.run()
+    assert not forwarder._sources._consumers["clicks"].connections
+    wait_until(lambda: quick_nsqd.depth("clicks", "c") == 1, what="it is given back")
