@@ -91,6 +91,12 @@ class Step(NamedTuple):
         """What is done to what: ``pause topic clicks``."""
         return f"{self.action.value} {subject_of(self.topic, self.channel)}"
 
+    @property
+    def needs_room(self) -> bool:
+        """Whether nsqd moves messages to a channel, which with a full disk drops them."""
+        is_unpaused_topic = self.action is Action.UNPAUSE and not self.channel
+        return self.daemon == "nsqd" and (self.action is Action.CREATE or is_unpaused_topic)
+
 
 class AdminPlan(NamedTuple):
     """What will change, where. ``failures`` are daemons that could not be asked about it;
@@ -114,8 +120,30 @@ class StepResult(NamedTuple):
 
 
 def apply(cluster: Cluster, plan: AdminPlan) -> list[StepResult]:
-    """Carry out every step of a plan, in order, whether or not others fail."""
-    return [StepResult(step, _try(cluster, step)) for step in plan.steps]
+    """Carry out every step of a plan, in order, whether or not others fail.
+
+    A step that would lose messages on an nsqd that is not well fails.
+    """
+    unwell = dict(unwell_nsqds(cluster, plan.steps))
+    return [
+        StepResult(step, (step.needs_room and unwell.get(step.address)) or _try(cluster, step))
+        for step in plan.steps
+    ]
+
+
+def unwell_nsqds(cluster: Cluster, steps: Iterable[Step]) -> list[DaemonFailure]:
+    """Ask the nsqd of steps that need room on their disks; return those that are not well."""
+    nsqds = {step.address: cluster.nsqd(step.address) for step in steps if step.needs_room}
+    return cluster.ask(nsqds, require_well)[1]
+
+
+def require_well(nsqd: NsqdHTTPClient) -> None:
+    """Raise `NsqError` for an nsqd that drops what it moves, as its disk is full."""
+    try:
+        nsqd.ping()
+    except HTTPError as exc:
+        why = "and would drop messages: make room on its disk first"
+        raise NsqError(f"{nsqd.url} is not well ({exc.code or exc}), {why}") from exc
 
 
 def _try(cluster: Cluster, step: Step) -> NsqError | None:

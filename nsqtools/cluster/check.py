@@ -28,6 +28,7 @@ from nsqtools.cluster.problems import (
     Kind,
     Problem,
     comparable,
+    guarded,
     in_order,
     moment,
     of_row,
@@ -43,6 +44,7 @@ from nsqtools.http.http_api import NsqdHTTPClient
 from nsqtools.protocol.names import parse_address
 
 PAUSED_LONG_S = 3600.0
+OF_STATE = "which nsqd left or restarted, and what is paused for long"
 CLOCK_S = 2.0
 """Clocks are read to a second."""
 SECRET_KEY = re.compile(r"secret|password|passwd|token|auth_identity_url|private", re.IGNORECASE)
@@ -51,17 +53,21 @@ USER_INFO = re.compile(r"(?<=://)[^/@\s]+@")
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What one run tells the next. Times are seconds since 1970.
+    """What one run leaves to the next. Times are seconds since 1970.
 
     ``nsqds`` has when each nsqd started, by address; ``problems`` since when each is there. With a
     bound for the age of messages, ``counts`` are the times of some runs, the oldest first, each
-    with the messages that every queue in which some waited had got by then.
+    with the messages that every queue in which some waited had got by then. ``asked`` are the nsqd
+    given and the nsqlookupd that answered, which a state of 0.3.0 does not have; ``waiting`` has
+    the messages of each nsqd, with the time they were counted.
     """
 
     nsqds: Mapping[str, int] = field(default_factory=dict)
     problems: Mapping[str, float] = field(default_factory=dict)
     time_s: float = 0.0
     counts: Sequence[tuple[float, Mapping[str, int]]] = ()
+    asked: Sequence[str] = ()
+    waiting: Mapping[str, tuple[int, float]] = field(default_factory=dict)
 
 
 class Verdict(NamedTuple):
@@ -100,7 +106,12 @@ def take_verdict(
         nodes, failures = [], []
     silent = {failure.address for failure in (*failures, *sample.failures)}
     lookupds = [address for address in cluster.lookupds if address not in silent]
-    lacking = [*_lacking(cluster, expected, sample, failures)] if expected is not None else []
+    answered = {*cluster.given, *lookupds}
+    is_foreign = not set((memory or Memory()).asked) <= {*cluster.given, *cluster.lookupds}
+    before = Memory() if memory is None or is_foreign else memory
+    lacking: list[Problem] = []
+    if expected is not None:
+        lacking += _lacking(cluster, expected, sample, failures, is_looked_up=bool(lookupds))
     unreachable = [*_unreachable(cluster, nodes)]
     announced = {(Kind.NO_ANSWER, problem.node) for problem in unreachable}
     shown = problems_of(sample, earlier, bounds)
@@ -115,14 +126,17 @@ def take_verdict(
     for address, error in {**dict(failures), **unwell}.items():
         if address not in named:  # what else was asked of it was answered
             found.append(Problem(Kind.NO_ANSWER, str(error), node=address, weight=1 << 62))
-    not_judged = [*_not_judged(sample, earlier, window_s, lookupds, memory)]
+    not_judged = [*_not_judged(sample, earlier, window_s, lookupds)]
+    if memory is None:
+        not_judged.append(f"{OF_STATE}: --state was not given")
+    elif is_foreign:
+        not_judged.append(f"{OF_STATE}: the run that left --state asked {', '.join(memory.asked)}")
     try:
         wanted.check(sample.rows, sample.failures)
     except NotFoundError as exc:
         if not sample.failures:
             raise
         not_judged.append(str(exc))
-    before = memory or Memory()
     if bounds.max_age_s is not None:
         counts = _counts(before, sample, bounds.max_age_s)
         if sample.time_s - counts[0][0] < bounds.max_age_s:
@@ -134,11 +148,45 @@ def take_verdict(
     others = (each for each in found if (each.what, each.topic, each.channel) not in told)
     found = [*lacking, *others]
     found = [each for each in found if not each.topic or wanted.has(each.topic, each.channel)]
-    found += _since(before, sample, found)
+    # an nsqlookupd that answered then and is silent now may still have an nsqd that others lack
+    missing = sorted(set(before.asked) - answered)
+    may_have_left = bool(lookupds) and not missing
+    unknown = set(before.nsqds) if missing or not lookupds else set()
+    unknown |= expected.nsqds if expected is not None and not lookupds else set()
+    if unknown := unknown - _known(sample):
+        why = f"{', '.join(missing)} does not respond" if missing else "no nsqlookupd responds"
+        not_judged.append(f"whether {', '.join(sorted(unknown))} left: {why}")
+    found += _since(before, sample, found, may_have_left=may_have_left)
     problems = {each.key: before.problems.get(each.key, sample.time_s) for each in found}
     nsqds = {**before.nsqds, **sample.started}
-    after = Memory(nsqds, problems, sample.time_s, before.counts)
+    asked = sorted(answered.union(before.asked))
+    waiting = {**before.waiting, **_waiting_on_nodes(sample)}
+    after = Memory(nsqds, problems, sample.time_s, before.counts, asked, waiting)
+    silent_nodes = {at: seen for at, seen in waiting.items() if at not in sample.started}
+    found = [*guarded(_with_last_known(found, silent_nodes), sample)]
     return Verdict(tuple(in_order(found)), tuple(not_judged), sample, after)
+
+
+def _waiting_on_nodes(sample: Sample) -> dict[str, tuple[int, float]]:
+    """Count what waits on each nsqd that answered, now or the first time."""
+    return {
+        node.address: (sum(row.depth for row in node.rows), node.seen_s)
+        for node in sample.nodes
+        if node.seen_s is not None
+    }
+
+
+def _with_last_known(
+    problems: Iterable[Problem], waiting: Mapping[str, tuple[int, float]]
+) -> Iterator[Problem]:
+    """Yield problems, with what an nsqd had when it was last seen."""
+    kinds = Kind.NO_ANSWER, Kind.LEFT, Kind.UNREACHABLE
+    for problem in problems:
+        if problem.what in kinds and problem.node in waiting:
+            count, time_s = waiting[problem.node]
+            had = f"{waiting_text(count)} when last seen {moment(time_s)}"
+            problem = problem._replace(text=f"{problem.text}; {had}")
+        yield problem
 
 
 def _clocks(nodes: Iterable[NodeStatus]) -> Iterator[Problem]:
@@ -165,29 +213,36 @@ def _counts(
 
 
 def _waiting(sample: Sample) -> Iterator[tuple[str, QueueRow]]:
-    """Yield each queue with messages, on one nsqd and in one run of it: it counts from 0 again."""
+    """Yield each queue with messages that wait or are in flight, on one nsqd and in one run of it:
+    it counts from 0 again."""
     started = sample.started
     for row in sample.rows:
-        if row.depth:
+        if row.depth + row.in_flight:
             yield f"{row.node} {started[row.node]} {row.topic}/{row.channel}", row
 
 
 def _old(then: tuple[float, Mapping[str, int]], sample: Sample) -> Iterator[Problem]:
     """Yield the queues with a message from before.
 
-    Where more wait than came since then, one of them did then: in whatever order nsqd hands them
-    out, and without a look at any of them.
+    Where more wait or are in flight than came since then, one of them did then: in whatever order
+    nsqd hands them out, and without a look at any of them.
     """
     time_s, messages = then
     for name, row in _waiting(sample):
         had = messages.get(name)
-        if had is not None and 0 <= row.messages - had < row.depth:
-            text = f"{waiting_text(row.depth)}, one of them since before {moment(time_s)}"
+        if had is not None and 0 <= row.messages - had < row.depth + row.in_flight:
+            in_flight = f", {row.in_flight:,} in flight" if row.in_flight else ""
+            text = f"{waiting_text(row.depth)}{in_flight}; one since before {moment(time_s)}"
             yield of_row(Kind.OLD, text, row)
 
 
 def _lacking(
-    cluster: Cluster, expected: Topology, sample: Sample, failures: list[DaemonFailure]
+    cluster: Cluster,
+    expected: Topology,
+    sample: Sample,
+    failures: list[DaemonFailure],
+    *,
+    is_looked_up: bool,
 ) -> Iterator[Problem]:
     """Yield what is not as a topology has it; ``failures`` get who was not asked."""
     where: dict[tuple[str, str, Action], list[str]] = {}
@@ -202,7 +257,7 @@ def _lacking(
     words = {Action.CREATE: "not", Action.PAUSE: "not paused", Action.UNPAUSE: "paused"}
     for (topic, channel, action), places in where.items():
         yield Problem(Kind.LACKING, f"{words[action]} on {', '.join(places)}", topic, channel)
-    for address in sorted(expected.nsqds - _known(sample)):
+    for address in sorted(expected.nsqds - _known(sample)) if is_looked_up else ():
         yield Problem(Kind.LEFT, "no nsqlookupd announces it", node=address, weight=1 << 62)
 
 
@@ -224,11 +279,13 @@ def _unreachable(cluster: Cluster, nodes: Iterable[NodeStatus]) -> Iterator[Prob
         yield Problem(Kind.UNREACHABLE, text, node=node.address, weight=1 << 62)
 
 
-def _since(memory: Memory, sample: Sample, found: Sequence[Problem]) -> Iterator[Problem]:
+def _since(
+    memory: Memory, sample: Sample, found: Sequence[Problem], *, may_have_left: bool
+) -> Iterator[Problem]:
     """Yield what only the run before makes a problem."""
     named = {each.node for each in found if each.what is Kind.LEFT} | _known(sample)
     for address, start_time in memory.nsqds.items():
-        if address not in named:
+        if address not in named and may_have_left:
             text = "no nsqlookupd announces it any more"
             yield Problem(Kind.LEFT, text, node=address, weight=1 << 62)
         elif (start_s := sample.started.get(address, start_time)) > start_time:
@@ -244,7 +301,6 @@ def _not_judged(
     earlier: Earlier,
     window_s: float,
     lookupds: Sequence[str],
-    memory: Memory | None,
 ) -> Iterator[str]:
     if not sample.reports and not sample.failures:
         yield "anything: no nsqlookupd announces an nsqd"
@@ -256,8 +312,8 @@ def _not_judged(
         yield f"what is stuck or grows, of {unknown} queues: {why}"
     if not lookupds:
         yield "whether consumers find each nsqd: no nsqlookupd was asked, or none answered"
-    if memory is None:
-        yield "which nsqd left or restarted, and what is paused for long: --state was not given"
+    if silent := [node.address for node in sample.nodes if node.error]:
+        yield f"the queues of {', '.join(silent)}: no response, and sums leave them out"
 
 
 # -- a bundle for a colleague ---------------------------------------------------------------------

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.options import ClientOptions
 from nsqtools.client.producer import Producer
+from nsqtools.cluster.admin import require_well
 from nsqtools.cluster.inventory import messages_of
 from nsqtools.errors import ConfigurationError, HTTPError, NsqError
 from nsqtools.http.http_api import NsqdHTTPClient
@@ -123,11 +124,26 @@ class Drain:
         self._stopped.set()
 
     def plan(self) -> DrainPlan:
-        """Look at both nsqd and decide. Raises `ConfigurationError` when they are the same one."""
+        """Look at both nsqd and decide.
+
+        Raises `ConfigurationError` when they are the same one, and `NsqError` for a target that is
+        not well.
+        """
         if self._source.info() == self._target.info():  # an address may have several names
             raise ConfigurationError("an nsqd cannot be drained into itself")
         source, target = (each.stats() for each in (self._source, self._target))
-        return plan_moves(source.topics or (), target.topics or ())
+        require_well(self._target)
+        plan = plan_moves(source.topics or (), target.topics or ())
+        if source.is_well:
+            return plan
+        # nsqd moves the messages of a topic without channels to one, and would drop them
+        bare = [
+            f"topic {move.topic} has no channel, and its nsqd is not well ({source.health})"
+            for move in plan.moves
+            if not move.channel
+        ]
+        moves = tuple(move for move in plan.moves if move.channel)
+        return DrainPlan(moves, (*plan.left, *bare))
 
     def run(self, plan: DrainPlan) -> int:
         """Carry the plan out; return how many messages are left on the source.

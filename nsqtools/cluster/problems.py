@@ -1,4 +1,4 @@
-"""What is wrong with a cluster, and what to do about it: `nsq check` and `nsq web` say it. Pure.
+"""Diagnose a cluster and name remedies, for `nsq check`, `nsq top` and `nsq web`. Pure.
 
     problems_of(sample)                                   # what one sample shows
     problems_of(sample, earlier=Earlier(totals, 10.0))    # and what happened in ten seconds
@@ -9,6 +9,10 @@ A problem has a `Kind`, which says how severe it is and what helps. The alerts t
 for Prometheus are about the same problems: they are its metric ``nsq_problem``. Rates are those of
 a longer time where an ``earlier`` sample is given (`Past` keeps it): consumers that take a batch a
 second are not stuck.
+
+A remedy must not lose messages. An nsqd with a full disk drops what it moves from a topic to a
+channel, and at its end what it has in memory only. So remedies in `UNSAFE_ON_FULL_DISK` are not
+named for an nsqd that is not well, and `nsqtools.cluster.admin` refuses to carry them out.
 """
 
 from __future__ import annotations
@@ -30,7 +34,11 @@ PAST_S = 60.0
 """How far back `Past` looks, with a step of `PAST_STEP_S`."""
 PAST_STEP_S = 10.0
 LEAST_REQUEUED = 10
-"""A share of fewer messages says nothing."""
+"""The share of fewer messages means nothing, unless none was finished."""
+LEAST_CIRCULATING = 2
+"""Requeues without a finished message from which on a message circulates."""
+BATCH_S = 45.0
+"""A consumer may collect a batch for so long: nsq_to_file finishes every 30 s by default."""
 
 
 class Severity(enum.IntEnum):
@@ -48,12 +56,19 @@ class Severity(enum.IntEnum):
 CRITICAL, WARNING, NOTE = Severity
 
 
+DISCARD = "If nobody needs the messages, nsq channel delete discards them."
+
+
 class Kind(enum.Enum):
     """Kinds of problems: severity, what to do, and the name where it is not that of the member."""
 
-    GONE = CRITICAL, "Start it again, or remove it: its messages are there."
+    GONE = CRITICAL, "Start it again: its messages are in its -data-path."
     NO_ANSWER = CRITICAL, "Look at its process, its log and the network."
-    NOT_WELL = CRITICAL, "Its disk is full or read-only: see its log."
+    NOT_WELL = (
+        CRITICAL,
+        "Make room on its disk; consumers that finish messages make room, too. Until then do not"
+        " restart it, create channels or unpause topics: it drops what it cannot write.",
+    )
     LEFT = (
         CRITICAL,
         "Start it again; if it left on purpose, take it from the file of --state or --expect.",
@@ -62,27 +77,44 @@ class Kind(enum.Enum):
         CRITICAL,
         "Look at its process; if it runs, set its -broadcast-address to one that consumers reach.",
     )
+    # kinds that share a word differ in severity or remedy
     STUCK = (
         CRITICAL,
-        "Look at the consumers' handlers, and whether their RDY is 0: nsq stat --show clients.",
+        "Nothing is delivered: the RDY of its consumers is 0, or they back off after failures:"
+        " nsq stat --show clients.",
+    )
+    HANGS = (
+        CRITICAL,
+        "Its consumers answer nothing: look for handlers that hang: nsq stat --show clients.",
+        "stuck",
+    )
+    TIMES_OUT = (
+        CRITICAL,
+        "Its consumers answer nothing in time: look for handlers that hang; slow ones have to"
+        " TOUCH, or need a longer msg_timeout.",
+        "stuck",
+    )
+    MAY_HANG = (
+        WARNING,
+        "Its handlers hang, or collect a batch: look for longer with --window 1m.",
+        "stuck",
     )
     DEEP = CRITICAL, "Add consumers, or find out why they are slow."
-    OLD = CRITICAL, "Find out why its consumers do not take these messages."
-    # two kinds share a word: how severe it is differs
-    GROWS = CRITICAL, "Start its consumers, or delete the channel.", "no consumers"
-    NO_CONSUMERS = WARNING, "Start its consumers, or delete the channel."
+    OLD = CRITICAL, "Find out why its consumers do not finish these messages."
+    GROWS = CRITICAL, f"Start its consumers. {DISCARD}", "no consumers"
+    NO_CONSUMERS = WARNING, f"Start its consumers. {DISCARD}"
     FALLS_BEHIND = WARNING, "Add consumers, or raise max_in_flight."
     NO_CONSUMERS_THERE = (
         WARNING,
         "Consumers have to find it: give them every nsqlookupd, or raise their max_in_flight.",
     )
-    NO_CHANNELS = WARNING, "Create the channel that is to get them."
+    NO_CHANNELS = WARNING, "Create the channel that is to get them: nsq channel create."
     CHANNEL_MISSING = (
         WARNING,
-        "Create it there with nsq channel create: what is published before it is there it misses.",
+        "Create it there with nsq channel create: it misses what is published before.",
     )
     LACKING = WARNING, "Run nsq topology apply with the file of --expect."
-    REQUEUES = WARNING, "The handlers fail: see the consumers' logs."
+    REQUEUES = WARNING, "Handlers fail: see the consumers' logs."
     TIMEOUTS = WARNING, "Let handlers TOUCH, or raise msg_timeout."
     PAUSED_LONG = WARNING, "Unpause it, if no work on it is under way."
     NOT_REGISTERED = (
@@ -102,10 +134,18 @@ class Kind(enum.Enum):
         self.remedy = remedy
 
 
+UNSAFE_ON_FULL_DISK = {
+    *(Kind.NO_CHANNELS, Kind.CHANNEL_MISSING, Kind.LACKING),  # they create channels
+    *(Kind.UNREACHABLE, Kind.NOT_REGISTERED, Kind.VERSIONS_DIFFER),  # they restart nsqd
+    *(Kind.PAUSED, Kind.PAUSED_LONG),  # of a topic: of a channel, consumers get the messages
+}
+
+
 class Problem(NamedTuple):
     """A line. ``topic`` and ``channel`` are those it is about, ``node`` the address of a daemon.
 
-    ``weight`` orders problems of one severity: the number of messages as a rule.
+    ``weight`` orders problems of one severity: the number of messages as a rule. ``unwell`` are
+    the nsqd that have to be well again before the remedy of the kind may be applied.
     """
 
     what: Kind
@@ -114,6 +154,13 @@ class Problem(NamedTuple):
     channel: str = ""
     node: str = ""
     weight: int = 0
+    unwell: str = ""
+
+    @property
+    def remedy(self) -> str:
+        if not self.unwell:
+            return self.what.remedy
+        return f"First make room on the disk of {self.unwell}: until then a change loses messages."
 
     @property
     def kind(self) -> str:
@@ -162,9 +209,12 @@ class Earlier(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """What is kept of a sample, for a minute: not the rows of each nsqd."""
+    """What is kept of a sample, for a minute: not the rows of each nsqd.
 
-    time_s: float
+    ``at_s`` is on the monotonic clock: a clock that is set makes no time pass.
+    """
+
+    at_s: float
     totals: Sequence[QueueRow]
     started: Mapping[str, int]
     rows: Sequence[QueueRow] = ()
@@ -193,12 +243,10 @@ class Past:
     def add(self, sample: Sample) -> None:
         """Keep a sample, if the one before it is not as new."""
         kept = self._kept
-        while kept and kept[-1].time_s >= sample.time_s:  # the clock was set back
-            kept.pop()
-        while kept and sample.time_s - kept[0].time_s > PAST_S:
+        while kept and sample.at_s - kept[0].at_s > PAST_S:
             kept.popleft()
-        if not kept or sample.time_s - kept[-1].time_s >= PAST_STEP_S:
-            kept.append(_Kept(sample.time_s, sample.totals, sample.started))
+        if not kept or sample.at_s - kept[-1].at_s >= PAST_STEP_S:
+            kept.append(_Kept(sample.at_s, sample.totals, sample.started))
 
     def before(self, sample: Sample) -> Earlier | None:
         """Return the oldest totals of the same nsqd, None where there are none yet.
@@ -207,8 +255,8 @@ class Past:
         """
         nsqds = sample.started.keys()
         for kept in self._kept:
-            if kept.time_s < sample.time_s and kept.started.keys() == nsqds:
-                return Earlier(comparable(kept, sample), sample.time_s - kept.time_s)
+            if kept.at_s < sample.at_s and kept.started.keys() == nsqds:
+                return Earlier(comparable(kept, sample), sample.at_s - kept.at_s)
         return None
 
 
@@ -229,15 +277,38 @@ def problems_of(
     for row in sample.totals:
         then = before.get(row.key)
         lately = then and rates_between(then, row, window.ago_s)
+        stuck: list[Problem] = []
         if then and lately and row.channel and not row.paused:
-            found += _of_window(then, row, lately, window.ago_s, bounds)
-        found += _of_queue(row, lately or row.rates, row.topic in with_channels, bounds)
+            stuck = [*_of_consumers(then, row, lately, window.ago_s)]
+            found += stuck or _of_window(then, row, lately, window.ago_s, bounds)
+        rates = lately or row.rates
+        found += _of_queue(row, rates, row.topic in with_channels, bounds)
+        if rates and rates.timed_out > 0 and not stuck:
+            text = f"{rate_text(rates.timed_out)}/s time out, {row.timed_out:,} so far"
+            found.append(of_row(Kind.TIMEOUTS, text, row)._replace(weight=row.timed_out))
         if row.paused:
             states, text = paused[row.topic, row.channel], waiting_text(row.depth)
             if not all(states):
                 text = f"on {sum(states)} of {len(states)} nsqd; {text}"
             found.append(of_row(Kind.PAUSED, text, row))
-    return in_order(found)
+    return in_order(guarded(found, sample))
+
+
+def guarded(problems: Iterable[Problem], sample: Sample) -> Iterator[Problem]:
+    """Yield problems, with the nsqd on which the remedy of each would lose messages."""
+    unwell = {each.address: each.stats for each in sample.reports if not each.stats.is_well}
+    for problem in problems:
+        is_paused_channel = problem.channel and problem.what in (Kind.PAUSED, Kind.PAUSED_LONG)
+        if problem.what in UNSAFE_ON_FULL_DISK and not is_paused_channel:
+            is_everywhere = not problem.topic or problem.what is Kind.LACKING
+            where = [
+                address
+                for address, stats in unwell.items()
+                if (problem.node or address) == address
+                and (is_everywhere or problem.topic in {t.topic_name for t in stats.topics or ()})
+            ]
+            problem = problem._replace(unwell=", ".join(where))
+        yield problem
 
 
 def in_order(problems: Iterable[Problem]) -> list[Problem]:
@@ -261,9 +332,8 @@ def _of_daemons(sample: Sample) -> Iterator[Problem]:
         text = str(failure.error) if node is None else gone_text(node)
         yield Problem(kind, text, node=failure.address, weight=1 << 62)
     for address, _, stats in sample.reports:
-        if stats.health not in ("OK", ""):
-            text = f"nsqd says: {stats.health}"
-            yield Problem(Kind.NOT_WELL, text, node=address, weight=1 << 61)
+        if not stats.is_well:
+            yield Problem(Kind.NOT_WELL, stats.health, node=address, weight=1 << 61)
     versions = Counter(report.stats.version for report in sample.reports)
     if len(versions) > 1:
         text = ", ".join(f"{count} nsqd of {name}" for name, count in versions.most_common())
@@ -278,8 +348,9 @@ def in_a_line(kind: Kind, found: Sequence[Problem]) -> str:
 
 
 def gone_text(node: NodeState) -> str:
-    """Say since when an nsqd is gone, and why."""
-    return f"since {moment(node.seen_s or 0)}: {node.error}"
+    """Describe since when an nsqd is gone, why, and what it had."""
+    had = waiting_text(sum(row.depth for row in node.rows))
+    return f"since {moment(node.seen_s or 0)}: {node.error}; {had} then"
 
 
 def moment(time_s: float) -> str:
@@ -297,38 +368,56 @@ def _of_queue(
     waiting = waiting_text(row.depth)
     ingress = rates.ingress if rates else 0.0
     if row.channel and row.depth and not row.clients and not row.paused:
-        coming = f" and {rate_text(ingress)} come every second" if ingress > 0 else ""
-        yield of_row(Kind.GROWS if coming else Kind.NO_CONSUMERS, waiting + coming, row)
+        growth = f", +{rate_text(ingress)}/s" if ingress > 0 else ""
+        yield of_row(Kind.GROWS if growth else Kind.NO_CONSUMERS, waiting + growth, row)
     elif not row.channel and row.depth and not has_channels:
         yield of_row(Kind.NO_CHANNELS, f"{waiting} for the first channel", row)
     if bounds.max_depth is not None and row.depth > bounds.max_depth:
         yield of_row(Kind.DEEP, f"{waiting}, more than {bounds.max_depth:,}", row)
-    if rates and rates.timed_out > 0:
-        text = f"{rate_text(rates.timed_out)} messages time out every second"
-        problem = of_row(Kind.TIMEOUTS, f"{text}, {row.timed_out:,} so far", row)
-        yield problem._replace(weight=row.timed_out)
+
+
+def _of_consumers(then: QueueRow, now: QueueRow, rates: Rates, ago_s: float) -> Iterator[Problem]:
+    """Yield what is wrong with a channel whose consumers answered nothing between two looks.
+
+    A time-out is no answer; a requeue is one. What is in flight counts as what waits does: a
+    consumer may TOUCH forever. A consumer that takes what comes may collect a batch, so before
+    `BATCH_S` it is judged only if the channel has never finished a message.
+    """
+    timed_out, requeued = now.timed_out - then.timed_out, now.requeued - then.requeued
+    is_busy = all(row.clients and row.depth + row.in_flight for row in (then, now))
+    if not is_busy or rates.finish or requeued:
+        return
+    finished = then.messages - then.depth - then.deferred - then.in_flight  # ever
+    may_collect = ago_s < BATCH_S and finished > 0 and not (then.depth and now.depth)
+    kind = Kind.HANGS if now.in_flight else Kind.STUCK
+    if timed_out:
+        kind = Kind.TIMES_OUT
+    elif now.in_flight and may_collect:
+        if rates.ingress:
+            return
+        kind = Kind.MAY_HANG
+    in_flight = f", {now.in_flight:,} in flight" if now.in_flight else ""
+    came_back = f", {timed_out:,} timed out" if timed_out else ""
+    text = f"{waiting_text(now.depth)}{in_flight}; 0 finished{came_back} in {ago_s:.0f} s"
+    yield of_row(kind, text, now)
 
 
 def _of_window(
     then: QueueRow, now: QueueRow, rates: Rates, ago_s: float, bounds: Bounds
 ) -> Iterator[Problem]:
     """What two looks at the total of a channel show, and the rates between them."""
-    waiting = waiting_text(now.depth)
     growth = rates.ingress - rates.finish  # depth grows, too, when messages in flight come back
-    returned = now.requeued + now.timed_out - then.requeued - then.timed_out
-    if now.clients and now.depth and then.depth and not (rates.finish or rates.requeue):
-        took = f", {now.in_flight:,} are in flight" if now.in_flight else ""
-        text = f"{waiting}{took}, and none was finished in {ago_s:.0f} s"
-        yield of_row(Kind.STUCK, text, now)
-    elif now.clients and now.depth > bounds.behind_depth and growth > 0:
-        moved = f"{rate_text(rates.ingress)} come, {rate_text(rates.finish)} are finished"
-        text = f"{waiting}, {rate_text(growth)} more every second: {moved}"
+    if now.clients and now.depth > bounds.behind_depth and growth > 0:
+        moved = f"{rate_text(rates.ingress)}/s in, {rate_text(rates.finish)}/s finished"
+        text = f"{waiting_text(now.depth)}, +{rate_text(growth)}/s: {moved}"
         yield of_row(Kind.FALLS_BEHIND, text, now)
-    if returned >= LEAST_REQUEUED and rates.requeue > bounds.requeue_share * rates.egress:
-        share = min(1.0, rates.requeue / rates.egress) if rates.egress else 1.0
-        yield of_row(Kind.REQUEUES, f"{share:.0%} of what was sent came back", now)
+    requeued, sent = now.requeued - then.requeued, rates.egress * ago_s
+    least = LEAST_REQUEUED if rates.finish else LEAST_CIRCULATING
+    if requeued >= least and requeued > bounds.requeue_share * sent:
+        share = min(1.0, requeued / sent) if sent else 1.0
+        yield of_row(Kind.REQUEUES, f"{share:.0%} of deliveries requeued", now)
     if growth > 0 and now.disk > then.disk and now.disk > bounds.behind_depth:
-        yield of_row(Kind.ON_DISK, f"{now.disk:,} messages are on disk, and they become more", now)
+        yield of_row(Kind.ON_DISK, f"{now.disk:,} on disk, and growing", now)
 
 
 def _of_topology(sample: Sample) -> Iterator[Problem]:
@@ -349,7 +438,7 @@ def _of_topology(sample: Sample) -> Iterator[Problem]:
         has_consumers = any(row.clients for row in rows)
         for row in rows:
             if has_consumers and row.depth and not row.clients and not row.paused:
-                text = f"{row.depth:,} messages wait, and its consumers are elsewhere"
+                text = f"{waiting_text(row.depth)}, its consumers are connected elsewhere"
                 yield of_row(Kind.NO_CONSUMERS_THERE, text, row)
 
 
@@ -365,8 +454,8 @@ def problems_of_nodes(nodes: Iterable[NodeStatus], lookupds: Sequence[str]) -> I
 
 
 def waiting_text(count: int) -> str:
-    """``1 message waits``, ``2 messages wait``."""
-    return "1 message waits" if count == 1 else f"{count:,} messages wait"
+    """``1 waiting``, ``6,629 waiting``."""
+    return f"{count:,} waiting"
 
 
 def rate_text(per_s: float) -> str:

@@ -24,7 +24,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -76,9 +76,9 @@ class NodeState(NamedTuple):
     """An nsqd as a sample has it.
 
     ``silent_s`` is the time since its last answer, 0.0 while it answers; ``error`` says why, as far
-    as it is known. ``rows`` and ``consumers`` are empty while it is not counted. ``heap`` is the
-    memory in use in bytes, where it was asked for. ``seen_s`` is when it answered last, in seconds
-    since 1970, None for one that never did.
+    as it is known. With an error ``rows`` are the last known ones, without rates, and ``consumers``
+    are empty. ``heap`` is the memory in use in bytes, where it was asked for. ``seen_s`` is when it
+    answered last, in seconds since 1970, None for one that never did.
     """
 
     address: str
@@ -106,7 +106,7 @@ class Sample(NamedTuple):
 
     ``time_s`` is seconds since 1970, ``reports`` are their statistics. ``failures`` are the nsqd
     that do not count and why, and the nsqlookupd that did not answer. ``nodes`` has every nsqd that
-    was ever asked and is remembered.
+    was ever asked and is remembered. ``at_s`` is when it was taken, on the monotonic clock.
     """
 
     time_s: float
@@ -115,6 +115,7 @@ class Sample(NamedTuple):
     reports: tuple[NodeReport, ...]
     failures: tuple[DaemonFailure, ...]
     nodes: tuple[NodeState, ...] = ()
+    at_s: float = 0.0
 
     @property
     def started(self) -> dict[str, int]:
@@ -481,6 +482,8 @@ class Sampler:
                     error = DeadlineExceeded(f"{node.client.url}: no answer in time")
                 if error is not None:
                     failures.append(DaemonFailure(node.address, error))
+                    if any(row.rates for row in node.measured):
+                        node.measured = [replace(row, rates=None) for row in node.measured]
                 elif node.report is not None:
                     reports.append(node.report)
                 left = "" if node.is_announced else "not announced any more; "
@@ -489,7 +492,7 @@ class Sampler:
                 states.append(
                     NodeState(
                         node.address,
-                        self._wanted.among(node.measured) if error is None else [],
+                        self._wanted.among(node.measured),
                         node.consumers if not error and node.consumers_of == question else [],
                         stats.version if stats else "",
                         stats.health if stats else "",
@@ -499,6 +502,6 @@ class Sampler:
                         node.answered_at_s,
                     )
                 )
-        rows = [row for state in states for row in state.rows]
+        rows = [row for state in states if not state.error for row in state.rows]
         sums = self._sums.totals(rows)
-        return Sample(time_s, rows, sums, tuple(reports), tuple(failures), tuple(states))
+        return Sample(time_s, rows, sums, tuple(reports), tuple(failures), tuple(states), now_s)

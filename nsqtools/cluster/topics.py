@@ -57,6 +57,7 @@ class TopicReport:
     """What was found out about a topic.
 
     ``stats`` are those of each nsqd that has it; ``channels`` are on one, or nsqlookupd knows them.
+    ``unwell`` has the health and the statistics of those nsqd that cannot store messages.
     ``asked`` and ``failed`` say who answered and what went wrong; ``looked_at`` are the
     TCP addresses of nsqd that answered, if known, and ``known_topics`` names to suggest.
     """
@@ -64,6 +65,7 @@ class TopicReport:
     topic: str
     exists: bool = False
     stats: list[TopicStats] = field(default_factory=list)
+    unwell: list[tuple[str, TopicStats]] = field(default_factory=list)
     channels: set[str] = field(default_factory=set)
     asked: list[str] = field(default_factory=list)
     failed: list[NsqError] = field(default_factory=list)
@@ -101,7 +103,8 @@ def inspect_topic(cluster: Cluster, topic: str, newcomer: Address | None = None)
         if newcomer in (None, cluster.reachable(node.tcp))
     ]
     nsqds, impostors = cluster.nsqds_among(nodes)
-    answers, failed = cluster.ask(nsqds, lambda nsqd: _topics(nsqd, topic))
+    reports, failed = cluster.ask(nsqds, lambda nsqd: nsqd.stats(topic))
+    answers = {address: each.topics or () for address, each in reports.items()}
     report.asked += [*lookups, *answers]
     names = {cluster.names.get(address) for address in answers}
     report.looked_at |= {cluster.reachable(each.tcp) for each in nodes if str(each.http) in names}
@@ -111,6 +114,10 @@ def inspect_topic(cluster: Cluster, topic: str, newcomer: Address | None = None)
     for lookup in lookups.values():
         report.channels |= lookup.channels
     report.stats = list(chain.from_iterable(answers.values()))
+    for address, each in reports.items():
+        if not each.is_well:
+            text = f"{address} is not well ({each.health})"
+            report.unwell += [(text, stats) for stats in each.topics or ()]
     for stats in report.stats:
         report.channels |= {channel.channel_name for channel in stats.channels}
     if not report.exists:
@@ -172,7 +179,8 @@ def check_subscription(
 
     Raises `NotFoundError` for a topic that no daemon asked has, unless ``create``; and
     `ConfigurationError` when an ephemeral channel would destroy the topic's backlog, unless
-    ``force``.
+    ``force``. Raises `NsqError` when an nsqd with a full disk would drop it on its way to the
+    channel.
     """
     topic = report.topic
     if not report.exists:
@@ -186,6 +194,13 @@ def check_subscription(
             f"topic {topic} does not exist",
             hint=f"{meant} Use --create to subscribe all the same.".lstrip(),
         )
+    for text, stats in report.unwell:
+        if stats.depth and not stats.channels:
+            waiting = counted(stats.depth, "message")
+            raise NsqError(
+                f"{text}, and would drop {waiting} of topic {topic} on their way to {channel}",
+                hint="Make room on its disk first.",
+            )
     if is_ephemeral(channel) and report.backlog and not force:
         where = " on an nsqd" if report.channels else ""  # others have some, or know of them
         count = counted(report.backlog, "message")
@@ -199,6 +214,9 @@ def check_subscription(
             f"cannot check whether messages wait in topic {topic} ({report.failed[0]}); "
             "what this run does not read of them is lost"
         )
+    for text, stats in report.unwell:
+        if channel not in {each.channel_name for each in stats.channels}:
+            return f"{text}: channel {topic}/{channel} misses what it cannot write"
     return ""
 
 

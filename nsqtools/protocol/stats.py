@@ -129,6 +129,11 @@ class NsqdStats:
     memory: dict[str, int] | None
     producers: tuple[ClientStats, ...] | None
 
+    @property
+    def is_well(self) -> bool:
+        """Whether nsqd can store messages: its health is ``NOK - reason`` after a failed write."""
+        return self.health in ("OK", "")
+
     def encoded(self) -> Iterator[bytes]:
         """Yield the JSON in small pieces: of thousands of topics it takes a while to make."""
         document = document_of(self)

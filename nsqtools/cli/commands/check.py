@@ -153,7 +153,7 @@ def _is_ignored(problem: Problem, globs: Sequence[str]) -> bool:
 def _text(verdict: Verdict, shown: Sequence[Problem], status: int) -> Iterator[str]:
     for problem in shown:
         yield _line(problem, verdict)
-        yield f"          {problem.what.remedy}"
+        yield f"          {problem.remedy}"
     for line in verdict.not_judged:
         yield escape_line(f"not judged: {line}")
     yield f"{WORDS[status]}: {_summary(verdict, shown)}"
@@ -173,7 +173,10 @@ def _summary(verdict: Verdict, shown: Sequence[Problem]) -> str:
     counts = Counter(each.severity.word for each in shown)
     found = ", ".join(f"{count} {word}" for word, count in counts.items()) or "no problems"
     sample = verdict.sample
-    return f"{found}; {len(sample.reports)} nsqd, {len(sample.totals)} topics and channels"
+    answering = f"{len(sample.reports)} nsqd"
+    if len(sample.nodes) > len(sample.reports):
+        answering = f"{len(sample.reports)} of {len(sample.nodes)} nsqd respond"
+    return f"{found}; {answering}, {len(sample.totals)} topics and channels"
 
 
 def _nagios(verdict: Verdict, shown: Sequence[Problem], status: int) -> Iterator[str]:
@@ -183,7 +186,7 @@ def _nagios(verdict: Verdict, shown: Sequence[Problem], status: int) -> Iterator
     first = "; ".join(f"{each.kind} {each.where}".strip() for each in shown[:3])
     text = f"NSQ {WORDS[status]} - {first or _summary(verdict, shown)}".replace("|", "/")
     yield f"{escape_line(text)} | {figures}"
-    said = [f"{_line(problem, verdict)}. {problem.what.remedy}" for problem in shown]
+    said = [f"{_line(problem, verdict)}. {problem.remedy}" for problem in shown]
     said += [f"not judged: {line}" for line in verdict.not_judged]
     yield from (escape_line(line).replace("|", "/") for line in said)  # a bar would begin figures
 
@@ -210,7 +213,7 @@ def check_document(verdict: Verdict, shown: Sequence[Problem], status: int) -> d
                 "kind": each.kind,
                 **{name: getattr(each, name) or None for name in ("topic", "channel", "node")},
                 "text": each.text,
-                "remedy": each.what.remedy,
+                "remedy": each.remedy,
                 "since": utc_text(since.get(each.key, verdict.memory.time_s)),
             }
             for each in shown
@@ -238,8 +241,15 @@ def _load(path: Path) -> Memory:
             (float(time_s), {queue: int(count) for queue, count in each.items()})
             for time_s, each in document.get("counts", ())
         ]
-        memory = Memory(nsqds, problems, float(document["time_s"]), counts)
-        for time_s in (memory.time_s, *problems.values(), *(time_s for time_s, _ in counts)):
+        asked = [str(address) for address in document.get("asked", ())]
+        waiting = {at: (int(n), float(t)) for at, (n, t) in document.get("waiting", {}).items()}
+        memory = Memory(nsqds, problems, float(document["time_s"]), counts, asked, waiting)
+        times = (
+            *problems.values(),
+            *(each[0] for each in counts),
+            *(t for _, t in waiting.values()),
+        )
+        for time_s in (memory.time_s, *times):
             utc_text(time_s)  # in the calendar
         return memory
     except FileNotFoundError:

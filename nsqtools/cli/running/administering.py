@@ -114,7 +114,7 @@ class Changing(ClusterListing):
 
     def carry_out(self, cluster: Cluster, plan: AdminPlan, *, yes: bool) -> int:
         """Show the plan, ask when it destroys something, apply it, and tell how it ended."""
-        from nsqtools.cluster.admin import apply
+        from nsqtools.cluster.admin import apply, unwell_nsqds
 
         form, runtime = self.form, self.runtime
         form.check(COLUMNS if self.dry_run else (*COLUMNS, "error"))
@@ -124,7 +124,7 @@ class Changing(ClusterListing):
         partly = ExitStatus.PARTLY_DONE if plan.failures else ExitStatus.DONE
         if self.dry_run:
             write_records(runtime, COLUMNS, list(map(document, plan.steps)), form)
-            return partly
+            return tell_left_out(unwell_nsqds(cluster, plan.steps), runtime) or partly
         if plan.is_destructive and not runtime.agree(lines(plan.steps), "Go on?", yes=yes):
             return ExitStatus.FAILED
         outcomes = apply(cluster, plan)

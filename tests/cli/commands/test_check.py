@@ -1,6 +1,7 @@
 """``nsq check`` on real daemons: faults that were made on purpose, and a cluster without any."""
 
 import json
+import re
 import socket
 import tarfile
 import threading
@@ -20,6 +21,7 @@ from plugins.raw_client import RawClient, RawPeer
 from plugins.servers import AnyNsqd, Nsqd, Serve
 from plugins.waiting import patience_s, wait_until
 
+from nsqtools.cluster import problems
 from nsqtools.cluster.check import without_secrets
 from nsqtools.cluster.problems import Bounds, Earlier, Kind, Past, Problem, comparable, problems_of
 from nsqtools.cluster.queue_rows import NodeReport, QueueRow, rows_of_topic, totals
@@ -46,7 +48,7 @@ def test_an_nsqd_that_answers_the_second_time_alone_is_no_growth() -> None:
             for at, n in depths.items()
         ]
         reports = [NodeReport(at, 0.0, read_stats({"start_time": started})) for at in depths]
-        return Sample(time_s, rows, totals(rows), tuple(reports), ())
+        return Sample(time_s, rows, totals(rows), tuple(reports), (), at_s=time_s)
 
     def found(then: Sample, now: Sample, ago_s: float = 10.0) -> list[Problem]:
         return problems_of(now, Earlier(comparable(then, now), ago_s))
@@ -54,7 +56,7 @@ def test_an_nsqd_that_answers_the_second_time_alone_is_no_growth() -> None:
     [later] = found(sample_of(a=1), sample_of(a=1, b=2000))
     [grows] = found(sample_of(a=1, b=1), sample_of(a=1, b=2), 60.0)
     assert (later.what, grows.what) == (Kind.NO_CONSUMERS, Kind.GROWS)
-    assert grows.text == "3 messages wait and <0.1 come every second"
+    assert grows.text == "3 waiting, +<0.1/s"
     (past := Past()).add(sample_of(a=1))
     assert past.before(sample_of(61.0, a=1)) == Earlier(sample_of(a=1).totals, 60.0)
     assert past.before(sample_of(61.0, started=2, a=1)) == Earlier([], 60.0)
@@ -187,7 +189,7 @@ def test_a_healthy_cluster_has_no_problem_and_each_of_twenty_faults_is_named(
         ("warning", "no channels", "unread", None, None),
         ("warning", "channel missing", "half", "c", None),
         ("warning", "requeues", "requeued", "c", None),
-        ("warning", "timeouts", "slow", "c", None),
+        ("critical", "stuck", "slow", "c", None),
         ("warning", "paused long", "long", "c", None),
         ("warning", "not registered", None, None, half_known.http_address),
         ("note", "restarted", None, None, b.http_address),
@@ -202,7 +204,6 @@ def test_a_healthy_cluster_has_no_problem_and_each_of_twenty_faults_is_named(
         *(("no consumers", topic) for topic in ("deep", "half", "orders")),
         ("paused", "long"),
         ("on disk", "behind"),
-        ("requeues", "slow"),
         ("stuck", "uneven"),
     }
     assert all(each["remedy"] for each in verdict["problems"])
@@ -251,6 +252,77 @@ def test_a_message_that_waits_for_too_long_is_found_without_a_look_at_any(
         state.write_text(json.dumps(memory)[:-1] + f", {each}}}")
         result = run_nsq(at)
         assert (result.status, "it is not a file of nsq check" in result.err) == (3, True)
+
+
+def test_messages_that_a_consumer_holds_are_stuck_and_grow_old(
+    run_nsq: RunNsq, embedded_nsqd: AnyNsqd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(problems, "LEAST_WINDOW_S", 0.1)
+    nsqd = embedded_nsqd()
+    nsqd.create_channel("clicks", "c")
+    nsqd.publish("clicks", *[b"x"] * 500)
+    at = ["check", f"--nsqd-http-address={nsqd.http_address}", f"--state={tmp_path / 'state'}"]
+    with RawClient(nsqd.tcp_address) as consumer:
+        consumer.subscribe("clicks", "c", ready=2000)
+        consumer.read_messages(500)
+        run_nsq([*at, "--window=0", "--max-age=100ms"])
+        result = run_nsq([*at, "--window=200ms", "--max-age=100ms", "--json"])
+    found = {each["kind"]: each["text"] for each in json.loads(result.out)["problems"]}
+    assert (result.status, [*found]) == (2, ["stuck", "old"])
+    assert found["stuck"].startswith("0 waiting, 500 in flight; 0 finished in ")
+    assert found["old"].startswith("0 waiting, 500 in flight; one since before ")
+
+
+def test_what_a_run_at_other_addresses_left_is_not_judged(
+    run_nsq: RunNsq, cluster: RunningCluster, tmp_path: Path
+) -> None:
+    state = tmp_path / "state.json"
+    check = ["check", "--window=0", f"--state={state}", "--json"]
+    first, second = cluster.lookupd_options
+    for nsqd in cluster.nsqds:
+        nsqd.publish("clicks", b"x")
+    run_nsq([*check, first])
+
+    def judged(*options: str) -> tuple[set[str], str]:
+        verdict = json.loads(run_nsq([*check, *options]).out)
+        return {each["kind"] for each in verdict["problems"]}, " ".join(verdict["not_judged"])
+
+    kept = state.read_bytes()
+    for options in (cluster.nsqd_options[:1], [second]):
+        state.write_bytes(kept)
+        kinds, not_judged = judged(*options)
+        assert ("left" in kinds, "the run that left --state asked 127.0.0.1:" in not_judged) == (
+            False,
+            True,
+        )
+    legacy = json.loads(kept)
+    del legacy["asked"], legacy["waiting"]  # as 0.3.0 wrote it
+    left = cluster.nsqds[0]
+    left.stop()
+    wait_until(lambda: len(cluster.lookupds[0].json("/nodes")["producers"]) == 1, what="it left")
+    for document in (kept, json.dumps(legacy).encode()):
+        state.write_bytes(document)
+        assert "left" in judged(first)[0]
+    state.write_bytes(kept)
+    cluster.lookupds[0].kill()  # which may announce it still, as far as anybody knows
+    kinds, not_judged = judged(first, second)
+    why = f"whether {left.http_address} left: {cluster.lookupds[0].http_address} does not respond"
+    assert ("left" in kinds, why in not_judged) == (False, True)
+
+
+def test_what_a_dead_nsqd_had_is_named_and_left_out_of_sums(
+    run_nsq: RunNsq, embedded_nsqd: AnyNsqd, tmp_path: Path
+) -> None:
+    alive, dead = embedded_nsqd(), embedded_nsqd()
+    dead.publish("clicks", b"1", b"2")
+    at = [f"--nsqd-http-address={each.http_address}" for each in (alive, dead)]
+    check = ["check", "--window=0", f"--state={tmp_path / 'state'}", *at]
+    run_nsq(check)
+    dead.kill()
+    said = run_nsq(check).out.decode()
+    assert re.search(rf"no answer {dead.http_address}: .*; 2 waiting when last seen 20", said)
+    assert f"not judged: the queues of {dead.http_address}: no response" in said
+    assert "; 1 of 2 nsqd respond, 0 topics and channels" in said
 
 
 def test_a_clock_that_is_wrong_and_one_question_without_an_answer_are_named(

@@ -69,7 +69,7 @@ def test_a_queue_grows_or_is_empty_in_a_while() -> None:
 
 
 def test_a_channel_paused_on_one_of_its_nsqd_is_said_to_be() -> None:
-    waiting = {0: "0 messages wait", 1: "1 message waits", 1000: "1,000 messages wait"}
+    waiting = {0: "0 waiting", 1000: "1,000 waiting"}
     for depth, text in waiting.items():
         rows = [row("a", "c", node="one", depth=depth, paused=True), row("a", "c", node="two")]
         assert [each.text for each in problems_of(sample(*rows))] == [f"on 1 of 2 nsqd; {text}"]
