@@ -85,7 +85,9 @@ def summary(sample: Sample, width: int) -> str:
     clock = datetime.fromtimestamp(sample.time_s).strftime("%H:%M:%S")
     parts = (
         f"nsq top {clock}",
-        f"{len(sample.nodes)} nsqd" + (f", {silent} silent" if silent else ""),
+        f"{len(sample.nodes) - silent} of {len(sample.nodes)} nsqd respond"
+        if silent
+        else f"{len(sample.nodes)} nsqd",
         counted(sums.topics, "topic"),
         f"waiting {sums.depth}",
         f"ingress {short(sums.ingress)}/s",
@@ -110,7 +112,8 @@ def problem_page(problems: Sequence[Problem]) -> list[str]:
     """Every problem by kind, with what helps."""
     lines = []
     for kind, found in by_kind(problems).items():
-        lines += [f"{kind.severity.word} {kind.word}: {kind.remedy}"]
+        remedies = dict.fromkeys(problem.remedy for problem in found)
+        lines += [f"{kind.severity.word} {kind.word}: {' '.join(remedies)}"]
         lines += [f"    {each.where} {each.text}" for each in found]
     return lines or ["nothing is wrong"]
 

@@ -254,7 +254,8 @@ def lines_of(sample: Sample, kind: ViewKind, scope: Scope) -> list[Line]:
         ]
     rows = sample.totals
     if scope.node:
-        rows = totals(row for row in sample.rows if row.node == scope.node)
+        nodes = (node for node in sample.nodes if node.address == scope.node)
+        rows = totals(row for node in nodes for row in node.rows)  # the last known ones, too
     if kind is ViewKind.CHANNELS:
         return [
             Line(row.channel, row, row.paused)

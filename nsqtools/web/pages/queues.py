@@ -17,7 +17,14 @@ from starlette.requests import Request
 from nsqtools.cluster.directory import DaemonFailure
 from nsqtools.cluster.inventory import NodeStatus, list_nodes
 from nsqtools.cluster.problems import gone_text
-from nsqtools.cluster.queue_rows import ConsumerMeter, ConsumerRow, NodeReport, QueueRow, sums_of
+from nsqtools.cluster.queue_rows import (
+    ConsumerMeter,
+    ConsumerRow,
+    NodeReport,
+    QueueRow,
+    Sums,
+    sums_of,
+)
 from nsqtools.cluster.stats_documents import CONSUMER_NUMBERS
 from nsqtools.cluster.topics import all_of, announced_topics
 from nsqtools.errors import NotFoundError, NsqError
@@ -88,8 +95,10 @@ def _row(snapshot: Snapshot, topic: str, channel: str) -> QueueRow:
             return each
     what = f"channel {topic}/{channel}" if channel else f"topic {topic}"
     hint = "It may have been deleted, or the next sample shows it."
-    if gone := len(snapshot.gone):
-        hint = f"It may be on one of the {gone} nsqd that are gone, or have been deleted."
+    if had := ", ".join(row.node for row in snapshot.on_nodes(topic, channel)):
+        hint = f"It was on {had}, which does not respond, when that was last seen."
+    elif silent := ", ".join(snapshot.silent):
+        hint = f"It may have been deleted, or be on {silent}, which does not respond."
     raise NotFoundError(f"no nsqd that answers has the {what}", hint=hint)
 
 
@@ -143,7 +152,7 @@ def show_nodes(site: Site, request: Request) -> Values:
             failures=failures,
             newest=newest_version(node.version for node in found),
             lookupds=len(cluster.lookupds),
-            nodes=[(node, sums_of(snapshot.of_node(node.address))) for node in found],
+            nodes=[(node, _sums_of_node(snapshot, node.address)) for node in found],
         )
     status = next((node for node in found if node.address == asked), None)
     if status is None:
@@ -168,12 +177,18 @@ def show_nodes(site: Site, request: Request) -> Values:
         status=status,
         stats=stats,
         error=error,
-        sums=sums_of(here),
+        sums=_sums_of_node(snapshot, asked),
         charts=site.charts(request, (asked, "", "")),
         lines=lines_of(here, QueueQuery(page=page_number(request.query_params))),
         page_address=lambda page: site.to.page("/nodes", node=asked, page=f"{page}"),
         now_s=time.time(),
     )
+
+
+def _sums_of_node(snapshot: Snapshot, address: str) -> Sums | None:
+    """Return the sums of an nsqd, the last known ones where it is gone, None before it is seen."""
+    is_seen = address in snapshot.reports or address in snapshot.gone
+    return sums_of(snapshot.of_node(address)) if is_seen else None
 
 
 def _all_nodes(site: Site) -> tuple[list[NodeStatus], list[DaemonFailure]]:

@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 from nsqtools.cluster.problems import Earlier, Problem, problems_of
 from nsqtools.cluster.queue_rows import Key, QueueRow, sums_of
-from nsqtools.cluster.sampling import Sample
+from nsqtools.cluster.sampling import NodeState, Sample
 from nsqtools.cluster.stats_documents import COLUMNS
 
 
@@ -31,7 +31,8 @@ class Snapshot:
             for row in sample.totals
             if earlier and row.key in before
         }
-        self.gone = {node.address: node for node in sample.nodes if node.is_gone}
+        self.silent = {node.address: node for node in sample.nodes if node.error}
+        self.gone = {address: node for address, node in self.silent.items() if node.is_gone}
         self.reports = {each.address: each for each in sample.reports}
         self._rows_of = {node.address: node.rows for node in sample.nodes}
 
@@ -51,12 +52,26 @@ class Snapshot:
         return sorted(rows, key=lambda row: -row.depth)
 
     def on_nodes(self, topic: str, channel: str = "") -> list[QueueRow]:
-        """Return a queue on each nsqd that has it."""
-        rows = (row for row in self.sample.rows if row.topic == topic and row.channel == channel)
-        return sorted(rows, key=lambda row: row.node)
+        """Return a queue on each nsqd that has it, or had it when it was last seen."""
+        last_known = (row for node in self.gone.values() for row in node.rows)
+        rows = (row for row in (*self.sample.rows, *last_known) if row.topic == topic)
+        return sorted((row for row in rows if row.channel == channel), key=lambda row: row.node)
+
+    def left_out(self, topic: str = "", channel: str = "") -> list[tuple[NodeState, int | None]]:
+        """Return the nsqd that the sums of a queue, or of all, leave out, with what waited there.
+
+        None for an nsqd that has not been seen: it may have the queue.
+        """
+        found: list[tuple[NodeState, int | None]] = []
+        for node in self.silent.values():
+            rows = [row for row in node.rows if topic in ("", row.topic)]
+            rows = [row for row in rows if channel in ("", row.channel)]
+            if rows or not topic or not node.is_gone:
+                found.append((node, sum(row.depth for row in rows) if node.is_gone else None))
+        return found
 
     def of_node(self, node: str) -> list[QueueRow]:
-        """Return the queues of an nsqd."""
+        """Return the queues of an nsqd, as they were last seen where it does not answer."""
         return self._rows_of.get(node, [])
 
     def problems_of_queue(self, topic: str, channel: str = "") -> list[Problem]:

@@ -51,7 +51,7 @@ def test_topics_fill_80_by_24_and_depth_means_what_it_means_elsewhere(
     open_top: OpenTop, nsqd: Nsqd, run_nsq: RunNsq
 ) -> None:
     shown = [
-        "! 2 warning  no consumers (2) clicks/arch: 3 messages wait",
+        "! 2 warning  no consumers (2) clicks/arch: 3 waiting",
         "topics  left out: in_flight, trend, e2e_ms, timed_out",
         "topic▼              depth  waiting  ingress   finish  requeue  clients  channels",
         "clicks                  0        6      0.0      0.0      0.0        0         2",
@@ -146,7 +146,7 @@ def test_frozen_means_frozen(top: TerminalScreen, nsqd: Nsqd) -> None:
     top.wait_until(lambda lines: lines == frozen, what="all as it was")
     top.see(" ", "orders", gone="[frozen]")
     nsqd.kill()
-    top.wait_for("1 silent", "! 1 critical", f"gone {nsqd.http_address}: since")
+    top.wait_for("0 of 1 nsqd respond", "! 1 critical", f"gone {nsqd.http_address}: since")
     top.see("!", "critical gone: Start it again")
 
 
@@ -343,7 +343,7 @@ def test_an_nsqd_that_hangs_holds_up_neither_keys_nor_the_others(
     top.wait_for("clicks", "2 nsqd")
     hanging.pause()
 
-    top.wait_for("1 silent", f"gone {hanging.http_address}")
+    top.wait_for("1 of 2 nsqd respond", f"gone {hanging.http_address}")
     nsqd.create_topic("orders")
     top.wait_for("orders", f"gone {hanging.http_address}")
     top.see(ENTER, "topics > clicks")

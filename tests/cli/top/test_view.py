@@ -147,3 +147,15 @@ def test_numbers_stay_short_texts_fit_and_trends_are_bars() -> None:
     assert sparkline([0, 1, 7, 3.5], 3) == "▁█▄"
     assert fit("表表表", 5) == "表表…"
     assert fit("ab", 4, is_right=True) == "  ab"
+
+
+def test_an_nsqd_that_does_not_respond_keeps_its_last_numbers_and_sums_leave_it_out() -> None:
+    sample = sample_of({"a:1": {"clicks": 5}, "b:1": {"clicks": 9}})
+    alive, dead = sample.nodes
+    nodes = (alive, dead._replace(error="connection refused", silent_s=72.0))
+    view = view_of(Sample(0, alive.rows, totals(alive.rows), (), (), nodes))
+    assert "1 of 2 nsqd respond  1 topic  waiting 5" in texts(view)[0]
+    press(view, "2", "j")
+    assert ["b:1", "silent", "1m", "9"] in [text.split()[:4] for text in texts(view)]
+    press(view, "enter")
+    assert ["clicks", "9"] in [text.split()[:2] for text in texts(view)]
