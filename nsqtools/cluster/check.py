@@ -30,6 +30,7 @@ from nsqtools.cluster.problems import (
     comparable,
     guarded,
     in_order,
+    messages_text,
     moment,
     of_row,
     problems_of,
@@ -58,7 +59,7 @@ class Memory:
     ``nsqds`` has when each nsqd started, by address; ``problems`` since when each is there. With a
     bound for the age of messages, ``counts`` are the times of some runs, the oldest first, each
     with the messages that every queue in which some waited had got by then. ``asked`` are the nsqd
-    given and the nsqlookupd that answered, which a state of 0.3.0 does not have; ``waiting`` has
+    given and the nsqlookupd that answered, which a state of 0.3.0 does not have; ``had`` has
     the messages of each nsqd, with the time they were counted.
     """
 
@@ -67,7 +68,7 @@ class Memory:
     time_s: float = 0.0
     counts: Sequence[tuple[float, Mapping[str, int]]] = ()
     asked: Sequence[str] = ()
-    waiting: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    had: Mapping[str, tuple[int, float]] = field(default_factory=dict)
 
 
 class Verdict(NamedTuple):
@@ -160,32 +161,32 @@ def take_verdict(
     problems = {each.key: before.problems.get(each.key, sample.time_s) for each in found}
     nsqds = {**before.nsqds, **sample.started}
     asked = sorted(answered.union(before.asked))
-    waiting = {**before.waiting, **_waiting_on_nodes(sample)}
-    after = Memory(nsqds, problems, sample.time_s, before.counts, asked, waiting)
-    silent_nodes = {at: seen for at, seen in waiting.items() if at not in sample.started}
+    had = {**before.had, **_messages_on_nodes(sample)}
+    after = Memory(nsqds, problems, sample.time_s, before.counts, asked, had)
+    silent_nodes = {at: seen for at, seen in had.items() if at not in sample.started}
     found = [*guarded(_with_last_known(found, silent_nodes), sample)]
     return Verdict(tuple(in_order(found)), tuple(not_judged), sample, after)
 
 
-def _waiting_on_nodes(sample: Sample) -> dict[str, tuple[int, float]]:
-    """Count what waits on each nsqd that answered, now or the first time."""
+def _messages_on_nodes(sample: Sample) -> dict[str, tuple[int, float]]:
+    """Count the messages of each nsqd that answered, now or the first time."""
     return {
-        node.address: (sum(row.depth for row in node.rows), node.seen_s)
+        node.address: (sum(row.kept for row in node.rows), node.seen_s)
         for node in sample.nodes
         if node.seen_s is not None
     }
 
 
 def _with_last_known(
-    problems: Iterable[Problem], waiting: Mapping[str, tuple[int, float]]
+    problems: Iterable[Problem], had: Mapping[str, tuple[int, float]]
 ) -> Iterator[Problem]:
     """Yield problems, with what an nsqd had when it was last seen."""
     kinds = Kind.NO_ANSWER, Kind.LEFT, Kind.UNREACHABLE
     for problem in problems:
-        if problem.what in kinds and problem.node in waiting:
-            count, time_s = waiting[problem.node]
-            had = f"{waiting_text(count)} when last seen {moment(time_s)}"
-            problem = problem._replace(text=f"{problem.text}; {had}")
+        if problem.what in kinds and problem.node in had:
+            count, time_s = had[problem.node]
+            then = f"{messages_text(count)} when last seen {moment(time_s)}"
+            problem = problem._replace(text=f"{problem.text}; {then}")
         yield problem
 
 

@@ -349,7 +349,7 @@ def in_a_line(kind: Kind, found: Sequence[Problem]) -> str:
 
 def gone_text(node: NodeState) -> str:
     """Describe since when an nsqd is gone, why, and what it had."""
-    had = waiting_text(sum(row.depth for row in node.rows))
+    had = messages_text(sum(row.kept for row in node.rows))
     return f"since {moment(node.seen_s or 0)}: {node.error}; {had} then"
 
 
@@ -456,6 +456,11 @@ def problems_of_nodes(nodes: Iterable[NodeStatus], lookupds: Sequence[str]) -> I
 def waiting_text(count: int) -> str:
     """``1 waiting``, ``6,629 waiting``."""
     return f"{count:,} waiting"
+
+
+def messages_text(count: int) -> str:
+    """``1 message``, ``6,629 messages``."""
+    return f"{count:,} message{'s' if count != 1 else ''}"
 
 
 def rate_text(per_s: float) -> str:

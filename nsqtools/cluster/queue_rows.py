@@ -78,6 +78,11 @@ class QueueRow:
         return self.node, self.topic, self.channel
 
     @property
+    def kept(self) -> int:
+        """Messages that nsqd has for it: queued, in flight and deferred."""
+        return self.depth + self.in_flight + self.deferred
+
+    @property
     def memory(self) -> int:
         """Messages queued in memory; nsqd reads both counts one after the other."""
         return max(0, self.depth - self.disk)

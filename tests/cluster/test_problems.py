@@ -297,7 +297,7 @@ def test_what_restarts_an_nsqd_keeps_its_messages(any_nsqd: AnyNsqd, stack: Exit
     stage.begin()
     nsqd.stop()
     gone = stage.judge()
-    assert gone[Kind.GONE].text.endswith("; 30 waiting then")
+    assert gone[Kind.GONE].text.endswith("; 30 messages then")
     nsqd.start()
     wait_until(lambda: Kind.GONE not in stage.judge(), what="it answers again")
     assert nsqd.depth("t", "c") == COUNT

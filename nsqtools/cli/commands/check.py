@@ -242,12 +242,12 @@ def _load(path: Path) -> Memory:
             for time_s, each in document.get("counts", ())
         ]
         asked = [str(address) for address in document.get("asked", ())]
-        waiting = {at: (int(n), float(t)) for at, (n, t) in document.get("waiting", {}).items()}
-        memory = Memory(nsqds, problems, float(document["time_s"]), counts, asked, waiting)
+        had = {at: (int(n), float(t)) for at, (n, t) in document.get("had", {}).items()}
+        memory = Memory(nsqds, problems, float(document["time_s"]), counts, asked, had)
         times = (
             *problems.values(),
             *(each[0] for each in counts),
-            *(t for _, t in waiting.values()),
+            *(t for _, t in had.values()),
         )
         for time_s in (memory.time_s, *times):
             utc_text(time_s)  # in the calendar

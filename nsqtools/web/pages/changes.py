@@ -66,7 +66,7 @@ def _plan(site: Site, request: Request, change: TopicChange, refusal: str = "") 
         change.channel,
         change=change,
         plan=plan,
-        kept=sum(row.depth + row.in_flight + row.deferred for row in channels),
+        kept=sum(row.kept for row in channels),
         refusal=refusal,
     )
 

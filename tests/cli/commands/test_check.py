@@ -296,7 +296,7 @@ def test_what_a_run_at_other_addresses_left_is_not_judged(
             True,
         )
     legacy = json.loads(kept)
-    del legacy["asked"], legacy["waiting"]  # as 0.3.0 wrote it
+    del legacy["asked"], legacy["had"]  # as 0.3.0 wrote it
     left = cluster.nsqds[0]
     left.stop()
     wait_until(lambda: len(cluster.lookupds[0].json("/nodes")["producers"]) == 1, what="it left")
@@ -320,7 +320,7 @@ def test_what_a_dead_nsqd_had_is_named_and_left_out_of_sums(
     run_nsq(check)
     dead.kill()
     said = run_nsq(check).out.decode()
-    assert re.search(rf"no answer {dead.http_address}: .*; 2 waiting when last seen 20", said)
+    assert re.search(rf"no answer {dead.http_address}: .*; 2 messages when last seen 20", said)
     assert f"not judged: the queues of {dead.http_address}: no response" in said
     assert "; 1 of 2 nsqd respond, 0 topics and channels" in said
 
