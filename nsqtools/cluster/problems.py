@@ -36,7 +36,8 @@ PAST_STEP_S = 10.0
 LEAST_REQUEUED = 10
 """The share of fewer messages means nothing, unless none was finished."""
 LEAST_CIRCULATING = 2
-"""Requeues without a finished message from which on a message circulates."""
+"""Requeues without a finished message from which on a message circulates. One is enough where
+others wait: a consumer that backs off tries one message at a time."""
 BATCH_S = 45.0
 """A consumer may collect a batch for so long: nsq_to_file finishes every 30 s by default."""
 
@@ -412,7 +413,7 @@ def _of_window(
         text = f"{waiting_text(now.depth)}, +{rate_text(growth)}/s: {moved}"
         yield of_row(Kind.FALLS_BEHIND, text, now)
     requeued, sent = now.requeued - then.requeued, rates.egress * ago_s
-    least = LEAST_REQUEUED if rates.finish else LEAST_CIRCULATING
+    least = LEAST_REQUEUED if rates.finish else 1 if now.depth else LEAST_CIRCULATING
     if requeued >= least and requeued > bounds.requeue_share * sent:
         share = min(1.0, requeued / sent) if sent else 1.0
         yield of_row(Kind.REQUEUES, f"{share:.0%} of deliveries requeued", now)

@@ -2,13 +2,13 @@
 
 import json
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from plugins.cli import RunNsq
+from plugins.clusters import RunningCluster
 from plugins.raw_client import RawClient, Received
 from plugins.servers import AnyNsqd, GoNsqd, Nsqd, Serve
 from plugins.waiting import wait_until
@@ -30,11 +30,13 @@ from nsqtools.cluster.problems import (
 from nsqtools.cluster.sampling import Sample, SampleFilter, Sampler
 
 COUNT = 30
-WINDOW_S = 10.0  # which no test waits for
 
 
 class Stage:
-    """A topic on one nsqd, with `COUNT` messages and a channel or none, and one consumer."""
+    """A topic ``t`` and its channel ``c`` on one nsqd, and what a consumer holds and has finished.
+
+    Each step of a fault or of a remedy is a method, with numbers.
+    """
 
     def __init__(self, nsqd: Nsqd, stack: ExitStack) -> None:
         self.nsqd, self._stack = nsqd, stack
@@ -42,228 +44,138 @@ class Stage:
         self.finished = 0
         cluster = stack.enter_context(Cluster(ClusterAddresses([nsqd.http_address])))
         self._sampler = Sampler(cluster, SampleFilter())
-        self.first = self._sampler.sample()
+        nsqd.create_topic("t")
+        self.look()
 
-    def begin(self) -> None:
-        """Begin to look."""
-        self.first = self._sampler.sample()
+    def do(self, steps: str) -> None:
+        for step in steps.split(", "):
+            name, *numbers = step.split()
+            getattr(self, name)(*map(int, numbers))
 
-    def judge(self, window_s: float = WINDOW_S) -> dict[Kind, Problem]:
-        """Judge what happened since `begin`, as if that was ``window_s`` ago."""
+    def look(self) -> None:
+        self._first = self._sampler.sample()
+
+    def judge(self, window_s: float = 10.0) -> dict[Kind, Problem]:
+        """Judge what happened since `look`, as if that was ``window_s`` ago."""
         now = self._sampler.sample()
-        earlier = Earlier(comparable(self.first, now), window_s)
+        earlier = Earlier(comparable(self._first, now), window_s)
         return {each.what: each for each in problems_of(now, earlier, Bounds(behind_depth=5))}
 
-    def channel(self, *, paused: bool = False) -> None:
+    def channel(self) -> None:
         self.nsqd.create_channel("t", "c")
-        if paused:
-            self.nsqd.post("/channel/pause", topic="t", channel="c")
-        self.publish(COUNT)
 
-    def publish(self, count: int) -> None:
+    def publish(self, count: int = COUNT) -> None:
         self.nsqd.publish("t", *[b"x"] * count)
 
-    def consume(self, ready: int = COUNT, take: int | None = None, **identity: object) -> None:
-        """Connect a consumer, which takes messages and holds them."""
-        self.client = self._stack.enter_context(RawClient(self.nsqd.tcp_address))
-        if identity:
-            self.client.identify(**identity)
-        self.client.subscribe("t", "c", ready=ready)
-        self.held += self.client.read_messages(ready if take is None else take)
+    def pause(self, is_paused: int = 1) -> None:
+        self.nsqd.post(f"/channel/{'' if is_paused else 'un'}pause", topic="t", channel="c")
 
-    def finish(self, count: int | None = None) -> None:
-        """Finish what is held, or some of it."""
-        done, self.held = self.held[:count], self.held[len(self.held[:count]) :]
+    def pause_topic(self, is_paused: int = 1) -> None:
+        self.nsqd.post(f"/topic/{'' if is_paused else 'un'}pause", topic="t")
+
+    def consume(self, ready: int, msg_timeout: int = 0) -> None:
+        """Connect a consumer; what was held is lost to it."""
+        self.held.clear()
+        self.client = self._stack.enter_context(RawClient(self.nsqd.tcp_address))
+        if msg_timeout:
+            self.client.identify(msg_timeout=msg_timeout)
+        self.client.subscribe("t", "c", ready=ready)
+
+    def hold(self, count: int = COUNT) -> None:
+        self.held += self.client.read_messages(count)
+
+    def ready(self, count: int) -> None:
+        self.client.send(b"RDY %d\n" % count)
+
+    def finish(self, count: int = COUNT) -> None:
+        done, self.held = self.held[:count], self.held[count:]
         self.finished += len(done)
         self.client.finish(done)
 
     def requeue(self, times: int) -> None:
         for _ in range(times):
             self.client.send(b"REQ %b 0\n" % self.held.pop(0).id)
-            self.held.append(self.client.read_message())
+            self.hold(1)
 
-    def wait_for(self, name: str, count: int) -> None:
-        """Wait until nsqd counts so many."""
-        wait_until(lambda: self.nsqd.channel_stats("t", "c")[name] == count, what=name)
+    def wait(self) -> None:
+        """Wait until nsqd has worked off what was finished."""
+        self._wait_for("in_flight_count", len(self.held))
 
-    def consume_all(self) -> None:
+    def time_out(self, count: int) -> None:
+        self.ready(0)
+        self._wait_for("timeout_count", count)
+
+    def answer(self) -> None:
         """Finish whatever is delivered, until all of it was."""
-        self.client.send(b"RDY 1000\n")
+        self.ready(1000)
         self.finish()
         while self.finished < self.published:
-            self.held.append(self.client.read_message())
+            self.hold(1)
             self.finish()
-        self.wait_for("in_flight_count", 0)
+        self.wait()
+
+    def stop(self) -> None:
+        self.client.socket.close()
+
+    def _wait_for(self, name: str, count: int) -> None:
+        wait_until(lambda: self.nsqd.channel_stats("t", "c")[name] == count, what=name)
 
     @property
     def published(self) -> int:
         return int(self.nsqd.topic_stats("t")["message_count"])
 
 
-def rdy_0(stage: Stage) -> None:
-    stage.channel()
-    stage.consume(ready=0)
-    stage.begin()
-
-
-def hangs(stage: Stage) -> None:
-    stage.channel()
-    stage.consume()
-    stage.begin()
-    for message in stage.held:
-        stage.client.send(b"TOUCH %b\n" % message.id)
-
-
-def hangs_after_some(stage: Stage) -> None:
-    stage.channel()
-    stage.consume()
-    stage.finish(5)
-    stage.wait_for("in_flight_count", COUNT - 5)
-    stage.begin()
-
-
-def collects_a_batch(stage: Stage) -> None:
-    hangs_after_some(stage)
-    stage.client.send(b"RDY 100\n")
-    stage.publish(1)
-    stage.held.append(stage.client.read_message())
-
-
-def answers_nothing(stage: Stage) -> None:
-    stage.channel()
-    stage.consume(msg_timeout=1000)
-    stage.begin()
-    stage.client.send(b"RDY 0\n")
-    stage.wait_for("timeout_count", COUNT)
-
-
-def answers_some(stage: Stage) -> None:
-    stage.channel()
-    stage.consume(msg_timeout=1000)
-    stage.begin()
-    stage.finish(5)
-    stage.client.send(b"RDY 0\n")
-    stage.wait_for("timeout_count", COUNT - 5)
-
-
-def requeues_all(stage: Stage) -> None:
-    stage.channel()
-    stage.consume()
-    stage.begin()
-    stage.requeue(COUNT)
-
-
-def poison_circulates(stage: Stage) -> None:
-    stage.nsqd.create_channel("t", "c")
-    stage.publish(1)
-    stage.consume(1)
-    stage.begin()
-    stage.requeue(3)
-
-
-def is_slow(stage: Stage) -> None:
-    stage.channel()
-    stage.consume(1)
-    stage.begin()
-    stage.finish()
-    stage.held.append(stage.client.read_message())
-
-
-def is_slower_than_producers(stage: Stage) -> None:
-    is_slow(stage)
-    stage.publish(10)
-
-
-def no_consumers(stage: Stage) -> None:
-    stage.channel()
-    stage.begin()
-
-
-def grows(stage: Stage) -> None:
-    stage.channel()
-    stage.begin()
-    stage.publish(20)
-
-
-def no_channels(stage: Stage) -> None:
-    stage.nsqd.create_topic("t")
-    stage.publish(COUNT)
-    stage.begin()
-
-
-def paused(stage: Stage) -> None:
-    stage.channel(paused=True)
-    stage.consume(take=0)
-    stage.begin()
-
-
-def paused_topic(stage: Stage) -> None:
-    stage.nsqd.create_channel("t", "c")
-    stage.nsqd.post("/topic/pause", topic="t")
-    stage.publish(COUNT)
-    stage.begin()
-
-
-def start_a_consumer(stage: Stage) -> None:
-    stage.consume(take=0)
-    stage.consume_all()
-
-
-def restart_consumers(stage: Stage) -> None:
-    stage.client.socket.close()
-    stage.held.clear()
-    start_a_consumer(stage)
-
-
-def create_channel(stage: Stage) -> None:
-    stage.nsqd.create_channel("t", "c")
-    start_a_consumer(stage)
-
-
-def unpause(stage: Stage) -> None:
-    stage.nsqd.post("/channel/unpause", topic="t", channel="c")
-    stage.consume_all()
-
-
-def unpause_topic(stage: Stage) -> None:
-    stage.nsqd.post("/topic/unpause", topic="t")
-    start_a_consumer(stage)
-
-
-class Fault(NamedTuple):
-    """``words`` are in the text of the problem; ``remedy`` is what the remedy says, applied."""
-
-    seed: Callable[[Stage], None]
-    kind: Kind | None
-    severity: Severity
-    words: str
-    remedy: Callable[[Stage], None]
-
-
-ANSWER, RESTART = Stage.consume_all, restart_consumers
-FAULTS = [
-    Fault(rdy_0, Kind.STUCK, CRITICAL, "30 waiting; 0 finished in 10 s", ANSWER),
-    Fault(hangs, Kind.HANGS, CRITICAL, "0 waiting, 30 in flight; 0 finished in 10 s", ANSWER),
-    Fault(hangs_after_some, Kind.MAY_HANG, WARNING, "25 in flight; 0 finished", ANSWER),
-    Fault(collects_a_batch, None, NOTE, "", ANSWER),
-    Fault(answers_nothing, Kind.TIMES_OUT, CRITICAL, "0 finished, 30 timed out in 10 s", RESTART),
-    Fault(answers_some, Kind.TIMEOUTS, WARNING, "2.5/s time out, 25 so far", RESTART),
-    Fault(requeues_all, Kind.REQUEUES, WARNING, "100% of deliveries requeued", ANSWER),
-    Fault(poison_circulates, Kind.REQUEUES, WARNING, "100% of deliveries requeued", ANSWER),
-    Fault(is_slow, None, NOTE, "", ANSWER),
-    Fault(
-        is_slower_than_producers,
-        Kind.FALLS_BEHIND,
-        WARNING,
-        "38 waiting, +0.9/s: 1.0/s in, 0.1/s finished",
-        ANSWER,
+HOLDS = "channel, publish, consume 30, hold"
+START = "consume 30, answer"
+RESTART = "stop, consume 30, answer"
+SLOW = "channel, publish, consume 1, hold 1, look, finish, hold 1"
+S, W, N = CRITICAL, WARNING, NOTE
+# what happens, how it is judged, and what the remedy names
+FAULTS = {
+    "RDY 0": ("channel, publish, consume 0, look", Kind.STUCK, S, "30 waiting; 0 finished", START),
+    "hangs": (f"{HOLDS}, look", Kind.HANGS, S, "0 waiting, 30 in flight; 0 finished", "answer"),
+    "hangs later": (f"{HOLDS}, finish 5, wait, look", Kind.MAY_HANG, W, "25 in flight", "answer"),
+    "collects a batch": (
+        f"{HOLDS}, finish 5, wait, look, ready 99, publish 1, hold 1",
+        None,
+        N,
+        "",
+        "answer",
     ),
-    Fault(no_consumers, Kind.NO_CONSUMERS, WARNING, "30 waiting", start_a_consumer),
-    Fault(grows, Kind.GROWS, CRITICAL, "50 waiting, +2.0/s", start_a_consumer),
-    Fault(no_channels, Kind.NO_CHANNELS, WARNING, "30 waiting for the first", create_channel),
-    Fault(paused, Kind.PAUSED, NOTE, "30 waiting", unpause),
-    Fault(paused_topic, Kind.PAUSED, NOTE, "30 waiting", unpause_topic),
-]
+    "answers nothing": (
+        "channel, publish, consume 30 1000, hold, look, time_out 30",
+        *(Kind.TIMES_OUT, S, "30 waiting; 0 finished, 30 timed out in 10 s", RESTART),
+    ),
+    "answers some": (
+        "channel, publish, consume 30 1000, hold, look, finish 5, time_out 25",
+        *(Kind.TIMEOUTS, W, "2.5/s time out, 25 so far", RESTART),
+    ),
+    "requeues all": (f"{HOLDS}, look, requeue 30", Kind.REQUEUES, W, "100% of deliv", "answer"),
+    "one circulates": (
+        "channel, publish 1, consume 1, hold 1, look, requeue 3",
+        *(Kind.REQUEUES, W, "100% of deliveries requeued", "answer"),
+    ),
+    "backs off": (
+        "channel, publish, consume 1, hold 1, look, requeue 1",
+        *(Kind.REQUEUES, W, "100% of deliveries requeued", "answer"),
+    ),
+    "slow": (SLOW, None, N, "", "answer"),
+    "slower than producers": (
+        f"{SLOW}, publish 10",
+        *(Kind.FALLS_BEHIND, W, "38 waiting, +0.9/s: 1.0/s in, 0.1/s finished", "answer"),
+    ),
+    "no consumers": ("channel, publish, look", Kind.NO_CONSUMERS, W, "30 waiting", START),
+    "grows": ("channel, look, publish 20", Kind.GROWS, S, "20 waiting, +2.0/s", START),
+    "no channels": ("publish", Kind.NO_CHANNELS, W, "30 waiting for the", f"channel, {START}"),
+    "paused": ("channel, pause, publish, consume 9", Kind.PAUSED, N, "30 wait", "pause 0, answer"),
+    "topic paused": (
+        "channel, pause_topic, publish",
+        Kind.PAUSED,
+        N,
+        "30 waiting",
+        f"pause_topic 0, {START}",
+    ),
+}
 
 
 @pytest.fixture
@@ -272,20 +184,28 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.seed.__name__)
+@pytest.mark.parametrize(
+    ("seed", "kind", "severity", "words", "remedy"), FAULTS.values(), ids=FAULTS
+)
 def test_a_fault_is_one_problem_and_its_remedy_ends_it_without_loss(
-    fault: Fault, embedded_nsqd: AnyNsqd, stack: ExitStack
+    seed: str,
+    kind: Kind | None,
+    severity: Severity,
+    words: str,
+    remedy: str,
+    embedded_nsqd: AnyNsqd,
+    stack: ExitStack,
 ) -> None:
     stage = Stage(embedded_nsqd(), stack)
-    fault.seed(stage)
+    stage.do(seed)
     found = stage.judge()
-    assert [*found] == [fault.kind] * (fault.kind is not None)
+    assert [*found] == [kind] * (kind is not None)
     for problem in found.values():
-        assert (problem.severity, fault.words in problem.text) == (fault.severity, True), problem
-    if fault.kind is Kind.MAY_HANG:
+        assert (problem.severity, words in problem.text) == (severity, True), problem
+    if kind is Kind.MAY_HANG:
         assert [*stage.judge(60.0)] == [Kind.HANGS]
-    fault.remedy(stage)
-    stage.begin()
+    stage.do(remedy)
+    stage.look()
     assert not stage.judge()
     assert stage.finished == stage.published
 
@@ -293,8 +213,7 @@ def test_a_fault_is_one_problem_and_its_remedy_ends_it_without_loss(
 def test_what_restarts_an_nsqd_keeps_its_messages(any_nsqd: AnyNsqd, stack: ExitStack) -> None:
     nsqd = any_nsqd()
     stage = Stage(nsqd, stack)
-    stage.channel()
-    stage.begin()
+    stage.do("channel, publish, look")
     nsqd.stop()
     gone = stage.judge()
     assert gone[Kind.GONE].text.endswith("; 30 messages then")
@@ -378,3 +297,29 @@ def test_a_step_of_the_clock_is_no_window() -> None:
     earlier = past.before(Sample(1060.0, [], [], (), (), at_s=6.0))
     assert earlier is not None
     assert earlier.ago_s == 1.0
+
+
+def test_a_channel_that_one_nsqd_lacks_is_created_there_and_gets_what_waits(
+    cluster: RunningCluster, run_nsq: RunNsq, tmp_path: Path
+) -> None:
+    first, second = cluster.nsqds
+    wanted = tmp_path / "wanted"
+    wanted.write_text('topics."t".channels = ["c"]\n')
+    second.create_topic("t")  # before nsqlookupd knows a channel of it
+    second.publish("t", *[b"x"] * COUNT)
+    first.create_channel("t", "c")
+
+    def judge(*options: str) -> dict[str, str]:
+        found = run_nsq(["check", "--window=0", "--json", *cluster.nsqd_options, *options])
+        return {each["kind"]: each["remedy"] for each in json.loads(found.out)["problems"]}
+
+    assert "nsq topology apply" in judge(f"--expect={wanted}")["lacking"]
+    assert "nsq channel create" in judge()["channel missing"]
+    run_nsq(["topology", "apply", str(wanted), *cluster.nsqd_options])
+    with RawClient(first.tcp_address) as elsewhere, RawClient(second.tcp_address) as consumer:
+        elsewhere.subscribe("t", "c", ready=1)
+        found = judge(f"--expect={wanted}")
+        assert {*found} == {"no consumers there"}
+        consumer.subscribe("t", "c", ready=COUNT)
+        consumer.finish(consumer.read_messages(COUNT))
+        wait_until(lambda: not judge(), what="all are finished")

@@ -103,6 +103,9 @@ def info(topic: OneTopic, channel: OneChannel, *, listing: ClusterListing) -> in
 def create(topic: TopicGlob, channel: NewChannels, *, change: Changing) -> int:
     """Create channels of a topic, on every nsqd that has it and with nsqlookupd.
 
+    Fails on an nsqd that is not well: with a full disk it would drop messages on their way to the
+    channel.
+
     Examples:
         nsq channel create clicks archive
         nsq channel create 'web*' archive metrics
