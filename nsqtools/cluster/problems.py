@@ -297,16 +297,20 @@ def problems_of(
 
 def guarded(problems: Iterable[Problem], sample: Sample) -> Iterator[Problem]:
     """Yield problems, with the nsqd on which the remedy of each would lose messages."""
-    unwell = {each.address: each.stats for each in sample.reports if not each.stats.is_well}
+    unwell = {  # with its topics
+        address: {topic.topic_name for topic in stats.topics or ()}
+        for address, _, stats in sample.reports
+        if not stats.is_well
+    }
     for problem in problems:
         is_paused_channel = problem.channel and problem.what in (Kind.PAUSED, Kind.PAUSED_LONG)
         if problem.what in UNSAFE_ON_FULL_DISK and not is_paused_channel:
             is_everywhere = not problem.topic or problem.what is Kind.LACKING
             where = [
                 address
-                for address, stats in unwell.items()
+                for address, topics in unwell.items()
                 if (problem.node or address) == address
-                and (is_everywhere or problem.topic in {t.topic_name for t in stats.topics or ()})
+                and (is_everywhere or problem.topic in topics)
             ]
             problem = problem._replace(unwell=", ".join(where))
         yield problem
