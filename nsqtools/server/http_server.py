@@ -32,6 +32,7 @@ from email.utils import formatdate
 from functools import lru_cache
 from html import escape
 from http import HTTPStatus
+from itertools import islice
 from ssl import SSLContext
 from typing import Any, NamedTuple, Protocol, cast
 from urllib.parse import quote, unquote, unquote_plus, urlsplit
@@ -279,6 +280,7 @@ def _redirect(call: Call, path: str) -> Reply:
 
 _LINGER_S = 0.5  # a client that still sends can read the answer before the reset
 _MAX_HEAD = (1 << 20) + 4096
+_SURPLUS_S = 5.0  # a JVM that has just started takes 2 s to write on 2,000 connections
 _HEAD_S = 10.0  # from the first byte of a request to the end of its head
 _BODY_S = 30.0
 _SLOWEST_BODY = 16 << 10  # bytes a second, beside those seconds
@@ -329,39 +331,47 @@ class IdleConnections:
     """Connections that wait for their client: for a request, a body, a reader.
 
     Without limits any client could hold all that a server has by staying silent. Each has
-    to be done in its time, and of too many, in sum or of one address, the one that has waited
-    longest is closed. What is being answered is not among them.
+    to be done in its time, and of too many, in sum or of one address, those that have waited
+    longest are closed. What is being answered is not among them.
+
+    Trap: the request of a new connection may be on its way. A client that sends 2,000 requests at
+    the same time opens 2,000 connections before it writes, so the limit of one address is for
+    connections that have waited for `_SURPLUS_S`. The sum is bounded immediately.
     """
 
     def __init__(self, most: int, most_of_one: int) -> None:
         self._most = most
         self._most_of_one = most_of_one
-        # when, and of whom; who waits longest is first
-        self._ends: dict[_Connection, tuple[float, str]] = {}
+        # since when, until when, and of whom; who waits longest is first
+        self._waiting: dict[_Connection, tuple[float, float, str]] = {}
         self._of: dict[str, dict[_Connection, None]] = {}
 
-    def waits(self, connection: _Connection, host: str, ends_s: float) -> None:
-        """Note that a connection waits from now on, until a time of the loop at most."""
+    def waits(self, connection: _Connection, host: str, now_s: float, limit_s: float) -> None:
+        """Note that a connection waits from now on, for some time at most."""
         self.works(connection)
-        of_host = self._of.setdefault(host, {})
-        of_host[connection] = None
-        self._ends[connection] = ends_s, host
-        if len(of_host) > self._most_of_one:
-            self._close(next(iter(of_host)))
-        elif len(self._ends) > self._most:
-            self._close(next(iter(self._ends)))
+        self._of.setdefault(host, {})[connection] = None
+        self._waiting[connection] = now_s, now_s + limit_s, host
+        if len(self._waiting) > self._most:
+            self._close(next(iter(self._waiting)))
 
     def works(self, connection: _Connection) -> None:
         """Note that a connection does not wait any more: it is answered, or gone."""
-        if (known := self._ends.pop(connection, None)) is not None:
-            of_host = self._of[known[1]]
+        if (known := self._waiting.pop(connection, None)) is not None:
+            of_host = self._of[known[2]]
             del of_host[connection]
             if not of_host:
-                del self._of[known[1]]
+                del self._of[known[2]]
 
     def close_late(self, now_s: float) -> None:
-        """Close those whose time is over. Call it every second."""
-        for connection in [each for each, (ends_s, _) in self._ends.items() if ends_s <= now_s]:
+        """Close those whose time is over, and those that one address has too many of.
+
+        Call it every second.
+        """
+        late = [each for each, (_, ends_s, _) in self._waiting.items() if ends_s <= now_s]
+        for of_host in self._of.values():
+            surplus = islice(of_host, max(0, len(of_host) - self._most_of_one))
+            late += [each for each in surplus if self._waiting[each][0] + _SURPLUS_S <= now_s]
+        for connection in late:
             self._close(connection)
 
     def _close(self, connection: _Connection) -> None:
@@ -473,11 +483,9 @@ class _Connection(asyncio.Protocol):
             return
         self._head_size += len(data)
         try:
-            self._parser.feed_data(data)
+            self._parse(data)
             if self._head_size > _MAX_HEAD:
                 raise _Refused(431)
-        except httptools.HttpParserUpgrade:
-            self._is_last = True  # answered as if it had not asked for another protocol
         except (httptools.HttpParserError, _Refused) as exc:
             if not self._is_last:
                 refused = exc if isinstance(exc, _Refused) else exc.__context__
@@ -486,6 +494,25 @@ class _Connection(asyncio.Protocol):
                 self._end(refused.answer)
         self._answer()
 
+    def _parse(self, data: bytes) -> None:
+        """Parse what was read. No request is upgraded to another protocol.
+
+        Java's HttpClient and ``curl --http2`` offer one with every first request, and RFC 9110 lets
+        a server ignore that. llhttp ends at the head of such a request, whatever its body is, and
+        has no way back: a new parser gets a head that declares the same body, and then the body.
+        """
+        while True:
+            try:
+                return self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                call = cast(Call, self._call)
+                framing = ("content-length", "transfer-encoding")
+                kept = [f"{name}: {call.headers[name]}" for name in framing if name in call.headers]
+                connection = "Connection: close" if call.closes else "Connection: keep-alive"
+                head = "\r\n".join(["POST / HTTP/1.1", connection, *kept, "", ""])
+                self._parser = httptools.HttpRequestParser(self)
+                data = head.encode("latin-1") + data[upgrade.args[0] :]
+
     def _end(self, farewell: bytes) -> None:
         self._is_last = True
         self._farewell = farewell
@@ -493,10 +520,11 @@ class _Connection(asyncio.Protocol):
     # what the parser finds
 
     def on_url(self, piece: bytes) -> None:
-        self._target += piece
+        if self._call is None:  # else it is a head of `_parse`
+            self._target += piece
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._call is None:  # else it follows the chunks of a body
+        if self._call is None:  # else it follows the chunks of a body, or is of `_parse`
             key = name.decode("latin-1").lower()
             if key == "host" and key in self._headers:
                 raise _Refused(400)
@@ -504,6 +532,8 @@ class _Connection(asyncio.Protocol):
             self._headers[key] = f"{self._headers[key]}, {text}" if key in self._headers else text
 
     def on_headers_complete(self) -> None:
+        if self._call is not None:
+            return  # a head of `_parse`
         parser, headers = self._parser, self._headers
         version = parser.get_http_version()
         is_old = version == "1.0"
@@ -529,7 +559,7 @@ class _Connection(asyncio.Protocol):
             query_string,
             headers,
             is_old=is_old,
-            closes=not parser.should_keep_alive() or parser.should_upgrade(),
+            closes=not parser.should_keep_alive(),
             client=self._client,
         )
         if not _HOST.fullmatch(headers.get("host", "")):
@@ -573,6 +603,10 @@ class _Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         call = cast(Call, self._call)
+        if self._parser.should_upgrade():
+            return  # its body comes: see `_parse`
+        if call.declared_length > 0 and self._body_size != call.declared_length:
+            raise _Refused(400)  # no handler takes a part for the whole
         if call.body is not None:
             call.body = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
         self._calls.append(call)
@@ -631,8 +665,7 @@ class _Connection(asyncio.Protocol):
         if limit_s != self._waits_for_s and not self._transport.is_closing():
             self._waits_for_s = limit_s
             host = self._client.host if self._client is not None else ""
-            ends_s = asyncio.get_running_loop().time() + limit_s
-            self._server.idle.waits(self, host, ends_s)
+            self._server.idle.waits(self, host, asyncio.get_running_loop().time(), limit_s)
 
     async def _wait(self, call: Call, reply: Awaitable[Reply | StreamedReply]) -> None:
         try:

@@ -1,6 +1,5 @@
 """What the console sends and holds: its socket, its streams, and a large cluster."""
 
-import asyncio
 import gzip
 import json
 import os
@@ -141,22 +140,22 @@ def test_silent_connections_and_streams_of_who_has_gone_lock_nobody_out(running:
         assert silent[0].recv(1) == b""  # it waited longest
 
 
-async def test_each_step_of_a_client_has_its_time() -> None:
-    """A head, a body and a reader, the times are those of the loop."""
-    loop = asyncio.get_running_loop()
+def test_the_connections_that_waited_longest_make_room() -> None:
     idle: Any = IdleConnections(most=3, most_of_one=2)
     aborted: list[str] = []
     a, b, c, d, e = (Mock(abort=partial(aborted.append, name)) for name in "abcde")
-    idle.waits(a, "10.0.0.1", loop.time() + 1)
-    idle.waits(b, "10.0.0.1", loop.time() + 100)
-    idle.waits(c, "10.0.0.1", loop.time() + 100)
+    for connection in (a, b, c):
+        idle.waits(connection, "10.0.0.1", 10.0, 100.0)
+    idle.close_late(14.9)
+    assert aborted == []  # their requests may be on the way
+    idle.close_late(15.0)
     assert aborted == ["a"]  # the oldest of three of one address
     idle.works(b)
-    idle.waits(d, "10.0.0.2", loop.time() + 100)
-    idle.waits(e, "10.0.0.3", loop.time() + 50)
-    idle.waits(b, "10.0.0.4", loop.time() + 100)
+    idle.waits(d, "10.0.0.2", 15.0, 100.0)
+    idle.waits(e, "10.0.0.3", 15.0, 50.0)
+    idle.waits(b, "10.0.0.4", 15.0, 100.0)
     assert aborted == ["a", "c"]  # the oldest of all
-    idle.close_late(loop.time() + 60)
+    idle.close_late(71.0)
     assert aborted == ["a", "c", "e"]
 
 
