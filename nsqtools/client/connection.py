@@ -262,7 +262,7 @@ class Connection:
     def _read(self) -> tuple[list[Any], list[tuple[int, bytes]]]:
         codec = self._codec
         try:
-            has_more = codec is not None and codec.has_more
+            has_more = self._frames.is_damaged or (codec is not None and codec.has_more)
             data = None if has_more else self._stream.receive_ready(self._buffer)
             if data == b"":
                 raise ConnectionLost(f"{self.nsqd} closed the connection")
@@ -271,11 +271,12 @@ class Connection:
             if codec is not None:
                 # compressed bytes may decode to nothing yet, which is not the end of the stream
                 self._frames.feed(codec.decompress(data or b"", self._options.max_inflated_read))
-                if codec.has_more:
-                    self._is_inflating = True
-                    self._loop.call_soon(self._inflate_more)
                 data = b""
-            return self._frames.take(self._user.make_message, self._user, data or b"")
+            received = self._frames.take(self._user.make_message, self._user, data or b"")
+            if self._frames.is_damaged or (codec is not None and codec.has_more):
+                self._is_inflating = True
+                self._loop.call_soon(self._inflate_more)
+            return received
         except ProtocolError as exc:
             raise ProtocolError(f"{self.nsqd}: {exc}", hint=exc.hint) from exc
 

@@ -8,6 +8,9 @@ never finished. snappy is the framing format with masked CRC-32C (both direction
 A few bytes can decode to gigabytes: with a ``limit`` in bytes it returns no more than that, or one
 chunk of the format above it, and ``has_more`` says to call it again, without bytes.
 
+What comes before the end of a stream or its damage is returned first, with ``has_more``, and the
+next call raises: a client may publish, end its stream and close, all in one read.
+
 Traps: plaintext that comes out empty from input that was not is normal, never an end of stream;
 python-snappy reports damage as a bare ``OSError``, which a socket's caller would mistake for a
 network failure, so both codecs raise `ProtocolError`.
@@ -31,22 +34,45 @@ class DeflateCodec:
     def __init__(self, level: int = 6) -> None:
         self._compressor = zlib.compressobj(level, zlib.DEFLATED, _RAW_DEFLATE)
         self._decompressor = zlib.decompressobj(_RAW_DEFLATE)
+        self._failure: ProtocolError | None = None
         self.has_more = False
 
     def compress(self, data: bytes) -> bytes:
         return self._compressor.compress(data) + self._compressor.flush(zlib.Z_SYNC_FLUSH)
 
     def decompress(self, data: bytes, limit: int = 0) -> bytes:
+        if self._failure is not None:
+            raise self._failure
         decompressor = self._decompressor
+        data = decompressor.unconsumed_tail + data
+        before = decompressor.copy()  # zlib drops what it decoded before damage; this takes 3 us
         try:
-            plain = decompressor.decompress(decompressor.unconsumed_tail + data, limit)
+            plain = decompressor.decompress(data, limit)
+            if decompressor.eof:
+                self._failure = ProtocolError("the peer ended its deflate stream")
         except zlib.error as exc:
-            raise ProtocolError(f"damaged deflate stream ({exc})") from exc
+            plain = _inflate_undamaged(before, data, limit)
+            self._failure = ProtocolError(f"damaged deflate stream ({exc})")
+        if self._failure is not None and not plain:
+            raise self._failure
         # zlib may hold back the end of a copy although it has taken all of the bytes
-        self.has_more = bool(decompressor.unconsumed_tail) or 0 < limit <= len(plain)
-        if decompressor.eof:
-            raise ProtocolError("the peer ended its deflate stream")
+        is_cut = bool(decompressor.unconsumed_tail) or 0 < limit <= len(plain)
+        self.has_more = is_cut or self._failure is not None
         return plain
+
+
+def _inflate_undamaged(decompressor: zlib._Decompress, data: bytes, limit: int) -> bytes:
+    """Return what the bytes before the first damaged one decode to."""
+    plain = b""
+    whole, damaged = 0, len(data)
+    while damaged - whole > 1:
+        middle = (whole + damaged) // 2
+        try:
+            plain = decompressor.copy().decompress(data[:middle], limit)
+            whole = middle
+        except zlib.error:
+            damaged = middle
+    return plain
 
 
 class SnappyCodec:
@@ -63,40 +89,46 @@ class SnappyCodec:
         self._compressor = snappy.StreamCompressor()
         self._decompressor = snappy.StreamDecompressor()
         self._received = b""
-
-    @property
-    def has_more(self) -> bool:
-        return self._chunks_end(1) > 0
+        self._failure: ProtocolError | None = None
+        self.has_more = False
 
     def compress(self, data: bytes) -> bytes:
         compressed: bytes = self._compressor.add_chunk(data)
         return compressed
 
     def decompress(self, data: bytes, limit: int = 0) -> bytes:
-        received = self._received = self._received + data if self._received else data
-        end = self._chunks_end(limit)
-        if not end:
-            return b""
-        self._received = received[end:]
+        if self._failure is not None:
+            raise self._failure
+        received = self._received + data if self._received else data
+        plain: list[bytes] = []
+        end = most = 0
         try:
-            plain: bytes = self._decompressor.decompress(received[:end])
+            while (chunk := _chunk_size(received, end)) and (not limit or most < limit):
+                plain.append(self._decompressor.decompress(received[end : end + chunk]))
+                end += chunk
+                most += _SNAPPY_PLAIN
+            self.has_more = chunk > 0
         except Exception as exc:  # OSError from cramjam, UncompressError from older versions
-            raise ProtocolError(f"damaged snappy stream ({exc})") from exc
-        return plain
+            self._failure = ProtocolError(f"damaged snappy stream ({exc})")
+            self.has_more = True
+            if not any(plain):
+                raise self._failure from exc
+        self._received = received[end:]
+        return b"".join(plain)
 
-    def _chunks_end(self, limit: int) -> int:
-        """Return the end of the chunks that decode to at most ``limit`` bytes (0: no limit)."""
-        received = self._received
-        end = size = 0
-        while len(received) - end >= _SNAPPY_HEAD and (not limit or size < limit):
-            length = int.from_bytes(received[end + 1 : end + _SNAPPY_HEAD], "little")
-            if length > _SNAPPY_CHUNK:
-                raise ProtocolError(f"damaged snappy stream (a chunk of {length} bytes)")
-            if len(received) - end < _SNAPPY_HEAD + length:
-                break
-            end += _SNAPPY_HEAD + length
-            size += _SNAPPY_PLAIN
-        return end
+
+def _chunk_size(data: bytes, position: int) -> int:
+    """Return the size of the chunk at a position, 0 while it is not there whole.
+
+    Raises ``ValueError`` for one that is too long.
+    """
+    if len(data) - position < _SNAPPY_HEAD:
+        return 0
+    length = int.from_bytes(data[position + 1 : position + _SNAPPY_HEAD], "little")
+    if length > _SNAPPY_CHUNK:
+        raise ValueError(f"a chunk of {length} bytes")
+    size = _SNAPPY_HEAD + length
+    return size if len(data) - position >= size else 0
 
 
 StreamCodec = DeflateCodec | SnappyCodec

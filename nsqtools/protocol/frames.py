@@ -110,12 +110,14 @@ class FrameBuffer:
     """Bytes received and not yet taken as frames.
 
     ``max_message_frame`` bounds the size field of messages (0: no bound); a larger one is a
-    `ProtocolError` before a byte of it is waited for.
+    `ProtocolError` before a byte of it is waited for. ``is_damaged`` says that `take` returned what
+    came before bytes that are no frame, and that its next call raises.
     """
 
     def __init__(self, max_message_frame: int = 0) -> None:
         self._chunks: list[bytes] = []
         self._length = 0
+        self.is_damaged = False
         self._wanted = 8  # bytes that the next frame is known to need: below it nothing is joined
         self._max_message_frame = max_message_frame or 0x7FFFFFFF
 
@@ -163,8 +165,8 @@ class FrameBuffer:
         ``data`` is what was read since, as if it were fed before.
 
         Each message is built by ``make(source, timestamp_ns, attempts, id, body)``. Raises
-        `ProtocolError` if the bytes are not frames; what came before them is lost with the
-        connection, and nsqd delivers it again.
+        `ProtocolError` if the bytes are not frames. What came before them is returned first: it may
+        confirm a publish.
         """
         messages: list[M] = []
         others: list[tuple[int, bytes]] = []
@@ -186,7 +188,11 @@ class FrameBuffer:
             after = position + 4 + size
             if frame_type != MESSAGE or size < _MIN_MESSAGE_FRAME or size > limit:
                 # another frame, or none at all
-                self._check_head(size, frame_type)
+                try:
+                    self._check_head(size, frame_type)
+                except ProtocolError:
+                    self.is_damaged = True
+                    break
                 if after > end:
                     wanted = after - position
                     break
@@ -203,9 +209,14 @@ class FrameBuffer:
         self._keep(data[position:])
         self._wanted = wanted
         # Fewer bytes are left than a message's head; whole responses can still be among them.
-        if self._length < _MESSAGE_HEAD_SIZE:
-            while (frame := self.next_frame()) is not None:
-                others.append(frame)
+        if self._length < _MESSAGE_HEAD_SIZE or self.is_damaged:
+            try:
+                while (frame := self.next_frame()) is not None:
+                    others.append(frame)
+            except ProtocolError:
+                if not (messages or others):
+                    raise
+                self.is_damaged = True
         return messages, others
 
     def _check_head(self, size: int, frame_type: int) -> None:

@@ -247,6 +247,8 @@ class ClientConnection(asyncio.Protocol):
         """Take some of what was received through the layers; return False when there is none."""
         data = b""
         if self._codec is None or not self._codec.has_more:
+            if self.tls is not None and self.tls.failure is not None:
+                raise self.tls.failure
             if not self._received:
                 return False
             data = self._received.popleft()

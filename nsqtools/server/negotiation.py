@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ssl
 import warnings
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -176,7 +175,8 @@ class TLSLayer:
     """One connection's TLS: encrypted bytes in, plain ones out, and back.
 
     ``is_ready`` is true once the handshake is done, ``has_ended`` once the client has said that it
-    sends no more: some, such as asyncio's, then wait for the end of the connection.
+    sends no more: some, such as asyncio's, then wait for the end of the connection. After a broken
+    record ``failure`` is set: what came before it is returned first.
     """
 
     def __init__(self, context: ssl.SSLContext) -> None:
@@ -184,6 +184,7 @@ class TLSLayer:
         self._outgoing = ssl.MemoryBIO()
         self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self.is_ready = self.has_ended = False
+        self.failure: ProtocolError | None = None
 
     def decrypt(self, data: bytes) -> bytes:
         """Take bytes of the socket and return what they decrypt to. Raises `HandshakeFailed`.
@@ -195,24 +196,30 @@ class TLSLayer:
             if not self.is_ready:
                 self._object.do_handshake()
                 self.is_ready = True
-            return self._read()
         except ssl.SSLWantReadError:
             return b""
         except ssl.SSLError as exc:
-            if self.is_ready:
-                raise ProtocolError(f"broken TLS record ({exc.reason})") from exc
             raise HandshakeFailed(_as_go_says(exc)) from exc
+        return self._read()
 
     def _read(self) -> bytes:
         chunks = []
-        with suppress(ssl.SSLWantReadError, ssl.SSLZeroReturnError):
+        try:
             while chunk := self._object.read(_READ_SIZE):
                 chunks.append(chunk)
             self.has_ended = True
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLZeroReturnError:
+            self.has_ended = True
+        except ssl.SSLError as exc:
+            self.failure = ProtocolError(f"broken TLS record ({exc.reason})")
         return b"".join(chunks)
 
     def encrypt(self, data: bytes) -> bytes:
-        """Return the bytes for the socket."""
+        """Return the bytes for the socket, none after a broken record: the client has an alert."""
+        if self.failure is not None:
+            return b""
         self._object.write(data)
         return self._outgoing.read()
 

@@ -2,9 +2,12 @@
 
 import io
 import json
+import os
+import socket
 import ssl
 import sys
 import time
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from urllib.request import urlopen
@@ -17,7 +20,7 @@ from plugins.raw_client import RawClient, sized
 from plugins.servers import AnyNsqd, Nsqd
 from plugins.waiting import wait_until
 
-from nsqtools.errors import ConfigurationError
+from nsqtools.errors import ConfigurationError, ProtocolError
 from nsqtools.server import EmbeddedNsqd
 from nsqtools.server.auth import AuthFailed, compile_pattern
 
@@ -65,6 +68,35 @@ def test_messages_go_through_the_layers(tls_nsqd: AnyNsqd, certificates: Certifi
         assert layers == [name for name in ("tls" if with_tls else "", codec) if name]
         assert stats["tls_version"] == ("TLS1.3" if with_tls else "")
         assert bool(stats["tls_cipher_suite"]) == with_tls
+
+
+DAMAGE = {
+    "plain": ("", b"NONSENSE\n"),
+    "snappy": ("snappy", b"\x07\xff\xff\xff" * 20),
+    "deflate": ("deflate", b"\x07\xff\xff\xff" * 20),
+    "end of deflate": ("deflate", b"\x03\x00"),
+    "tls": ("", b"\x17\x03\x03\x00\x20" + b"x" * 32),
+    "snappy in tls": ("snappy", b"\x17\x03\x03\x00\x20" + b"x" * 32),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_commands_before_damage_in_the_same_read_are_run(
+    case: str, tls_nsqd: AnyNsqd, certificates: Certificates
+) -> None:
+    nsqd, count = tls_nsqd(), 5000
+    codec, damage = DAMAGE[case]
+    with RawClient(nsqd.tcp_address) as client:
+        client.negotiate(codec, trusting(certificates) if "tls" in case else None)
+        with socket.socket(fileno=os.dup(client.socket.fileno())) as below_tls:
+            below_tls.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
+            client.send(b"PUB t\n\0\0\0\1x" * count)
+            below_tls.sendall(damage)
+        client.socket.settimeout(1.0)
+        with suppress(OSError, EOFError, ProtocolError):
+            for _ in range(count + 1):
+                client.read_frame()
+    wait_until(lambda: nsqd.topic_stats("t")["depth"] == count, what="all are published")
 
 
 def test_a_failed_handshake_is_told_in_plain_text_an_old_version_fails_and_its_end_is_seen(

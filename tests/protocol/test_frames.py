@@ -180,9 +180,22 @@ def was_refused(pieces: list[bytes], max_message_frame: int) -> bool:
         for piece in pieces:
             buffer.feed(piece)
             buffer.take(make, None)
+            while buffer.is_damaged:
+                buffer.take(make, None)
     except ProtocolError:
         return True
     return False
+
+
+@given(frame_lists, st.integers(8, 50))
+def test_the_frames_before_damage_come_first(frames: list[tuple[int, bytes]], damage: int) -> None:
+    buffer = FrameBuffer()
+    buffer.feed(stream_of(frames) + b"\xff" * damage)
+    if frames:
+        assert buffer.take(make, "conn") == expected(frames)
+        assert buffer.is_damaged
+    with pytest.raises(ProtocolError, match="unknown frame type"):
+        buffer.take(make, "conn")
 
 
 def seconds_for(frame_size: int, piece_size: int) -> float:
@@ -260,8 +273,60 @@ def ended() -> bytes:
     ],
 )
 def test_a_damaged_stream_is_a_protocol_error(make: Make, damaged: bytes, complaint: str) -> None:
-    with pytest.raises(ProtocolError, match=complaint):
-        make().decompress(damaged)
+    decoded, text = decode_all(make(), [damaged])
+    assert decoded == (b"x" if complaint == "ended" else b"")
+    assert complaint in text
+
+
+def decode_all(codec: StreamCodec, pieces: list[bytes], limit: int = 0) -> tuple[bytes, str]:
+    """What the pieces decode to, and the error at the end."""
+    decoded = b""
+    try:
+        for piece in pieces:
+            decoded += codec.decompress(piece, limit)
+            while codec.has_more:
+                decoded += codec.decompress(b"", limit)
+    except ProtocolError as exc:
+        return decoded, str(exc)
+    return decoded, ""
+
+
+def cut(data: bytes, cuts: list[int]) -> list[bytes]:
+    edges = sorted({0, len(data), *(at % (len(data) + 1) for at in cuts)})
+    return [data[a:b] for a, b in itertools.pairwise(edges)]
+
+
+writes_and_cuts = {
+    "writes": st.lists(st.binary(min_size=1, max_size=3000), min_size=1, max_size=5),
+    "cuts": st.lists(st.integers(0, 20_000), max_size=5),
+}
+
+
+@both
+@settings(max_examples=examples(50))
+@given(**writes_and_cuts, limit=st.sampled_from([0, 500]), is_ended=st.booleans())
+def test_what_comes_before_damage_or_the_end_is_decoded_first(
+    make: Make, writes: list[bytes], cuts: list[int], limit: int, is_ended: bool
+) -> None:
+    sender = make()
+    sent = b"".join(map(sender.compress, writes))
+    sent += b"\x03\x00" if is_ended and make is DeflateCodec else b"\x07\xff\xff\xff" * 20
+    decoded, error = decode_all(make(), cut(sent, cuts), limit)
+    assert decoded == b"".join(writes)
+    assert "stream" in error
+
+
+@both
+@settings(max_examples=examples(50))
+@given(**writes_and_cuts, at=st.integers(0, 10_000), flip=st.integers(1, 255))
+def test_damage_anywhere_decodes_as_byte_by_byte(
+    make: Make, writes: list[bytes], cuts: list[int], at: int, flip: int
+) -> None:
+    sender = make()
+    sent = bytearray(b"".join(map(sender.compress, writes)))
+    sent[at % len(sent)] ^= flip
+    pieces = [bytes(sent[i : i + 1]) for i in range(len(sent))]
+    assert decode_all(make(), cut(bytes(sent), cuts)) == decode_all(make(), pieces)
 
 
 @both
