@@ -28,7 +28,7 @@ from nsqtools.files.durable import blaming
 from nsqtools.protocol.frames import RESPONSE, RequestError, encode_frame
 from nsqtools.protocol.names import shown_url
 from nsqtools.protocol.requests import Request, read_body
-from nsqtools.protocol.text import go_json, quote
+from nsqtools.protocol.text import INT64, go_json, quote
 from nsqtools.server.client_connection import ClientConnection, Pause
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.http_get import http_get
@@ -118,9 +118,11 @@ def decode_answer(body: bytes) -> AuthState:
     """Read an auth server's answer. Raises `AuthFailed`."""
     try:
         # as in Go, keys match in any case
-        answer = json.loads(body, object_hook=lambda found: {k.lower(): found[k] for k in found})
+        # and what is not UTF-8 becomes U+FFFD; json would take UTF-16 and a byte order mark, too
+        text = body.decode("utf-8", "replace")
+        answer = json.loads(text, object_hook=lambda found: {k.lower(): found[k] for k in found})
         ttl_s = answer["ttl"]
-        if type(ttl_s) is not int or ttl_s <= 0:
+        if type(ttl_s) is not int or ttl_s <= 0 or ttl_s not in INT64:
             raise AuthFailed(f"invalid TTL {ttl_s}")
         return AuthState(
             _value(answer, "identity", ""),

@@ -15,6 +15,7 @@ a bool given as a number means what it says, where nsqd takes 0 for true.
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -126,7 +127,7 @@ def parse_tls_version(text: str) -> int:
 def parse_percentiles(text: str) -> tuple[float, ...]:
     """Read percentiles separated by commas."""
     values = tuple(float(word) for word in text.split(","))
-    if not all(map(math.isfinite, values)):
+    if not all(map(math.isfinite, values)) or re.search(r"[\s_]", text):  # which Python allows
         raise ValueError
     return values
 

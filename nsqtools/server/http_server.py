@@ -202,6 +202,8 @@ class HTTPApi:
             call.handler = lambda call: raw_json_reply(body, 403)
         elif code := foreign_call(call.method, call.headers, self.own_names):
             call.handler = lambda call: _refuse(403, code)
+        elif (call.method, call.target) == ("OPTIONS", "*"):
+            call.handler = lambda call: Reply(200, b"")
         elif found := self._match(call.method, call.path):
             call.handler, call.option = found
             call.limit = self.body_limits.get(call.handler, 0)
@@ -423,7 +425,7 @@ class _Connection(asyncio.Protocol):
     def __init__(self, server: HTTPServer) -> None:
         self._server = server
         self._api = server.api
-        self._parser = httptools.HttpRequestParser(self)
+        self._parser = self._new_parser()
         self._transport = cast(asyncio.Transport, None)  # until connection_made
         self._client: Address | None = None
         self._target = b""
@@ -431,6 +433,7 @@ class _Connection(asyncio.Protocol):
         self._call: Call | None = None  # whose body is being read
         self._chunks: list[bytes] = []
         self._body_size = 0
+        self._field_count = 0
         self._head_size = 0  # bytes that came since the last of a body
         self._calls: deque[Call] = deque()  # to be answered
         self._task: asyncio.Task[None] | None = None  # answers one
@@ -493,6 +496,12 @@ class _Connection(asyncio.Protocol):
                     refused = _Refused(400)
                 self._end(refused.answer)
         self._answer()
+
+    def _new_parser(self) -> httptools.HttpRequestParser:
+        parser = httptools.HttpRequestParser(self)
+        # as Go does: some old programs pad the size of a chunk, and it moves no boundary
+        parser.set_dangerous_leniencies(lenient_spaces_after_chunk_size=True)
+        return parser
 
     def _parse(self, data: bytes) -> None:
         """Parse what was read. No request is upgraded to another protocol.

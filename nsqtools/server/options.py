@@ -214,7 +214,8 @@ class NsqdOptions:
         if not 1 <= self.max_deflate_level <= 9:
             raise ConfigurationError("--max-deflate-level must be [1,9]")
         for name in ("sync_timeout", "statsd_interval", "output_buffer_timeout"):  # Go panics
-            if getattr(self, name) <= 0:
+            is_used = name != "statsd_interval" or self.statsd_address
+            if getattr(self, name) <= 0 and is_used:
                 raise ConfigurationError(f"--{name.replace('_', '-')} must be above 0")
         if self.mem_queue_size < 0:  # and here
             raise ConfigurationError("--mem-queue-size must be 0 or more")

@@ -221,11 +221,16 @@ ANSWERS = {
     b'{"TTL":9,"Authorizations":[{"Topic":"t","Channels":[],"Permissions":["publish"]}]}': (
         b'{"identity":"","identity_url":"","permission_count":1}'
     ),
+    RULE[:-1] % (b"", b"", b"publish") + b',"identity":"\xff"}': (
+        '{"identity":"\N{REPLACEMENT CHARACTER}","identity_url":"","permission_count":1}'.encode()
+    ),
     **dict.fromkeys(
         [
             *(b"", b"{}", b"[]", b'{"ttl":0,"authorizations":[]}', b"null", b" " * 2_000_000),
             *(b"[" * 200_000, b'{"ttl":1,"authorizations":' + b'{"a":' * 100_000),
-            b'{"ttl":1' + b"0" * 400 + b',"authorizations":[]}',
+            *(b'{"ttl":1' + b"0" * zeros + b',"authorizations":[]}' for zeros in (30, 400)),
+            b"\xef\xbb\xbf" + RULE % (b"", b"", b"publish"),
+            (RULE % (b"", b"", b"publish")).decode().encode("utf-16"),
             b'{"ttl":1,"authorizations":{"a":1},"identity":1}',
             b'{"ttl":1,"authorizations":[{"topic":"","channels":7,"permissions":[[]]}]}',
             b'{"ttl":1,"authorizations":[{"channels":"^c","permissions":["subscribe"]}]}',

@@ -67,6 +67,16 @@ def test_an_offered_upgrade_keeps_the_connection_to_nsqlookupd() -> None:
             assert client.socket.recv(1 << 16).startswith(b"HTTP/1.1 200")
 
 
+def test_what_old_stacks_send_is_answered_as_by_go(any_nsqd: AnyNsqd) -> None:
+    address = any_nsqd().http_address
+    padded = b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\n" + CHUNKED + b"\r\n3 \r\nabc\r\n0\r\n\r\n"
+    star = b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n"
+    with RawClient(address, magic=b"") as connection:
+        for request in (padded, star, padded):
+            connection.send(request)
+            assert connection.socket.recv(1 << 16).startswith(b"HTTP/1.1 200 OK")
+
+
 JAVA = """import java.net.URI; import java.net.http.*; class Post {
   public static void main(String[] args) throws Exception { var client = HttpClient.newHttpClient();
     for (int i = 0; i < 20; i++) client.send(HttpRequest.newBuilder(URI.create(args[0])).POST(

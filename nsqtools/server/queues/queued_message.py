@@ -290,7 +290,7 @@ def latency_stats(latencies: Sequence[LatencyWindow]) -> LatencyStats:
     for latency in latencies:
         latency.merge_into(merged)
     percentiles = [
-        (quantile, float(merged.get_quantile_value(quantile) or 0.0))
+        (quantile, float(round(merged.get_quantile_value(quantile) or 0.0)))
         for quantile in latencies[0].percentiles
     ]
     return LatencyStats(count=int(merged.count), percentiles=tuple(percentiles))
