@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from nsqtools.errors import ProtocolError
@@ -29,6 +30,7 @@ from nsqtools.protocol.frames import ID_LENGTH, RequestError
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.text import INT64, go_json, go_members, quote
 
+MAX_IDENTIFY_SIZE = 1 << 16  # clients send up to 1,000 bytes, nsqd to nsqlookupd some 150
 MAX_LINE_LENGTH = 16384  # nsqd's read buffer: the newline has to fit in it
 
 _SIZE = struct.Struct(">i")
@@ -107,11 +109,16 @@ def read_size(data: bytes, position: int, start: int, unreadable: RequestError) 
 def read_body(
     request: Request, command: str, max_body_size: int, min_body_size: int = 1
 ) -> tuple[bytes, int]:
-    """Read the sized body of IDENTIFY or AUTH."""
+    """Read the sized body of IDENTIFY or AUTH.
+
+    Anyone may send them, and JSON of 5 MB takes 0.2 s to read, so they are bounded by
+    `MAX_IDENTIFY_SIZE` as well.
+    """
     unreadable = RequestError("E_BAD_BODY", f"{command} failed to read body size")
     size, _ = read_size(request.data, request.position, request.start, unreadable)
-    if size > max_body_size:
-        raise RequestError("E_BAD_BODY", f"{command} body too big {size} > {max_body_size}")
+    for limit in (max_body_size, MAX_IDENTIFY_SIZE):
+        if size > limit:
+            raise RequestError("E_BAD_BODY", f"{command} body too big {size} > {limit}")
     if size < min_body_size:
         raise RequestError("E_BAD_BODY", f"{command} invalid body size {size}")
     return _take(request, size, "E_BAD_BODY", f"{command} failed to read body")
@@ -140,48 +147,89 @@ def _take(request: Request, size: int, code: str, text: str) -> tuple[bytes, int
     return data[position + 4 : after], after
 
 
+LARGE_COUNT = 1000  # messages; more are kept as they came, and handled in batches
+
+Batches = Callable[[], Iterable[list[bytes]]]
+"""Makes an iterator of the messages of a large publish, some at a time."""
+
+
 class BodiesReader:
     """Reads a count and as many sized messages: what MPUB and HTTP's binary /mpub carry.
 
-    A body of 5 MB comes in many reads. `read` keeps the messages it has, so that nothing is parsed
-    or held twice; call it again with the rest when it raised `Incomplete`.
+    A body of 5 MB comes in many reads. `read` keeps what it has, so that nothing is parsed or held
+    twice; call it again with the rest when it raised `Incomplete`. Up to `LARGE_COUNT` messages are
+    in ``bodies``. A million objects would take ten times the memory of the request, so more are in
+    `batches` only, which parses what `read` has checked. ``count`` and ``size`` are those of all.
     """
 
     def __init__(self, max_msg_size: int, max_body_size: int) -> None:
         self.bodies: list[bytes] = []
+        self.count = self.size = 0
         self._max_msg_size = max_msg_size
         self._max_count = (max_body_size - 4) // 5  # a message takes 5 bytes at least
-        self._count = 0
+        self._done = 0  # messages that were read
+        self._checked: list[bytes] = []  # whole messages with their sizes, of a large publish
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the messages are in `batches` only."""
+        return self.count > LARGE_COUNT
 
     def read(self, data: bytes, position: int) -> int:
-        """Take messages into ``bodies`` and return the position after the last one."""
-        if not self._count:
+        """Take messages and return the position after the last one."""
+        if not self.count:
             unreadable = RequestError("E_BAD_BODY", "MPUB failed to read message count")
             count, position = read_size(data, position, position, unreadable)
             if count <= 0 or count > self._max_count:
                 raise RequestError("E_BAD_BODY", f"MPUB invalid message count {count}")
-            self._count = count
+            self.count = count
         bodies = self.bodies
+        is_large = self.is_large
         limit = self._max_msg_size
         unpack = _SIZE.unpack_from
         have = len(data)
         last_size_at = have - 4
-        for _ in range(self._count - len(bodies)):
-            if position > last_size_at:
-                text = f"MPUB failed to read message({len(bodies)}) body size"
-                raise Incomplete(position, 4, RequestError("E_BAD_MESSAGE", text))
-            size = unpack(data, position)[0]
-            after = position + 4 + size
-            if not 0 < size <= limit or after > have:
-                raise self._fault(position, size)
-            bodies.append(data[position + 4 : after])
-            position = after
+        start = position
+        number = self._done
+        try:
+            for number in range(self._done, self.count):
+                if position > last_size_at:
+                    text = f"MPUB failed to read message({number}) body size"
+                    raise Incomplete(position, 4, RequestError("E_BAD_MESSAGE", text))
+                size = unpack(data, position)[0]
+                after = position + 4 + size
+                if not 0 < size <= limit or after > have:
+                    raise self._fault(position, size, number)
+                if not is_large:
+                    bodies.append(data[position + 4 : after])
+                position = after
+            number = self.count
+        finally:
+            if is_large and position > start:
+                self._checked.append(data[start:position])
+            self.size += position - start - 4 * (number - self._done)
+            self._done = number
         return position
 
-    def _fault(self, position: int, size: int) -> RequestError | Incomplete:
+    def batches(self) -> Iterator[list[bytes]]:
+        """Yield the messages, `LARGE_COUNT` at a time."""
+        batch = list(self.bodies)
+        for checked in self._checked:
+            position = 0
+            while position < len(checked):
+                after = position + 4 + _SIZE.unpack_from(checked, position)[0]
+                batch.append(checked[position + 4 : after])
+                position = after
+                if len(batch) == LARGE_COUNT:
+                    yield batch
+                    batch = []
+        if batch:
+            yield batch
+
+    def _fault(self, position: int, size: int, number: int) -> RequestError | Incomplete:
         text = "MPUB failed to read message body"
         if size <= 0:
-            text = f"MPUB invalid message({len(self.bodies)}) body size {size}"
+            text = f"MPUB invalid message({number}) body size {size}"
         elif size > self._max_msg_size:
             text = f"MPUB message too big {size} > {self._max_msg_size}"
         error = RequestError("E_BAD_MESSAGE", text)
@@ -287,8 +335,6 @@ def encode_unregister(topic: str, channel: str = "") -> bytes:
     """Return the command that withdraws a topic or a channel."""
     return b"UN" + encode_register(topic, channel)
 
-
-MAX_IDENTIFY_SIZE = 1 << 16  # nsqd sends some 150 bytes
 
 _KINDS: dict[str, type | range] = {
     "remote_address": str,  # nsqlookupd reads it, and puts the real one in its place

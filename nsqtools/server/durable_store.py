@@ -24,7 +24,7 @@ import sys
 import time
 from asyncio import AbstractEventLoop, Future, TimerHandle
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby, repeat
@@ -46,11 +46,18 @@ from nsqtools.server.options import NsqdOptions
 from nsqtools.server.queues.backlog import BackendError, DiskHealth, QueueBacklog, Undo
 from nsqtools.server.queues.data_path import Queues
 from nsqtools.server.queues.queue_files import Block, one_thread
-from nsqtools.server.queues.queued_message import BODY_AT, ID_AT, attempts_of, with_attempts
+from nsqtools.server.queues.queued_message import (
+    BODY_AT,
+    ID_AT,
+    LargePublish,
+    attempts_of,
+    with_attempts,
+)
 
 _DELAY_S = 0.02  # for what no publisher waits for
 _RETRY_S = 0.5
 _STEP_BYTES = 4 << 20
+_ROW_BYTES = 100  # that a message counts besides its frame: what it costs in a turn of the loop
 _STEP_COUNT = 300  # publishes: their answers are one turn
 _PAGE_COUNT = 256
 _AGAIN_NS = 20_000_000
@@ -161,7 +168,6 @@ class DurableStore:
         what ``is_admitted`` is not refused while the disk is nearly full.
         """
         rows: list[Row] = [*adds]
-        changes = self.changes
         made = [attempts_of(message) - 1 for message in messages]
         if any(made):
             messages = [with_attempts(each, -n) for each, n in zip(messages, made, strict=True)]
@@ -170,8 +176,39 @@ class DurableStore:
             number = backlog.number
             turns = backlog.new_turns(messages)
             rows += zip(repeat(number), dues_ns, turns, made, messages, strict=False)
-        changes.publishes.append(Publish(rows, list(takes), done, is_admitted))
-        changes.size += sum(map(len, messages)) * len(stored)
+        size = sum(map(len, messages)) + _ROW_BYTES * len(messages)
+        self._add(Publish(rows, list(takes), done, is_admitted), size * len(stored))
+
+    def publish_large(
+        self, backlogs: Sequence[QueueBacklog], large: LargePublish, done: Done
+    ) -> None:
+        """Put the messages of a large publish into queues, as `publish` does.
+
+        The thread makes their rows, some at a time and in one transaction, and nothing of them
+        stays in memory: the queues read them by page.
+        """
+        count = large.count
+        stored = [each for each in backlogs if isinstance(each, DurableBacklog)]
+        starts = {each.number: each.reserve_turns(count) for each in stored}
+
+        def make_rows() -> Iterator[list[Row]]:
+            done = 0
+            for messages in large.make_messages():
+                yield [
+                    (number, 0, turn, 0, message)
+                    for number, start in starts.items()
+                    for turn, message in enumerate(messages, start + done)
+                ]
+                done += len(messages)
+
+        counts = dict.fromkeys(starts, count)
+        size = (large.size + _ROW_BYTES * count) * len(stored)
+        self._add(Publish([], [], done, False, make_rows, counts), size)
+
+    def _add(self, publish: Publish, size: int) -> None:
+        changes = self.changes
+        changes.publishes.append(publish)
+        changes.size += size
         if changes.size >= _STEP_BYTES or len(changes.publishes) >= _STEP_COUNT:
             self._steps.append(Changes())
         self.at_once()
@@ -340,6 +377,9 @@ class DurableStore:
             if number in backlogs:
                 backlogs[number].settled()
         for publish in work.written:
+            for number, count in publish.counts.items():
+                if number in backlogs:  # else it was emptied meanwhile
+                    backlogs[number].unread += count
             for number, rows in groupby(publish.rows, itemgetter(0)):
                 if number in backlogs:  # else it was emptied meanwhile
                     backlogs[number].committed(list(rows))
@@ -453,6 +493,12 @@ class DurableBacklog(QueueBacklog):
             turns = list(range(start, start + len(turns)))
         self.last_turn = turns[-1]
         return turns
+
+    def reserve_turns(self, count: int) -> int:
+        """Return the first of as many turns, which no other message gets."""
+        start = self.last_turn + 1
+        self.last_turn += count
+        return start
 
     def committed(self, rows: list[Row]) -> None:
         """Take messages that are in the database now."""

@@ -288,6 +288,8 @@ _BODY_S = 30.0
 _SLOWEST_BODY = 16 << 10  # bytes a second, beside those seconds
 _READ_S = 60.0  # for an answer that fills the buffers of the system
 _MAX_DRAINED = 256 << 10  # bytes of a body that no handler reads, to keep the connection
+_MAX_TARGET = 1 << 16  # Go bounds the head only in sum; a target of 1 MB takes 0.2 s to read
+_ANSWERS_OF_A_TURN = 100
 _HOST = re.compile(r"[!$%&'()*+,\-.:;=\[\]_~0-9A-Za-z]*")
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _REASONS = {int(each): each.phrase.encode() for each in HTTPStatus}
@@ -431,9 +433,9 @@ class _Connection(asyncio.Protocol):
         self._target = b""
         self._headers: dict[str, str] = {}
         self._call: Call | None = None  # whose body is being read
-        self._chunks: list[bytes] = []
+        self._body: bytes | bytearray = b""  # which may come in a million chunks
         self._body_size = 0
-        self._field_count = 0
+        self._repeated: dict[str, list[str]] = {}  # fields whose name came again
         self._head_size = 0  # bytes that came since the last of a body
         self._calls: deque[Call] = deque()  # to be answered
         self._task: asyncio.Task[None] | None = None  # answers one
@@ -519,7 +521,7 @@ class _Connection(asyncio.Protocol):
                 kept = [f"{name}: {call.headers[name]}" for name in framing if name in call.headers]
                 connection = "Connection: close" if call.closes else "Connection: keep-alive"
                 head = "\r\n".join(["POST / HTTP/1.1", connection, *kept, "", ""])
-                self._parser = httptools.HttpRequestParser(self)
+                self._parser = self._new_parser()
                 data = head.encode("latin-1") + data[upgrade.args[0] :]
 
     def _end(self, farewell: bytes) -> None:
@@ -531,6 +533,8 @@ class _Connection(asyncio.Protocol):
     def on_url(self, piece: bytes) -> None:
         if self._call is None:  # else it is a head of `_parse`
             self._target += piece
+            if len(self._target) > _MAX_TARGET:
+                raise _Refused(414)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._call is None:  # else it follows the chunks of a body, or is of `_parse`
@@ -538,12 +542,17 @@ class _Connection(asyncio.Protocol):
             if key == "host" and key in self._headers:
                 raise _Refused(400)
             text = value.decode("latin-1")
-            self._headers[key] = f"{self._headers[key]}, {text}" if key in self._headers else text
+            if key in self._headers:  # joined once: there may be 200,000 of them
+                self._repeated.setdefault(key, [self._headers[key]]).append(text)
+            else:
+                self._headers[key] = text
 
     def on_headers_complete(self) -> None:
         if self._call is not None:
             return  # a head of `_parse`
         parser, headers = self._parser, self._headers
+        headers.update((key, ", ".join(texts)) for key, texts in self._repeated.items())
+        self._repeated.clear()
         version = parser.get_http_version()
         is_old = version == "1.0"
         if version == "0.9":
@@ -603,9 +612,14 @@ class _Connection(asyncio.Protocol):
         self._head_size = 0
         self._body_size += len(chunk)
         if self._body_size <= call.limit:
-            self._chunks.append(chunk)
+            if not self._body:
+                self._body = chunk
+            else:
+                if isinstance(self._body, bytes):
+                    self._body = bytearray(self._body)
+                self._body += chunk
             return
-        self._chunks.clear()
+        self._body = b""
         call.body = None
         if self._body_size > max(call.limit, _MAX_DRAINED):
             self._do_not_read(call)
@@ -617,11 +631,11 @@ class _Connection(asyncio.Protocol):
         if call.declared_length > 0 and self._body_size != call.declared_length:
             raise _Refused(400)  # no handler takes a part for the whole
         if call.body is not None:
-            call.body = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+            call.body = bytes(self._body)
         self._calls.append(call)
         self._is_last = call.closes
         self._call = None
-        self._target, self._headers, self._chunks = b"", {}, []
+        self._target, self._headers, self._body = b"", {}, b""
         self._body_size = self._head_size = 0
         self._waits_for_s = 0.0  # the next request has its own time
 
@@ -630,6 +644,9 @@ class _Connection(asyncio.Protocol):
     def _answer(self) -> None:
         answers: list[bytes] = []
         while self._calls and self._task is None and not self._is_full:
+            if len(answers) == _ANSWERS_OF_A_TURN:
+                asyncio.get_running_loop().call_soon(self._answer)
+                break
             call = self._calls.popleft()
             reply = self._api.answer(call)
             if isinstance(reply, Reply):

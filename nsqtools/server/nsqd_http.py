@@ -10,7 +10,7 @@ import json
 import re
 import socket
 from asyncio import Future
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import fields
 from functools import partial
@@ -18,7 +18,13 @@ from functools import partial
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.frames import RequestError
 from nsqtools.protocol.names import announced_host, parse_address, shown_url
-from nsqtools.protocol.requests import BodiesReader, Incomplete
+from nsqtools.protocol.requests import (
+    LARGE_COUNT,
+    MAX_IDENTIFY_SIZE,
+    Batches,
+    BodiesReader,
+    Incomplete,
+)
 from nsqtools.server.daemon_log import NSQ_VERSION
 from nsqtools.server.go_flags import LOG_LEVEL, seconds_to_ns
 from nsqtools.server.http_server import (
@@ -42,8 +48,8 @@ from nsqtools.server.stats import gather_stats, nsqd_metrics, stats_lines
 _FALSE = ("false", "0")  # of a boolean parameter; anything else is true
 
 
-_MAX_COUNT_AT_ONCE = 1000  # messages; more are published in steps
-_MAX_BODY_AT_ONCE = 1 << 17
+_MAX_BODY_AT_ONCE = 1 << 17  # of lines; more are published in steps
+_PIECE_BYTES = 1 << 14
 _PUBLISHED = text_reply("OK")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 
@@ -75,7 +81,7 @@ class NsqdHTTP:
         return {
             self.publish: options.max_msg_size,
             self.multi_publish: options.max_body_size,
-            self.set_config: options.max_msg_size,
+            self.set_config: min(options.max_msg_size, MAX_IDENTIFY_SIZE),
         }
 
     def handlers(self) -> dict[tuple[str, str], Handler]:
@@ -180,7 +186,7 @@ class NsqdHTTP:
         query = call.query() if "&" in call.query_string else {}  # else there is the topic only
         delay_s = self._delay_s(query["defer"]) if "defer" in query else 0.0
         if delay_s or not topic.started.is_set():
-            return self._publish_in_steps(topic, [body], delay_s)
+            return self._publish_deferred(topic, body, delay_s)
         return self._reply(lambda: topic.publish_one(body))
 
     def _reply(self, publish: Callable[[], Future[None] | None]) -> Reply | Awaitable[Reply]:
@@ -211,35 +217,56 @@ class NsqdHTTP:
         if body is None:
             raise HTTPRefusal(413, "BODY_TOO_BIG")
         is_binary = call.query().get("binary", "false") not in _FALSE
-        bodies = self._binary_bodies(body) if is_binary else self._lines(body)
-        is_small = len(bodies) <= _MAX_COUNT_AT_ONCE and len(body) <= _MAX_BODY_AT_ONCE
-        if is_small and topic.started.is_set():
-            return self._reply(lambda: topic.put(topic.new_messages(bodies)))
-        return self._publish_in_steps(topic, bodies)
+        if len(body) <= _MAX_BODY_AT_ONCE and topic.started.is_set():
+            bodies = self._read_few(body, is_binary)
+            if len(bodies) <= LARGE_COUNT:
+                return self._reply(lambda: topic.put(topic.new_messages(bodies)))
+        return self._publish_in_steps(topic, body, is_binary)
 
-    async def _publish_in_steps(
-        self, topic: Topic, bodies: list[bytes], delay_s: float = 0.0
-    ) -> Reply:
+    async def _publish_deferred(self, topic: Topic, body: bytes, delay_s: float) -> Reply:
         await topic.started.wait()
-        messages, blocks = await topic.prepare_in_steps(bodies)
-        reply = self._reply(lambda: topic.put(messages, blocks, delay_s))
+        reply = self._reply(lambda: topic.put(topic.new_messages([body]), delay_s))
         return reply if isinstance(reply, Reply) else await reply
 
-    def _binary_bodies(self, body: bytes) -> list[bytes]:
-        reader = BodiesReader(self._options.max_msg_size, self._options.max_body_size)
+    async def _publish_in_steps(self, topic: Topic, body: bytes, is_binary: bool) -> Reply:
+        await topic.started.wait()
+        read = self._read_binary if is_binary else self._read_lines
         try:
-            reader.read(body, 0)
-        except (RequestError, Incomplete) as exc:
-            error = exc.error if isinstance(exc, Incomplete) else exc
-            code = error.data.split(b" ")[0].decode() if error is not None else "E_BAD_BODY"
-            raise HTTPRefusal(413, code.removeprefix("E_")) from None
-        return reader.bodies
+            stored = await topic.put_in_steps(*await read(body))
+        except BackendError:
+            raise HTTPRefusal(503, "EXITING") from None
+        return _PUBLISHED if stored is None else await self._reply_when(stored)
 
-    def _lines(self, body: bytes) -> list[bytes]:
-        bodies = [line for line in body.split(b"\n") if line]
-        if max(map(len, bodies), default=0) > self._options.max_msg_size:
+    def _read_few(self, body: bytes, is_binary: bool) -> list[bytes]:
+        """Return the messages of a small body."""
+        if is_binary:
+            reader = BodiesReader(self._options.max_msg_size, self._options.max_body_size)
+            for _ in _read_pieces(reader, body):
+                pass
+            return [body for batch in reader.batches() for body in batch]
+        lines = [line for line in body.split(b"\n") if line]
+        self._check_lines(lines)
+        return lines
+
+    async def _read_binary(self, body: bytes) -> tuple[int, int, Batches]:
+        """Return count and size of the messages, and the messages."""
+        reader = BodiesReader(self._options.max_msg_size, self._options.max_body_size)
+        async for _ in in_steps(_read_pieces(reader, body)):
+            pass
+        return reader.count, reader.size, reader.batches
+
+    async def _read_lines(self, body: bytes) -> tuple[int, int, Batches]:
+        """Return count and size of the lines that are not empty, and the lines."""
+        count = size = 0
+        async for lines in in_steps(_split_lines(body)):
+            self._check_lines(lines)
+            count += len(lines)
+            size += sum(map(len, lines))
+        return count, size, partial(_split_lines, body)
+
+    def _check_lines(self, lines: list[bytes]) -> None:
+        if max(map(len, lines), default=0) > self._options.max_msg_size:
             raise HTTPRefusal(413, "MSG_TOO_BIG")
-        return bodies
 
     def _publish_topic(self, call: Call) -> Topic:
         return self._nsqd.get_topic(call.argument("topic", "INVALID_TOPIC"))
@@ -290,6 +317,34 @@ class NsqdHTTP:
         channel = self._existing_channel(call)
         channel.set_paused(is_paused)
         await self._nsqd.write_pause(channel.topic_name)
+
+
+def _read_pieces(reader: BodiesReader, body: bytes) -> Iterator[None]:
+    """Read a binary body, and yield after each piece. Raises `HTTPRefusal`."""
+    start, end = 0, _PIECE_BYTES
+    while True:
+        try:
+            reader.read(body[start:end], 0)
+            return
+        except (Incomplete, RequestError) as exc:
+            start += exc.position if isinstance(exc, Incomplete) else 0
+            if isinstance(exc, RequestError) or start + exc.wanted > len(body):
+                error = exc if isinstance(exc, RequestError) else exc.error
+                code = error.data.split(b" ")[0].decode() if error is not None else "E_BAD_BODY"
+                raise HTTPRefusal(413, code.removeprefix("E_")) from None
+            end = start + max(exc.wanted, _PIECE_BYTES)
+        yield
+
+
+def _split_lines(body: bytes) -> Iterator[list[bytes]]:
+    """Yield the lines that are not empty, those of some KiB at a time."""
+    start = 0
+    while start < len(body):
+        end = body.find(b"\n", start + _PIECE_BYTES // 4)
+        end = end if end >= 0 else len(body)
+        if lines := [line for line in body[start:end].split(b"\n") if line]:
+            yield lines
+        start = end + 1
 
 
 def _string_list(body: bytes) -> list[str] | None:

@@ -11,7 +11,7 @@ import asyncio
 import time
 from asyncio import Future
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from ssl import SSLContext
@@ -49,7 +49,6 @@ from nsqtools.server.negotiation import Negotiated, TLSLayer, identify_reply, ne
 from nsqtools.server.queues.backlog import BackendError
 from nsqtools.server.queues.channel import ChannelSubscription
 from nsqtools.server.queues.nsqd_queues import NsqdQueues
-from nsqtools.server.queues.queue_files import Block
 from nsqtools.server.queues.topic import Topic
 
 # -- publishing ------------------------------------------------------------------------------------
@@ -57,7 +56,6 @@ from nsqtools.server.queues.topic import Topic
 _OK_FRAME = encode_frame(RESPONSE, OK)
 _MAX_UNCONFIRMED_BYTES = 8 << 20  # of one client, on their way to the database
 _COMMAND_BYTES = 1000  # that a publish counts besides its messages
-_STEP_COUNT = 1000  # messages of an MPUB that are published at once
 
 
 def topic_to_use(nsqd: NsqdQueues, name: str, start: int) -> Topic:
@@ -180,35 +178,37 @@ class PublishCommands:
             self.arriving = topic, reader
             raise
         self.arriving = None
-        if len(reader.bodies) > _STEP_COUNT:
+        if reader.is_large:
             # not given up with the client: what was sent whole is published whole, as in nsqd
-            putting = self._nsqd.loop.create_task(self._put_in_steps(topic, reader.bodies))
+            putting = self._nsqd.loop.create_task(self._put_in_steps(topic, reader))
             # looked at, or asyncio would log an error that no caller waits for any more
             putting.add_done_callback(lambda task: task.cancelled() or task.exception())
             raise Pause(position, partial(asyncio.shield, putting))
         self._put("MPUB", topic, topic.new_messages(reader.bodies))
         return position
 
-    async def _put_in_steps(self, topic: Topic, bodies: list[bytes]) -> None:
+    async def _put_in_steps(self, topic: Topic, reader: BodiesReader) -> None:
         """Publish many messages, all or none; other clients get their turns in between."""
-        messages, blocks = await topic.prepare_in_steps(bodies)
-        self._put("MPUB", topic, messages, blocks=blocks)
-
-    def _put(
-        self,
-        command: str,
-        topic: Topic,
-        messages: list[bytes],
-        delay_s: float = 0.0,
-        blocks: Sequence[Block] = (),
-    ) -> None:
+        count, size = reader.count, reader.size
         try:
-            stored = topic.put(messages, blocks, delay_s)
+            stored = await topic.put_in_steps(count, size, reader.batches)
+        except BackendError as exc:
+            raise RequestError("E_MPUB_FAILED", f"MPUB failed {exc}") from exc
+        self._stored(stored, "MPUB", topic, count, size)
+
+    def _put(self, command: str, topic: Topic, messages: list[bytes], delay_s: float = 0.0) -> None:
+        try:
+            stored = topic.put(messages, delay_s)
         except BackendError as exc:
             raise RequestError(f"E_{command}_FAILED", f"{command} failed {exc}") from exc
-        count = len(messages)
+        size = sum(map(len, messages)) if stored is not None else 0
+        self._stored(stored, command, topic, len(messages), size)
+
+    def _stored(
+        self, stored: Future[None] | None, command: str, topic: Topic, count: int, size: int
+    ) -> None:
         if stored is not None:
-            self._answer_when(stored, command, topic.name, count, sum(map(len, messages)))
+            self._answer_when(stored, command, topic.name, count, size)
             return
         self.counts[topic.name] += count
         self._connection.send(_OK_FRAME)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from heapq import heappop, heappush
 from itertools import chain, count
@@ -26,7 +27,7 @@ from typing import Any, NamedTuple
 
 from nsqtools.server.options import NsqdOptions
 from nsqtools.server.queues.disk_queue import DiskQueue, Mark
-from nsqtools.server.queues.queue_files import Block, encode_length
+from nsqtools.server.queues.queue_files import LENGTH_SIZE, Block, encode_length
 from nsqtools.server.queues.queued_message import ID_AT, from_record, to_record
 
 _RESERVE = 64 << 20  # --durable writes for what is finished, too
@@ -65,6 +66,13 @@ class DiskHealth:
         if self.low:
             self.refused_count += 1
             raise BackendError(self.low)
+
+    def expect(self, size: int) -> None:
+        """Raise `BackendError` when the disk has no room for as many bytes."""
+        with suppress(OSError):
+            if self.free_bytes() < size:
+                self.refused_count += 1
+                raise BackendError("no space left on device")
 
     def free_bytes(self) -> int:
         """Return what the file system of the data path has left. Raises ``OSError``."""
@@ -127,9 +135,13 @@ class QueueBacklog:
         """Append messages, all or none, and return what `undo` takes. Raises `BackendError`.
 
         ``blocks`` are what `encoded` returns for the messages, if that is known: then they stay
-        together.
+        together. Without ``messages`` they go to disk.
         """
         disk, memory = self.disk, self._memory
+        if blocks and not messages:
+            if disk is not None:
+                return Undo(0, self._put_on_disk(disk, blocks))
+            messages = decoded(blocks)
         count, fits = len(messages), len(messages)
         if disk is not None:
             if disk.has_unread or not self.mem_queue_size:
@@ -281,6 +293,17 @@ class QueueBacklog:
         self._memory.clear()
 
 
+def decoded(blocks: Sequence[Block]) -> list[bytes]:
+    """Return the waiting messages that `encoded` took."""
+    messages = []
+    for block in blocks:
+        position = 0
+        for size in block.sizes:
+            messages.append(from_record(block.data[position + LENGTH_SIZE : position + size]))
+            position += size
+    return messages
+
+
 def encoded(messages: Iterable[bytes]) -> Block:
     """Return waiting messages as they are in the files of a disk queue."""
     head = start = b""  # what messages that were published together have in common
@@ -290,4 +313,5 @@ def encoded(messages: Iterable[bytes]) -> Block:
             head = message[4:ID_AT]
             start = to_record(message[:ID_AT])
         records.append(encode_length(len(message) - 8) + start + message[ID_AT:])
-    return Block(b"".join(records), list(map(len, records)))
+    sizes = list(map(len, records))
+    return Block(b"".join(records), sizes, (min(sizes), max(sizes)))

@@ -133,9 +133,12 @@ class Channel:
             return 0
         return sum(max(0, consumer.room) for consumer in self.consumers)
 
-    def committed(self, messages: list[bytes], delay_s: float) -> None:
-        """Take new messages that are in the database of ``--durable``, if the backlog is."""
-        self.message_count += len(messages)
+    def committed(self, count: int, messages: list[bytes], delay_s: float) -> None:
+        """Take new messages that are in the database of ``--durable``, if the backlog is.
+
+        Only an ephemeral channel needs the ``messages`` themselves.
+        """
+        self.message_count += count
         if self.is_ephemeral and delay_s:
             self._defer(messages[0], delay_s)
         elif self.is_ephemeral:

@@ -124,7 +124,7 @@ class DiskQueue:
         return mark
 
     def _check_sizes(self, block: Block) -> None:
-        for size in (min(block.sizes), max(block.sizes)):
+        for size in block.bounds or (min(block.sizes), max(block.sizes)):
             if not MIN_MESSAGE_SIZE <= size - LENGTH_SIZE <= self._max_record:
                 raise OSError(
                     f"invalid message write size ({size - LENGTH_SIZE}) "

@@ -148,6 +148,7 @@ class Block(NamedTuple):
 
     data: bytes
     sizes: list[int]
+    bounds: tuple[int, int] | None = None  # the smallest and the largest size, where known
 
 
 def count_records(path: Path, position: int, max_size: int) -> int:

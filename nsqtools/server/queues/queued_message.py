@@ -24,7 +24,9 @@ takes the samples. An answer merges both.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice, repeat
 from time import monotonic, time_ns
@@ -32,6 +34,7 @@ from time import monotonic, time_ns
 from ddsketch import DDSketch
 
 from nsqtools.protocol.frames import ID_LENGTH, MESSAGE, MIN_MESSAGE_SIZE
+from nsqtools.protocol.requests import LARGE_COUNT
 from nsqtools.protocol.stats import LatencyStats
 
 
@@ -127,6 +130,7 @@ _TIMESTAMP = struct.Struct(">q")
 _ATTEMPTS_AT = 16
 ID_AT = 18
 BODY_AT = ID_AT + ID_LENGTH
+RECORD_OVERHEAD = 4 + MIN_MESSAGE_SIZE  # what a record of a disk queue has besides the body
 _SIZE_OVERHEAD = 4 + MIN_MESSAGE_SIZE  # what the size counts besides the body
 
 
@@ -148,6 +152,21 @@ def new_messages(bodies: Iterable[bytes], ids: Iterable[bytes], timestamp_ns: in
     middle = _MIDDLE.pack(MESSAGE, timestamp_ns, 1)
     sizes = _SIZES
     return [sizes[len(body)] + middle + id_ + body for body, id_ in zip(bodies, ids, strict=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class LargePublish:
+    """A publish of more messages than one turn of the loop may make."""
+
+    count: int
+    size: int  # of the bodies
+    make_messages: Callable[[], Iterable[list[bytes]]] = tuple  # on the thread of a database
+
+
+def in_batches(messages: list[bytes]) -> Iterator[list[bytes]]:
+    """Yield messages some at a time."""
+    for start in range(0, len(messages), LARGE_COUNT):
+        yield messages[start : start + LARGE_COUNT]
 
 
 def message_ids(messages: list[bytes]) -> list[bytes]:
@@ -225,12 +244,22 @@ class MessageIds:
         self._head, self._head_tick = id_[:13], self._tick
         return id_
 
-    def take(self, count: int, now_ns: int) -> list[bytes]:
-        """Return ``count`` new ids."""
+    def reserve(self, count: int, now_ns: int) -> MessageIds:
+        """Return a generator of the next ``count`` ids, which may be taken later, elsewhere."""
+        self._continue_at(now_ns)
+        reserved = copy(self)
+        self._tick, self._next = divmod(self._tick * _PER_TICK + self._next + count, _PER_TICK)
+        return reserved
+
+    def _continue_at(self, now_ns: int) -> None:
         tick = (now_ns >> 20) - _FIRST_TICK
         if tick > self._tick:
             self._tick = tick
             self._next = 0
+
+    def take(self, count: int, now_ns: int) -> list[bytes]:
+        """Return ``count`` new ids."""
+        self._continue_at(now_ns)
         ids: list[bytes] = []
         while count:
             if self._next == _PER_TICK:

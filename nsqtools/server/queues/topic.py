@@ -8,24 +8,34 @@ stays empty. It fills when there is no channel, the topic is paused, or the topi
 from __future__ import annotations
 
 import time
-from asyncio import Event, Future, sleep
+from asyncio import Event, Future
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from copy import copy
 from itertools import repeat
 from typing import TYPE_CHECKING
 
 from nsqtools.protocol.names import is_ephemeral
-from nsqtools.server.loop_meter import free_in_steps, meter_of
+from nsqtools.protocol.requests import Batches
+from nsqtools.server.loop_meter import free_in_steps, in_steps, meter_of
 from nsqtools.server.queues.backlog import BackendError, Undo, encoded
 from nsqtools.server.queues.channel import Channel, QueueHost
 from nsqtools.server.queues.queue_files import Block
-from nsqtools.server.queues.queued_message import BODY_AT, MessageIds, new_messages
+from nsqtools.server.queues.queued_message import (
+    BODY_AT,
+    RECORD_OVERHEAD,
+    LargePublish,
+    MessageIds,
+    in_batches,
+    new_messages,
+)
 
 if TYPE_CHECKING:
     from nsqtools.server.durable_store import DurableStore
 
 _STEP_COUNT = 1000  # messages of a backlog to copy before other work of the loop gets its turn
 _STEP_BYTES = 1 << 22
+_PART_BYTES = 1 << 23  # of a large publish, as records
 _RETRY_S = 1.0  # after the disk of a channel failed
 
 
@@ -84,24 +94,55 @@ class Topic:
             return None
         return self.put([message])
 
-    async def prepare_in_steps(self, bodies: Sequence[bytes]) -> tuple[list[bytes], list[Block]]:
-        """Return what `put` takes, its bytes on disk if these are needed; other work of the loop
-        gets its turn in between."""
+    async def put_in_steps(self, count: int, size: int, batches: Batches) -> Future[None] | None:
+        """Queue a large publish, as `put` does; other work of the loop gets its turn in between.
+
+        Messages that go to a database or to files are objects for a moment only: a million of them
+        would take ten times the memory of the request. What becomes more than `_PART_BYTES` there,
+        which takes bodies of some bytes, goes to files in parts, after a look at the room on the
+        disk: writing 80 MB holds the loop for 0.1 s. ``size`` is that of all bodies.
+        """
+        has_ephemeral = self.is_ephemeral or any(
+            each.is_ephemeral for each in self.channels.values()
+        )
+        if self.store is not None and not has_ephemeral:
+            now_ns = time.time_ns()
+            reserved = self._ids.reserve(count, now_ns)
+
+            def make_messages() -> Iterator[list[bytes]]:
+                ids = copy(reserved)
+                for bodies in batches():
+                    yield new_messages(bodies, ids.take(len(bodies), 0), now_ns)
+
+            return self.put([], large=LargePublish(count, size, make_messages))
+        targets = self.channels.values() if self._flows else [self]
+        stays = [each.backlog.takes_all_in_memory(count) for each in targets]
+        if not all(stays):
+            self._health.expect((size + count * RECORD_OVERHEAD) * len(stays))
         messages: list[bytes] = []
         blocks: list[Block] = []
-        targets: Iterable[Topic | Channel] = self.channels.values() if self._flows else [self]
-        stays = all(each.backlog.takes_all_in_memory(len(bodies)) for each in targets)
-        for start in range(0, len(bodies), _STEP_COUNT):
-            step = self.new_messages(bodies[start : start + _STEP_COUNT])
-            messages += step
-            await sleep(0)
-            if not stays:
-                blocks.append(encoded(step))
-                await sleep(0)
-        return messages, blocks
+        part_count = part_size = 0
+        async for bodies in in_steps(batches()):
+            part = self.new_messages(bodies)
+            if any(stays):
+                messages += part
+            if not all(stays):
+                blocks.append(encoded(part))
+            part_count += len(bodies)
+            part_size += sum(map(len, bodies))
+            if not self.store and part_size + part_count * RECORD_OVERHEAD >= _PART_BYTES:
+                self.put(messages, blocks=blocks, large=LargePublish(part_count, part_size))
+                messages, blocks, part_count, part_size = [], [], 0, 0
+        large = LargePublish(part_count, part_size, lambda: in_batches(messages))
+        return self.put(messages, blocks=blocks, large=large)
 
     def put(
-        self, messages: list[bytes], blocks: Sequence[Block] = (), delay_s: float = 0.0
+        self,
+        messages: list[bytes],
+        delay_s: float = 0.0,
+        *,
+        blocks: Sequence[Block] = (),
+        large: LargePublish | None = None,
     ) -> Future[None] | None:
         """Queue messages, in all channels or in none; with --durable return what waits for that.
 
@@ -111,24 +152,32 @@ class Topic:
         if self.is_closed:  # deleted while the messages arrived
             raise BackendError("exiting")
         self._health.admit()
+        count, size = (large.count, large.size) if large else _totals(messages)
         flows = self._flows and not self.backlog.has_messages
-        if self.store is not None and messages and (flows or not self.is_ephemeral):
-            return self._put_durably(self.store, messages, delay_s, flows)
+        if self.store is not None and count and (flows or not self.is_ephemeral):
+            return self._put_durably(self.store, messages, delay_s, flows, large)
         if delay_s and not self.store and (self._flows or self.depth < self.backlog.mem_queue_size):
             self._deferred += [(message, delay_s) for message in messages]
             self._copy_deferred()
         elif flows:
-            self._copy(messages, blocks)
+            self._copy(messages, blocks, count)
         else:
             self.backlog.put(messages, blocks)
             if self.is_ephemeral:
                 self.backlog.overflow()
-        self._count(messages)
+        self.message_count += count
+        self.message_bytes += size
         return None
 
     def _put_durably(
-        self, store: DurableStore, messages: list[bytes], delay_s: float, flows: bool
+        self,
+        store: DurableStore,
+        messages: list[bytes],
+        delay_s: float,
+        flows: bool,
+        large: LargePublish | None,
     ) -> Future[None]:
+        count, size = (large.count, large.size) if large else _totals(messages)
         due_ns = store.due_ns(delay_s) if delay_s else 0
         channels = list(self.channels.values()) if flows else None
         stored: Future[None] = self._loop.create_future()
@@ -139,27 +188,31 @@ class Topic:
             elif not stored.done():  # else nobody waits: the daemon stops
                 stored.set_result(None)  # the answer comes before the message
             if error is None and not self.is_closed:
-                self._committed(channels, messages, delay_s)
-                self._count(messages)
+                self._committed(channels, count, messages, delay_s)
+                self.message_count += count
+                self.message_bytes += size
 
         backlogs = [self.backlog] if channels is None else [each.backlog for each in channels]
-        store.publish(backlogs, messages, repeat(due_ns), committed)
+        if large is None:
+            store.publish(backlogs, messages, repeat(due_ns), committed)
+        else:
+            store.publish_large(backlogs, large, committed)
         return stored
 
     def _committed(
-        self, channels: list[Channel] | None, messages: list[bytes], delay_s: float = 0.0
+        self,
+        channels: list[Channel] | None,
+        count: int,
+        messages: list[bytes],
+        delay_s: float = 0.0,
     ) -> None:
         if channels is None:
             self._wake()
         for channel in channels or ():
             if self.channels.get(channel.name) is channel:  # not deleted meanwhile
-                channel.committed(messages, delay_s)
+                channel.committed(count, messages, delay_s)
 
-    def _count(self, messages: list[bytes]) -> None:
-        self.message_count += len(messages)
-        self.message_bytes += sum(map(len, messages)) - len(messages) * BODY_AT
-
-    def _copy(self, messages: list[bytes], blocks: Sequence[Block] = ()) -> None:
+    def _copy(self, messages: list[bytes], blocks: Sequence[Block], count: int) -> None:
         done: list[tuple[Channel, Undo]] = []
         for channel in self.channels.values():
             try:
@@ -171,7 +224,7 @@ class Topic:
                     changed.backlog.undo(undo)
                 raise
         for channel, _ in done:
-            channel.accept(len(messages))
+            channel.accept(count)
 
     def _copy_deferred(self) -> None:
         while self._deferred and self._flows:
@@ -197,7 +250,7 @@ class Topic:
             self._loop.call_later(_RETRY_S, self._wake)
             return
         try:
-            self._copy(messages)
+            self._copy(messages, (), len(messages))
         except Exception as exc:
             self.backlog.put_back(messages)
             if not isinstance(exc, BackendError):
@@ -217,10 +270,10 @@ class Topic:
                 self._loop.call_later(_RETRY_S, self._wake)
                 return
             if not any(delays_s):
-                self._committed(channels, messages)
+                self._committed(channels, len(messages), messages)
             else:
                 for message, delay_s in zip(messages, delays_s, strict=True):
-                    self._committed(channels, [message], delay_s)
+                    self._committed(channels, 1, [message], delay_s)
             if self.depth:
                 self._wake()
 
@@ -290,3 +343,8 @@ class Topic:
                 self._log.error(f"{what}: failed to close - {str(exc) or repr(exc)}")
                 is_whole = False
         return is_whole
+
+
+def _totals(messages: list[bytes]) -> tuple[int, int]:
+    """Return how many messages these are, and the size of their bodies."""
+    return len(messages), sum(map(len, messages)) - len(messages) * BODY_AT
