@@ -147,7 +147,8 @@ def _take(request: Request, size: int, code: str, text: str) -> tuple[bytes, int
     return data[position + 4 : after], after
 
 
-LARGE_COUNT = 1000  # messages; more are kept as they came, and handled in batches
+LARGE_COUNT = 1000  # messages; more are handled in batches
+_SMALL_BYTES = 64  # of a message with its size, on average: an object takes 40 more
 
 Batches = Callable[[], Iterable[list[bytes]]]
 """Makes an iterator of the messages of a large publish, some at a time."""
@@ -158,8 +159,8 @@ class BodiesReader:
 
     A body of 5 MB comes in many reads. `read` keeps what it has, so that nothing is parsed or held
     twice; call it again with the rest when it raised `Incomplete`. Up to `LARGE_COUNT` messages are
-    in ``bodies``. A million objects would take ten times the memory of the request, so more are in
-    `batches` only, which parses what `read` has checked. ``count`` and ``size`` are those of all.
+    in ``bodies``, more in `batches` only. A million small objects would take ten times the memory
+    of the request, so these stay as they came. ``count`` and ``size`` are those of all messages.
     """
 
     def __init__(self, max_msg_size: int, max_body_size: int) -> None:
@@ -168,7 +169,7 @@ class BodiesReader:
         self._max_msg_size = max_msg_size
         self._max_count = (max_body_size - 4) // 5  # a message takes 5 bytes at least
         self._done = 0  # messages that were read
-        self._checked: list[bytes] = []  # whole messages with their sizes, of a large publish
+        self._pieces: list[list[bytes] | bytes] = []  # of a large publish; bytes have the sizes
 
     @property
     def is_large(self) -> bool:
@@ -183,8 +184,8 @@ class BodiesReader:
             if count <= 0 or count > self._max_count:
                 raise RequestError("E_BAD_BODY", f"MPUB invalid message count {count}")
             self.count = count
-        bodies = self.bodies
-        is_large = self.is_large
+        bodies = [] if self.is_large else self.bodies
+        append = bodies.append
         limit = self._max_msg_size
         unpack = _SIZE.unpack_from
         have = len(data)
@@ -200,31 +201,32 @@ class BodiesReader:
                 after = position + 4 + size
                 if not 0 < size <= limit or after > have:
                     raise self._fault(position, size, number)
-                if not is_large:
-                    bodies.append(data[position + 4 : after])
+                append(data[position + 4 : after])
                 position = after
             number = self.count
         finally:
-            if is_large and position > start:
-                self._checked.append(data[start:position])
-            self.size += position - start - 4 * (number - self._done)
+            count = number - self._done
+            if self.is_large and count:
+                is_small = position - start < _SMALL_BYTES * count
+                self._pieces.append(data[start:position] if is_small else bodies)
+            self.size += position - start - 4 * count
             self._done = number
         return position
 
     def batches(self) -> Iterator[list[bytes]]:
-        """Yield the messages, `LARGE_COUNT` at a time."""
-        batch = list(self.bodies)
-        for checked in self._checked:
+        """Yield the messages, about `LARGE_COUNT` at a time."""
+        for piece in self._pieces or [self.bodies]:
+            if isinstance(piece, list):
+                yield piece
+                continue
             position = 0
-            while position < len(checked):
-                after = position + 4 + _SIZE.unpack_from(checked, position)[0]
-                batch.append(checked[position + 4 : after])
-                position = after
-                if len(batch) == LARGE_COUNT:
-                    yield batch
-                    batch = []
-        if batch:
-            yield batch
+            while position < len(piece):
+                batch: list[bytes] = []
+                while position < len(piece) and len(batch) < LARGE_COUNT:
+                    after = position + 4 + _SIZE.unpack_from(piece, position)[0]
+                    batch.append(piece[position + 4 : after])
+                    position = after
+                yield batch
 
     def _fault(self, position: int, size: int, number: int) -> RequestError | Incomplete:
         text = "MPUB failed to read message body"

@@ -202,11 +202,11 @@ class HTTPApi:
             call.handler = lambda call: raw_json_reply(body, 403)
         elif code := foreign_call(call.method, call.headers, self.own_names):
             call.handler = lambda call: _refuse(403, code)
-        elif (call.method, call.target) == ("OPTIONS", "*"):
-            call.handler = lambda call: Reply(200, b"")
         elif found := self._match(call.method, call.path):
             call.handler, call.option = found
             call.limit = self.body_limits.get(call.handler, 0)
+        elif call.method == "OPTIONS" and call.target == "*":
+            call.handler = lambda call: Reply(200, b"")
         elif canonical := self._canonical(call.method, call.path):
             call.handler = lambda call: _redirect(call, canonical)
         elif allowed := {each for each, _ in self.handlers if self._match(each, call.path)}:
@@ -435,6 +435,7 @@ class _Connection(asyncio.Protocol):
         self._call: Call | None = None  # whose body is being read
         self._body: bytes | bytearray = b""  # which may come in a million chunks
         self._body_size = 0
+        self._declared = -1
         self._repeated: dict[str, list[str]] = {}  # fields whose name came again
         self._head_size = 0  # bytes that came since the last of a body
         self._calls: deque[Call] = deque()  # to be answered
@@ -533,8 +534,6 @@ class _Connection(asyncio.Protocol):
     def on_url(self, piece: bytes) -> None:
         if self._call is None:  # else it is a head of `_parse`
             self._target += piece
-            if len(self._target) > _MAX_TARGET:
-                raise _Refused(414)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._call is None:  # else it follows the chunks of a body, or is of `_parse`
@@ -551,14 +550,17 @@ class _Connection(asyncio.Protocol):
         if self._call is not None:
             return  # a head of `_parse`
         parser, headers = self._parser, self._headers
-        headers.update((key, ", ".join(texts)) for key, texts in self._repeated.items())
-        self._repeated.clear()
+        if self._repeated:
+            headers.update((key, ", ".join(texts)) for key, texts in self._repeated.items())
+            self._repeated.clear()
         version = parser.get_http_version()
         is_old = version == "1.0"
         if version == "0.9":
             raise _Refused(400)
         if "host" not in headers and not is_old:
             raise _Refused(400, b"missing required Host header")
+        if len(self._target) > _MAX_TARGET:
+            raise _Refused(414)
         target = self._target.decode("latin-1")
         path, _, query_string = target.partition("?")
         if not path.startswith("/"):  # to a proxy
@@ -587,7 +589,7 @@ class _Connection(asyncio.Protocol):
             raise _Refused(501, text=b"Unsupported transfer encoding")
         self._call = call
         self._api.find(call)
-        length = call.declared_length
+        length = self._declared = call.declared_length
         if length > max(call.limit, _MAX_DRAINED):
             self._do_not_read(call)
         if "expect" in headers:
@@ -628,7 +630,7 @@ class _Connection(asyncio.Protocol):
         call = cast(Call, self._call)
         if self._parser.should_upgrade():
             return  # its body comes: see `_parse`
-        if call.declared_length > 0 and self._body_size != call.declared_length:
+        if 0 < self._declared != self._body_size:
             raise _Refused(400)  # no handler takes a part for the whole
         if call.body is not None:
             call.body = bytes(self._body)
