@@ -207,7 +207,7 @@ class TemporaryNsqd:
                 if error is not None:
                     stored.set_exception(error)
                     return
-                opened.committed(list(messages), delay_s)
+                opened.committed(len(messages), list(messages), delay_s)
                 stored.set_result(None)
 
             due_ns = durable.due_ns(delay_s) if delay_s else 0
