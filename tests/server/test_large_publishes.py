@@ -33,7 +33,7 @@ def sized(line: bytes, body: bytes) -> bytes:
     return b"  V2" + line + struct.pack(">i", len(body)) + body
 
 
-ADDRESSES = b"[" + b",".join([b'"127.0.0.1:1"'] * 4000) + b"]"
+ADDRESSES = b"[" + b",".join([b'"127.0.0.1:1"'] * 2000) + b"]"
 GET = b"GET /ping HTTP/1.1\r\nHost: x\r\n"
 REQUESTS: dict[str, Callable[[int], bytes]] = {
     **{f"lines of {n} B": lambda size, n=n: lines(size, n) for n in (1, 10, 50, 200)},  # type: ignore[misc]
