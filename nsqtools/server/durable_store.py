@@ -188,18 +188,18 @@ class DurableStore:
         stays in memory: the queues read them by page.
         """
         count = large.count
-        stored = [each for each in backlogs if isinstance(each, DurableBacklog)]
-        starts = {each.number: each.reserve_turns(count) for each in stored}
+        stored = [backlog for backlog in backlogs if isinstance(backlog, DurableBacklog)]
+        starts = {backlog.number: backlog.reserve_turns(count) for backlog in stored}
 
         def make_rows() -> Iterator[list[Row]]:
-            done = 0
+            made = 0
             for messages in large.make_messages():
                 yield [
                     (number, 0, turn, 0, message)
                     for number, start in starts.items()
-                    for turn, message in enumerate(messages, start + done)
+                    for turn, message in enumerate(messages, start + made)
                 ]
-                done += len(messages)
+                made += len(messages)
 
         counts = dict.fromkeys(starts, count)
         size = (large.size + _ROW_BYTES * count) * len(stored)

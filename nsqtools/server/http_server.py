@@ -371,10 +371,11 @@ class IdleConnections:
 
         Call it every second.
         """
-        late = [each for each, (_, ends_s, _) in self._waiting.items() if ends_s <= now_s]
+        waiting = self._waiting
+        late = [connection for connection, (_, ends_s, _) in waiting.items() if ends_s <= now_s]
         for of_host in self._of.values():
             surplus = islice(of_host, max(0, len(of_host) - self._most_of_one))
-            late += [each for each in surplus if self._waiting[each][0] + _SURPLUS_S <= now_s]
+            late += [idle for idle in surplus if waiting[idle][0] + _SURPLUS_S <= now_s]
         for connection in late:
             self._close(connection)
 

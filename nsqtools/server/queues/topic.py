@@ -102,9 +102,8 @@ class Topic:
         which takes bodies of some bytes, goes to files in parts, after a look at the room on the
         disk: writing 80 MB holds the loop for 0.1 s. ``size`` is that of all bodies.
         """
-        has_ephemeral = self.is_ephemeral or any(
-            each.is_ephemeral for each in self.channels.values()
-        )
+        channels = self.channels.values()
+        has_ephemeral = self.is_ephemeral or any(channel.is_ephemeral for channel in channels)
         if self.store is not None and not has_ephemeral:
             now_ns = time.time_ns()
             reserved = self._ids.reserve(count, now_ns)
@@ -115,8 +114,8 @@ class Topic:
                     yield new_messages(bodies, ids.take(len(bodies), 0), now_ns)
 
             return self.put([], large=LargePublish(count, size, make_messages))
-        targets = self.channels.values() if self._flows else [self]
-        stays = [each.backlog.takes_all_in_memory(count) for each in targets]
+        targets = channels if self._flows else [self]
+        stays = [target.backlog.takes_all_in_memory(count) for target in targets]
         if not all(stays):
             self._health.expect((size + count * RECORD_OVERHEAD) * len(stays))
         messages: list[bytes] = []
