@@ -51,7 +51,8 @@ class ForwardSettings(NamedTuple):
 
     ``user_agent`` is what the consumer of a topic says that it is.
 
-    ``keep`` selects, ``pick`` transforms a body (None: leave it out; ``ValueError``: it cannot),
+    ``keep`` selects, ``pick`` transforms a body (None: leave it out; ``ValueError`` of either: it
+    cannot tell, and the message is refused),
     ``rename`` gives the topic's name at the destination. ``max_attempts`` 0 is without limit;
     ``rate`` is messages a second, 0 without limit; ``window_bytes`` limits what is under way, and
     ``batch`` is how many messages the sink delivers together. A sink that is ``trusted`` may take
@@ -329,11 +330,22 @@ class Forwarder:
     def _selected(self, batch: Batch, keep: Filter) -> Batch:
         kept, rest = Batch(batch.source, ()), Batch(batch.source, ())
         for message in batch:
-            (kept if keep(message) else rest).append(message)
+            try:
+                (kept if keep(message) else rest).append(message)
+            except ValueError as error:
+                self._refuse_unjudged(batch, message, f"its body cannot be judged ({error})")
         if rest:
             self.counters.add(batch.topic, filtered=len(rest))
             rest.finish()
         return kept
+
+    def _refuse_unjudged(self, batch: Batch, message: Message, reason: str) -> None:
+        """Refuse a message for which the filter or ``pick`` cannot tell: nobody decided that it is
+        to be left out."""
+        self.counters.add(batch.topic, unjudged=1)
+        topic, now = self._settings.rename(batch.topic), time.monotonic()
+        alone = Parcel(Batch(batch.source, [message]), [message.body], topic, now)
+        self.courier.refuse(alone, reason)
 
     def _send_ready(self, now: float) -> None:
         while self._ready and self.courier.has_room:
@@ -359,8 +371,8 @@ class Forwarder:
             try:
                 body = self._settings.pick(message.body)
             except ValueError as exc:
-                alone = Parcel(Batch(batch.source, [message]), [message.body], topic, now)
-                self.courier.refuse(alone, f"its body cannot be transformed ({exc})")
+                reason = f"its body cannot be transformed ({exc})"
+                self._refuse_unjudged(batch, message, reason)
                 continue
             if body is None:
                 self.counters.add(batch.topic, filtered=1)

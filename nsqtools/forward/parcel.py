@@ -286,6 +286,7 @@ class ForwardTotals:
 
     received: int = _count("Messages received.")
     filtered: int = _count("Messages that a filter left out, finished.")
+    unjudged: int = _count("Deliveries to which a filter or --pick could not be applied, refused.")
     delivered: int = _count("Messages that the destination confirmed, finished.")
     dead_lettered: int = _count("Messages written to the dead letters, finished.")
     dropped: int = _count("Messages that the destination refused, dropped as asked, finished.")

@@ -6,6 +6,13 @@ Pure.
 there. Results are turned into text inside of jq (``tojson``): a number that the program does not
 change keeps all its digits, while the values that the binding makes of them go through double
 precision. jq is imported only when a program is compiled.
+
+A filter has three answers: yes, no, and ``ValueError`` where it cannot tell, because the body is
+not JSON or the program fails for it. "Cannot tell" is never a no: who finishes what a filter leaves
+out would lose a message that nobody has judged. It has the same consequence as a ``--pick`` that
+fails: a forwarder refuses the message (dead letter, or back to its queue), a publisher rejects it,
+and what only prints reports it. As in jq, bytes that are not UTF-8 and halves of surrogate pairs
+are U+FFFD for a program, so one damaged field does not hide the others.
 """
 
 from __future__ import annotations
@@ -14,7 +21,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.records.envelope import MessageLike
@@ -24,19 +31,45 @@ from nsqtools.records.units import argument_bytes
 _IS_ANY_TRUE = "any((\n", "\n); .)"
 _TEXTS = "(\n", '\n) | if type == "string" then . else tojson end'
 
+_BLANK = "\ufeff \t\r\n"  # where jq finds no value, and no error either
+_ESCAPES = re.compile(  # those of backslashes, too: what follows \\ is text
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    r"|(?P<half>\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\."
+)
+
+
+def _read_body(body: bytes) -> tuple[str, bool]:
+    """Return the body as text that jq can parse, and whether nothing had to be replaced for that.
+
+    Raises ``ValueError`` for a body without any value.
+    """
+    text = body.decode("utf-8", "replace")
+    is_exact = "\ufffd" not in text or text.encode() == body
+    if "\\ud" in text or "\\uD" in text:
+        whole = _ESCAPES.sub(lambda escape: "\\ufffd" if escape["half"] else escape[0], text)
+        is_exact, text = is_exact and whole == text, whole
+    if not text.strip(_BLANK):
+        raise ValueError("it is blank, and not JSON")
+    return text, is_exact
+
 
 def compile_pick(program: str) -> Pick:
     """Return a function from a body to what ``program`` makes of it; None when it makes nothing.
 
     Strings are given as they are, everything else as compact JSON, several results on lines of
     their own (as ``jq -rc`` prints them). The function raises ``ValueError`` for a body that is not
-    JSON, or that the program fails for. Raises `ConfigurationError` for a wrong program.
+    JSON, that the program fails for, or of which a part that it returns would not be the same: what
+    is not UTF-8. Raises `ConfigurationError` for a wrong program.
     """
     ask = _compile(program, _TEXTS)
 
     def pick(body: bytes) -> bytes | None:
-        results = ask(body.decode()).all()
-        return "\n".join(results).encode() if results else None
+        text, is_exact = _read_body(body)
+        results = ask(text).all()
+        picked = "\n".join(results)
+        if not is_exact and "\ufffd" in picked:
+            raise ValueError("it has bytes that are not UTF-8, or half of a surrogate pair")
+        return picked.encode() if results else None
 
     return pick
 
@@ -62,6 +95,7 @@ def _compile(program: str, around: tuple[str, str]) -> Callable[[str], Any]:
 
 
 Filter = Callable[[MessageLike], bool]
+"""Whether to keep a message. Raises ``ValueError`` where it cannot tell."""
 Pick = Callable[[bytes], bytes | None]
 
 
@@ -83,19 +117,12 @@ def grep(pattern: str, *, ignore_case: bool = False, invert: bool = False) -> Fi
 
 def where(program: str) -> Filter:
     """Keep the messages for which a result of ``program``, in jq's language, is neither false nor
-    null. A body that is not JSON, or that the program fails for, is not wanted.
+    null. It cannot tell for a body that is not JSON, or that the program fails for.
 
     Raises `ConfigurationError` for a wrong program.
     """
     ask = _compile(program, _IS_ANY_TRUE)
-
-    def is_wanted(message: MessageLike) -> bool:
-        try:
-            return any(ask(message.body.decode()).all())
-        except ValueError:
-            return False
-
-    return is_wanted
+    return lambda message: any(ask(_read_body(message.body)[0]).all())
 
 
 def sample(share: float, random: Callable[[], float]) -> Filter:
@@ -116,10 +143,46 @@ def parse_share(text: str) -> float:
 
 
 def every(filters: Sequence[Filter]) -> Filter | None:
-    """The filter that keeps what all ``filters`` keep, asked in order; None when there are none."""
+    """The filter that keeps what all ``filters`` keep, asked in order; None when there are none.
+
+    One that says no decides, also where another cannot tell.
+    """
     if len(filters) <= 1:
         return filters[0] if filters else None
-    return lambda message: all(keep(message) for keep in filters)
+
+    def is_kept(message: MessageLike) -> bool:
+        doubt: ValueError | None = None
+        for keep in filters:
+            try:
+                if not keep(message):
+                    return False
+            except ValueError as error:
+                doubt = doubt or error
+        if doubt is not None:
+            raise doubt
+        return True
+
+    return is_kept
+
+
+M = TypeVar("M", bound=MessageLike)
+OnUnjudged = Callable[[M, ValueError], object]
+"""Gets a message for which a filter or ``--pick`` cannot tell, and why."""
+
+
+def reporting(keep: Filter | None, on_unjudged: OnUnjudged[M]) -> Callable[[M], bool] | None:
+    """Return the filter that leaves out, and reports, the messages for which it cannot tell."""
+    if keep is None:
+        return None
+
+    def is_kept(message: M) -> bool:
+        try:
+            return keep(message)
+        except ValueError as error:
+            on_unjudged(message, error)
+            return False
+
+    return is_kept
 
 
 def json_filters(

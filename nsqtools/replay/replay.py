@@ -54,11 +54,15 @@ READABLE = (1, VERSION)
 
 
 class Archived(NamedTuple):
-    """A message, the number of its file among those given, and its own number in it, from 1."""
+    """A message, the number of its file among those given, and its own number in it, from 1.
+
+    ``fault`` says why the filter cannot tell whether it is to be published, which rejects it.
+    """
 
     file: int
     number: int
     message: Envelope
+    fault: str = ""
 
 
 def merge(
@@ -167,7 +171,7 @@ class Replay:
         self._seen: set[tuple[str, str, bytes]] = set()
         self._job = PublishJob[Archived](
             publisher,
-            read=lambda each: selection.outgoing(each.message),
+            read=self._read,
             unsent=unsent,
             line=lambda each: encode_many(each.message.topic, each.message.nsqd, [each.message]),
             settled=self._settle if self._checkpoint else None,
@@ -188,6 +192,11 @@ class Replay:
         if self._checkpoint is not None:
             self._checkpoint.save()  # what cannot be written down is not published
         self._job.run(self._batches())
+
+    def _read(self, archived: Archived) -> Outgoing:
+        if archived.fault:
+            raise ValueError(archived.fault)
+        return self._selection.outgoing(archived.message)
 
     def _batches(self) -> Iterator[InputBatch[Archived]]:
         """Messages to publish together: as many as the rate allows, or are due before a pause."""
@@ -240,7 +249,11 @@ class Replay:
             if not selection.within.has(message.timestamp_ns):
                 self.timeless += not message.timestamp_ns
                 continue
-            if selection.keep is None or selection.keep(message):
+            try:
+                is_kept = selection.keep is None or selection.keep(message)
+            except ValueError as error:
+                is_kept, archived = True, archived._replace(fault=f"it cannot be judged: {error}")
+            if is_kept:
                 selection.outgoing(message)  # raises where there is no topic
                 if message.body:
                     yield archived

@@ -12,6 +12,7 @@ from nsqtools.records.filters import (
     grep,
     json_filters,
     parse_share,
+    reporting,
     sample,
     where,
 )
@@ -57,13 +58,57 @@ WANTED = [(".status >= 500", b'{"status": 503}'), (".tags[] == 3", b'{"tags": [1
 WANTED += [("select(.a)", b'{"a": 1}'), ("{a: .b}", b"{}"), (".a", b'{"a": 0}')]
 WANTED += [(".status >= 500 # only errors", b'{"status": 503}')]
 NOT_WANTED = [(".status >= 500", b'{"status": 200}'), ("select(.a)", b'{"b": 1}')]
-NOT_WANTED += [(".a", b'{"a": null}'), (".a.b", b"[1]"), (".a", b"no JSON"), (".a", b"\xff")]
-NOT_WANTED += [(".a", b"")]
+NOT_WANTED += [(".a", b'{"a": null}'), ("empty", b"1")]
+# bytes that are not UTF-8 and halves of pairs are U+FFFD, which leaves the other fields as they are
+WANTED += [(".a", b'{"a": 1, "n": "M\xfcller"}'), (".a", b'{"a": 1, "n": "cut \\ud83d"}')]
+WANTED += [
+    (".a", b'{"\\uDE00": 1, "a": "\\ud83d\\ude00"}'),
+    ('.a == "\\\\ud83d"', rb'{"a": "\\ud83d"}'),
+]
+WANTED += [
+    ('.a == "\\ufffd"', b'{"a": "\xff"}'),
+    (".a", b'\xef\xbb\xbf{"a": 1}'),
+    (".a", b'{"a": 0} {"a": null}'),
+]
+UNJUDGED = [
+    b"no JSON",
+    b"[1]",
+    b"",
+    b" \n",
+    b"\xef\xbb\xbf",
+    b"\xff",
+    b'{"a": 1}\0',
+    b'{"a": 1',
+    b'{"a": null} {"a',
+]
+UNJUDGED += [b'{"a": 1, "d": ' + b"[" * 11_000 + b"]" * 11_000 + b"}", b'"a"', b"{'a': 1}"]
 
 
 @pytest.mark.parametrize(("program", "body"), [*WANTED, *NOT_WANTED])
 def test_where_wants_what_a_result_is_true_for(program: str, body: bytes) -> None:
     assert where(program)(message(body)) is ((program, body) in WANTED)
+
+
+@pytest.mark.parametrize("body", UNJUDGED)
+def test_neither_where_nor_pick_gives_an_answer_for_a_body_that_it_cannot_be_applied_to(
+    body: bytes,
+) -> None:
+    with pytest.raises(ValueError):
+        where(".a")(message(body))
+    with pytest.raises(ValueError):
+        compile_pick(".a")(body)
+
+
+def test_a_filter_that_says_no_decides_where_another_cannot_tell() -> None:
+    doubtful, refused = message(b"no JSON"), []
+    for filters in ([where(".a"), grep("^x")], [grep("^x"), where(".a")]):
+        keep = every(filters)
+        assert keep is not None
+        assert not keep(doubtful)
+    keep = reporting(every([where(".a"), grep("")]), lambda *unjudged: refused.append(unjudged))
+    assert keep is not None
+    assert not keep(doubtful)
+    assert [(each, "parse error" in str(error)) for each, error in refused] == [(doubtful, True)]
 
 
 PICKED = {".name": b"caf\xc3\xa9", ".id": b"12345678901234567890", ".tags[]": b"a\nb"}
@@ -76,10 +121,13 @@ def test_pick_gives_text_as_it_is_and_the_rest_as_compact_json() -> None:
     assert {each: compile_pick(each)(body.encode()) for each in PICKED} == PICKED
 
 
-@pytest.mark.parametrize("body", [b"no JSON", b"\xff", b"[1]", b'"\\ud800"'])
-def test_pick_says_that_it_cannot(body: bytes) -> None:
-    with pytest.raises(ValueError):
-        compile_pick(".a.b")(body)
+def test_pick_raises_only_where_its_result_would_differ_from_the_body() -> None:
+    for damaged in (b"M\xfcller", b"cut \\ud83d", b"\\uDC00"):
+        body = b'{"id": 1, "n": "%b"}' % damaged
+        assert compile_pick(".id")(body) == b"1"
+        with pytest.raises(ValueError, match="not UTF-8, or half of a surrogate pair"):
+            compile_pick(".")(body)
+    assert compile_pick(".")('{"n":"\ufffd"}'.encode()) == '{"n":"\ufffd"}'.encode()
 
 
 @pytest.mark.parametrize("compile", [where, compile_pick])

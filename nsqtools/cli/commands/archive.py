@@ -30,7 +30,7 @@ from nsqtools.cli.options.printing import (
 )
 from nsqtools.cli.options.tables import BodyOptions, TableFormat
 from nsqtools.cli.parsing.binding import opt
-from nsqtools.cli.render.outcomes import DamageReporter, report_timeless
+from nsqtools.cli.render.outcomes import DamageReporter, UnjudgedReporter, report_timeless
 from nsqtools.cli.render.output import (
     ListingForm,
     write_json,
@@ -144,8 +144,8 @@ def cat(
     """Print the messages in archives of any format and compression.
 
     Messages are printed as lines of JSON, as nsq tail --json does, and bodies of raw files as they
-    are. What is damaged is skipped and reported on stderr. Of a file in progress, what is durable
-    is printed.
+    are. What is damaged is skipped and reported on stderr, as are messages to which --where or
+    --pick cannot be applied. Of a file in progress, what is durable is printed.
 
     Examples:
         nsq archive cat /var/nsq/clicks.*.log.gz | jq .body
@@ -158,12 +158,14 @@ def cat(
     if sum((bodies, json, format is not None)) > 1:
         raise ConfigurationError("--bodies, --json and --format exclude each other")
     ending = b"\n" if delimiter is None else delimiter
+    unjudged = UnjudgedReporter(runtime, keep)
+    keep = unjudged.keep
     printer = partial(message_printer, pick=pick, print_topic=False)
-    plain = whole = printer(pretty=pretty, delimiter=ending)(runtime)
+    plain = whole = printer(pretty=pretty, delimiter=ending)(runtime, unjudged)
     if format is not None:
-        whole = printer(format=format, delimiter=None)(runtime)
+        whole = printer(format=format, delimiter=None)(runtime, unjudged)
     elif not bodies:
-        whole = printer(json=True, pretty=pretty, delimiter=None)(runtime)
+        whole = printer(json=True, pretty=pretty, delimiter=None)(runtime, unjudged)
     within = time_range(since, until)
     chosen = TopicFilter(topic or ())
     damage = DamageReporter(runtime)
@@ -191,7 +193,7 @@ def cat(
     report_timeless(runtime, timeless)
     if count is None:
         chosen.check()
-    return damage.status
+    return unjudged.sum_up() or damage.status
 
 
 def convert(

@@ -160,6 +160,7 @@ def summary(totals: ForwardTotals) -> str:
     line = f"{totals.delivered} delivered"
     for name, words in (
         ("filtered", "filtered out"),
+        ("unjudged", "not judged"),
         ("dead_lettered", "dead letters"),
         ("dropped", "dropped"),
         ("requeued", "requeued"),
@@ -209,8 +210,10 @@ def to_nsq(
     Runs until it is stopped or a limit is reached. A message is finished when the destination has
     confirmed it, and one that a filter leaves out at once; while no destination works messages are
     held, and their queue grows. Without any at the start it ends. Bodies are
-    forwarded byte for byte unless --pick or --whitelist-json-field changes them. When a connection
-    breaks before the answer, messages are sent again and may be there twice; how many is counted.
+    forwarded byte for byte unless --pick or --whitelist-json-field changes them. A body to which a
+    filter or --pick cannot be applied, because it is not JSON, makes a dead letter, or is requeued.
+    When a connection breaks before the answer, messages are sent again and may be there twice; how
+    many is counted.
 
     The exit status is 6 when there are dead letters, and when a limit ended it while messages that
     failed were back in their queue.
@@ -383,7 +386,8 @@ def to_http(
     messages are held, for the others too: what must not wait has a command and channel of its own.
 
     --pick changes the body, and what the URL is made of; --header and --key see the message as it
-    came.
+    came. A body to which --where or --pick cannot be applied, because it is not JSON, makes a dead
+    letter, or is requeued.
 
     The exit status is 6 when there are dead letters or dropped messages, and when a limit ended it
     while messages that failed were back in their queue.

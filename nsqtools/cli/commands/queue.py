@@ -18,7 +18,7 @@ from nsqtools.cli.options.connection import HTTPS_FLAGS, ClientFlags, settled
 from nsqtools.cli.options.params import Channel, Count, Json, Topic
 from nsqtools.cli.options.printing import MessageFilter, MessagePrinter
 from nsqtools.cli.parsing.binding import From, opt, some
-from nsqtools.cli.render.outcomes import DamageReporter
+from nsqtools.cli.render.outcomes import DamageReporter, UnjudgedReporter
 from nsqtools.cli.render.output import ListingForm, write_json, write_listing
 from nsqtools.cli.running.runtime import Session, leaving_on_signals
 from nsqtools.client.connection_settings import texts_of
@@ -167,8 +167,8 @@ def cat(
 
     Nothing is delivered: attempts stay as they are, and consumers see nothing. Without --channel
     each message that waits in the topic or in one of its channels is printed once. What is damaged
-    is skipped and reported on stderr; then the exit status is 6. Files that are set aside are not
-    printed: see nsq queue recover.
+    is skipped and reported on stderr, as are messages to which --where or --pick cannot be applied;
+    then the exit status is 6. Files that are set aside are not printed: see nsq queue recover.
 
     Examples:
         nsq queue cat /var/lib/nsqd -t clicks -c archive -n 10
@@ -176,8 +176,8 @@ def cat(
     """
     from nsqtools.server.stored_queues import READ, SET_ASIDE, StoredQueues, digest
 
-    damage = DamageReporter(runtime)
-    encode, nsqd = printer(runtime), place_of(data_path)
+    damage, unjudged = DamageReporter(runtime), UnjudgedReporter(runtime, keep)
+    keep, encode, nsqd = unjudged.keep, printer(runtime, unjudged), place_of(data_path)
     with StoredQueues(data_path) as stored:
         queues = list(reported(stored, damage, topic, channel))
         parts = [
@@ -198,7 +198,7 @@ def cat(
         messages = islice(waiting(), count)
         while some := list(islice(messages, AT_ONCE)):
             runtime.write(encode(topic, nsqd, some))
-    return damage.status
+    return unjudged.sum_up() or damage.status
 
 
 def chosen(queues: list[StoredQueue], topic: str | None, channel: str | None) -> list[StoredQueue]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from contextlib import nullcontext
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.options.connection import ClusterSettings, ConsumerConnection
@@ -19,6 +20,7 @@ from nsqtools.cli.options.params import (
 )
 from nsqtools.cli.options.printing import MessageFilter, MessagePrinter
 from nsqtools.cli.parsing.binding import opt
+from nsqtools.cli.render.outcomes import UnjudgedReporter
 from nsqtools.cli.running.consuming import (
     Create,
     StopLimits,
@@ -30,6 +32,7 @@ from nsqtools.cli.running.consuming import (
     watching_for_the_end,
 )
 from nsqtools.cli.running.runtime import ExitStatus, Session, stopping
+from nsqtools.protocol.names import is_ephemeral
 from nsqtools.protocol.text import counted
 
 if TYPE_CHECKING:
@@ -64,9 +67,10 @@ def tail(
 
     Runs until it is interrupted, or until a limit (-n, --until-empty, --exit-idle, --for) is
     reached. Each message is finished once it is printed; those that a filter leaves out are
-    finished too. Without --channel the channel is ephemeral: nsqd creates it now and deletes it
-    afterwards. A topic that does not exist is not created, and a backlog that an ephemeral channel
-    would destroy is not touched.
+    finished too. Those to which --where or --pick cannot be applied, because they are not JSON, are
+    reported, and requeued unless the channel is ephemeral. Without --channel the channel is
+    ephemeral: nsqd creates it now and deletes it afterwards. A topic that does not exist is not
+    created, and a backlog that an ephemeral channel would destroy is not touched.
 
     Examples:
         nsq tail -t clicks
@@ -84,6 +88,9 @@ def tail(
     is_watched = runtime.stderr_is_tty and not runtime.quiet
     unlisted = UnlistedTopics(connection)
     notice = WaitingNotice(runtime, channel) if is_watched else None
+    # what an ephemeral channel has is a copy, and a growing queue of its own is of no use to nsqd
+    requeue = None if is_ephemeral(channel) else methodcaller("requeue", backoff=False)
+    unjudged = UnjudgedReporter(runtime, keep, requeue)
     looked: set[tuple[str, Address]] = set()
     service = Tail(
         topics,
@@ -91,8 +98,8 @@ def tail(
         connection,
         options=connection.client_options(**INTERACTIVE),
         write=runtime.write,
-        encode=printer(runtime),
-        keep=keep,
+        encode=printer(runtime, unjudged),
+        keep=unjudged.keep,
         limits=limits.run_limits(),
         on_tick=notice,
         not_waited_for=unlisted.among if limits.until_empty else None,
@@ -110,6 +117,7 @@ def tail(
         saying_why_nothing_comes(runtime, connection, channel, topics, lambda: service.received),
     ):
         end = service.run()
+    status = unjudged.sum_up()
     if notice is not None:
         notice.sum_up(service.watch.count)
     if end is End.IDLE:
@@ -117,7 +125,7 @@ def tail(
     if service.watch.falls_short and not signals.received:
         runtime.tell(f"nsq: {service.watch.count} of {limits.count} messages arrived")
         return ExitStatus.LIMIT_NOT_REACHED
-    return signals.status()
+    return signals.status(otherwise=ExitStatus.DONE if requeue is None else status)
 
 
 COUNT = 5
@@ -175,7 +183,8 @@ def peek(
         return ExitStatus.DONE
     if not force and not agree_to_share(report, channel, runtime):
         return ExitStatus.FAILED
-    encode = printer(runtime)
+    unjudged = UnjudgedReporter(runtime, keep)
+    encode = printer(runtime, unjudged)
 
     def show(messages: Sequence[Message]) -> None:
         for message in messages:
@@ -187,12 +196,13 @@ def peek(
         connection,
         count,
         show,
-        keep=keep,
+        keep=unjudged.keep,
         look_at=look_at,
         there=None if report.failed else depth,
         options=connection.client_options(output_buffer_timeout_s=0.025, reconnect_base_s=1.0),
         idle_s=IDLE_S if exit_idle is None else exit_idle,
     )
+    unjudged.sum_up()
     if not look.looked_at:
         runtime.tell(f"nsq: no message came: {state_of_queue(report, channel)}")
         return ExitStatus.DONE

@@ -84,7 +84,9 @@ def to_exec(
     nanoseconds) and NSQ_ATTEMPTS are in the environment. There is no shell. Status 75 requeues the
     message and slows down, any other requeues it until --max-attempts. Of a batch that fails,
     halves are run until the message to blame is alone. A message is touched while its command runs,
-    and a command does not outlive this program. What a filter leaves out is finished.
+    and a command does not outlive this program. What a filter leaves out is finished. A body to
+    which --where or --pick cannot be applied, because it is not JSON, makes a dead letter, or is
+    requeued.
 
     The exit status is 6 when there are dead letters, and when a limit ended it while messages that
     failed were back in their queue.

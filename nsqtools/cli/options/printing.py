@@ -89,8 +89,9 @@ Pretty = Annotated[
     bool, opt("--pretty", "Indent JSON bodies; on a terminal they are always colored.", OUTPUT)
 ]
 
-Printer = Callable[[Runtime], Encode]
-"""Made for a run, because it matters whether stdout is a terminal."""
+Printer = Callable[[Runtime, filters.OnUnjudged[MessageLike]], Encode]
+"""Made for a run, because it matters whether stdout is a terminal, and what follows where --pick
+cannot be applied."""
 
 
 def message_printer(
@@ -120,7 +121,7 @@ def message_printer(
                 f"{name} has no effect with {'--json' if json else '--format'}"
             )
 
-    def printer(runtime: Runtime) -> Encode:
+    def printer(runtime: Runtime, on_unjudged: filters.OnUnjudged[MessageLike]) -> Encode:
         if json:
             encode = json_printer(runtime, pretty=pretty)
         elif format is not None:
@@ -134,7 +135,7 @@ def message_printer(
                 escape=runtime.stdout_is_tty,
             )
             encode = readable(runtime, lines, pretty=pretty)
-        return encode if pick is None else picking(runtime, encode, pick)
+        return encode if pick is None else picking(runtime, encode, pick, on_unjudged)
 
     return printer
 
@@ -142,7 +143,12 @@ def message_printer(
 MessagePrinter = Annotated[Printer, From(message_printer)]
 
 
-def picking(runtime: Runtime, encode: Encode, pick: Callable[[bytes], bytes | None]) -> Encode:
+def picking(
+    runtime: Runtime,
+    encode: Encode,
+    pick: Callable[[bytes], bytes | None],
+    on_unjudged: filters.OnUnjudged[MessageLike],
+) -> Encode:
     """Print what ``--pick`` finds in place of the body; a message without it is left out."""
     is_told = False
 
@@ -152,8 +158,9 @@ def picking(runtime: Runtime, encode: Encode, pick: Callable[[bytes], bytes | No
         for message in messages:
             try:
                 body = pick(message.body)
-            except ValueError:
-                body = None
+            except ValueError as error:
+                on_unjudged(message, error)
+                continue
             if body is not None:
                 found.append(with_body(topic, nsqd, message, body))
             elif not is_told:

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.render.output import write_json
 from nsqtools.cli.running.runtime import LOGGER, ExitStatus, Runtime, say, status_of_work
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from nsqtools.cli.render.documents import DamagedFile, Verified
     from nsqtools.cluster.directory import DaemonFailure
     from nsqtools.publish.publisher import Publisher
+    from nsqtools.records.envelope import MessageLike
+    from nsqtools.records.filters import Filter
     from nsqtools.spark.archives.damage import ArchiveDamage
 
 INTERVAL_S = 0.1
@@ -137,6 +139,41 @@ class DamageReporter:
     @property
     def status(self) -> ExitStatus:
         """What damage alone means: what could be read was read, and the rest was not."""
+        return status_of_work(is_whole=not self.count, is_anything_done=True)
+
+
+class UnjudgedReporter:
+    """Reports the first message to which --where or --pick cannot be applied, and counts them all:
+    what commands that print do with these. ``keep`` is the filter, which then leaves them out;
+    ``requeue`` is called with each, where it would be lost otherwise."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        keep: Filter | None,
+        requeue: Callable[[Any], object] | None = None,
+    ) -> None:
+        from nsqtools.records.filters import reporting
+
+        self.count = 0
+        self.keep = reporting(keep, self)
+        self._runtime = runtime
+        self._requeue = requeue
+
+    def __call__(self, message: MessageLike, error: ValueError) -> None:
+        self.count += 1
+        if self._requeue is not None:
+            self._requeue(message)
+        if self.count == 1:
+            name = f"message {message.id.decode('latin-1')}".rstrip()
+            self._runtime.tell(f"nsq: {name} is not printed, its body cannot be judged: {error}")
+
+    def sum_up(self) -> ExitStatus:
+        """Report how many there were; return what they alone mean for the exit status."""
+        if self.count:
+            what = "" if self._requeue is None else " and requeued"
+            messages = counted(self.count, "message")
+            self._runtime.tell(f"nsq: {messages} not printed{what}: --where or --pick failed")
         return status_of_work(is_whole=not self.count, is_anything_done=True)
 
 

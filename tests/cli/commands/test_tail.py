@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from plugins.archives import unfinished
 from plugins.cli import RunNsq, SpawnNsq, TerminalNsq
 from plugins.clusters import RunningCluster
 from plugins.http_server import MakeScripted
@@ -200,6 +201,23 @@ def test_off_a_terminal_too_it_says_that_a_channel_is_empty_and_for_what_it_wait
     assert new.err.startswith(line)
     assert empty.err.startswith("nsq: no message for 100ms: channel orders/a is empty\n")
     assert deferred == (0, b"", "nsq: channel orders/a is empty, 1 deferred\n")
+
+
+@pytest.mark.parametrize("how", [["--where", ".a"], ["--pick", ".a"]])
+def test_what_cannot_be_judged_is_reported_and_goes_back_to_a_channel_that_lasts(
+    run_nsq: RunNsq, clicks: GoNsqd, how: list[str]
+) -> None:
+    clicks.publish("clicks", b'{"a": 1}')
+    limits = ["--until-empty", "--format", "{body}"]
+
+    seen = run_nsq(["peek", *place(clicks)[1:], *how])
+    lasting = run_nsq([*place(clicks), *how, *limits])
+
+    for result, line in ((seen, "not printed:"), (lasting, "not printed and requeued:")):
+        assert "its body cannot be judged: parse error" in result.err
+        assert f"nsq: 3 messages {line} --where or --pick failed\n" in result.err
+    assert (lasting.status, lasting.out) == (6, b'{"a": 1}' if how[0] == "--where" else b"1")
+    assert unfinished(clicks, "clicks", "c") == 3
 
 
 @pytest.mark.parametrize("command", [["tail"], ["to-exec", "true"]])

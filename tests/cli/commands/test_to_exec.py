@@ -82,6 +82,25 @@ def test_a_command_has_the_body_on_stdin_and_the_rest_in_its_environment(
     assert unfinished(source, TOPIC, CHANNEL) == 0
 
 
+JUDGED = [b'{"page": "/buy", "note": "cut \\ud83d"}', b'{"page": "/buy", "name": "M\xfcller"}']
+UNJUDGED = [b'{"page": "/buy"}\0', b"no JSON", b" ", b"[1]"]
+
+
+@pytest.mark.parametrize("letters", [(), LETTERS])
+def test_a_filter_that_cannot_tell_finishes_nothing(
+    run: Run, source: Nsqd, letters: tuple[str, ...]
+) -> None:
+    source.publish(TOPIC, *JUDGED, *UNJUDGED, b'{"page": "/"}')
+
+    where = ("--where", '.page == "/buy"', "--for", f"{patience_s(0.5):g}s")
+    result = run("-n", "3", *where, *letters, shell="cat >/dev/null")
+
+    assert "its body cannot be judged (parse error: Invalid numeric literal" in result.err
+    fate = "4 dead letters" if letters else "4 requeued"
+    assert f"nsq: 2 delivered, 1 filtered out, 4 not judged, {fate}" in result.err
+    assert unfinished(source, TOPIC, CHANNEL) == (0 if letters else 4)
+
+
 @pytest.mark.parametrize(
     "fault", ["print('debug', flush=True)", "sys.stdout.write('ok'); sys.exit(3)"]
 )
