@@ -27,7 +27,7 @@ from nsqtools.files.opening import Renewed
 from nsqtools.forward import BatchForm
 from nsqtools.forward.parcel import Parcel, as_sent
 from nsqtools.protocol.names import Address
-from nsqtools.records.template import compile_template
+from nsqtools.records.template import compile_template, has_fields
 
 Encoder = Callable[..., bytes]
 
@@ -53,10 +53,18 @@ class Endpoint:
     """A URL; what follows the host may be a template. Raises `ConfigurationError`.
 
     ``is_given`` is False for what a redirect names: it has no template, and ``has_secrets`` only
-    on the same host: another must not get what proves who we are.
+    on the same host: another must not get what proves who we are. With ``is_get`` the URL alone has
+    what is said of a message, but for headers; ``has_fields`` tells whether it says anything.
     """
 
-    def __init__(self, url: str, *, allows_private: bool = True, is_given: bool = True) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        allows_private: bool = True,
+        is_given: bool = True,
+        is_get: bool = False,
+    ) -> None:
         self.url = url
         self.allows_private = allows_private
         self.has_secrets = is_given
@@ -84,18 +92,33 @@ class Endpoint:
         self.base = base
         self.target = _encoded(path.encode())
         self.template: Encoder | None = None
+        self.has_fields = is_given and has_fields(path)
+        self._may_climb = _climbs(self.target) or ":raw}" in path
+        if is_get and (verb := _VERB.search(path)):
+            meant = url.replace(verb[0], "{body:url}")
+            raise ConfigurationError(
+                f"{url!r} has {verb[0]}, which stays as it is in a URL",
+                hint=f"For the body write {{body:url}}: --get '{meant}'.",
+            )
         if "{" in path and is_given:
-            try:
-                self.template = compile_template(path)
+            try:  # where the body goes nowhere else, a field of it must not vanish
+                is_strict = is_get and "{body" not in path
+                self.template = compile_template(path, is_url=True, is_strict=is_strict)
             except ValueError as exc:
                 raise ConfigurationError(f"{url!r}: {exc}") from None
 
     def target_of(self, message: Message, body: bytes) -> str:
-        """Return path and query for a message with the body that is sent for it."""
+        """Return path and query for a message with the body that is sent for it.
+
+        Raises ``ValueError`` for a message from which no URL can be made.
+        """
         if self.template is None:
             return self.target
         sent = as_sent(message, body)
-        return _encoded(self.template(message.topic, message.nsqd, [sent]))
+        target = _encoded(self.template(message.topic, message.nsqd, [sent]))
+        if not self._may_climb and _climbs(target):
+            raise ValueError(f"a field of it is a step in the path: {target}")
+        return target
 
     def __str__(self) -> str:
         return self.url.partition("?")[0]
@@ -170,13 +193,17 @@ class RequestBuilder:
 
     def build(self, endpoint: Endpoint, parcels: Sequence[Parcel]) -> HttpRequest:
         """Return the request for some parcels. Raises ``ValueError`` for a body that cannot be in a
-        batch."""
+        batch, or that no URL can be made of."""
         if self._renewed is not None and (now := self._renewed.get()) is not self._secrets:
             self._secrets = now
             self._shared = self._shared_headers()
         body = self._body(parcels)
         parcel = parcels[0]
         messages = parcel.messages
+        try:
+            target = endpoint.target_of(messages[0], parcel.bodies[0])
+        except ValueError as exc:
+            raise ValueError(f"no URL can be made of its body ({exc})") from None
         headers = self._shared.copy()
         is_single = len(parcels) == 1 and len(messages) == 1
         if self._has_key or self._secrets.key:
@@ -200,7 +227,7 @@ class RequestBuilder:
         if not endpoint.has_secrets:
             headers = [each for each in headers if not each.lower().startswith(_SECRET)]
         return HttpRequest(
-            endpoint.base + endpoint.target_of(messages[0], parcel.bodies[0]),
+            endpoint.base + target,
             headers,
             None if self._content_type is None else body,
             endpoint.name,
@@ -210,18 +237,27 @@ class RequestBuilder:
     def said_of(self, message: Message, body: bytes, endpoints: Iterable[Endpoint]) -> Hashable:
         """Return what requests to some endpoints say of a message in their URLs and headers."""
         topic, nsqd = message.topic, message.nsqd
-        targets = [each.target_of(message, body) for each in endpoints if each.template is not None]
+        targets = []
+        for endpoint in endpoints:
+            try:
+                if endpoint.template is not None:
+                    targets.append(endpoint.target_of(message, body))
+            except ValueError as exc:  # `build` refuses it, and no other for it
+                targets.append(str(exc))
         return (*targets, *(encode(topic, nsqd, [message]) for _, encode in self._headers))
 
     def _body(self, parcels: Sequence[Parcel]) -> bytes:
         if self.batch is None:
             return parcels[0].bodies[0]
         bodies = [body for parcel in parcels for body in parcel.bodies]
-        if self.batch is BatchForm.JSON:
-            for body in bodies:
-                json.loads(body.decode())  # of bytes it would take UTF-16, and a mark before UTF-8
-            return b"[" + b",".join(bodies) + b"]"
-        return b"".join(_one_line(body) + b"\n" for body in bodies)
+        try:
+            if self.batch is BatchForm.JSON:
+                for body in bodies:  # of bytes it would take UTF-16, and a mark before UTF-8
+                    json.loads(body.decode())
+                return b"[" + b",".join(bodies) + b"]"
+            return b"".join(_one_line(body) + b"\n" for body in bodies)
+        except (ValueError, RecursionError) as exc:
+            raise ValueError(f"not JSON, in a batch of JSON ({exc})") from None
 
     def _signature(self, identity: bytes, body: bytes) -> tuple[bytes, ...]:
         now = b"%d" % time.time()
@@ -256,6 +292,13 @@ def _one_line(body: bytes) -> bytes:
     return body
 
 
+def _climbs(target: str) -> bool:
+    """Tell whether a path has a segment of dots, which leads out of the folder that it is in."""
+    return not {".", ".."}.isdisjoint(target.partition("?")[0].split("/"))
+
+
+# A percent sign that begins no escape, but what printf and nsq_to_http replace
+_VERB = re.compile(r"%(?![0-9A-Fa-f]{2})[-+# 0-9.]*[A-Za-z]")
 _NOT_IN_URL = re.compile(rb"[^\x21-\x7e]|[\"#<>\\^`{|}]")
 
 

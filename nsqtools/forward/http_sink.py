@@ -321,9 +321,8 @@ class HttpSink:
         endpoint = exchange.target or self._endpoints[circuit]
         try:
             request = self._builder.build(endpoint, exchange.parcels)
-        except (ValueError, RecursionError) as exc:
-            error = f"not JSON, in a batch of JSON ({exc})"
-            self._refuse(exchange, Outcome(Fate.REFUSED, error, may_split=True))
+        except ValueError as exc:
+            self._refuse(exchange, Outcome(Fate.REFUSED, str(exc), may_split=True))
             return
         self._under_way[circuit] += 1
         exchange.url, exchange.target = request.url, None

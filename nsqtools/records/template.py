@@ -13,8 +13,10 @@ and the escapes are those of `escapes`. No newline is added. Fields and their fo
                                     language that begins with a dot and has no brace and no colon;
                                     ``url``; nothing where it is null or the body is not JSON
 
-``url`` writes what an address may not contain as ``%NN``. A template that names anything else is
-refused before a connection is made.
+``url`` writes what an address may not contain as ``%NN``. In the template of a URL every field is
+written so, except a time: whoever publishes messages must not choose the path or the parameters of
+a request. There ``{body:raw}`` and ``{.user.id:raw}`` are as they are. A template that names
+anything else is refused before a connection is made.
 """
 
 from __future__ import annotations
@@ -47,11 +49,18 @@ FIELDS = ("topic", "nsqd", "id", "timestamp", "attempts", "size", "body")
 _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}:]*)(?::([^{}]*))?\}|[{}]")
 
 
-def compile_template(text: str) -> Encoder:
+def has_fields(text: str) -> bool:
+    """Tell whether a template says anything of a message."""
+    return any(token[1] is not None for token in _TOKEN.finditer(text))
+
+
+def compile_template(text: str, *, is_url: bool = False, is_strict: bool = False) -> Encoder:
     """Return a function of topic, nsqd and messages that gives the bytes to write.
 
     With ``escape=True`` nothing in a field steers a terminal; what the template itself says does.
-    Raises ``ValueError``, naming the known fields or forms, for a template that cannot work.
+    Where jq cannot be applied to a body, the function writes nothing, or if it ``is_strict`` raises
+    ``ValueError``. Raises ``ValueError``, naming the known fields or forms, for a template that
+    cannot work.
     """
     parts: list[bytes | str | Get] = []  # what is written, what a batch shares, what is a message's
     end = 0
@@ -63,13 +72,15 @@ def compile_template(text: str) -> Encoder:
         elif token[1] is None:
             raise ValueError(f"a single {token[0]} in the template; write {token[0] * 2}")
         else:
-            parts.append(_getter(token[1], token[2]))
+            parts.append(_getter(token[1], token[2], is_url, is_strict))
     parts.append(unescape(text[end:]))
 
     def encode_many(
         topic: str, nsqd: str, messages: Iterable[MessageLike], *, escape: bool = False
     ) -> bytes:
         batch = {"topic": topic.encode(), "nsqd": nsqd.encode()}
+        if is_url:
+            batch = {name: _url(value) for name, value in batch.items()}
         layout = b""
         fields: list[Get] = []
         for part in parts:
@@ -97,20 +108,28 @@ _GETTERS: dict[tuple[str, str | None], Get] = {
 }
 
 
-def _getter(field: str, form: str | None) -> Get | str:
+def _getter(field: str, form: str | None, is_url: bool, is_strict: bool) -> Get | str:
     if field in ("topic", "nsqd") and form is None:
         return field
-    if get := _GETTERS.get((field, form)):
-        return get
     if field == "timestamp" and form is not None:
         return _moment(form)
-    if field.startswith(".") and form in (None, "url"):
-        return _picked(field, _url if form else None)
     is_picked = field.startswith(".")
+    is_raw = is_url and form == "raw" and (is_picked or field == "body")
+    plain = None if is_raw else form
+    get = _GETTERS.get((field, plain))
+    if is_picked and plain in (None, "url"):
+        get = _picked(field, is_strict)
+        is_url = is_url or plain == "url"
+    if get is not None:
+        return get if is_raw or not is_url or (field, form) == ("body", "url") else _in_url(get)
     if field not in FIELDS and not is_picked:
         raise ValueError(f"unknown field {{{field}}}; known are {', '.join(FIELDS)}, .PATH")
     forms = "url" if is_picked else {"body": "hex, base64, url, json"}.get(field, "no other form")
     raise ValueError(f"unknown form {{{field}:{form}}}; {field} has {forms}")
+
+
+def _in_url(get: Get) -> Get:
+    return lambda message: _url(get(message))
 
 
 def _escaped(get: Get) -> Get:
@@ -139,16 +158,17 @@ def _url(text: bytes) -> bytes:
     return quote(text, safe="").encode()
 
 
-def _picked(program: str, shown: Callable[[bytes], bytes] | None) -> Get:
+def _picked(program: str, is_strict: bool) -> Get:
     from nsqtools.records.filters import compile_pick
 
     pick = compile_pick(f"({program}) // empty")
 
     def get(message: MessageLike) -> bytes:
         try:
-            found = pick(message.body) or b""
+            return pick(message.body) or b""
         except ValueError:
+            if is_strict:
+                raise
             return b""
-        return shown(found) if shown is not None else found
 
     return get

@@ -80,3 +80,20 @@ PATHS |= {"q={.q:url}&all={body:url}": b"q=a%20b%2F%C3%A9&all="}
 def test_a_path_is_looked_up_in_the_json_of_the_body(template: str) -> None:
     assert fill(template, MESSAGE._replace(body=IN_JSON)).startswith(PATHS[template])
     assert b"12345678901234567890" not in fill(template.partition("&")[0], MESSAGE)
+
+
+def test_in_a_url_no_field_has_a_character_that_ends_a_part_of_it() -> None:
+    text = "/{topic}/{.p}?a={.p:url}&b={.p:raw}&c={body:base64}&d={timestamp:%H:%M}"
+    record = WireMessage(0, 1, b"0" * 16, rb'{"p": "a/?#&=%+ \u00fc"}')
+
+    target = compile_template(text, is_url=True)("t#ephemeral", "h:1", [record]).decode()
+
+    once = "a%2F%3F%23%26%3D%25%2B%20%C3%BC"
+    base64 = "eyJwIjogImEvPyMmPSUrIFx1MDBmYyJ9"
+    assert target == (f"/t%23ephemeral/{once}?a={once}&b=a/?#&=%+ ü&c={base64}&d=00:00")
+    for form in ("{body:raw}", "{.p:raw}"):
+        with pytest.raises(ValueError, match="unknown form"):
+            compile_template(form)
+    strict = compile_template("{.a}", is_url=True, is_strict=True)
+    with pytest.raises(ValueError, match="parse error"):
+        strict("t", "h:1", [record._replace(body=b"no JSON")])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from nsqtools.client.connection_settings import read_secret
 from nsqtools.errors import ConfigurationError, ConnectionFailed
 from nsqtools.files.opening import Renewed
 from nsqtools.forward import BatchForm, EndpointMode, ForwardMode, Redirects
-from nsqtools.records.template import compile_template
+from nsqtools.records.template import compile_template, has_fields
 
 if TYPE_CHECKING:
     from nsqtools.client.options import ClientOptions
@@ -335,7 +336,7 @@ def _read_secrets(basic: Path | None, bearer: Path | None, sign_key: Path | None
 def to_http(
     channel: ChannelName = "nsq_to_http",
     post: list[str] | None = opt(
-        "URL", "POST bodies to this URL; its path may be a template ('/{topic}')."
+        "URL", "POST bodies to this URL; its path may be a template ('/{topic}/{.user}')."
     ),
     get: list[str] | None = opt("URL", "GET this URL, a template ('http://h/?m={body:url}')."),
     mode: EndpointMode = opt(
@@ -378,6 +379,7 @@ def to_http(
 
     Runs until it is stopped or a limit is reached. A message is finished when the answer is 2xx,
     and one that a filter leaves out at once. Without any endpoint at the start it ends.
+    In a URL fields are percent-encoded; {body:raw} and {.path:raw} are as they are.
     One that fails goes to the next URL first, then back to its queue, after the delay that
     Retry-After asks for or one that doubles. While no endpoint works messages are held, and their
     queue grows. A message can arrive twice: its Idempotency-Key is the same then.
@@ -405,7 +407,14 @@ def to_http(
 
     if bool(post) == bool(get):
         raise ConfigurationError("give one or more --post, or one or more --get")
-    endpoints = [Endpoint(url, allows_private=private_addresses) for url in post or get or ()]
+    made = partial(Endpoint, allows_private=private_addresses, is_get=bool(get))
+    endpoints = list(map(made, post or get or ()))
+    for endpoint in endpoints if get and not any(map(has_fields, requests.header or ())) else ():
+        if not endpoint.has_fields:  # nothing of a message would be sent before it is finished
+            raise ConfigurationError(
+                f"--get {endpoint.url} says nothing of a message",
+                hint="Write {body:url} where its body goes, as in 'http://host/?m={body:url}'.",
+            )
     batches = requests.batch, requests.batch_bytes, requests.linger
     policy = parse_policy(on_status or ())
     settings = HttpSettings(mode, key, concurrency, policy, redirects, *batches)

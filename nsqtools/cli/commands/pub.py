@@ -80,8 +80,8 @@ def pub(
     nsqd confirms every message. The counts at the end, on stderr, say how they ended: confirmed,
     rejected (empty JSON bodies, messages above the size limit, bodies to which --where or --pick
     cannot be applied, refused by nsqd), unknown (nsqd may have it: the connection broke before the
-    answer, or its disk failed within a batch) or unsent. Empty records are skipped, because NSQ cannot carry them. A full batch is sent at once,
-    a partial one after 5 ms.
+    answer, or its disk failed within a batch) or unsent. Empty records are skipped, because NSQ
+    cannot carry them. A full batch is sent at once, a partial one after 5 ms.
 
     With --checkpoint an interrupted run continues in its files where it stopped; the messages that
     were being published then may be published twice. One that is unknown or unsent ends the run,

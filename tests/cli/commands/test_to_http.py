@@ -88,6 +88,59 @@ def test_get_puts_the_body_in_the_url(forward: Forward, http_server: MakeServer)
     assert {request.method for request in server.requests} == {"GET"}
 
 
+@pytest.mark.parametrize("how", [["--post"], ["--get"], ["--batch", "5", "--post"]])
+def test_whoever_publishes_chooses_neither_path_nor_parameters(
+    forward: Forward, source: Nsqd, http_server: MakeServer, how: list[str]
+) -> None:
+    """Dots alone are no path of a template, however they are written."""
+    server = http_server()
+    source.post("/channel/empty", topic=TOPIC, channel=CHANNEL)
+    values = ["../../etc", "a b?x=1#f&y=%2e", "..", "."]
+    source.publish(TOPIC, *(json.dumps({"p": value}).encode() for value in values))
+
+    url = f"{server.url}/in/{{.p}}/q?r={{.p}}"
+    result = forward("-n", "4", *LETTERS, *how, url)
+
+    assert (
+        "no URL can be made of its body (a field of it is a step in the path: /in/.." in result.err
+    )
+    assert "2 delivered, 2 dead letters" in result.err
+    assert sorted(request.target for request in server.requests) == [
+        "/in/..%2F..%2Fetc/q?r=..%2F..%2Fetc",
+        "/in/a%20b%3Fx%3D1%23f%26y%3D%252e/q?r=a%20b%3Fx%3D1%23f%26y%3D%252e",
+    ]
+
+
+VERBS = ["?q=%s", "/%d/{topic}", "?a=%20&q=%-10v", "?q={body:url}&r=%x"]
+
+
+@pytest.mark.parametrize("path", ["", "?q=1", "/{{body}}", "?q=%20", "#{body}", *VERBS])
+def test_a_get_that_says_nothing_of_a_message_is_refused_with_one_that_does(
+    forward: Forward, source: Nsqd, http_server: MakeServer, path: str
+) -> None:
+    server = http_server()
+    result = forward(*A_MOMENT, "--get", server.url + path)
+
+    assert result.status == 2
+    reason = "which stays as it is in a URL" if path in VERBS else "says nothing of a message"
+    assert reason in result.err
+    assert "{body:url}" in result.err.partition("hint: ")[2]
+    assert (server.requests, unfinished(source, TOPIC, CHANNEL)) == ([], 3)
+
+
+def test_a_get_whose_fields_cannot_be_read_finishes_nothing(
+    forward: Forward, source: Nsqd, http_server: MakeServer
+) -> None:
+    server = http_server()
+    result = forward(*ALL, *LETTERS, "--get", f"{server.url}?user={{.user}}")
+
+    assert "1 delivered, 2 dead letters" in result.err
+    assert [request.target for request in server.requests] == ["/?user=a%2Fb"]
+    header = ("--header", "X-Body: {body:base64}")  # where the body goes all the same
+    source.publish(TOPIC, b"one")
+    assert forward("-n", "1", *header, "--get", server.url).status == 0
+
+
 def test_headers_secrets_and_signature(
     forward: Forward, source: Nsqd, http_server: MakeServer, tmp_path: Path
 ) -> None:
