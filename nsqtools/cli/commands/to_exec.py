@@ -25,7 +25,7 @@ class CommandOptions(OptionSet):
     """How commands are run. Raises `ConfigurationError`."""
 
     panel = "Commands"
-    arg: bool = opt("", "Put the body in place of {} in the arguments, not on standard input.")
+    arg: bool = opt("", "Put the body in place of {} in the arguments, but in no script.")
     workers: int = opt("N", "Commands side by side.", default=1, min=1, max=1000)
     batch: int = opt(
         "N", "Give up to N messages, as lines, to one command.", default=1, min=1, max=10_000
@@ -54,12 +54,20 @@ class CommandOptions(OptionSet):
     def settings(self, words: list[str], channel: str) -> ExecSettings:
         """Return the settings. Raises `ConfigurationError`, and `NotFoundError` for no program."""
         from nsqtools.forward.exec_sink import ExecSettings
+        from nsqtools.forward.program_text import find_program_text
 
         program = shutil.which(words[0])
         if program is None:
             raise NotFoundError(f"no program {words[0]}", hint="It is run without a shell.")
         if self.arg and not any("{}" in word for word in words[1:]):
             raise ConfigurationError("--arg needs {} among the arguments of the command")
+        if self.arg and (text := find_program_text(words)) is not None:
+            raise ConfigurationError(
+                f"whoever publishes messages could run commands: {words[0]} would run the body in "
+                f"place of {{}} in {text!r}",
+                hint="Give it to a script as an argument, for example "
+                "sh -c 'echo \"$1\"' sh {}, or without --arg on standard input.",
+            )
         how = self.workers, self.batch, self.batch_wait, self.persistent, self.arg
         ends = self.command_timeout, frozenset(self.fatal_status or ())
         return ExecSettings(program, tuple(words), channel, *how, *ends)
@@ -81,12 +89,13 @@ def to_exec(
     """Run a command for each message, which is finished when the command ends with status 0.
 
     The body is on standard input; NSQ_TOPIC, NSQ_CHANNEL, NSQ_MESSAGE_ID, NSQ_TIMESTAMP (in
-    nanoseconds) and NSQ_ATTEMPTS are in the environment. There is no shell. Status 75 requeues the
-    message and slows down, any other requeues it until --max-attempts. Of a batch that fails,
-    halves are run until the message to blame is alone. A message is touched while its command runs,
-    and a command does not outlive this program. What a filter leaves out is finished. A body to
-    which --where or --pick cannot be applied, because it is not JSON, makes a dead letter, or is
-    requeued.
+    nanoseconds) and NSQ_ATTEMPTS are in the environment. There is no shell; with --arg, a script
+    gets the body as an argument (sh -c 'echo "$1"' sh {}), never as a part of it. Status 75
+    requeues the message and slows down, any other requeues it until --max-attempts. Of a batch that
+    fails, halves are run until the message to blame is alone. A message is touched while its
+    command runs, and a command does not outlive this program. What a filter leaves out is finished.
+    A body to which --where or --pick cannot be applied, because it is not JSON, makes a dead
+    letter, or is requeued.
 
     The exit status is 6 when there are dead letters, and when a limit ended it while messages that
     failed were back in their queue.

@@ -82,6 +82,18 @@ def test_a_command_has_the_body_on_stdin_and_the_rest_in_its_environment(
     assert unfinished(source, TOPIC, CHANNEL) == 0
 
 
+def test_a_body_is_an_argument_of_a_script_and_no_part_of_it(run_nsq: RunNsq, source: Nsqd) -> None:
+    source.publish(TOPIC, b"$(echo run)`id`")
+
+    refused = run_nsq(args(source, "-n", "1", "--arg", "--", "env", "sh", "-c", "echo {}"))
+    advised = re.findall(r"sh -c '(.*)' sh \{\}", refused.err)
+    safe = run_nsq(args(source, "-n", "1", "--arg", "--", "sh", "-c", *advised, "sh", "{}"))
+
+    assert (refused.status, refused.out) == (2, b"")
+    assert "env would run the body in place of {} in 'echo {}'" in refused.err
+    assert (safe.status, safe.out) == (0, b"$(echo run)`id`\n")
+
+
 JUDGED = [b'{"page": "/buy", "note": "cut \\ud83d"}', b'{"page": "/buy", "name": "M\xfcller"}']
 UNJUDGED = [b'{"page": "/buy"}\0', b"no JSON", b" ", b"[1]"]
 

@@ -1,0 +1,142 @@
+"""Which argument of a command is program text: there a body would be run, and not read.
+
+``sh -c 'echo {}'`` with a body of ``$(reboot)`` reboots: what replaces ``{}`` is not quoted, and no
+quoting is right for every language. The safe form hands the body to the script as an argument:
+``sh -c 'echo "$1"' sh {}``. The same holds behind env, sudo and their like, for options that take a
+program (``perl -e``), and where a body may itself be such an option, or the program to run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+PLACE = "{}"
+
+
+class _Interpreter(NamedTuple):
+    """Letters of its options that take a program, and of those that take another value.
+
+    After one of ``last`` it reads no more options. The program may be the ``first`` word if no
+    option has it; of a ``shell`` it is the first word after all options. ``mixed`` are options that
+    may follow other words.
+    """
+
+    code: str
+    values: str = ""
+    last: str = ""
+    first: bool = False
+    shell: bool = False
+    mixed: bool = False
+
+
+def _each(names: str, interpreter: _Interpreter) -> dict[str, _Interpreter]:
+    return dict.fromkeys(names.split(), interpreter)
+
+
+_INTERPRETERS = {
+    **_each("sh bash rbash dash ash zsh ksh mksh yash csh tcsh", _Interpreter("c", shell=True)),
+    **_each("python pypy", _Interpreter("c", "WXm", "cm")),
+    **_each("perl", _Interpreter("eEMm", "I")),
+    **_each("ruby", _Interpreter("e", "IrCEF")),
+    **_each("node nodejs bun", _Interpreter("ep", "rC")),
+    **_each("php", _Interpreter("rBRE", "cdfz")),
+    **_each("lua luajit julia", _Interpreter("eE", "lLpJ")),
+    **_each("awk gawk mawk nawk", _Interpreter("ef", "Fvl", first=True)),
+    **_each("sed gsed", _Interpreter("ef", "l", first=True)),
+    **_each("deno pwsh powershell", _Interpreter("cC", first=True)),
+    **_each("fish guile su runuser script", _Interpreter("cC", "gGsoO", mixed=True)),
+    **_each("Rscript elixir groovy osascript mysql mariadb", _Interpreter("e", "huPD", mixed=True)),
+    **_each("psql", _Interpreter("c", "dfvhpULoPFRT", mixed=True)),
+}
+_LONG_CODE = re.compile(r"--?(eval|print|command|execute|expression|source|run)", re.IGNORECASE)
+_LONG_VALUE = re.compile(r"--(rcfile|init-file|require|import|loader|file|user|group|host|shell)")
+
+# Programs that run the one that follows, after options of their own
+_WRAPPERS = _each(
+    "env sudo doas nice ionice timeout nohup setsid stdbuf time chrt taskset chroot unshare nsenter"
+    " setpriv gosu su-exec tini dumb-init flock xargs find busybox strace systemd-run docker podman"
+    " kubectl command exec",
+    _Interpreter(""),
+)
+_SCRIPT_OF = {"env": ("-S", "-vS", "--split-string"), "flock": ("-c", "--command")}
+_JOINING = ("ssh", "parallel", "watch", "eval")  # their words are read by a shell once more
+
+
+def find_program_text(words: Sequence[str]) -> str | None:
+    """Return the word of a command in which ``{}`` would be run as a program, if there is one."""
+    while words:
+        name, words = _name_of(words[0]), words[1:]
+        if name in _JOINING:
+            return next((word for word in words if PLACE in word), None)
+        if name in _INTERPRETERS and (word := _find_in_options(_INTERPRETERS[name], words)):
+            return word
+        if name not in _WRAPPERS:
+            return None
+        for at, word in enumerate(words):
+            if word.startswith(PLACE):  # as an option or a program
+                return word
+            if word.startswith(_SCRIPT_OF.get(name, "{}")):
+                return next((text for text in words[at : at + 2] if PLACE in text), None)
+            if _name_of(word) in (*_INTERPRETERS, *_JOINING) or shutil.which(word):
+                words = words[at:]
+                break
+        else:
+            return None
+    return None
+
+
+def _name_of(word: str) -> str:
+    """The name of a program without folder and version: python of /usr/bin/python3.13."""
+    return re.sub(r"[-.\d]+t?$", "", os.path.basename(word)) or word
+
+
+def _find_in_options(interpreter: _Interpreter, words: Iterable[str]) -> str | None:
+    rest, has_code = deque(words), False
+    while rest:
+        word = rest.popleft()
+        if word.startswith(PLACE):
+            return word  # it may be an option: perl takes -esystem(...)
+        if word == "--" or len(word) == 1 or word[0] not in "-+":
+            word = rest.popleft() if word == "--" and rest else word
+            is_program = has_code if interpreter.shell else interpreter.first and not has_code
+            if is_program and PLACE in word:
+                return word
+            if interpreter.mixed:
+                continue
+            return None
+        if PLACE in word:
+            return word
+        if interpreter.shell and not word.startswith("--"):
+            has_code |= "c" in word
+            rest = deque(list(rest)[int(word[-1] in "oO") :])
+            continue
+        letter, value = _read_option(interpreter, word)
+        if letter and not value:
+            value = rest.popleft() if rest else ""
+        if letter in interpreter.code:
+            has_code |= bool(letter)
+            if PLACE in value:
+                return value
+        if letter and letter in interpreter.last:
+            return None
+    return None
+
+
+def _read_option(interpreter: _Interpreter, word: str) -> tuple[str, str]:
+    """Return the letter of an option that takes a value, "" if it takes none, and the value if it
+    is in the same word."""
+    if _LONG_CODE.fullmatch(word):
+        return interpreter.code[:1], ""
+    if word.startswith("--"):
+        return ("?" if _LONG_VALUE.fullmatch(word) else ""), ""
+    for at, letter in enumerate(word[1:], 2):
+        if letter in interpreter.code:
+            return letter, word[at:].strip(interpreter.code)  # node -pe
+        if letter in interpreter.values:
+            return letter, word[at:]
+    return "", ""
