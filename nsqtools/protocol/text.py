@@ -15,7 +15,7 @@ begin a forged line. There are three forms, over one table of characters:
 
     escape_line(text)   for whatever is shown in one line: messages, log lines, names, cells
     escape_text(bytes)  for bodies and whole outputs: tab and newline stay
-    escape_json(text)   for JSON: the same values, written as \uNNNN
+    escape_json(text)   for JSON: the same values, written as \uNNNN, also in pipes and files
 
 A traceback has lines of its own: `harmless_traceback` keeps these. What is escaped is shown as
 Python would write it: ``\x1b``, ``\n``, ``\u202e``.
@@ -171,6 +171,16 @@ _OTHERS = (
     "\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufeff"
     "\U000e0000-\U000e007f"
 )
+# Each of these in UTF-8 begins with one of these bytes, or is it
+_MARKS_OF_OTHERS = (
+    b"\x7f",
+    b"\xc2",
+    b"\xd8\x9c",
+    b"\xe2\x80",
+    b"\xe2\x81",
+    b"\xef\xbb",
+    b"\xf3\xa0",
+)
 _IN_LINES = re.compile(f"[\x00-\x1f{_OTHERS}]")
 _IN_TEXTS = re.compile(f"[\x00-\x08\x0b-\x1f{_OTHERS}]")
 _IN_JSON = re.compile(f"[{_OTHERS}]")  # json escapes the others itself
@@ -196,6 +206,16 @@ def escape_text(text: bytes) -> bytes:
 def escape_json(text: str) -> str:
     """Return the same JSON without a character that steers a terminal."""
     return _IN_JSON.sub(_as_json_writes_it, text)
+
+
+def escape_json_lines(data: bytes) -> bytes:
+    """Return the same JSON as `escape_json`, of UTF-8; what needs no escape costs next to nothing,
+    for streams."""
+    if data.isascii() and b"\x7f" not in data:
+        return data
+    if not any(mark in data for mark in _MARKS_OF_OTHERS):
+        return data
+    return escape_json(data.decode()).encode()
 
 
 def utc_text(epoch_s: float, timespec: str = "milliseconds") -> str:

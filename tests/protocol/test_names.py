@@ -13,6 +13,7 @@ from nsqtools.protocol import names
 from nsqtools.protocol.names import http_url, parse_address
 from nsqtools.protocol.text import (
     escape_json,
+    escape_json_lines,
     escape_line,
     escape_text,
     format_duration,
@@ -232,6 +233,14 @@ def test_json_keeps_its_value() -> None:
     assert json.loads(shown) == value
     assert steering(shown) == ["\n", "\n"]
     assert "é 😀" in shown
+
+
+def test_lines_of_json_are_escaped_as_one_text_is() -> None:
+    for number in (*range(0x20, 0xD800), *range(0xE000, 0x10000), *range(0xE0000, 0xE0100)):
+        if chr(number) != (shown := escape_json(chr(number))):
+            assert escape_json_lines(f"é{chr(number)}\n".encode()) == f"é{shown}\n".encode()
+    plain = '{"body": "é 漢 😀 \u061b"}\n'.encode()
+    assert escape_json_lines(plain) == plain
 
 
 def test_a_message_in_a_traceback_begins_no_line() -> None:

@@ -17,7 +17,7 @@ from nsqtools.cli.options.params import GLOBS, OUTPUT, SELECTION, Json
 from nsqtools.cli.parsing.binding import From, heading, opt
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.errors import ConfigurationError, NotFoundError
-from nsqtools.protocol.text import escape_json, indented, json_tokens
+from nsqtools.protocol.text import escape_json, escape_json_lines, indented, json_tokens
 from nsqtools.records import filters
 from nsqtools.records.envelope import Envelope, MessageLike, encode_lines, encode_many
 from nsqtools.records.filters import compile_pick
@@ -200,15 +200,14 @@ def with_body(topic: str, nsqd: str, message: MessageLike, body: bytes) -> Envel
 
 
 def json_printer(runtime: Runtime, *, pretty: bool = False) -> Encode:
-    """Messages as lines of JSON, or indented; on a terminal nothing in them steers it."""
+    """Messages as lines of JSON, or indented; nothing in them steers a terminal, to which a pipe
+    may lead as well."""
     colour = runtime.colour
-    if not (pretty or colour or runtime.stdout_is_tty):
-        return encode_many
 
     def encode(topic: str, nsqd: str, messages: Iterable[MessageLike]) -> bytes:
         lines = encode_many(topic, nsqd, messages)
         if not (pretty or colour):
-            return escape_json(lines.decode()).encode()
+            return escape_json_lines(lines)
         shown = [lay_out(line, indent=pretty, colour=colour) or line for line in lines.splitlines()]
         return b"".join(line + b"\n" for line in shown)
 

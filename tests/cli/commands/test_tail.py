@@ -1,6 +1,7 @@
 """``nsq tail`` as a process: what it prints, how it ends, and what it refuses."""
 
 import fcntl
+import json
 import re
 import signal
 import subprocess
@@ -201,6 +202,19 @@ def test_off_a_terminal_too_it_says_that_a_channel_is_empty_and_for_what_it_wait
     assert new.err.startswith(line)
     assert empty.err.startswith("nsq: no message for 100ms: channel orders/a is empty\n")
     assert deferred == (0, b"", "nsq: channel orders/a is empty, 1 deferred\n")
+
+
+def test_json_in_a_pipe_has_no_character_that_turns_a_terminal_around(
+    run_nsq: RunNsq, clicks: GoNsqd
+) -> None:
+    body = "gpj.\u202egnp\x9b31m é"
+    clicks.post("/channel/empty", topic="clicks", channel="c")
+    clicks.publish("clicks", body.encode())
+
+    out = run_nsq([*place(clicks), "--json", "-n", "1"]).out.decode()
+
+    assert r'"gpj.\u202egnp\u009b31m é"' in out
+    assert json.loads(out)["body"] == body
 
 
 @pytest.mark.parametrize("how", [["--where", ".a"], ["--pick", ".a"]])
