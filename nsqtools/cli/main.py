@@ -23,6 +23,10 @@ SCRIPTS = {"bash": "nsq.bash", "zsh": "_nsq", "fish": "nsq.fish"}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``nsq`` with ``arguments`` (default: those of the process); returns the exit status."""
+    if arguments is None and os.getpid() == 1:
+        from nsqtools.cli.running.inheritance import continue_below_init
+
+        continue_below_init()
     program = os.path.basename(sys.argv[0]) if arguments is None else "nsq"
     arguments = sys.argv[1:] if arguments is None else arguments
     _open_streams()
@@ -92,7 +96,9 @@ def completion_script(shell: str) -> str:
 def _run(arguments: Sequence[str], program: str = "nsq") -> int:
     if program in UTILITIES:
         from nsqtools.cli.commands.compat import go_main
+        from nsqtools.cli.running.inheritance import clean_inherited_signals
 
+        clean_inherited_signals()
         _collect_less()
         return go_main(program, arguments)
     if arguments[:1] == ["help"] and len(arguments) > 1:  # nsq help topic list
@@ -108,7 +114,9 @@ def _run(arguments: Sequence[str], program: str = "nsq") -> int:
         return complete_line(arguments[1:])
 
     from nsqtools.cli.registry import COMMANDS, Command
+    from nsqtools.cli.running.inheritance import clean_inherited_signals
 
+    clean_inherited_signals()
     command = COMMANDS.get(arguments[0])
     if isinstance(command, Command) and command.raw:
         return command.load()(list(arguments[1:])) or 0

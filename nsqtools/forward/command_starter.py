@@ -208,6 +208,7 @@ class _Process:
                 file_actions=[(os.POSIX_SPAWN_DUP2, fd, n) for n, fd in enumerate(fds)],
                 setpgroup=0,
                 setsigdef=(*_LEFT_TO_US, *_IGNORED),
+                setsigmask=(),
             )
         except OSError as exc:
             self._reply(NOT_STARTED, exc.errno or 0, token)

@@ -1,0 +1,57 @@
+"""What a process inherits: signals that its parent ignores or blocks, and orphans of others.
+
+Both pass through exec, and neither shows until something ends. `main` cleans the signals before any
+command runs, so what commands start inherits a clean state too.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+
+def clean_inherited_signals() -> None:
+    """Undo what a parent has done to signals.
+
+    While SIGCHLD is ignored the kernel keeps no exit status, and a command that failed counts as
+    one that worked; while TERM or INT is blocked neither ends us. Other ignored signals stay
+    ignored, which is what nohup is for.
+    """
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def continue_below_init() -> None:
+    """Return in a child; this process stays, as the init of a container, until that child ends.
+
+    The first process inherits all orphans, such as what commands of to-exec leave behind, and each
+    is a zombie until it is waited for. Waiting for all of them in the process that runs the command
+    would take the exit statuses of its own children from `subprocess`. Signals are passed on,
+    except those of a terminal (positive si_code), which the child gets from the kernel as well.
+    """
+    clean_inherited_signals()
+    # blocked before the fork, because the kernel drops unblocked signals of the first process
+    signals = signal.valid_signals()
+    signal.pthread_sigmask(signal.SIG_SETMASK, signals)
+    child = os.fork()
+    if not child:
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        return
+    while True:
+        info = signal.sigwaitinfo(signals)
+        if info.si_signo == signal.SIGCHLD:
+            _reap(child)
+        elif info.si_code <= 0:
+            os.kill(child, info.si_signo)  # not reaped yet, so the number is still its own
+
+
+def _reap(child: int) -> None:
+    """Collect every process that has ended, and end as ``child`` did if it is among them."""
+    while True:
+        pid, status = os.waitpid(-1, os.WNOHANG)  # while the child runs there is one
+        if pid == child:
+            code = os.waitstatus_to_exitcode(status)
+            os._exit(code if code >= 0 else 128 - code)
+        if not pid:
+            return
