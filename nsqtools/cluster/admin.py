@@ -212,8 +212,11 @@ def plan_tombstone(cluster: Cluster, topic: str, node: str) -> AdminPlan:
     """
     inventory = take_inventory(cluster)
     failed = dict(inventory.failures)
-    names = {at: name for at in (*inventory.nodes, *failed) if (name := cluster.names.get(at))}
-    nsqd, announced = next((pair for pair in names.items() if node in pair), (node, ""))
+    names = {at: said for at in (*inventory.nodes, *failed) if (said := cluster.names_of(at))}
+    alike = cluster.aliases.get(node, node)
+    nsqd, announced = next(
+        (pair for pair in names.items() if alike == pair[0] or node in pair[1]), (node, [])
+    )
     if nsqd in failed:
         raise failed[nsqd]
     if not announced:
@@ -222,8 +225,9 @@ def plan_tombstone(cluster: Cluster, topic: str, node: str) -> AdminPlan:
             hint=f"Known HTTP addresses: {', '.join(names) or 'none'}.",
         )
     steps = [
-        Step("nsqlookupd", address, Action.TOMBSTONE, topic, node=announced)
+        Step("nsqlookupd", address, Action.TOMBSTONE, topic, node=name)
         for address in inventory.lookupds_that_know(topic)
+        for name in announced
     ]
     stats = dict(inventory.where(topic)).get(nsqd)
     if stats is None:

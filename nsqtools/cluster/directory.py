@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -121,6 +122,7 @@ class Cluster:
     ``names`` are what nsqd call themselves to nsqlookupd, by address, as they last said it; ``""``
     where that was not asked. ``proven`` are those given by TCP address, by their HTTP address.
     ``remembered`` are those that samples have, whatever nsqlookupd says of them just now.
+    ``aliases`` are addresses that lead to an nsqd which is asked at the other one.
     """
 
     def __init__(
@@ -142,6 +144,9 @@ class Cluster:
             tcp_addresses = []
         self.names: dict[str, str] = {}
         self.remembered: Callable[[], Nsqds] = dict
+        self.aliases: dict[str, str] = {}
+        self._other_names: dict[str, list[str]] = {}  # by address, as ``names``
+        self._identities: dict[str, _Identity] = {}  # of those that share a port
         self.proven: dict[str, Address] = {}
         self._unproven = {
             url: tcp
@@ -227,8 +232,69 @@ class Cluster:
             if same := [at for at, own in strange.items() if own == info and at != address]:
                 found |= dict.fromkeys(same, str(others.pop(address)))
         found |= {address: str(http) for address, http in others.items()}
+        self._leave_out_aliases(found)
         self.names |= found
         return {address: self.nsqd(address) for address in found}, impostors
+
+    def _leave_out_aliases(self, found: dict[str, str]) -> None:
+        """Keep one address of each nsqd in ``found``: one that was given, or that is known already,
+        or else its present name."""
+        addresses = {*self.remembered(), *found}
+        ports = Counter(map(_port_of, addresses))
+        shared = {address for address in addresses if ports[_port_of(address)] > 1}
+        # A new address may belong to an nsqd that has restarted, and an old one to another by now
+        is_new = not shared <= self._identities.keys()
+        doubtful = shared if is_new else shared & {*self.aliases, *self.aliases.values()}
+        asked = {address: self.nsqd(address) for address in doubtful}
+        answers, failures = self.ask(asked, NsqdHTTPClient.info)
+        self._identities |= {address: _identity(address, info) for address, info in answers.items()}
+        for failure in failures:
+            self._identities.pop(failure.address, None)
+        groups: dict[_Identity, list[str]] = {}
+        for address in sorted(shared & self._identities.keys()):
+            groups.setdefault(self._identities[address], []).append(address)
+        aliases, other_names = {}, {}
+        for identity, same in groups.items():
+            kept = min(
+                same,
+                key=lambda address: (
+                    address not in found,
+                    address not in self.given,
+                    address not in self.names,
+                    found.get(address) != identity.name,
+                ),
+            )
+            if len(same) > 1 and kept in found:
+                others = [address for address in same if address != kept]
+                aliases |= dict.fromkeys(others, kept)
+                other_names[kept] = [found.pop(other) for other in others if other in found]
+        self.aliases = aliases | {
+            other: kept for other, kept in self.aliases.items() if kept not in addresses
+        }
+        self._other_names = other_names | {
+            kept: names for kept, names in self._other_names.items() if kept not in addresses
+        }
+
+    def names_of(self, address: str) -> list[str]:
+        """Return all that an nsqd calls itself to nsqlookupd; its present name comes first."""
+        names = [self.names.get(address, ""), *self._other_names.get(address, ())]
+        return list(filter(None, names))
+
+    def entries(self, known: Mapping[str, Iterable[KnownNode]]) -> dict[str, dict[str, KnownNode]]:
+        """Return what each nsqlookupd knows of an nsqd, by the first name of that."""
+        firsts = {
+            name: self.names.get(address, "")
+            for address, others in self._other_names.items()
+            for name in others
+        }
+        entries: dict[str, dict[str, KnownNode]] = {}
+        for lookupd, nodes in known.items():
+            for entry in nodes:
+                name = str(entry.node.http)
+                of_nsqd = entries.setdefault(firsts.get(name) or name, {})
+                if name not in firsts or lookupd not in of_nsqd:
+                    of_nsqd[lookupd] = entry
+        return entries
 
     def ask_nsqds(
         self,
@@ -265,8 +331,9 @@ class Cluster:
         for whom, (until_s, _) in list(self._silent.items()):
             if until_s <= now_s:
                 self._silent.pop(whom, None)
-        for address in set(self.names).difference(self.given, nsqds):
+        for address in {*self.names, *self._identities}.difference(self.given, nsqds):
             self.names.pop(address, None)
+            self._identities.pop(address, None)
         kept = {http_url(address, NSQD_HTTP_PORT) for address in (*self.given, *nsqds)}
         with self._lock:
             left = [self._clients.pop(url) for url in list(self._clients) if url not in kept]
@@ -370,13 +437,22 @@ class Cluster:
             return self._clients[url]
 
 
-def entries_of(known: Mapping[str, Iterable[KnownNode]]) -> dict[str, dict[str, KnownNode]]:
-    """What each nsqlookupd knows of an nsqd, by the HTTP address that this one announces."""
-    entries: dict[str, dict[str, KnownNode]] = {}
-    for lookupd, nodes in known.items():
-        for entry in nodes:
-            entries.setdefault(str(entry.node.http), {})[lookupd] = entry
-    return entries
+class _Identity(NamedTuple):
+    """What tells an nsqd from others: how it announces itself now, and facts of its process."""
+
+    name: str
+    facts: tuple[Hashable, ...]
+
+
+def _identity(address: str, info: Mapping[str, Any]) -> _Identity:
+    facts = [info.get(name) for name in ("hostname", "start_time", "tcp_port")]
+    is_told = all(facts) and all(isinstance(fact, str | int) for fact in facts)
+    name = str(Address(info["broadcast_address"], info["http_port"]))
+    return _Identity(name, tuple(facts) if is_told else (address,))
+
+
+def _port_of(address: str) -> int | None:
+    return urlsplit(http_url(address, NSQD_HTTP_PORT)).port
 
 
 def short_address(url: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from nsqtools.cluster.directory import Answers, Cluster, DaemonFailure, entries_of
+from nsqtools.cluster.directory import Answers, Cluster, DaemonFailure, Nsqds
 from nsqtools.cluster.topics import all_of, missing
 from nsqtools.errors import ConfigurationError, HTTPError
 from nsqtools.http.http_api import HTTPAPI, NsqdHTTPClient, NsqlookupdHTTPClient
@@ -63,7 +63,7 @@ def take_inventory(cluster: Cluster) -> Inventory:
     """Ask all daemons. Raises the first failure when none answers."""
     known, nsqds, failures = cluster.look_up()
     answers, silent = cluster.ask(
-        {**cluster.remembered(), **nsqds},
+        {**_remembered(cluster), **nsqds},
         lambda nsqd: {each.topic_name: each for each in nsqd.stats(clients=True).topics or ()},
     )
     alive = {address: cluster.lookupds[address] for address in known}
@@ -124,7 +124,7 @@ class NodeStatus(NamedTuple):
 
     ``topics`` counts those registered with them, or without any nsqlookupd those that it has;
     ``tombstoned`` are the topics for which one of them hides it. ``ahead_s`` is how far its clock
-    is ahead of this machine's, None where it does not say.
+    is ahead of this machine's, None where it does not say. ``aliases`` are other addresses of it.
     """
 
     address: str
@@ -136,6 +136,7 @@ class NodeStatus(NamedTuple):
     lookupds: tuple[str, ...]
     error: str
     ahead_s: float | None = None
+    aliases: tuple[str, ...] = ()
 
 
 class PingResult(NamedTuple):
@@ -169,7 +170,7 @@ def list_nodes(cluster: Cluster) -> tuple[list[NodeStatus], list[DaemonFailure]]
     Where none is remembered it raises the first failure when none answers at all.
     """
     known, nsqds, failures = cluster.look_up()
-    nsqds = {**cluster.remembered(), **nsqds}
+    nsqds = {**_remembered(cluster), **nsqds}
     if failures and not nsqds:
         raise failures[0].error
 
@@ -187,7 +188,7 @@ def list_nodes(cluster: Cluster) -> tuple[list[NodeStatus], list[DaemonFailure]]
     if not (known or answers or cluster.remembered()):
         raise failed[0].error
     errors = {failure.address: str(failure.error) for failure in failed}
-    registered = entries_of(known)
+    registered = cluster.entries(known)
     nodes = []
     for address in sorted(nsqds):
         entries = registered.get(cluster.names.get(address, ""), {})
@@ -201,8 +202,13 @@ def list_nodes(cluster: Cluster) -> tuple[list[NodeStatus], list[DaemonFailure]]
         hidden = {topic for each in entries.values() for topic in each.tombstoned}
         error = errors.get(address) or info.get("error", "")
         status = (tcp, hostname, version, topics, tuple(sorted(hidden)), tuple(entries), error)
-        nodes.append(NodeStatus(address, *status, info.get("ahead_s")))
+        aliases = tuple(sorted(at for at, kept in cluster.aliases.items() if kept == address))
+        nodes.append(NodeStatus(address, *status, info.get("ahead_s"), aliases))
     return nodes, failures
+
+
+def _remembered(cluster: Cluster) -> Nsqds:
+    return {at: each for at, each in cluster.remembered().items() if at not in cluster.aliases}
 
 
 def ping(cluster: Cluster) -> list[PingResult]:

@@ -306,7 +306,8 @@ class Sampler:
         failed = {failure.address for failure in self._failures}
         lookupds = self._cluster.lookupds
         is_known = not lookupds or any(address not in failed for address in lookupds)
-        given = set(self._cluster.given)
+        aliases = self._cluster.aliases
+        given = set(self._cluster.given).difference(aliases)
         now_s = time.monotonic()
         for address, client in known.items():
             if address not in self._nodes:
@@ -316,13 +317,14 @@ class Sampler:
         for address, node in self._nodes.items():
             if address in known or address in given:
                 node.is_announced, node.announced_s = True, now_s
-            elif is_known:
+            elif is_known or address in aliases:
                 node.is_announced = False
         left = [node for node in self._nodes.values() if not node.is_announced]
         left.sort(key=lambda node: -node.announced_s)
         for number, node in enumerate(left):
             is_remembered = (
                 number < MAX_NODES
+                and node.address not in aliases
                 and node.answered_s is not None
                 and (node.error is None or now_s - node.answered_s <= FORGOTTEN_S)
             )

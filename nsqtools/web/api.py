@@ -34,7 +34,7 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 
 from nsqtools.cluster.admin import Action, StepResult, TopicChange
-from nsqtools.cluster.directory import Cluster, DaemonFailure, entries_of
+from nsqtools.cluster.directory import Cluster, DaemonFailure
 from nsqtools.cluster.inventory import registered_channels
 from nsqtools.cluster.topics import all_of, announced_topics, named_topics, topics_on
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
@@ -114,7 +114,7 @@ def gather(
     With ``silent`` those that do not answer are there, too, as nsqlookupd knows them.
     """
     known, nsqds, failures = cluster.look_up()
-    entries = entries_of(known)
+    entries = cluster.entries(known)
 
     def ask(client: NsqdHTTPClient) -> tuple[Document, NsqdStats]:
         return client.info(), client.stats(topic, channel, clients=clients)

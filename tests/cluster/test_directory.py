@@ -1,5 +1,6 @@
 """The cluster as one thing: who is asked, at which address and how, and what a silent one costs."""
 
+import json
 import socket
 import ssl
 import time
@@ -202,6 +203,57 @@ def test_an_nsqd_that_announces_an_address_of_ipv6_counts_once_and_is_tombstoned
         plan = plan_tombstone(asked, "payments", nsqd.http_address)
         apply(asked, plan._replace(steps=plan.steps[:1]))
     assert [each["tombstones"] for each in lookupd.json("/nodes")["producers"]] == [[True]]
+
+
+def test_an_nsqd_under_two_names_is_one(
+    run_nsq: RunNsq, lookupd: GoNsqlookupd, go_nsqd: MakeNsqd
+) -> None:
+    """nsqlookupd keeps the old name of an nsqd that has come back with another."""
+    nsqd = registered(go_nsqd, lookupd, "127.0.0.1")
+    tcp_port, http_port = (
+        int(address.rpartition(":")[2]) for address in (nsqd.tcp_address, nsqd.http_address)
+    )
+    old, place = f"localhost:{http_port}", ["--lookupd-http-address", lookupd.http_address]
+    with RawPeer(lookupd.tcp_address) as peer:
+        peer.identify(broadcast_address="localhost", tcp_port=tcp_port, http_port=http_port)
+        peer.ask(b"REGISTER payments\n")
+        columns = ["-t", "payments", "--columns", "depth", "-o", "tsv"]
+        stat = run_nsq(["stat", "--once", *place, *columns])
+        listed = run_nsq(["nodes", *place, "--json"])
+        both = run_nsq(
+            ["stat", "--once", f"--nsqd-http-address={old},{nsqd.http_address}", *columns]
+        )
+        check = run_nsq(["check", *place, "--window", "100ms"])
+        hidden = run_nsq(["tombstone", "payments", old, *place, "--yes"])
+
+    assert (stat.out, both.out) == (b"depth\n5\n", b"depth\n5\n")
+    [node] = json.loads(listed.out)
+    assert (node["node"], node["aliases"]) == (nsqd.http_address, [old])
+    assert node["lookupds"] == [lookupd.http_address]
+    assert f"nsq: {nsqd.http_address} is one nsqd that is also at {old}\n" in listed.err
+    assert b"not registered" not in check.out
+    assert hidden.status == 0
+    assert lookupd.json("/lookup", topic="payments")["producers"] == []
+
+
+def test_an_old_name_of_an_nsqd_is_forgotten_and_what_is_remembered_by_it_counts_once(
+    lookupd: GoNsqlookupd, go_nsqd: MakeNsqd
+) -> None:
+    nsqd = registered(go_nsqd, lookupd, "127.0.0.1")
+    port = int(nsqd.http_address.rpartition(":")[2])
+    old = f"localhost:{port}"
+    with Cluster(ClusterAddresses([], [lookupd.http_address])) as asked:
+        samples: dict[str, NsqdHTTPClient] = {}
+        asked.remembered = lambda: samples
+        for _ in range(2):
+            peer = RawPeer(lookupd.tcp_address)
+            peer.identify(broadcast_address="localhost", http_port=port)
+            assert [*asked.nsqds()[0]] == [nsqd.http_address]
+            assert asked.aliases == {old: nsqd.http_address}
+            peer.leave()
+            assert ([*asked.nsqds()[0]], asked.aliases) == ([nsqd.http_address], {})
+        samples[old] = asked.nsqd(old)  # which samples asked before it had another name
+        assert [each.address for each in list_nodes(asked)[0]] == [nsqd.http_address]
 
 
 def test_an_nsqd_that_is_given_and_does_not_answer_is_listed_and_named_once(

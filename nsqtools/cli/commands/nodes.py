@@ -50,6 +50,10 @@ def nodes(*, listing: ClusterListing) -> int:
         found, failures = list_nodes(opened)
     optional = ("lookupds", "hostname", "tombstoned", "version", "topics")
     listing.write_records(NODES, list(map(node_document, found)), optional)
+    for node in found:
+        if node.aliases:
+            others = ", ".join(node.aliases)
+            listing.runtime.tell(f"nsq: {node.address} is one nsqd that is also at {others}")
     status = tell_left_out(failures, listing.runtime)
     return ExitStatus.PARTLY_DONE if any(node.error for node in found) else status
 

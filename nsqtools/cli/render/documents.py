@@ -163,6 +163,7 @@ class NodeRow(TypedDict):
     tombstoned: Annotated[list[str], "Topics for which an nsqlookupd hides it."]
     lookupds: Annotated[list[str], "The nsqlookupd that know it."]
     error: Annotated[str | None, "Why it does not answer, or null."]
+    aliases: Annotated[list[str], "Other HTTP addresses of the same nsqd, which are not listed."]
 
 
 class LookupDocument(TypedDict):
