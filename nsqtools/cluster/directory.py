@@ -253,7 +253,8 @@ class Cluster:
         groups: dict[_Identity, list[str]] = {}
         for address in sorted(shared & self._identities.keys()):
             groups.setdefault(self._identities[address], []).append(address)
-        aliases, other_names = {}, {}
+        aliases: dict[str, str] = {}
+        other_names: dict[str, list[str]] = {}
         for identity, same in groups.items():
             kept = min(
                 same,
