@@ -70,7 +70,10 @@ _JOINING = ("ssh", "parallel", "watch", "eval")  # their words are read by a she
 def find_program_text(words: Sequence[str]) -> str | None:
     """Return the word of a command in which ``{}`` would be run as a program, if there is one."""
     while words:
-        name, words = _name_of(words[0]), words[1:]
+        name, target = _name_of(words[0]), _name_of(os.path.realpath(shutil.which(words[0]) or ""))
+        if target in _INTERPRETERS and name not in _INTERPRETERS:
+            name = target  # a link to a shell, whatever it is called
+        words = words[1:]
         if name in _JOINING:
             return next((word for word in words if PLACE in word), None)
         if name in _INTERPRETERS and (word := _find_in_options(_INTERPRETERS[name], words)):

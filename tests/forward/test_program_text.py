@@ -1,6 +1,8 @@
 """Which commands would run a body that replaces ``{}``, and which only read it."""
 
 import shlex
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -84,3 +86,8 @@ def test_a_body_is_not_put_into_what_is_run(command: str) -> None:
 @pytest.mark.parametrize("command", READS_IT.strip().splitlines())
 def test_a_body_may_be_what_is_only_read(command: str) -> None:
     assert find_program_text(shlex.split(command)) is None
+
+
+def test_a_link_to_a_shell_is_one(tmp_path: Path) -> None:
+    (tmp_path / "run").symlink_to(shutil.which("sh") or "/bin/sh")
+    assert find_program_text([str(tmp_path / "run"), "-c", "echo {}"]) == "echo {}"

@@ -34,7 +34,10 @@ def continue_below_init() -> None:
     # blocked before the fork, because the kernel drops unblocked signals of the first process
     signals = signal.valid_signals()
     signal.pthread_sigmask(signal.SIG_SETMASK, signals)
-    child = os.fork()
+    try:
+        child = os.fork()
+    except OSError:  # no process to spare: without an init it still works
+        child = 0
     if not child:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         return

@@ -102,14 +102,14 @@ UNJUDGED = [b'{"page": "/buy"}\0', b"no JSON", b" ", b"[1]"]
 def test_a_filter_that_cannot_tell_finishes_nothing(
     run: Run, source: Nsqd, letters: tuple[str, ...]
 ) -> None:
-    source.publish(TOPIC, *JUDGED, *UNJUDGED, b'{"page": "/"}')
+    source.publish(TOPIC, *UNJUDGED, b'{"page": "/"}', *JUDGED)
 
-    where = ("--where", '.page == "/buy"', "--for", f"{patience_s(0.5):g}s")
-    result = run("-n", "3", *where, *letters, shell="cat >/dev/null")
+    result = run("-n", "2", "--where", '.page == "/buy"', *letters, shell="cat >/dev/null")
 
     assert "its body cannot be judged (parse error: Invalid numeric literal" in result.err
-    fate = "4 dead letters" if letters else "4 requeued"
-    assert f"nsq: 2 delivered, 1 filtered out, 4 not judged, {fate}" in result.err
+    fate = "dead letters" if letters else "requeued"  # these may come again meanwhile
+    assert re.search(rf"2 delivered, 1 filtered out, \d not judged, \d {fate}", result.err)
+    assert result.status == 6
     assert unfinished(source, TOPIC, CHANNEL) == (0 if letters else 4)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from plugins.archives import unfinished
 from plugins.cli import SpawnNsq
 from plugins.processes import descendants
 from plugins.servers import AnyNsqd, Nsqd
@@ -66,17 +65,18 @@ def test_commands_get_a_clean_state_and_their_statuses_are_kept(
     spawn_nsq: SpawnNsq, source: Nsqd
 ) -> None:
     source.publish("clicks", b"one")
-    show = "grep -E 'Sig(Blk|Ign)' /proc/$$/status; exit 75"
-    to_exec = ["to-exec", "-t", "clicks", "-c", "c", *source.options, "--for"]
+    show = "grep -E 'Sig(Blk|Ign)' /proc/self/status; exit 3"
+    how = ["-n", "1", "--fatal-status", "3", "--dead-letter-topic", "dead"]
+    to_exec = ["to-exec", "-t", "clicks", "-c", "c", *source.options, *how]
     with careless_parent():
-        process = spawn_nsq([*to_exec, f"{patience_s(0.4):g}s", "--", "sh", "-c", show])
+        process = spawn_nsq([*to_exec, "--", "sh", "-c", show])
     out, err = process.communicate(timeout=patience_s(20))
 
     states = dict(line.split() for line in out.decode().splitlines())
     numbers = {name: int(bits, 16) % (1 << 31) for name, bits in states.items()}  # the usual ones
     assert numbers == {"SigBlk:": 0, "SigIgn:": 0}
-    assert b"sh ended with status 75" in err
-    assert unfinished(source, "clicks", "c") == 1
+    assert b"sh ended with status 3" in err
+    assert b"1 dead letters" in err
 
 
 INIT = """
