@@ -212,10 +212,10 @@ def plan_tombstone(cluster: Cluster, topic: str, node: str) -> AdminPlan:
     """
     inventory = take_inventory(cluster)
     failed = dict(inventory.failures)
-    names = {at: said for at in (*inventory.nodes, *failed) if (said := cluster.names_of(at))}
-    alike = cluster.aliases.get(node, node)
+    names = {at: own for at in (*inventory.nodes, *failed) if (own := cluster.names_of(at))}
+    address = cluster.aliases.get(node, node)
     nsqd, announced = next(
-        (pair for pair in names.items() if alike == pair[0] or node in pair[1]), (node, [])
+        (pair for pair in names.items() if address == pair[0] or node in pair[1]), (node, [])
     )
     if nsqd in failed:
         raise failed[nsqd]

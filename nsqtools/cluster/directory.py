@@ -277,7 +277,7 @@ class Cluster:
         }
 
     def names_of(self, address: str) -> list[str]:
-        """Return all that an nsqd calls itself to nsqlookupd; its present name comes first."""
+        """Return all names of an nsqd at nsqlookupd; that of its present address comes first."""
         names = [self.names.get(address, ""), *self._other_names.get(address, ())]
         return list(filter(None, names))
 
@@ -439,7 +439,7 @@ class Cluster:
 
 
 class _Identity(NamedTuple):
-    """What tells an nsqd from others: how it announces itself now, and facts of its process."""
+    """The identity of an nsqd: the address that it announces now, and facts of its process."""
 
     name: str
     facts: tuple[Hashable, ...]
@@ -447,9 +447,9 @@ class _Identity(NamedTuple):
 
 def _identity(address: str, info: Mapping[str, Any]) -> _Identity:
     facts = [info.get(name) for name in ("hostname", "start_time", "tcp_port")]
-    is_told = all(facts) and all(isinstance(fact, str | int) for fact in facts)
+    is_complete = all(facts) and all(isinstance(fact, str | int) for fact in facts)
     name = str(Address(info["broadcast_address"], info["http_port"]))
-    return _Identity(name, tuple(facts) if is_told else (address,))
+    return _Identity(name, tuple(facts) if is_complete else (address,))
 
 
 def _port_of(address: str) -> int | None:

@@ -53,8 +53,8 @@ class Endpoint:
     """A URL; what follows the host may be a template. Raises `ConfigurationError`.
 
     ``is_given`` is False for what a redirect names: it has no template, and ``has_secrets`` only
-    on the same host: another must not get what proves who we are. With ``is_get`` the URL alone has
-    what is said of a message, but for headers; ``has_fields`` tells whether it says anything.
+    on the same host: another must not get what proves who we are. With ``is_get`` only the URL and
+    headers describe a message; ``has_fields`` is whether the URL does.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Endpoint:
         if is_get and (verb := _VERB.search(path)):
             meant = url.replace(verb[0], "{body:url}")
             raise ConfigurationError(
-                f"{url!r} has {verb[0]}, which stays as it is in a URL",
+                f"{url!r} has {verb[0]}, which is not replaced",
                 hint=f"For the body write {{body:url}}: --get '{meant}'.",
             )
         if "{" in path and is_given:

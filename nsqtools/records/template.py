@@ -50,7 +50,7 @@ _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}:]*)(?::([^{}]*))?\}|[{}]")
 
 
 def has_fields(text: str) -> bool:
-    """Tell whether a template says anything of a message."""
+    """Return whether a template has a field of the message."""
     return any(token[1] is not None for token in _TOKEN.finditer(text))
 
 

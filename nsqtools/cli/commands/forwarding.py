@@ -407,12 +407,12 @@ def to_http(
 
     if bool(post) == bool(get):
         raise ConfigurationError("give one or more --post, or one or more --get")
-    made = partial(Endpoint, allows_private=private_addresses, is_get=bool(get))
-    endpoints = list(map(made, post or get or ()))
+    make = partial(Endpoint, allows_private=private_addresses, is_get=bool(get))
+    endpoints = list(map(make, post or get or ()))
     for endpoint in endpoints if get and not any(map(has_fields, requests.header or ())) else ():
-        if not endpoint.has_fields:  # nothing of a message would be sent before it is finished
+        if not endpoint.has_fields:  # each message would be finished by the same request
             raise ConfigurationError(
-                f"--get {endpoint.url} says nothing of a message",
+                f"--get {endpoint.url} has no field of the message",
                 hint="Write {body:url} where its body goes, as in 'http://host/?m={body:url}'.",
             )
     batches = requests.batch, requests.batch_bytes, requests.linger

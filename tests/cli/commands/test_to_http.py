@@ -115,14 +115,14 @@ VERBS = ["?q=%s", "/%d/{topic}", "?a=%20&q=%-10v", "?q={body:url}&r=%x"]
 
 
 @pytest.mark.parametrize("path", ["", "?q=1", "/{{body}}", "?q=%20", "#{body}", *VERBS])
-def test_a_get_that_says_nothing_of_a_message_is_refused_with_one_that_does(
+def test_a_get_without_a_field_of_the_message_is_refused_with_one_that_has_it(
     forward: Forward, source: Nsqd, http_server: MakeServer, path: str
 ) -> None:
     server = http_server()
     result = forward(*A_MOMENT, "--get", server.url + path)
 
     assert result.status == 2
-    reason = "which stays as it is in a URL" if path in VERBS else "says nothing of a message"
+    reason = "which is not replaced" if path in VERBS else "has no field of the message"
     assert reason in result.err
     assert "{body:url}" in result.err.partition("hint: ")[2]
     assert (server.requests, unfinished(source, TOPIC, CHANNEL)) == ([], 3)
