@@ -247,7 +247,7 @@ def test_it_is_not_said_that_no_message_came_where_a_filter_left_out_what_did(
 
     monkeypatch.setattr(consuming, "saying_why_nothing_comes", at_the_end)
     monkeypatch.setattr("nsqtools.cli.commands.tail.saying_why_nothing_comes", at_the_end)
-    limits = ["--where", "false", "--exit-idle", f"{patience_s(1):g}s"]
+    limits = ["--grep", "nothing", "--exit-idle", f"{patience_s(1):g}s"]
     run_nsq([command[0], *place(clicks)[1:], *limits, *command[1:]])
     assert done[0]() == 3
 
