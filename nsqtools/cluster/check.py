@@ -154,10 +154,11 @@ def take_verdict(
     may_have_left = bool(lookupds) and not missing
     unknown = set(before.nsqds) if missing or not lookupds else set()
     unknown |= expected.nsqds if expected is not None and not lookupds else set()
-    if unknown := unknown - _known(sample):
+    known = _known_addresses(cluster, sample)
+    if unknown := unknown - known:
         why = f"{', '.join(missing)} does not respond" if missing else "no nsqlookupd responds"
         not_judged.append(f"whether {', '.join(sorted(unknown))} left: {why}")
-    found += _since(before, sample, found, may_have_left=may_have_left)
+    found += _since(before, sample, found, known, may_have_left=may_have_left)
     problems = {each.key: before.problems.get(each.key, sample.time_s) for each in found}
     nsqds = {**before.nsqds, **sample.started}
     asked = sorted(answered.union(before.asked))
@@ -258,12 +259,16 @@ def _lacking(
     words = {Action.CREATE: "not", Action.PAUSE: "not paused", Action.UNPAUSE: "paused"}
     for (topic, channel, action), places in where.items():
         yield Problem(Kind.LACKING, f"{words[action]} on {', '.join(places)}", topic, channel)
-    for address in sorted(expected.nsqds - _known(sample)) if is_looked_up else ():
+    for address in (
+        sorted(expected.nsqds - _known_addresses(cluster, sample)) if is_looked_up else ()
+    ):
         yield Problem(Kind.LEFT, "no nsqlookupd announces it", node=address, weight=1 << 62)
 
 
-def _known(sample: Sample) -> set[str]:
-    return {node.address for node in sample.nodes} | {each.address for each in sample.failures}
+def _known_addresses(cluster: Cluster, sample: Sample) -> set[str]:
+    """Return the addresses of nsqd that were asked, with their other names."""
+    addresses = {node.address for node in sample.nodes}
+    return addresses | {failure.address for failure in sample.failures} | set(cluster.aliases)
 
 
 def _unreachable(cluster: Cluster, nodes: Iterable[NodeStatus]) -> Iterator[Problem]:
@@ -281,10 +286,15 @@ def _unreachable(cluster: Cluster, nodes: Iterable[NodeStatus]) -> Iterator[Prob
 
 
 def _since(
-    memory: Memory, sample: Sample, found: Sequence[Problem], *, may_have_left: bool
+    memory: Memory,
+    sample: Sample,
+    found: Sequence[Problem],
+    known: set[str],
+    *,
+    may_have_left: bool,
 ) -> Iterator[Problem]:
-    """Yield what only the run before makes a problem."""
-    named = {each.node for each in found if each.what is Kind.LEFT} | _known(sample)
+    """Yield the problems that show only in comparison with the run before."""
+    named = {each.node for each in found if each.what is Kind.LEFT} | known
     for address, start_time in memory.nsqds.items():
         if address not in named and may_have_left:
             text = "no nsqlookupd announces it any more"
