@@ -326,19 +326,26 @@ class Background:
             self._waiting.setdefault(peer, collections.deque()).append((loop, work, done))
             self._count += 1
             self._changed.notify()
-            if self._count > self._idle and self._threads < MAX_THREADS:
-                self._start_thread(peer)
+            needs_thread = self._count > self._idle and self._threads < MAX_THREADS
+            self._threads += needs_thread
+        # Outside the lock. A start switches greenlets where gevent has patched threads, and a lock
+        # that was made before the patch does not tell two greenlets apart.
+        if needs_thread:
+            self._start_thread()
 
-    def _start_thread(self, peer: Hashable) -> None:
+    def _start_thread(self) -> None:
         try:
             threading.Thread(target=self._serve, name="nsq-background", daemon=True).start()
-            self._threads += 1
         except RuntimeError as exc:  # no threads are left; or the interpreter ends
-            if not self._threads:
-                loop, _, done = self._waiting.pop(peer).pop()  # nothing else can be waiting
-                self._count = 0
+            with self._changed:
+                self._threads -= 1
+                if self._threads:
+                    return
+                abandoned, self._waiting, self._count = self._waiting, {}, 0
+            for peer, works in abandoned.items():
                 failed = ConnectionFailed(f"cannot reach {peer} ({exc})")
-                loop.call_soon(lambda: done(failed))
+                for loop, _, done in works:
+                    loop.call_soon(partial(done, failed))
 
     def _serve(self) -> None:
         while True:

@@ -373,8 +373,7 @@ class ConsumerIO:
     def start(self, *, quietly: bool = False) -> None:
         """Begin, from any thread. ``quietly``: the caller reports first errors."""
         self.is_quiet = quietly
-        self.loop.start()  # first: it may fail, and be called again
-        self.loop.call_soon(self._begin)
+        self.loop.start(self._begin)  # which may fail, and be called again
 
     def _begin(self) -> None:
         for dialer in self.dialers.values():

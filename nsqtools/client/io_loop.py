@@ -100,10 +100,15 @@ class LoopMember:
 
     # -- from any thread ------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Join the I/O thread of the process, and start it if there is none."""
-        self.own = self._thread = _join(self)
-        self.wake()
+    def start(self, begin: Callable[[], object]) -> None:
+        """Join the I/O thread of the process, which is started if there is none; ``begin`` there.
+
+        A signal handler or another greenlet may start the member meanwhile: it begins once.
+        """
+        thread = _join(self)
+        if self._thread is None:
+            self.own = self._thread = thread
+            self.call_soon(begin)
 
     def call_soon(self, call: Callable[[], object]) -> None:
         """Have a call made on the I/O thread, in the order of these requests.

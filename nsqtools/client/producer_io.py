@@ -455,8 +455,7 @@ class ProducerIO:
 
     def start(self) -> None:
         """Begin, from any thread."""
-        self.loop.start()  # first: it may fail, and be called again
-        self.loop.call_soon(self._begin)
+        self.loop.start(self._begin)  # which may fail, and be called again
 
     def _begin(self) -> None:
         self.loop.call_each(min(OVERDUE_S, self.options.publish_timeout_s / 4), self._watch)

@@ -37,7 +37,6 @@ FEW_FAILURES = 16
 # Held for a moment when a publication settles. All share it: it is the lock that concurrent.futures
 # takes of each, and on one I/O thread nothing contends for it.
 _settling = threading.RLock()
-_Lock = type(threading.Lock())
 RUNNING, FINISHED = "RUNNING", "FINISHED"  # of concurrent.futures
 
 Mode = Literal["failover", "round-robin"]
@@ -246,13 +245,20 @@ class PendingPublication(Publication):
             self._state = FINISHED
             self.is_settled = True
         for waiter in list(self._waiters):  # some remove themselves when notified
-            if isinstance(waiter, _Lock):
-                waiter.release()
-            elif error is None:
-                waiter.add_result(self)
-            else:
-                waiter.add_exception(self)
+            try:
+                self._notify(waiter)
+            except BaseException:  # or the publications that settle after this one never would
+                log.exception("a thread that waits for a publication was not notified")
         return self._failure
+
+    def _notify(self, waiter: Any) -> None:
+        # By what it can do: gevent may have replaced the types of locks after this was imported.
+        if hasattr(waiter, "release"):
+            waiter.release()
+        elif self._failure is None:
+            waiter.add_result(self)
+        else:
+            waiter.add_exception(self)
 
 
 def _start_afresh() -> None:

@@ -15,6 +15,8 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, NamedTuple
 
@@ -28,15 +30,17 @@ from nsqtools.transport.stream import Deadline, look_up
 KEEP_ALIVE_S = 5.0
 
 
-class _Exchange(threading.local):
-    """The exchange of this thread: when it has to end, on the monotonic clock."""
+@dataclass(slots=True)
+class _Exchange:
+    """One exchange: when it has to end, on the monotonic clock, and whether a byte has come."""
 
-    ends_at_s = math.inf
-    latest_s = math.inf  # the end of all exchanges `within` it
-    has_answered = False  # with a byte
+    ends_at_s: float
+    has_answered: bool = False
 
 
-_exchange = _Exchange()
+# Of this thread, and of this greenlet: gevent may patch `threading.local` after this was imported.
+_exchange: ContextVar[_Exchange] = ContextVar("exchange")
+_latest_s: ContextVar[float] = ContextVar("latest_s", default=math.inf)
 
 
 class HTTPAnswer(NamedTuple):
@@ -52,11 +56,11 @@ class HTTPAnswer(NamedTuple):
 @contextmanager
 def within(latest_s: float) -> Iterator[None]:
     """Let all exchanges of this thread inside end by then, on the monotonic clock."""
-    _exchange.latest_s = latest_s
+    token = _latest_s.set(latest_s)
     try:
         yield
     finally:
-        _exchange.latest_s = math.inf
+        _latest_s.reset(token)
 
 
 class Exchanges:
@@ -116,8 +120,7 @@ class Exchanges:
 
         Raises what httpx and httpcore raise, `DeadlineExceeded` and `ProtocolError`.
         """
-        _exchange.ends_at_s = min(time.monotonic() + self._timeout_s, _exchange.latest_s)
-        _exchange.has_answered = False
+        _exchange.set(_Exchange(min(time.monotonic() + self._timeout_s, _latest_s.get())))
         timeout = httpx.Timeout(self._timeout_s, connect=_left_s(self._connect_timeout_s))
         with (
             self._counted(),
@@ -181,7 +184,7 @@ class _Body(httpx.SyncByteStream):
 
 
 def _left_s(timeout_s: float | None) -> float:
-    left_s: float = _exchange.ends_at_s - time.monotonic()
+    left_s = _exchange.get().ends_at_s - time.monotonic()
     if left_s <= 0:
         raise DeadlineExceeded("no answer in time")
     return left_s if timeout_s is None else min(left_s, timeout_s)
@@ -221,9 +224,11 @@ class _Stream(httpcore.NetworkStream):
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         data = self._stream.read(max_bytes, _left_s(timeout))
-        if not data and not _exchange.has_answered:  # it ends; what speaks no HTTP says something
+        if (
+            not data and not _exchange.get().has_answered
+        ):  # it ends; what speaks no HTTP says something
             raise httpcore.ReadError("the connection was closed without an answer")
-        _exchange.has_answered = True
+        _exchange.get().has_answered = True
         return data
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:

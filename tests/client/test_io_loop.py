@@ -112,8 +112,7 @@ def test_periodic_calls_of_members_share_their_moments() -> None:
     made: list[float] = []
     members = [LoopMember("test", lambda: None, lambda: None) for _ in range(20)]
     for one in members:
-        one.start()
-        one.call_soon(partial(one.call_each, 0.2, lambda: made.append(time.monotonic())))
+        one.start(partial(one.call_each, 0.2, lambda: made.append(time.monotonic())))
         time.sleep(0.005)
     wait_until(lambda: len(made) >= 100, what="calls")
     for one in members:
@@ -130,8 +129,7 @@ def test_joins_and_ends_meet(in_background: InBackground) -> None:
     def come_and_go() -> None:
         for _ in range(200):
             one = LoopMember("passer-by", lambda: None, sys.exit)
-            one.start()
-            one.call_soon(one.stop)
+            one.start(one.stop)
             assert one.join(patience_s(10))
 
     for each in [in_background(come_and_go) for _ in range(4)]:
@@ -145,7 +143,7 @@ def test_the_thread_wakes_by_itself_where_a_signal_ended_who_woke_it(
 ) -> None:
     monkeypatch.setattr("nsqtools.client.io_loop._shared", None)  # others may have set timers
     one = LoopMember("one", lambda: None, lambda: None)
-    one.start()
+    one.start(lambda: None)
     wait_until(lambda: one.own._asleep and not one.own._due, what="sleep")
     one.own._asleep = False  # what is done first, to send a byte only once
     one.call_soon(one.stop)
