@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nsqtools.client.connection_settings import current_secret
-from nsqtools.client.io_loop import LoopMember
+from nsqtools.client.io_loop import NO_BUFFER, LoopMember
 from nsqtools.client.options import TLS_SETTINGS, ClientOptions
 from nsqtools.errors import (
     ConnectionFailed,
@@ -370,6 +370,7 @@ class Connection:
             self.is_open = False
             if self._is_attached:
                 self._loop.unregister(self)
+                self._buffer = NO_BUFFER
             self._stream.close()
 
     def close_copy(self) -> None:

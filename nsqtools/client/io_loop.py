@@ -43,6 +43,7 @@ log = logging.getLogger("nsqtools")
 
 MAX_SLEEP_S = 1.0  # a signal may interrupt who wakes the thread
 MAX_CATCHING_UP_TURNS = 100  # under a stream that does not end
+NO_BUFFER = memoryview(b"")  # in place of 256 KiB, in what has ended
 
 
 class Watched(Protocol):
@@ -274,7 +275,10 @@ class IOThread:
     def admit(self, member: LoopMember) -> bool:
         """Serve a member; return False when the thread is ending."""
         with self._joining:
-            self._members.add(member)
+            # A stopped member refers to its thread. If that referred to the next member, which has
+            # a thread of its own, one stopped producer in a variable would keep every later one.
+            if not self._is_over:
+                self._members.add(member)
             return not self._is_over
 
     def wake(self, member: LoopMember) -> None:
@@ -306,6 +310,10 @@ class IOThread:
         self._close()
 
     def _close(self) -> None:
+        # Members that have ended still refer to this, and must not keep one another alive.
+        self.buffer = NO_BUFFER
+        self._timers.clear()
+        self._due.clear()
         self.selector.close()
         self._wake_receiver.close()
         self._wake_sender.close()

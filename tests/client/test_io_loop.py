@@ -1,18 +1,22 @@
 """One I/O thread for all consumers and producers of a process, a few threads for what blocks."""
 
+import gc
 import sys
 import threading
 import time
+import weakref
 from functools import partial
 from unittest.mock import Mock
 
 import pytest
-from plugins.clients import TOPIC, Consume, InBackground, Produce, run_program, take
+from plugins.clients import CHANNEL, TOPIC, Consume, InBackground, Produce, run_program, take
 from plugins.daemons import GoNsqd
 from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
+from nsqtools import Consumer, Producer
 from nsqtools.client.connecting import MAX_THREADS, Background
+from nsqtools.client.consumer_io import Subscription
 from nsqtools.client.io_loop import LoopMember, next_multiple
 from nsqtools.errors import ConnectionFailed, PublishNotSent
 from nsqtools.protocol.names import Address
@@ -136,6 +140,29 @@ def test_joins_and_ends_meet(in_background: InBackground) -> None:
         each.result(patience_s(60))
     running = threading.enumerate
     wait_until(lambda: sum(t.name == "nsq-io" for t in running()) <= 1, what="threads end")
+
+
+def test_what_has_stopped_keeps_no_later_one_and_no_buffer(
+    nsqd: GoNsqd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A producer for each request ends its I/O thread, and the next starts another."""
+    monkeypatch.setattr("nsqtools.client.io_loop._shared", None)  # others may have set timers
+
+    def stopped_producer() -> Producer:
+        with Producer(nsqd.tcp_address) as producer:
+            producer.publish(TOPIC, b"x")
+        return producer
+
+    producer = stopped_producer()
+    with Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses=nsqd.tcp_address) as consumer:
+        message = next(iter(consumer))
+        message.finish()
+    later = [weakref.ref(stopped_producer()) for _ in range(5)]
+    # the thread of the last one may just be ending
+    wait_until(lambda: gc.collect() + 1 and not any(each() for each in later), what="all are gone")
+    assert isinstance(message._source, Subscription)
+    ended = producer._io.loop.own, consumer._io.loop.own
+    assert not any([*(each.buffer for each in ended), message._source.connection._buffer])
 
 
 def test_the_thread_wakes_by_itself_where_a_signal_ended_who_woke_it(
