@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from contextlib import suppress
 from typing import Any, Self
 
+from nsqtools.aio.producer import claim_running_loop
 from nsqtools.client.backlog import MAX_SLEEP_S, Backlog, Worker
 from nsqtools.client.consumer import SHARE_S, CommonConsumer, Gathering
 from nsqtools.client.handling import Handling, OnHandled, check_count
@@ -32,7 +33,7 @@ class _LoopBacklog(Backlog):
         super().__init__(on_entry=self._wake)
         self.takers = weakref.WeakSet()
         self.loop: asyncio.AbstractEventLoop | None = None
-        self._filled = asyncio.Event()
+        self._filled: asyncio.Event
         # something, by who looks; no lock, which a signal handler may have interrupted us with
         self._expected: collections.deque[None] = collections.deque(maxlen=1)
 
@@ -42,6 +43,12 @@ class _LoopBacklog(Backlog):
             with suppress(IndexError, RuntimeError):
                 self._expected.pop()
                 self.loop.call_soon_threadsafe(self._filled.set)
+
+    def serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Wake this event loop from here on."""
+        if loop is not self.loop:
+            self._filled = asyncio.Event()  # which belongs to the loop that waited for it
+            self.loop = loop
 
     def expect(self) -> None:
         """What is put in from here on ends the next `wait` (the event loop)."""
@@ -64,7 +71,8 @@ class Consumer(CommonConsumer):
     The parameters are those of `nsqtools.Consumer`; ``on_error`` is called on the I/O thread and
     ``on_giving_up`` on the event loop's, and neither may block.
 
-    Raises `ConfigurationError` for bad names, addresses or options.
+    Raises `ConfigurationError` for bad names, addresses or options, and in another event loop while
+    the first one runs.
     """
 
     _new_backlog = _LoopBacklog
@@ -81,7 +89,8 @@ class Consumer(CommonConsumer):
     async def start(self, *, fail_fast: bool = False) -> None:
         """Connect. With ``fail_fast`` wait for the first tries, and raise the first error if none
         of them led to a connection; otherwise failures are logged and tried again."""
-        self.backlog.loop = asyncio.get_running_loop()
+        with self._life:  # several threads may each have a loop
+            self.backlog.serve(claim_running_loop(self.backlog.loop, self))
         if fail_fast:
             await asyncio.to_thread(self._begin, fail_fast=True)
         else:
@@ -276,7 +285,7 @@ class _Loop:
                 consumer._return_rest()
                 await asyncio.sleep(0)
                 continue
-            if consumer.backlog.loop is None:
+            if consumer.backlog.loop is not asyncio.get_running_loop():
                 await consumer.start()
             is_delivered = consumer.is_delivered  # read before the backlog
             consumer.backlog.expect()

@@ -14,16 +14,35 @@ from typing import TYPE_CHECKING, Self
 from nsqtools.client import outcomes
 from nsqtools.client.producer import CommonProducer
 from nsqtools.client.publication import PendingPublication, Publication
-from nsqtools.errors import PublishError
+from nsqtools.errors import ConfigurationError, PublishError
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
-class Producer(CommonProducer):
-    """Publishes to one or several nsqd from one event loop.
+def claim_running_loop(
+    previous: asyncio.AbstractEventLoop | None, owner: object, *, has_waiters: bool = False
+) -> asyncio.AbstractEventLoop:
+    """Return the running event loop, which the ``owner`` serves from here on.
 
-    The parameters are those of `nsqtools.Producer`. With ``linger_s`` publishes of many tasks are
+    Raises `ConfigurationError` while the ``previous`` one can still run tasks that wait for the
+    owner: they would wait forever.
+    """
+    loop = asyncio.get_running_loop()
+    if previous is None or previous is loop or previous.is_closed():
+        return loop
+    if previous.is_running() or has_waiters:
+        raise ConfigurationError(
+            f"{owner!r} is in use by another event loop", hint="Make one for each event loop."
+        )
+    return loop
+
+
+class Producer(CommonProducer):
+    """Publishes to one or several nsqd from one event loop at a time.
+
+    The parameters are those of `nsqtools.Producer`. A publish from another event loop raises
+    `ConfigurationError` while the first one runs. With ``linger_s`` publishes of many tasks are
     joined, which is several times faster.
 
     Cancelling a task that publishes does not take the message back: it may be published. Raises
@@ -101,7 +120,10 @@ class Producer(CommonProducer):
     ) -> None:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
-            self._serve(loop)
+            with self._lock:  # several threads may each have a loop
+                waiters = [*self._under_way.values(), *self._line]
+                has_waiters = not all(outcome.done() for outcome in waiters)
+                self._serve(claim_running_loop(self._loop, self, has_waiters=has_waiters))
         outcome = loop.create_future()
         limit_s = self.options.publish_timeout_s if timeout_s is None else timeout_s
         until = loop.time() + limit_s

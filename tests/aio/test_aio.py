@@ -7,8 +7,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -262,6 +263,35 @@ def test_a_producer_can_serve_one_event_loop_after_the_other(nsqd: GoNsqd) -> No
     assert asyncio.run(producer.stop(patience_s(5)))
     wait_until(lambda: unfinished(nsqd, TOPIC, "check") == 4, what="the channel has all of them")
     assert bodies_in(nsqd, TOPIC, 3) == [b"one", b"three", b"two"]
+
+
+async def test_a_second_running_loop_is_refused_and_the_first_goes_on(nsqd: GoNsqd) -> None:
+    """Else what the first loop waits for would never come."""
+
+    def in_another_loop(use: Callable[[], Coroutine[Any, Any, object]]) -> str:
+        with pytest.raises(errors.ConfigurationError) as caught:
+            asyncio.run(use())
+        return str(caught.value)
+
+    producer = Producer(nsqd.tcp_address)
+    async with producer, Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses=nsqd.tcp_address) as consumer:
+        waiting = asyncio.create_task(anext(consumer))
+        await asyncio.sleep(0)
+        await producer.publish(TOPIC, b"x")
+        await (await waiting).finish()
+        waiting = asyncio.create_task(anext(consumer))
+        publishes = asyncio.gather(*[producer.publish(TOPIC, b"x") for _ in range(20)])
+        uses = [
+            partial(producer.publish, TOPIC, b"y"),
+            partial(producer.publish_many, TOPIC, [b"y"]),
+            consumer.start,
+            partial(anext, consumer),
+        ]
+        for use in uses:
+            error = await asyncio.to_thread(in_another_loop, use)
+            assert error.endswith("is in use by another event loop")
+        await publishes
+        await (await waiting).finish()
 
 
 async def test_a_window_full_of_bytes_does_not_hold_the_event_loop(
