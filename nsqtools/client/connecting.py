@@ -9,9 +9,15 @@ through nsqlookupd is tried when a lookup lists it, but not before a floor that 
 and doubles: without it an unauthorized topic is tried in a hot loop.
 
 A connection that has proven itself (`Connection.is_proven`) resets the delays of its address. If
-the user gave the address, nsqd is looked for at once then, without SUB. One that cannot be reached
-restarts: it is tried after `QUICK_S`, doubling to the usual delays. One that is there closed the
-connection itself, as when the topic is deleted: a SUB would bring it back, and has to wait.
+the user gave the address, nsqd is tried again immediately. One that cannot be reached restarts: it
+is tried after `QUICK_S`, doubling to the usual delays.
+
+A SUB creates topic and channel, and nsqd closes the connections of a topic that is deleted. So each
+SUB after the first asks nsqd before whether both still exist (`check_subscription`), at the HTTP
+port next to its TCP port. Where that is another server, or none, the kind of the loss decides: a
+reset or a silence is the network's, and SUB follows immediately; an end of stream may be a
+deletion, and SUB waits for one delay. It may then create again what was deleted: never to return to
+a healthy nsqd would be worse.
 
 What blocks happens on the threads of `Background`: connecting, TLS handshakes, lookups over HTTP.
 All consumers and producers of a process share them; they end when they have had nothing to do for a
@@ -34,11 +40,23 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from nsqtools.client.connection import Connection, longest_try_s, open_connection
+from nsqtools.client.connection import (
+    Connection,
+    http_access,
+    longest_try_s,
+    open_connection,
+)
 from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.options import ClientOptions
-from nsqtools.errors import ConnectionFailed, DeadlineExceeded, NsqError
-from nsqtools.protocol.names import Address
+from nsqtools.errors import (
+    ConnectionFailed,
+    DeadlineExceeded,
+    NotFoundError,
+    NsqError,
+    ProtocolError,
+)
+from nsqtools.protocol import commands
+from nsqtools.protocol.names import HTTP_PORT_OFFSET, Address, http_url, is_ephemeral
 
 log = logging.getLogger("nsqtools")
 
@@ -81,7 +99,7 @@ class _Nsqd:
     not_before: float
     is_listed: bool = True  # by the last lookup; a direct address always is
     is_busy: bool = False  # connecting or connected
-    is_looked_for: bool = False  # a connection that worked was lost: is nsqd there?
+    was_just_lost: bool = False  # a connection that worked: the next try is the first since
 
 
 class KnownNsqd:
@@ -143,17 +161,25 @@ class KnownNsqd:
         return min(waiting, default=None)
 
     def failed(
-        self, address: Address, now: float, *, was_proven: bool = False, is_away: bool = False
+        self,
+        address: Address,
+        now: float,
+        *,
+        was_proven: bool = False,
+        is_away: bool = False,
+        is_gone: bool = False,
     ) -> float:
-        """A try or connection has ended, or a look at nsqd, which found that it ``is_away`` or not.
+        """A try or connection has ended. ``is_away``: nsqd cannot be reached; ``is_gone``: it is
+        there, and the topic or channel is not.
 
         Return the seconds until the next try is allowed.
         """
         nsqd = self._nsqds[address]
-        if was_proven or is_away:
-            nsqd.delays.reset(quick=is_away)
-        nsqd.is_looked_for = was_proven and nsqd.is_direct
-        delay_s = 0.0 if nsqd.is_looked_for else nsqd.delays.next_delay_s()
+        restarts = is_away and nsqd.was_just_lost
+        if was_proven or is_gone or restarts:
+            nsqd.delays.reset(quick=restarts)
+        nsqd.was_just_lost = was_proven and nsqd.is_direct
+        delay_s = 0.0 if nsqd.was_just_lost else nsqd.delays.next_delay_s()
         nsqd.is_busy = False
         nsqd.is_listed = nsqd.is_direct
         nsqd.not_before = now + delay_s
@@ -178,6 +204,55 @@ def warn_of_left_out(count: int, options: ClientOptions) -> None:
         )
 
 
+@dataclass(slots=True)
+class _Loss:
+    """The end of a subscription. ``may_be_deletion``: nsqd has closed the connection itself."""
+
+    at: float
+    may_be_deletion: bool
+    was_topic_gone: bool = False
+
+
+class _Undecided(NsqError):
+    """Whether topic and channel still exist cannot be asked."""
+
+
+def check_subscription(
+    address: Address, topic: str, channel: str, options: ClientOptions, loss: _Loss, now: float
+) -> None:
+    """Raise `NotFoundError` where a SUB would create what was deleted since the ``loss``.
+
+    Ephemeral topics and channels end with their last client, so their absence says nothing. A topic
+    that has come back, and an nsqd that has restarted, may lack the channel for other reasons than
+    its deletion. Raises `_Undecided` where only time can tell.
+    """
+    if is_ephemeral(topic):
+        return
+    url = http_url(str(Address(address.host, min(address.port + HTTP_PORT_OFFSET, 65535))), 0)
+    try:
+        with http_access(options, [url]).nsqd(url) as client:
+            info = client.info()
+            if info["tcp_port"] != address.port:
+                raise ProtocolError(f"{url} is not the HTTP port of {address}")
+            # without the channel: nsqd leaves out a topic that lacks the one that is asked for
+            topics = {stats.topic_name: stats for stats in client.stats(topic).topics or ()}
+            uptime_s = time.time() + (client.ping() or 0.0) - info.get("start_time", 0)
+    except NsqError as exc:
+        if loss.may_be_deletion:
+            loss.may_be_deletion = False
+            raise _Undecided(f"{address} is there, and ended the connection") from exc
+        return
+    if topic not in topics:
+        loss.was_topic_gone = True
+        raise NotFoundError(f"topic {topic} was deleted at {address}; waiting until it exists")
+    has_channel = any(stats.channel_name == channel for stats in topics[topic].channels)
+    has_restarted = uptime_s < now - loss.at + PAUSE_S
+    if not (has_channel or loss.was_topic_gone or has_restarted or is_ephemeral(channel)):
+        raise NotFoundError(
+            f"channel {channel} of topic {topic} was deleted at {address}; waiting until it exists"
+        )
+
+
 class Dialer:
     """Connects to ``addresses`` and to what lookups list, from `begin` until `stop`.
 
@@ -190,16 +265,18 @@ class Dialer:
         loop: LoopMember,
         addresses: Iterable[Address],
         options: ClientOptions,
-        subscribe: bytes,
+        subscription: tuple[str, str],
         done: Callable[[Address, Result], None],
     ) -> None:
+        """``subscription`` is the topic and the channel."""
         self._loop = loop
         self._options = options
-        self._subscribe = subscribe
+        self._subscription = subscription
         self._done = done
         # asked at each try to join an nsqd for what to call before SUB
         self.look: Callable[[Address], Callable[[], None] | None] | None = None
         self._joined: set[Address] = set()
+        self._losses: dict[Address, _Loss] = {}  # of nsqd that were joined, until they are again
         self.connecting = 0  # attempts under way
         self._timer: Timer | None = None
         self._is_stopped = False
@@ -213,26 +290,25 @@ class Dialer:
             return
         now = self._loop.now()
         for address in self._known.take_due(now):
-            if self._known[address].is_looked_for:
-                self._open(address, b"", self._looked)
-            else:
-                self.connecting += 1
-                self._open(address, self._subscribe, self._connected)
+            self.connecting += address not in self._losses
+            self._open(address)
         if (next_due := self._known.next_due()) is not None:
             self._timer = self._loop.call_later(next_due - now, self.begin, instead_of=self._timer)
 
-    def _open(
-        self, address: Address, subscribe: bytes, use: Callable[[Address, Result], None]
-    ) -> None:
+    def _open(self, address: Address) -> None:
         look = None
-        if subscribe and self.look is not None and address not in self._joined:
+        if (loss := self._losses.get(address)) is not None:
+            arguments = (*self._subscription, self._options, loss, self._loop.now())
+            look = partial(check_subscription, address, *arguments)
+        elif self.look is not None and address not in self._joined:
             look = self.look(address)
         is_announced, options = not self._known[address].is_direct, self._options
+        subscribe = commands.subscribe(*self._subscription)
         attempt = partial(
             open_connection, address, options, subscribe, is_announced=is_announced, look=look
         )
         work = partial(connect, attempt, options)
-        background.run(self._loop, address, work, partial(use, address))
+        background.run(self._loop, address, work, partial(self._connected, address))
 
     def listed(self, addresses: Iterable[Address]) -> None:
         """A lookup round has found these."""
@@ -246,12 +322,19 @@ class Dialer:
 
         Return whether it depends on a lookup.
         """
-        delay_s = self._known.failed(address, self._loop.now(), was_proven=was_proven)
+        now, nsqd = self._loop.now(), self._known[address]
+        is_away = False
+        if (loss := self._losses.get(address)) is not None:
+            is_late = isinstance(error, DeadlineExceeded)
+            is_away = isinstance(error, ConnectionFailed) and not is_late
+            loss.may_be_deletion &= not is_away
+        elif address in self._joined:
+            is_cut = isinstance(error, DeadlineExceeded) or isinstance(error.__cause__, OSError)
+            may_be_deletion = was_proven and nsqd.is_direct and not is_cut
+            self._losses[address] = _Loss(now, may_be_deletion)
+        delay_s = self._known.failed(address, now, was_proven=was_proven, is_away=is_away)
         self.errors[address] = error
-        nsqd = self._known[address]
         again = f"in {delay_s:.1f} s" if nsqd.is_direct else "when nsqlookupd lists it"
-        if nsqd.is_looked_for:
-            again = "as soon as nsqd is back"
         log.log(logging.INFO if quietly else logging.WARNING, "%s; trying again %s", error, again)
         self.begin()
         return not nsqd.is_direct
@@ -263,24 +346,28 @@ class Dialer:
             self._timer.cancel()
 
     def _connected(self, address: Address, result: Result) -> None:
-        self.connecting -= 1
+        self.connecting -= address not in self._losses
         if isinstance(result, Connection):
             self._joined.add(address)
+            self._losses.pop(address, None)
             self.errors.pop(address, None)
-        if not self._is_stopped:
+        if self._is_stopped:
+            if isinstance(result, Connection):
+                result.close()
+        elif isinstance(result, _Undecided | NotFoundError) and address in self._losses:
+            self._wait(address, result)
+        else:
             self._done(address, result)
-        elif isinstance(result, Connection):
-            result.close()
 
-    def _looked(self, address: Address, result: Result) -> None:
-        is_away = isinstance(result, ConnectionFailed) and not isinstance(result, DeadlineExceeded)
-        delay_s = self._known.failed(address, self._loop.now(), is_away=is_away)
-        if isinstance(result, Connection):
-            result.close()
-            again = f"trying again in {delay_s:.1f} s"
-            log.info("%s is there, and ended the connection; %s", address, again)
-        if not self._is_stopped:
-            self.begin()
+    def _wait(self, address: Address, error: NsqError) -> None:
+        """nsqd is there, and a SUB would create, or might, what was deleted."""
+        is_gone = isinstance(error, NotFoundError)
+        delay_s = self._known.failed(address, self._loop.now(), is_gone=is_gone)
+        is_new = is_gone and str(self.errors.get(address)) != str(error)
+        self.errors[address] = error
+        level = logging.WARNING if is_new else logging.INFO
+        log.log(level, "%s; trying again in %.1f s", error, delay_s)
+        self.begin()
 
 
 # -- on threads of their own ----------------------------------------------------------------------

@@ -364,7 +364,7 @@ class ConsumerIO:
                 self.loop,
                 addresses,
                 options,
-                commands.subscribe(topic, channel),
+                (topic, channel),
                 partial(self._connected, topic),
             )
             for topic in topics

@@ -44,6 +44,7 @@ from nsqtools.http.http_api import (
     ProducerNode,
 )
 from nsqtools.protocol.names import (
+    HTTP_PORT_OFFSET,
     LOOKUPD_HTTP_PORT,
     NSQD_HTTP_PORT,
     Address,
@@ -52,7 +53,6 @@ from nsqtools.protocol.names import (
     shown_url,
 )
 
-HTTP_PORT_OFFSET = 1  # nsqd listens on 4150 and 4151 unless configured otherwise
 MAX_WORKERS = 128  # half of a large cluster may hang, and the other half is to be asked in time
 
 C = TypeVar("C")

@@ -62,6 +62,7 @@ def _check(kind: str, name: str) -> str:
 
 NSQD_TCP_PORT = 4150
 NSQD_HTTP_PORT = 4151
+HTTP_PORT_OFFSET = 1  # from nsqd's TCP port to its HTTP port, unless it is configured otherwise
 LOOKUPD_TCP_PORT = 4160
 LOOKUPD_HTTP_PORT = 4161
 

@@ -4,20 +4,22 @@ import logging
 import random
 import socket
 import statistics
+import time
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from plugins.archives import unfinished
-from plugins.clients import CHANNEL, OPTIONS, TOPIC, Consume, Handle
+from plugins.clients import CHANNEL, OPTIONS, TOPIC, Consume, Handle, take
 from plugins.http_server import MakeScripted
 from plugins.scripted_nsqd import ScriptedNsqd
-from plugins.servers import GoNsqd, MakeLookupd, MakeNsqd
+from plugins.servers import AnyNsqd, GoNsqd, MakeLookupd, MakeNsqd, Nsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools import ClientOptions, ConnectionFailed, Consumer
+from nsqtools import ClientOptions, ConnectionFailed, Consumer, errors
 from nsqtools.client import connecting
 from nsqtools.client import discovery as discovery_module
 from nsqtools.client.connecting import KnownNsqd, RetryDelays
@@ -177,6 +179,51 @@ def test_a_consumer_is_back_with_its_nsqd(nsqd: GoNsqd, consume: Consume, handle
     wait_until(lambda: bodies[-1] == b"after", what="the next message", timeout_s=20)
 
 
+def know_http_port(nsqd: Nsqd, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the usual distance of nsqd's ports be that of this one."""
+    tcp, http = parse_address(nsqd.tcp_address), parse_address(nsqd.http_address)
+    monkeypatch.setattr(connecting, "HTTP_PORT_OFFSET", http.port - tcp.port)
+
+
+@pytest.mark.parametrize("cause", [ConnectionResetError(), None], ids=["reset", "end of stream"])
+def test_a_cut_connection_of_a_healthy_nsqd_costs_no_delay(
+    nsqd: GoNsqd, consume: Consume, monkeypatch: pytest.MonkeyPatch, cause: OSError | None
+) -> None:
+    """A reset is the network's; after an end of stream nsqd shows topic and channel over HTTP."""
+    if cause is None:
+        know_http_port(nsqd, monkeypatch)
+    nsqd.publish(TOPIC, b"before", b"after")
+    consumer = consume(nsqd.tcp_address, **PATIENT, max_in_flight=1)
+    take(consumer, 1)[0].finish()
+    (subscription,) = consumer._io.subscriptions
+    error = errors.ConnectionLost("cut")
+    error.__cause__ = cause
+    consumer._io.loop.call_soon(partial(subscription.connection.lose, error))
+    wait_until(lambda: {*consumer._io.subscriptions} - {subscription}, what="another connection")
+
+
+@pytest.mark.parametrize("what", ["topic", "channel"])
+def test_what_is_deleted_is_waited_for(
+    any_nsqd: AnyNsqd, consume: Consume, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    nsqd = any_nsqd()
+    know_http_port(nsqd, monkeypatch)
+    nsqd.publish(TOPIC, b"before")
+    consumer = consume(nsqd.tcp_address)  # it tries again after 0.05 s
+    take(consumer, 1)[0].finish()
+    (dialer,) = consumer._io.dialers.values()
+    nsqd.post(f"/{what}/delete", topic=TOPIC, channel=CHANNEL)
+    wait_until(lambda: f"{what} " in str(dialer.errors), what="a look")
+    time.sleep(0.3)  # several more
+    topics = nsqd.stats()["topics"]
+    assert [each["channels"] for each in topics] == ([] if what == "topic" else [[]])
+    if what == "topic":
+        nsqd.publish(TOPIC, b"again")
+    else:
+        nsqd.create_channel(TOPIC, CHANNEL)
+    wait_until(lambda: consumer.connections, what="the connection")
+
+
 @pytest.mark.parametrize("what", ["topic", "channel"])
 def test_what_is_deleted_is_not_brought_back_at_once(
     nsqd: GoNsqd, consume: Consume, handle: Handle, what: str, caplog: pytest.LogCaptureFixture
@@ -271,12 +318,12 @@ def test_delays_restart_for_the_proven_and_one_that_worked_is_looked_at_at_once(
     now, delays = 1000.0, []
     assert known.failed(DIRECT, now, was_proven=True) == 0
     assert known.take_due(now) == [DIRECT]
-    assert known[DIRECT].is_looked_for
+    assert known[DIRECT].was_just_lost
     delays.append(known.failed(DIRECT, now, is_away=True))
     for _ in range(8):
         now += delays[-1]
         assert known.take_due(now) == [DIRECT]
-        assert not known[DIRECT].is_looked_for
+        assert not known[DIRECT].was_just_lost
         delays.append(known.failed(DIRECT, now))
     assert delays == [0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32]
 
