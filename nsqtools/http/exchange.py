@@ -14,10 +14,9 @@ import ssl
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, NamedTuple
 
 import httpcore
@@ -82,12 +81,7 @@ class Exchanges:
         self._is_closed = False
         self._transport = _Transport(tls)
         headers = {"Accept-Encoding": "identity", "User-Agent": "nsqtools", **headers}
-        self._client = httpx.Client(
-            transport=self._transport,
-            trust_env=False,
-            headers=httpx.Headers(headers, encoding="utf-8"),
-            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # keeps none
-        )
+        self._headers = httpx.Headers(headers, encoding="utf-8")
 
     def close(self) -> None:
         """Close the connections when the open requests have ended; a later one keeps none.
@@ -122,16 +116,17 @@ class Exchanges:
         """
         _exchange.set(_Exchange(min(time.monotonic() + self._timeout_s, _latest_s.get())))
         timeout = httpx.Timeout(self._timeout_s, connect=_left_s(self._connect_timeout_s))
-        with (
-            self._counted(),
-            self._client.stream(
-                method, url, headers=headers, content=content, timeout=timeout
-            ) as response,
-        ):
+        # `httpx.Client` logs the URL of each request, with a token in its query.
+        merged = self._headers.copy()
+        merged.update(headers)
+        extensions = {"timeout": timeout.as_dict()}
+        request = httpx.Request(method, url, headers=merged, content=content, extensions=extensions)
+        with self._counted(), closing(self._transport.handle_request(request)) as response:
             if response.headers.get("Content-Encoding", "identity").lower() != "identity":
                 raise ProtocolError("the answer is compressed, which was not asked for")
             body = bytearray()  # which grows in place: a list of parts would be there twice
-            for part in response.iter_raw():
+            assert isinstance(response.stream, httpx.SyncByteStream)
+            for part in response.stream:
                 body += part
                 if len(body) > self._max_body_bytes:
                     raise ProtocolError(
