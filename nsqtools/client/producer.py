@@ -148,7 +148,10 @@ class CommonProducer:
         """Begin; publishing does it, too. The connection is made when needed."""
         with self._lock:
             if not self._is_started and not self._is_stopped:
-                self._io.start()
+                try:
+                    self._io.start()
+                except RuntimeError as exc:  # no threads are left, or the interpreter ends
+                    raise PublishNotSent(f"{self.nsqd}: {exc}") from exc
                 self._is_started = True
                 _started.add(self)
                 call_at_end_of_child(_stop_all)
@@ -217,6 +220,8 @@ class CommonProducer:
         self._wait_for_room(publication)
         self._send(publication)
         publication.is_submitted = True
+        if _is_at_exit and not self._io.loop.is_own_thread:
+            publication.result(self.patience_s)  # nothing else would wait for it, nor log it
         return publication
 
     def _send(self, publication: PendingPublication) -> None:  # `FakeProducer` has its own
@@ -398,7 +403,8 @@ class Producer(CommonProducer):
     ) -> None:
         """Publish one message that channels deliver after ``defer_s`` seconds, and wait.
 
-        Raises `PublishError`: `PublishInvalid` when the delay is not 0 to 3600 seconds.
+        Raises `PublishError`: `PublishInvalid` for a negative delay, and `PublishRejected` for one
+        above nsqd's --max-req-timeout, an hour by default.
         """
         self._refuse_own_thread()
         self._submit(topic, [body], defer_s, timeout_s).wait()
@@ -505,7 +511,7 @@ def check_bodies(lengths: list[int], defer_s: float | None, options: ClientOptio
         if len(lengths) > 1:
             raise PublishInvalid("only single messages can be deferred")
         if not 0 <= defer_s <= MAX_DELAY_S:
-            raise PublishInvalid(f"cannot defer for {defer_s} s", hint="0 to 1h is allowed.")
+            raise PublishInvalid(f"cannot defer for {defer_s} s", hint="Defer for 0 s or more.")
     elif len(lengths) > 1 and mpub_size(lengths) > options.publish_max_body_size:
         raise PublishInvalid(
             f"a batch of {sum(lengths)} bytes is above publish_max_body_size",
@@ -516,10 +522,16 @@ def check_bodies(lengths: list[int], defer_s: float | None, options: ClientOptio
 # -- the process ----------------------------------------------------------------------------------
 
 _started: weakref.WeakSet[CommonProducer] = weakref.WeakSet()
+_is_at_exit = False
 
 
 def _stop_all() -> None:
-    """At the end of the interpreter: all of them at the same time."""
+    """At the end of the interpreter: all of them at the same time.
+
+    Functions that were registered with atexit before this one run after it, and may still publish.
+    """
+    global _is_at_exit
+    _is_at_exit = True
     producers = list(_started)
     for producer in producers:
         producer._io.loop.call_soon(producer._io.begin_stop)

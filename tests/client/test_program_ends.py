@@ -315,3 +315,22 @@ def test_a_child_publishes_what_it_submitted(nsqd: GoNsqd, tmp_path: Path, metho
     command = [sys.executable, program, method, nsqd.tcp_address]
     subprocess.run(command, check=True, timeout=patience_s(30))
     assert bodies_in(nsqd, "children", 40) == [b"%02d" % number for number in range(40)]
+
+
+def test_a_publish_that_atexit_calls_after_our_own_is_not_lost(nsqd: GoNsqd) -> None:
+    """As a log handler that publishes: logging registers its end when it is imported."""
+    program = """
+        import atexit, sys
+        def publish():
+            try:
+                producer = Producer(sys.argv[1])
+                for _ in range(5):
+                    producer.submit("clicks", [b"x"])
+            except PublishNotSent:  # since Python 3.12 no thread can be started then
+                print("not sent", file=sys.stderr)
+        atexit.register(publish)
+        from nsqtools import Producer, PublishNotSent
+        """
+    nsqd.create_topic(TOPIC)
+    is_refused = "not sent" in run_program(program, nsqd.tcp_address)
+    assert nsqd.topic_stats(TOPIC)["message_count"] == (0 if is_refused else 5)
