@@ -90,7 +90,8 @@ class Producer(CommonProducer):
     ) -> None:
         """Publish one message that channels deliver after ``defer_s`` seconds, and wait.
 
-        Raises `PublishError`: `PublishInvalid` when the delay is not 0 to 3600 seconds.
+        Raises `PublishError`: `PublishInvalid` for a negative delay, and `PublishRejected` for one
+        above nsqd's --max-req-timeout, an hour by default.
         """
         await self._publish(topic, [body], defer_s, timeout_s)
 

@@ -48,7 +48,6 @@ REMEMBERED_STEMS = 1000  # a name is not used twice, even if its file was moved 
 THROUGHPUT = {
     "max_in_flight": 2500,  # as much as an nsqd allows: it bounds what a flush can hold
     "max_in_flight_bytes": 32 << 20,
-    "output_buffer_timeout_s": 0.025,
     "max_backoff_duration_s": 30.0,
     "reconnect_base_s": 2.0,
 }

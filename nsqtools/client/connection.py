@@ -28,6 +28,7 @@ ceiling, but one heartbeat must have had time to come). And a peer that takes no
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import socket
@@ -71,6 +72,7 @@ MIN_HANDSHAKE_S = 5.0
 LIVENESS_TICK_S = 1.0  # how often it is worth calling `Connection.check_liveness`
 PROVEN_AFTER_S = 30.0
 MAX_CONNECT_TIMEOUT_S = 2.0  # over HTTP
+QUICK_FLUSH_S = 0.025  # nsqd's default --min-output-buffer-timeout; its own default is 250 ms
 
 
 class ConnectionUser(Protocol):
@@ -117,11 +119,11 @@ class Connection:
 
     # -- negotiation, which blocks ----------------------------------------------------------------
 
-    def negotiate(self, subscribe: bytes) -> None:
+    def negotiate(self, subscribe: bytes, identify: bytes) -> None:
         """Say who we are, agree on what the options ask for and, for a consumer, subscribe."""
         options = self._options
         self._deadline = Deadline(max(MIN_HANDSHAKE_S, options.dial_timeout_s))
-        self._say(commands.MAGIC_V2 + commands.identify(identify_body(options)))
+        self._say(commands.MAGIC_V2 + commands.identify(identify))
         reply = self.reply = decode_identify_reply(self._answer())
         if options.tls_v1:
             self._upgrade_to_tls()
@@ -474,12 +476,44 @@ def open_connection(
     Raises `ConnectionFailed`, `RefusedError`, `ServerError` or `ProtocolError`, each naming the
     address; the socket is closed then.
     """
+    try:
+        return _open(address, options, subscribe, identify_body(options), is_announced, look)
+    except ServerError as exc:
+        if "output buffer timeout" not in exc.text:
+            raise
+        if options.output_buffer_timeout_s:
+            raise ServerError(
+                exc.code,
+                f"{exc.text}: output_buffer_timeout is out of nsqd's bounds",
+                fatal=True,
+                where=str(address),
+                hint="Do without -X output_buffer_timeout (in a program: output_buffer_timeout_s), "
+                "or set it within nsqd's --min-output-buffer-timeout and the same with --max.",
+            ) from exc
+    _note_slow_buffer(address)
+    identify = identify_body(options, leave_out="output_buffer_timeout")
+    return _open(address, options, subscribe, identify, is_announced, look)
+
+
+@functools.lru_cache(maxsize=1000)
+def _note_slow_buffer(address: Address) -> None:
+    log.info("%s does not allow output_buffer_timeout=25ms; using its own default", address)
+
+
+def _open(
+    address: Address,
+    options: ClientOptions,
+    subscribe: bytes,
+    identify: bytes,
+    is_announced: bool,
+    look: Callable[[], None] | None,
+) -> Connection:
     stream = connect(address, Deadline(options.dial_timeout_s), options.local_addr)
     connection = Connection(stream, options, is_announced=is_announced)
     try:
         if look is not None:  # nsqd waits for the first command without heartbeats
             look()
-        connection.negotiate(subscribe)
+        connection.negotiate(subscribe, identify)
     except BaseException as exc:
         connection.close()
         if isinstance(exc, ProtocolError):
@@ -504,8 +538,8 @@ def require_one(nsqd_tcp_addresses: Sequence[str], timeout_s: float) -> None:
         raise failure
 
 
-def identify_body(options: ClientOptions) -> bytes:
-    """Return the JSON of the IDENTIFY that the options ask for.
+def identify_body(options: ClientOptions, *, leave_out: str = "") -> bytes:
+    """Return the JSON of the IDENTIFY that the options ask for, but one value to ``leave_out``.
 
     nsqd refuses a value out of its bounds with a fatal E_BAD_BODY (only ``deflate_level`` is
     clamped), so what nsqd should decide is left out.
@@ -518,7 +552,7 @@ def identify_body(options: ClientOptions) -> bytes:
         "feature_negotiation": True,
         "heartbeat_interval": _milliseconds(options.heartbeat_interval_s),
         "output_buffer_size": options.output_buffer_size,
-        "output_buffer_timeout": _milliseconds(options.output_buffer_timeout_s),
+        "output_buffer_timeout": _milliseconds(options.output_buffer_timeout_s or QUICK_FLUSH_S),
         "sample_rate": options.sample_rate or None,
         "msg_timeout": _milliseconds(options.msg_timeout_s) or None,
         "tls_v1": options.tls_v1,
@@ -528,7 +562,9 @@ def identify_body(options: ClientOptions) -> bytes:
         "topology_region": options.topology_region,
         "topology_zone": options.topology_zone,
     }
-    sent = {key: value for key, value in wire.items() if value not in (None, "")}
+    sent = {
+        key: value for key, value in wire.items() if value not in (None, "") and key != leave_out
+    }
     return json.dumps(sent, separators=(",", ":")).encode()
 
 

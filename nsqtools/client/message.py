@@ -120,8 +120,9 @@ class Message:
 
         Without a delay it is default_requeue_delay times the attempts, at most max_requeue_delay.
         With ``backoff`` it counts as a failure of the handler and slows the whole consumer down.
-        Returns 0 when the message was answered before. Raises `ConfigurationError` for a
-        negative delay; above an hour it is cut to an hour.
+        Returns 0 when the message was answered before. Raises `ConfigurationError` for a negative
+        delay. nsqd cuts a delay above its --max-req-timeout (an hour by default) to that, and does
+        not report it.
         """
         if delay_s is not None and not delay_s >= 0:
             raise ConfigurationError(f"requeue delay {delay_s!r} is negative")

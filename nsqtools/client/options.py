@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import ssl
 
 _INT32 = 0x7FFFFFFF  # the most that the protocol has room for
+LONGEST_WAIT_S = 3600.0  # this client's own: between tries, and in backoff
 
 Kind = Literal["duration", "bool", "int", "float", "text", "choice"]
 
@@ -70,9 +71,9 @@ class ClientOptions:
         8.0,
         "first delay before an nsqd given by address is tried again; doubles",
         0.01,
-        MAX_DELAY_S,
+        LONGEST_WAIT_S,
     )
-    reconnect_max_s: float = opt(120.0, "longest delay between such tries", 0.01, MAX_DELAY_S)
+    reconnect_max_s: float = opt(120.0, "longest delay between such tries", 0.01, LONGEST_WAIT_S)
 
     # discovery
     lookupd_poll_interval_s: float = opt(60.0, "time between lookups", 0.01, 300)
@@ -107,7 +108,11 @@ class ClientOptions:
     sample_rate: int = opt(0, "percent of messages to receive; nsqd discards the rest", 0, 99)
     output_buffer_size: int = opt(16384, "bytes nsqd buffers, 64 to 65536; -1 disables", -1, 65536)
     output_buffer_timeout_s: float = opt(
-        0.25, "longest time nsqd holds a message in its buffer, 25ms to 30s; -1s disables", -1, 30
+        0.0,
+        "longest time nsqd holds a message in its buffer, 25ms to 30s (0: 25ms, or nsqd's own"
+        " default where it refuses that); -1s, for no limit, needs output_buffer_size=-1",
+        -1,
+        30,
     )
     msg_timeout_s: float = opt(
         0.0, "time to answer a message before it is delivered again (0: nsqd's default)", 0, 900
@@ -156,12 +161,17 @@ class ClientOptions:
     default_requeue_delay_s: float = opt(
         90.0, "delay of a requeue, times the attempts so far", 0, MAX_DELAY_S
     )
-    max_requeue_delay_s: float = opt(900.0, "longest delay of a requeue", 0, MAX_DELAY_S)
+    max_requeue_delay_s: float = opt(
+        900.0,
+        "longest delay of such a requeue; nsqd cuts it to its --max-req-timeout",
+        0,
+        MAX_DELAY_S,
+    )
     backoff_strategy: Literal["exponential", "full_jitter"] = opt(
         "exponential", "how backoff grows", choices=("exponential", "full_jitter")
     )
-    backoff_multiplier_s: float = opt(1.0, "unit of backoff", 0, MAX_DELAY_S)
-    max_backoff_duration_s: float = opt(120.0, "longest backoff (0: no backoff)", 0, MAX_DELAY_S)
+    backoff_multiplier_s: float = opt(1.0, "unit of backoff", 0, LONGEST_WAIT_S)
+    max_backoff_duration_s: float = opt(120.0, "longest backoff (0: no backoff)", 0, LONGEST_WAIT_S)
     low_rdy_idle_timeout_s: float = opt(
         10.0,
         "take RDY from a connection idle for this long, or sooner, if there is too little for all",
@@ -218,8 +228,13 @@ class ClientOptions:
             raise ConfigurationError("tls_cert and tls_key are given together or not at all")
         if -1 < self.heartbeat_interval_s < 1:
             raise _out_of_bounds("heartbeat_interval", "1s to 60s, or -1s")
-        if -1 < self.output_buffer_timeout_s < 0.025:
-            raise _out_of_bounds("output_buffer_timeout", "25ms to 30s, or -1s")
+        if self.output_buffer_timeout_s and -1 < self.output_buffer_timeout_s < 0.025:
+            raise _out_of_bounds("output_buffer_timeout", "25ms to 30s, 0, or -1s")
+        if self.output_buffer_timeout_s < 0 <= self.output_buffer_size:
+            raise ConfigurationError(
+                "output_buffer_timeout=-1s would hold a lone message until the buffer is full",
+                hint="Set output_buffer_size=-1 as well, or instead: nothing is buffered then.",
+            )
         if 0 <= self.output_buffer_size < 64:
             raise _out_of_bounds("output_buffer_size", "64 to 65536, or -1")
         if 0 < self.msg_timeout_s < 1:

@@ -37,7 +37,6 @@ log = logging.getLogger("nsqtools")
 THROUGHPUT = {
     "max_in_flight": 2500,  # as much as an nsqd allows
     "output_buffer_size": 65536,  # the most that nsqd allows by default: larger batches
-    "output_buffer_timeout_s": 0.025,
     "reconnect_base_s": 1.0,
 }
 """Client options of consumers of a forwarder and of nsq bench, where the user gives none."""

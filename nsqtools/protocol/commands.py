@@ -32,9 +32,9 @@ SIZE_BYTES = 4
 
 MAGIC_V2 = b"  V2"
 
-MAX_DELAY_S = 3600.0
-"""nsqd's default --max-req-timeout: the longest delay of DPUB and REQ. Beyond it nsqd before 1.2
-closes the connection."""
+MAX_DELAY_S = 9e9
+"""The longest delay of DPUB and REQ that nsqd can hold, in 64 bits of nanoseconds: 285 years. It
+accepts delays up to its --max-req-timeout, an hour by default, which it does not announce."""
 
 NOP = b"NOP\n"
 CLS = b"CLS\n"

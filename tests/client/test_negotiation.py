@@ -3,6 +3,7 @@
 nsqd gives five seconds for the handshake, which starts at once: there is no state to test.
 """
 
+import logging
 import random
 import socket
 import ssl
@@ -31,7 +32,7 @@ from plugins.clients import (
 )
 from plugins.http_server import AuthServer, MakeScripted
 from plugins.scripted_nsqd import ScriptedNsqd
-from plugins.servers import GoNsqd, MakeNsqd
+from plugins.servers import AnyNsqd, GoNsqd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions, errors
@@ -351,3 +352,18 @@ def test_a_context_means_tls_and_replaces_the_other_options(
         produce(nsqd.tcp_address, ssl_context=context).publish(TOPIC, b"never in plain text")
     with pytest.raises(errors.ConfigurationError, match="ssl_context replaces tls_root_ca_file"):
         ClientOptions(ssl_context=context, tls_root_ca_file=str(certificates.ca))
+
+
+@pytest.mark.parametrize("is_set", [False, True])
+def test_a_buffer_time_that_nsqd_refuses_is_dropped_unless_the_user_set_it(
+    any_nsqd: AnyNsqd, is_set: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "nsqtools")
+    address = parse_address(any_nsqd("--min-output-buffer-timeout=100ms").tcp_address)
+    if is_set:
+        with pytest.raises(errors.ServerError, match=r"\(25\) is invalid: output_buffer_timeout"):
+            open_connection(address, ClientOptions(output_buffer_timeout_s=0.025))
+    else:
+        for _ in range(2):
+            open_connection(address, ClientOptions()).close()
+        assert caplog.text.count("using its own default") == 1

@@ -104,7 +104,7 @@ def test_what_nsqd_would_refuse_fatally_is_refused_here(
 
 def test_options_that_contradict_each_other_are_refused_and_a_secret_is_not_shown() -> None:
     wrong: list[dict[str, Any]] = [{"heartbeat_interval_s": 50, "read_timeout_s": 40}]
-    for change in (*wrong, {"snappy": True, "deflate": True}):
+    for change in (*wrong, {"snappy": True, "deflate": True}, {"output_buffer_timeout_s": -1}):
         with pytest.raises(ConfigurationError):
             replace(ClientOptions(), **change)
     assert "hush" not in repr(ClientOptions(auth_secret="hush"))
@@ -114,7 +114,7 @@ def test_identify_asks_for_what_was_decided_and_leaves_the_rest_to_nsqd() -> Non
     options = ClientOptions(client_id="me", hostname="me.example", heartbeat_interval_s=-1)
     asked = json.loads(identify_body(options))
     assert (asked["client_id"], asked["hostname"]) == ("me", "me.example")
-    assert (asked["heartbeat_interval"], asked["output_buffer_timeout"]) == (-1, 250)
+    assert (asked["heartbeat_interval"], asked["output_buffer_timeout"]) == (-1, 25)
     decided = identify_body(replace(options, msg_timeout_s=2, deflate=True, sample_rate=5))
     more = {"msg_timeout": 2000, "deflate": True, "deflate_level": 6, "sample_rate": 5}
     assert json.loads(decided) == asked | more

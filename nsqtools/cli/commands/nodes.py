@@ -234,7 +234,7 @@ def drain(
     from nsqtools.cluster.directory import Cluster, ClusterAddresses, short_address
     from nsqtools.cluster.drain import DRAIN_CHANNEL, Drain
 
-    defaults = ClientOptions(max_in_flight=IN_FLIGHT, output_buffer_timeout_s=0.025)
+    defaults = ClientOptions(max_in_flight=IN_FLIGHT)
     options = replace(defaults.with_options(settings), sample_rate=0)  # nsqd discards the rest
     if to is None:
         return drain_channels(node, options, channels, form, runtime)

@@ -15,7 +15,6 @@ from nsqtools.cli.options.publishing import (
     DELIVERY,
     CheckpointFile,
     Publishing,
-    parse_defer,
     read_input,
     selection,
     size_of,
@@ -27,6 +26,7 @@ from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import check_topic
 from nsqtools.records import filters
 from nsqtools.records.envelope import RecordFormat
+from nsqtools.records.units import parse_span
 
 
 @heading(INPUT)
@@ -65,9 +65,9 @@ def pub(
     ),
     defer: float | None = opt(
         "DURATION",
-        "Defer delivery of each message by DURATION, up to 1h.",
+        "Defer delivery by DURATION, up to nsqd's --max-req-timeout.",
         DELIVERY,
-        parser=parse_defer,
+        parser=parse_span,
     ),
     checkpoint: CheckpointFile = None,
     json: Json = False,

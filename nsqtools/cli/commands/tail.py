@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from nsqtools.protocol.names import Address
 
 INTERACTIVE: dict[str, Any] = {
-    # nsqd holds a message back for this long when the connection is not full; this is its minimum
-    "output_buffer_timeout_s": 0.025,
     # the most that nsqd allows by default: fewer and larger batches
     "output_buffer_size": 65536,
     # a user waits for it
@@ -199,7 +197,7 @@ def peek(
         keep=unjudged.keep,
         look_at=look_at,
         there=None if report.failed else depth,
-        options=connection.client_options(output_buffer_timeout_s=0.025, reconnect_base_s=1.0),
+        options=connection.client_options(reconnect_base_s=1.0),
         idle_s=IDLE_S if exit_idle is None else exit_idle,
     )
     unjudged.sum_up()

@@ -21,7 +21,7 @@ from nsqtools.cli.running.runtime import EndSignals, ExitStatus, Runtime, stoppi
 from nsqtools.client.connection_settings import PublishMode
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.protocol.text import counted, format_duration
-from nsqtools.records.units import argument_bytes, parse_span
+from nsqtools.records.units import argument_bytes
 
 if TYPE_CHECKING:
     from nsqtools.client.options import ClientOptions
@@ -32,17 +32,6 @@ if TYPE_CHECKING:
     from nsqtools.records.filters import Filter
 
 DELIVERY = "Delivery"
-
-
-def parse_defer(text: str) -> float:
-    """Read a delay in seconds. Raises ``ValueError`` for one that nsqd refuses."""
-    from nsqtools.protocol.commands import MAX_DELAY_S
-
-    seconds = parse_span(text)
-    if seconds > MAX_DELAY_S:
-        raise ValueError(f"{text!r} is above nsqd's limit of 1h")
-    return seconds
-
 
 Rate = Annotated[
     float, opt("--rate N", "At most N messages a second; 0 for no limit.", DELIVERY, min=0)
