@@ -61,6 +61,7 @@ from nsqtools.errors import (
     RefusedError,
     ServerError,
 )
+from nsqtools.protocol.commands import MAX_DELAY_S
 from nsqtools.protocol.names import check_topic, is_valid_name, parse_address
 from nsqtools.publish.publisher import RETRY_TIMEOUT_S, PublishBatch, Publisher, PublishOptions
 from nsqtools.records.envelope import Envelope
@@ -227,7 +228,7 @@ def prepared(plan: SinkPlan) -> SinkPlan:
 
 # -- a task --------------------------------------------------------------------------------------
 
-MAX_DEFER_MS = 3_600_000  # nsqd's default for --max-req-timeout
+MAX_DEFER_MS = round(MAX_DELAY_S * 1000)  # what nsqd accepts of it is its --max-req-timeout
 
 is_topic = lru_cache(maxsize=1024)(is_valid_name)
 
@@ -245,7 +246,7 @@ def refusal(body: bytes | None, topic: str | None, defer_ms: int | None, most_by
     if len(body) > most_bytes:
         return f"{len(body)} bytes are above the limit of {most_bytes}"
     if defer_ms is not None and not 0 <= defer_ms <= MAX_DEFER_MS:
-        return f"a delay of {defer_ms} ms is not within 0 and 1h"
+        return f"a delay of {defer_ms} ms is not one that nsqd can hold"
     return ""
 
 
