@@ -296,7 +296,7 @@ class Dialer:
             self._timer = self._loop.call_later(next_due - now, self.begin, instead_of=self._timer)
 
     def _open(self, address: Address) -> None:
-        look = None
+        look: Callable[[], None] | None = None
         if (loss := self._losses.get(address)) is not None:
             arguments = (*self._subscription, self._options, loss, self._loop.now())
             look = partial(check_subscription, address, *arguments)
