@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from nsqtools import __version__
 from nsqtools.errors import ConfigurationError
-from nsqtools.protocol.commands import MAX_DELAY_S
 from nsqtools.protocol.names import parse_address, parse_patterns
 from nsqtools.protocol.text import format_duration, parse_duration
 from nsqtools.transport.stream import parse_pins
@@ -158,14 +157,11 @@ class ClientOptions:
         0,
         65535,
     )
-    default_requeue_delay_s: float = opt(
-        90.0, "delay of a requeue, times the attempts so far", 0, MAX_DELAY_S
-    )
+    default_requeue_delay_s: float = opt(90.0, "delay of a requeue, times the attempts so far", 0)
     max_requeue_delay_s: float = opt(
         900.0,
         "longest delay of such a requeue; nsqd cuts it to its --max-req-timeout",
         0,
-        MAX_DELAY_S,
     )
     backoff_strategy: Literal["exponential", "full_jitter"] = opt(
         "exponential", "how backoff grows", choices=("exponential", "full_jitter")
