@@ -66,6 +66,7 @@ Result = Connection | NsqError
 DISCOVERED_BASE_S = 1.0
 QUICK_S = 0.1
 PAUSE_S = 1.0  # what a busy machine holds nobody up for
+UPTIME_MARGIN_S = 1.0  # nsqd reports its start and its clock in whole seconds
 JITTER = 0.1  # the largest share taken off a delay
 rng = random.SystemRandom()  # which no program has seeded, and no fork copies
 
@@ -246,7 +247,7 @@ def check_subscription(
         loss.was_topic_gone = True
         raise NotFoundError(f"topic {topic} was deleted at {address}; waiting until it exists")
     has_channel = any(stats.channel_name == channel for stats in topics[topic].channels)
-    has_restarted = uptime_s < now - loss.at + PAUSE_S
+    has_restarted = uptime_s < now - loss.at + UPTIME_MARGIN_S
     if not (has_channel or loss.was_topic_gone or has_restarted or is_ephemeral(channel)):
         raise NotFoundError(
             f"channel {channel} of topic {topic} was deleted at {address}; waiting until it exists"

@@ -208,6 +208,7 @@ def test_what_is_deleted_is_waited_for(
 ) -> None:
     nsqd = any_nsqd()
     know_http_port(nsqd, monkeypatch)
+    monkeypatch.setattr(connecting, "UPTIME_MARGIN_S", -600.0)  # as if nsqd had run for long
     nsqd.publish(TOPIC, b"before")
     consumer = consume(nsqd.tcp_address)  # it tries again after 0.05 s
     take(consumer, 1)[0].finish()
