@@ -35,8 +35,10 @@ from pyarrow import compute, timestamp, types
 from pyarrow import json as arrow_json
 
 from nsqtools.archive.finding import ArchiveFile
+from nsqtools.archive.form import BEGINNING as MESSAGE
+from nsqtools.archive.form import LineKind
 from nsqtools.archive.layout import EVER, TimeRange
-from nsqtools.archive.reader import ending_in, is_message, read_text, split_lines, whole_lines
+from nsqtools.archive.reader import AMONG_BODIES, form_of, read_text, split_lines, whole_lines
 from nsqtools.records.envelope import BodyKind, decode
 
 IDENTITY = ("topic", "nsqd", "id")
@@ -312,16 +314,22 @@ def read_batches(
     ``topic`` is that of bare bodies. Damage is reported and skipped, as by `read_text`, which says
     what is raised. Memory is bounded by `BATCH_TEXT` and a member, or one body if that is longer.
     """
-    schema, delimiter = message_schema(kind), ending_in(archive, delimiter)
-    is_jsonl: bool | None = None
+    schema, form = message_schema(kind), form_of(archive)
+    if form.foreign:
+        on_damage(archive.shown, form.foreign)
+        return
+    is_bare = form.kind is LineKind.bodies
+    delimiter = delimiter if is_bare else b"\n"
     number = 0
     for text in whole_lines(read_text(archive, on_damage, within), delimiter):
-        if is_jsonl is None:
-            is_jsonl = is_message(text.partition(b"\n")[0])
         lines = text.count(b"\n")
         columns: Columns | None
-        if not is_jsonl:
-            columns = bare_columns(split_lines(text, delimiter), topic, kind)
+        if is_bare:
+            bodies = split_lines(text, delimiter)
+            if BEGINNING in text and any(map(MESSAGE.match, bodies)):
+                on_damage(archive.shown, f"it has {AMONG_BODIES}")
+                bodies = [body for body in bodies if not MESSAGE.match(body)]
+            columns = bare_columns(bodies, topic, kind)
         else:
             columns = fast_columns(text, lines, schema.names, kind)
         if columns is None:

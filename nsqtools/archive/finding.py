@@ -30,6 +30,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO, TypeVar
 
 from nsqtools.archive.delta import SINK_LOG, DeltaCatalog, Partition, TableFile, is_table
+from nsqtools.archive.form import BEGINNING_SIZE, PARQUET_MAGIC, why_foreign
 from nsqtools.archive.layout import (
     INDEX,
     MANIFEST,
@@ -62,8 +63,6 @@ from nsqtools.files.opening import NotRegularError, walk
 from nsqtools.records.naming import EXTENSIONS
 
 log = logging.getLogger("nsqtools")
-
-PARQUET_MAGIC = b"PAR1"
 
 Seen = TypeVar("Seen")
 
@@ -209,18 +208,6 @@ def _in_progress(place: str) -> list[Entry]:
     return list(filter(_is_in_progress, found))
 
 
-def why_foreign(name: str, beginning: bytes) -> str:
-    """Return why a file without an index is not taken for an archive; "" when it may be one.
-
-    ``name`` is relative to the place that was given, "" for a file that was named itself.
-    """
-    if beginning.startswith(PARQUET_MAGIC):
-        return "it is Parquet, not an archive"
-    if beginning and any(part.startswith("_") for part in name.split("/")):
-        return "it has no index, and names that begin with _ are those of other programs"
-    return ""
-
-
 def _find(place: str, in_progress: Sequence[Entry], wanted: Wanted) -> list[ArchiveFile]:
     storage = open_storage(place)
     root, in_table = files_in_table(place, wanted)
@@ -277,12 +264,12 @@ def _with_index(
     table = None
     if not is_in_progress:
         beginning = _beginning(storage, entry)
-        if beginning == PARQUET_MAGIC:
+        if beginning.startswith(PARQUET_MAGIC):
             table = _parquet(storage, entry, names)
-        elif why := why_foreign("" if is_named else entry.name, beginning):
+        elif (foreign := why_foreign("" if is_named else entry.name, beginning)).reason:
             raise ConfigurationError(
-                f"cannot read {storage.where(entry.name)} as an archive ({why})",
-                hint="An archive whose name begins with _ is read when the file itself is given.",
+                f"cannot read {storage.where(entry.name)} as an archive ({foreign.reason})",
+                hint=foreign.remedy,
             )
     return ArchiveFile(storage, entry.name, None, entry=known, table=table)
 
@@ -318,7 +305,7 @@ def _parquet(storage: Storage, entry: Entry, names: Collection[str]) -> TableFil
 def _beginning(storage: Storage, entry: Entry) -> bytes:
     """Return the first bytes of a file, none of what reading it will report."""
     with suppress(FileNotFoundError, ChangedError, NotRegularError, PermissionError):
-        return storage.read_range(entry.name, 0, len(PARQUET_MAGIC)) if entry.size else b""
+        return storage.read_range(entry.name, 0, BEGINNING_SIZE) if entry.size else b""
     return b""
 
 
@@ -428,7 +415,7 @@ def _parquet_entries(root: Location, listed: Iterable[Entry], wanted: Wanted) ->
     ]
 
 
-_OF_ARCHIVES = (".log", ".jsonl", *EXTENSIONS.values())
+_OF_ARCHIVES = (".log", ".jsonl", ".xz", ".bz2", *EXTENSIONS.values())
 
 
 def _is_of_parquet(listed: Iterable[Entry]) -> bool:

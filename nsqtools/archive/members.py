@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeAlias
 
 from nsqtools.archive.layout import Member, end_of
 from nsqtools.errors import NsqError
@@ -33,31 +33,40 @@ from nsqtools.files.opening import NotRegularError, open_to_read
 from nsqtools.records.envelope import decode
 from nsqtools.records.naming import Codec
 
+if TYPE_CHECKING:
+    import bz2
+    import lzma
+
 GZIP_WINDOW = 31  # 15 bits of window, and 16 for the gzip header
 GZIP_LEVEL = 6
 ISAL_LEVEL = 2
 ZSTD_LEVEL = 3
-LOOK_SIZE = 4
+LOOK_SIZE = 10
 """As many bytes tell what a file is compressed with."""
 
-_GZIP_MAGIC = b"\x1f\x8b"
-_ZSTD_MAGIC = re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18")  # the latter of pzstd
+_MAGIC = {
+    Codec.GZIP: re.compile(rb"\x1f\x8b"),
+    Codec.ZSTD: re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),  # the latter of pzstd
+    Codec.XZ: re.compile(rb"\xfd7zXZ\0"),
+    Codec.BZIP2: re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"),
+}
 
 
 def codec_of(beginning: bytes) -> Codec:
     """Return what a file is compressed with, by its first `LOOK_SIZE` bytes."""
-    if beginning.startswith(_GZIP_MAGIC):
-        return Codec.GZIP
-    return Codec.ZSTD if _ZSTD_MAGIC.match(beginning) else Codec.NONE
+    matches = (codec for codec, magic in _MAGIC.items() if magic.match(beginning))
+    return next(matches, Codec.NONE)
 
 
 # -- writing ------------------------------------------------------------------------------------
 
 
-Compressor: TypeAlias = "zlib._Compress | Plain"
+Compressor: TypeAlias = "zlib._Compress | lzma.LZMACompressor | bz2.BZ2Compressor | Plain"
 """Of one member: fed, then flushed once. Those of isal and zstd are alike."""
 
 CompressorFactory = Callable[[], "Compressor"]
+XZ_MEMORY = 256 << 20
+"""A file may claim a dictionary of 4 GiB; `xz -9` makes one of 64 MiB."""
 
 
 class Plain:
@@ -79,6 +88,14 @@ def members_of(codec: Codec, level: int | None = None) -> CompressorFactory:
         return lambda: zlib.compressobj(wanted, zlib.DEFLATED, GZIP_WINDOW)
     if codec is Codec.NONE:
         return Plain
+    if codec is Codec.XZ:
+        import lzma  # not every Python has it, nor bz2
+
+        return lzma.LZMACompressor
+    if codec is Codec.BZIP2:
+        import bz2
+
+        return bz2.BZ2Compressor
     zstd = _zstd()
     options = {
         zstd.CompressionParameter.compression_level: ZSTD_LEVEL if level is None else level,
@@ -104,12 +121,22 @@ class Unpacker:
     def __init__(self, codec: Codec) -> None:
         self.has_more = self.is_over = False
         self.unused = b""
-        self._is_zstd = codec is Codec.ZSTD
+        self._keeps_input = codec is not Codec.GZIP
         self._rest = b""  # which zlib has not read
         self._errors: tuple[type[Exception], ...]
-        if self._is_zstd:
+        self._member: Any
+        if codec is Codec.ZSTD:
             zstd = _zstd()
             self._errors, self._member = (zstd.ZstdError,), zstd.ZstdDecompressor()
+        elif codec is Codec.XZ:
+            import lzma
+
+            self._errors = (lzma.LZMAError,)
+            self._member = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=XZ_MEMORY)
+        elif codec is Codec.BZIP2:
+            import bz2
+
+            self._errors, self._member = (OSError,), bz2.BZ2Decompressor()
         else:
             module = _isal() or zlib
             self._errors = (module.error, zlib.error)
@@ -124,7 +151,7 @@ class Unpacker:
             raise CorruptError(str(exc).partition("\n")[0]) from None
         self.is_over = member.eof
         self.unused = member.unused_data if self.is_over else b""
-        if self._is_zstd:
+        if self._keeps_input:
             has_more = not member.needs_input
         else:
             self._rest = member.unconsumed_tail

@@ -6,8 +6,9 @@ there, and what was readable before the tear is read. A file that changes or van
 read is damage too. Of a file in progress only what its index names is read; the rest is not durable
 yet.
 
-Files are recognized by what is in them: gzip and zstd by their first bytes, messages (jsonl) by
-their first line. Bare bodies have no topic, nsqd, id and time; those fields are empty then.
+Files are recognized by what is in them: their compression by their first bytes, messages (jsonl) by
+their first text (`form_of`). Bare bodies have no topic, nsqd, id and time; those fields are empty
+then. A message among bare bodies is damage, as a body among messages is.
 
 `verify` says what is wrong with a file, and `repair` makes it whole again: it holds every member
 that is good then, and from a member that is cut off the lines that can still be read; lines that
@@ -21,7 +22,6 @@ import hashlib
 import itertools
 import json
 import os
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from nsqtools.archive.finding import ArchiveFile
+from nsqtools.archive.form import BEGINNING, HEAD_SIZE, Form, LineKind, form_of_text, text_of
 from nsqtools.archive.layout import (
     EVER,
     INDEX,
@@ -78,10 +79,12 @@ READ_SIZE = 1 << 18
 LARGEST_TEXT = 1 << 26  # of a member at a time
 BATCH_TEXT = 8 << 20
 """Bytes of text that become columns together: a batch has some ten thousand rows then."""
+LEAST_ZEROS = 512
+"""A disk loses at least so many; fewer may be empty bodies that end in zeros."""
 ROW = ("topic", "nsqd", "id", "ts_ns", "attempts", "body", "body_bytes")
 """The columns of a table that are those of an `Envelope`."""
 
-_BEGINNING = re.compile(rb'\{"topic": "[^"]*", "nsqd": "')
+AMONG_BODIES = "a message among bare bodies, and left out"
 
 OnDamage = Callable[[str, str], None]
 """Takes the path or URL of a file, and the problem."""
@@ -159,8 +162,15 @@ def _read_rest(file: BinaryIO, offset: int, codec: Codec, on_problem: OnProblem)
     """What no index names."""
     if not codec.is_compressed:
         file.seek(offset)
-        while data := file.read(READ_SIZE):
+        data = file.read(READ_SIZE)
+        # a program that writes on after its file was cut to nothing leaves zeros before its lines
+        if not offset and data.startswith(bytes(LEAST_ZEROS)):
+            while data and not (data := data.lstrip(b"\0")):
+                data = file.read(READ_SIZE)
+            on_problem(f"it begins with {file.tell() - len(data)} zero bytes")
+        while data:
             yield data
+            data = file.read(READ_SIZE)
         return
     try:
         for piece in unpack_members(file, codec, offset):
@@ -221,12 +231,23 @@ def rows_of(archive: ArchiveFile) -> Contents:
     return found if topic is None else found._replace(topics=[topic])
 
 
-def ending_in(archive: ArchiveFile, delimiter: bytes) -> bytes:
-    """Return what ends the lines of a file: ``delimiter`` bare bodies, a newline messages."""
-    if delimiter == b"\n":
-        return delimiter
-    texts = filter(None, read_text(archive, lambda path, problem: None))
-    return b"\n" if is_message(next(texts, b"").partition(b"\n")[0]) else delimiter
+def form_of(archive: ArchiveFile) -> Form:
+    """Return the form of a file: of its first text that can be read.
+
+    Raises as `read_text`.
+    """
+    beginning = head = b""
+    has_index = archive.members is not None
+    with _noting(archive, lambda problem: None), archive.open() as file:
+        beginning = file.read(HEAD_SIZE)
+    form = form_of_text(text_of(beginning), has_index=has_index)
+    if form.kind is LineKind.messages or form.foreign:
+        return form
+    for text in read_text(archive, lambda path, problem: None):  # its beginning may be damaged
+        head = (head + text).lstrip(b"\0")
+        if len(head) >= HEAD_SIZE and (b"\n" in head or len(head) > BATCH_TEXT):
+            break
+    return form_of_text(head, has_index=has_index)
 
 
 def lines_end(text: bytes, delimiter: bytes) -> int:
@@ -272,7 +293,7 @@ def read_lines(
     within: TimeRange = EVER,
 ) -> Iterator[list[bytes]]:
     """Iterate over a file's lines, in lists, without their delimiters. Raises as `read_text`."""
-    splitter = Splitter(ending_in(archive, delimiter), limit=LONGEST_LINE)
+    splitter = Splitter(delimiter, limit=LONGEST_LINE)
     try:
         for text in read_text(archive, on_damage, within):
             if lines := splitter.feed(text):
@@ -299,15 +320,20 @@ def read_messages(
     if archive.table is not None:
         yield from _read_rows(archive, on_damage, within)
         return
-    number = 0
-    is_jsonl: bool | None = None
-    for lines in read_lines(archive, on_damage, delimiter=delimiter, within=within):
-        if is_jsonl is None:
-            is_jsonl = is_message(lines[0])
+    number, form = 0, form_of(archive)
+    if form.foreign:
+        on_damage(archive.shown, form.foreign)
+        return
+    is_bare = form.kind is LineKind.bodies
+    ending = delimiter if is_bare else b"\n"
+    for lines in read_lines(archive, on_damage, delimiter=ending, within=within):
         for line in lines:
             number += 1
-            if not is_jsonl:
-                yield Envelope("", "", b"", 0, 0, line)
+            if is_bare:
+                if BEGINNING.match(line):
+                    on_damage(archive.shown, f"line {number} is {AMONG_BODIES}")
+                else:
+                    yield Envelope("", "", b"", 0, 0, line)
                 continue
             try:
                 message = decode(line)
@@ -338,14 +364,6 @@ def _read_rows(archive: ArchiveFile, on_damage: OnDamage, within: TimeRange) -> 
                     attempts or 0,
                     (raw or b"") if text is None else text,
                 )
-
-
-def is_message(line: bytes) -> bool:
-    """Return whether a file holds messages, by its first line.
-
-    Its beginning is enough, for the rest may be damaged; else it is all of it.
-    """
-    return bool(_BEGINNING.match(line)) or is_whole(line)
 
 
 REMAKE = "Restore it, or remove it and make it again from its archive"
@@ -419,7 +437,9 @@ def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
         raise OutputError(
             f"cannot repair {archive.shown} (a table is not repaired)", hint=TABLE_REMEDY
         )
-    path, delimiter = archive.path, ending_in(archive, delimiter)
+    path = archive.path
+    if form_of(archive).kind is LineKind.messages:
+        delimiter = b"\n"
     if archive.members is not None:  # the index of before, when a repair was killed: it misleads
         both = archive, replace(archive, members=None)
         archive = max(both, key=lambda each: sum(map(len, _readable(each, delimiter))))
@@ -457,23 +477,28 @@ def _keep(path: Path) -> None:
 
 
 def _readable(archive: ArchiveFile, delimiter: bytes) -> Iterator[bytes]:
-    """Iterate over the whole lines; if the first is a message, skip those that are not.
+    """Iterate over the whole lines; of messages those that are.
 
-    Raises `OutputError` for bare bodies of which none ends: nothing of them would be left.
+    Raises `OutputError` for bare bodies of which none ends, as nothing of them would be left, and
+    for bodies with messages among them.
     """
-    splitter = Splitter(delimiter, limit=LONGEST_LINE)
-    is_jsonl: bool | None = None
+    has_messages = form_of(archive).kind is LineKind.messages
+    splitter, has_lines = Splitter(delimiter, limit=LONGEST_LINE), False
     for text in read_text(archive, lambda path, problem: None):
         lines = splitter.feed(text)
-        if lines and is_jsonl is None:
-            is_jsonl = is_message(lines[0])
-        if is_jsonl:
+        has_lines = has_lines or bool(lines)
+        if has_messages:
             lines = [line for line in lines if is_whole(line)]
+        elif any(map(BEGINNING.match, lines)):
+            raise OutputError(
+                f"cannot repair {archive.shown} (it has messages among bare bodies)",
+                hint=f"Take them apart: grep -a '^{{\"topic\": ' {archive.shown} > messages.log",
+            )
         if lines:
             yield delimiter.join([*lines, b""])
     rest = splitter.end()
-    if is_jsonl is None and not all(map(is_message, rest)):
+    if rest and not has_lines and not has_messages:
         what = f"cannot repair {archive.shown} (it has no {delimiter!r})"
         raise OutputError(what, hint="Is --delimiter right?")
-    if is_jsonl is not False and any(map(is_whole, rest)):
+    if has_messages and any(map(is_whole, rest)):
         yield delimiter.join([*rest, b""])

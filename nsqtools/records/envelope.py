@@ -29,6 +29,7 @@ delimiter only the new ones are searched, so a long record costs no more than it
 
 from __future__ import annotations
 
+import codecs
 import json
 from binascii import Error as Base64Error
 from binascii import a2b_base64, b2a_base64
@@ -125,7 +126,7 @@ def decode_body(line: bytes) -> bytes:
 def _object(line: bytes) -> dict[str, Any]:
     try:
         # json.loads would take bytes too, but guesses UTF-16 and lets surrogates through.
-        value = json.loads(line.decode())
+        value = json.loads(line.removeprefix(codecs.BOM_UTF8).decode())  # as Windows writes it
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 at byte {error.start}") from None
     except json.JSONDecodeError as error:

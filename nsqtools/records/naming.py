@@ -34,16 +34,26 @@ REV = "<REV>"
 
 
 class Codec(Enum):
-    """What a file is compressed with."""
+    """What a file is compressed with: `Compression`, or what other programs made of it."""
 
     NONE = "none"
     GZIP = "gzip"
     ZSTD = "zstd"
+    XZ = "xz"
+    BZIP2 = "bzip2"
 
     @property
     def is_compressed(self) -> bool:
         """Whether the bytes alone show where a member begins and ends."""
         return self is not Codec.NONE
+
+
+class Compression(Enum):
+    """What an archiver compresses files with."""
+
+    NONE = "none"
+    GZIP = "gzip"
+    ZSTD = "zstd"
 
 
 EXTENSIONS = {Codec.GZIP: ".gz", Codec.ZSTD: ".zst"}

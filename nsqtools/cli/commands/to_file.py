@@ -27,6 +27,7 @@ from nsqtools.records.naming import (
     DEFAULT_PARTITION_FORMAT,
     EXTENSIONS,
     Codec,
+    Compression,
 )
 from nsqtools.records.units import unescape
 
@@ -93,7 +94,7 @@ class ArchiveOptions(OptionSet):
     )
     delimiter: bytes = opt("-d TEXT", BODIES_END, FORM, "\\n", parser=unescape)
     gzip: bool = opt("", "Short for --compression gzip.", FORM)
-    compression: Codec | None = opt(
+    compression: Compression | None = opt(
         "", "Compress files; zstd makes smaller ones.", FORM, show_default=False
     )
     gzip_level: int | None = opt(
@@ -191,7 +192,7 @@ class ArchiveOptions(OptionSet):
 
         asked = {Codec.GZIP} if self.gzip or self.gzip_level is not None else set()
         asked |= {Codec.ZSTD} if self.zstd_level is not None else set()
-        asked |= {self.compression} if self.compression is not None else set()
+        asked |= {Codec(self.compression.value)} if self.compression is not None else set()
         if len(asked) > 1:
             raise ConfigurationError(
                 "the options ask for different compressions", hint="Give --compression alone."

@@ -32,16 +32,15 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from enum import Enum
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 from urllib.parse import unquote
 
-from nsqtools.archive.finding import ArchiveFile, is_shown, read_index, why_foreign
+from nsqtools.archive.finding import ArchiveFile, is_shown, read_index
+from nsqtools.archive.form import ZSTD_BLOCK_SIZE, LineKind, form_of_text, text_of, why_foreign
 from nsqtools.archive.layout import (
     EVER,
     INDEX,
@@ -63,12 +62,11 @@ from nsqtools.archive.layout import (
     split_head,
 )
 from nsqtools.archive.location import Location, StoredPlace, file_at
-from nsqtools.archive.members import CorruptError, Unpacker, codec_of
-from nsqtools.archive.reader import is_message, read_lines
+from nsqtools.archive.members import codec_of
+from nsqtools.archive.reader import form_of
 from nsqtools.archive.storage import Entry, failing, side_by_side
 from nsqtools.errors import NotFoundError
 from nsqtools.files.opening import LOST, NotRegularError, open_to_read, status_of
-from nsqtools.records.envelope import decode
 from nsqtools.records.naming import Codec
 from nsqtools.spark.archives.damage import ArchiveDamage
 from nsqtools.spark.archives.read_settings import ReadSettings
@@ -96,46 +94,18 @@ class Folder(NamedTuple):
 
 
 LOOK_SIZE = 1 << 12
-ZSTD_BLOCK_SIZE = 1 << 17  # nothing of a block is unpacked before it is whole
-
-_BEGINNING = re.compile(rb'\{"topic": "([^"\\]*)", "nsqd": "')
-
-
-class LineKind(Enum):
-    """What the lines of a file are."""
-
-    messages = "messages"
-    bodies = "bodies"
-    nothing = "nothing"
 
 
 class FileContent(NamedTuple):
-    """What the first line shows; ``topic`` is that of its message.
+    """The `Form` of a file and its compression.
 
-    ``foreign`` says why it cannot be read: see `why_foreign`; or what the system says.
+    ``foreign`` may be what the system says as well.
     """
 
     kind: LineKind
     codec: Codec
     topic: str = ""
     foreign: str = ""
-
-
-def _look_well(archive: ArchiveFile, delimiter: bytes, codec: Codec) -> FileContent:
-    """Keys may stand in another order, and what comes first may be damaged."""
-    problems: list[str] = []
-    lines = read_lines(archive, lambda path, problem: problems.append(problem), delimiter=delimiter)
-    first = next(lines, None)
-    if first is None:
-        # nothing readable in a file of ours: reading it reports the damage
-        kind = LineKind.messages if archive.members else LineKind.bodies
-        return FileContent(kind if problems else LineKind.nothing, codec)
-    if not is_message(first[0]):
-        return FileContent(LineKind.bodies, codec)
-    topic = ""
-    with suppress(ValueError):
-        topic = decode(first[0]).topic
-    return FileContent(LineKind.messages, codec, topic)
 
 
 Key = Head | str
@@ -240,31 +210,30 @@ class ListedFile:
         rows = sum(max(0, each.messages) for each in members)
         return rows, sum(each.length for each in members), oldest_ns
 
-    def content(self, delimiter: bytes) -> FileContent:
+    def content(self) -> FileContent:
         """Return what kind of lines it holds. Raises `OutputError`."""
         if self._content is None or self._content.kind is LineKind.nothing:
-            self._content = self._read_content(delimiter)
+            self._content = self._read_content()
         return self._content
 
-    def _read_content(self, delimiter: bytes) -> FileContent:
+    def _read_content(self) -> FileContent:
         try:
             data = self.beginning()
         except (NotRegularError, PermissionError) as exc:
             if self.entry is not None:  # in a store all are refused, not this one
                 raise
             return FileContent(LineKind.nothing, Codec.NONE, foreign=exc.strerror or str(exc))
-        codec, text = codec_of(data), data
-        if codec.is_compressed:
-            text = b""
-            with suppress(CorruptError):
-                text = Unpacker(codec).unpack(data, LOOK_SIZE)
+        codec = codec_of(data)
         name = "" if self._is_named or not self.is_finished else self.name
-        if not self.has_index and (why := why_foreign(name, data)):
-            return FileContent(LineKind.bodies, codec, foreign=why)
-        if match := _BEGINNING.match(text):
-            return FileContent(LineKind.messages, codec, match[1].decode("ascii", "replace"))
-        members = self.members() if self.has_index else None
-        return _look_well(ArchiveFile(*file_at(self.place), members, self.head), delimiter, codec)
+        if not self.has_index and (foreign := why_foreign(name, data)).reason:
+            return FileContent(LineKind.bodies, codec, foreign=str(foreign))
+        form = form_of_text(text_of(data))
+        if form.kind is not LineKind.messages:
+            members = self.members() if self.has_index else None
+            form = form_of(ArchiveFile(*file_at(self.place), members, self.head))
+            if form.kind is LineKind.nothing and members:  # reading it reports the damage
+                form = form._replace(kind=LineKind.messages)
+        return FileContent(form.kind, codec, form.topic, form.foreign)
 
     def beginning(self) -> bytes:
         """Return the first bytes."""

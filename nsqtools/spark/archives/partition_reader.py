@@ -18,6 +18,7 @@ import pyarrow
 
 from nsqtools.archive.body_columns import RESERVED
 from nsqtools.archive.columns import (
+    BEGINNING,
     Columns,
     bare_columns,
     exact_columns,
@@ -25,10 +26,12 @@ from nsqtools.archive.columns import (
     filtered_columns,
     wanted_rows,
 )
+from nsqtools.archive.form import BEGINNING as MESSAGE
 from nsqtools.archive.layout import PART, Head, Member, index_of, is_hidden, owner_of
 from nsqtools.archive.location import Location, StoredPlace, parse_place
 from nsqtools.archive.members import LONGEST_LINE, DamagedError, unpack_members
 from nsqtools.archive.reader import (
+    AMONG_BODIES,
     BATCH_TEXT,
     lines_end,
     read_member,
@@ -271,8 +274,13 @@ class _Reader:
 
     def _bodies(self, piece: TextPiece) -> Iterator[pyarrow.RecordBatch]:
         bodies = split_lines(piece.text, self._delimiter)
+        places = self._places(piece, bodies)
+        if BEGINNING in piece.text and any(map(MESSAGE.match, bodies)):
+            self._note(piece.pos, f"it has {AMONG_BODIES}")
+            kept = [(b, at) for b, at in zip(bodies, places, strict=True) if not MESSAGE.match(b)]
+            bodies, places = [body for body, _ in kept], [at for _, at in kept]
         columns = bare_columns(bodies, self._settings.topic, self._kind)
-        yield from self._rows(columns, _int64(self._places(piece, bodies)))
+        yield from self._rows(columns, _int64(places))
 
     def _positions(self, held: list[TextPiece], counts: list[int]) -> Any:
         parts = []

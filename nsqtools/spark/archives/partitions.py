@@ -82,7 +82,7 @@ def ranges_of(
     file: ListedFile, members: list[Member], settings: ReadSettings, most: float
 ) -> Iterator[tuple[Range, float]]:
     """Iterate over the ranges of a file's members, none much above ``most``, and their weights."""
-    content = file.content(settings.delimiter)
+    content = file.content()
     row_weight = settings.partition_bytes / ROWS_OF_PARTITION
     known = [each for each in members if each.messages != UNKNOWN]
     if not _is_whole(file, settings.within):
@@ -216,7 +216,7 @@ def damage_reporter(settings: ReadSettings) -> OnDamage:
 
 def is_read(file: ListedFile, settings: ReadSettings, tell: OnDamage) -> bool:
     """Whether a file is to be read; one that should be and cannot is reported."""
-    content = file.content(settings.delimiter)
+    content = file.content()
     if problem := refusal(content, settings, has_index=file.has_index):
         tell(ArchiveDamage(file.shown, 0, problem))
         return False

@@ -92,16 +92,16 @@ def listed(inputs: Inputs) -> list[ListedFile]:
     return list(listing.files(lambda damage: None).values())
 
 
-def has_bare_bodies(inputs: Inputs, delimiter: bytes | None) -> bool:
+def has_bare_bodies(inputs: Inputs) -> bool:
     """Whether some archive holds bodies alone. Raises `NsqError`."""
     with failing("read", ""):
-        found = (file.content(delimiter or b"\n") for file in listed(inputs))
+        found = (file.content() for file in listed(inputs))
         return any(each.kind is LineKind.bodies and not each.foreign for each in found)
 
 
-def warn_of_bare_bodies(inputs: Inputs, within: TimeRange, delimiter: bytes | None) -> None:
+def warn_of_bare_bodies(inputs: Inputs, within: TimeRange) -> None:
     """Log that a range of times leaves them out, if there are some. Raises `NsqError`."""
-    if within != EVER and has_bare_bodies(inputs, delimiter):
+    if within != EVER and has_bare_bodies(inputs):
         log.warning("bare bodies, which have no time, are left out of the range")
 
 

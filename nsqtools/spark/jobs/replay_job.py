@@ -199,8 +199,8 @@ class ReplayJob:
         else:
             self._inputs = find_inputs(request.paths)
         if request.topics.get(""):
-            warn_of_bare_bodies(self._inputs, request.within, request.delimiter)
-        elif has_bare_bodies(self._inputs, request.delimiter):
+            warn_of_bare_bodies(self._inputs, request.within)
+        elif has_bare_bodies(self._inputs):
             raise ConfigurationError(
                 "the files hold bare bodies, which name no topic", hint="Give --topic."
             )

@@ -39,7 +39,7 @@ def make_report(
     spark: SparkSession, inputs: Inputs, choice: Choice, *, step_ns: int, gap_ns: int
 ) -> Document:
     """Read the messages twice: for the figures, and for the pauses. Raises `NsqError`."""
-    warn_of_bare_bodies(inputs, choice.within, choice.delimiter)
+    warn_of_bare_bodies(inputs, choice.within)
     intervals, topics = collect_figures(read_messages(spark, inputs, choice), step_ns)
     times = ("topic", "ts_ns")  # much less to read
     gaps, gap_count = collect_gaps(read_messages(spark, inputs, choice, times), gap_ns)
