@@ -56,6 +56,7 @@ from nsqtools.archive.finding import Inputs, files_in_folder, files_in_table
 from nsqtools.archive.layout import INDEX, MANIFEST, Member, aside
 from nsqtools.archive.lease import Held, held
 from nsqtools.archive.location import Location, StoredPlace, absolute, refuse_nested
+from nsqtools.archive.reader import why_unfinished
 from nsqtools.archive.slices import (
     NOTES,
     STAGING,
@@ -470,6 +471,8 @@ class Compaction:
             reasons = [first.damage]
             if first.file.head is None and first.topic is None:
                 reasons.append("it has neither messages nor an index, so it may not be an archive")
+            with failing("read", first.shown):
+                reasons.append(why_unfinished(first.file))
             why_not = (self._why_not(first, slot, notes[slot]) for slot in slots)
             if reason := next(filter(None, chain(reasons, why_not)), ""):
                 kept[first.shown] = reason
@@ -502,13 +505,16 @@ def _noted(note: Mapping[str, Any], source: Source) -> int | None:
 
 
 def delete_archive(source: Source) -> bool:
-    """Delete an archive with what is beside it; False, and it stays, when it has changed.
+    """Delete an archive with what is beside it; False, and it stays, when it has changed, or has a
+    writer now.
 
     Raises as `failure_of` says.
     """
     storage, name, listed = source.file.storage, source.file.name, source.file.entry
     with failing("delete", source.shown), suppress(FileNotFoundError):
-        if not source.is_parquet and listed and storage.stat(name).version == listed.version:
+        if source.is_parquet or listed is None or why_unfinished(source.file):
+            return False
+        if storage.stat(name).version == listed.version:
             for each in (name, aside(name, INDEX), aside(name, MANIFEST)):
                 storage.delete(each)
             return True

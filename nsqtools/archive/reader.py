@@ -40,6 +40,8 @@ from nsqtools.archive.layout import (
     Member,
     TimeRange,
     aside,
+    decode_index,
+    decode_total,
     end_of,
     index_of,
     total_of,
@@ -68,7 +70,7 @@ from nsqtools.files.durable import (
     sync_folder,
     temporary_beside,
 )
-from nsqtools.files.opening import NotRegularError
+from nsqtools.files.opening import NotRegularError, has_writer
 from nsqtools.records.envelope import Envelope, Splitter, decode
 from nsqtools.records.naming import Codec, with_rev
 
@@ -431,6 +433,49 @@ def _differences_from_manifest(archive: ArchiveFile) -> Iterator[str]:
         yield "its index is not the one that was uploaded"
 
 
+HAS_WRITER = "another program has it open for writing"
+MAY_HAVE_WRITER = "no index or manifest says that it is finished, so a program may still write it"
+
+
+def why_unfinished(archive: ArchiveFile) -> str:
+    """Return why a file may still be written, "" for one that is known to be finished.
+
+    What a program appends to a file that was deleted or replaced is lost, so the time of its last
+    change proves nothing. A finished file ends where its index ends, with a total, or has the size
+    that its manifest has; an index of early versions has no total. Objects in a store appear whole.
+    Raises ``OSError``.
+    """
+    if archive.is_remote:
+        return ""
+    writer, size = has_writer(archive.path), archive.size()
+    if writer:
+        return HAS_WRITER
+    with suppress(FileNotFoundError):
+        index = archive.storage.read(aside(archive.name, INDEX))
+        is_complete = decode_total(index) is not None or writer is False
+        if is_complete and index and end_of(decode_index(index)) == size:
+            return ""
+    with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+        if json.loads(archive.storage.read(aside(archive.name, MANIFEST)))["size"] == size:
+            return ""
+    return MAY_HAVE_WRITER
+
+
+def _refuse_written(archive: ArchiveFile) -> None:
+    """Raise `OutputError` for a file that another program may write: it would not see the repair.
+
+    Without a writer at this moment it is safe, as the next one opens the new file.
+    """
+    writer = has_writer(archive.path)
+    is_own = archive.members is not None and archive.size() <= end_of(archive.members)
+    if writer is False or (writer is None and is_own):
+        return
+    raise OutputError(
+        f"cannot repair {archive.shown} ({HAS_WRITER if writer else MAY_HAVE_WRITER})",
+        hint="Stop what writes it, or repair a copy of it on a local disk.",
+    )
+
+
 def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
     """Make a finished file whole; return how many messages it has now. Raises `OutputError`."""
     if archive.table is not None:
@@ -438,6 +483,8 @@ def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
             f"cannot repair {archive.shown} (a table is not repaired)", hint=TABLE_REMEDY
         )
     path = archive.path
+    with failing("repair", path):
+        _refuse_written(archive)
     if form_of(archive).kind is LineKind.messages:
         delimiter = b"\n"
     if archive.members is not None:  # the index of before, when a repair was killed: it misleads
@@ -460,10 +507,12 @@ def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
             copy.flush()
             os.fsync(copy.fileno())
         archive.open().close()  # raises when another one is there now, as of a second repair
+        _refuse_written(archive)
         _keep(path)
         beside.rename(path)
         sync_folder(path.parent)
-        replace_file(index_of(path), Index(archive.head, members).encode(), status)
+        total = total_of(members).encode() if members else b""
+        replace_file(index_of(path), Index(archive.head, members).encode() + total, status)
     return total_of(members).messages
 
 

@@ -35,9 +35,10 @@ from nsqtools.archive.catalog import DAY_NS, PARTITIONS, has_grown, place_of
 from nsqtools.archive.columns import message_schema, read_batches
 from nsqtools.archive.delta import INGESTED, DeltaCatalog, TableFile, refuse_other_form
 from nsqtools.archive.finding import ArchiveFile
+from nsqtools.archive.form import LineKind
 from nsqtools.archive.layout import MANIFEST, NULL_PARTITION, aside, folder_of, is_hidden, owner_of
 from nsqtools.archive.parquet import ROW_GROUP_BYTES, ParquetWriter
-from nsqtools.archive.reader import look_at, read_messages
+from nsqtools.archive.reader import form_of, look_at
 from nsqtools.archive.storage import failing, hash_of
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.archive.upload import NotUploadable, identity_of
@@ -240,21 +241,14 @@ def stem_of(archive: ArchiveFile, host: str) -> str:
     """Return the name of the files that an archive becomes, without their ending.
 
     Machines of one image, and one that went back to a snapshot, give several files one head; their
-    times tell them apart. Two files of the same bare bodies may be of two times, too: they are
-    known by their place, and by the size that they had. Raises ``OSError`` and `NsqError`.
+    times tell them apart. A file without a head may be one of two with the same content, and may
+    grow: it is known by its place, and by the size that it had. Raises ``OSError`` and `NsqError`.
     """
     identity = identity_of(archive, host)
     if archive.head is not None:
         return f"{identity}-{archive.members[0].min_ts:x}" if archive.members else identity
-    if not _is_bare(archive):
-        return identity
     place = archive.shown if archive.is_remote else os.path.abspath(archive.shown)
     return f"{identity}-{archive.size():x}-{place_of(place)}"
-
-
-def _is_bare(archive: ArchiveFile) -> bool:
-    first = next(read_messages(archive, lambda path, problem: None), None)
-    return first is not None and not first.topic
 
 
 # -- into the table -----------------------------------------------------------------------------
@@ -421,7 +415,11 @@ def _is_there(table: Table, archive: ArchiveFile, stem: str) -> bool:
 
     A run that was killed while it put the files of a folder of Parquet goes on.
     """
-    if there := table.messages_of(stem):
+    names = [stem]
+    if archive.head is None and form_of(archive).kind is LineKind.messages:
+        content = identity_of(archive, table.plan.host)  # the whole name in 0.3.0
+        names += [content, *(name for name in table.there if name.startswith(f"{content}-"))]
+    if there := max(map(table.messages_of, names)):
         count = archive.messages
         if count is None:
             count = sum(member.messages for member in look_at(archive).members)
@@ -429,6 +427,6 @@ def _is_there(table: Table, archive: ArchiveFile, stem: str) -> bool:
             raise _holds_less(there, archive.shown)
         return there >= count
     place = stem.rpartition("-")[2]
-    if archive.head is None and _is_bare(archive) and has_grown(archive, place, table.there):
+    if archive.head is None and has_grown(archive, place, table.there):
         raise NotUploadable(errno.EEXIST, "it has grown since it was converted", archive.shown)
     return False

@@ -29,6 +29,7 @@ import fcntl
 import logging
 import os
 import resource
+import signal
 import stat
 import struct
 import sys
@@ -196,6 +197,25 @@ def is_own_link(path: str) -> bool:
     with suppress(OSError):
         refuse_planted(Path(path), os.lstat(path))
         return os.path.islink(path)
+    return False
+
+
+def has_writer(path: Path) -> bool | None:
+    """Return whether some program of this machine has a file open for writing.
+
+    None where the system cannot tell: elsewhere than on local disks of Linux, and of files of other
+    users. Raises `NotRegularError`, ``OSError``.
+    """
+    if not hasattr(fcntl, "F_SETLEASE"):
+        return None
+    with closing_fd(descriptor_to_read(path)) as descriptor:
+        try:
+            # who opens it in this moment makes the system signal; SIGIO would end this process
+            fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
+            fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        except OSError as exc:
+            return True if exc.errno == errno.EAGAIN else None
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     return False
 
 

@@ -6,6 +6,7 @@ import random
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from plugins.cli import RunNsq
 from plugins.object_store import Bucket
 
 from nsqtools.archive import compaction as compacting
+from nsqtools.archive import reader
 from nsqtools.archive.catalog import DAY_NS
 from nsqtools.archive.compaction import Compaction, RunJobs, Selection, delete_archive, in_processes
 from nsqtools.archive.delta import DeltaCatalog
@@ -28,6 +30,7 @@ from nsqtools.archive.lease import StoredNumbers
 from nsqtools.archive.location import Location, parse_place
 from nsqtools.archive.members import members_of
 from nsqtools.archive.part_file import Directories, PartFile, finish
+from nsqtools.archive.reader import repair
 from nsqtools.archive.slices import NOTES, Done, Job, Settings, deduplicated, fitted, run_job
 from nsqtools.archive.table import TablePlan, convert
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
@@ -413,6 +416,43 @@ def test_archives_go_when_all_of_them_is_in_parquet_and_not_before(tmp_path: Pat
     third = compact(archive, output)
     assert [delete_archive(each) for each in third.deletable()[0]] == [True]
     assert [each.name for each in archive.iterdir()] == ["bare.log"]
+
+
+@pytest.mark.parametrize("how", ["open", "growing", "none", "no total", "finished"])
+def test_only_what_is_known_to_be_finished_is_deleted_or_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """What its writer appends to a file that is gone is lost."""
+    path = write_archive(tmp_path / "a/clicks.gz", [message(0)])
+    path.chmod(0o640)
+    index = index_of(path).read_bytes()
+    if how == "growing":
+        path.write_bytes(
+            path.read_bytes() + gzip.compress(encode_many("clicks", "n", [message(1)]))
+        )
+    elif how == "none":
+        index_of(path).unlink()
+    elif how == "no total":  # of an early version
+        index_of(path).write_bytes(index.partition(b"total")[0])
+    with path.open("ab") if how == "open" else nullcontext():
+        [archive] = find_archives([path])
+        if how == "open":
+            with pytest.raises(OutputError, match="another program has it open for writing"):
+                repair(archive)
+        compaction = compact(tmp_path / "a", tmp_path / "out")
+        chosen, kept = compaction.deletable()
+        is_kept = how in ("open", "growing", "none")
+        assert (list(kept), len(chosen)) == ([str(path)] * is_kept, 1 - is_kept)
+
+    if how == "finished":
+        with path.open("ab"):
+            assert not delete_archive(chosen[0])  # somebody has opened it since
+    monkeypatch.setattr(reader, "has_writer", lambda path: None)  # as on network file systems
+    chosen, _ = compact(tmp_path / "a", tmp_path / "out").deletable()
+    assert bool(chosen) == (how in ("open", "finished"))
+    if how in ("growing", "none"):
+        with pytest.raises(OutputError, match="no index or manifest says that it is finished"):
+            repair(*find_archives([path]))
 
 
 @pytest.mark.parametrize("is_gone", [False, True])

@@ -358,7 +358,13 @@ def test_an_archive_is_converted_once_and_what_is_left_out_is_said(
     assert convert_again(bare) == (0, "it has grown since it was converted")
     bare.write_bytes(b'{"n": 4}\n{"n": 2}\n{"n": 3}\n')  # another one under its name
     assert convert_again(bare) == (3, "")
-    assert sum(each.messages or 0 for each in find_archives([plan.url])) == 3 + 2 + 3
+    lines = encode_many("clicks", "n:1", some)
+    (live := tmp_path / "live.log").write_bytes(lines)  # messages without an index
+    assert convert_again(live)[0] == 2
+    assert convert_again(live.rename(tmp_path / "moved.log")) == (0, "")
+    live.write_bytes(lines * 3)
+    assert convert_again(live) == (0, "it has grown since it was converted")
+    assert sum(each.messages or 0 for each in find_archives([plan.url])) == 3 + 2 + 3 + 4
 
     index = index_of(write_archive(tmp_path / "damaged" / "a.log", some, head=Head("b" * 32, 1)))
     index.write_bytes(index.read_bytes().replace(b" 4 ", b" 5 "))
