@@ -40,12 +40,18 @@ from nsqtools.archive.journal import Journal, TopicLock, journals_below, stem_of
 from nsqtools.archive.part_file import recover
 from nsqtools.archive.storage import failing
 from nsqtools.archive.topic_archiver import Quota, Scheduled, TopicArchiver, Turns
-from nsqtools.archive.topic_writer import ArchiveSettings, ArchiveTotals, TopicWriter
+from nsqtools.archive.topic_writer import (
+    ArchiveSettings,
+    ArchiveTotals,
+    TopicWriter,
+    WriteFailed,
+)
 from nsqtools.client.backlog import Backlog
 from nsqtools.client.consumer import Consumer, consumer_of, start_all
 from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.topics import ConsumedTopics, Troubles
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
+from nsqtools.files.durable import IN_THE_WAY
 from nsqtools.protocol.names import Address
 from nsqtools.records.prometheus import Metric, metric_of
 from nsqtools.tail.tail import End, RunLimits
@@ -116,6 +122,8 @@ class Archiver:
         self._folder_locks = settings.directories.locks()
         self._ended: dict[str, ArchiveTotals] = {}
         self._unwritten: NsqError | None = None
+        self._given_up: set[str] = set()  # whose files cannot be written in this run
+        self._not_begun: dict[str, str] = {}  # why
         self._changed = threading.Event()
         self._is_stopping = False
         self._is_paused = False
@@ -208,6 +216,7 @@ class Archiver:
         try:
             with failing("use", self._settings.directories.work):
                 self._settings.directories.make()
+                self._settings.directories.try_out()
                 for path in recover(self._settings.directories):
                     self._on_finished(path)
             self._begin_all(self._topics.given, fail_fast=True)
@@ -224,6 +233,8 @@ class Archiver:
             self._topics.unlisted.refuse(self._topics.given)
             if self._waiting:
                 raise _too_few_files(f"archive {', '.join(self._waiting)} as well")
+            if self._not_begun:
+                raise OutputError(next(iter(self._not_begun.values())))
         return end
 
     def _begin_all(self, topics: Iterable[str], *, fail_fast: bool = False) -> None:
@@ -244,12 +255,14 @@ class Archiver:
             except (NsqError, OSError) as exc:
                 if fail_fast:
                     raise
-                self._troubles.has(topic, f"topic {topic} is not archived: {exc}; trying again")
+                self._not_begun[topic] = f"topic {topic} is not archived: {exc}"
+                self._troubles.has(topic, f"{self._not_begun[topic]}; trying again")
                 if topic in self._archivers:
                     self._archivers[topic].consumer.abort()
                 self._forget(topic)
                 self._topics.put_off(topic)
                 continue
+            self._not_begun.pop(topic, None)
             self._troubles.over(topic)
         if fail_fast:
             start_all([self._archivers[topic].consumer for topic in fitting])
@@ -295,7 +308,8 @@ class Archiver:
         channel, settings = self._channel, self._settings
         directories = settings.directories
         now = settings.moment(time.time())
-        settings.naming.stem(topic, now, now)  # a topic may be called ".."
+        stem = settings.naming.stem(topic, now, now)  # a topic may be called ".."
+        directories.check_name(stem)
         with failing("use", directories.work), ExitStack() as undo:
             lock = TopicLock(self._folder_locks, directories.work, topic, channel)
             undo.callback(lock.release)
@@ -362,7 +376,7 @@ class Archiver:
         for topic in self._nsqd.keys() & self._archivers.keys():
             if self._nsqd[topic] - before.get(topic, set()):
                 self._archivers[topic].consumer.look_up_soon()
-        absent = wanted - self._archivers.keys()
+        absent = wanted - self._archivers.keys() - self._given_up
         if absent.difference(self._waiting) or now >= self._retry_at:
             self._retry_at = now + RETRY_S
             self._looked_up = {} if self._nsqd is before else self._nsqd
@@ -401,9 +415,22 @@ class Archiver:
             self._forget(topic)
             if failure is not None and not isinstance(failure, NsqError | OSError):
                 raise failure
-            if failure is not None:
+            if isinstance(failure, WriteFailed) and self._is_final(failure):
+                log.error("topic %s: %s", topic, failure)
+                self._unwritten = self._unwritten or failure
+                self._given_up.add(topic)
+            elif failure is not None:
                 log.error("topic %s: %s; trying again", topic, failure)
                 self._topics.put_off(topic)
+
+    def _is_final(self, failure: WriteFailed) -> bool:
+        """Return whether a topic is given up. A job that is to end goes on with the others, and a
+        daemon ends with it, unless somebody can help it meanwhile."""
+        if self._limits.idle_s is not None:
+            return True
+        if failure.number not in IN_THE_WAY:
+            raise failure
+        return False
 
     def _end_all(self, *, drain: bool) -> None:
         """Stop all topics at the same time, and wait for them."""
@@ -414,7 +441,8 @@ class Archiver:
             while not archiver.join(TICK_S):
                 self._on_tick()
             self._forget(archiver.topic)
-            self._unwritten = self._unwritten or archiver.last_error
+            failure = archiver.failure if isinstance(archiver.failure, WriteFailed) else None
+            self._unwritten = self._unwritten or failure or archiver.last_error
         self._turns.end()
         self._folder_locks.close()
         self._on_tick()

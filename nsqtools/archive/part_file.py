@@ -47,10 +47,13 @@ from nsqtools.archive.layout import (
     total_of,
 )
 from nsqtools.archive.members import Compressor, CompressorFactory, scan_members
+from nsqtools.errors import OutputError
 from nsqtools.files.durable import (
+    FULL_DISK,
     NEW,
     blaming,
     copy_of,
+    make_folder,
     make_folders,
     place,
     sync_data,
@@ -70,7 +73,8 @@ class PartFile:
     """The file that will be ``path``, whose directory must exist.
 
     ``now_s`` is the time since 1970, kept as ``opened_at_s``. The ``head`` goes before the members
-    in the index. Raises `FileExistsError` when the name is taken, and ``OSError``.
+    in the index. The mode is less the umask, unless it ``is_exact``. Raises `FileExistsError` when
+    the name is taken, and ``OSError``.
     """
 
     def __init__(
@@ -80,6 +84,8 @@ class PartFile:
         compressor: CompressorFactory,
         now_s: float,
         head: Head | None = None,
+        *,
+        is_exact: bool = False,
     ) -> None:
         self.path = path
         self.opened_at_s = now_s
@@ -90,7 +96,8 @@ class PartFile:
         self._index_size = len(first_line)
         self._new_compressor = compressor
         writable = mode | 0o600  # until it is finished
-        self._identity = _make(part_of(path), index_of(path), writable, first_line)
+        exact = writable if is_exact else None
+        self._identity = _make(part_of(path), index_of(path), writable, first_line, exact)
         self._begin_member()
 
     def _begin_member(self) -> None:
@@ -164,7 +171,9 @@ class PartFile:
         return (found.st_dev, found.st_ino) != self._identity
 
 
-def _make(part: Path, index: Path, mode: int, first_line: bytes) -> tuple[int, int]:
+def _make(
+    part: Path, index: Path, mode: int, first_line: bytes, exact: int | None
+) -> tuple[int, int]:
     """Make both files, and their names durable; return what identifies the data.
 
     The first line of the index becomes durable with that of the first member.
@@ -177,6 +186,9 @@ def _make(part: Path, index: Path, mode: int, first_line: bytes) -> tuple[int, i
             raise FileExistsError(f"{part} is being recovered by another process")
         with closing_fd(os.open(index, CREATE, mode)) as descriptor, blaming(index):
             undo.callback(index.unlink)
+            if exact is not None:
+                os.fchmod(data, exact)
+                os.fchmod(descriptor, exact)
             write_all(descriptor, first_line)
         sync_folder(part.parent)
         made = os.fstat(data)
@@ -188,18 +200,97 @@ def _make(part: Path, index: Path, mode: int, first_line: bytes) -> tuple[int, i
 class Directories:
     """Where files are finished and where they are in progress (often the same), and modes.
 
-    Both are absolute and must exist; `make` makes them.
+    Both are absolute and must exist; `make` makes them. A mode that the user chose is exact, the
+    other is less the umask.
     """
 
     output: Path
     work: Path
-    file_mode: int = 0o640
-    folder_mode: int = 0o750
+    chosen_file_mode: int | None = None
+    chosen_folder_mode: int | None = None
+
+    @property
+    def file_mode(self) -> int:
+        return 0o640 if self.chosen_file_mode is None else self.chosen_file_mode
 
     def make(self) -> None:
         """Make both directories where they are missing. Raises ``OSError``."""
+        mode, is_exact = self._folder_mode
         for folder in (self.output, self.work):
-            folder.mkdir(self.folder_mode, parents=True, exist_ok=True)
+            if not folder.is_dir():
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                make_folder(folder, mode, is_exact=is_exact)
+
+    @property
+    def _folder_mode(self) -> tuple[int, bool]:
+        chosen = self.chosen_folder_mode
+        return (0o750, False) if chosen is None else (chosen, True)
+
+    def make_folders(self, root: Path, folder: Path) -> None:
+        """Make the directories from one of both down to ``folder``. Raises ``OSError``."""
+        mode, is_exact = self._folder_mode
+        make_folders(root, folder, mode, is_exact=is_exact)
+
+    def try_out(self) -> None:
+        """Try all that archiving does in both directories.
+
+        What a file system refuses now it would refuse each message. A full disk may have room
+        later, and is left to the archivers. Raises `OutputError`, which names the operation.
+        """
+        for folder in {self.output, self.work}:
+            self._try_out(folder)
+
+    def _try_out(self, folder: Path) -> None:
+        trial = folder / f".nsq-archive.{os.urandom(8).hex()}.tmp"
+        renamed = trial.with_name(f".nsq-archive.{os.urandom(8).hex()}.tmp")
+        operation = "make files"
+        try:
+            with closing_fd(os.open(trial, CREATE, 0o600)) as descriptor:
+                if self.chosen_file_mode is not None:
+                    operation = f"set the mode {self.chosen_file_mode:o} of files"
+                    os.fchmod(descriptor, self.chosen_file_mode | 0o600)
+                operation = "write files"
+                write_all(descriptor, b"\n")
+                sync_data(descriptor)
+                if folder == self.work:
+                    operation = "lock files"
+                    try_lock(descriptor)
+                    with closing(FolderLocks(trial)) as locks:
+                        locks.take("trial")
+            operation = "rename files"
+            place(trial, renamed)
+            operation = "sync the directory"
+            sync_folder(folder)
+        except OSError as exc:
+            if exc.errno not in FULL_DISK:
+                raise OutputError(
+                    f"cannot {operation} in {folder} ({exc.strerror})",
+                    hint="Give a directory of another file system; --work-dir may be a local one.",
+                ) from exc
+        finally:
+            for path in (trial, renamed):
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
+
+    def check_name(self, name: str) -> None:
+        """Raise `OutputError` for a file name that the file systems have no room for.
+
+        The longest that a file has is that of its index.
+        """
+        for folder in {self.output, self.work}:
+            longest = index_of(folder / with_rev(name, 1))
+            try:
+                for path in (
+                    longest,
+                    *(folder / part for part in longest.relative_to(folder).parts),
+                ):
+                    with suppress(FileNotFoundError, NotADirectoryError):
+                        path.lstat()
+            except OSError as exc:
+                raise OutputError(
+                    f"cannot write {longest} ({exc.strerror})",
+                    hint="Give a shorter --filename-format.",
+                ) from exc
 
     def locks(self) -> FolderLocks:
         """Return the locks on topics and on files in progress, all free."""
@@ -237,7 +328,7 @@ def finish(path: Path, directories: Directories) -> Path:
     part, index = part_of(path), index_of(path)
     _add_total(index)
     wanted = directories.final(path)
-    make_folders(directories.output, wanted.parent, directories.folder_mode)
+    directories.make_folders(directories.output, wanted.parent)
     for rev in itertools.count():
         final = wanted.with_name(with_rev(wanted.name, rev))
         try:

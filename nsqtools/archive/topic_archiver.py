@@ -10,7 +10,8 @@ at once, so what belongs to it needs no locks. A turn of a topic with a backlog 
 `SLICE_S`, so that the others get theirs. A thousand quiet topics cost nothing but their entry in a
 heap, and those with nothing to wait for not even that.
 
-When writing fails the messages go back to nsqd, whose backoff - no messages, then a single one, and
+An error that cannot pass ends the topic. At others, such as a full disk, the
+messages go back to nsqd, whose backoff - no messages, then a single one, and
 again - finds out when writing works again.
 """
 
@@ -31,6 +32,7 @@ from nsqtools.client.backlog import Backlog
 from nsqtools.client.connecting import RetryDelays
 from nsqtools.client.consumer import Consumer, Stopped
 from nsqtools.client.message import Batch
+from nsqtools.files.durable import can_pass
 
 log = logging.getLogger("nsqtools")
 
@@ -243,6 +245,8 @@ class TopicArchiver:
         try:
             write()
         except WriteFailed as exc:
+            if not can_pass(exc.number):
+                raise
             now = time.monotonic()
             if exc.reason != self._reported:
                 self._reported = exc.reason

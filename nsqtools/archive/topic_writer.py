@@ -32,7 +32,6 @@ from nsqtools.archive.members import CompressorFactory, Plain
 from nsqtools.archive.part_file import Directories, PartFile, finish
 from nsqtools.client.message import Answers, Batch, Message
 from nsqtools.errors import OutputError
-from nsqtools.files.durable import make_folders
 from nsqtools.protocol.text import NS
 from nsqtools.records.envelope import RecordFormat, encode_lines, encode_many
 from nsqtools.records.naming import FileNaming, Rotation, with_rev
@@ -175,12 +174,18 @@ class FileSet:
             taken = (directories.final(path), part_of(path), index_of(path))
             if any(map(Path.exists, taken)):
                 continue
-            make_folders(directories.work, path.parent, directories.folder_mode)
+            directories.make_folders(directories.work, path.parent)
             if not self._locks.take(directories.name_of(path)):
                 continue
             try:
-                mode, compressor = directories.file_mode, self._settings.compressor
-                part = PartFile(path, mode, compressor, now_s, self._lock.next_head())
+                part = PartFile(
+                    path,
+                    directories.file_mode,
+                    self._settings.compressor,
+                    now_s,
+                    self._lock.next_head(),
+                    is_exact=directories.chosen_file_mode is not None,
+                )
             except OSError as exc:
                 self._locks.release(directories.name_of(path))
                 if isinstance(exc, FileExistsError):  # another process has just made it
@@ -294,13 +299,16 @@ class FileSet:
 class WriteFailed(OutputError):
     """Nothing of what was held, ``count`` messages, is written; it is back in the queue.
 
-    ``reason`` is the system's.
+    ``reason`` and ``number`` are the system's.
     """
 
-    def __init__(self, message: str, reason: str, count: int) -> None:
+    def __init__(
+        self, message: str, reason: str, count: int, number: int | None = errno.EIO
+    ) -> None:
         super().__init__(message)
         self.reason = reason
         self.count = count
+        self.number = number
 
 
 @dataclass(slots=True)
@@ -508,4 +516,5 @@ class TopicWriter:
             path = exc.filename or self._settings.directories.work
             back = f": {count} messages are back in the queue" if count else ""
             reason = exc.strerror or str(exc)
-            raise WriteFailed(f"cannot write {path} ({reason}){back}", reason, count) from exc
+            message = f"cannot write {path} ({reason}){back}"
+            raise WriteFailed(message, reason, count, exc.errno) from exc

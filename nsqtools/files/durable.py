@@ -31,6 +31,30 @@ NEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
+FULL_DISK = {errno.ENOSPC, errno.EDQUOT}
+_CAN_PASS = {
+    *FULL_DISK,
+    *(errno.EIO, errno.ESTALE, errno.EROFS),  # a disk or a server that comes back
+    *(errno.ENOENT, errno.ENODEV, errno.ENXIO, errno.ENOTCONN),  # not mounted at the moment
+    *(errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
+    *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS),
+    *(errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.ETXTBSY),
+    errno.EFBIG,  # the next file is smaller
+    errno.EEXIST,  # the next name is free
+}
+IN_THE_WAY = {errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR}
+"""Errors that somebody may resolve while a daemon runs; a job that is to end does not wait."""
+_NO_FOLDER_SYNC = {errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+
+
+def can_pass(number: int | None) -> bool:
+    """Return whether writing that failed with an error may work later.
+
+    Whoever writes in a loop ends with the other errors: to try again would be forever.
+    """
+    return number in _CAN_PASS
+
+
 def write_all(descriptor: int, data: bytes) -> None:
     """Write all of ``data``; a disk that fills up takes a part first."""
     rest = memoryview(data)
@@ -74,10 +98,17 @@ def blaming(path: Path) -> Iterator[None]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a directory durable."""
+    """Make the names in a directory durable, on file systems that can.
+
+    Some (SMB, FUSE, network mounts) refuse it for directories; PostgreSQL and SQLite go on, too.
+    """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     with closing_fd(os.open(folder, flags)) as descriptor:
-        os.fsync(descriptor)
+        try:
+            os.fsync(descriptor)
+        except OSError as exc:
+            if exc.errno not in _NO_FOLDER_SYNC:
+                raise
 
 
 def replace_file(
@@ -198,18 +229,31 @@ def remove_temporaries(folder: Path, before_s: float = math.inf) -> None:
                 path.unlink()
 
 
-def make_folders(root: Path, folder: Path, mode: int) -> None:
+def make_folders(root: Path, folder: Path, mode: int, *, is_exact: bool = False) -> None:
     """Make the directories from ``root`` down to ``folder``. ``root`` itself must be there.
 
     If it were made again when it is gone, files would land below the mount point of a lost disk.
+    They have ``mode``, less the umask unless it ``is_exact``.
     """
     missing = []
     while folder != root and not folder.exists():
         missing.append(folder)
         folder = folder.parent
     for path in reversed(missing):
-        path.mkdir(mode, exist_ok=True)
+        make_folder(path, mode, is_exact=is_exact)
         sync_folder(path.parent)
+
+
+def make_folder(path: Path, mode: int, *, is_exact: bool = False) -> None:
+    """Make a directory; one that another process has made just now stays as it is."""
+    try:
+        path.mkdir(mode)
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+    else:
+        if is_exact:
+            path.chmod(mode)
 
 
 def place(source: Path, target: Path) -> None:

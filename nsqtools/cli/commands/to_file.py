@@ -63,6 +63,14 @@ def parse_mode(text: str) -> int:
     return int(text, 8)
 
 
+def parse_folder_mode(text: str) -> int:
+    """Read the permissions of a directory, in octal; 2775 is that of a group. Raises as
+    `parse_mode`."""
+    special = {"0": 0, "1": 0o1000, "2": 0o2000, "3": 0o3000}
+    is_long = len(text) == 4 and text[0] in special
+    return special[text[0]] | parse_mode(text[1:]) if is_long else parse_mode(text)
+
+
 class ArchiveOptions(OptionSet):
     """Into what files topics go, and where these go."""
 
@@ -87,8 +95,18 @@ class ArchiveOptions(OptionSet):
     )
     utc: bool = opt("", "Times in names are UTC, not local.")
     host_identifier: str = opt("NAME", "<HOST>, if not the short host name.", default="")
-    file_mode: int = opt("MODE", "Permissions of files.", default="640", parser=parse_mode)
-    dir_mode: int = opt("MODE", "Permissions of directories.", default="750", parser=parse_mode)
+    file_mode: int | None = opt(
+        "MODE",
+        "Permissions of files, whatever the umask.",
+        parser=parse_mode,
+        show_default="640 less the umask",
+    )
+    dir_mode: int | None = opt(
+        "MODE",
+        "Permissions of directories, whatever the umask.",
+        parser=parse_folder_mode,
+        show_default="750 less the umask",
+    )
     format: RecordFormat = opt(
         "", "JSON with id, time and body, or bodies alone as nsq_to_file.", FORM, RecordFormat.jsonl
     )

@@ -1,10 +1,13 @@
 """``nsq to-file``: what it writes, when and where, and that it has none of nsq_to_file's faults."""
 
+import errno
+import fcntl
 import os
 import re
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -34,7 +37,9 @@ from plugins.servers import AnyNsqd, GoNsqd, Nsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions, Consumer
+from nsqtools.archive import part_file
 from nsqtools.cli.running import consuming
+from nsqtools.files import durable
 
 DEADLINE_S = patience_s(30.0)
 RAW = ("--format", "raw")
@@ -290,6 +295,68 @@ def test_the_trouble_of_one_topic_is_not_that_of_another(to_file: ToFile) -> Non
     ended(process)
 
     assert len(messages_of(out)) == 2
+
+
+REFUSALS = {
+    "lock files": (fcntl, "flock", errno.ENOLCK),
+    "rename files": (durable, "place", errno.ENOSYS),
+    "write files": (os, "fdatasync", errno.EINVAL),
+}
+
+
+@pytest.mark.parametrize("operation", REFUSALS)
+def test_what_a_file_system_refuses_for_good_is_named_at_the_start(
+    to_file: ToFile, operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, name, number = REFUSALS[operation]
+    to_file.publish(b"one")
+    where = part_file if module is durable else module
+    monkeypatch.setattr(where, name, Mock(side_effect=OSError(number, "Refused")))
+    result = to_file.run(*SOON)
+    assert f"cannot {operation} in {to_file.out} (Refused)" in result.err
+    assert (result.status, to_file.left()) == (1, 1)
+    assert list(to_file.out.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
+def test_a_directory_that_cannot_be_synced_is_used(
+    to_file: ToFile, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, "Refused")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    to_file.publish(b"one")
+    assert to_file.run("-n", "1").status == 0
+    assert len(messages_of(to_file.out)) == 1
+
+
+def test_an_error_that_cannot_pass_ends_a_job_and_a_name_is_tried_before(to_file: ToFile) -> None:
+    to_file.publish(b"one")
+    result = to_file.run("--filename-format", "x" * 240 + "<TOPIC>.log", *SOON)
+    assert "(File name too long)\nhint: Give a shorter --filename-format." in result.err
+    assert (result.status, to_file.left()) == (1, 1)
+    (to_file.out / "clicks").symlink_to("clicks")  # it leads to itself
+    result = to_file.run("--filename-format", "<TOPIC>/x.log", *SOON)
+    assert "cannot write" in result.err
+    assert (result.status, to_file.left()) == (1, 1)
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_modes_in_words_are_exact_whatever_the_umask(to_file: ToFile, mask: int) -> None:
+    to_file.publish(b"one")
+    before = os.umask(mask)
+    try:
+        args = ("--filename-format", "sub/<TOPIC>.log", "--file-mode", "664", "--dir-mode", "2775")
+        assert to_file.run(*args, "-n", "1").status == 0
+    finally:
+        os.umask(before)
+    paths = [to_file.out, to_file.out / "sub", *(to_file.out / "sub").glob("*.log")]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in paths] == [0o2775, 0o2775, 0o664]
 
 
 def test_term_with_a_frozen_nsqd_neither_spins_nor_waits_forever(to_file: ToFile) -> None:
