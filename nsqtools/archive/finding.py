@@ -18,6 +18,7 @@ something else, which would be published as bodies.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import re
@@ -81,6 +82,8 @@ class ArchiveFile:
     entry: Entry | None = None
     table: TableFile | None = None
     """Of Parquet: what a log or a manifest says of it."""
+    problem: str = ""
+    """Why nothing of it can be read, as of a directory without permission."""
 
     @classmethod
     def at(cls, path: Path, index: Index) -> ArchiveFile:
@@ -142,8 +145,11 @@ class ArchiveFile:
     def open(self) -> BinaryIO:
         """Open it for reading: one in progress under its final name if it was finished meanwhile.
 
-        Raises `ChangedError` if it is another one than was listed, and ``OSError``.
+        Raises `ChangedError` if it is another one than was listed, `NotRegularError` if it has a
+        ``problem``, and ``OSError``.
         """
+        if self.problem:
+            raise NotRegularError(errno.EACCES, self.problem, self.shown)
         try:
             return self.storage.open(self.name, self.entry)
         except FileNotFoundError:
@@ -215,7 +221,18 @@ def _find(place: str, in_progress: Sequence[Entry], wanted: Wanted) -> list[Arch
         return in_table
     if isinstance(storage, LocalStorage) and not storage.root.is_dir():
         return [_named(LocalStorage(storage.root.parent), storage.root.name)]
-    listed = sorted(storage.list(), key=_order)
+    unreadable: list[ArchiveFile] = []
+    if isinstance(storage, LocalStorage):
+        listed = []
+        for entry, error in storage.list_readable():
+            if error is None:
+                listed.append(entry)
+            elif is_shown(entry.name):
+                reason = f"cannot be read ({error.strerror})"
+                unreadable.append(ArchiveFile(storage, entry.name, None, problem=reason))
+    else:
+        listed = list(storage.list())
+    listed.sort(key=_order)
     at = parse_place(place)
     if not listed and isinstance(at, StoredPlace) and at.key:  # not an empty bucket
         return [_named(open_storage(str(at.parent)), at.name)]
@@ -224,7 +241,8 @@ def _find(place: str, in_progress: Sequence[Entry], wanted: Wanted) -> list[Arch
     names = {entry.name for entry in listed}
     files = [*(entry for entry in listed if is_shown(entry.name)), *in_progress]
     indexed = partial(_with_index, storage, names=names)
-    return list(side_by_side(indexed, files, is_remote=not isinstance(storage, LocalStorage)))
+    is_remote = not isinstance(storage, LocalStorage)
+    return [*side_by_side(indexed, files, is_remote=is_remote), *unreadable]
 
 
 def _named(storage: Storage, name: str) -> ArchiveFile:

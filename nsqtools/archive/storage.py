@@ -285,14 +285,27 @@ class LocalStorage(Storage):
         return self.root / parts
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
-        def fail(exc: OSError) -> None:
-            if not isinstance(exc, FileNotFoundError):
-                raise exc
+        for entry, error in self.list_readable(prefix):
+            if error is not None:
+                raise error
+            yield entry
 
-        for folder, names in walk(self._path(prefix), fail):
+    def list_readable(self, prefix: str = "") -> Iterator[tuple[Entry, OSError | None]]:
+        """Iterate as `list` does, but over directories and files that cannot be looked at as well.
+
+        Each of these has its error.
+        """
+        failed: list[OSError] = []
+        for folder, names in walk(self._path(prefix), failed.append):
             for path in (folder / name for name in names if not TEMPORARY.fullmatch(name)):
-                with suppress(FileNotFoundError):  # removed meanwhile
-                    yield self._entry(path.relative_to(self.root).as_posix(), path)
+                try:
+                    yield self._entry(path.relative_to(self.root).as_posix(), path), None
+                except OSError as exc:
+                    failed.append(exc)
+        for exc in failed:
+            if not isinstance(exc, FileNotFoundError):  # removed meanwhile
+                name = os.path.relpath(exc.filename, self.root)
+                yield Entry(name, 0, 0), exc
 
     def children(self, prefix: str) -> tuple[Sequence[Entry], Sequence[str]]:
         path = self._path(prefix)

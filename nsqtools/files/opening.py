@@ -3,10 +3,10 @@
 Only regular files are opened, and no symbolic links where we write.
 
 In a directory that other users can write to, a name may be a link to any file, a FIFO that blocks
-its reader, or a device without an end. Reading follows links (an archive may be linked) but takes
-only what turns out to be a regular file; writing follows none, and takes no file that another user
-planted: one that is neither ours nor root's nor of the owner of the directory, who could replace it
-anyway.
+its reader, or a device without an end. Reading follows a link that the user names, but none that is
+found in a directory, and takes only what turns out to be a regular file; writing follows none, and
+takes no file that another user planted: one that is neither ours nor root's nor of the owner of the
+directory, who could replace it anyway.
 
 Trap: the check comes after the open, on the descriptor, because a name can change in between. So
 the open itself must neither block nor change anything: ``O_NONBLOCK``, and never ``O_TRUNC``.
@@ -163,11 +163,13 @@ def _refusal(number: int, path: Path, what: str) -> NotRegularError:
 def walk(
     root: Path,
     on_error: Callable[[OSError], object] = lambda error: None,
-    follows: Callable[[str], bool] = os.path.islink,
+    follows: Callable[[str], bool] | None = None,
 ) -> Iterator[tuple[Path, list[str]]]:
     """Iterate over a directory and all below it, each once: its path, and the names of its files.
 
-    Those behind links come last, of links that ``follows`` takes, and what fsck found is left out.
+    Links lead out of it, or to what is there anyway: without ``follows`` they are left out, except
+    the directory itself. Directories behind the links that it takes come last, and files are links
+    or not. What fsck found is left out.
     The errors of directories that cannot be listed go to ``on_error``.
     """
     seen: set[tuple[int, ...]] = set()
@@ -187,9 +189,29 @@ def walk(
                 continue
             seen.add((state.st_dev, state.st_ino))
             folders[:] = sorted({*folders} - {LOST})
-            links += filter(follows, (os.path.join(folder, name) for name in folders))
+            if follows is None:
+                links_left = [name for name in (*folders, *names) if _is_link(folder, name)]
+                warn_of_links(folder, links_left)
+                names = [name for name in names if name not in links_left]
+            else:
+                links += filter(follows, (os.path.join(folder, name) for name in folders))
             yield Path(folder), sorted(names)
         waiting = links
+
+
+def _is_link(folder: str, name: str) -> bool:
+    return os.path.islink(os.path.join(folder, name))
+
+
+_links: set[str] = set()  # that were named
+
+
+def warn_of_links(folder: str | Path, names: Sequence[str]) -> None:
+    """Log which links of a directory are not followed, each once."""
+    paths = {os.path.join(folder, name) for name in names if not name.startswith(".")}
+    for path in sorted(paths - _links):
+        log.warning("%s is a link, which is not followed: name what it leads to", path)
+    _links.update(paths)
 
 
 def is_own_link(path: str) -> bool:

@@ -198,3 +198,24 @@ def test_what_is_written_follows_no_link_to_a_directory_of_another_user(
     found += [each.name for each in recover(Directories(output, output))]
 
     assert found == ([] if owner else ["a.log", "b.log"])
+
+
+def test_a_directory_that_cannot_be_listed_ends_no_listing(
+    output: Path, run_nsq: RunNsq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_archive(output / "a" / "x.log", numbered(0, 1))
+    (output / "b").mkdir()
+    scandir = os.scandir
+
+    def refuse(path: str) -> object:
+        if str(path) == str(output / "b"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    for command in ("info", "cat", "verify"):
+        result = run_nsq(["archive", command, str(output)])
+        said = result.err + result.out.decode()
+        assert f"{output / 'b'}" in said and "cannot be read (Permission denied)" in said
+        assert "x.log" in said or "body 0" in said or "1 message," in said
+        assert result.status == {"info": 0, "cat": 6, "verify": 1}[command]

@@ -26,6 +26,7 @@ from nsqtools.archive.upload import UploadPlan
 from nsqtools.archive.upload import upload as upload_file
 from nsqtools.cli.main import main
 from nsqtools.errors import NotFoundError, NsqError
+from nsqtools.files.opening import open_to_read
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.spark.archives import archive_files
 from nsqtools.spark.archives.archive_files import CATALOG, Listing, StoredListing
@@ -324,7 +325,10 @@ def test_only_directories_that_changed_or_did_so_just_now_are_read(
     assert paths(listing) == ["b.log.gz", "c.log"]
 
 
-def test_links_to_directories_are_followed_and_each_directory_is_read_once(tmp_path: Path) -> None:
+def test_no_link_in_an_archive_is_followed_and_each_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may lead to what only the reader may read, or to all of the disk."""
     root, other = tmp_path / "root", tmp_path / "other"
     for folder in (root / "day", root / "z", other, tmp_path / "b"):
         write_archive(folder / "x.log.gz", [MESSAGE], is_finished=False)
@@ -335,17 +339,26 @@ def test_links_to_directories_are_followed_and_each_directory_is_read_once(tmp_p
     (root / "latest").symlink_to("day")
     (root / "nowhere").symlink_to("nothing")
     (root / "loop").symlink_to("loop")
-    expected = [root / name / "x.log.gz" for name in ("a-other", "b", "day", "z")]
+    (tmp_path / "secret").write_text("password\n")
+    (root / "x.log").symlink_to(tmp_path / "secret")
+    (root / "root").symlink_to("/")
+    (tmp_path / "given").symlink_to(root)
+    expected = [root / name / "x.log.gz" for name in ("day", "z")]
 
     for step in ("in progress", "finished"):
         told: list[ArchiveDamage] = []
         listed = listing_of(root).files(told.append).values()
         assert [Path(file.shown) for file in listed] == expected
-        found = [each.path for each in find_archives([root])]
+        found = [each.path.resolve() for each in find_archives([tmp_path / "given"])]
         assert sorted(map(owner_of, found) if step == "in progress" else found) == expected
         assert not told
-        if step == "in progress":
-            assert sorted(recover(Directories(root, root))) == expected
+        if step == "in progress":  # what an archiver writes it may finish
+            own = [root / name / "x.log.gz" for name in ("a-other", "b")]
+            (root / "root").unlink()
+            assert sorted(recover(Directories(root, root))) == [*own, *expected]
+    assert f"{root / 'x.log'} is a link, which is not followed" in caplog.text
+    with open_to_read(root / "x.log") as file:  # as one that is named
+        assert file.read() == b"password\n"
 
 
 def test_what_is_being_finished_is_there_once_and_another_in_its_place_noticed(

@@ -66,7 +66,13 @@ from nsqtools.archive.members import codec_of
 from nsqtools.archive.reader import form_of
 from nsqtools.archive.storage import Entry, failing, side_by_side
 from nsqtools.errors import NotFoundError
-from nsqtools.files.opening import LOST, NotRegularError, open_to_read, status_of
+from nsqtools.files.opening import (
+    LOST,
+    NotRegularError,
+    open_to_read,
+    status_of,
+    warn_of_links,
+)
 from nsqtools.records.naming import Codec
 from nsqtools.spark.archives.damage import ArchiveDamage
 from nsqtools.spark.archives.read_settings import ReadSettings
@@ -87,8 +93,6 @@ class Folder(NamedTuple):
     state: tuple[int, int, int]
     is_settled: bool
     folders: list[Path]
-    links: list[Path]
-    """To folders."""
     in_progress: list[Path]
     finished: list[Path]
 
@@ -365,17 +369,17 @@ class Listing:
     def _walk(
         self, root: Path, before: Mapping[Path, Folder], on_damage: OnDamage
     ) -> Iterator[Folder]:
-        """Iterate over a directory and those below that are not hidden, each once; those behind
-        links last. Or over a single file."""
+        """Iterate over a directory and those below that are not hidden, each once. Or over a single
+        file."""
         if not root.is_dir():
             is_part = is_hidden(root.name, PART)
             found = ([root], []) if is_part else ([], [root])
-            yield Folder((0, 0, 0), False, [], [], *found)
+            yield Folder((0, 0, 0), False, [], *found)
             return
         seen: set[tuple[int, int]] = set()
-        links, waiting = [root], list[Path]()
-        while waiting or links:
-            path = waiting.pop() if waiting else links.pop(0)
+        waiting = [root]
+        while waiting:
+            path = waiting.pop()
             try:
                 folder = self._folders[path] = self._folder(path, before)
             except FileNotFoundError:
@@ -386,7 +390,6 @@ class Listing:
                 continue
             if folder.state[:2] not in seen:
                 seen.add(folder.state[:2])
-                links += [each for each in folder.links if is_for(each.name, self._topics)]
                 wanted = [each for each in folder.folders if is_for(each.name, self._topics)]
                 waiting += wanted[::-1]
                 yield folder
@@ -398,17 +401,17 @@ class Listing:
         known = self._folders.get(path) or before.get(path)
         if known is not None and known.is_settled and known.state == state:
             return known
-        folder = Folder(state, now_ns - status.st_mtime_ns > SETTLED_NS, [], [], [], [])
+        folder = Folder(state, now_ns - status.st_mtime_ns > SETTLED_NS, [], [], [])
         with os.scandir(path) as entries:
             for entry in sorted(entries, key=lambda entry: entry.name):
                 kind = folder.finished
+                if entry.is_symlink():
+                    warn_of_links(path, [entry.name])
+                    continue
                 if is_hidden(entry.name, PART):
                     kind = folder.in_progress
                 elif entry.name.startswith(".") or entry.name == LOST:
                     continue
-                elif entry.is_symlink():
-                    if os.path.isdir(entry.path):  # `is_dir` fails for a link that leads to itself
-                        kind = folder.links
                 elif entry.is_dir():
                     kind = folder.folders
                 kind.append(path / entry.name)
