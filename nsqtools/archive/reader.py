@@ -22,8 +22,9 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -250,6 +251,17 @@ def form_of(archive: ArchiveFile) -> Form:
         if len(head) >= HEAD_SIZE and (b"\n" in head or len(head) > BATCH_TEXT):
             break
     return form_of_text(head, has_index=has_index)
+
+
+def named_otherwise(archives: Sequence[ArchiveFile], topic: str) -> list[ArchiveFile]:
+    """Return the files of bare bodies whose names lack a topic that other names have.
+
+    Names as nsq_to_file makes them have the topic, so these are likely of another one.
+    """
+    word = re.compile(rf"(?<![0-9A-Za-z_]){re.escape(topic)}(?![0-9A-Za-z_])")
+    bare = [each for each in archives if form_of(each).kind is LineKind.bodies]
+    others = [archive for archive in bare if not word.search(archive.name)]
+    return others if len(others) < len(bare) else []
 
 
 def lines_end(text: bytes, delimiter: bytes) -> int:

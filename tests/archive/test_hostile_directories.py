@@ -219,3 +219,15 @@ def test_a_directory_that_cannot_be_listed_ends_no_listing(
         assert f"{output / 'b'}" in said and "cannot be read (Permission denied)" in said
         assert "x.log" in said or "body 0" in said or "1 message," in said
         assert result.status == {"info": 0, "cat": 6, "verify": 1}[command]
+
+
+def test_bodies_in_a_file_that_is_named_otherwise_get_no_topic(
+    output: Path, tmp_path: Path, run_nsq: RunNsq
+) -> None:
+    for topic in ("clicks", "orders"):
+        (output / topic).mkdir()
+        (output / topic / "data.json").write_text(f"of {topic}\n")
+    convert = ["archive", "convert", str(output), "-o", str(tmp_path / "lake"), "-t", "clicks"]
+    result = run_nsq(convert)
+    assert f"{output / 'orders/data.json'}: left out: its name lacks clicks" in result.err
+    assert (result.status, len(find_archives([tmp_path / "lake"]))) == (6, 1)

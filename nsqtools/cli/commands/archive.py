@@ -209,7 +209,9 @@ def convert(
     """Bring archives into a table.
 
     The archives stay. What was brought there before is not brought again, so an interrupted run is
-    continued by the same command. What is damaged is reported and left out: repair it first.
+    continued by the same command. What is damaged is reported and left out: repair it first. So is
+    a file without an index that has grown since. Bare bodies name no topic: with --topic, files are
+    left out whose names lack it while others have it.
 
     Examples:
         nsq archive convert /var/nsq -o /srv/lake
@@ -218,6 +220,7 @@ def convert(
     import socket
 
     from nsqtools.archive.finding import find_archives
+    from nsqtools.archive.reader import named_otherwise
     from nsqtools.archive.storage import failing
     from nsqtools.archive.table import convert as bring
     from nsqtools.files.scratch import scratch_directory
@@ -226,9 +229,14 @@ def convert(
     plan = bodies.plan(output, host, {}, is_delta=store is TableFormat.delta)
     found = find_archives(paths)
     archives = [each for each in found if each.table is None]
-    if tables := len(found) - len(archives):
+    tables = len(found) - len(archives)
+    if tables:
         runtime.tell(f"nsq: {counted(tables, 'file')} of Parquet left out: see nsq archive compact")
     damage = DamageReporter(runtime)
+    for archive in named_otherwise(archives, topic) if topic else ():
+        archives.remove(archive)
+        what = f"left out: its name lacks {topic}, which others have; convert it by itself"
+        damage(archive.shown, what)
     done = files = messages = misfits = 0
     with failing("convert to", output), scratch_directory("nsq-convert-") as drafts:
         for archive, made, problem, unfit in bring(archives, plan, drafts, topic):
@@ -243,7 +251,7 @@ def convert(
     if json:
         document = {"archives": done, "files": files, "messages": messages, "misfits": misfits}
         write_json(runtime, document)
-    words = f"{counted(done, 'archive')} of {len(archives)}, {counted(messages, 'message')}"
+    words = f"{counted(done, 'archive')} of {len(found) - tables}, {counted(messages, 'message')}"
     runtime.tell(f"nsq: {words}, {misfits} did not fit")
     return damage.status
 
