@@ -234,7 +234,7 @@ def rows_of(archive: ArchiveFile) -> Contents:
     return found if topic is None else found._replace(topics=[topic])
 
 
-def form_of(archive: ArchiveFile) -> Form:
+def form_of(archive: ArchiveFile, on_damage: OnDamage = lambda path, problem: None) -> Form:
     """Return the form of a file: of its first text that can be read.
 
     Raises as `read_text`.
@@ -246,7 +246,7 @@ def form_of(archive: ArchiveFile) -> Form:
     form = form_of_text(text_of(beginning), has_index=has_index)
     if form.kind is LineKind.messages or form.foreign:
         return form
-    for text in read_text(archive, lambda path, problem: None):  # its beginning may be damaged
+    for text in read_text(archive, on_damage):  # its beginning may be damaged
         head = (head + text).lstrip(b"\0")
         if len(head) >= HEAD_SIZE and (b"\n" in head or len(head) > BATCH_TEXT):
             break

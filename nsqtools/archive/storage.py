@@ -302,10 +302,9 @@ class LocalStorage(Storage):
                     yield self._entry(path.relative_to(self.root).as_posix(), path), None
                 except OSError as exc:
                     failed.append(exc)
-        for exc in failed:
-            if not isinstance(exc, FileNotFoundError):  # removed meanwhile
-                name = os.path.relpath(exc.filename, self.root)
-                yield Entry(name, 0, 0), exc
+        for error in failed:
+            if not isinstance(error, FileNotFoundError):  # removed meanwhile
+                yield Entry(os.path.relpath(error.filename, self.root), 0, 0), error
 
     def children(self, prefix: str) -> tuple[Sequence[Entry], Sequence[str]]:
         path = self._path(prefix)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from plugins.archives import Writer, numbered, values_of, write_archive
 
 from nsqtools.archive import reader
+from nsqtools.archive.form import LineKind
 from nsqtools.archive.layout import Member, TimeRange, index_of, total_of
 from nsqtools.archive.members import members_of
 from nsqtools.archive.part_file import Directories, PartFile, finish
@@ -22,7 +23,7 @@ from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import encode_many
 from nsqtools.records.naming import Codec
 from nsqtools.spark.archives import partitions
-from nsqtools.spark.archives.archive_files import FileContent, LineKind, ListedFile
+from nsqtools.spark.archives.archive_files import FileContent, ListedFile
 from nsqtools.spark.archives.damage import ArchiveDamage, read_damage
 from nsqtools.spark.archives.partition_reader import read_partition
 from nsqtools.spark.archives.partitions import (

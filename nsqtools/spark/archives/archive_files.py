@@ -234,9 +234,11 @@ class ListedFile:
         form = form_of_text(text_of(data))
         if form.kind is not LineKind.messages:
             members = self.members() if self.has_index else None
-            form = form_of(ArchiveFile(*file_at(self.place), members, self.head))
-            if form.kind is LineKind.nothing and members:  # reading it reports the damage
-                form = form._replace(kind=LineKind.messages)
+            archive, problems = ArchiveFile(*file_at(self.place), members, self.head), list[str]()
+            form = form_of(archive, lambda path, problem: problems.append(problem))
+            if form.kind is LineKind.nothing and problems:  # reading it reports the damage
+                kind = LineKind.messages if members else LineKind.bodies
+                form = form._replace(kind=kind)
         return FileContent(form.kind, codec, form.topic, form.foreign)
 
     def beginning(self) -> bytes:

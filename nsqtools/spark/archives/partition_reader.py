@@ -27,6 +27,7 @@ from nsqtools.archive.columns import (
     wanted_rows,
 )
 from nsqtools.archive.form import BEGINNING as MESSAGE
+from nsqtools.archive.form import LineKind
 from nsqtools.archive.layout import PART, Head, Member, index_of, is_hidden, owner_of
 from nsqtools.archive.location import Location, StoredPlace, parse_place
 from nsqtools.archive.members import LONGEST_LINE, DamagedError, unpack_members
@@ -41,7 +42,7 @@ from nsqtools.archive.reader import (
 from nsqtools.archive.storage import failing
 from nsqtools.files.opening import open_to_read
 from nsqtools.records.naming import Codec
-from nsqtools.spark.archives.archive_files import UNKNOWN, ArchiveListing, LineKind, head_at
+from nsqtools.spark.archives.archive_files import UNKNOWN, ArchiveListing, head_at
 from nsqtools.spark.archives.damage import ArchiveDamage, report_damage
 from nsqtools.spark.archives.partitions import Range, ReadPartition
 from nsqtools.spark.archives.read_settings import ReadSettings

@@ -15,6 +15,7 @@ from functools import wraps
 from itertools import accumulate, pairwise
 from typing import NamedTuple, ParamSpec, TypeVar
 
+from nsqtools.archive.form import LineKind
 from nsqtools.archive.layout import EVER, Member, TimeRange, decode_index, encode_members
 from nsqtools.archive.storage import Entry, failing, side_by_side
 from nsqtools.spark.archives.archive_files import (
@@ -22,7 +23,6 @@ from nsqtools.spark.archives.archive_files import (
     ArchiveListing,
     FileContent,
     Key,
-    LineKind,
     ListedFile,
     OnDamage,
 )

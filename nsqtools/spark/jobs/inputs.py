@@ -22,11 +22,12 @@ from nsqtools.archive.catalog import NEEDED, range_of, without_columns
 from nsqtools.archive.columns import filtered_columns
 from nsqtools.archive.delta import Partition
 from nsqtools.archive.finding import Inputs, table_files
+from nsqtools.archive.form import LineKind
 from nsqtools.archive.layout import EVER, TimeRange
 from nsqtools.archive.location import Location, spark_url
 from nsqtools.archive.storage import failing
 from nsqtools.errors import NotFoundError
-from nsqtools.spark.archives.archive_files import ArchiveListing, LineKind, ListedFile
+from nsqtools.spark.archives.archive_files import ArchiveListing, ListedFile
 from nsqtools.spark.archives.read_settings import BYTES, ReadSettings, moment
 from nsqtools.spark.pyspark_internals import GLOB_PATHS, struct_of
 
