@@ -203,15 +203,17 @@ def _is_link(folder: str, name: str) -> bool:
     return os.path.islink(os.path.join(folder, name))
 
 
-_links: set[str] = set()  # that were named
+_with_links: set[str] = set()  # directories that were named
 
 
 def warn_of_links(folder: str | Path, names: Sequence[str]) -> None:
-    """Log which links of a directory are not followed, each once."""
-    paths = {os.path.join(folder, name) for name in names if not name.startswith(".")}
-    for path in sorted(paths - _links):
-        log.warning("%s is a link, which is not followed: name what it leads to", path)
-    _links.update(paths)
+    """Log once for a directory that links in it are not followed."""
+    shown = sorted(name for name in names if not name.startswith("."))
+    if shown and str(folder) not in _with_links:
+        _with_links.add(str(folder))
+        others = f" (nor are {len(shown) - 1} more there)" if len(shown) > 1 else ""
+        path = os.path.join(folder, shown[0])
+        log.warning("%s is a link, which is not followed%s: name what it leads to", path, others)
 
 
 def is_own_link(path: str) -> bool:

@@ -63,7 +63,7 @@ def test_ranges_have_each_member_of_the_time_asked_for(
         members.append(Member(end, length, count, time, time + 2 if time else 0))
         end += length
     content = FileContent(LineKind.messages, Codec.GZIP, "clicks")
-    known = {"place": "a", "shown": "a", "key": "a", "content": lambda delimiter: content}
+    known = {"place": "a", "shown": "a", "key": "a", "content": lambda: content}
     file = cast("ListedFile", SimpleNamespace(**known, total=total_of(members), entry=None))
     within = TimeRange(*asked)
     # a row weighs as much as a byte

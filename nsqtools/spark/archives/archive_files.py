@@ -404,11 +404,12 @@ class Listing:
         if known is not None and known.is_settled and known.state == state:
             return known
         folder = Folder(state, now_ns - status.st_mtime_ns > SETTLED_NS, [], [], [])
+        links: list[str] = []
         with os.scandir(path) as entries:
             for entry in sorted(entries, key=lambda entry: entry.name):
                 kind = folder.finished
                 if entry.is_symlink():
-                    warn_of_links(path, [entry.name])
+                    links.append(entry.name)
                     continue
                 if is_hidden(entry.name, PART):
                     kind = folder.in_progress
@@ -417,6 +418,7 @@ class Listing:
                 elif entry.is_dir():
                     kind = folder.folders
                 kind.append(path / entry.name)
+        warn_of_links(path, links)
         return folder
 
     def _unite(self, found: Iterable[_Found], on_damage: OnDamage) -> dict[Key, ListedFile]:
