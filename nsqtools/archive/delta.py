@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,34 @@ FILES = 10_000
 """Of a log, that are rows of Python at a time."""
 NEWEST = 100
 """Of the files of a log, by name, that a commit may find unwritten: the system writes them soon."""
+
+READ_FEATURES = frozenset(
+    {"columnMapping", "deletionVectors", "timestampNtz", "vacuumProtocolCheck"}
+)
+WRITE_FEATURES = READ_FEATURES | {
+    "allowColumnDefaults",
+    "appendOnly",
+    "changeDataFeed",
+    "checkConstraints",
+    "generatedColumns",
+    "identityColumns",
+    "inCommitTimestamp",
+    "invariants",
+}
+"""Features of tables that we implement, or that do nothing until a property of the table or of a
+column turns them on, which `_features_in_use` sees."""
+_PROPERTIES = {
+    "delta.appendOnly": "appendOnly",
+    "delta.enableChangeDataFeed": "changeDataFeed",
+    "delta.enableInCommitTimestamps": "inCommitTimestamp",
+}
+_COLUMN_PROPERTIES = {
+    "delta.invariants": "invariants",
+    "delta.generationExpression": "generatedColumns",
+    "delta.identity.start": "identityColumns",
+    "CURRENT_DEFAULT": "allowColumnDefaults",
+}
+_ALWAYS_WRITTEN = {"date", "hour"}
 
 Partition = Mapping[str, str | None]
 """The values in the names of folders, or in the log of a table."""
@@ -83,6 +112,21 @@ def refuse_other_form(storage: Storage, option: str, *, is_delta: bool) -> None:
             f"{storage.url} holds Parquet that is not a Delta table",
             hint=f"Leave {option} delta out, or give another place.",
         )
+
+
+class _Access(Enum):
+    READ, APPEND, REPLACE = range(3)
+
+
+DELETED_ROWS = "rows deleted by deletion vectors"
+_OF_REPLACING = frozenset({"appendOnly", "changeDataFeed"})
+"""Features that only matter to who removes files: rows that are only added keep their rules."""
+_REMEDY = "Drop the feature with the engine that added it, or give another table."
+_REMEDIES = {
+    DELETED_ROWS: "Rewrite its files with the engine that deleted the rows: in Delta's Spark "
+    "REORG TABLE ... APPLY (PURGE).",
+    **dict.fromkeys(_OF_REPLACING, "Compact it with the engine that writes it, or give --output."),
+}
 
 
 class DeltaCatalog:
@@ -159,30 +203,53 @@ class DeltaCatalog:
         with self._failing():
             return int(self._table().transaction_version(app_id) or 0)
 
+    def check_writable(self, *, removes: bool = False) -> None:
+        """Raise `ConfigurationError` for a table with rules that we do not keep.
+
+        ``removes`` is for who replaces files of it, as compaction does.
+        """
+        self._table(_Access.REPLACE if removes else _Access.APPEND)
+
     # -- commits --------------------------------------------------------------------------------
 
     def add_columns(self, fields: Iterable[pyarrow.Field]) -> dict[str, Any]:
-        """Add nullable columns; return those that have another type there, with that type."""
+        """Add nullable columns, and the metadata that columns of the table lack.
+
+        Returns those that have another type there, or other metadata, with the type that is there.
+        """
         import pyarrow
         from deltalake import Schema
         from deltalake.exceptions import DeltaError
 
         fields, tries = list(fields), 0
         while True:
-            table = self._table()
-            known = {each.name.lower() for each in table.schema().fields}
-            new = [each for each in fields if each.name.lower() not in known]
-            if not new:
+            table = self._table(_Access.APPEND)
+            there = {each.name: each for each in pyarrow.schema(table.schema().to_arrow())}
+            lower = {name.lower() for name in there}
+            new = [field for field in fields if field.name.lower() not in lower]
+            bare = [
+                field
+                for field in fields
+                if field.metadata and field.name in there and not there[field.name].metadata
+            ]
+            if not new and not bare:
                 break
             with self._failing():
                 try:
-                    table.alter.add_columns(list(Schema.from_arrow(pyarrow.schema(new)).fields))
+                    if new:
+                        table.alter.add_columns(list(Schema.from_arrow(pyarrow.schema(new)).fields))
+                    for field in bare[: not new]:  # a commit each, on what was read before it
+                        words = {
+                            key.decode(): text.decode() for key, text in field.metadata.items()
+                        }
+                        table.alter.set_column_metadata(field.name, words)
                 except (DeltaError, OSError):
                     if (tries := tries + 1) == COMMIT_TRIES:
                         raise
-        there = {each.name: each.type for each in self.schema()}
         return {
-            each.name: there.get(each.name) for each in fields if there.get(each.name) != each.type
+            field.name: there[field.name].type if field.name in there else None
+            for field in fields
+            if not field.equals(there.get(field.name), check_metadata=bool(field.metadata))
         }
 
     def commit(
@@ -220,7 +287,7 @@ class DeltaCatalog:
         tries = 0
         while True:
             with self._failing():
-                table = self._table()
+                table = self._table(_Access.REPLACE if removed else _Access.APPEND)
                 if (table.transaction_version(app_id) or 0) >= number:
                     self._sync_log()
                     return False
@@ -260,15 +327,26 @@ class DeltaCatalog:
     def _options(self) -> dict[str, str]:
         return self.storage.of_delta_rs() if isinstance(self.storage, ObjectStorage) else {}
 
-    def _table(self) -> DeltaTable:
+    def _table(self, access: _Access = _Access.READ) -> DeltaTable:
+        """Open the table; the only way to it. Raises `ConfigurationError` for one that we would
+        misread, or break: with features of Delta that are in use there, and not implemented here.
+        """
         from deltalake import DeltaTable
         from deltalake.exceptions import TableNotFoundError
 
         with self._failing():
             try:
-                return DeltaTable(self._uri, storage_options=self._options())
+                table = DeltaTable(self._uri, storage_options=self._options())
             except TableNotFoundError:
                 raise ConfigurationError(f"there is no Delta table at {self.storage.url}") from None
+            if feature := next(_unsupported(table, access), None):
+                what = "read" if access is _Access.READ else "write to"
+                raise ConfigurationError(
+                    f"cannot {what} {self.storage.url}: the table has {feature}, "
+                    "which nsqtools does not implement",
+                    hint=_REMEDIES.get(feature, _REMEDY),
+                )
+        return table
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -299,6 +377,41 @@ class DeltaCatalog:
             f"{self.storage.url} has no conditional puts: writers overwrite each other's commits",
             hint="Use --store parquet there, or a store that knows If-None-Match.",
         )
+
+
+def _unsupported(table: DeltaTable, access: _Access) -> Iterator[str]:
+    """Iterate over what a table has that we do not keep: features of Delta, and columns."""
+    protocol = table.protocol()
+    in_use = _features_in_use(table)
+    named = {*(protocol.reader_features or ())} - READ_FEATURES
+    if protocol.min_reader_version > 3:
+        yield f"reader version {protocol.min_reader_version}"
+    yield from sorted(named | (in_use & {"columnMapping"}))
+    if "deletionVectors" in (protocol.reader_features or ()) and any(table.deletion_vectors()):
+        yield DELETED_ROWS
+    if access is _Access.READ:
+        return
+    if protocol.min_writer_version > 7:
+        yield f"writer version {protocol.min_writer_version}"
+    yield from sorted({*(protocol.writer_features or ())} - WRITE_FEATURES)
+    in_the_way = in_use if access is _Access.REPLACE else in_use - _OF_REPLACING
+    yield from sorted(in_the_way)
+    for column in table.schema().fields:
+        if not column.nullable and column.name not in _ALWAYS_WRITTEN:
+            yield f"the NOT NULL column {column.name}"
+
+
+def _features_in_use(table: DeltaTable) -> set[str]:
+    configuration = table.metadata().configuration
+    used = {name for key, name in _PROPERTIES.items() if configuration.get(key) == "true"}
+    if configuration.get("delta.columnMapping.mode", "none") != "none":
+        used.add("columnMapping")
+    if any(key.startswith("delta.constraints.") for key in configuration):
+        used.add("checkConstraints")
+    for column in json.loads(table.schema().to_json())["fields"]:
+        text = json.dumps(column)  # of columns in columns, too
+        used |= {name for key, name in _COLUMN_PROPERTIES.items() if f'"{key}"' in text}
+    return used
 
 
 def _statistics(file: TableFile) -> str:

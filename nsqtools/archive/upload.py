@@ -48,7 +48,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -70,7 +70,7 @@ from nsqtools.archive.layout import (
 )
 from nsqtools.archive.reader import look_at
 from nsqtools.archive.storage import ChangedError, Storage, hash_of
-from nsqtools.errors import NsqError
+from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.files.durable import replace_file, sync_folder, write_all
 from nsqtools.files.opening import NotOursError, NotRegularError, closing_fd, lock_file, open_own
 from nsqtools.protocol.text import NS
@@ -353,6 +353,8 @@ class UploadTotals:
     waiting_bytes: int = 0
     misfits: int = 0
     """Bodies that did not fit the columns of a table."""
+    without_column: set[str] = field(default_factory=set)
+    """Fields that could not get a column there."""
 
 
 class Uploads:
@@ -433,6 +435,7 @@ class Uploads:
         """
         self.start()
         ends_at = math.inf
+        self.last_error = None
         with self._changed:
             if self._failing_since is not None:  # it has one more chance, at once
                 self._failing_since, self._retry_s = time.monotonic(), FIRST_RETRY_S
@@ -444,6 +447,8 @@ class Uploads:
                 ends_at = min(ends_at, now + HURRIED_S)
             failing_since = now if self._failing_since is None else self._failing_since
             if now > ends_at or now - failing_since > LONGEST_FAILURE_S:
+                break
+            if isinstance(self.last_error, ConfigurationError):  # no retry changes the place
                 break
             show()
             with self._changed:
@@ -535,3 +540,5 @@ class Uploads:
                 self._said, self._said_at = reason, now
                 where = getattr(exc, "filename", None) or self._plan.storage.url
                 log.warning("cannot upload %s (%s: %s); trying again", path, where, reason)
+                if isinstance(exc, NsqError) and exc.hint:
+                    log.warning("hint: %s", exc.hint)

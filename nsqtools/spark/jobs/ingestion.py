@@ -226,7 +226,10 @@ def refuse_older(places: IngestPlaces) -> None:
     least, written = _last(checkpoint, COMMITS), _last(output, SINK_LOG)
     if places.is_delta:  # numbers begin at 1, and batches without anything new have none
         table, least = DeltaCatalog(str(places.output)), (read_json(checkpoint, NOTE) or 0) - 1
-        written = (table.number_of(_query(checkpoint)) if table.exists() else 0) - 1
+        written = -1
+        if table.exists():
+            table.check_writable()
+            written = table.number_of(_query(checkpoint)) - 1
     if least <= written <= most:
         return
     older, newer = places[:2] if written < least else (places.checkpoint, places.output)
