@@ -243,6 +243,8 @@ class Compaction:
         self.partitions: list[Partition] = []
         self.grown: list[Source] = []
         """Files of bare bodies that have changed since they were compacted: they are left out."""
+        self.without_columns: list[Slot] = []
+        """Partitions with rows that do not get the columns of the schema."""
 
     def _check(self, *, is_delta: bool) -> None:
         """Refuse a place that holds something else."""
@@ -258,6 +260,8 @@ class Compaction:
 
     def plan(self) -> None:
         """Look at what is there, and say what is to be done."""
+        if self.table is not None and self.table.exists():
+            self.table.check_writable(removes=self.is_within)
         topics = self.selection.topics
         self.sources = sources_of(
             self._inputs.places,
@@ -281,6 +285,7 @@ class Compaction:
         work = self.work
         self._kind = self._kind_of_bodies(present)
         self.others = self._other_columns(work, present)
+        self.without_columns = self._without_columns(present)
         total = sum(source.size for each in work for source in each.sources)
         settings = replace(self.settings, body=self._kind)
         size = settings.target_bytes
@@ -321,11 +326,30 @@ class Compaction:
             read += [each for partition in work for each in partition.sources if each.is_parquet]
         some = list({each.shown: each for each in read if not each.damage}.values())
         schemas += side_by_side(columns_in, some)
-        known: dict[str, pyarrow.DataType] = {}
-        for each in chain.from_iterable(schemas):
-            if each.name not in RESERVED and known.setdefault(each.name, each.type) != each.type:
-                known.setdefault(ERROR, pyarrow.string())
-        return pyarrow.schema(list(known.items()))
+        known: dict[str, pyarrow.Field] = {}
+        for column in chain.from_iterable(schemas):
+            if column.name in RESERVED:
+                continue
+            first = known.setdefault(column.name, column)
+            if first.type != column.type:
+                known.setdefault(ERROR, pyarrow.field(ERROR, pyarrow.string()))
+            elif not first.metadata:  # of Parquet, which has none
+                known[column.name] = column
+        return pyarrow.schema(list(known.values()))
+
+    def _without_columns(self, present: Mapping[Slot, Sequence[Source]]) -> list[Slot]:
+        """Return the partitions with rows that do not get the columns of the schema: those that are
+        Parquet already."""
+        if self.settings.fields is None:
+            return []
+        asked = {*BodyColumns(fields_of(self.settings.fields)).schema().names} - {ERROR, *RESERVED}
+        slots = []
+        for partition in self.partitions:
+            some = [*present.get(partition.slot, ()), *partition.sources]
+            first = next((each for each in some if each.is_parquet and not each.damage), None)
+            if first and not asked <= {*columns_in(first).names, *partition.slot.values}:
+                slots.append(partition.slot)
+        return slots
 
     def _state(
         self, slot: Slot, sources: list[Source], there: Sequence[Source]

@@ -230,7 +230,8 @@ class DeltaCatalog:
             bare = [
                 field
                 for field in fields
-                if field.metadata and field.name in there and not there[field.name].metadata
+                if field.name in there
+                and not _words(field).keys() <= _words(there[field.name]).keys()
             ]
             if not new and not bare:
                 break
@@ -239,9 +240,7 @@ class DeltaCatalog:
                     if new:
                         table.alter.add_columns(list(Schema.from_arrow(pyarrow.schema(new)).fields))
                     for field in bare[: not new]:  # a commit each, on what was read before it
-                        words = {
-                            key.decode(): text.decode() for key, text in field.metadata.items()
-                        }
+                        words = _words(there[field.name]) | _words(field)
                         table.alter.set_column_metadata(field.name, words)
                 except (DeltaError, OSError):
                     if (tries := tries + 1) == COMMIT_TRIES:
@@ -249,7 +248,9 @@ class DeltaCatalog:
         return {
             field.name: there[field.name].type if field.name in there else None
             for field in fields
-            if not field.equals(there.get(field.name), check_metadata=bool(field.metadata))
+            if field.name not in there
+            or not field.equals(there[field.name])
+            or not _words(field).items() <= _words(there[field.name]).items()
         }
 
     def commit(
@@ -377,6 +378,11 @@ class DeltaCatalog:
             f"{self.storage.url} has no conditional puts: writers overwrite each other's commits",
             hint="Use --store parquet there, or a store that knows If-None-Match.",
         )
+
+
+def _words(column: pyarrow.Field) -> dict[str, str]:
+    """Return the metadata of a column, to which other programs may add."""
+    return {key.decode(): value.decode() for key, value in (column.metadata or {}).items()}
 
 
 def _unsupported(table: DeltaTable, access: _Access) -> Iterator[str]:

@@ -43,7 +43,7 @@ from nsqtools.archive.body_columns import fields_of, json_schema
 from nsqtools.archive.delta import TableFile
 from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.storage_objects import open_storage
-from nsqtools.archive.table import Draft, Table, TablePlan, TableWriter, stem_of
+from nsqtools.archive.table import Draft, Table, TablePlan, TableWriter, Unfit, stem_of
 from nsqtools.archive.upload import (
     HURRIED_S,
     NotUploadable,
@@ -65,14 +65,15 @@ DRAFTS = ".nsq-landing"
 STATE = "state.json"
 LOGS_AT_ONCE = 64
 BYTES_AT_ONCE = 2 << 30
+FIELDS_SHOWN = 5
 
 
 class Landed(NamedTuple):
-    """The new files of the table, why some logs cannot land, and how many bodies did not fit."""
+    """The new files of the table, why some logs cannot land, and what did not fit."""
 
     files: list[TableFile]
     refused: dict[Path, str]
-    misfits: int
+    unfit: Unfit
 
 
 class Lander:
@@ -101,9 +102,12 @@ class Lander:
         landed = self._finish(state)
         self._clear()
         waiting = [path for path in paths if path.exists() and not uploaded_of(path).exists()]
-        known = fields_of(state["fields"] or self.table.plan.fields)
+        # 0.3.0 wrote the fields of Parquet down in the state alone, and wrong ones of Delta
+        noted = None if self.table.catalog else state["fields"]
+        known = fields_of(noted or self.table.plan.fields)
         while True:
-            writer = TableWriter(self.table.plan, self._drafts, self.table.known_fields(known))
+            columns = self.table.columns()
+            writer = TableWriter(self.table.plan, self._drafts, known, columns)
             drafts, logs, refused = self._write(writer, waiting)
             if not drafts or self.table.make_ready(writer.schema):
                 break
@@ -117,7 +121,7 @@ class Lander:
             self._save(state)
             landed += self._finish(state)
         self._clear()
-        return Landed(landed, refused, writer.misfits)
+        return Landed(landed, refused, writer.unfit)
 
     def _write(
         self, writer: TableWriter, paths: Iterable[Path]
@@ -216,8 +220,32 @@ class Landings(Uploads):
         self._on_landed = on_landed
 
     def metrics(self) -> Sequence[Metric]:
-        name, help = "nsq_to_file_body_misfits_total", "Bodies that did not fit their columns."
-        return [*super().metrics(), metric_of(name, help, [({}, self.totals.misfits)])]
+        totals = self.totals
+        return [
+            *super().metrics(),
+            *(
+                metric_of(f"nsq_to_file_{name}", help, [({}, value)])
+                for name, help, value in (
+                    (
+                        "body_misfits_total",
+                        "Bodies that did not fit their columns.",
+                        totals.misfits,
+                    ),
+                    (
+                        "fields_without_column",
+                        "Fields that could not get a column.",
+                        len(totals.without_column),
+                    ),
+                )
+            ),
+        ]
+
+    def _count_unfit(self, unfit: Unfit) -> None:
+        self.totals.misfits += unfit.bodies
+        if new := {*unfit.fields} - self.totals.without_column:
+            names = ", ".join(map(repr, sorted(new)[:FIELDS_SHOWN]))
+            log.warning("%d fields get no column in %s: %s", len(new), self._table.url, names)
+            self.totals.without_column |= new
 
     def close(self, **arguments: Any) -> int:
         """As of `Uploads`; the process ends after the batch under way, and a store may hang."""
@@ -273,7 +301,7 @@ class Landings(Uploads):
                     self._waiting.extendleft(reversed(batch[1:]))
                 self._failed(first, exc)
                 continue
-            self.totals.misfits += landed.misfits
+            self._count_unfit(landed.unfit)
             for place in [self._plan.storage.where(file.path) for file in landed.files]:
                 log.info("landed %s", place)
                 self._on_landed(place)

@@ -24,7 +24,7 @@ from uuid import uuid4
 import pyarrow
 from pyarrow import ArrowException, compute, parquet, types
 
-from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, fields_of
+from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, fields_of, join_errors
 from nsqtools.archive.catalog import PARTITIONS, Slot, Source, place_of
 from nsqtools.archive.columns import bodies_as, message_schema, micros, read_batches
 from nsqtools.archive.delta import DeltaCatalog, TableFile
@@ -180,7 +180,8 @@ class _Reading:
         self.schema = pyarrow.schema([each for each in some if each.name not in of_folders])
         self._columns = None
         if job.settings.fields is not None:
-            self._columns = BodyColumns(fields_of(job.settings.fields), evolves=False)
+            fields = fields_of(job.settings.fields)
+            self._columns = BodyColumns(fields, job.others or (), evolves=False)
 
     def batches(self, part: Slice) -> Iterator[pyarrow.RecordBatch]:
         """Iterate over the messages of a slice. Raises `NsqError` for what is damaged."""
@@ -259,24 +260,23 @@ def fitted(
 ) -> pyarrow.RecordBatch:
     """Give a batch the columns of an output: those that it lacks are null.
 
-    A value of another type than its column does not fit: none of the row's columns has one then,
-    as when the body had been read, and ``_error`` says why.
+    A value of another type than its column does not fit: it is null then, as when the body had
+    been read, and ``_error`` says why.
     """
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     if "body" in columns:
         columns |= bodies_as(columns["body"], columns.get("body_bytes"), kind)
     if "ts_ns" in columns:  # pandas has nanoseconds here, too
         columns["timestamp"] = micros(columns["ts_ns"])
-    wrong = pyarrow.nulls(batch.num_rows, pyarrow.string())
-    own = [each for each in schema if each.name not in RESERVED and each.name in columns]
-    for each in own:
+    for each in schema:
+        if each.name in RESERVED or each.name not in columns:
+            continue
         columns[each.name], fits = _converted(columns[each.name], each.type)
-        wrong = compute.if_else(fits, wrong, f"{each.name} is not {each.type}")
-    if wrong.null_count < batch.num_rows:
-        for each in own:
-            nothing = pyarrow.scalar(None, each.type)
-            columns[each.name] = compute.if_else(wrong.is_null(), columns[each.name], nothing)
-        columns[ERROR] = wrong
+        if not compute.all(fits).as_py():
+            nothing = pyarrow.nulls(batch.num_rows, pyarrow.string())
+            wrong = compute.if_else(fits, nothing, f"{each.name} is not {each.type}")
+            columns[each.name] = compute.if_else(fits, columns[each.name], None)
+            columns[ERROR] = join_errors(columns.get(ERROR, nothing), wrong)
     arrays = [
         columns[each.name].cast(each.type)
         if each.name in columns
@@ -339,8 +339,12 @@ def prepare_table(
     for name in table.partition_columns if own else ():
         own.pop(name, None)
     for name, there in table.add_columns(own.values()).items() if own else ():
+        kind = columns.field(name).type
+        what = f"{there} in {table.storage.url}, not {kind}"
+        if there == kind:
+            what = f"the column of another field in {table.storage.url}"
         raise OutputError(
-            f"{name} is {there} in {table.storage.url}, not {columns.field(name).type}",
+            f"{name} is {what}",
             hint="Give a schema with the types of the table, or another table.",
         )
 

@@ -18,7 +18,8 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -28,9 +29,17 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pyarrow
-from pyarrow import compute, types
+from pyarrow import compute, parquet, types
 
-from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, fields_of
+from nsqtools.archive.body_columns import (
+    ERROR,
+    FIELD,
+    RESERVED,
+    BodyColumns,
+    fields_of,
+    join_errors,
+    json_schema,
+)
 from nsqtools.archive.catalog import DAY_NS, PARTITIONS, has_grown, place_of
 from nsqtools.archive.columns import message_schema, read_batches
 from nsqtools.archive.delta import INGESTED, DeltaCatalog, TableFile, refuse_other_form
@@ -38,15 +47,18 @@ from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.form import LineKind
 from nsqtools.archive.layout import MANIFEST, NULL_PARTITION, aside, folder_of, is_hidden, owner_of
 from nsqtools.archive.parquet import ROW_GROUP_BYTES, ParquetWriter
-from nsqtools.archive.reader import form_of, look_at
-from nsqtools.archive.storage import failing, hash_of
+from nsqtools.archive.reader import form_of, look_at, read_messages
+from nsqtools.archive.storage import failing, hash_of, read_json
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.archive.upload import NotUploadable, identity_of
 from nsqtools.errors import ConfigurationError
 from nsqtools.records.envelope import BodyKind
 
 HOUR_NS = 3_600 * 10**9
-MOST_PARTITIONS = 500  # of one file: each has a file open
+MOST_PARTITIONS = 500  # at a time: each has a file open, and those beyond come in another pass
+COLUMNS = "_columns"
+"""The folder where Parquet without a log has its columns: the newest file has all of them."""
+_COLUMNS_NAME = re.compile(r"/\d{8}\.json$")
 _OWN = {*RESERVED, ERROR}
 LONGEST_VALUE = 200  # bytes in the name of a folder
 
@@ -93,6 +105,18 @@ class TablePlan:
                 )
 
 
+Key = tuple[str | None, ...]
+"""The values of a partition, in the order of its columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """How many bodies did not fit their columns, and the fields that could not get one."""
+
+    bodies: int = 0
+    fields: Collection[str] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Draft:
     """A Parquet file that is written and compared, and what it becomes in the table."""
@@ -107,13 +131,20 @@ class Draft:
 class TableWriter:
     """Makes Parquet files of archives, in the directory ``drafts``.
 
-    ``fields`` are those of bodies to begin with; ``columns`` knows those found since.
+    ``fields`` are those of bodies to begin with, ``columns`` those that the table has for them; the
+    attribute knows those found since, too.
     """
 
-    def __init__(self, plan: TablePlan, drafts: Path, fields: Sequence[pyarrow.Field]) -> None:
+    def __init__(
+        self,
+        plan: TablePlan,
+        drafts: Path,
+        fields: Iterable[pyarrow.Field],
+        columns: Iterable[pyarrow.Field] = (),
+    ) -> None:
         self.plan = plan
         self._drafts = drafts
-        self.columns = BodyColumns(fields) if plan.body is BodyKind.json else None
+        self.columns = BodyColumns(fields, columns) if plan.body is BodyKind.json else None
 
     @property
     def schema(self) -> pyarrow.Schema:
@@ -131,22 +162,45 @@ class TableWriter:
         Raises `NotUploadable` for one that is damaged, ``OSError``, and as `read_batches`.
         """
         misfits = self.misfits
-        while (drafts := self._write(archive, stem, topic)) is None:
-            assert self.columns is not None
-            self.columns.misfits = misfits
-        return drafts
+        drafts: dict[Key, Draft] = {}
+        is_over = False
+        try:
+            while not is_over:
+                schema = self.schema
+                if self.columns:
+                    self.columns.misfits = misfits  # of a log that is read again
+                is_over = self._write_some(archive, stem, topic, drafts)
+                if self.schema != schema:  # bodies have columns that were not known before
+                    _remove(drafts)
+                    is_over = False
+            _compare(drafts, archive)
+        except BaseException:
+            _remove(drafts)
+            if self.columns:
+                self.columns.misfits = misfits
+            raise
+        if self.columns:
+            self.columns.freeze_types()
+        return list(drafts.values())
 
     @property
     def misfits(self) -> int:
         """How many bodies did not fit."""
         return self.columns.misfits if self.columns else 0
 
-    def _write(self, archive: ArchiveFile, stem: str, topic: str | None) -> list[Draft] | None:
-        """Make the files; None when the bodies have columns that were not known before."""
-        schema = self.schema
+    @property
+    def unfit(self) -> Unfit:
+        """What did not fit."""
+        return Unfit(self.misfits, self.columns.without_column if self.columns else ())
+
+    def _write_some(
+        self, archive: ArchiveFile, stem: str, topic: str | None, drafts: dict[Key, Draft]
+    ) -> bool:
+        """Make the files of partitions that have none yet, as many as can be open at a time; return
+        whether these are all. It ends early when there are new columns."""
+        schema, is_over = self.schema, True
         in_file = pyarrow.schema([each for each in schema if each.name not in self.plan.partitions])
-        writers: dict[tuple[str | None, ...], ParquetWriter] = {}
-        drafts: list[Draft] = []
+        writers: dict[Key, ParquetWriter] = {}
         problems: list[str] = []
         with ExitStack() as stack:
             for batch in read_batches(
@@ -156,60 +210,92 @@ class TableWriter:
                 topic=topic,
             ):
                 if problems:
-                    break
+                    raise NotUploadable(errno.EIO, f"it is damaged: {problems[0]}", archive.shown)
                 typed = self.columns.add(batch) if self.columns else batch
-                if self.columns and self.schema != schema:
-                    return None
+                if self.schema != schema:
+                    return False
                 for key, part in self._parts(typed, archive):
+                    if key in drafts:
+                        continue
                     writer = writers.get(key)
                     if writer is None:
                         if len(writers) >= MOST_PARTITIONS:
-                            what = "it has too many partitions"
-                            raise NotUploadable(errno.EFBIG, what, archive.shown)
-                        path = self._drafts / f"{stem}-{len(writers)}.parquet"
+                            is_over = False
+                            continue
+                        path = self._drafts / f"{stem}-{len(drafts) + len(writers)}.parquet"
                         writer = stack.enter_context(ParquetWriter(path, in_file))
                         writers[key] = writer
                     writer.add(part.select(in_file.names))
                 while sum(each.held_bytes for each in writers.values()) > ROW_GROUP_BYTES:
                     # no more than a row group is held in memory, of all partitions together
                     max(writers.values(), key=attrgetter("held_bytes")).end_row_group()
-            rows = 0
-            for key, writer in writers.items():
-                written = writer.close()
-                rows += written.rows or 0
-                named = dict(zip(self.plan.partitions, key, strict=True))
-                folder = folder_of(named)
-                if any(len(each) > LONGEST_VALUE for each in folder.split("/")):
-                    raise NotUploadable(errno.ENAMETOOLONG, f"{folder} is too long", archive.shown)
-                file = replace(written, path=f"{folder}/{stem}.parquet", partition=named)
-                drafts.append(Draft(written.path, file))
-            if len({each.file.path for each in drafts}) != len(drafts):  # one would replace another
-                problems.append("two of its partitions have one name")
-            if archive.messages not in (None, rows) and not problems:
-                problems.append(f"it has {rows} messages, and {archive.messages} in its index")
             if problems:
                 raise NotUploadable(errno.EIO, f"it is damaged: {problems[0]}", archive.shown)
-        return drafts
+            for key, writer in writers.items():
+                written = writer.close()
+                named = dict(zip(self.plan.partitions, key, strict=True))
+                folder = folder_of(named)
+                if len(folder.partition("/")[0]) > LONGEST_VALUE:  # no nsqd has such a topic
+                    raise NotUploadable(errno.ENAMETOOLONG, "its topic is too long", archive.shown)
+                file = replace(written, path=f"{folder}/{stem}.parquet", partition=named)
+                drafts[key] = Draft(written.path, file)
+        return is_over
 
     def _parts(
         self, batch: pyarrow.RecordBatch, archive: ArchiveFile
-    ) -> Iterator[tuple[tuple[str | None, ...], pyarrow.RecordBatch]]:
-        """Cut a batch into partitions; what has no time has that of the file."""
+    ) -> Iterator[tuple[Key, pyarrow.RecordBatch]]:
+        """Cut a batch into partitions; what has no time has that of the file.
+
+        A field whose value is too long for the name of a folder has none, as a misfit.
+        """
         times = batch["ts_ns"]
         if times.null_count:
             times = times.fill_null(archive.storage.stat(archive.name).modified_ns)
         whole = batch.append_column(_TIMES, times)
-        parts: list[tuple[tuple[str | None, ...], Any]] = [((), whole)]
+        parts: list[tuple[Key, Any]] = [((), whole)]
         for name in self.plan.partitions:
             unit_ns, show = _TIME_PARTITIONS.get(name, (0, _plain))
             parts = [
-                ((*key, show(value)), some)
+                self._placed(key, name, show(value), some)
                 for key, part in parts
                 for value, some in _split(
                     part, compute.divide(part[_TIMES], unit_ns) if unit_ns else part[name]
                 )
             ]
         yield from parts
+
+    def _placed(self, key: Key, name: str, value: str | None, part: Any) -> tuple[Key, Any]:
+        """Return the partition of some rows that have one value, and the rows."""
+        if (
+            self.columns is None
+            or name in PARTITIONS
+            or len(folder_of({name: value})) <= LONGEST_VALUE
+        ):
+            return (*key, value), part
+        errors = part[ERROR]
+        self.columns.misfits += errors.null_count
+        more = pyarrow.repeat(f"{name} is too long for a partition", part.num_rows)
+        both = join_errors(errors, more)
+        return (*key, None), part.set_column(part.schema.get_field_index(ERROR), ERROR, both)
+
+
+def _remove(drafts: dict[Key, Draft]) -> None:
+    for draft in drafts.values():
+        Path(draft.path).unlink()
+    drafts.clear()
+
+
+def _compare(drafts: Mapping[Key, Draft], archive: ArchiveFile) -> None:
+    """Raise `NotUploadable` when the files of a log are not all of it."""
+    files = [draft.file for draft in drafts.values()]
+    rows = sum(file.rows or 0 for file in files)
+    problem = ""
+    if len({file.path for file in files}) != len(files):  # one would replace another
+        problem = "two of its partitions have one name"
+    elif archive.messages not in (None, rows):
+        problem = f"it has {rows} messages, and {archive.messages} in its index"
+    if problem:
+        raise NotUploadable(errno.EIO, f"it is damaged: {problem}", archive.shown)
 
 
 _TIMES = "partition ts_ns"  # no column of a body has a space in its name
@@ -262,20 +348,76 @@ class Table:
         self.catalog = DeltaCatalog(plan.url, plan.options) if plan.is_delta else None
         self.storage = open_storage(plan.url, plan.options)
 
-    def known_fields(self, known: Iterable[pyarrow.Field]) -> list[pyarrow.Field]:
-        """Return fields of bodies with the types that the table has, and the table's own."""
-        fields = {each.name: each.type for each in known}
-        there = self.catalog.schema() if self.catalog and self.catalog.exists() else ()
-        for each in there:
-            if each.name not in _OWN:
-                name = each.name.removeprefix("body_")
-                fields[name if name in RESERVED else each.name] = each.type
-        return [pyarrow.field(name, kind) for name, kind in fields.items()]
+    def columns(self) -> list[pyarrow.Field]:
+        """Return the columns that the table has for fields of bodies, and more of its own."""
+        if self.plan.body is not BodyKind.json:
+            return []
+        if self.catalog is not None:
+            return list(self.catalog.schema()) if self.catalog.exists() else []
+        number, columns = self._columns_file()
+        return columns if number else self._columns_of_newest()
+
+    def _columns_file(self) -> tuple[int, list[pyarrow.Field]]:
+        """Return the number and the content of the newest file of columns; 0 without one."""
+        names = [entry.name for entry in self.storage.children(COLUMNS)[0]]
+        if (newest := max(filter(_COLUMNS_NAME.search, names), default=None)) is None:
+            return 0, []
+        document = read_json(self.storage, newest)
+        columns = [
+            column.with_metadata({FIELD: document["fields"][column.name]})
+            if column.name in document["fields"]
+            else column
+            for column in fields_of(document)
+        ]
+        return int(PurePosixPath(newest).stem), columns
+
+    def _columns_of_newest(self) -> list[pyarrow.Field]:
+        """Return the columns of the newest file of Parquet: 0.3.0 wrote them nowhere else."""
+        entries = (
+            entry
+            for entry in self.storage.list()
+            if entry.name.endswith(".parquet")
+            and not any(part[0] in "._" for part in entry.name.split("/"))
+        )
+        if newest := max(entries, key=attrgetter("modified_ns"), default=None):
+            with (
+                suppress(pyarrow.ArrowException),  # one that is not whole tells nothing
+                self.storage.open(newest.name) as file,
+                parquet.ParquetFile(file) as opened,
+            ):
+                schema = opened.schema_arrow.remove_metadata()
+                return [each for each in schema if each.name not in _OWN]
+        return []
+
+    def _add_to_columns_file(self, schema: pyarrow.Schema) -> bool:
+        """Write the columns of a folder of Parquet down, for all who write there; False when it has
+        another type for one, or another field."""
+        own = [column for column in schema if column.metadata]
+        while own:
+            number, columns = self._columns_file()
+            columns = columns if number else self._columns_of_newest()
+            merged = {column.name.lower(): column for column in columns}
+            for column in own:
+                there = merged.get(column.name.lower(), column)
+                if not column.equals(there, check_metadata=bool(there.metadata)):
+                    return False
+                merged[column.name.lower()] = column
+            every = pyarrow.schema(merged.values())
+            if number and every.equals(pyarrow.schema(columns), check_metadata=True):
+                break
+            fields = {each.name: each.metadata[FIELD].decode() for each in every if each.metadata}
+            document = json_schema(every) | {"fields": fields}
+            with suppress(FileExistsError):  # another writer was faster: look again
+                name = f"{COLUMNS}/{number + 1:08}.json"
+                self.storage.put_if_absent(name, json.dumps(document, indent=1).encode())
+                break
+        return True
 
     def make_ready(self, schema: pyarrow.Schema) -> bool:
-        """Have the table take files of ``schema``; False when a column has another type there."""
+        """Have the table take files of ``schema``; False when a column has another type there, or
+        another field."""
         if self.catalog is None:
-            return True
+            return self._add_to_columns_file(schema)
         if not self.catalog.exists():
             self.catalog.create(schema, self.plan.partitions)
         if self.catalog.partition_columns != list(self.plan.partitions):
@@ -375,29 +517,29 @@ def _holds_less(there: int, shown: str) -> NotUploadable:
 
 def convert(
     archives: Sequence[ArchiveFile], plan: TablePlan, drafts: Path, topic: str | None = None
-) -> Iterator[tuple[ArchiveFile, list[TableFile], str, int]]:
+) -> Iterator[tuple[ArchiveFile, list[TableFile], str, Unfit]]:
     """Bring archives into a table, one after the other; they stay where they are.
 
-    Yields each with its files, or why it is left out, and how many bodies did not fit. One that
-    is in the table already gives no files, and nothing is done. Raises ``OSError`` and `NsqError`.
+    Yields each with its files, or why it is left out, and what did not fit. One that is in the
+    table already gives no files, and nothing is done. Raises ``OSError`` and `NsqError`.
     """
     table = Table(plan)
-    known = fields_of(plan.fields)
+    if table.catalog is not None and table.catalog.exists():
+        table.catalog.check_writable()
     for archive in archives:
         if archive.is_in_progress:
-            yield archive, [], "it is in progress", 0
+            yield archive, [], "it is in progress", Unfit()
             continue
         stem = stem_of(archive, plan.host)
         try:
             if _is_there(table, archive, stem):
-                yield archive, [], "", 0
+                yield archive, [], "", Unfit()
                 continue
             while True:
-                writer = TableWriter(plan, drafts, table.known_fields(known))
+                writer = TableWriter(plan, drafts, fields_of(plan.fields), table.columns())
                 made = writer.write(archive, stem, topic)
                 if not made or table.make_ready(writer.schema):
                     break
-            known = writer.columns.fields if writer.columns else known
             rows = sum(each.file.rows or 0 for each in made)
             try:
                 files = table.commit(made, _app_of(stem), rows)
@@ -405,9 +547,9 @@ def convert(
                 for each in made:
                     Path(each.path).unlink()
         except NotUploadable as exc:
-            yield archive, [], str(exc.strerror), 0
+            yield archive, [], str(exc.strerror), Unfit()
         else:
-            yield archive, files, "", writer.misfits if files else 0
+            yield archive, files, "", writer.unfit if files else Unfit()
 
 
 def _is_there(table: Table, archive: ArchiveFile, stem: str) -> bool:

@@ -448,7 +448,7 @@ class Uploads:
             failing_since = now if self._failing_since is None else self._failing_since
             if now > ends_at or now - failing_since > LONGEST_FAILURE_S:
                 break
-            if isinstance(self.last_error, ConfigurationError):  # no retry changes the place
+            if self._is_refused():
                 break
             show()
             with self._changed:
@@ -457,6 +457,10 @@ class Uploads:
             self._is_closed = True
             self._changed.notify_all()
         return self.totals.waiting_files + self.totals.conflicts
+
+    def _is_refused(self) -> bool:
+        """Whether the place does not take the files, which no retry changes."""
+        return isinstance(self.last_error, ConfigurationError)
 
     @property
     def health(self) -> tuple[bool, str]:

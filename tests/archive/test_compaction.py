@@ -561,7 +561,8 @@ def test_columns_of_bodies_stay_and_merge_by_name_in_any_order(tmp_path: Path, d
     assert [none | row for row in rows] == [
         none | {"body": '{"user": 1, "x": 1.5}', "user": 1, "x": 1.5},
         none | {"body": '{"user": 2}', "user": 2},
-        none | {"body": '{"user": "three", "page": "/"}', "_error": "user is not int64"},
+        none
+        | {"body": '{"user": "three", "page": "/"}', "page": "/", "_error": "user is not int64"},
         none | {"body": '{"page": "/b"}', "page": "/b"},
     ]
     if delta:
@@ -586,6 +587,10 @@ def test_bodies_of_archives_become_columns_by_a_schema(tmp_path: Path) -> None:
         '{"user": 4}': (4, None),
     }
     assert sum(each.misfits for part in compaction.work for each in part.done) == 2
+    assert compaction.without_columns == []
+    more = {"properties": {"user": {"type": "integer"}, "new": {"type": "integer"}}}
+    again = compact(archive, output, body=BodyKind.json, fields=more)
+    assert len(again.without_columns) == 2  # its days are there, and stay as they are
 
 
 @pytest.mark.parametrize(("first", "then"), [("binary", "json"), ("string", "binary")])

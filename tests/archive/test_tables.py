@@ -1,12 +1,17 @@
 """Columns of messages and of their bodies, Parquet and the log of a Delta table, without Spark."""
 
 import json
+import math
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pyarrow
+import pyarrow.parquet
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -14,9 +19,10 @@ from plugins.archives import write_archive
 from plugins.examples import examples
 from plugins.http_server import MakeServer
 from plugins.object_store import Bucket
+from plugins.waiting import patience_s
 
-from nsqtools.archive import delta, parquet
-from nsqtools.archive.body_columns import BodyColumns, fields_of, json_schema
+from nsqtools.archive import body_columns, delta, parquet, table
+from nsqtools.archive.body_columns import FIELD, BodyColumns, fields_of, json_schema
 from nsqtools.archive.columns import (
     batch_of_bodies,
     exact_columns,
@@ -134,26 +140,166 @@ def test_a_full_disk_is_named_and_nothing_stays_on_it(small_disk: Path) -> None:
     assert list(small_disk.iterdir()) == []
 
 
-def test_a_body_that_does_not_fit_stops_nothing_and_says_why() -> None:
-    columns = BodyColumns(fields_of({"properties": {"user": {"type": "integer"}}}))
-    found = {  # user, new, body_id, _error
-        b'{"user": 1}': (1, None, None, None),
-        b'{"user": "x"}': (None, None, None, "user is not int64"),
-        b"text": (None, None, None, "it is not JSON"),
-        b"\xff": (None, None, None, "it is not UTF-8"),
-        b'{"user": null, "new": 2.5}': (None, 2.5, None, None),
-        b'{"user": 3} {"user": 4}': (None, None, None, "it is not JSON"),
-        b'{"id": true, "deep": {"x": 1}}': (None, None, True, None),
-        b'{"\\ud800": 1}': (None, None, None, "it is not read as the columns are"),
+OWN = {*message_schema().names}
+
+
+def typed(columns: BodyColumns, *bodies: bytes) -> list[dict[str, object]]:
+    rows = columns.add(batch_of_bodies(bodies)).to_pylist()
+    return [
+        {name: row[name] for name in row if name not in OWN and row[name] is not None}
+        for row in rows
+    ]
+
+
+def test_what_does_not_fit_is_null_and_named_and_all_else_is_there() -> None:
+    properties = {"user": {"type": "integer"}, "at": {"type": "string", "format": "date-time"}}
+    columns = BodyColumns(fields_of({"properties": properties}))
+    second = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    found = {
+        b'{"user": 1}': {"user": 1},
+        b'{"user": "x", "new": 1.5}': {"new": 1.5, "_error": "user is not int64"},
+        b"text": {"_error": "it is not JSON"},
+        b"[1]": {"_error": "it is not a JSON object"},
+        b"\xff": {"_error": "it is not UTF-8"},
+        b'{"user": null, "new": 2.5}': {"new": 2.5},
+        b'{"user": 3} {"user": 4}': {"_error": "it is not JSON"},
+        b'{"id": true, "deep": {"x": 1}}': {"body_id": True},
+        b'{"user": 5, "\\ud800": 1}': {"user": 5, "_error": "it is not read as the columns are"},
+        b'{"user": 6, "user": 7, "new": 1}': {"new": 1.0, "_error": "user is there 2 times"},
+        b'{"user": 2.0, "new": 9007199254740993}': {"user": 2, "_error": "new is not double"},
+        b'{"user": 18446744073709551615, "new": 1e400}': {
+            "_error": "user is not int64; new is not double"
+        },
+        b'{"at": "2026-01-02 03:04:05.000000999+00:00", "new": Infinity}': {
+            "at": second,
+            "new": math.inf,
+        },
+        b'{"at": "2026-01-02T03:04:05Z", "user": %s}' % (b"9" * 5000): {
+            "at": second,
+            "_error": "user is not int64",
+        },
     }
 
-    batch = columns.add(batch_of_bodies(list(found)))
-
-    names = ["user", "new", "body_id", "_error"]
-    assert [tuple(row.values()) for row in batch.select(names).to_pylist()] == [*found.values()]
-    assert "deep" not in batch.schema.names
-    assert columns.misfits == 5
+    assert typed(columns, *found) == [*found.values()]
+    assert columns.misfits == 10
+    assert columns.without_column == {"\ud800"}
     assert fields_of(json_schema(columns.fields)) == columns.fields
+    assert typed(columns, b'{"at": "2026-01-02T03:04:05.000000999Z"}') == [{"at": second}]
+    assert columns.misfits == 10  # Arrow reads what Go writes
+
+
+def test_whole_numbers_are_doubles_where_fractions_follow_before_a_file_has_them() -> None:
+    columns = BodyColumns()
+    assert typed(columns, b'{"price": 10}') == [{"price": 10}]
+    some = [b'{"price": 10.25}', b'{"price": "free"}', b'{"price": 9007199254740993}']
+    errors = [{"_error": "price is not double"}] * 2
+    assert typed(columns, *some) == [{"price": 10.25}, *errors]
+    columns = BodyColumns()
+    columns.add(batch_of_bodies([b'{"price": 10}']))
+    columns.freeze_types()
+    assert typed(columns, b'{"price": 10.25}') == [{"_error": "price is not int64"}]
+
+
+def test_one_odd_body_does_not_make_a_batch_slow() -> None:
+    columns = BodyColumns([pyarrow.field("n", pyarrow.int64())])
+    bodies = [b'{"n": %d}' % number for number in range(5000)]
+    bodies[77] = b'{"n": 1, "x": "\\ud800", "x": "\\ud800"}'
+    with patch.object(body_columns, "_read", wraps=body_columns._read) as read:
+        rows = typed(columns, *bodies)
+    assert [row for row in rows if "_error" in row] == [rows[77]]
+    assert read.call_count < 50
+
+
+def test_fields_beyond_the_most_columns_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_columns, "MOST_COLUMNS", 2)
+    columns = BodyColumns()
+    typed(columns, b'{"a": 1, "b": 1, "c": 1}')
+    typed(columns, b'{"a": 1, "d": 1, "of": {"e": 1}}')
+    assert columns.without_column == {"c", "d"}
+    of_table = [pyarrow.field(name, pyarrow.int64()) for name in "ab"]  # as 0.3.0 made them
+    columns = BodyColumns((), of_table)
+    assert typed(columns, b'{"a": 1, "b": 2, "c": 3}') == [{"a": 1, "b": 2}]
+    assert columns.without_column == {"c"}
+
+
+def test_a_column_keeps_what_others_say_of_it(tmp_path: Path) -> None:
+    catalog = new_table(str(tmp_path / "lake"))
+    named = pyarrow.field("n", pyarrow.int64(), metadata={FIELD: b"N"})
+    catalog.add_columns([named.with_metadata({"comment": "a count"})])
+    assert catalog.add_columns([named]) == {}
+    words = {b"comment": b"a count", FIELD: b"N"}
+    assert catalog.schema().field("n").metadata == words
+    assert catalog.add_columns([named.with_metadata({FIELD: b"n"})]) == {"n": pyarrow.int64()}
+
+
+names = st.sampled_from(["a", "A", "b c", "b_c", "B C", "id", "ID", "Id", "body_id", "Timestamp"])
+logs = st.lists(st.dictionaries(names, st.integers(0, 9), min_size=1), min_size=1, max_size=3)
+
+
+def written(table: dict[str, pyarrow.Field], log: list[dict[str, int]], given: list[str]) -> None:
+    """Write a log as a process does that knows nothing but the table, and perhaps a schema."""
+    fields = [pyarrow.field(name, pyarrow.int64()) for name in given]
+    columns = BodyColumns(fields, table.values())
+    batch = columns.add(batch_of_bodies([json.dumps(body).encode() for body in log]))
+    for column in columns.schema():
+        if column.metadata:
+            table[column.name] = column
+    for body, row in zip(log, batch.to_pylist(), strict=True):
+        for name, value in body.items():
+            (column,) = [each for each in table if field_in(table[each]) == name]
+            assert row[column] == value
+
+
+def field_in(column: pyarrow.Field) -> str | None:
+    return column.metadata[FIELD].decode() if column.metadata else None
+
+
+@given(work=st.lists(st.tuples(logs, st.lists(names, unique=True, max_size=2)), min_size=2))
+@settings(max_examples=examples(30))
+def test_a_field_has_one_column_forever_whoever_writes(
+    work: list[tuple[list[dict[str, int]], list[str]]],
+) -> None:
+    table: dict[str, pyarrow.Field] = {}
+    owners: dict[str, str | None] = {}
+    for log, given_fields in work:
+        written(table, log, given_fields)
+        now = {name: field_in(column) for name, column in table.items()}
+        assert owners.items() <= now.items()
+        assert len({*now.values()}) == len({name.lower() for name in now}) == len(now)
+        owners = now
+
+
+@pytest.mark.parametrize("is_delta", [False, True])
+@pytest.mark.parametrize("is_labelled", [False, True])
+def test_the_columns_of_a_table_are_those_of_its_fields_for_each_archiver(
+    tmp_path: Path, is_delta: bool, is_labelled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without labels it is a table of 0.3.0; each archiver has an empty directory."""
+    plan = TablePlan(str(tmp_path / "lake"), is_delta, "h", BodyKind.json)
+    for number in range(3):
+        value = b'"x"' if number == 2 else b"1"
+        body = b'{"Id": 1, "user id": 1, "A": 1, "a": 2, "v": %b}' % value
+        bodies = [body if number < 2 else b'{"late": true, ' + body[1:]]
+        some = [WireMessage(BASE_NS, 1, b"%016d" % number, body) for body in bodies]
+        log = write_archive(tmp_path / f"{number}" / "a.log", some, head=Head("a" * 32, number))
+        with monkeypatch.context() as old:
+            if not (number or is_labelled):
+                bare = BodyColumns._own_fields
+                old.setattr(
+                    BodyColumns,
+                    "_own_fields",
+                    lambda self, bare=bare: [each.remove_metadata() for each in bare(self)],
+                )
+            landed = Lander(plan, log.parent).land([log])
+        assert landed.unfit.bodies == (number == 2)
+
+    files = find_archives([plan.url])
+    rows = [row for each in files for row in pyarrow.parquet.read_table(each.shown).to_pylist()]
+    values = [[row[name] for name in ("body_Id", "user_id", "A", "body_a")] for row in rows]
+    assert values == [[1, 1, 1, 2]] * 3
+    assert [row["_error"] for row in rows if row.get("late")] == ["v is not int64"]
+    extra = {*rows[-1]} - OWN - {"body_Id", "user_id", "A", "body_a", "v", "_error", "late"}
+    assert extra == set()
 
 
 def test_bodies_whose_keys_are_ids_or_that_are_very_deep_take_bounded_memory() -> None:
@@ -192,9 +338,10 @@ def test_columns_of_bodies_are_those_of_their_own_rows(bodies: list[bytes]) -> N
     columns = BodyColumns()
     rows = columns.add(batch_of_bodies(bodies)).to_pylist()
     for body, row in zip(bodies, rows, strict=True):
-        if row["_error"] is None:
-            value = json.loads(body)
-            assert all(row[to] == value.get(name) for name, to in columns._columns.items())
+        wrong = row["_error"] or ""
+        value = {} if wrong.startswith("it is not") else json.loads(body)
+        for name, to in columns._columns.items():
+            assert row[to] == (None if f"{name} is not" in wrong else value.get(name))
 
 
 def table_file(name: str, rows: int = 1) -> TableFile:
@@ -307,6 +454,115 @@ def test_a_place_that_was_taken_since_the_start_gets_no_files(tmp_path: Path) ->
     assert log.exists()
 
 
+def add_to_log(catalog: DeltaCatalog, *actions: dict[str, object]) -> None:
+    """Commit what another engine would."""
+    log = Path(catalog.storage.url, "_delta_log")
+    number = len(list(log.glob("*.json")))
+    (log / f"{number:020}.json").write_text("\n".join(map(json.dumps, actions)))
+
+
+FEATURES = [  # what the table has, what of it is refused, and who else is not
+    ({"reader": "typeWidening"}, "typeWidening", ""),
+    ({"reader": "deletionVectors"}, "", "read append replace"),
+    ({"writer": "rowTracking"}, "rowTracking", "read"),
+    ({"writer": "clustering"}, "clustering", "read"),
+    ({"writer": "invariants"}, "", "read append replace"),
+    ({"key": "delta.columnMapping.mode", "to": "name"}, "columnMapping", ""),
+    ({"key": "delta.constraints.positive", "to": "n > 0"}, "checkConstraints", "read"),
+    ({"key": "delta.appendOnly", "to": "true"}, "appendOnly", "read append"),
+    ({"key": "delta.enableChangeDataFeed", "to": "true"}, "changeDataFeed", "read append"),
+    ({"key": "delta.enableInCommitTimestamps", "to": "true"}, "inCommitTimestamp", "read"),
+    ({"column": {"delta.generationExpression": "n + 1"}}, "generatedColumns", "read"),
+    ({"column": {"delta.identity.start": 1}}, "identityColumns", "read"),
+    ({"column": {"delta.invariants": "{}"}}, "invariants", "read"),
+    ({"column": {"CURRENT_DEFAULT": "1"}}, "allowColumnDefaults", "read"),
+    ({"nullable": False}, "the NOT NULL column n", "read"),
+]
+
+
+@pytest.mark.parametrize(("has", "refused", "allowed"), FEATURES)
+def test_a_table_is_refused_by_the_name_of_what_we_do_not_keep_of_it(
+    tmp_path: Path, has: dict[str, Any], refused: str, allowed: str
+) -> None:
+    catalog = DeltaCatalog(str(tmp_path / "table"))
+    catalog.create(pyarrow.schema([("n", pyarrow.int64())]), [])
+    metadata = {
+        "id": "x",
+        "format": {"provider": "parquet", "options": {}},
+        "partitionColumns": [],
+        "configuration": {has["key"]: has["to"]} if "key" in has else {},
+        "schemaString": json.dumps(
+            {
+                "type": "struct",
+                "fields": [
+                    {
+                        "name": "n",
+                        "type": "long",
+                        "nullable": has.get("nullable", True),
+                        "metadata": {
+                            "delta.columnMapping.id": 1,
+                            "delta.columnMapping.physicalName": "n",
+                            **has.get("column", {}),
+                        },
+                    }
+                ],
+            }
+        ),
+    }
+    readers = ["columnMapping", *([has["reader"]] if "reader" in has else [])]
+    writers = [*readers, *([has["writer"]] if "writer" in has else [])]
+    features = {"readerFeatures": readers, "writerFeatures": writers}
+    protocol = {"minReaderVersion": 3, "minWriterVersion": 7, **features}
+    add_to_log(catalog, {"protocol": protocol}, {"metaData": metadata})
+    uses = {
+        "read": catalog.files,
+        "append": catalog.check_writable,
+        "replace": lambda: catalog.check_writable(removes=True),
+    }
+    for name, use in uses.items():
+        if name in allowed:
+            use()
+        else:
+            with pytest.raises(ConfigurationError, match=f"the table has {refused}") as raised:
+                use()
+            assert raised.value.hint
+
+
+def test_a_landing_that_is_refused_leaves_the_log_and_ends_at_once(tmp_path: Path) -> None:
+    catalog = new_table(str(tmp_path / "lake"))
+    catalog._table().alter.add_constraint({"early": "attempts < 2"})
+    log = write_archive(tmp_path / "logs" / "a.log", MESSAGES, head=Head("a" * 32, 1))
+    landings = Landings(TablePlan(str(tmp_path / "lake"), True, "h"), log.parent, None)
+    landings.put(log)
+
+    begin = time.monotonic()
+    assert landings.close() == 1
+    assert time.monotonic() - begin < patience_s(15)
+    assert (log.exists(), catalog.files()) == (True, [])
+    assert "checkConstraints" in str(landings.last_error)
+
+
+@pytest.mark.parametrize("is_delta", [False, True])
+def test_no_value_of_a_partition_keeps_a_log_out(
+    tmp_path: Path, is_delta: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "MOST_PARTITIONS", 2)
+    fields = {"properties": {"c": {"type": "string"}, "n": {"type": "integer"}}}
+    plan = TablePlan(str(tmp_path / "lake"), is_delta, "h", BodyKind.json, fields, ("c",))
+    bodies = [b'{"c": "%b", "n": "x"}' % (b"x" * 201)]
+    bodies += [b'{"c": "%d", "n": 1, "new": 1}' % (n % 5) for n in range(10)]
+    some = [WireMessage(BASE_NS + n, 1, b"%016d" % n, body) for n, body in enumerate(bodies)]
+    archives = find_archives([write_archive(tmp_path / "a.log", some)])
+
+    [(_, files, problem, unfit)] = convert(archives, plan, tmp_path)
+
+    assert (problem, sorted(each.rows or 0 for each in files)) == ("", [1, *[2] * 5])
+    (odd,) = [each for each in files if each.partition["c"] is None]
+    (row,) = pyarrow.parquet.read_table(tmp_path / "lake" / odd.path).to_pylist()
+    assert row["_error"] == "n is not int64; c is too long for a partition"
+    assert (unfit.bodies, list(tmp_path.glob("*.parquet"))) == (1, [])
+
+
 def test_each_message_is_in_one_partition_whatever_its_value_equals(tmp_path: Path) -> None:
     fields = {"properties": {"n": {"type": "number"}}}
     plan = TablePlan(str(tmp_path / "lake"), False, "h", BodyKind.json, fields, ("n",))
@@ -315,7 +571,8 @@ def test_each_message_is_in_one_partition_whatever_its_value_equals(tmp_path: Pa
     found = find_archives([write_archive(tmp_path / "a.log", some)])
     [(_, files, problem, _)] = convert(found, plan, tmp_path)
     assert (problem, [each.rows for each in files]) == ("", [1, 1, 1, 1])
-    odd = {"a b": {"type": "string"}, "o": {"type": "object", "properties": {}}}
+    inner = {"x": {"type": "string"}}
+    odd = {"a b": {"type": "string"}, "o": {"type": "object", "properties": inner}}
     for name in odd:  # its column is called a_b, or has no order
         with pytest.raises(ConfigurationError, match=f"{name} needs a plain field"):
             TablePlan(plan.url, False, "h", BodyKind.json, {"properties": odd}, (name,)).check()

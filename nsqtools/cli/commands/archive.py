@@ -30,7 +30,12 @@ from nsqtools.cli.options.printing import (
 )
 from nsqtools.cli.options.tables import BodyOptions, TableFormat
 from nsqtools.cli.parsing.binding import opt
-from nsqtools.cli.render.outcomes import DamageReporter, UnjudgedReporter, report_timeless
+from nsqtools.cli.render.outcomes import (
+    DamageReporter,
+    UnjudgedReporter,
+    report_timeless,
+    report_unfit,
+)
 from nsqtools.cli.render.output import (
     ListingForm,
     write_json,
@@ -211,7 +216,8 @@ def convert(
     The archives stay. What was brought there before is not brought again, so an interrupted run is
     continued by the same command. What is damaged is reported and left out: repair it first. So is
     a file without an index that has grown since. Bare bodies name no topic: with --topic, files are
-    left out whose names lack it while others have it.
+    left out whose names lack it while others have it. The exit status is 6 when values did not fit
+    their columns: the text of the body has them.
 
     Examples:
         nsq archive convert /var/nsq -o /srv/lake
@@ -238,6 +244,7 @@ def convert(
         what = f"left out: its name lacks {topic}, which others have; convert it by itself"
         damage(archive.shown, what)
     done = files = messages = misfits = 0
+    without_column: set[str] = set()
     with failing("convert to", output), scratch_directory("nsq-convert-") as drafts:
         for archive, made, problem, unfit in bring(archives, plan, drafts, topic):
             if problem:
@@ -245,15 +252,18 @@ def convert(
             done += bool(made)
             files += len(made)
             messages += sum(each.rows or 0 for each in made)
-            misfits += unfit
+            misfits += unfit.bodies
+            without_column |= {*unfit.fields}
             if not json:
                 write_lines(runtime, [f"{archive.shown}: {each.path}" for each in made])
     if json:
         document = {"archives": done, "files": files, "messages": messages, "misfits": misfits}
+        document["fields_without_column"] = len(without_column)
         write_json(runtime, document)
     words = f"{counted(done, 'archive')} of {len(found) - tables}, {counted(messages, 'message')}"
     runtime.tell(f"nsq: {words}, {misfits} did not fit")
-    return damage.status
+    partly = ExitStatus.PARTLY_DONE if misfits else ExitStatus.DONE
+    return damage.status or report_unfit(runtime, 0, without_column) or partly
 
 
 def schema(

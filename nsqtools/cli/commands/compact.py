@@ -264,11 +264,18 @@ def tell_outcome(runtime: Runtime, compaction: Compaction) -> ExitStatus:
     files = sum(each.file is not None for each in done)
     if misfits := sum(each.misfits for each in done):
         runtime.tell(f"nsq: {misfits} bodies did not fit their columns: _error says why")
+    if slots := compaction.without_columns:
+        runtime.insist(
+            f"nsq: {counted(len(slots), 'partition')} without columns of --schema: rows that are "
+            "Parquet already get none"
+        )
+        runtime.insist("hint: compact the archives to another --output")
     runtime.tell(
         f"nsq: {read} messages read, {removed} duplicates removed, {files} files written and "
         "verified"
     )
-    return ExitStatus.PARTLY_DONE if damages or compaction.grown else ExitStatus.DONE
+    is_whole = not (damages or compaction.grown or compaction.without_columns)
+    return ExitStatus.DONE if is_whole else ExitStatus.PARTLY_DONE
 
 
 def _document(partition: Partition, **figures: int) -> dict[str, Any]:

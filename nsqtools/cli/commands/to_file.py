@@ -15,6 +15,7 @@ from nsqtools.cli.options.connection import ConsumerConnection
 from nsqtools.cli.options.params import BODIES_END, LIMITS, ChannelName
 from nsqtools.cli.options.tables import WHOSE, BodyOptions
 from nsqtools.cli.parsing.binding import OptionSet, opt
+from nsqtools.cli.render.outcomes import report_unfit
 from nsqtools.cli.render.output import write_json
 from nsqtools.cli.running.consuming import Consuming, WatchedRun, look_before
 from nsqtools.cli.running.runtime import ExitStatus, Session, handling
@@ -381,9 +382,11 @@ def to_file(
             if consuming.json:
                 document = asdict(archiver.totals) | {"on_file_failures": failed}
                 document |= {"uploaded": 0, "not_uploaded": left, "misfits": 0}
+                document["fields_without_column"] = 0
                 if uploads is not None:
                     stored = uploads.totals
                     document |= {"uploaded": stored.files, "misfits": stored.misfits}
+                    document["fields_without_column"] = len(stored.without_column)
                 write_json(runtime, document)
             runtime.tell(summary(archiver))
     status = ExitStatus.LIMIT_NOT_REACHED if archiver.falls_short else ExitStatus.DONE
@@ -393,6 +396,9 @@ def to_file(
     if left:
         runtime.tell(f"nsq: {counted(left, 'file')} not uploaded; the next run continues")
         status = ExitStatus.PARTLY_DONE
+    if uploads is not None:
+        totals = uploads.totals
+        status = report_unfit(runtime, totals.misfits, totals.without_column) or status
     return watched.signals.status(otherwise=status)
 
 

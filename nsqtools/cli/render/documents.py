@@ -358,6 +358,7 @@ class ArchivedDocument(ArchiveTotals):
     uploaded: Annotated[int, "Files uploaded or landed."] = 0
     not_uploaded: Annotated[int, "Files left for the next run to upload."] = 0
     misfits: Annotated[int, "Bodies that did not fit their columns; of tables only."] = 0
+    fields_without_column: Annotated[int, "Fields that could not get a column; of tables only."] = 0
 
 
 class ConvertedDocument(TypedDict):
@@ -367,6 +368,7 @@ class ConvertedDocument(TypedDict):
     files: Annotated[int, "Files that they became."]
     messages: int
     misfits: Annotated[int, "Bodies that did not fit their columns."]
+    fields_without_column: Annotated[int, "Fields that could not get a column."]
 
 
 # Spark

@@ -19,7 +19,7 @@ and every command that publishes ends with one line of counts. The exit status f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from nsqtools.spark.archives.damage import ArchiveDamage
 
 INTERVAL_S = 0.1
+FIELDS_SHOWN = 5
 PROBLEMS_KEPT = 1000  # of a file, for ``--json``: each line of it may be damaged
 CLEAR_LINE = "\r\x1b[K"
 
@@ -86,6 +87,17 @@ class Progress:
         """A log filter that lets every record pass."""
         self.clear()
         return True
+
+
+def report_unfit(runtime: Runtime, bodies: int, fields: Collection[str]) -> ExitStatus:
+    """Report what has no column in a table; return the exit status."""
+    if bodies:
+        words = "1 body" if bodies == 1 else f"{bodies} bodies"
+        runtime.tell(f"nsq: {words} did not fit the columns: _error lists the fields")
+    if fields:
+        names = ", ".join(map(repr, sorted(fields)[:FIELDS_SHOWN]))
+        runtime.tell(f"nsq: {counted(len(fields), 'field')} got no column: {names}")
+    return ExitStatus.PARTLY_DONE if bodies or fields else ExitStatus.DONE
 
 
 class DamageReporter:
