@@ -47,7 +47,7 @@ from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.form import LineKind
 from nsqtools.archive.layout import MANIFEST, NULL_PARTITION, aside, folder_of, is_hidden, owner_of
 from nsqtools.archive.parquet import ROW_GROUP_BYTES, ParquetWriter
-from nsqtools.archive.reader import form_of, look_at, read_messages
+from nsqtools.archive.reader import form_of, look_at
 from nsqtools.archive.storage import failing, hash_of, read_json
 from nsqtools.archive.storage_objects import open_storage
 from nsqtools.archive.upload import NotUploadable, identity_of
