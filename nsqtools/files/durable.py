@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 
 from nsqtools.files.opening import NotRegularError, closing_fd, locked, open_to_read
@@ -282,6 +283,21 @@ def place(source: Path, target: Path) -> None:
         else:
             exc.filename = str(target)  # not the source, which is where it should be
             raise
+
+
+def numbered_name(path: Path) -> Path:
+    """Return the first of ``path.1``, ``path.2`` and so on that nothing has, not even a link.
+
+    Only one process may make such names: nothing reserves it.
+    """
+    names = (path.with_name(f"{path.name}.{number}") for number in count(1))
+    return next(name for name in names if not os.path.lexists(name))
+
+
+def unused_name(path: Path) -> Path:
+    """Return ``path`` if replacing it loses nothing (no file, or a link to none), else as
+    `numbered_name` does."""
+    return numbered_name(path) if path.exists() else path
 
 
 def copy_of(path: Path) -> Path:

@@ -82,6 +82,32 @@ def open_to_read(path: Path) -> BinaryIO:
     return os.fdopen(descriptor_to_read(path), "rb")
 
 
+def read_small(path: Path, max_bytes: int) -> bytes:
+    """Return what a regular file holds. Raises ``ValueError`` for a larger one, and as
+    `open_to_read`."""
+    with open_to_read(path) as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise ValueError(f"it has more than {max_bytes} bytes")
+    return content
+
+
+def data_offsets(descriptor: int, step: int) -> Iterator[int]:
+    """Yield the offsets of the pieces of ``step`` bytes that a file has, without those in holes.
+
+    A sparse file may claim a terabyte that nobody wrote.
+    """
+    at, size = 0, os.fstat(descriptor).st_size
+    while at < size:
+        try:
+            at = max(at, os.lseek(descriptor, at, os.SEEK_DATA) // step * step)
+        except OSError as exc:
+            if exc.errno == errno.ENXIO:
+                return  # the rest is a hole; other errors are of systems that know none
+        yield at
+        at += step
+
+
 def descriptor_to_read(path: Path) -> int:
     """Open as `open_to_read` does. Raises `NotRegularError`, ``OSError``."""
     return _open(path, os.O_RDONLY)

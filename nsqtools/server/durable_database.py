@@ -10,8 +10,9 @@ A statement runs once for all rows of its kind, which go in as JSON: between two
 thread takes the interpreter's lock again, and with a busy loop that costs more than the row.
 
 What SQLite does not do by itself: it drops all of a write-ahead log after a flipped bit without a
-word (`wal_damage` looks before it is opened), and after a failed sync it is unknown what a disk has
-(`rewrite` makes a new file out of all rows that are whole).
+word (`wal_damage` looks before it is opened), after a failed sync it is unknown what a disk has
+(`create` makes a new file out of all rows that are whole), and a read that fails is reported as
+damage, although the next one may succeed (`ReadRetry` tells the two apart).
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
@@ -27,11 +30,12 @@ from itertools import islice
 from pathlib import Path
 from struct import iter_unpack, pack, unpack_from
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from zlib import crc32
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.files.durable import sync_folder
+from nsqtools.files.durable import NEW, sync_folder
+from nsqtools.files.opening import data_offsets, open_to_read
 from nsqtools.protocol.frames import ID_LENGTH
 from nsqtools.server.queues.backlog import BackendError
 from nsqtools.server.queues.queued_message import with_attempts
@@ -52,6 +56,13 @@ _SETTINGS = (
     ("cell_size_check", 1),
     ("cache_size", -8192),
 )
+_APPLICATION_ID = int.from_bytes(b"nsqd", "big")
+_FORMAT = 1  # user_version; nsqtools 0.3.0 left both 0
+_TABLES = {
+    "queue": "number,name,paused,crc,waiting,deferred,total",
+    "message": "queue,due,turn,attempts,crc,frame",
+}
+_STAMP = f"PRAGMA application_id={_APPLICATION_ID}; PRAGMA user_version={_FORMAT};"
 _ADD_QUEUE = "INSERT INTO queue VALUES (?,?,?,?,0,0,0)"
 _RECOUNT = """UPDATE queue SET
     waiting=(SELECT count(*) FROM message WHERE queue=number AND due=0),
@@ -149,7 +160,10 @@ class Database:
         self._writer = _connect(path)
         try:
             if is_new:
-                self._writer.executescript(_SCHEMA)
+                self._writer.executescript(_SCHEMA + _STAMP)
+            elif _stamp_of(self._writer) != (_APPLICATION_ID, _FORMAT):
+                with suppress(sqlite3.Error):  # a full disk must not keep it from starting
+                    self._writer.executescript(_STAMP)
             self._reader = _connect(path)
             self._reader.execute("PRAGMA query_only=1")
             self.queues = _queues_of(self._reader)
@@ -347,10 +361,39 @@ def _connect(path: Path) -> sqlite3.Connection:
                     f"cannot keep messages in {path}: SQLite has {name} {found and found[0]}",
                     hint="--durable needs a local file system, on which a sync is a sync.",
                 )
+        _check_format(connection, path)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _stamp_of(connection: sqlite3.Connection) -> tuple[int, int]:
+    select = "SELECT application_id, user_version FROM pragma_application_id, pragma_user_version"
+    stamp: tuple[int, int] = connection.execute(select).fetchone()
+    return stamp
+
+
+def _check_format(connection: sqlite3.Connection, path: Path) -> None:
+    """Raise `ConfigurationError` for a database of another program, or of a later version."""
+    application_id, version = _stamp_of(connection)
+    columns = "(SELECT group_concat(name) FROM pragma_table_info(m.name))"
+    own = "type='table' AND name NOT GLOB 'sqlite_*'"
+    select = f"SELECT name, {columns} FROM sqlite_master m WHERE {own}"
+    tables = dict(connection.execute(select).fetchall())
+    if application_id not in (0, _APPLICATION_ID) or tables not in ({}, _TABLES):
+        what = f"application_id {application_id}, user_version {version}"
+        raise ConfigurationError(
+            f"{path} is a database of another program, or of another version ({what}, "
+            f"tables {', '.join(sorted(tables)) or 'none'})",
+            hint="Open it with the program that wrote it; this one does not change it.",
+        )
+    if version > _FORMAT:
+        raise ConfigurationError(
+            f"{path} has format {version} of --durable, of a later version of nsqtools "
+            f"(this one reads up to {_FORMAT})",
+            hint="Use the version of nsqtools that wrote it.",
+        )
 
 
 def _is_whole(queue: int, crc: object, frame: object) -> bool:
@@ -385,28 +428,138 @@ def _queues_of(connection: sqlite3.Connection) -> list[DurableQueue]:
 # -- all messages ----------------------------------------------------------------------------------
 
 
+_READ_ATTEMPTS = 5
+_READ_PAUSE_S = 0.2
+_READ_PATIENCE_S = 20.0  # of a disk that fails; above what a bus reset or a path failover takes
+_MAY_PASS = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_SECTORS = 4096
+
+T = TypeVar("T")
+
+
+class ReadRetry:
+    """Decides whether to read again what could not be read.
+
+    SQLite reports an I/O error as damage, too. So what fails is tried again, and while the file,
+    read page by page, fails as well, again after a pause, for `_READ_PATIENCE_S`. Damage is what
+    still fails between two times at which the whole file could be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._failures = 0
+        self._until_s = 0.0
+        self._was_readable = False
+
+    def succeeded(self) -> None:
+        """Begin to count again: the next failure is at another place."""
+        self._failures = 0
+        self._was_readable = False
+
+    def is_due(self, error: sqlite3.DatabaseError) -> bool:
+        """Return whether to try again now; wait before that if the disk fails."""
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _MAY_PASS:
+            return False
+        self._failures += 1
+        if self._failures < _READ_ATTEMPTS:
+            return True
+        now_s = time.monotonic()
+        if self._failures == _READ_ATTEMPTS:
+            self._until_s = now_s + _READ_PATIENCE_S
+        if now_s >= self._until_s:
+            return False
+        if _is_readable(self._path):
+            is_damage, self._was_readable = self._was_readable, True
+            return not is_damage
+        self._was_readable = False
+        time.sleep(_READ_PAUSE_S)
+        return True
+
+
+def read_patiently(path: Path, read: Callable[[], T]) -> T:
+    """Return what ``read`` returns, tried again as `ReadRetry` says. Raises what it raises."""
+    retry = ReadRetry(path)
+    while True:
+        try:
+            return read()
+        except sqlite3.DatabaseError as exc:
+            if not retry.is_due(exc):
+                raise
+
+
+def _is_readable(path: Path) -> bool:
+    try:
+        for suffix in ("", "-wal"):
+            with suppress(FileNotFoundError), open_to_read(Path(f"{path}{suffix}")) as file:
+                for at in data_offsets(file.fileno(), _SECTORS):
+                    os.pread(file.fileno(), _SECTORS, at)
+    except OSError:
+        return False
+    return True
+
+
+def copy_readable(source: Path, target: Path) -> None:
+    """Copy a file durably to a new one, with zeros for what cannot be read. Raises ``OSError``."""
+    made = os.open(target, NEW | os.O_WRONLY, 0o600)
+    with os.fdopen(made, "wb") as copy, open_to_read(source) as file:
+        for at in data_offsets(file.fileno(), _SECTORS):
+            try:
+                data = os.pread(file.fileno(), _SECTORS, at)
+            except OSError:
+                continue
+            copy.seek(at)
+            copy.write(data)
+        copy.truncate(os.fstat(file.fileno()).st_size)
+        copy.flush()
+        os.fsync(copy.fileno())
+
+
 def read_queues(path: Path) -> list[DurableQueue]:
-    """Return the queues. Raises ``sqlite3.Error``."""
-    with closing(_connect(path)) as connection:
-        return _queues_of(connection)
+    """Return the queues. Raises ``sqlite3.Error``, `ConfigurationError`."""
+
+    def read() -> list[DurableQueue]:
+        with closing(_connect(path)) as connection:
+            return _queues_of(connection)
+
+    return read_patiently(path, read)
 
 
 def all_rows(path: Path, queue: int | None = None) -> Iterator[Row]:
     """Yield every message that is whole, of one queue or all, around what is damaged.
 
-    Raises ``sqlite3.Error``.
+    Raises ``sqlite3.Error``, `ConfigurationError`.
     """
-    select = "SELECT * FROM message" + ("" if queue is None else f" WHERE queue={queue}")
-    with closing(_connect(path)) as connection:
-        for order in ("", " ORDER BY queue DESC, due DESC, turn DESC"):
-            try:
-                for row in connection.execute(select + order):
-                    number, due_ns, turn, attempts, crc, frame = row
-                    if all(type(each) is int for each in row[:5]) and _is_whole(number, crc, frame):
+    key = "queue,due,turn"
+    of_queue = "" if queue is None else f"queue={queue} AND "
+    backward = " ORDER BY queue DESC, due DESC, turn DESC"
+    ends = (-1, -1, -1), (sys.maxsize, sys.maxsize, sys.maxsize)
+    if queue is not None:  # a comparison of all three would read the queue from its beginning
+        key = "due,turn"
+        ends = ends[0][1:], ends[1][1:]
+    with closing(read_patiently(path, lambda: _connect(path))) as connection:
+        for last, sign, order in ((ends[0], ">", ""), (ends[1], "<", backward)):
+            marks = ",".join("?" * len(last))
+            select = f"SELECT * FROM message WHERE {of_queue}({key}){sign}({marks}){order}"
+            retry, is_whole = ReadRetry(path), False
+            while not is_whole:
+                try:
+                    for row in connection.execute(select, last):
+                        number, due_ns, turn, attempts, crc, frame = row
+                        if any(type(value) is not int for value in row[:5]):
+                            continue
+                        if not _is_whole(number, crc, frame):
+                            continue
                         yield number, due_ns, turn, attempts, frame
+                        place = row[3 - len(last) : 3]
+                        if (place > last) == (sign == ">"):  # a damaged key is not gone back to
+                            last = place
+                            retry.succeeded()
+                    is_whole = True
+                except sqlite3.DatabaseError as exc:
+                    if not retry.is_due(exc):
+                        break  # from the other end
+            if is_whole:
                 return
-            except sqlite3.DatabaseError:
-                continue  # from the other end
 
 
 def remove(path: Path) -> None:

@@ -1,7 +1,9 @@
 """The files of ``--durable`` in a data path.
 
 ``nsqd.dat`` names the database. It is no JSON, so the Go nsqd ends at once in such a directory, and
-it is replaced in one step, as when a database was rewritten: what is not named is removed.
+it is replaced in one step, as when a database was rewritten. It never decides what is removed: a
+database that it does not name is kept as an orphan while it has messages, because nsqd.dat may be
+the file that is wrong. What ends in ``.new`` is not whole, and is removed.
 """
 
 from __future__ import annotations
@@ -12,12 +14,19 @@ import shutil
 import sqlite3
 import sys
 from collections.abc import Iterable
-from contextlib import suppress
-from itertools import count
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from nsqtools.errors import ConfigurationError, OutputError
-from nsqtools.files.durable import copy_file, replace_file
+from nsqtools.files.durable import (
+    copy_file,
+    numbered_name,
+    place,
+    replace_file,
+    sync_folder,
+    unused_name,
+)
+from nsqtools.protocol.text import counted
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.durable_database import (
     UNFINISHED,
@@ -25,17 +34,29 @@ from nsqtools.server.durable_database import (
     DurableQueue,
     Row,
     all_rows,
+    copy_readable,
     create,
+    read_patiently,
     read_queues,
     remove,
     wal_damage,
 )
-from nsqtools.server.queues.data_path import FILE_NAME, decode_metadata
+from nsqtools.server.queues.data_path import FILE_NAME, decode_metadata, read_metadata
 from nsqtools.server.queues.queue_files import queues_with_files
 
 _NAMED = re.compile(rb"nsq nsqd --durable keeps its messages in (nsqd\.durable\.\d+\.db)\n")
-_DATABASE = re.compile(r"nsqd\.durable\.(\d+)\.db")
+_DATABASE = re.compile(r"nsqd\.durable\.\d+\.db(?:\.(orphan|damaged)\.\d+)?")
+_NUMBER = re.compile(r"nsqd\.durable\.(\d+)\..*")
+_MAX_COPIES = 5  # of damaged databases, each of which may be large
 _MTIME_BEHIND_NS = 20_000_000  # the clock of files is as coarse as the kernel's ticks
+
+
+def databases_in(data_path: Path) -> dict[Path, str]:
+    """Return all databases, and of those that no nsqd uses what they are: ``orphan`` for one that
+    nsqd.dat did not name, ``damaged`` for a copy of one that had lost messages. Raises ``OSError``.
+    """
+    matches = {path: _DATABASE.fullmatch(path.name) for path in data_path.iterdir()}
+    return {path: match[1] or "" for path, match in matches.items() if match}
 
 
 def named_database(data_path: Path) -> tuple[Path | None, bool]:
@@ -50,19 +71,16 @@ def named_database(data_path: Path) -> tuple[Path | None, bool]:
             "Run `nsq nsqd --recover-only` of nsqtools 0.2 on it, and then "
             "`nsq nsqd --recover-only --durable` of this one."
         )
-    found = sorted(each for each in data_path.iterdir() if _DATABASE.fullmatch(each.name))
+    found = sorted(path for path, kind in databases_in(data_path).items() if not kind)
     try:
-        content = (data_path / FILE_NAME).read_bytes()
-    except FileNotFoundError:
+        content = read_metadata(data_path / FILE_NAME)
+    except (FileNotFoundError, ValueError):
         content = b""
     named = _NAMED.fullmatch(content)
     if named:
         path = data_path / named[1].decode()
     else:
-        with suppress(ValueError, RecursionError):
-            decode_metadata(content)
-            return None, False
-        if not found:
+        if _is_of_go(content) or not found:
             return None, False
         path = found[0]
         if len(found) > 1:
@@ -71,9 +89,10 @@ def named_database(data_path: Path) -> tuple[Path | None, bool]:
                 f"Keep one of {', '.join(each.name for each in found)} in {data_path}."
             )
     if not path.exists():
+        instead = f"go on with {found[0].name}" if found else "begin without any"
         raise ConfigurationError(
             f"{path} is not there, which has the messages. "
-            f"Bring it back, or remove {data_path / FILE_NAME} to begin without any."
+            f"Bring it back, or remove {data_path / FILE_NAME} to {instead}."
         )
     return path, named is not None
 
@@ -91,33 +110,40 @@ class DurablePath:
 
     # which file
 
-    def current(self) -> Path | None:
-        """Return the database, None without one, and name it where a damaged file does not.
-
-        Raises as `named_database` does.
-        """
-        path, is_named = named_database(self._path)
-        if path is not None and not is_named:
-            self._log.error(f"DURABLE: {self._path / FILE_NAME} was damaged; {path} is used")
-            self._name(path)
-        return path
-
     def refuse(self) -> None:
         """Raise `ConfigurationError` when the messages are in a database."""
-        if self.current() is not None:
+        if named_database(self._path)[0] is not None:
             raise ConfigurationError(
                 f"the messages in {self._path} are those of an nsqd with --durable. "
                 "Start it with --durable, or run `nsq nsqd --recover-only --data-path="
                 f"{self._path}` first, which writes the files of Go's nsqd."
             )
+        for path, count in self._unnamed().items():
+            if count != 0:
+                self._log.warn(f"DURABLE: {self._describe_unnamed(path, count)}, and stays there")
+
+    def _unnamed(self, named: Path | None = None) -> dict[Path, int | None]:
+        """Return the databases that nsqd.dat does not name, and how many messages each has."""
+        others = sorted(path for path, kind in databases_in(self._path).items() if not kind)
+        return {path: _count(path) for path in others if path != named}
+
+    def _describe_unnamed(self, path: Path, count: int | None) -> str:
+        messages = "messages" if count is None else counted(count, "message")
+        return f"{path} has {messages}, and {self._path / FILE_NAME} does not name it"
 
     def _name(self, path: Path) -> None:
-        content = f"nsq nsqd --durable keeps its messages in {path.name}\n"
-        replace_file(self._path / FILE_NAME, content.encode(), 0o600)
+        content = f"nsq nsqd --durable keeps its messages in {path.name}\n".encode()
+        name_file = self._path / FILE_NAME
+        with suppress(FileNotFoundError):
+            if not (_NAMED.fullmatch(before := read_metadata(name_file)) or _is_of_go(before)):
+                copy_file(name_file, unused_name(name_file.with_name(f"{FILE_NAME}.broken")))
+        replace_file(name_file, content, 0o600)
 
     def _next(self) -> Path:
-        found = (_DATABASE.fullmatch(each.name) for each in self._path.iterdir())
-        return self._path / f"nsqd.durable.{max((int(m[1]) for m in found if m), default=0) + 1}.db"
+        """Return a name whose number nothing has had, not even a log that was left behind."""
+        matches = (_NUMBER.fullmatch(path.name) for path in self._path.iterdir())
+        last = max((int(match[1]) for match in matches if match), default=0)
+        return self._path / f"nsqd.durable.{last + 1}.db"
 
     # opening
 
@@ -139,7 +165,7 @@ class DurablePath:
 
     def _has_queues(self) -> bool:
         try:
-            listed = decode_metadata((self._path / FILE_NAME).read_bytes())
+            listed = decode_metadata(read_metadata(self._path / FILE_NAME))
         except FileNotFoundError:
             listed = {}
         except (ValueError, RecursionError):
@@ -150,36 +176,38 @@ class DurablePath:
         """Open the database, or begin one; nothing is deferred for longer than ``latest_ns``.
 
         Raises `ConfigurationError`, `OutputError`, ``OSError``."""
-        path = self.current()
+        path, is_named = named_database(self._path)
         if path is None:
+            self._refuse_unnamed()
             if self._has_queues():
                 raise ConfigurationError(
                     f"the messages in {self._path} are those of an nsqd without --durable. "
                     "Run `nsq nsqd --recover-only --durable --data-path="
                     f"{self._path}` first, which brings them into the database."
                 )
-            path = self.begin([], [])
+            path, is_named = self.begin([], []), True
         os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))  # one that is read-only is not damaged
         self.remove_others(path)
         wal = Path(f"{path}-wal")
         damage, saved = wal_damage(wal)
+        kept = mixed = None
         if damage:
-            kept = self._keep(path)
+            kept, where = self._keep(path)
             self._log.error(
                 f"DURABLE: {wal}: {damage}: what was published in some transactions may be "
-                f"missing, and what was finished comes again; {kept} and -wal are as they were"
+                f"missing, and what was finished comes again; {where}"
             )
         try:
             if saved:  # pages that belong together may be of different times
-                mixed = self._next()  # beside the original, in case they fit nothing
+                mixed = self._next().with_suffix(f".log{UNFINISHED}")  # if they fit nothing
                 copy_file(path, mixed)
                 Path(f"{mixed}-wal").write_bytes(saved)
-                database = self._write_anew(mixed, "")
+                database = self._write_anew(mixed, "", kept)
             else:
-                database = Database(path)
+                database = read_patiently(path, lambda: Database(path))
         except sqlite3.Error as exc:
             try:
-                database = self._write_anew(path, f"cannot be opened ({exc})")
+                database = self._write_anew(path, f"cannot be opened ({exc})", kept)
             except sqlite3.Error:
                 raise self._unusable(
                     path,
@@ -187,9 +215,26 @@ class DurablePath:
                     f". If that is room enough it is damaged: `sqlite3 {path} .recover` may read "
                     f"messages out of it. Move it and {FILE_NAME} away to begin without them.",
                 ) from exc
-        self.remove_others(database.path)
+        if not is_named:
+            self._log.error(f"DURABLE: {self._path / FILE_NAME} was damaged; {path} is used")
+            if database.path == path:
+                self._name(path)
+        if database.path != path:  # all that could be read of it is in the new one
+            remove(path)
+        if mixed is not None:
+            remove(mixed)
         database.defer_until(latest_ns)
         return database
+
+    def _refuse_unnamed(self) -> None:
+        for path, count in self._unnamed().items():
+            if count != 0:
+                raise ConfigurationError(
+                    f"{self._describe_unnamed(path, count)}. To go on with them, move "
+                    f"{FILE_NAME} away. To begin without them, run `nsq nsqd --recover-only "
+                    f"--durable --data-path={self._path}`, which renames the database; "
+                    "`nsq queue recover` reads it then, too."
+                )
 
     def _unusable(self, path: Path, exc: sqlite3.Error, advice: str = "") -> OutputError:
         free = shutil.disk_usage(self._path).free  # SQLite calls it an I/O error, too
@@ -199,46 +244,96 @@ class DurablePath:
 
     def renew(self, database: Database, reason: str) -> Database:
         """Rewrite a database while it is open. Raises ``sqlite3.Error``, ``OSError``."""
-        return self._write_anew(database.path, "" if "I/O" in reason else f"is damaged ({reason})")
+        why = "" if "I/O" in reason else f"is damaged ({reason})"
+        try:
+            return self._write_anew(database.path, why)
+        except OSError:  # it may have the new name, and only its sync failed
+            with suppress(OSError):
+                self._name(database.path)
+            raise
 
-    def _write_anew(self, old: Path, why: str) -> Database:
+    def _write_anew(self, old: Path, why: str, kept: Path | None = None) -> Database:
+        """Write what can be read to a new database, and name it. ``kept`` is a copy of the old one,
+        else one is made if messages are lost."""
         new = self._next()
         queues = read_queues(old)
         create(new, queues, all_rows(old))
-        database = Database(new)
-        expected = sum(each.waiting + each.deferred for each in queues if each.name)
-        found = sum(each.waiting + each.deferred for each in database.queues if each.name)
-        if why or found < expected:
-            try:
-                kept = self._keep(old)
-            except OSError:
-                database.close()
-                remove(new)
-                raise
+        with ExitStack() as undo:
+            undo.callback(remove, new)
+            database = read_patiently(new, lambda: Database(new))
+            undo.callback(database.close)
+            expected = sum(queue.waiting + queue.deferred for queue in queues if queue.name)
+            copied = sum(queue.waiting + queue.deferred for queue in database.queues if queue.name)
+            lost = max(0, expected - copied)
+            where = f"{kept} is a copy of it" if kept else "nothing is lost"
+            if lost and kept is None:
+                kept, where = self._keep(old)
+            undo.pop_all()
+        if lost or why:
             self._log.error(
-                f"DURABLE: {old} {why or 'is damaged'}: {max(0, expected - found)} of {expected} "
-                f"messages cannot be read; {kept} is a copy of it"
+                f"DURABLE: {old} {why or 'is damaged'}: {lost} of {expected} messages cannot be "
+                f"read; {where}"
             )
         self._name(new)
         return database
 
-    def _keep(self, path: Path) -> Path:
-        kept = next(
-            each
-            for number in count(1)
-            if not (each := path.with_name(f"{path.name}.damaged.{number}")).exists()
-        )
+    def _keep(self, path: Path) -> tuple[Path | None, str]:
+        """Copy a database that loses messages, unless there are copies enough; say where it is."""
+        copies = [kind for kind in databases_in(self._path).values() if kind == "damaged"]
+        if len(copies) >= _MAX_COPIES:
+            return None, (
+                f"no copy is kept, as {self._path} has {len(copies)} of other times: run "
+                "`nsq queue recover`, and remove them"
+            )
+        kept = numbered_name(path.with_name(f"{path.name}.damaged"))
         try:
             for suffix in ("", "-wal"):
                 with suppress(FileNotFoundError):
-                    copy_file(Path(f"{path}{suffix}"), Path(f"{kept}{suffix}"))
+                    copy_readable(Path(f"{path}{suffix}"), Path(f"{kept}{suffix}"))
         except OSError:
             remove(kept)
             raise
-        return kept
+        return kept, f"{kept} is a copy of it"
+
+    # others
 
     def remove_others(self, path: Path | None) -> None:
-        """Remove what was being written when it was killed."""
-        for each in self._path.glob("nsqd.durable.*"):
-            if (_DATABASE.fullmatch(each.name) and each != path) or each.suffix == UNFINISHED:
-                remove(each)
+        """Remove what was being written when it was killed, and databases without messages."""
+        for other, count in self._unnamed(path).items():
+            if count == 0:
+                remove(other)
+            else:
+                orphan = self.set_aside(other, "orphan")
+                self._log.error(
+                    f"DURABLE: {self._describe_unnamed(other, count)}: it is {orphan} now, which "
+                    "`nsq queue` reads"
+                )
+        for unfinished in self._path.glob(f"nsqd.durable.*{UNFINISHED}*"):
+            unfinished.unlink()
+
+    def set_aside(self, path: Path, kind: str) -> Path:
+        """Rename a database that is not open, and its log; return the new name."""
+        aside = numbered_name(path.with_name(f"{path.name}.{kind}"))
+        with suppress(FileNotFoundError):  # before it, so that a kill does not part the two
+            place(Path(f"{path}-wal"), Path(f"{aside}-wal"))
+        path.rename(aside)
+        remove(path)
+        sync_folder(self._path)
+        return aside
+
+
+def _is_of_go(content: bytes) -> bool:
+    with suppress(ValueError, RecursionError):
+        decode_metadata(content)
+        return True
+    return False
+
+
+def _count(path: Path) -> int | None:
+    """Return how many messages a database has, None when it cannot be read."""
+    try:
+        if wal_damage(Path(f"{path}-wal"))[0]:
+            return None  # opening it would drop what the log has
+        return sum(queue.waiting + queue.deferred for queue in read_queues(path) if queue.name)
+    except (sqlite3.Error, OSError, ConfigurationError):
+        return None

@@ -1,13 +1,14 @@
 """``--recover-only``: from the database of --durable to the files of Go's nsqd, and back.
 
-Killed at any moment it loses nothing: what nsqd.dat does not name is removed, or written again, by
-the next run.
+Killed at any moment it loses nothing. The next run removes the files that it left, after it has
+seen that the database has all that they have; other files and databases keep their messages under
+another name.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from nsqtools.files.durable import copy_file, replace_file, sync_folder
 from nsqtools.files.opening import closing_fd
 from nsqtools.protocol.frames import MIN_MESSAGE_SIZE
 from nsqtools.server.daemon_log import DaemonLog
-from nsqtools.server.durable_database import DurableQueue, Row, all_rows, remove
+from nsqtools.server.durable_database import DurableQueue, Row, all_rows, read_queues, remove
 from nsqtools.server.durable_path import DurablePath, named_database
 from nsqtools.server.options import NsqdOptions
 from nsqtools.server.queues.backlog import encoded
@@ -28,9 +29,18 @@ from nsqtools.server.queues.data_path import (
     lock_data_path,
 )
 from nsqtools.server.queues.disk_queue import DiskQueue
-from nsqtools.server.queues.queue_files import QUEUE_FILE
+from nsqtools.server.queues.queue_files import set_aside_name
 from nsqtools.server.queues.queued_message import BODY_AT, ID_AT, new_messages, with_attempts
-from nsqtools.server.stored_queues import DUE_FILE, READ, SET_ASIDE, StoredQueues
+from nsqtools.server.stored_queues import (
+    DUE_FILE,
+    READ,
+    SET_ASIDE,
+    Part,
+    StoredQueue,
+    StoredQueues,
+    StoredRows,
+    digest,
+)
 
 _MESSAGE_LIMIT = (1 << 31) - 1 - MIN_MESSAGE_SIZE
 _AT_ONCE = 1000
@@ -50,9 +60,10 @@ def recover(options: NsqdOptions, log: DaemonLog) -> None:
             if options.durable:
                 _adopt(data_path, files, log)
         elif options.durable:
-            files.open().close()
-            if is_named:
-                _remove_queue_files(data_path)  # of one that was killed when it had brought them in
+            database = (opened := files.open()).path
+            opened.close()
+            if is_named:  # files of one that was killed when it had brought them in
+                _clear_stored(data_path, database, log)
         else:
             _export(data_path, files, log, options.max_bytes_per_file)
 
@@ -61,7 +72,7 @@ def _export(data_path: Path, files: DurablePath, log: DaemonLog, max_bytes_per_f
     database = files.open()
     path, queues = database.path, [each for each in database.queues if each.name]
     database.close()
-    _remove_queue_files(data_path)  # of an export that was killed
+    _clear_stored(data_path, path, log)  # files of an export that was killed
     due: dict[str, dict[str, int]] = {}
     written = 0
     for queue in queues:
@@ -88,8 +99,16 @@ def _export(data_path: Path, files: DurablePath, log: DaemonLog, max_bytes_per_f
     sync_folder(data_path)
     topics = _encoded_topics({each.name: each.is_paused for each in queues if each.name})
     replace_file(data_path / FILE_NAME, encode_metadata(topics), 0o600)
-    remove(path)
     log.info(f"DURABLE: wrote {written} messages of {len(queues)} queues to files")
+    expected = sum(queue.waiting + queue.deferred for queue in queues)
+    if written < expected:
+        kept = files.set_aside(path, "damaged")
+        log.error(
+            f"DURABLE: {expected - written} of {expected} messages cannot be read; the database is "
+            f"{kept} now"
+        )
+    else:
+        remove(path)
 
 
 def _encoded_topics(queues: Queues) -> Iterator[bytes]:
@@ -106,9 +125,13 @@ def _adopt(data_path: Path, files: DurablePath, log: DaemonLog) -> None:
     def note(where: str, problem: str) -> None:
         log.error(f"{where}: {problem}")
 
+    copies: dict[str, Path] = {}
+
     def keep(where: str, problem: str) -> None:
-        note(where, f"{problem}; {where}.bad is a copy of it")
-        copy_file(Path(where), Path(f"{where}.bad"))
+        if where not in copies:
+            copies[where] = set_aside_name(Path(where))
+            copy_file(Path(where), copies[where])
+        note(where, f"{problem}; {copies[where]} is a copy of it")
 
     def rows() -> Iterator[Row]:
         for number, queue in enumerate(stored.queues, 1):
@@ -120,7 +143,7 @@ def _adopt(data_path: Path, files: DurablePath, log: DaemonLog) -> None:
                 yield number, due.get(message_id.decode(), 0), turn, attempts, frame
 
     try:
-        stored = StoredQueues(data_path)
+        stored = StoredQueues(data_path, has_files_only=True)
     except NotFoundError:
         return  # an nsqd with --durable begins a database
     for problem in chain(stored.problems, *(each.problems for each in stored.queues)):
@@ -130,12 +153,48 @@ def _adopt(data_path: Path, files: DurablePath, log: DaemonLog) -> None:
         for number, each in enumerate(stored.queues, 1)
     ]
     path = files.begin(queues, rows())
-    _remove_queue_files(data_path)
+    _clear(data_path, stored, lambda _, part: part.state != READ, log)
     log.info(f"DURABLE: brought {len(queues)} queues from files into {path}")
 
 
-def _remove_queue_files(data_path: Path) -> None:
-    for path in list(data_path.iterdir()):
-        match = QUEUE_FILE.fullmatch(path.name)
-        if path.name == DUE_FILE or (match and not match[3]):
-            path.unlink()
+def _clear_stored(data_path: Path, database: Path, log: DaemonLog) -> None:
+    """Remove the queue files whose messages a database has."""
+    numbers = {queue.name: queue.number for queue in read_queues(database)}
+    stored_digests: dict[str, set[bytes]] = {}
+
+    def has_all(queue: StoredQueue, part: Part) -> bool:
+        problems: list[str] = []
+        if queue.name not in stored_digests:
+            rows = StoredRows(database, database, numbers.get(queue.name, 0), 0)
+            digests = {digest(queue.topic, each) for each in rows.messages(lambda *_: None)}
+            stored_digests.clear()  # those of one queue are enough, and may be many
+            stored_digests[queue.name] = digests
+        messages = part.messages(lambda _, problem: problems.append(problem))
+        digests = stored_digests[queue.name]
+        return all(digest(queue.topic, message) in digests for message in messages) and not problems
+
+    _clear(data_path, StoredQueues(data_path, has_files_only=True), has_all, log)
+
+
+def _clear(
+    data_path: Path,
+    stored: StoredQueues,
+    is_stored: Callable[[StoredQueue, Part], bool],
+    log: DaemonLog,
+) -> None:
+    """Remove the queue files that are stored elsewhere, and set the others aside."""
+    for queue in stored.queues:
+        for part in queue.parts:
+            if part.state == SET_ASIDE:
+                continue
+            if is_stored(queue, part):
+                part.path.unlink()
+            else:
+                bad = set_aside_name(part.path)
+                part.path.rename(bad)
+                log.error(
+                    f"DURABLE: {part.path} has messages that the database does not have, or that "
+                    f"were read; it is {bad} now"
+                )
+        (data_path / f"{queue.name}.diskqueue.meta.dat").unlink(missing_ok=True)
+    (data_path / DUE_FILE).unlink(missing_ok=True)

@@ -3,22 +3,23 @@
 The nsqd may be running, or dead. A database of ``--durable`` is copied with its log and read there,
 because SQLite writes beside a file that it only reads.
 
-Each queue has parts: what its nsqd will deliver; ``orphaned`` files, which no nsqd.dat or no meta
-file knows; ``set aside`` files, renamed to ``.bad``; and those that are ``read``, left over below
-the read position. What nsqd holds in memory is in none of them.
+Each queue has parts: what its nsqd will deliver; ``orphaned`` files and databases, which no
+nsqd.dat or no meta file knows; those ``set aside``, files renamed to ``.bad`` and copies of
+databases that lost messages; and those that are ``read``, left over below the read position. What
+nsqd holds in memory is in none of them.
 
 Trap: files change while they are looked at. One that has gone was read by its nsqd, and the
 beginning of a record behind the write position is being written, or was when nsqd was killed: no
 client was told that this message is there. Neither is damage. A running nsqd has not yet synced
 the metadata of a queue that is two seconds old; where it is not seen to run (in another container,
-or not on Linux) such a queue is called orphaned.
+or not on Linux) such a queue is called orphaned. And a file may be none, or a terabyte of nothing:
+only regular files are read, without their holes.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -28,16 +29,18 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from nsqtools.errors import NotFoundError, NsqError
+from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
+from nsqtools.files.opening import closing_fd, data_offsets, descriptor_to_read
 from nsqtools.files.scratch import scratch_directory
 from nsqtools.server.durable_database import all_rows, read_queues, wal_damage
-from nsqtools.server.durable_path import named_database
-from nsqtools.server.queues.data_path import FILE_NAME, Queues, decode_metadata
+from nsqtools.server.durable_path import databases_in, named_database
+from nsqtools.server.queues.data_path import FILE_NAME, Queues, decode_metadata, read_metadata
 from nsqtools.server.queues.queue_files import QUEUE_FILE, Positions, QueueFile, Record
 from nsqtools.server.queues.queued_message import BODY_AT, ID_AT, timestamp_ns
 
 _BODY_IN_RECORD = 26
 _COPIES = 5
+_COPY_BYTES = 1 << 20
 DUE_FILE = "nsqd.deferred"  # when messages in files are due, in ns by queue and id
 
 GOOD, ORPHANED, SET_ASIDE, READ = "good", "orphaned", "set aside", "read"
@@ -77,7 +80,8 @@ class StoredFile:
                 if (self.written or 0) > file.size or self.start > file.size:
                     wanted = max(self.written or 0, self.start)
                     note(str(self.path), f"has {file.size} bytes, and {wanted} in its metadata")
-                for found in file.scan(self.start):
+                # a read position that cannot be right says nothing of what was read
+                for found in file.scan(self.start if self.start <= file.size else 0):
                     if isinstance(found, Record):
                         if self.written is not None and found.at < self.written < found.end:
                             problem = f"its metadata ends at {self.written}, in the message"
@@ -106,7 +110,7 @@ class StoredRows:
     state: str = GOOD
 
     def messages(self, note: Note, *, bodies: bool = True) -> Iterator[StoredMessage]:
-        """Yield the messages that are whole. Raises ``NsqError``."""
+        """Yield the messages that are whole."""
         found = 0
         try:
             for _, due_ns, _, made, frame in all_rows(self.copy, self.number):
@@ -115,7 +119,8 @@ class StoredRows:
                 sent_ns, size = timestamp_ns(frame), len(frame)
                 yield StoredMessage(message_id, sent_ns, made, body, size, due_ns)
         except sqlite3.Error as exc:
-            raise _unreadable(self.path, exc) from exc
+            note(str(self.path), _unreadable(exc))
+            return
         if found < self.expected:
             lost = self.expected - found
             note(str(self.path), f"{lost} of {self.expected} messages cannot be read")
@@ -128,8 +133,8 @@ Part = StoredFile | StoredRows
 class StoredQueue:
     """A queue of a topic, or of a channel unless that is "".
 
-    ``problems`` are about its metadata. ``depth`` is what that says of the messages, None where it
-    is not up to date, as while nsqd runs and after a kill.
+    ``problems`` are about its metadata. ``depth`` is what that says of the messages; see
+    `StoredQueues.depth_of`.
     """
 
     topic: str
@@ -149,11 +154,13 @@ class StoredQueues:
     """The queues in a data path, as long as it is open. A context manager.
 
     ``problems`` are about the directory; ``due`` is when messages are due that are in files, in ns
-    by queue and id. Raises `NsqError`, ``OSError``.
+    by queue and id. ``is_in_use`` says that an nsqd is seen to run there: its metadata are not up
+    to date. With ``has_files_only`` databases are left out. Raises `NsqError`, ``OSError``.
     """
 
-    def __init__(self, data_path: Path) -> None:
+    def __init__(self, data_path: Path, *, has_files_only: bool = False) -> None:
         self._path = data_path
+        self._has_files_only = has_files_only
         self.problems: list[tuple[str, str]] = []
         self.is_durable = False
         self.due = _due_times(data_path)
@@ -171,77 +178,129 @@ class StoredQueues:
         self._copies.close()
 
     def _look(self) -> None:
-        self._is_in_use = _is_locked(self._path)
-        found = self._files()
-        database, is_named = named_database(self._path)
+        self.is_in_use = _is_locked(self._path)
+        files = self._files()
         rows: dict[str, StoredQueue] = {}
-        if database is not None:
-            self.is_durable = True
-            if not is_named:
-                self._note(FILE_NAME, "does not name the database")
-            rows = {each.name: each for each in self._of_database(database)}
+        database, is_unclear = None, False
+        if not self._has_files_only:
+            try:
+                database, is_named = named_database(self._path)
+                if database is not None and not is_named:
+                    self._note(FILE_NAME, "does not name the database")
+            except ConfigurationError as exc:
+                self._note(FILE_NAME, str(exc))
+                is_unclear = True
+            except OSError as exc:
+                self._note(FILE_NAME, _unreadable(exc))
+                is_unclear = True
+            for path, state in self._databases(database):
+                for queue in self._of_database(path, state):
+                    earlier = rows.get(queue.name, StoredQueue(queue.topic, queue.channel))
+                    rows[queue.name] = replace(
+                        earlier,
+                        parts=earlier.parts + queue.parts,
+                        problems=earlier.problems + queue.problems,
+                    )
+        self.is_durable = database is not None
+        if self.is_durable or is_unclear:
             listed: Queues | None = {}
-        elif not found and not (self._path / FILE_NAME).exists():
+        elif not (files or rows or (self._path / FILE_NAME).exists()):
             raise NotFoundError(
                 f"{self._path} has no queues",
                 hint=f"It is the --data-path of an nsqd, which has {FILE_NAME}.",
             )
         else:
             listed = self._listed()
-        for name in sorted({*rows, *found, *(listed or ())}):
-            queue = self._of_files(name, found.get(name, []), listed)
+        for name in sorted({*rows, *files, *(listed or ())}):
+            queue = self._of_files(name, files.get(name, []), listed)
             if name in rows:
                 parts = (*rows[name].parts, *queue.parts)
-                queue = replace(rows[name], parts=parts)
+                problems = rows[name].problems + queue.problems
+                queue = replace(queue, parts=parts, problems=problems)
             self.queues.append(queue)
+
+    def depth_of(self, queue: StoredQueue) -> int | None:
+        """Return the depth in the metadata of a queue, None unless it is up to date still."""
+        if self.is_in_use or queue.depth is None:
+            return None
+        with suppress(OSError, ValueError):
+            positions = Positions.read(self._meta(queue.name))
+            if self._depth(queue.name, positions) == queue.depth:
+                return queue.depth
+        return None
+
+    def _meta(self, name: str) -> Path:
+        return self._path / f"{name}.diskqueue.meta.dat"
+
+    def _data(self, name: str, number: int) -> Path:
+        return self._path / f"{name}.diskqueue.{number:06d}.dat"
+
+    def _depth(self, name: str, positions: Positions) -> int | None:
+        """Return the depth unless more was written since, as after a kill."""
+        size = 0
+        with suppress(FileNotFoundError):
+            size = self._data(name, positions.write_file).stat().st_size
+        return positions.depth if size == positions.write_position else None
 
     def _note(self, name: str, problem: str) -> None:
         self.problems.append((str(self._path / name), problem))
 
-    def _files(self) -> dict[str, list[tuple[int, bool]]]:
-        """Return the numbers of the files of each queue, and whether each is set aside."""
-        found: dict[str, list[tuple[int, bool]]] = {}
+    def _files(self) -> dict[str, list[tuple[int, str]]]:
+        """Return the files of each queue: their numbers, and what is behind the name of those that
+        are set aside."""
+        files: dict[str, list[tuple[int, str]]] = {}
         for name in os.listdir(self._path):
             if match := QUEUE_FILE.fullmatch(name):
-                numbers = found.setdefault(match[1], [])
+                numbers = files.setdefault(match[1], [])
                 if match[2]:
-                    numbers.append((int(match[2]), bool(match[3])))
-        return found
+                    numbers.append((int(match[2]), match[3] or ""))
+        return files
+
+    def _databases(self, named: Path | None) -> Iterator[tuple[Path, str]]:
+        """Yield the databases with what they are, the one that nsqd.dat names first."""
+        if named is not None:
+            yield named, GOOD
+        for path, kind in sorted(databases_in(self._path).items()):
+            if path == named:
+                continue
+            if kind or not (named and self.is_in_use):  # else its nsqd is writing it
+                yield path, SET_ASIDE if kind == "damaged" else ORPHANED
 
     def _listed(self) -> Queues | None:
         """Return the queues that nsqd.dat lists, or what it was before; None when it is damaged."""
         for name in (FILE_NAME, f"{FILE_NAME}.previous"):
             try:
-                return decode_metadata((self._path / name).read_bytes())
+                return decode_metadata(read_metadata(self._path / name))
             except FileNotFoundError:
                 if name == FILE_NAME:
                     self._note(name, "is not there: no nsqd finds these queues")
-            except (ValueError, RecursionError) as exc:
+            except (OSError, ValueError, RecursionError) as exc:
                 self._note(name, f"cannot be read ({exc})")
         return None
 
     def _of_files(
-        self, name: str, files: list[tuple[int, bool]], listed: Queues | None
+        self, name: str, files: list[tuple[int, str]], listed: Queues | None
     ) -> StoredQueue:
         """Return a queue of files; ``listed`` are those that its nsqd knows, None for all."""
-        meta = self._path / f"{name}.diskqueue.meta.dat"
+        meta = self._meta(name)
         parts, problems = [], []
         positions = depth = None
         try:
             positions = Positions.read(meta)
+            depth = self._depth(name, positions)
         except FileNotFoundError:
             pass
-        except ValueError as exc:
+        except (OSError, ValueError) as exc:
             problems.append((str(meta), f"cannot be read ({exc})"))
-        unknown = GOOD if self._is_in_use else ORPHANED  # it has not synced the metadata yet
+        unknown = GOOD if self.is_in_use else ORPHANED  # it has not synced the metadata yet
         is_listed = listed is None or name in listed
         live = GOOD if positions is not None and is_listed else unknown
-        for number, is_bad in sorted(files):
-            path = self._path / f"{name}.diskqueue.{number:06d}.dat{'.bad' if is_bad else ''}"
-            if is_bad:
-                parts.append(StoredFile(path, SET_ASIDE))
+        for number, suffix in sorted(files):
+            path = self._data(name, number)
+            if suffix:
+                parts.append(StoredFile(path.with_name(path.name + suffix), SET_ASIDE))
             elif positions is None:
-                parts.append(StoredFile(path, live, written=0 if self._is_in_use else None))
+                parts.append(StoredFile(path, live, written=0 if self.is_in_use else None))
             elif number > positions.write_file:
                 parts.append(StoredFile(path, unknown))
             elif number < positions.read_file:
@@ -251,13 +310,10 @@ class StoredQueues:
                 written = positions.write_position if is_last else None
                 start = positions.read_position if number == positions.read_file else 0
                 parts.append(StoredFile(path, live, start, written))
-                with suppress(FileNotFoundError):
-                    if is_last and path.stat().st_size == written:
-                        depth = positions.depth
-        if positions is not None:
-            there = {number for number, is_bad in files if not is_bad}
-            first = next(each for each in count(positions.read_file) if each not in there)
-            missing = self._path / f"{name}.diskqueue.{first:06d}.dat"
+        if positions is not None and not self.is_in_use:
+            numbers = {number for number, suffix in files if not suffix}
+            first = next(each for each in count(positions.read_file) if each not in numbers)
+            missing = self._data(name, first)
             is_wanted = (first, 0) < positions[3:]
             with suppress(OSError, ValueError):  # unless nsqd has gone on
                 if is_wanted and not missing.exists() and Positions.read(meta) == positions:
@@ -266,16 +322,27 @@ class StoredQueues:
         is_paused = bool(listed and listed.get(name))
         return StoredQueue(topic, channel, tuple(parts), tuple(problems), depth, is_paused)
 
-    def _of_database(self, path: Path) -> Iterator[StoredQueue]:
+    def _of_database(self, path: Path, state: str) -> Iterator[StoredQueue]:
         """Yield the queues of a database, after it was copied."""
         copy = self._copies.enter_context(scratch_directory("nsq-queue-")) / path.name
+        try:
+            yield from self._of_copy(path, copy, state)
+        except ConfigurationError as exc:
+            refusal = str(exc).replace(str(copy), str(path))
+            if state == GOOD:
+                raise ConfigurationError(refusal, hint=exc.hint) from exc
+            self.problems.append((str(path), refusal))
+        except (OSError, sqlite3.Error) as exc:
+            self.problems.append((str(path), _unreadable(exc)))
+
+    def _of_copy(self, path: Path, copy: Path, state: str) -> Iterator[StoredQueue]:
         wal, copied_wal = Path(f"{path}-wal"), Path(f"{copy}-wal")
         for _ in range(_COPIES):
             # of one time if the log was not begun again: it then has all that the file may lack
             before = _head_of(wal)
-            shutil.copyfile(path, copy)
+            _copy_data(path, copy)
             with suppress(FileNotFoundError):
-                shutil.copyfile(wal, copied_wal)
+                _copy_data(wal, copied_wal)
             if _head_of(wal) == before:
                 break
             copied_wal.unlink(missing_ok=True)
@@ -288,20 +355,16 @@ class StoredQueues:
         problems = ((str(wal), damage),) if damage else ()
         if saved:
             copied_wal.write_bytes(saved)
-        try:
-            queues = read_queues(copy)
-        except sqlite3.Error as exc:
-            raise _unreadable(path, exc) from exc
-        for number, name, _, waiting, deferred, _ in queues:
+        for number, name, _, waiting, deferred, _ in read_queues(copy):
             if name is not None:
                 topic, _, channel = name.partition(":")
-                rows = StoredRows(path, copy, number, waiting + deferred)
+                rows = StoredRows(path, copy, number, waiting + deferred, state)
                 yield StoredQueue(topic, channel, (rows,), problems)
 
 
 def _due_times(data_path: Path) -> dict[str, dict[str, int]]:
     try:
-        found = json.loads((data_path / DUE_FILE).read_bytes()).items()
+        found = json.loads(read_metadata(data_path / DUE_FILE)).items()
         return {name: {each: int(due) for each, due in times.items()} for name, times in found}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
@@ -325,11 +388,19 @@ def _head_of(wal: Path) -> bytes:
         return b""
 
 
-def _unreadable(path: Path, error: sqlite3.Error) -> NsqError:
-    return NsqError(
-        f"{path} cannot be read ({error})",
-        hint="On a copy of it, `sqlite3 COPY .recover` may read messages out of it.",
-    )
+def _copy_data(source: Path, target: Path) -> None:
+    """Copy a regular file with its holes. Raises ``OSError``."""
+    with closing_fd(descriptor_to_read(source)) as descriptor, target.open("wb") as copy:
+        for at in data_offsets(descriptor, _COPY_BYTES):
+            copy.seek(at)
+            copy.write(os.pread(descriptor, _COPY_BYTES, at))
+        copy.truncate(os.fstat(descriptor).st_size)
+
+
+def _unreadable(error: sqlite3.Error | OSError) -> str:
+    if isinstance(error, OSError):
+        return f"cannot be read ({error.strerror})"
+    return f"cannot be read ({error}); on a copy of it, `sqlite3 COPY .recover` may find messages"
 
 
 def digest(topic: str, message: StoredMessage) -> bytes:

@@ -71,3 +71,10 @@ def damaged(data: bytes, what: Sequence[Change]) -> bytes:
 def state_of(directory: Path) -> dict[str, tuple[bytes, int]]:
     """Content and time of every file of a directory."""
     return {each.name: (each.read_bytes(), each.stat().st_mtime_ns) for each in directory.iterdir()}
+
+
+def damage_body(path: Path, bodies: Sequence[bytes]) -> None:
+    """Change a byte of the first of some bodies that is in a file."""
+    content = path.read_bytes()
+    body = next(body for body in bodies if body in content)
+    path.write_bytes(content.replace(body, bytes([body[0] ^ 1]) + body[1:]))

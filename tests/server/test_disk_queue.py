@@ -34,9 +34,9 @@ def record(number: int) -> bytes:
 
 
 def queue(path: Path, max_bytes: int = 10 * ON_DISK, **more: Any) -> DiskQueue:
-    bounds = {"max_bytes_per_file": max_bytes, "max_msg_size": 100, "sync_every": 2500}
-    found = queues_with_files(path)
-    return DiskQueue("t:ch", path, found=found, log=DaemonLog(None, ""), **(bounds | more))
+    bounds: dict[str, Any] = {"max_bytes_per_file": max_bytes, "max_msg_size": 100}
+    bounds |= {"sync_every": 2500, "found": queues_with_files(path), "log": DaemonLog(None, "")}
+    return DiskQueue("t:ch", path, **(bounds | more))
 
 
 def put_records(disk: DiskQueue, records: Sequence[bytes]) -> None:
@@ -52,6 +52,10 @@ class Later(DiskWork):
 
     def run(self, work: Work, done: Done) -> None:
         self._given.append((work, done))
+
+    @property
+    def count(self) -> int:
+        return len(self._given)
 
     def catch_up(self) -> None:
         while self._given:
@@ -154,6 +158,85 @@ def test_without_a_file_or_the_rest_of_one_that_is_damaged_and_kept_all_else_is_
     assert found.get(99, ALL) == [record(n) for n in range(30) if n not in lost]
     assert (found.depth, found.has_unread) == (0, False)
     assert path.with_name(f"{path.name}.bad").exists() == bool(whole)
+
+
+@pytest.mark.parametrize("end", ["20,0", "1000000,0", "1000000,7", f"{10**17},0"])
+def test_files_that_are_gone_are_passed_over_in_one_step(tmp_path: Path, end: str) -> None:
+    (tmp_path / "t:ch.diskqueue.meta.dat").write_text(f"5\n0,0\n{end}\n")
+    kept = tmp_path / "t:ch.diskqueue.000012.dat"
+    kept.write_bytes(encode_length(len(RECORD)) + RECORD)
+    log, later = Mock(), Later()
+
+    disk = queue(tmp_path, log=log, behind=later)
+
+    assert disk.depth == 1
+    assert disk.get(9, ALL) == [RECORD]
+    put_records(disk, [record(1)])
+    assert disk.get(9, ALL) == [record(1)]
+    assert (disk.depth, disk.has_unread) == (0, False)
+    disk.empty()
+    warnings = [call.args[0] for call in log.warn.call_args_list if "are gone" in call.args[0]]
+    assert len(warnings) == 2
+    assert "files 0 to 11 are gone" in warnings[0]
+    assert later.count < 20
+
+
+def test_a_depth_without_files_is_none(tmp_path: Path) -> None:
+    (tmp_path / "t:ch.diskqueue.meta.dat").write_text("376793\n2239,0\n2239,0\n")
+    disk = queue(tmp_path)
+    assert (disk.depth, disk.has_unread) == (0, False)
+    disk.close()
+    assert meta(tmp_path).startswith("0\n")
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [
+        pytest.param("30\n9,0\n9,0", id="all files are before the read position"),
+        pytest.param("30\n1,0\n2,300", id="one is"),
+        pytest.param("30\n0,9999\n2,300", id="the read position is past the end of the file"),
+        pytest.param("30\n0,7\n2,300", id="it is within a message"),
+        pytest.param("30\n0,9999\n0,300", id="it is past the write position"),
+        pytest.param("30\n5,0\n2,300", id="it is in a later file"),
+        pytest.param(f"30\n0,0\n{1 << 63},0", id="no program can count so far"),
+    ],
+)
+def test_no_file_goes_because_of_wrong_positions(tmp_path: Path, positions: str) -> None:
+    """What was put aside before has the names that come next."""
+    disk = queue(tmp_path)
+    put_records(disk, [record(number) for number in range(30)])
+    disk.close()
+    (tmp_path / "t:ch.diskqueue.meta.dat").write_text(positions)
+    for number in range(3):
+        for name in ("bad", "bad.1"):
+            (tmp_path / f"t:ch.diskqueue.00000{number}.dat.{name}").write_bytes(b"older")
+
+    disk = queue(tmp_path)
+    found = disk.get(99, ALL)
+    put_records(disk, [record(99)])
+
+    assert disk.get(99, ALL) == [record(99)]
+    found += [path.read_bytes() for path in tmp_path.glob("*.bad.2")]
+    assert all(record(number) in b"".join(found) for number in range(30))
+    assert len(list(tmp_path.glob("*.bad"))) == len(list(tmp_path.glob("*.bad.1"))) == 3
+
+
+@pytest.mark.parametrize("failures", [1, 4, 9])
+def test_a_read_that_fails_for_a_moment_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    disk = queue(tmp_path)
+    put_records(disk, [record(1), record(2)])
+    errors, read = [OSError(errno.EIO, "I/O error")] * failures, os.pread
+
+    def pread(*args: int) -> bytes:
+        if errors:
+            raise errors.pop()
+        return read(*args)
+
+    monkeypatch.setattr(os, "pread", pread)
+    assert disk.get(9, ALL) == ([record(1), record(2)] if failures < 5 else [])
+    assert len(list(tmp_path.glob("*.bad"))) == (failures >= 5)
 
 
 SIZES = st.lists(st.sampled_from([26, 27, 40, 100]), min_size=1, max_size=15)

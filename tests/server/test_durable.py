@@ -1,6 +1,5 @@
 """--durable in one process: what is confirmed, what a kill leaves, what is dropped on purpose."""
 
-import os
 import signal
 import socket
 import sqlite3
@@ -19,7 +18,7 @@ from unittest.mock import Mock
 
 import pytest
 from plugins.cli import RunNsq, SpawnNsq
-from plugins.disks import full
+from plugins.disks import damage_body, full
 from plugins.raw_client import TIMEOUT_S, RawClient, mpub, sized, subscribed
 from plugins.servers import EmbeddedServer, Serve
 from plugins.waiting import patience_s, wait_until
@@ -32,6 +31,7 @@ from nsqtools.server.durable_path import DurablePath
 from nsqtools.server.protocol_v2 import PublishCommands
 from nsqtools.server.queues import topic
 from nsqtools.server.queues.backlog import DiskHealth
+from nsqtools.server.stored_queues import _is_locked
 
 LONGEST_MS = 9_223_372_036_854  # 292 years, as far as Go counts
 
@@ -161,10 +161,15 @@ def test_a_publish_waits_while_another_program_writes(nsqd: EmbeddedServer) -> N
     assert "ERROR" not in nsqd.log
 
 
-def test_a_signal_ends_a_recovery(tmp_path: Path, spawn_nsq: SpawnNsq) -> None:
-    os.mkfifo(tmp_path / "nsqd.dat")
-    recovery = spawn_nsq(["nsqd", "-recover-only", f"-data-path={tmp_path}"])
-    with (tmp_path / "nsqd.dat").open("wb"):  # so it reads that now
+def test_a_signal_ends_a_recovery(nsqd: EmbeddedServer, spawn_nsq: SpawnNsq) -> None:
+    nsqd.publish("t", b"1")
+    nsqd.stop()
+    path = nsqd.data_path
+    with closing(sqlite3.connect(path / "nsqd.durable.1.db", isolation_level=None)) as other:
+        other.execute("PRAGMA locking_mode=EXCLUSIVE")
+        other.execute("BEGIN IMMEDIATE")
+        recovery = spawn_nsq(["nsqd", "-recover-only", f"-data-path={path}"])
+        wait_until(lambda: _is_locked(path), what="it waits for the database now")
         recovery.terminate()
         assert recovery.wait(patience_s(10)) == -signal.SIGTERM
 
@@ -384,12 +389,13 @@ def test_a_rewrite_that_fails_leaves_nothing(
         target.touch()
         full()
 
-    nsqd.publish("t", b"1")
+    nsqd.publish("t", b"a body that is damaged")
     nsqd.stop()
     if fails == "the database":
         monkeypatch.setattr(durable_database, "_RECOUNT", "nonsense")
     else:
-        monkeypatch.setattr(durable_path, "copy_file", copy)
+        damage_body(nsqd.data_path / "nsqd.durable.1.db", [b"a body"])
+        monkeypatch.setattr(durable_path, "copy_readable", copy)
     files = DurablePath(nsqd.data_path, DaemonLog(None, ""))
     with closing(files.open()) as opened:
         before = sorted(nsqd.data_path.iterdir())

@@ -60,9 +60,10 @@ def list_(
 ) -> int:
     """List the queues in a data directory, and their state.
 
-    What a queue holds is good or damaged. Files are orphaned that no nsqd.dat or no metadata knows,
-    set aside that nsqd renamed to .bad, and read when their nsqd is past them. What nsqd has in
-    memory is not in its files. The exit status is 6 when something is damaged.
+    What a queue holds is good or damaged. Files and databases are orphaned that no nsqd.dat or no
+    metadata knows, set aside that nsqd renamed to .bad or copied to .damaged.N because they lost
+    messages, and read when their nsqd is past them. What nsqd has in memory is not in its files.
+    The exit status is 6 when something is damaged.
 
     Examples:
         nsq queue list /var/lib/nsqd
@@ -224,8 +225,8 @@ def place_of(data_path: Path) -> str:
 def verify(data_path: DataPath, json: Json = False, *, runtime: Session) -> int:
     """Read every message and report what is damaged.
 
-    Offsets and depth in the metadata are compared with the files. Prints a line for each problem;
-    the exit status is 6 when there is one.
+    Offsets and depth in the metadata are compared with the files, unless an nsqd is running there.
+    Prints a line for each problem; the exit status is 6 when there is one.
 
     Examples:
         nsq queue verify /var/lib/nsqd
@@ -242,11 +243,13 @@ def verify(data_path: DataPath, json: Json = False, *, runtime: Session) -> int:
                 found = sum(1 for _ in part.messages(damage, bodies=False))
                 files, messages = files + 1, messages + found
                 waiting += found if part.state == GOOD else 0
-            if damage.count == before and queue.depth not in (None, waiting):
+            if damage.count == before and (depth := stored.depth_of(queue)) not in (None, waiting):
                 damage(
                     data_path / f"{queue.name}.diskqueue.meta.dat",
-                    f"says {counted(queue.depth or 0, 'message')}, and the files have {waiting}",
+                    f"says {counted(depth or 0, 'message')}, and the files have {waiting}",
                 )
+        if stored.is_in_use and not stored.is_durable:
+            runtime.tell(f"nsq: {data_path} is in use: its metadata is not compared with the files")
     damage.report(files, messages, json=json)
     return damage.status
 
@@ -263,10 +266,11 @@ def recover(
 ) -> int:
     """Bring the messages of damaged and orphaned files into an archive.
 
-    Those of files that nsqd set aside (.bad), too. nsq replay publishes the archive. Each message
-    is in it once, and none that waits in a good file of the same queue. nsqd delivered what is
-    before the first damage of a .bad file; which of that was finished no file tells. What cannot be
-    read is reported by file and bytes; then the exit status is 6.
+    Those of databases that nsqd.dat does not name, too, and of files and copies of databases that
+    nsqd set aside (.bad, .damaged.N). nsq replay publishes the archive. Each message is in it once,
+    and none that waits in a good file of the same queue. nsqd delivered what is before the first
+    damage of a .bad file, and most of a .damaged.N; which of that was finished no file tells. What
+    cannot be read is reported by file and bytes; then the exit status is 6.
 
     Examples:
         nsq queue recover /var/lib/nsqd -o recovered.log.gz
@@ -283,31 +287,36 @@ def recover(
         queues = list(reported(stored, damage, topic, channel))
         messages = recovered(queues, damage, everything=all)
         with leaving_on_signals():
-            count = write_archive(output, place_of(data_path), messages)
+            count, written = write_archive(output, place_of(data_path), messages)
     if json:
         document: RecoveredDocument = {
-            "archive": str(output) if count else None,
+            "archive": str(written) if count else None,
             "messages": count,
             "damaged": damage.documents,
         }
         write_json(runtime, document)
-    where = f" in {output}" if count else ": nothing is damaged, orphaned or set aside"
+    where = f" in {written}" if count else ": nothing is damaged, orphaned or set aside"
     runtime.tell(f"nsq: {counted(count, 'message')}{where}")
     return damage.status
 
 
-def write_archive(path: Path, nsqd: str, messages: Iterator[tuple[str, StoredMessage]]) -> int:
-    """Write messages to a new archive, which appears whole; return how many. Raises OSError."""
+def write_archive(
+    path: Path, nsqd: str, messages: Iterator[tuple[str, StoredMessage]]
+) -> tuple[int, Path]:
+    """Write messages to a new archive, which appears whole; return how many, and its path.
+
+    That is another one where the index of an archive that is gone has the name. Raises ``OSError``.
+    """
     from nsqtools.archive.members import members_of
     from nsqtools.archive.part_file import Directories, PartFile, finish
     from nsqtools.files.scratch import scratch_directory
     from nsqtools.records.envelope import encode_many
     from nsqtools.records.naming import EXTENSIONS, Codec
 
-    path = path.absolute()
+    written, parent = path, path.absolute().parent
     total = 0
     codec = next((each for each in EXTENSIONS if path.suffix == EXTENSIONS[each]), Codec.NONE)
-    with scratch_directory(".nsq-recover-", path.parent) as drafts:
+    with scratch_directory(".nsq-recover-", parent) as drafts:
         file = PartFile(drafts / path.name, 0o640, members_of(codec), time.time())
         while some := list(islice(messages, AT_ONCE)):
             for topic, message in some:
@@ -316,5 +325,5 @@ def write_archive(path: Path, nsqd: str, messages: Iterator[tuple[str, StoredMes
             file.flush(file.end_member(len(some), min(times), max(times)))
             total += len(some)
         if total:
-            finish(file.path, Directories(path.parent, drafts))
-    return total
+            written = path.with_name(finish(file.path, Directories(parent, drafts)).name)
+    return total, written

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.files.opening import try_lock
+from nsqtools.files.opening import read_small, try_lock
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.text import go_json
 from nsqtools.server.daemon_log import NSQ_VERSION
@@ -49,6 +49,12 @@ def lock_data_path(data_path: Path) -> int:
 
 
 FILE_NAME = "nsqd.dat"
+_MAX_BYTES = 1 << 28  # of a million channels
+
+
+def read_metadata(path: Path) -> bytes:
+    """Return the content of nsqd.dat or a file like it. Raises ``OSError``, ``ValueError``."""
+    return read_small(path, _MAX_BYTES)
 
 
 Queues = dict[str, bool]

@@ -14,7 +14,9 @@ time; what happens meanwhile belongs to the next one.
 What was written after the last meta is found again by the file being longer than the meta says, or
 not the last; then reading continues to the end of all and writing in a new file. A file that cannot
 be read on is renamed to ``.bad`` and the next one is tried, unless only this process cannot read it
-now.
+now. What positions say never removes a file: one before the read position is renamed, too, because
+the digit that is wrong can be in the meta file. Files that are gone are passed over in one step:
+positions may lie 10^17 apart.
 
 Trap: a file system needs long to remove 100 MB, so ``behind`` does it. By then a queue of the same
 name may exist again, with files of the same names. So a file is renamed at once and removed later,
@@ -46,9 +48,13 @@ from nsqtools.server.queues.queue_files import (
     RecordReader,
     Work,
     count_records,
+    queues_with_files,
+    set_aside_name,
 )
 
 _FILE_IS_GOOD = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES)  # it cannot be read now
+_READ_ATTEMPTS = 5  # a disk that fails for a moment must not cost the rest of a file
+_FEW_FILES = 100  # trying their names is quicker than listing a directory
 
 Mark = tuple[int, int, int]
 """File and position of the writer, and the depth: what `DiskQueue.undo` goes back to."""
@@ -162,10 +168,13 @@ class DiskQueue:
         ``max_bytes`` is exceeded by the last record at most.
         """
         records: list[bytes] = []
-        size = 0
+        size = failures = 0
         while len(records) < count and size < max_bytes and self.has_unread:
             try:
                 record = self._next_record()
+            except FileNotFoundError:
+                self._skip_missing()
+                continue
             except (OSError, CorruptFile) as exc:
                 self._log.error(
                     f"DISKQUEUE({self.name}) reading at {self._read_position} of "
@@ -173,7 +182,9 @@ class DiskQueue:
                 )
                 if getattr(exc, "errno", 0) in _FILE_IS_GOOD:
                     break
-                self._set_aside()
+                failures += 1
+                if isinstance(exc, CorruptFile) or failures >= _READ_ATTEMPTS:
+                    self._set_aside("which cannot be read on")
                 continue
             if record is not None:
                 records.append(record)
@@ -310,8 +321,9 @@ class DiskQueue:
             return
         self.depth, self._read_file, self._read_position = found[:3]
         self._write_file, self._write_position = found[3:]
-        # what a power failure brought back
-        self._remove(each for each in numbers if each < self._read_file)
+        for number in sorted(number for number in numbers if number < self._read_file):
+            # a power failure brought it back, or the positions are not those of these files
+            self._rename_to_bad(number, "which is before the read position")
         last = max([self._write_file, *numbers])
         size = self._data(self._write_file).stat().st_size if self._write_file in numbers else 0
         # less: a kill; more: a power failure; other files: positions older than those replaced
@@ -323,14 +335,23 @@ class DiskQueue:
             self._write_file = last + 1
             self._write_position = 0
             self._recount()
+        if self._read_file not in numbers:
+            if self.has_unread:
+                self._skip_missing()
+                self._recount()
+            self._check_tail()
+        elif self._read_position > self._data(self._read_file).stat().st_size:
+            self._set_aside(f"shorter than the read position, {self._read_position}")
+            self._recount()
 
     def _recount(self) -> None:
         """Set the depth to the number of records that can be read, after a crash."""
         self.depth = 0
         position = self._read_position
-        for number in range(self._read_file, self._write_file):
-            self.depth += count_records(self._data(number), position, self._max_record)
-            position = 0
+        for number in self._existing(range(self._read_file, self._write_file)):
+            is_first = number == self._read_file
+            start = position if is_first else 0
+            self.depth += count_records(self._data(number), start, self._max_record)
         self._count(1)  # so that the next sync makes it durable
 
     def _roll(self) -> None:
@@ -399,28 +420,48 @@ class DiskQueue:
             self._remove([self._next_file()])
         return record
 
-    def _next_file(self) -> int:
-        """Read the next file from now on; return the number of the one before."""
+    def _next_file(self, number: int | None = None) -> int:
+        """Read the next file from now on, or a later one; return the number of the one before."""
         self._close_reader()
-        self._read_file += 1
-        self._read_position = 0
+        before, self._read_position = self._read_file, 0
+        self._read_file = before + 1 if number is None else number
         self._leave_file(-1)
-        return self._read_file - 1
+        return before
 
-    def _set_aside(self) -> None:
+    def _write_elsewhere(self) -> None:
+        """Let no more be written to the file that is read: it cannot be read on."""
         if self._read_file == self._write_file:
             self._close_writer()
             self._write_file += 1
             self._write_position = 0
-        bad = self._data(self._read_file)
-        self._log.warn(f"DISKQUEUE({self.name}) jump to next file and saving bad file as {bad}.bad")
+
+    def _set_aside(self, reason: str) -> None:
+        self._write_elsewhere()
+        self._rename_to_bad(self._read_file, f"{reason}; jump to next file")
+        self._next_file()
+        self._check_tail()
+
+    def _rename_to_bad(self, number: int, reason: str) -> None:
+        path = self._data(number)
+        bad = set_aside_name(path)
+        self._log.warn(f"DISKQUEUE({self.name}) saving bad file {path}, {reason}, as {bad}")
         try:
-            bad.rename(f"{bad}.bad")
+            path.rename(bad)
         except OSError:
             self._log.error(
-                f"DISKQUEUE({self.name}) failed to rename bad diskqueue file {bad} to {bad}.bad"
+                f"DISKQUEUE({self.name}) failed to rename bad diskqueue file {path} to {bad}"
             )
-        self._next_file()
+
+    def _skip_missing(self) -> None:
+        """Go on with the next file that exists: the one that is to be read does not."""
+        self._write_elsewhere()
+        first = self._read_file
+        following = self._existing(range(first + 1, self._write_file))
+        self._next_file(following[0] if following else self._write_file)
+        self._log.warn(
+            f"DISKQUEUE({self.name}) files {first} to {self._read_file - 1} are gone, with the "
+            "messages that they had"
+        )
         self._check_tail()
 
     def _check_tail(self) -> None:
@@ -440,7 +481,7 @@ class DiskQueue:
     def _skip_to_new_file(self) -> None:
         self._close_reader()
         self._close_writer()
-        self._remove(range(self._read_file, self._write_file + 1))
+        self._remove(self._existing(range(self._read_file, self._write_file + 1)))
         self._read_file = self._write_file = self._write_file + 1
         self._read_position = self._write_position = self.depth = 0
 
@@ -449,6 +490,13 @@ class DiskQueue:
     def _data(self, number: int) -> Path:
         """Return the path of a data file."""
         return self._folder / f"{self.name}.diskqueue.{number:06d}.dat"
+
+    def _existing(self, numbers: range) -> list[int]:
+        """Return the numbers that have a file, in order."""
+        if numbers.stop - numbers.start <= _FEW_FILES:
+            return [number for number in numbers if self._data(number).exists()]
+        listed = queues_with_files(self._folder).get(self.name, [])
+        return sorted(number for number in listed if number in numbers)
 
     def _remove(self, numbers: Iterable[int]) -> None:
         """Remove data files, behind the loop; failures are logged."""

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.files.durable import NewestContent, remove_temporaries, temporary_beside
+from nsqtools.files.durable import NewestContent, remove_temporaries, temporary_beside, unused_name
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.durable_path import DurablePath
@@ -38,6 +38,7 @@ from nsqtools.server.queues.data_path import (
     decode_metadata,
     encode_metadata,
     encode_topic,
+    read_metadata,
 )
 from nsqtools.server.queues.disk_queue import DiskQueue
 from nsqtools.server.queues.queue_files import DiskThread, queues_with_files
@@ -77,21 +78,22 @@ class TopicList:
         Raises `ConfigurationError` when there are none.
         """
         try:
-            return decode_metadata(self._path.read_bytes(), self._log.warn)
+            return decode_metadata(read_metadata(self._path), self._log.warn)
         except FileNotFoundError:
             return {}
         except (ValueError, RecursionError) as exc:
             found = dict.fromkeys(queues_with_files(self._data_path), False)
             with suppress(OSError, ValueError, RecursionError):
-                found |= decode_metadata(self._previous.read_bytes())
+                found |= decode_metadata(read_metadata(self._previous))
             if not found:
                 raise ConfigurationError(
                     f"failed to parse metadata in {self._path} - {exc}"
                 ) from exc
-            self._path.replace(self._path.with_name(f"{FILE_NAME}.broken"))
+            kept = unused_name(self._path.with_name(f"{FILE_NAME}.broken"))
+            self._path.rename(kept)
             self._log.error(
                 f"failed to parse metadata in {self._path} - {exc}; it is kept as "
-                f"{FILE_NAME}.broken, and topics and channels are those that were there before its "
+                f"{kept.name}, and topics and channels are those that were there before its "
                 f"last change, or have queue files: {' '.join(sorted(found))}. Create others "
                 "again before a client publishes"
             )

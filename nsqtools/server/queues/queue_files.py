@@ -22,6 +22,7 @@ before a gap.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import struct
@@ -33,7 +34,8 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from nsqtools.files.opening import descriptor_to_read
+from nsqtools.files.durable import unused_name
+from nsqtools.files.opening import descriptor_to_read, read_small
 from nsqtools.protocol.frames import MIN_MESSAGE_SIZE
 from nsqtools.protocol.text import NS
 
@@ -114,8 +116,14 @@ class DiskThread(DiskWork):
 
 # -- records ---------------------------------------------------------------------------------------
 
-QUEUE_FILE = re.compile(r"(.+)\.diskqueue\.(?:(\d{6,})\.dat(\.bad)?|meta\.dat)")
-"""Of the name of a file: the queue, its number unless it is the meta file, and ``.bad``."""
+QUEUE_FILE = re.compile(r"(.+)\.diskqueue\.(?:(\d{6,})\.dat(\.bad(?:\.\d+)?)?|meta\.dat)")
+"""Of the name of a file: the queue, its number unless it is the meta file, and what a file that was
+set aside has behind it. That is ``.bad``, or ``.bad.1`` and so on where that name was taken."""
+
+
+def set_aside_name(path: Path) -> Path:
+    """Return the name under which to set a data file aside. Go's nsqd replaces an older one."""
+    return unused_name(path.with_name(f"{path.name}.bad"))
 
 
 def queues_with_files(data_path: Path) -> dict[str, list[int]]:
@@ -137,6 +145,7 @@ _LENGTH = struct.Struct(">i")
 encode_length = _LENGTH.pack
 """Return the bytes in front of a record."""
 _READ_SIZE = 1 << 18
+_META_BYTES = 4096  # five numbers, and the empty lines that `NewestContent.note` may leave
 
 
 class CorruptFile(Exception):
@@ -223,10 +232,13 @@ class Positions(NamedTuple):
     @classmethod
     def read(cls, meta: Path) -> Positions:
         """Return what a meta file holds. Raises ``OSError``, ``ValueError``."""
-        depth, *positions = map(int, meta.read_text("ascii").replace(",", "\n").split())
+        text = read_small(meta, _META_BYTES).decode("ascii")
+        depth, *positions = map(int, text.replace(",", "\n").split())
         read_file, read_position, write_file, write_position = positions
-        if min(positions) < 0:
-            raise ValueError("a position is negative")
+        if not 0 <= min(positions) <= max(positions) < 1 << 63:
+            raise ValueError("a position is negative, or above what Go can count")
+        if positions[:2] > positions[2:]:
+            raise ValueError("the read position is past the write position")
         return cls(depth, read_file, read_position, write_file, write_position)
 
     def encode(self) -> bytes:
@@ -324,10 +336,17 @@ class QueueFile:
 
     def _search(self, at: int) -> int:
         """Return where the next record is, else the end."""
-        while at < self.size:
+        while (at := self._after_hole(at)) < self.size:
             some = os.pread(self._descriptor, _WINDOW + _HEAD.size, at)
             for match in _LIKE_A_HEAD.finditer(some):
                 if self._record(at + match.start(), self.size) is not None:
                     return at + match.start()
             at += _WINDOW
         return self.size
+
+    def _after_hole(self, at: int) -> int:
+        """Return where data can be at the earliest: a sparse file may claim a terabyte of zeros."""
+        try:  # a head may begin in the hole: its length and time can begin with zeros
+            return max(at, os.lseek(self._descriptor, at, os.SEEK_DATA) - _HEAD.size)
+        except OSError as exc:
+            return self.size if exc.errno == errno.ENXIO else at  # else it knows no holes

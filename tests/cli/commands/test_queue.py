@@ -200,3 +200,89 @@ def test_a_recovery_that_ends_early_leaves_nothing_that_is_in_the_way(
         patch.setattr(shutil, "rmtree", Mock())  # it is killed before that
         assert (run_nsq(command).status, len(list(tmp_path.iterdir()))) == (143, 1)
     assert run_nsq(command).status == 0
+
+
+@pytest.fixture
+def stopped(tmp_path: Path, serve: Serve) -> Path:
+    """The data path of an nsqd that has stopped, with several files of two channels."""
+    (path := tmp_path / "data").mkdir()
+    filled(serve(EmbeddedServer(path, *ON_DISK))).stop()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("positions", "problem"),
+    [
+        ("376793\n2239,0\n2239,0\n", "says 376793 messages, and the files have 0"),
+        ("5\n0,0\n0,0\n", "says 5 messages, and the files have 0"),
+        ("5\n0,0\n1000000,7\n", "t:ch.diskqueue.000000.dat: is not there, and in the metadata"),
+        ("5\n3,9\n3,1\n", "the read position is past the write position"),
+    ],
+)
+def test_verify_compares_metadata_with_files_that_do_not_exist(
+    stopped: Path, run_nsq: RunNsq, positions: str, problem: str
+) -> None:
+    for path in stopped.glob("t:ch.diskqueue.0*"):
+        path.unlink()
+    (stopped / "t:ch.diskqueue.meta.dat").write_text(positions)
+    done = run_nsq(["queue", "verify", str(stopped)])
+    assert (done.status, problem in done.err) == (6, True), done.err
+
+
+def test_verify_compares_nothing_while_an_nsqd_is_writing(
+    embedded_nsqd: AnyNsqd, run_nsq: RunNsq
+) -> None:
+    nsqd = filled(embedded_nsqd(*ON_DISK))
+    (nsqd.data_path / "t:ch.diskqueue.meta.dat").write_text("6\n0,0\n0,0\n")  # not synced yet
+    done = run_nsq(["queue", "verify", str(nsqd.data_path)])
+    assert (done.status, "is in use" in done.err) == (0, True), done.err
+
+
+def test_a_file_that_is_shorter_than_its_read_position_is_recovered_whole(
+    stopped: Path, run_nsq: RunNsq, tmp_path: Path
+) -> None:
+    _, read, write = (stopped / "t:ch.diskqueue.meta.dat").read_text().split()
+    (stopped / "t:ch.diskqueue.meta.dat").write_text(f"60\n{read[0]},99999999\n{write}\n")
+    archive = tmp_path / "out.log"
+    (tmp_path / ".out.log.index").write_bytes(b"of an archive that is gone")
+    done = run_nsq(["queue", "recover", str(stopped), "-o", str(archive), "-c", "ch", "--all"])
+    assert f"nsq: 60 messages in {tmp_path / 'out-000001.log'}" in done.err
+    assert bodies_of((tmp_path / "out-000001.log").read_bytes()) == BODIES
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["u.diskqueue.meta.dat", "u.diskqueue.000000.dat", "nsqd.durable.9.db", "nsqd.deferred"],
+)
+@pytest.mark.parametrize("kind", ["a hole", "a FIFO", "a device"])
+def test_a_file_without_an_end_hides_no_queue(
+    stopped: Path, run_nsq: RunNsq, tmp_path: Path, name: str, kind: str
+) -> None:
+    path = stopped / name
+    if kind == "a FIFO":
+        os.mkfifo(path)
+    elif kind == "a device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.touch()
+        os.truncate(path, 1 << 40)
+    archive = tmp_path / "out.log"
+
+    listed = run_nsq(["queue", "list", str(stopped), "--json"])
+    shown = run_nsq(["queue", "cat", str(stopped), "-t", "t", "-c", "ch"])
+    verified = run_nsq(["queue", "verify", str(stopped)])
+    run_nsq(["queue", "recover", str(stopped), "-o", str(archive), "--all", "-c", "ch"])
+
+    rows = [(row["topic"], row["channel"], row["messages"]) for row in json.loads(listed.out)]
+    assert ("t", "ch", len(BODIES)) in rows
+    assert shown.out.splitlines() == BODIES
+    assert name == "nsqd.deferred" or str(path) in verified.err
+    assert bodies_of(archive.read_bytes()) == BODIES
+
+
+def test_a_nsqd_dat_without_an_end_is_named(stopped: Path, run_nsq: RunNsq) -> None:
+    (stopped / "nsqd.dat").unlink()
+    os.mkfifo(stopped / "nsqd.dat")
+    listed = run_nsq(["queue", "list", str(stopped), "--json"])
+    assert f"{stopped / 'nsqd.dat'}: cannot be read (it is not a regular file)" in listed.err
+    assert "ch" in [row["channel"] for row in json.loads(listed.out)]

@@ -1,0 +1,251 @@
+"""Which files --durable uses, keeps and removes, and how hard it tries to read them."""
+
+import json
+import os
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from plugins.cli import RunNsq
+from plugins.disks import damage_body
+from plugins.servers import EmbeddedServer, Serve
+
+from nsqtools.errors import ConfigurationError
+from nsqtools.server import durable_database, durable_path
+from nsqtools.server.daemon_log import DaemonLog
+from nsqtools.server.durable_database import Database, all_rows
+from nsqtools.server.durable_path import DurablePath
+
+BODIES = [b"message %03d" % number for number in range(20)]
+GO_EMPTY = '{"topics":null,"version":"1.3.0"}'
+GO_TOPIC = '{"topics":[{"name":"x","paused":false,"channels":null}],"version":"1.3.0"}'
+
+
+@pytest.fixture
+def left(tmp_path: Path, serve: Serve) -> Path:
+    """The data path of an nsqd with --durable that was stopped, with BODIES in topic ``t``."""
+    (path := tmp_path / "data").mkdir()
+    nsqd = serve(EmbeddedServer(path, "-durable"))
+    nsqd.publish("t", *BODIES)
+    nsqd.stop()
+    return path
+
+
+def recovered_bodies(path: Path, run_nsq: RunNsq, *flags: str) -> list[bytes]:
+    archive = path.with_name(f"{len(list(path.parent.iterdir()))}.log")
+    run_nsq(["queue", "recover", str(path), "-o", str(archive), *flags])
+    lines = archive.read_bytes().splitlines() if archive.exists() else []
+    return sorted(json.loads(line)["body"].encode() for line in lines)
+
+
+@pytest.mark.parametrize("flags", [[], ["--durable"]], ids=["export", "adopt"])
+@pytest.mark.parametrize("content", [GO_EMPTY, GO_TOPIC])
+def test_recover_only_keeps_a_database_that_nsqd_dat_does_not_name(
+    left: Path, run_nsq: RunNsq, flags: list[str], content: str
+) -> None:
+    (left / "nsqd.dat").write_text(content)
+    for _ in range(2):  # the second run finds an orphan
+        done = run_nsq(["nsqd", "--recover-only", *flags, f"--data-path={left}"])
+        assert done.status == 0, done.err
+    listed = json.loads(run_nsq(["queue", "list", str(left), "--json"]).out)
+    assert ("t", 20, "orphaned") in [
+        (row["topic"], row["messages"], row["state"]) for row in listed
+    ]
+    assert recovered_bodies(left, run_nsq) == BODIES
+
+
+@pytest.mark.parametrize("content", [GO_EMPTY, GO_TOPIC])
+@pytest.mark.parametrize("remedy", ["move nsqd.dat away", "begin without them"])
+def test_a_start_is_refused_with_remedies_that_work(
+    left: Path, serve: Serve, run_nsq: RunNsq, content: str, remedy: str
+) -> None:
+    (left / "nsqd.dat").write_text(content)
+    with pytest.raises(
+        ConfigurationError, match=r"nsqd\.durable\.1\.db has 20 messages"
+    ) as refused:
+        EmbeddedServer(left, "-durable").start()
+    assert "move nsqd.dat away" in str(refused.value)
+    command = str(refused.value).partition("run `nsq ")[2].partition("`")[0].split()
+    if remedy == "move nsqd.dat away":
+        (left / "nsqd.dat").rename(left.parent / "nsqd.dat")
+    else:
+        assert run_nsq(command).status == 0
+
+    nsqd = serve(EmbeddedServer(left, "-durable"))
+
+    if remedy == "move nsqd.dat away":
+        assert nsqd.depth("t") == 20
+    else:
+        assert "t" not in nsqd.topics()
+        assert recovered_bodies(left, run_nsq) == BODIES
+
+
+def test_a_plain_nsqd_names_the_database_beside_its_files(left: Path, serve: Serve) -> None:
+    (left / "nsqd.dat").write_text(GO_EMPTY)
+    nsqd = serve(EmbeddedServer(left))
+    assert "nsqd.durable.1.db has 20 messages" in nsqd.log
+    assert (left / "nsqd.durable.1.db").exists()
+
+
+def test_a_second_database_is_kept_and_one_that_was_being_written_goes(
+    left: Path, serve: Serve, run_nsq: RunNsq
+) -> None:
+    shutil.copy(left / "nsqd.durable.1.db", left / "nsqd.durable.7.db")
+    for name in ("nsqd.durable.8.new", "nsqd.durable.8.new-wal"):
+        (left / name).write_bytes(b"not whole")
+    nsqd = serve(EmbeddedServer(left, "-durable"))
+    nsqd.post("/topic/empty", topic="t")
+    nsqd.stop()
+    assert "nsqd.durable.7.db.orphan.1 now" in nsqd.log
+    assert not list(left.glob("*.new*"))
+    assert recovered_bodies(left, run_nsq) == BODIES
+
+
+@pytest.mark.parametrize("flags", [[], ["--durable"]], ids=["export", "adopt"])
+def test_queue_files_that_the_database_does_not_have_are_kept(
+    left: Path, tmp_path: Path, serve: Serve, run_nsq: RunNsq, flags: list[str]
+) -> None:
+    """Somebody had Go's nsqd work there, and brought the nsqd.dat of --durable back."""
+    plain = serve(EmbeddedServer(tmp_path, "-mem-queue-size=0"))
+    others = [b"other %03d" % number for number in range(9)]
+    plain.publish("t", *others)
+    plain.stop()
+    for path in tmp_path.glob("t.diskqueue.*"):
+        shutil.copy(path, left)
+    assert run_nsq(["nsqd", "--recover-only", *flags, f"--data-path={left}"]).status == 0
+    assert recovered_bodies(left, run_nsq, "--all") == sorted(BODIES + others)
+
+
+def test_files_below_the_read_position_survive_an_adoption(
+    tmp_path: Path, serve: Serve, run_nsq: RunNsq
+) -> None:
+    (path := tmp_path / "data").mkdir()
+    plain = serve(EmbeddedServer(path, "-mem-queue-size=0", "-max-bytes-per-file=300"))
+    plain.publish("t", *BODIES)
+    plain.stop()
+    (path / "t.diskqueue.meta.dat").write_text("20\n99,0\n99,0\n")
+    assert run_nsq(["nsqd", "--recover-only", "--durable", f"--data-path={path}"]).status == 0
+    assert recovered_bodies(path, run_nsq) == BODIES
+
+
+LATER = "format 2 of --durable, of a later version of nsqtools"
+OTHER = "is a database of another program, or of another version"
+
+
+@pytest.mark.parametrize(
+    ("change", "refusal"),
+    [
+        ("PRAGMA user_version=2", LATER),
+        ("PRAGMA application_id=252006674", OTHER),
+        ("ALTER TABLE queue ADD COLUMN more", OTHER),
+        ("ALTER TABLE message ADD COLUMN more", OTHER),
+        ("CREATE TABLE more (a)", OTHER),
+    ],
+)
+def test_another_format_is_refused_by_name(
+    left: Path, run_nsq: RunNsq, change: str, refusal: str
+) -> None:
+    database = left / "nsqd.durable.1.db"
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute(change)
+    before = database.read_bytes()
+    with pytest.raises(ConfigurationError, match=refusal) as refused:
+        EmbeddedServer(left, "-durable").start()
+    assert str(database) in str(refused.value)
+    for command in ("list", "verify"):
+        done = run_nsq(["queue", command, str(left)])
+        assert (done.status != 0, refusal in done.err, str(database) in done.err) == (True,) * 3
+    assert database.read_bytes() == before
+
+
+def test_a_database_without_a_version_is_taken_and_stamped(left: Path, serve: Serve) -> None:
+    database = left / "nsqd.durable.1.db"
+    with closing(sqlite3.connect(database)) as connection:
+        connection.executescript("PRAGMA user_version=0; PRAGMA application_id=0")
+    nsqd = serve(EmbeddedServer(left, "-durable"))
+    assert nsqd.depth("t") == 20
+    nsqd.stop()
+    with closing(sqlite3.connect(database)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (1,)
+        assert connection.execute("PRAGMA application_id").fetchone() == (0x6E737164,)
+
+
+class FlakyReads:
+    """Connections whose reads of messages fail: each time after a few rows, until they may not."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, failures: int, rows: int) -> None:
+        self.failures = failures
+        self._rows = rows
+        connect = durable_database._connect
+        pread = os.pread
+
+        def failing_pread(*args: int) -> bytes:
+            if self.failures:
+                raise OSError(5, "Input/output error")
+            return pread(*args)
+
+        monkeypatch.setattr(durable_database, "_connect", lambda path: self.wrap(connect(path)))
+        monkeypatch.setattr(durable_database, "_READ_PAUSE_S", 0)
+        monkeypatch.setattr(os, "pread", failing_pread)
+
+    def wrap(self, connection: sqlite3.Connection) -> Any:
+        def execute(statement: str, *values: Any) -> Any:
+            rows = connection.execute(statement, *values)
+            return self.cut(rows) if "FROM message WHERE" in statement else rows
+
+        return SimpleNamespace(execute=execute, close=connection.close)
+
+    def cut(self, rows: sqlite3.Cursor) -> Iterator[Any]:
+        for number, row in enumerate(rows):
+            if self.failures and number >= self._rows:
+                self.failures -= 1
+                error = sqlite3.DatabaseError("database disk image is malformed")
+                error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+                raise error
+            yield row
+
+
+@pytest.mark.parametrize(("failures", "rows"), [(30, 1), (30, 0), (4, 7)])
+def test_reads_that_fail_for_a_while_lose_and_double_nothing(
+    left: Path, monkeypatch: pytest.MonkeyPatch, failures: int, rows: int
+) -> None:
+    FlakyReads(monkeypatch, failures, rows)
+    frames = [frame for *_, frame in all_rows(left / "nsqd.durable.1.db")]
+    assert [frame[-11:] for frame in frames] == BODIES
+
+
+def test_a_place_that_cannot_be_read_costs_only_what_is_there(
+    left: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durable_database, "_READ_PATIENCE_S", 0)
+    FlakyReads(monkeypatch, 1 << 30, 5)
+    frames = [frame for *_, frame in all_rows(left / "nsqd.durable.1.db")]
+    assert {frame[-11:] for frame in frames} == {*BODIES[:5], *BODIES[-5:]} or len(frames) == 20
+
+
+def test_a_copy_is_kept_only_of_what_loses_messages_and_of_a_few(
+    left: Path, monkeypatch: pytest.MonkeyPatch, run_nsq: RunNsq
+) -> None:
+    monkeypatch.setattr(durable_path, "_MAX_COPIES", 2)
+    files = DurablePath(left, DaemonLog(None, ""))
+    database = files.open()
+    for lost in (0, 1, 1, 1):
+        if lost:
+            database.close()
+            damage_body(database.path, BODIES)
+            database = Database(database.path)
+        old, database = database, files.renew(database, "is damaged")
+        old.close()
+        durable_database.remove(old.path)
+        copies = list(left.glob("*.damaged.*"))
+        assert not copies if not lost else copies
+    database.close()
+    assert len([path for path in copies if not path.name.endswith("-wal")]) == 2
+    assert recovered_bodies(left, run_nsq) == BODIES[1:3]  # the first copy did not have BODIES[0]
+    rows = json.loads(run_nsq(["queue", "list", str(left), "--json"]).out)
+    assert {row["state"] for row in rows} == {"good", "set aside"}
