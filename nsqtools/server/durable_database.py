@@ -532,13 +532,13 @@ def all_rows(path: Path, queue: int | None = None) -> Iterator[Row]:
     key = "queue,due,turn"
     of_queue = "" if queue is None else f"queue={queue} AND "
     backward = " ORDER BY queue DESC, due DESC, turn DESC"
-    ends = (-1, -1, -1), (sys.maxsize, sys.maxsize, sys.maxsize)
+    columns = 3
     if queue is not None:  # a comparison of all three would read the queue from its beginning
-        key = "due,turn"
-        ends = ends[0][1:], ends[1][1:]
+        key, columns = "due,turn", 2
+    first, end = (-1,) * columns, (sys.maxsize,) * columns
     with closing(read_patiently(path, lambda: _connect(path))) as connection:
-        for last, sign, order in ((ends[0], ">", ""), (ends[1], "<", backward)):
-            marks = ",".join("?" * len(last))
+        for last, sign, order in ((first, ">", ""), (end, "<", backward)):
+            marks = ",".join("?" * columns)
             select = f"SELECT * FROM message WHERE {of_queue}({key}){sign}({marks}){order}"
             retry, is_whole = ReadRetry(path), False
             while not is_whole:
@@ -550,7 +550,7 @@ def all_rows(path: Path, queue: int | None = None) -> Iterator[Row]:
                         if not _is_whole(number, crc, frame):
                             continue
                         yield number, due_ns, turn, attempts, frame
-                        place = row[3 - len(last) : 3]
+                        place = row[3 - columns : 3]
                         if (place > last) == (sign == ">"):  # a damaged key is not gone back to
                             last = place
                             retry.succeeded()
