@@ -5,6 +5,7 @@ The native line means the same where that can be said; nsq-migration(7) has the 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -264,7 +265,9 @@ def _to_file(given: Given) -> list[str]:
     name = given["filename-format"]
     argv += ["--datetime-format", given["datetime-format"]]
     argv += ["--filename-format", name if has_rev else name.replace("<REV>", "")]
-    argv += ["--file-mode", "666", "--dir-mode", "770"]
+    # --file-mode is exact, and nsq_to_file has its modes cut by the umask.
+    os.umask(umask := os.umask(0))
+    argv += ["--file-mode", f"{0o666 & ~umask:o}", "--dir-mode", f"{0o770 & ~umask:o}"]
     if given["gzip"]:
         argv += _same(given, "gzip", "gzip-level")
     if not given["skip-empty-files"]:

@@ -165,10 +165,12 @@ class UnjudgedReporter:
         keep: Filter | None,
         requeue: Callable[[Any], object] | None = None,
     ) -> None:
-        from nsqtools.records.filters import reporting
-
         self.count = 0
-        self.keep = reporting(keep, self)
+        self.keep = keep
+        if keep is not None:
+            from nsqtools.records.filters import reporting
+
+            self.keep = reporting(keep, self)
         self._runtime = runtime
         self._requeue = requeue
 
