@@ -245,6 +245,9 @@ class Cluster:
         # A new address may belong to an nsqd that has restarted, and an old one to another by now
         is_new = not shared <= self._identities.keys()
         doubtful = shared if is_new else shared & {*self.aliases, *self.aliases.values()}
+        if len(doubtful) > MAX_WORKERS:
+            # More than workers: nsqd that hang would cost several time-outs.
+            doubtful = set()
         asked = {address: self.nsqd(address) for address in doubtful}
         answers, failures = self.ask(asked, NsqdHTTPClient.info)
         self._identities |= {address: _identity(address, info) for address, info in answers.items()}
