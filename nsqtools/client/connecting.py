@@ -237,7 +237,7 @@ def check_subscription(
                 raise ProtocolError(f"{url} is not the HTTP port of {address}")
             # without the channel: nsqd leaves out a topic that lacks the one that is asked for
             topics = {stats.topic_name: stats for stats in client.stats(topic).topics or ()}
-            uptime_s = time.time() + (client.ping() or 0.0) - info.get("start_time", 0)
+            uptime_s = client.uptime_s(info.get("start_time", 0))
     except NsqError as exc:
         if loss.may_be_deletion:
             loss.may_be_deletion = False

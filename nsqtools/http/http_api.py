@@ -156,6 +156,10 @@ class HTTPAPI:
         except (ValueError, OverflowError):
             return None
 
+    def uptime_s(self, start_time: float) -> float:
+        """Return the seconds since ``start_time`` of /info, on the daemon's own clock."""
+        return time.time() + (self.ping() or 0.0) - start_time
+
     def _request(
         self,
         method: str,
