@@ -214,6 +214,7 @@ async def test_a_task_that_is_cancelled_gives_back_what_it_gathers(nsqd: GoNsqd)
 
 async def test_a_batch_does_not_wait_longer_where_other_tasks_take_what_comes() -> None:
     consumer = Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses=DEAD)
+    consumer.backlog.serve(asyncio.get_running_loop())
     taking = asyncio.create_task(consumer._take_in(0.05, 10))
     while not taking.done():
         consumer.backlog._filled.set()

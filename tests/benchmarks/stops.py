@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 TOPIC = "stops"
-MOST = {"tail": 35, "pub": 28, "to-file": 50}
+MOST = {"tail": 37, "pub": 29, "to-file": 50}
 """As many as a reader can follow."""
 SECONDS = 60.0
 

@@ -267,7 +267,7 @@ def test_an_answer_stays_with_its_connection(scripted_nsqd: ScriptedNsqd, consum
     message_id = conn.message(b"x")
     [old] = batch_of(consumer)
     conn.close()
-    scripted_nsqd.identified()  # it is looked for
+    scripted_nsqd.accept()  # to ask whether the topic was deleted
     again = scripted_nsqd.subscribed()
     again.take()  # an RDY: the count falls with the time that `old` is held
     again.message(b"x", message_id=message_id, attempts=2)

@@ -143,7 +143,7 @@ def test_what_another_connection_delivers_again_waits_as_well(
         message_id = hang(program, conn)
         for attempts in (1, 2):
             conn.close()
-            scripted_nsqd.identified()  # it is looked for
+            scripted_nsqd.accept()  # to ask whether the topic was deleted
             conn = scripted_nsqd.subscribed()
             conn.take("RDY")
             redeliver(program, conn, message_id, attempts)

@@ -371,8 +371,9 @@ def test_what_has_settled_goes_nowhere_and_what_may_be_stored_stays_so_in_both_h
     late, joined, last = publication(b"a", b"b"), publication(b"c"), publication(b"d", b"e")
     queue = queue_of(late, last, joined)
     late.settle(None)
-    leaves = Mock(add_result=lambda publication: publication._waiters.remove(leaves))
-    joined._waiters += [leaves, stays := Mock()]  # `concurrent.futures.wait` takes itself out
+    leaves, stays = Mock(spec=["add_result"]), Mock(spec=["add_result"])
+    leaves.add_result.side_effect = lambda publication: publication._waiters.remove(leaves)
+    joined._waiters += [leaves, stays]  # `concurrent.futures.wait` takes itself out
     joined.settle(None)
     stays.add_result.assert_called_once()
     assert list(queue.take_groups("clicks")) == []

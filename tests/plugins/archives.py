@@ -178,6 +178,7 @@ class FakeConnection:
     def __init__(self) -> None:
         self.topic, self.nsqd = "clicks", "127.0.0.1:4150"
         self.in_flight: dict[bytes, Message] = {}
+        self.released: set[bytes] = set()
         self.finished, self.requeued, self.touched = list[bytes](), list[bytes](), list[bytes]()
         self.finish, self.finish_many = self.finished.append, self.finished.extend
 
