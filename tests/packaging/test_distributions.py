@@ -165,6 +165,9 @@ def test_the_wheel_says_and_has_what_installers_and_programs_look_for(built: Dis
     assert {f"share/{each}" for each in (*shells, "fish/vendor_completions.d/nsq.fish")} <= shared
 
 
+KINDS = {"Highlights", "Upgrading", "Added", "Changed", "Removed", "Fixed", "Security"}
+
+
 def test_the_version_the_changelog_and_the_supported_pythons_agree() -> None:
     assert PROJECT["dynamic"] == ["version"]
     declared = re.compile(rf"""version\s*[=:]\s*["']?{re.escape(nsqtools.__version__)}""", re.I)
@@ -174,13 +177,14 @@ def test_the_version_the_changelog_and_the_supported_pythons_agree() -> None:
     assert [each for each in (*modules, *others) if declared.search(each.read_text("utf-8"))] == []
     assert re.fullmatch(r"\d+\.\d+\.\d+", nsqtools.__version__)
     text = (CHECKOUT / "CHANGELOG.md").read_text("utf-8")
-    (version, _), *earlier = re.findall(r"^## \[(.+?)\](?: - (.+))?$", text, re.M)
+    sections = re.findall(r"^## \[(.+?)\](?: - (.+))?$", text, re.M)
+    (version, _), *earlier = [section for section in sections if section[0] != "Unreleased"]
 
     assert version == nsqtools.__version__
     released = [when for _, when in earlier]
     assert released == sorted(map(str, map(date.fromisoformat, released)), reverse=True)
     kinds = set(re.findall(r"^### (.+)$", text, re.M))
-    assert kinds <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    assert kinds <= KINDS
     assert PROJECT["requires-python"] == f">=3.{SUPPORTED[0]}"
     assert list(range(SUPPORTED[0], SUPPORTED[-1] + 1)) == SUPPORTED
     assert sys.version_info.minor in SUPPORTED
