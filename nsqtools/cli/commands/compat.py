@@ -93,11 +93,16 @@ def go_main(program: str, arguments: Sequence[str]) -> int:
 
 
 def read_flags(program: str, arguments: Sequence[str]) -> dict[str, Any]:
-    """Return every flag of a utility with its value. Raises `FlagError` and `HelpAsked`, and
-    `GoFatal` for words that are no flags where the utility refuses them."""
+    """Return every flag of a utility with its value, and the "umask" of the process.
+
+    Raises `FlagError` and `HelpAsked`, and `GoFatal` for words that are no flags where the utility
+    refuses them.
+    """
     flags = UTILITIES[program]
     given = parse_flags(flags, arguments)
     values = {name: flag.default for name, flag in flags.items()} | given.options
+    os.umask(umask := os.umask(0))  # it can only be read by setting it
+    values["umask"] = umask
     if program == "nsq_to_file" and given.rest:
         raise GoFatal(f"unknown arguments: [{' '.join(given.rest)}]")
     if given.asks_version:

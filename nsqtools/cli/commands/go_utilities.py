@@ -5,7 +5,6 @@ The native line means the same where that can be said; nsq-migration(7) has the 
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -266,8 +265,8 @@ def _to_file(given: Given) -> list[str]:
     argv += ["--datetime-format", given["datetime-format"]]
     argv += ["--filename-format", name if has_rev else name.replace("<REV>", "")]
     # --file-mode is exact, and nsq_to_file has its modes cut by the umask.
-    os.umask(umask := os.umask(0))
-    argv += ["--file-mode", f"{0o666 & ~umask:o}", "--dir-mode", f"{0o770 & ~umask:o}"]
+    file_mode, folder_mode = (f"{mode & ~given['umask']:o}" for mode in (0o666, 0o770))
+    argv += ["--file-mode", file_mode, "--dir-mode", folder_mode]
     if given["gzip"]:
         argv += _same(given, "gzip", "gzip-level")
     if not given["skip-empty-files"]:
