@@ -1,4 +1,4 @@
-"""What a file is: messages (jsonl), bare bodies, or a format that is not read. Pure.
+"""The form of a file: messages (jsonl), bare bodies, or a format of other programs. Pure.
 
 `form_of_text` decides it for all readers, by the first 64 KiB of the text: one line that is a
 message is enough. A first line alone would not do: it may be damaged, blank or a comment, or the
@@ -6,8 +6,8 @@ file may begin within a line. Where a file has messages, its other lines are dam
 readers do not take for a message is published or stored as it is, so a wrong guess for bodies
 cannot be undone.
 
-The index does not decide: those of raw files have times as well. It only rules out that a file is
-of another program.
+The index does not decide, because indexes of raw files have times as well. It only rules out that
+another program wrote the file.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from nsqtools.errors import NsqError
 from nsqtools.records.envelope import decode
 
 HEAD_SIZE = 1 << 16
-"""As many bytes of text decide."""
+"""Bytes of text that decide the form."""
 ZSTD_BLOCK_SIZE = 1 << 17
-"""Nothing of a block is unpacked before all of it has been read."""
+"""Largest block of zstd, of which nothing is unpacked before all of it has been read."""
 BEGINNING_SIZE = HEAD_SIZE + ZSTD_BLOCK_SIZE
-"""As many bytes of a file are read for its first text."""
+"""Bytes of a file that are read for its first text."""
 PARQUET_MAGIC = b"PAR1"
 
 
 class LineKind(Enum):
-    """What the lines of a file are."""
+    """The content of a file's lines."""
 
     messages = "messages"
     bodies = "bodies"
     nothing = "nothing"
 
 
-class Form(NamedTuple):
+class FileForm(NamedTuple):
     """The form of a file; ``topic`` is that of the first message whose topic can be read.
 
-    ``foreign`` says why it cannot be read, and is empty for what can.
+    ``foreign`` is the reason why it cannot be read, or empty.
     """
 
     kind: LineKind
@@ -53,11 +53,11 @@ class Form(NamedTuple):
 BEGINNING = re.compile(rb'\{"topic": "[^"]*", "nsqd": "')
 _PART = re.compile(rb'", ?"nsqd": ?"[^"]*", ?"id": ?"|", ?"ts": ?-?\d+, ?"attempts": ?\d+, ?"body')
 _KEYS = {"topic", "nsqd", "id", "ts", "attempts", "body", "body64"}
-_LEAST_KEYS = 5  # of the six that a message has: damage to one key leaves as many
+_LEAST_KEYS = 5  # a message has six, and damage to one key leaves five
 
 
 def is_message(line: bytes) -> bool:
-    """Return whether a line is a message, or what damage has left of one."""
+    """Return whether a line is a message, also a damaged one."""
     if BEGINNING.match(line) or (b'"nsqd"' in line and is_whole(line)):
         return True
     if not _PART.search(line):
@@ -69,24 +69,24 @@ def is_message(line: bytes) -> bool:
     return isinstance(value, dict) and len(_KEYS & value.keys()) >= _LEAST_KEYS
 
 
-def form_of_text(text: bytes, *, has_index: bool = True) -> Form:
+def form_of_text(text: bytes, *, has_index: bool = True) -> FileForm:
     """Return the form of a file by its first text, which may end within a line.
 
-    Without an index it may be of another program.
+    Without an index another program may have written it.
     """
     if not text:
-        return Form(LineKind.nothing)
+        return FileForm(LineKind.nothing)
     if not has_index and (foreign := foreign_format(text)).reason:
-        return Form(LineKind.bodies, foreign=str(foreign))
+        return FileForm(LineKind.bodies, foreign=str(foreign))
     messages = list(filter(is_message, text.split(b"\n")))
     for line in messages:
         with suppress(ValueError):
-            return Form(LineKind.messages, decode(line).topic)
-    return Form(LineKind.messages if messages else LineKind.bodies)
+            return FileForm(LineKind.messages, decode(line).topic)
+    return FileForm(LineKind.messages if messages else LineKind.bodies)
 
 
 def text_of(beginning: bytes) -> bytes:
-    """Return the first text of a file by its first bytes, as much as can be unpacked of them."""
+    """Return the text that can be unpacked from the first bytes of a file."""
     codec = codec_of(beginning)
     if not codec.is_compressed:
         return beginning[:HEAD_SIZE]
@@ -99,7 +99,7 @@ def text_of(beginning: bytes) -> bytes:
 
 
 class Foreign(NamedTuple):
-    """Why a file is not read, and what to do; both are empty for one that is."""
+    """The reason why a file is not read, and the remedy; both are empty for a readable file."""
 
     reason: str = ""
     remedy: str = ""

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from nsqtools.archive.finding import ArchiveFile
-from nsqtools.archive.form import BEGINNING, HEAD_SIZE, Form, LineKind, form_of_text, text_of
+from nsqtools.archive.form import BEGINNING, HEAD_SIZE, FileForm, LineKind, form_of_text, text_of
 from nsqtools.archive.layout import (
     EVER,
     INDEX,
@@ -234,7 +234,7 @@ def rows_of(archive: ArchiveFile) -> Contents:
     return found if topic is None else found._replace(topics=[topic])
 
 
-def form_of(archive: ArchiveFile, on_damage: OnDamage = lambda path, problem: None) -> Form:
+def form_of(archive: ArchiveFile, on_damage: OnDamage = lambda path, problem: None) -> FileForm:
     """Return the form of a file: of its first text that can be read.
 
     Raises as `read_text`.

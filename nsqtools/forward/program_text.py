@@ -1,9 +1,10 @@
-"""Which argument of a command is program text: there a body would be run, and not read.
+"""Finds the argument of a command that is program text, where a body would be executed.
 
-``sh -c 'echo {}'`` with a body of ``$(reboot)`` reboots: what replaces ``{}`` is not quoted, and no
-quoting is right for every language. The safe form hands the body to the script as an argument:
-``sh -c 'echo "$1"' sh {}``. The same holds behind env, sudo and their like, for options that take a
-program (``perl -e``), and where a body may itself be such an option, or the program to run.
+``sh -c 'echo {}'`` with a body of ``$(reboot)`` reboots: the text in place of ``{}`` is not quoted,
+and no quoting is right for every language. The safe form passes the body to the script as an
+argument: ``sh -c 'echo "$1"' sh {}``. The same holds behind env, sudo and similar programs, for
+options that take a program (``perl -e``), and where a body itself could be such an option or the
+program to run.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ PLACE = "{}"
 
 
 class _Interpreter(NamedTuple):
-    """Letters of its options that take a program, and of those that take another value.
+    """How an interpreter takes a program.
 
-    After one of ``last`` it reads no more options. The program may be the ``first`` word if no
-    option has it; of a ``shell`` it is the first word after all options. ``mixed`` are options that
-    may follow other words.
+    ``code`` are the letters of options that take program text, ``values`` the letters of options
+    with another value. Options end after a letter of ``last``. Without such an option the program
+    may be the ``first`` word; of a ``shell`` it is the first word after all options. Options that
+    are ``mixed`` may follow other words.
     """
 
     code: str
@@ -56,7 +58,7 @@ _INTERPRETERS = {
 _LONG_CODE = re.compile(r"--?(eval|print|command|execute|expression|source|run)", re.IGNORECASE)
 _LONG_VALUE = re.compile(r"--(rcfile|init-file|require|import|loader|file|user|group|host|shell)")
 
-# Programs that run the one that follows, after options of their own
+# Programs that run another one, after their own options.
 _WRAPPERS = _each(
     "env sudo doas nice ionice timeout nohup setsid stdbuf time chrt taskset chroot unshare nsenter"
     " setpriv gosu su-exec tini dumb-init flock xargs find busybox strace systemd-run docker podman"
@@ -64,11 +66,11 @@ _WRAPPERS = _each(
     _Interpreter(""),
 )
 _SCRIPT_OF = {"env": ("-S", "-vS", "--split-string"), "flock": ("-c", "--command")}
-_JOINING = ("ssh", "parallel", "watch", "eval")  # their words are read by a shell once more
+_JOINING = ("ssh", "parallel", "watch", "eval")  # a shell reads their words again
 
 
 def find_program_text(words: Sequence[str]) -> str | None:
-    """Return the word of a command in which ``{}`` would be run as a program, if there is one."""
+    """Return the word of a command in which ``{}`` would be executed, or None."""
     while words:
         name, target = _name_of(words[0]), _name_of(os.path.realpath(shutil.which(words[0]) or ""))
         if target in _INTERPRETERS and name not in _INTERPRETERS:

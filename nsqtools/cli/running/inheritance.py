@@ -1,7 +1,7 @@
-"""What a process inherits: signals that its parent ignores or blocks, and orphans of others.
+"""Inherited state of a process: ignored and blocked signals, and orphans if it is the first one.
 
-Both pass through exec, and neither shows until something ends. `main` cleans the signals before any
-command runs, so what commands start inherits a clean state too.
+Both pass through exec, and neither shows until a process ends. `main` cleans the signals before any
+command runs, so that the programs of commands inherit a clean state too.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import signal
 
 
 def clean_inherited_signals() -> None:
-    """Undo what a parent has done to signals.
+    """Reset SIGCHLD and unblock all signals.
 
-    While SIGCHLD is ignored the kernel keeps no exit status, and a command that failed counts as
-    one that worked; while TERM or INT is blocked neither ends us. Other ignored signals stay
-    ignored, which is what nohup is for.
+    While SIGCHLD is ignored the kernel keeps no exit status, so that a failed command counts as
+    successful. While TERM or INT is blocked, neither ends this process. Other ignored signals stay
+    ignored, as nohup asks.
     """
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -25,10 +25,10 @@ def clean_inherited_signals() -> None:
 def continue_below_init() -> None:
     """Return in a child; this process stays, as the init of a container, until that child ends.
 
-    The first process inherits all orphans, such as what commands of to-exec leave behind, and each
-    is a zombie until it is waited for. Waiting for all of them in the process that runs the command
-    would take the exit statuses of its own children from `subprocess`. Signals are passed on,
-    except those of a terminal (positive si_code), which the child gets from the kernel as well.
+    The first process inherits all orphans, such as background processes of to-exec's commands, and
+    each is a zombie until it is waited for. Waiting for all of them in the process that runs the
+    command would take the exit statuses of its own children from `subprocess`. Signals are passed
+    on, except signals of a terminal (positive si_code), which the kernel sends to the child too.
     """
     clean_inherited_signals()
     # blocked before the fork, because the kernel drops unblocked signals of the first process
@@ -36,7 +36,7 @@ def continue_below_init() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, signals)
     try:
         child = os.fork()
-    except OSError:  # no process to spare: without an init it still works
+    except OSError:  # no process can be made: the command still works without an init
         child = 0
     if not child:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())

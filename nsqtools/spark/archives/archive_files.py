@@ -101,7 +101,7 @@ LOOK_SIZE = 1 << 12
 
 
 class FileContent(NamedTuple):
-    """The `Form` of a file and its compression.
+    """The `FileForm` of a file and its compression.
 
     ``foreign`` may be what the system says as well.
     """
