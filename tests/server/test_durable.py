@@ -381,7 +381,7 @@ def test_after_a_failed_sync_the_database_is_written_anew_before_a_publish_is_co
     assert killed(nsqd).depth("t", "ch") == 0
 
 
-@pytest.mark.parametrize("fails", ["the database", "the copy of the old one"])
+@pytest.mark.parametrize("fails", ["the database", "its opening", "the copy of the old one"])
 def test_a_rewrite_that_fails_leaves_nothing(
     nsqd: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
@@ -399,6 +399,9 @@ def test_a_rewrite_that_fails_leaves_nothing(
     files = DurablePath(nsqd.data_path, DaemonLog(None, ""))
     with closing(files.open()) as opened:
         before = sorted(nsqd.data_path.iterdir())
+        if fails == "its opening":
+            failure = failing(sqlite3.SQLITE_FULL, "full")
+            monkeypatch.setattr(durable_path, "Database", failure)
         with pytest.raises((sqlite3.Error, OSError)):
             files.renew(opened, "it is damaged")
         assert sorted(nsqd.data_path.iterdir()) == before

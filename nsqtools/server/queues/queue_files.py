@@ -235,8 +235,10 @@ class Positions(NamedTuple):
         text = read_small(meta, _META_BYTES).decode("ascii")
         depth, *positions = map(int, text.replace(",", "\n").split())
         read_file, read_position, write_file, write_position = positions
-        if not 0 <= min(positions) <= max(positions) < 1 << 63:
-            raise ValueError("a position is negative, or above what Go can count")
+        if min(positions) < 0:
+            raise ValueError("a position is negative")
+        if max(positions) >= 1 << 63:
+            raise ValueError("a position is above what Go can count")
         if positions[:2] > positions[2:]:
             raise ValueError("the read position is past the write position")
         return cls(depth, read_file, read_position, write_file, write_position)
