@@ -261,7 +261,7 @@ def has_writer(path: Path) -> bool | None:
     with closing_fd(descriptor_to_read(path)) as descriptor:
         try:
             # who opens it in this moment makes the system signal; SIGIO would end this process
-            fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
+            fcntl.fcntl(descriptor, _F_SETSIG, signal.SIGURG)
             fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         except OSError as exc:
             return True if exc.errno == errno.EAGAIN else None
@@ -360,6 +360,7 @@ def _place(name: str) -> int:
     return int.from_bytes(hashlib.sha256(os.fsencode(name)).digest()[:8], "big") >> 2
 
 
+_F_SETSIG = 10  # Linux; fcntl lacks the name on macOS
 _FLOCK = struct.Struct("hhqqi4x")  # of 64-bit systems: type, whence, start, length, pid
 # Its value on every processor. Pythons built with older headers, as those of uv, lack the name.
 _LINUX = 37 if sys.platform == "linux" else None

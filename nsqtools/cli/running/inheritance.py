@@ -31,6 +31,9 @@ def continue_below_init() -> None:
     on, except signals of a terminal (positive si_code), which the kernel sends to the child too.
     """
     clean_inherited_signals()
+    wait_for_signal = getattr(signal, "sigwaitinfo", None)
+    if wait_for_signal is None:
+        return  # macOS, where the first process is never ours
     # blocked before the fork, because the kernel drops unblocked signals of the first process
     signals = signal.valid_signals()
     signal.pthread_sigmask(signal.SIG_SETMASK, signals)
@@ -42,7 +45,7 @@ def continue_below_init() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         return
     while True:
-        info = signal.sigwaitinfo(signals)
+        info = wait_for_signal(signals)
         if info.si_signo == signal.SIGCHLD:
             _reap(child)
         elif info.si_code <= 0:
