@@ -237,6 +237,7 @@ def full_nsqd(small_disk: Path, serve: Serve) -> GoNsqd:
     return nsqd
 
 
+@pytest.mark.real_nsqd
 @pytest.mark.parametrize("small_disk", ["512k"], indirect=True)
 def test_nothing_that_loses_messages_is_advised_or_done_on_a_full_disk(
     full_nsqd: GoNsqd, embedded_nsqd: AnyNsqd, run_nsq: RunNsq, tmp_path: Path
