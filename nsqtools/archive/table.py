@@ -354,14 +354,16 @@ class Table:
             return []
         if self.catalog is not None:
             return list(self.catalog.schema()) if self.catalog.exists() else []
-        number, columns = self._columns_file()
-        return columns if number else self._columns_of_newest()
+        return self._columns_file()[1]
 
     def _columns_file(self) -> tuple[int, list[pyarrow.Field]]:
-        """Return the number and the content of the newest file of columns; 0 without one."""
+        """Return the number and the content of the newest file of columns.
+
+        Without one, as in a folder of 0.3.0, return 0 and the columns of the newest Parquet.
+        """
         names = [entry.name for entry in self.storage.children(COLUMNS)[0]]
         if (newest := max(filter(_COLUMNS_NAME.search, names), default=None)) is None:
-            return 0, []
+            return 0, self._columns_of_newest()
         document = read_json(self.storage, newest)
         columns = [
             column.with_metadata({FIELD: document["fields"][column.name]})
@@ -395,7 +397,6 @@ class Table:
         own = [column for column in schema if column.metadata]
         while own:
             number, columns = self._columns_file()
-            columns = columns if number else self._columns_of_newest()
             merged = {column.name.lower(): column for column in columns}
             for column in own:
                 there = merged.get(column.name.lower(), column)
