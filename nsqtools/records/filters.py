@@ -170,10 +170,8 @@ OnUnjudged = Callable[[M, ValueError], object]
 """Gets a message for which a filter or ``--pick`` cannot tell, and why."""
 
 
-def reporting(keep: Filter | None, on_unjudged: OnUnjudged[M]) -> Callable[[M], bool] | None:
+def reporting(keep: Filter, on_unjudged: OnUnjudged[M]) -> Callable[[M], bool]:
     """Return the filter that leaves out, and reports, the messages for which it cannot tell."""
-    if keep is None:
-        return None
 
     def is_kept(message: M) -> bool:
         try:
