@@ -271,6 +271,9 @@ class _Loop:
     async def __anext__(self) -> Message:
         consumer, worker = self._consumer, self._worker
         while True:
+            # before the messages that are held already: those belong to the first event loop
+            if consumer.backlog.loop is not asyncio.get_running_loop():
+                await consumer.start()
             # everything here is once a message: attributes, not calls
             while (reached := consumer._reached) < consumer._count and (
                 not reached or time.monotonic() < consumer._until
@@ -285,8 +288,6 @@ class _Loop:
                 consumer._return_rest()
                 await asyncio.sleep(0)
                 continue
-            if consumer.backlog.loop is not asyncio.get_running_loop():
-                await consumer.start()
             is_delivered = consumer.is_delivered  # read before the backlog
             consumer.backlog.expect()
             if taken := consumer._take(0, consumer._most):

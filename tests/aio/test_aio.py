@@ -266,13 +266,15 @@ def test_a_producer_can_serve_one_event_loop_after_the_other(nsqd: GoNsqd) -> No
     assert bodies_in(nsqd, TOPIC, 3) == [b"one", b"three", b"two"]
 
 
+def in_another_loop(use: Callable[[], Coroutine[Any, Any, object]]) -> str:
+    """Return the error that another event loop gets."""
+    with pytest.raises(errors.ConfigurationError) as caught:
+        asyncio.run(use())
+    return str(caught.value)
+
+
 async def test_a_second_running_loop_is_refused_and_the_first_goes_on(nsqd: GoNsqd) -> None:
     """Else what the first loop waits for would never come."""
-
-    def in_another_loop(use: Callable[[], Coroutine[Any, Any, object]]) -> str:
-        with pytest.raises(errors.ConfigurationError) as caught:
-            asyncio.run(use())
-        return str(caught.value)
 
     producer = Producer(nsqd.tcp_address)
     async with producer, Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses=nsqd.tcp_address) as consumer:
@@ -281,7 +283,6 @@ async def test_a_second_running_loop_is_refused_and_the_first_goes_on(nsqd: GoNs
         await producer.publish(TOPIC, b"x")
         await (await waiting).finish()
         waiting = asyncio.create_task(anext(consumer))
-        publishes = asyncio.gather(*[producer.publish(TOPIC, b"x") for _ in range(20)])
         uses = [
             partial(producer.publish, TOPIC, b"y"),
             partial(producer.publish_many, TOPIC, [b"y"]),
@@ -291,8 +292,25 @@ async def test_a_second_running_loop_is_refused_and_the_first_goes_on(nsqd: GoNs
         for use in uses:
             error = await asyncio.to_thread(in_another_loop, use)
             assert error.endswith("is in use by another event loop")
-        await publishes
+        await producer.publish(TOPIC, b"x")
         await (await waiting).finish()
+
+
+async def test_messages_that_one_loop_has_fetched_are_not_handed_to_another(nsqd: GoNsqd) -> None:
+    fill(nsqd, 60, CHANNEL)
+    async with consumer_of(nsqd) as consumer:
+        count = 0
+        for _ in range(30):  # several are fetched at a time, and some are left between two calls
+            await (await anext(consumer)).finish()
+            count += 1
+            error = await asyncio.to_thread(in_another_loop, partial(anext, consumer))
+            assert error.endswith("is in use by another event loop")
+        async for message in consumer:
+            await message.finish()
+            count += 1
+            if count == 60:
+                break
+    wait_until(lambda: unfinished(nsqd, TOPIC, CHANNEL) == 0, what="all messages are finished")
 
 
 async def test_a_window_full_of_bytes_does_not_hold_the_event_loop(
