@@ -64,9 +64,9 @@ VERDICTS = ("nsq check --lookupd-http-address lookup-1:4161", "nsq check --max-d
 
 MESSAGES, OLD = 30, 20  # each is a process of nsq to-exec, and a request of nsq to-http
 INSTALL = "Install"
-TLS_AND_AUTH = "TLS and auth"
+TLS_AND_AUTH = "Use TLS and auth"
 PROFILES = (TLS_AND_AUTH, "toml")
-REPLAY = "Replaying an archive"
+REPLAY = "Replay an archive"
 SPARK_GUIDE = "nsq-spark.7.md"
 TUTORIAL = "nsq-tutorial.7.md"
 OPERATE_GUIDE = "nsq-operate.7.md"

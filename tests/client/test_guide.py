@@ -27,7 +27,12 @@ from nsqtools import Producer
 
 GUIDE = Path(__file__).parents[2] / "man" / "nsq-python.7.md"
 BLOCKS = parse(GUIDE.name, GUIDE.read_text("utf-8"))
-HEADINGS = ["A worker", "A bulk inserter", "An asyncio worker", "Metrics and tracing"]
+HEADINGS = [
+    "Run a worker",
+    "Insert in batches",
+    "Write an asyncio worker",
+    "Export metrics and traces",
+]
 
 
 def program_of(heading: str, nsqd: Nsqd, **changes: str) -> str:
@@ -65,7 +70,7 @@ def test_the_worker_bills_orders_but_for_the_poison(nsqd: GoNsqd, tmp_path: Path
     nsqd.publish("orders", b"no JSON", *[b'{"id": %d}' % number for number in range(20)])
     port = tmp_path / "port"
     program = program_of(
-        "A worker",
+        "Run a worker",
         nsqd,
         **{
             "8080": "0",
@@ -95,7 +100,7 @@ def test_the_bulk_inserter_has_inserted_what_it_finished(nsqd: GoNsqd, tmp_path:
     nsqd.create_channel("rows", "database")
     rows = [b"row %d" % number for number in range(1200)]
     nsqd.publish("rows", *rows)
-    with running(program_of("A bulk inserter", nsqd), tmp_path):
+    with running(program_of("Insert in batches", nsqd), tmp_path):
         wait_until(lambda: unfinished(nsqd, "rows", "database") == 0, what="the inserts")
     with closing(sqlite3.connect(tmp_path / "rows.db")) as database:
         inserted = [row for (row,) in database.execute("SELECT body FROM rows")]
@@ -105,14 +110,14 @@ def test_the_bulk_inserter_has_inserted_what_it_finished(nsqd: GoNsqd, tmp_path:
 def test_the_asyncio_worker_finishes_orders_with_an_invoice(nsqd: GoNsqd, tmp_path: Path) -> None:
     nsqd.create_channel("orders", "invoicing")
     nsqd.publish("orders", *[b"%d" % number for number in range(100)])
-    with running(program_of("An asyncio worker", nsqd), tmp_path):
+    with running(program_of("Write an asyncio worker", nsqd), tmp_path):
         wait_until(lambda: unfinished(nsqd, "orders", "invoicing") == 0, what="the invoices")
     assert len(set(bodies_in(nsqd, "invoices", 100))) == 100
 
 
 def test_the_web_application_says_what_became_of_an_order(nsqd: GoNsqd) -> None:
     names: dict[str, Any] = {}
-    heading = "A web request that publishes"
+    heading = "Publish from a web request"
     unreachable = {"nsqd-2:4150": "127.0.0.1:1", "timeout_s=2": f"timeout_s={patience_s(2)}"}
     exec(program_of(heading, nsqd, **unreachable), names)
     said: list[str] = []
@@ -175,7 +180,7 @@ def test_metrics_and_spans_have_conventional_names(go_nsqd: MakeNsqd, tmp_path: 
     nsqd.create_topic("invoices")
     with Producer(nsqd.tcp_address) as producer:
         producer.publish_many("orders", [b"order 42", b"x" * 995])  # its invoice is too large
-    program = RECORDED + program_of("Metrics and tracing", nsqd) + REPORTED
+    program = RECORDED + program_of("Export metrics and traces", nsqd) + REPORTED
     with running(program, tmp_path):
         stats = partial(nsqd.channel_stats, "orders", "worker")
         wait_until(lambda: stats()["deferred_count"] == 1, what="one requeued")

@@ -195,7 +195,7 @@ GUIDE = Path(__file__).parents[2] / "man" / "nsq-python.7.md"
 @pytest.mark.parametrize(("messages", "kills"), [(5_000, 2), slow(50_000, 10)])
 def test_an_own_sink(quick_nsqd: EmbeddedServer, tmp_path: Path, messages: int, kills: int) -> None:
     """That of the guide."""
-    blocks = [b for b in parse(GUIDE.name, GUIDE.read_text()) if b.heading == "A sink of your own"]
+    blocks = [b for b in parse(GUIDE.name, GUIDE.read_text()) if b.heading == "Write a sink"]
     program = blocks[0].text
     in_flight = 'options={"max_in_flight": "500"}'
     changes = {"127.0.0.1:4150": quick_nsqd.tcp_address, "exit_idle_s=2": in_flight}
