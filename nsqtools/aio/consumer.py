@@ -271,7 +271,8 @@ class _Loop:
     async def __anext__(self) -> Message:
         consumer, worker = self._consumer, self._worker
         while True:
-            # before the messages that are held already: those belong to the first event loop
+            # Fetched messages belong to the event loop that fetched them, so another loop is
+            # refused before it gets one. That costs each message one call.
             if consumer.backlog.loop is not asyncio.get_running_loop():
                 await consumer.start()
             # everything here is once a message: attributes, not calls

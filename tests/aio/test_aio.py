@@ -283,6 +283,7 @@ async def test_a_second_running_loop_is_refused_and_the_first_goes_on(nsqd: GoNs
         await producer.publish(TOPIC, b"x")
         await (await waiting).finish()
         waiting = asyncio.create_task(anext(consumer))
+        publishes = asyncio.gather(*[producer.publish(TOPIC, b"x") for _ in range(20)])
         uses = [
             partial(producer.publish, TOPIC, b"y"),
             partial(producer.publish_many, TOPIC, [b"y"]),
@@ -292,7 +293,7 @@ async def test_a_second_running_loop_is_refused_and_the_first_goes_on(nsqd: GoNs
         for use in uses:
             error = await asyncio.to_thread(in_another_loop, use)
             assert error.endswith("is in use by another event loop")
-        await producer.publish(TOPIC, b"x")
+        await publishes
         await (await waiting).finish()
 
 
