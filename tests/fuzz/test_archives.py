@@ -44,6 +44,12 @@ BODIES = {message.body for message in MESSAGES}
     is_compressed=st.booleans(),
     partition_bytes=st.integers(1, 5000),
 )
+@example(
+    what=[("cut", 0.0, b"\0"), ("insert", 0.0, b"\0")],
+    has_index=False,
+    is_compressed=False,
+    partition_bytes=1,
+)
 @settings(max_examples=examples(100))
 def test_both_readers_read_the_same_of_a_damaged_archive_and_invent_nothing(
     what: list[Change], has_index: bool, is_compressed: bool, partition_bytes: int

@@ -231,14 +231,16 @@ class ListedFile:
         name = "" if self._is_named or not self.is_finished else self.name
         if not self.has_index and (foreign := why_foreign(name, data)).reason:
             return FileContent(LineKind.bodies, codec, foreign=str(foreign))
-        form = form_of_text(text_of(data))
+        text = text_of(data)
+        form = form_of_text(text)
         if form.kind is not LineKind.messages:
             members = self.members() if self.has_index else None
             archive, problems = ArchiveFile(*file_at(self.place), members, self.head), list[str]()
             form = form_of(archive, lambda path, problem: problems.append(problem))
-            if form.kind is LineKind.nothing and problems:  # reading it reports the damage
-                kind = LineKind.messages if members else LineKind.bodies
-                form = form._replace(kind=kind)
+            # A file with text is not empty: zero bytes alone are damage, which reading reports.
+            if form.kind is LineKind.nothing and (problems or text):
+                is_bare = problems and not members
+                form = form._replace(kind=LineKind.bodies if is_bare else LineKind.messages)
         return FileContent(form.kind, codec, form.topic, form.foreign)
 
     def beginning(self) -> bytes:
