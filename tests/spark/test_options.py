@@ -45,7 +45,7 @@ def test_the_page_has_all_options_and_no_other(monkeypatch: pytest.MonkeyPatch) 
     known = {name for name in asked - CLIENT_OPTIONS.keys() if "_" not in name}
 
     text = PAGE.read_text("utf-8")
-    section = text[text.index("## Options") : text.index("### Beside Spark's")]
+    section = text[text.index("## Options") : text.index("### Comparison with Spark's")]
     rows = "".join(re.findall(r"^\|([^|]*)", section, re.MULTILINE))
     assert sorted(known - set(re.findall(r"`([A-Za-z]+)`", section))) == []
     assert sorted(set(re.findall(r"`([A-Za-z]+)`", rows)) - known - {"body"}) == []
