@@ -58,6 +58,10 @@ IMPURE_CALLS = {"open", "print", "input", "now", "utcnow", "today"}
 # Who may import what is heavy or belongs to one place.
 ONLY_IN = {"pyspark": "spark/", "typer": "cli/", "rich": "cli/", "textual": "cli/top/app.py"}
 
+# The longest chain of imports inside a package. A chain that grows shows a module that does not
+# belong below its importer: dead letters, which need a producer, once stood below the consumer.
+MAX_LEVELS = {"client": 9}
+
 
 SOURCES = {
     path.relative_to(PACKAGE): ast.parse(path.read_text("utf-8"))
@@ -104,6 +108,23 @@ def test_the_table_has_the_edges_that_there_are() -> None:
     assert used == EDGES
     # raises CycleError, which names the cycle
     assert set(TopologicalSorter(EDGES).static_order()) == set(EDGES)
+
+
+def test_chains_of_imports_inside_a_package_do_not_grow() -> None:
+    for package, max_levels in MAX_LEVELS.items():
+        prefix = f"nsqtools.{package}."
+        below = {
+            f"{prefix}{path.stem}": {
+                module for name in imports(tree) for module in (name, name.rpartition(".")[0])
+            }
+            for path, tree in SOURCES.items()
+            if path.parent.as_posix() == package and path.stem != "__init__"
+        }
+        levels: dict[str, int] = {}
+        graph = {module: names & below.keys() for module, names in below.items()}
+        for module in TopologicalSorter(graph).static_order():
+            levels[module] = 1 + max((levels[name] for name in graph[module]), default=0)
+        assert max(levels.values()) == max_levels, levels
 
 
 def test_pure_modules_touch_nothing_outside() -> None:

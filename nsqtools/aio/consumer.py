@@ -99,8 +99,8 @@ class Consumer(CommonConsumer):
     def begin_stop(self, *, drain: bool = False) -> None:
         """End the iteration: see `nsqtools.Consumer`. Leaving ``async with`` waits for it.
 
-        Without ``drain`` messages that no task has got are requeued at once; with it they are
-        still delivered.
+        Without ``drain`` messages that no task has got are requeued at once; with it they are still
+        delivered.
         """
         super().begin_stop(drain=drain)
         if not drain:
@@ -139,15 +139,14 @@ class Consumer(CommonConsumer):
         returns, and requeued when it returns False or raises; SIGTERM and SIGINT stop it. When
         `run` is cancelled, so are the handlers, and what they had is requeued at once.
 
-        Raises `ConfigurationError` with ``signals`` outside the main thread, for a
-        ``concurrency`` below 1, and for a handler that returns nothing to await.
+        Raises `ConfigurationError` with ``signals`` outside the main thread, for a ``concurrency``
+        below 1, and for a handler that returns nothing to await.
         """
         check_count("concurrency", concurrency)
         handling = Handling(handler, answers=auto_answer, on_handled=on_handled)
         with self._stop_signals(signals) as stop_signals:
             await self.start()
-            if auto_touch:
-                self._io.delivery.on_tick = self._touch
+            self._auto_touches |= auto_touch
             tasks = {asyncio.create_task(self._work(handling)) for _ in range(concurrency)}
             try:
                 pending = tasks

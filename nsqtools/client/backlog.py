@@ -43,7 +43,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, MutableSet, 
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from nsqtools.client.giving_up import Attempts, GivingUp, Key
+from nsqtools.client.attempts import Attempts, Key
 from nsqtools.client.in_flight_limit import InFlightLimit
 from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.message import Answers, Batch, Message, give_back, most_attempts, source_of
@@ -360,23 +360,25 @@ class Delivery:
         self,
         loop: LoopMember,
         backlog: Backlog,
-        giving_up: GivingUp,
+        attempts: Attempts,
         limit: InFlightLimit,
         rdy: ReadyControl[Any],
+        *,
+        give_up: Callable[[Batch], None],
         on_limit: Callable[[int], None],
+        on_tick: Callable[[float], None],
     ) -> None:
         self.stats = ConsumerStats()
-        self.give_up = giving_up.messages
+        self.give_up = give_up
         self.is_current = loop.is_current
-        self.on_tick: Callable[[float], None] | None = None  # several times in msg_timeout
+        self._on_tick = on_tick
         self.waiting: dict[Arrival, None] = {}  # what the backlog has of ours, or gets this turn
         self._arrived: Arrival | None = None  # in this turn
         self._loop = loop
         self._backlog = backlog
-        self._max_attempts = giving_up.max_attempts
         self._on_limit = on_limit
         self._rdy = rdy
-        self._attempts = Attempts(giving_up.max_attempts, keeps=giving_up.keeps)
+        self._attempts = attempts
         self._suspects: list[Arrival] = []  # which wait until nothing else is in flight
         self._apart_since: float | None = None
         self.in_flight_limit = limit
@@ -402,7 +404,7 @@ class Delivery:
             self._arrived_bytes += sum([len(message.body) for message in batch])
         if self._arrived_bytes > self._weigh_at:
             self._weigh()
-        if 0 < self._max_attempts < most_attempts(batch):
+        if 0 < self._attempts.limit < most_attempts(batch):
             batch = self._sort_out(source, batch)
         if batch:
             if self._arrived is None:
@@ -453,7 +455,7 @@ class Delivery:
         for message in batch:
             key = source.topic, source.nsqd, message.id
             verdict = self._attempts.verdict(key, message.attempts)
-            if verdict == "alone":
+            if verdict == "isolate":
                 suspect = Arrival(self, [Batch(source, [message])])
                 self._suspects.append(suspect)
                 self.waiting[suspect] = None
@@ -544,12 +546,12 @@ class Delivery:
 
     def tried(self, source: Answers, message_id: bytes, *, late: bool) -> None:
         """A handler requeued a message; ``late``: nsqd had delivered it again before."""
-        self._attempts.was_tried((source.topic, source.nsqd, message_id), late=late)
+        self._attempts.record_failure((source.topic, source.nsqd, message_id), late=late)
 
     def do_not_count(self, source: Answers, ids: Iterable[bytes]) -> None:
         """Deliveries ended before a handler said anything about them."""
         for message_id in ids:
-            self._attempts.does_not_count((source.topic, source.nsqd, message_id))
+            self._attempts.discount((source.topic, source.nsqd, message_id))
 
     # -- limits, on the I/O thread --------------------------------------------------------------
 
@@ -593,8 +595,8 @@ class Delivery:
         self._apply_limit()
 
     def gather_more(self) -> bool:
-        """Messages that are answered together do not fit in the limit: raise it. Return False
-        where max_in_flight or the bytes allow no more."""
+        """Messages that are answered together do not fit in the limit: raise it. Return False where
+        max_in_flight or the bytes allow no more."""
         limit = self.in_flight_limit
         if self._apart_since is not None or limit.is_by_bytes or limit.current >= limit.maximum:
             return False
@@ -615,8 +617,7 @@ class Delivery:
         if in_flight:
             self._busy_at = now
         is_idle = now - self._busy_at > IDLE_S
-        if self.on_tick is not None:
-            self.on_tick(now)
+        self._on_tick(now)
         self.passed(now)
         self.watch_workers(now)
         self.in_flight_limit.look(in_flight, is_asked=self._backlog.is_asked and not self.waiting)

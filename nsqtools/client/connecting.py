@@ -268,14 +268,18 @@ class Dialer:
         options: ClientOptions,
         subscription: tuple[str, str],
         done: Callable[[Address, Result], None],
+        check_first: Callable[[Address], Callable[[], None] | None],
     ) -> None:
-        """``subscription`` is the topic and the channel."""
+        """``subscription`` is the topic and the channel.
+
+        ``check_first`` is called before each attempt to subscribe for the first time, and may
+        return a check for `open_connection`.
+        """
         self._loop = loop
         self._options = options
         self._subscription = subscription
         self._done = done
-        # asked at each try to join an nsqd for what to call before SUB
-        self.look: Callable[[Address], Callable[[], None] | None] | None = None
+        self._check_first = check_first
         self._joined: set[Address] = set()
         self._losses: dict[Address, _Loss] = {}  # of nsqd that were joined, until they are again
         self.connecting = 0  # attempts under way
@@ -301,8 +305,8 @@ class Dialer:
         if (loss := self._losses.get(address)) is not None:
             arguments = (*self._subscription, self._options, loss, self._loop.now())
             look = partial(check_subscription, address, *arguments)
-        elif self.look is not None and address not in self._joined:
-            look = self.look(address)
+        elif address not in self._joined:
+            look = self._check_first(address)
         is_announced, options = not self._known[address].is_direct, self._options
         subscribe = commands.subscribe(*self._subscription)
         attempt = partial(

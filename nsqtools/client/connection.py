@@ -17,8 +17,8 @@ Writing has two stages. What `write` takes is *pending*; `flush` joins it, compr
 makes it *committed*, and committed bytes never change: a shorter retry is an error to TLS, and a
 compressed byte left out ruins the stream.
 
-A few compressed bytes can be gigabytes: they are expanded piece by piece (`max_inflated_read`),
-one in a turn, and nothing is read from the socket meanwhile.
+A few compressed bytes can be gigabytes: they are expanded piece by piece (`max_inflated_read`), one
+in a turn, and nothing is read from the socket meanwhile.
 
 TCP does not report a peer that lost power. nsqd sends a heartbeat every interval, so silence for
 two of them and a second more means that nothing is there (pynsq's rule; `read_timeout` is the
@@ -78,8 +78,8 @@ QUICK_FLUSH_S = 0.025  # nsqd's default --min-output-buffer-timeout; its own def
 class ConnectionUser(Protocol):
     """What a connection reports, on the I/O thread.
 
-    ``make_message`` builds each message: see `FrameBuffer.take`. ``received_at`` is set before:
-    the time after which nsqd sent what is being read.
+    ``make_message`` builds each message: see `FrameBuffer.take`. ``received_at`` is set before: the
+    time after which nsqd sent what is being read.
     """
 
     received_at: float
@@ -472,9 +472,8 @@ def open_connection(
     ``look`` is called when nsqd has taken the connection, before anything is sent.
 
     ``is_announced``: nsqlookupd named the address, the user did not. Certificates and secret are
-    those that their files hold now.
-    Raises `ConnectionFailed`, `RefusedError`, `ServerError` or `ProtocolError`, each naming the
-    address; the socket is closed then.
+    those that their files hold now. Raises `ConnectionFailed`, `RefusedError`, `ServerError` or
+    `ProtocolError`, each naming the address; the socket is closed then.
     """
     try:
         return _open(address, options, subscribe, identify_body(options), is_announced, look)

@@ -31,12 +31,13 @@ from functools import partial
 from itertools import chain
 from typing import NamedTuple, Self
 
+from nsqtools.client.attempts import Attempts
 from nsqtools.client.backlog import Arrival, Backlog, ConsumerStats, Worker
 from nsqtools.client.connection import longest_try_s, tls_context
 from nsqtools.client.connection_settings import ConnectionSettings, check_can_consume
-from nsqtools.client.consumer_io import ConsumerIO
+from nsqtools.client.consumer_io import ConsumerIO, SubscribeCheck
+from nsqtools.client.dead_letters import GivingUp, Policy
 from nsqtools.client.discovery import Discovery
-from nsqtools.client.giving_up import GivingUp, Policy
 from nsqtools.client.handling import Handling, OnHandled, StopSignals, check_count, check_is_sync
 from nsqtools.client.io_loop import call_at_end_of_child
 from nsqtools.client.message import (
@@ -154,11 +155,15 @@ class CommonConsumer:
             list(map(parse_address, nsqd_tcp_addresses)),
             self.options,
             backlog=self.backlog,
-            giving_up=self._giving_up,
+            attempts=Attempts(self._giving_up.max_attempts, keeps=self._giving_up.keeps),
+            give_up=self._give_up,
+            check_subscribe=self._check_subscribe,
+            on_tick=self._touch_when_due,
             on_stopped=self._end_deliveries,
             on_error=on_error or (lambda error: None),
         )
-        self._io.delivery.give_up = self._give_up
+        self._subscribe_check: SubscribeCheck = lambda topic, nsqd: None
+        self._auto_touches = False
         # re-entrant: a signal handler may stop what its thread is starting
         self._life = threading.RLock()
         self._process = os.getpid()
@@ -180,7 +185,7 @@ class CommonConsumer:
             if self._is_stopping:
                 return
             if not self._is_started:
-                self._io.start(quietly=fail_fast)
+                self._io.start(defer_warnings=fail_fast)
                 self._is_started = True
                 if self.is_delivered:  # a signal handler has stopped it meanwhile
                     self.begin_stop(drain=self._drains)
@@ -193,15 +198,13 @@ class CommonConsumer:
                 self.begin_stop()
                 self.wait_for_end()
                 raise self._io.first_errors[0]
-            self._io.is_quiet = False
-            for error in self._io.first_errors:
-                log.warning("%s; trying again", error)
+            self._io.log_first_errors()
 
     def begin_stop(self, *, drain: bool = False) -> None:
         """Start to stop and return at once; safe in a signal handler and in a message handler.
 
-        Without ``drain`` messages that no handler has started on are requeued at once; with it
-        they are still delivered. Messages being handled may be answered for drain_timeout.
+        Without ``drain`` messages that no handler has started on are requeued at once; with it they
+        are still delivered. Messages being handled may be answered for drain_timeout.
         """
         with self._life:
             self._drains = drain and (self._drains or not self._is_stopping)
@@ -282,7 +285,7 @@ class CommonConsumer:
         worker.since = time.monotonic()
         worker.taken, worker.has_batch = batch, True  # `stop` in a callback must not wait for it
         try:
-            self._giving_up.messages(batch)
+            self._giving_up.give_up(batch)
         finally:
             worker.taken, worker.has_batch = before
 
@@ -321,10 +324,13 @@ class CommonConsumer:
         self.backlog.workers.discard(worker)
         self._workers.pop(worker.thread, None)  # a dropped generator ends on any thread
 
-    def _touch(self, now: float) -> None:
-        """Touch what handlers have had for a while (on the I/O thread): one that computes need not
-        care. nsqd bounds the sum at its max_msg_timeout, 15 minutes unless set."""
-        touch_when_due(self.backlog.at_work(), now)
+    def _touch_when_due(self, now: float) -> None:
+        """Touch the messages of running handlers, with ``auto_touch`` (on the I/O thread).
+
+        nsqd bounds the total at its max_msg_timeout, 15 minutes unless set.
+        """
+        if self._auto_touches:
+            touch_when_due(self.backlog.at_work(), now)
 
     def _put_back(self, batches: list[Batch]) -> None:
         """Return to the backlog what was taken and not reached."""
@@ -355,8 +361,10 @@ class CommonConsumer:
         What it returns is called when that nsqd has taken the connection, on that thread, before
         SUB. An `NsqError` of it keeps the consumer from this nsqd for a while.
         """
-        for topic, dialer in self._io.dialers.items():
-            dialer.look = partial(look, topic)
+        self._subscribe_check = look
+
+    def _check_subscribe(self, topic: str, nsqd: Address) -> Callable[[], None] | None:
+        return self._subscribe_check(topic, nsqd)
 
     @property
     def is_starved(self) -> bool:
@@ -468,8 +476,8 @@ class Gathering:
         """Ask whether no more can come before an answer, but from nsqd that brought nothing in
         ``within_s``. The list gets the reply, once all that came until then is in the backlog.
 
-        Only the I/O thread can tell: elsewhere a message may be counted that is still on its way
-        to the backlog, and a limit may be seen that is about to rise.
+        Only the I/O thread can tell: elsewhere a message may be counted that is still on its way to
+        the backlog, and a limit may be seen that is about to rise.
         """
         is_full: list[bool] = []
         io = self._consumer._io
@@ -527,10 +535,10 @@ class Consumer(CommonConsumer):
     def stop(self, *, drain: bool = False, timeout_s: float | None = None) -> bool:
         """Stop and wait for it: until everything delivered is answered, and the answers sent.
 
-        Returns whether the consumer has stopped. It has not yet when ``timeout_s`` passed, nor
-        when called inside a handler, in on_giving_up or in a loop over messages, which is what
-        would be waited for.
-        Messages without an answer are requeued after drain_timeout. May be called again.
+        Returns whether the consumer has stopped. It has not yet when ``timeout_s`` passed, nor when
+        called inside a handler, in on_giving_up or in a loop over messages, which is what would be
+        waited for. Messages without an answer are requeued after drain_timeout. May be called
+        again.
         """
         self.begin_stop(drain=drain)
         worker = self._workers.get(threading.get_ident())
@@ -606,10 +614,11 @@ class Consumer(CommonConsumer):
     def __iter__(self) -> Iterator[Message]:
         """Iterate over messages until the consumer stops. Each must be answered.
 
-        Threads that iterate at the same time share the messages: each takes about as many at a
-        time as it handles in `SHARE_S`. Leaving the loop requeues those that it did not reach.
+        Threads that iterate at the same time share the messages: each takes about as many at a time
+        as it handles in `SHARE_S`. Leaving the loop requeues those that it did not reach.
         """
-        thread, now, io = threading.get_ident(), time.monotonic, self._io
+        thread, now = threading.get_ident(), time.monotonic
+        expect_finish = self._io.expect_finish
         self.backlog.takers.add(thread)
         self.start()
         most = 1
@@ -622,14 +631,14 @@ class Consumer(CommonConsumer):
                 began_at = worker.since = now()
                 until = began_at + 2 * SHARE_S
                 count = len(messages)
-                io.has_more_in_hand = count > 1
+                expect_finish(count > 1)
                 try:
                     for message in messages:
                         if not self._drains or (now() > until and reached):
                             break
                         reached += 1
                         if reached == count:
-                            io.has_more_in_hand = False
+                            expect_finish(False)
                         if not message.is_answered:
                             worker.current = message
                             yield message
@@ -643,7 +652,7 @@ class Consumer(CommonConsumer):
                 took_s = now() - began_at
                 most = max(1, min(4 * most, int(reached * SHARE_S / max(took_s, 1e-6))))
         finally:
-            io.has_more_in_hand = False
+            expect_finish(False)
             self._end_work(worker)
             self.backlog.takers.discard(thread)
 
@@ -680,8 +689,7 @@ class Consumer(CommonConsumer):
         handling = Handling(handler, answers=auto_answer, on_handled=on_handled)
         with self._stop_signals(signals) as stop_signals:
             self.start()
-            if auto_touch:
-                self._io.delivery.on_tick = self._touch
+            self._auto_touches |= auto_touch
             work = partial(self._work, handling)
             threads = [
                 threading.Thread(target=work, name=f"nsq-worker-{n}", daemon=True)

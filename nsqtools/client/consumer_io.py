@@ -13,8 +13,8 @@ connection goes through: CLS sent; CLOSE_WAIT seen (or a second passed); every m
 every byte sent; our direction shut down; nsqd's end of stream read (or a second passed); closed.
 
 CLOSE_WAIT is not quite the end: nsqd answers CLS on one goroutine while another may just be taking
-a message for us, which arrives a moment later (measured: in 3 % of the stops on a busy machine).
-So that moment is waited for, and such a message is requeued like the others.
+a message for us, which arrives a moment later (measured: in 3 % of the stops on a busy machine). So
+that moment is waited for, and such a message is requeued like the others.
 
 A disconnect does not requeue, it leaves messages in flight until their timeout; so what is not
 handled by the deadline is requeued explicitly first.
@@ -32,11 +32,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Literal, NamedTuple
 
+from nsqtools.client.attempts import Attempts
 from nsqtools.client.backlog import Backlog, Delivery
 from nsqtools.client.connecting import Dialer
 from nsqtools.client.connection import LIVENESS_TICK_S, Connection
 from nsqtools.client.discovery import Discovery
-from nsqtools.client.giving_up import GivingUp
 from nsqtools.client.in_flight_limit import InFlightLimit
 from nsqtools.client.io_loop import LoopMember, Timer
 from nsqtools.client.message import (
@@ -67,6 +67,9 @@ GRACE_S = 1.0
 SAY_AFTER_S = 1.0  # what a stop waits for
 STRAGGLERS_S = 0.05
 NOT_FINAL = ("touch", "late")  # answers after which a message is still in flight
+
+SubscribeCheck = Callable[[str, Address], Callable[[], None] | None]
+"""Called with topic and nsqd before the first SUB there: see `CommonConsumer`."""
 
 Step = Literal["wait", "requeue", "shutdown", "close"]
 
@@ -115,7 +118,7 @@ class Subscription:
         user = self._user
         user.answered[self] = None
         now = self._now()
-        if now >= user.next_wake or not (self.in_flight or user.waiting or user.has_more_in_hand):
+        if now >= user.next_wake or not (self.in_flight or user.waiting or user.expects_finish):
             user.next_wake = now + FLUSH_INTERVAL_S
             user.wake()
 
@@ -321,7 +324,10 @@ class ConsumerIO:
         options: ClientOptions,
         *,
         backlog: Backlog,
-        giving_up: GivingUp,
+        attempts: Attempts,
+        give_up: Callable[[Batch], None],
+        check_subscribe: SubscribeCheck,
+        on_tick: Callable[[float], None],
         on_stopped: Callable[[], None],
         on_error: Callable[[NsqError], None],
     ) -> None:
@@ -341,20 +347,25 @@ class ConsumerIO:
         limit = InFlightLimit(options)
         self.rdy: ReadyControl[Subscription] = ReadyControl(limit.current, options)
         self.delivery = Delivery(
-            self.loop, backlog, giving_up, limit, self.rdy, self._limit_changed
+            self.loop,
+            backlog,
+            attempts,
+            limit,
+            self.rdy,
+            give_up=give_up,
+            on_limit=self._limit_changed,
+            on_tick=on_tick,
         )
         self.waiting = self.delivery.waiting
         # Quick FINs of all subscriptions gather until then, or the last of what is ``waiting``
         self.next_wake = 0.0
-        # The thread that finishes a message has others in hand and wakes the loop after the last:
-        # many connections with one message each gather FINs as one connection with many does.
-        self.has_more_in_hand = False
+        self.expects_finish = False  # see `expect_finish`
         self.stats = self.delivery.stats
         self._on_stopped = on_stopped
         self._on_error = on_error
         self._discoveries = discoveries  # by topic
         self._expected = set(discoveries)  # topics whose first lookup has not ended
-        self.is_quiet = False  # while the caller reports first errors
+        self._defers_warnings = False
         self._next_late_warning = 0.0
         self._stopping: Stopping | None = None
         self._stop_timer: Timer | None = None
@@ -366,14 +377,34 @@ class ConsumerIO:
                 options,
                 (topic, channel),
                 partial(self._connected, topic),
+                partial(check_subscribe, topic),
             )
             for topic in topics
         }
 
-    def start(self, *, quietly: bool = False) -> None:
-        """Begin, from any thread. ``quietly``: the caller reports first errors."""
-        self.is_quiet = quietly
-        self.loop.start(self._begin)  # which may fail, and be called again
+    # -- from any thread ------------------------------------------------------------------------
+
+    def start(self, *, defer_warnings: bool = False) -> None:
+        """Begin. With ``defer_warnings`` first errors are not logged until `log_first_errors`."""
+        self._defers_warnings = defer_warnings
+        # It raises if no thread can be started, and may be called again then.
+        self.loop.start(self._begin)
+
+    def log_first_errors(self) -> None:
+        """Log the errors of the first tries, and from now on each error when it occurs."""
+        self._defers_warnings = False
+        for error in self.first_errors:
+            log.warning("%s; trying again", error)
+
+    def expect_finish(self, expects: bool) -> None:
+        """Announce whether the calling handler's thread is about to finish further messages.
+
+        While it is, a FIN waits for the next ones instead of waking the loop: many connections with
+        one message each collect FINs as one connection with many messages does.
+        """
+        self.expects_finish = expects
+
+    # -- starting -------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         for dialer in self.dialers.values():
@@ -400,7 +431,7 @@ class ConsumerIO:
         else:
             if is_first := not self.settled.is_set():
                 self.first_errors.append(result)
-            quietly = is_first and self.is_quiet
+            quietly = is_first and self._defers_warnings
             self._ended(topic, address, result, was_proven=False, quietly=quietly)
         self._settle()
 

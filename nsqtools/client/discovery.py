@@ -39,8 +39,8 @@ class Discovery:
     thread.
 
     Addresses are mapped by ``address_map`` (for broadcast addresses this machine cannot reach).
-    ``looked_up`` are addresses that were just asked for: they are the first round.
-    Raises `ConfigurationError`.
+    ``looked_up`` are addresses that were just asked for: they are the first round. Raises
+    `ConfigurationError`.
     """
 
     def __init__(

@@ -76,8 +76,8 @@ class LoopMember:
 
     ``each_turn`` is called after each event of this member: bytes that came, a timer, a call, a
     wake-up. What it writes is flushed at the end of the turn, with one send per connection.
-    ``at_end`` is called on the thread when the member has stopped, or failed by a defect
-    (`failure` then): nothing may wait for it any longer.
+    ``at_end`` is called on the thread when the member has stopped, or failed by a defect (`failure`
+    then): nothing may wait for it any longer.
     """
 
     now = staticmethod(time.monotonic)
@@ -468,8 +468,8 @@ class IOThread:
 def wait_until_released(
     waiters: list[Any], is_over: Callable[[], bool], timeout_s: float | None
 ) -> bool:
-    """Wait with a lock among the ``waiters``, which are released when it is over; return whether
-    it is. An Event has a lock of its own, which a signal handler may have interrupted us with."""
+    """Wait with a lock among the ``waiters``, which are released when it is over; return whether it
+    is. An Event has a lock of its own, which a signal handler may have interrupted us with."""
     waiter = threading.Lock()
     waiter.acquire()
     waiters.append(waiter)  # in this order: who releases looks at them last

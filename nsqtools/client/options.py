@@ -1,12 +1,12 @@
 """ClientOptions: everything that can be set on a client, in one frozen dataclass.
 
-The metadata of each field holds its kind, its bounds and a line of help. The
-``--consumer-opt`` and ``--producer-opt`` flags, ``nsq config show`` and the documents are made from
-it, so an option exists everywhere as soon as it is here. The names and bounds are go-nsq's
-(config.go) where go-nsq has the option; times are seconds here and durations as text.
+The metadata of each field holds its kind, its bounds and a line of help. The ``--consumer-opt`` and
+``--producer-opt`` flags, ``nsq config show`` and the documents are made from it, so an option
+exists everywhere as soon as it is here. The names and bounds are go-nsq's (config.go) where go-nsq
+has the option; times are seconds here and durations as text.
 
-Trap: nsqd refuses an out-of-range value with a fatal error, so the bounds are checked here,
-before a connection is made.
+Trap: nsqd refuses an out-of-range value with a fatal error, so the bounds are checked here, before
+a connection is made.
 """
 
 from __future__ import annotations

@@ -374,8 +374,8 @@ class Producer(CommonProducer):
     def stop(self, timeout_s: float | None = None) -> bool:
         """Wait for what is outstanding, then close; return whether that was done in time.
 
-        When ``timeout_s`` passed, what is left settles as not sent or unknown. Failures that
-        were not looked at are logged. A callback cannot wait: there it begins to stop, and returns
+        When ``timeout_s`` passed, what is left settles as not sent or unknown. Failures that were
+        not looked at are logged. A callback cannot wait: there it begins to stop, and returns
         False.
         """
         return self._stop(timeout_s)
@@ -452,17 +452,17 @@ class Producer(CommonProducer):
     ) -> Publication:
         """Send a publish without waiting for its outcome.
 
-        One body goes as PUB, several as one MPUB; with ``defer_s`` it must be one. Blocks while
-        the window of outstanding publishes is full, for ``timeout_s`` (by default publish_timeout)
-        at most, and raises `PublishNotSent` then. With ``timeout_s`` the publication settles in
-        that time. ``on_settled`` is called on the I/O thread and must not block; it may submit,
-        which raises `PublishNotSent` at once where it would block.
+        One body goes as PUB, several as one MPUB; with ``defer_s`` it must be one. Blocks while the
+        window of outstanding publishes is full, for ``timeout_s`` (by default publish_timeout) at
+        most, and raises `PublishNotSent` then. With ``timeout_s`` the publication settles in that
+        time. ``on_settled`` is called on the I/O thread and must not block; it may submit, which
+        raises `PublishNotSent` at once where it would block.
 
         With ``splits`` a batch of which nsqd refuses a message is halved until that is alone, and
         the others are published: `Publication.errors` has what became of each.
 
-        Raises ``TypeError`` for a body that is not bytes, and `PublishInvalid` for what nsqd
-        would refuse: it closes the connection over a bad publish, and the publishes after it would
+        Raises ``TypeError`` for a body that is not bytes, and `PublishInvalid` for what nsqd would
+        refuse: it closes the connection over a bad publish, and the publishes after it would
         suffer.
         """
         return self._submit(topic, bodies, defer_s, timeout_s, on_settled, splits)

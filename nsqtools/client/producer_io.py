@@ -11,8 +11,8 @@ that is rejected for one of its messages is halved where that was asked for.
 
 nsqd executes the commands of a connection in order and answers each, so an OK belongs to the oldest
 command outstanding. When nsqd answers with an error it stops reading: the oldest was rejected and
-the commands after it were certainly not executed (measured: 20,000 after a bad one, 0 stored).
-When the connection breaks without an answer, what had been handed to the socket is unknown.
+the commands after it were certainly not executed (measured: 20,000 after a bad one, 0 stored). When
+the connection breaks without an answer, what had been handed to the socket is unknown.
 
 A link connects when it is asked to and may: at once when a connection that worked was lost, and
 after a failure only when a delay has passed that doubles from 0.1 to 8 seconds and is at least as

@@ -21,8 +21,8 @@ all that it may have. It keeps RDY 1 until it is full from tick to tick, and the
 have half of what is allowed at most. Of ten slow workers two would work without that, where one of
 five nsqd has the backlog. What an even division leaves over goes to the first ones.
 
-With fewer messages allowed than connections RDY 1 rotates (`redistribute`, every `PROBE_S` then).
-A connection without messages passes it on after a moment, to who has waited longest. While all that
+With fewer messages allowed than connections RDY 1 rotates (`redistribute`, every `PROBE_S` then). A
+connection without messages passes it on after a moment, to who has waited longest. While all that
 have it are busy, one at a time lends it to a connection that waits, which keeps it if it has
 messages and else gives it back after `PROBE_S`: a message on a quiet nsqd waits for seconds, and
 the busy ones lose a twelfth of their time.
@@ -83,8 +83,8 @@ class ReadyState:
 class ReadyControl(Generic[K]):
     """Decides the RDY of every connection; keys are whatever the caller uses for a connection.
 
-    After each event the caller sends what `take_changes` returns, in order, before any FIN or
-    REQ of the same turn (go-nsq#83).
+    After each event the caller sends what `take_changes` returns, in order, before any FIN or REQ
+    of the same turn (go-nsq#83).
     """
 
     def __init__(
@@ -122,8 +122,8 @@ class ReadyControl(Generic[K]):
         )
 
     def is_full(self, now: float, idle_s: float) -> bool:
-        """Tell whether no connection may bring more messages than are in flight, but for those
-        that have brought none in ``idle_s``."""
+        """Tell whether no connection may bring more messages than are in flight, but for those that
+        have brought none in ``idle_s``."""
         states = self.states.values()
         brings = [s for s in states if s.in_flight or now - s.last_message < idle_s]
         return all(s.in_flight >= s.rdy for s in brings)

@@ -48,7 +48,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from nsqtools.client.giving_up import MAX_KNOWN, Attempts, DeadLetters, Key, keys_of
+from nsqtools.client.attempts import MAX_REMEMBERED, Attempts, Key, keys_of
+from nsqtools.client.dead_letters import DeadLetters
 from nsqtools.client.message import Answers, Batch, Message, touch_when_due
 from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.topics import Troubles
@@ -311,7 +312,7 @@ class Courier:
 
     def _goes_back(self, parcel: Parcel) -> None:
         self._counters.add(parcel.messages.topic, requeued=len(parcel))
-        if len(self._went_back) < MAX_KNOWN:  # else it counts as one that did not come again
+        if len(self._went_back) < MAX_REMEMBERED:  # else it counts as one that did not come again
             self._went_back.update(parcel.keys())
 
     # -- outcomes -------------------------------------------------------------------------------
@@ -320,7 +321,7 @@ class Courier:
         """Act on the outcomes that have come."""
         while self._redelivered:
             message = self._redelivered.popleft()
-            self._attempts.does_not_count((message.topic, message.nsqd, message.id))
+            self._attempts.discount((message.topic, message.nsqd, message.id))
         while not self._outcomes.empty():
             parcel, outcome = self._outcomes.get()
             if outcome.fate is Fate.DELIVERED:
@@ -367,7 +368,7 @@ class Courier:
     def _failed(self, parcel: Parcel, outcome: Outcome) -> None:
         limit = self._max_attempts
         over = [
-            limit > 0 and self._attempts.counted(key, message.attempts) >= limit
+            limit > 0 and self._attempts.effective(key, message.attempts) >= limit
             for key, message in zip(parcel.keys(), parcel.messages, strict=True)
         ]
         if refused := [at for at, is_over in enumerate(over) if is_over]:
@@ -382,7 +383,7 @@ class Courier:
         self._goes_back(parcel)
         for key, message in zip(parcel.keys(), parcel.messages, strict=True):
             if not counts:
-                self._attempts.does_not_count(key)
+                self._attempts.discount(key)
             own_s = min(REQUEUE_MAX_S, REQUEUE_BASE_S * 2.0 ** min(message.attempts - 1, 20))
             message.requeue(own_s if delay_s is None else delay_s, backoff=False)
 

@@ -25,7 +25,7 @@ from itertools import chain
 from typing import NamedTuple
 from urllib.parse import urljoin
 
-from nsqtools.client.giving_up import Key
+from nsqtools.client.attempts import Key
 from nsqtools.client.message import Message
 from nsqtools.errors import ConfigurationError
 from nsqtools.forward import EndpointMode, Redirects

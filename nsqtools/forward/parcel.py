@@ -21,8 +21,8 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 from zlib import crc32
 
+from nsqtools.client.attempts import Key, keys_of
 from nsqtools.client.connecting import RetryDelays
-from nsqtools.client.giving_up import Key, keys_of
 from nsqtools.client.message import Batch, Message
 from nsqtools.errors import ConfigurationError
 from nsqtools.records.envelope import Envelope, MessageLike

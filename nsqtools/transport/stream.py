@@ -6,13 +6,13 @@ It has two lives. While a connection is negotiated the calls block, each under a
 Traps. A TLS socket belongs to one thread at a time: OpenSSL forbids reading in one thread while
 another writes. An SSL write that must be retried has to be retried with the same bytes, so what
 `send_ready` was offered may not be shortened or reordered. ``select`` does not see bytes that TLS
-has decrypted and not yet given out, so `receive_ready` reads until the socket has no more.
-A client certificate that TLS 1.3 refuses shows at the first read, not in the handshake.
+has decrypted and not yet given out, so `receive_ready` reads until the socket has no more. A client
+certificate that TLS 1.3 refuses shows at the first read, not in the handshake.
 
-TLS: settings to an ``ssl.SSLContext``, with errors that name the file at fault.
-Verification and host name check are on unless switched off together. ``PROTOCOL_TLS_CLIENT`` alone
-trusts nothing, so the system's certificates are loaded when no CA file is given. Less than TLS 1.2
-is not spoken: every nsqd has that, and the lower names, which are go-nsq's, mean it.
+TLS: settings to an ``ssl.SSLContext``, with errors that name the file at fault. Verification and
+host name check are on unless switched off together. ``PROTOCOL_TLS_CLIENT`` alone trusts nothing,
+so the system's certificates are loaded when no CA file is given. Less than TLS 1.2 is not spoken:
+every nsqd has that, and the lower names, which are go-nsq's, mean it.
 
 A pinned certificate is checked at the end of the handshake, by the socket itself: so it holds for
 whatever uses the context. With verification off, pins are all that is verified.
@@ -291,8 +291,8 @@ def connect(address: Address, deadline: Deadline, local_address: str = "") -> St
     """Connect to the first IP address of a name that answers, within one deadline.
 
     A new address is tried when one fails, and every `STAGGER_S` while none has answered (RFC 8305):
-    an address that drops packets costs that long, not the deadline.
-    Raises `ConnectionFailed` or `DeadlineExceeded`, with the address and the system's reason.
+    an address that drops packets costs that long, not the deadline. Raises `ConnectionFailed` or
+    `DeadlineExceeded`, with the address and the system's reason.
     """
     source = parse_address(local_address, 0) if local_address else None
     found = _resolve(address, deadline)
@@ -314,8 +314,8 @@ def connect(address: Address, deadline: Deadline, local_address: str = "") -> St
 def look_up(address: Address, deadline: Deadline) -> list[_IPAddress]:
     """Return the IP addresses of a name, as the system orders them.
 
-    The system's resolver knows no deadline, so it asks on a thread, which ends when it does.
-    Raises ``OSError``, ``TimeoutError`` of them, and ``ValueError`` for what is no host name.
+    The system's resolver knows no deadline, so it asks on a thread, which ends when it does. Raises
+    ``OSError``, ``TimeoutError`` of them, and ``ValueError`` for what is no host name.
     """
     from concurrent.futures import Future
 

@@ -88,8 +88,8 @@ def test_a_signal_that_stops_what_is_just_starting_stops_it(
     consumer = consume(dead_address, started=False)
     start = consumer._io.start
 
-    def interrupted(*, quietly: bool) -> None:
-        start(quietly=quietly)
+    def interrupted(*, defer_warnings: bool) -> None:
+        start(defer_warnings=defer_warnings)
         consumer.begin_stop(drain=True)
 
     monkeypatch.setattr(consumer._io, "start", interrupted)

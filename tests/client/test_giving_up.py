@@ -13,7 +13,8 @@ from plugins.servers import AnyNsqd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions, ConfigurationError, Consumer, Message, PublishNotSent
-from nsqtools.client.giving_up import Attempts, GivingUp, Policy
+from nsqtools.client.attempts import Attempts
+from nsqtools.client.dead_letters import GivingUp, Policy
 from nsqtools.testing import FakeProducer, Published, fake_batch
 
 
@@ -46,7 +47,7 @@ def test_there_is_a_limit_only_where_a_message_has_somewhere_to_go_and_one_place
 def test_only_who_says_so_takes_a_message(policy: Policy, outcome: object, answer: str) -> None:
     batch: Any = fake_batch([b"x", b"y"])
     on_giving_up = Mock(side_effect=[outcome] * 2)  # an exception is raised
-    giving_up(policy, on=on_giving_up).messages(batch)
+    giving_up(policy, on=on_giving_up).give_up(batch)
     assert [message.answers for message in batch] == [[answer]] * 2
     assert on_giving_up.call_args_list == [call(message) for message in batch]
     assert [message.has_backoff for message in batch] == [answer == "requeue"] * 2
@@ -71,7 +72,7 @@ def test_a_dead_letter_is_finished_when_it_has_arrived(fate: str, answer: str) -
     if fate == "refused":
         producer.stop()
     dead_letters._dead_letters._producers[batch[0].nsqd] = producer
-    dead_letters.messages(batch)
+    dead_letters.give_up(batch)
     assert [message.answers for message in batch] == [[answer]] * 2
     assert not any(message.has_backoff for message in batch)
     assert producer.published == [Published("clicks.dead", b"x")] * (2 * (fate == "published"))
@@ -82,59 +83,62 @@ def test_a_dead_letter_is_finished_when_it_has_arrived(fate: str, answer: str) -
 
 def test_a_stop_waits_for_dead_letters_after_the_call_that_found_them() -> None:
     consumer = Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses="127.0.0.1:1", dead_letter="dead")
-    with patch.object(consumer._giving_up, "messages"):  # they are under way
+    with patch.object(consumer._giving_up, "give_up"):  # they are under way
         consumer._io.delivery.give_up(fake_batch([b"x"]))
     assert consumer.stop()
 
 
-KEY = ("nsqd:4150", b"0" * 16)
-UNCOUNTED = ["does_not_count"] * 3
+KEY = (TOPIC, "nsqd:4150", b"0" * 16)
+DISCOUNTED = ["discount"] * 3
 
 
 @pytest.mark.parametrize(
     ("keeps", "events", "verdicts"),
     [
-        # no handler here has requeued it: never given up where that loses it
-        (False, [], {6: "usual", 12: "usual", 65535: "usual"}),
-        (True, [], {5: "usual", 6: "alone", 7: "alone", 8: "give up"}),
-        (False, ["was_tried"], {1: "usual", 5: "usual", 6: "give up"}),
-        # deliveries that ended without a word of a handler
-        (True, ["does_not_count"], {6: "usual", 8: "alone"}),
-        (True, ["does_not_count", "was_tried"], {6: "usual", 7: "give up"}),
-        (False, UNCOUNTED, {100: "usual"}),
-        (False, [*UNCOUNTED, "was_tried"], {8: "usual", 9: "give up"}),
-        (False, [*UNCOUNTED, "was_tried", "does_not_count"], {9: "usual"}),
-        (False, ["does_not_count", "late"], {5: "usual", 6: "give up"}),  # a late word counts
+        # No handler here has requeued it: it is not given up where that would lose it.
+        (False, [], {6: "deliver", 12: "deliver", 65535: "deliver"}),
+        (True, [], {5: "deliver", 6: "isolate", 7: "isolate", 8: "give up"}),
+        (False, ["fail"], {1: "deliver", 5: "deliver", 6: "give up"}),
+        # Deliveries that ended without an answer of a handler are subtracted.
+        (True, ["discount"], {6: "deliver", 8: "isolate"}),
+        (True, ["discount", "fail"], {6: "deliver", 7: "give up"}),
+        (False, DISCOUNTED, {100: "deliver"}),
+        (False, [*DISCOUNTED, "fail"], {8: "deliver", 9: "give up"}),
+        (False, [*DISCOUNTED, "fail", "discount"], {9: "deliver"}),
+        (False, ["discount", "fail late"], {5: "deliver", 6: "give up"}),
     ],
 )
-def test_what_a_handler_requeued_or_nobody_handled_is_given_up_or_alone(
+def test_verdict_after_discounted_and_failed_deliveries(
     keeps: bool, events: list[str], verdicts: dict[int, str]
 ) -> None:
-    known = Attempts(5, keeps=keeps)
+    attempts = Attempts(5, keeps=keeps)
     for event in events:
-        if event == "late":
-            known.was_tried(KEY, late=True)
+        if event == "discount":
+            attempts.discount(KEY)
         else:
-            getattr(known, event)(KEY)
-    assert {count: known.verdict(KEY, count) for count in verdicts} == verdicts
+            attempts.record_failure(KEY, late=event == "fail late")
+    assert {count: attempts.verdict(KEY, count) for count in verdicts} == verdicts
 
 
-def test_what_is_finished_and_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    for limit in (0, 5):
-        known = Attempts(limit)
-        known.was_tried(KEY)
-        assert len(known) == (limit > 0)
-        assert (known.verdict(KEY, 65535) == "usual") == (limit == 0)
-        for _ in range(2):
-            known.forget(KEY)
-            assert len(known) == 0
-    monkeypatch.setattr("nsqtools.client.giving_up.MAX_KNOWN", 2)
-    known = Attempts(5)
-    for number in range(3):
-        known.was_tried(("nsqd:4150", b"%d" % number))
-    assert len(known) == 2
-    assert known.verdict(("nsqd:4150", b"0"), 6) == "usual"
-    assert known.verdict(("nsqd:4150", b"2"), 6) == "give up"
+@pytest.mark.parametrize(("limit", "verdict"), [(0, "deliver"), (5, "give up")])
+def test_a_finished_message_is_forgotten(limit: int, verdict: str) -> None:
+    attempts = Attempts(limit)
+    attempts.record_failure(KEY)
+    assert len(attempts) == (limit > 0)
+    assert attempts.verdict(KEY, 65535) == verdict
+    for _ in range(2):
+        attempts.forget(KEY)
+        assert len(attempts) == 0
+
+
+def test_the_oldest_messages_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsqtools.client.attempts.MAX_REMEMBERED", 2)
+    attempts = Attempts(5)
+    keys = [(TOPIC, "nsqd:4150", b"%d" % number) for number in range(3)]
+    for key in keys:
+        attempts.record_failure(key)
+    verdicts = [attempts.verdict(key, 6) for key in keys]
+    assert verdicts == ["deliver", "give up", "give up"]
 
 
 # -- a message that kills its process, which is started again whenever it died --------------------
