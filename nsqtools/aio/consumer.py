@@ -21,9 +21,9 @@ from typing import Any, Self
 
 from nsqtools.aio.producer import claim_running_loop
 from nsqtools.client.backlog import MAX_SLEEP_S, Backlog, Worker
-from nsqtools.client.consumer import SHARE_S, CommonConsumer, Gathering
+from nsqtools.client.consumer import TARGET_HOLD_S, BatchCollector, ConsumerCore
 from nsqtools.client.handling import Handling, OnHandled, check_count
-from nsqtools.client.message import Batch, Message, give_back
+from nsqtools.client.message import Batch, Message, requeue_undelivered
 
 
 class _LoopBacklog(Backlog):
@@ -31,7 +31,7 @@ class _LoopBacklog(Backlog):
 
     def __init__(self) -> None:
         super().__init__(on_entry=self._wake)
-        self.takers = weakref.WeakSet()
+        self.iterators = weakref.WeakSet()
         self.loop: asyncio.AbstractEventLoop | None = None
         self._filled: asyncio.Event
         # something, by who looks; no lock, which a signal handler may have interrupted us with
@@ -57,7 +57,7 @@ class _LoopBacklog(Backlog):
 
     async def wait(self) -> None:
         task = asyncio.current_task()
-        self.takers.add(task)
+        self.iterators.add(task)
         self._asking.add(task)
         try:
             await self._filled.wait()
@@ -65,7 +65,7 @@ class _LoopBacklog(Backlog):
             self._asking.discard(task)
 
 
-class Consumer(CommonConsumer):
+class Consumer(ConsumerCore):
     """A channel of one or several topics, on all nsqd that have them, for one event loop.
 
     The parameters are those of `nsqtools.Consumer`; ``on_error`` is called on the I/O thread and
@@ -108,7 +108,7 @@ class Consumer(CommonConsumer):
 
     def _requeue_held(self) -> None:
         if rest := self._take_held():
-            give_back(rest)
+            requeue_undelivered(rest)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -167,13 +167,13 @@ class Consumer(CommonConsumer):
                 await asyncio.gather(*tasks, return_exceptions=True)
             if stop_signals:
                 await asyncio.to_thread(self.wait_for_end)
-        if handling.misuse is not None:
-            raise handling.misuse
+        if handling.fatal_error is not None:
+            raise handling.fatal_error
 
     async def _work(self, handling: Handling) -> None:
         async for message in self:
             await handling.handle_in_task(message)
-            if handling.misuse is not None:
+            if handling.fatal_error is not None:
                 self.begin_stop()
                 return
 
@@ -192,15 +192,15 @@ class Consumer(CommonConsumer):
         self.backlog.workers.add(worker)
         try:
             while True:
-                gathering = Gathering(self, size, within_s, None)
+                collector = BatchCollector(self, size, within_s, None)
                 try:
-                    while gathering.add(await self._take_in(gathering.wait_s, gathering.room)):
+                    while collector.add(await self._take_in(collector.wait_s, collector.room)):
                         pass
                 except BaseException:  # cancelled, as a rule: no handler has seen these
-                    for part in gathering.parts:
-                        give_back(part)
+                    for part in collector.parts:
+                        requeue_undelivered(part)
                     raise
-                if (batch := gathering.batch()) is None:
+                if (batch := collector.batch()) is None:
                     return
                 worker.since, worker.taken = time.monotonic(), batch
                 if batch:
@@ -239,7 +239,7 @@ class Consumer(CommonConsumer):
 
     def _return_rest(self) -> None:
         """Return what took too long to come to, and fit how much is taken next."""
-        share = int(self._reached * SHARE_S / max(time.monotonic() - self._taken_at, 1e-6))
+        share = int(self._reached * TARGET_HOLD_S / max(time.monotonic() - self._taken_at, 1e-6))
         self._most = max(1, min(4 * self._most, share))
         if rest := self._take_held():
             self._put_back([rest])
@@ -295,7 +295,7 @@ class _Loop:
                 consumer._in_flight = consumer._held.source.in_flight
                 consumer._count, consumer._reached = len(consumer._held), 0
                 consumer._taken_at = time.monotonic()
-                consumer._until = consumer._taken_at + 2 * SHARE_S
+                consumer._until = consumer._taken_at + 2 * TARGET_HOLD_S
             elif is_delivered:
                 raise StopAsyncIteration
             else:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Self
 
 from nsqtools.client import outcomes
-from nsqtools.client.producer import CommonProducer
+from nsqtools.client.producer import ProducerCore
 from nsqtools.client.publication import PendingPublication, Publication
 from nsqtools.errors import ConfigurationError, PublishError
 
@@ -38,7 +38,7 @@ def claim_running_loop(
     return loop
 
 
-class Producer(CommonProducer):
+class Producer(ProducerCore):
     """Publishes to one or several nsqd from one event loop at a time.
 
     The parameters are those of `nsqtools.Producer`. A publish from another event loop raises
@@ -109,7 +109,7 @@ class Producer(CommonProducer):
             if isinstance(ended, BaseException) and not isinstance(ended, PublishError):
                 raise ended
             errors.append(ended)
-        if error := outcomes.of_parts(list(map(len, parts)), errors):
+        if error := outcomes.combined_error(list(map(len, parts)), errors):
             raise error
 
     async def _publish(
@@ -148,8 +148,8 @@ class Producer(CommonProducer):
 
     # -- the window -----------------------------------------------------------------------------
 
-    def _set_aside(self, publications: Iterable[PendingPublication]) -> None:
-        super()._set_aside(publications)
+    def _release_window(self, publications: Iterable[PendingPublication]) -> None:
+        super()._release_window(publications)
         self._call_soon(self._let_in)
 
     def _let_in(self) -> None:

@@ -47,7 +47,7 @@ from nsqtools.archive.topic_writer import (
     WriteFailed,
 )
 from nsqtools.client.backlog import Backlog
-from nsqtools.client.consumer import Consumer, consumer_of, start_all
+from nsqtools.client.consumer import Consumer, make_consumer, start_all
 from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.topics import ConsumedTopics, Troubles
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
@@ -341,7 +341,7 @@ class Archiver:
         log.info("archiving topic %s, channel %s", topic, channel)
 
     def _consumer(self, topic: str, backlog: Backlog) -> Consumer:
-        return consumer_of(
+        return make_consumer(
             self._topics.connection,
             topic,
             self._channel,

@@ -57,7 +57,7 @@ class Quota:
             self._left -= count
             return count
 
-    def give_back(self, count: int) -> None:
+    def requeue_undelivered(self, count: int) -> None:
         """Note that ``count`` messages were not written."""
         with self._lock:
             self._left += count
@@ -258,7 +258,7 @@ class TopicArchiver:
             if error and (totals.messages > messages or (totals.files > files and not error.count)):
                 self.last_error = None
                 self._retries.reset()
-        self._quota.give_back(granted - (self.writer.taken - taken))
+        self._quota.requeue_undelivered(granted - (self.writer.taken - taken))
 
     @property
     def _settles_at_s(self) -> float | None:

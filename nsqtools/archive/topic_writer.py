@@ -30,7 +30,7 @@ from nsqtools.archive.journal import Journal, TopicLock
 from nsqtools.archive.layout import index_of, part_of
 from nsqtools.archive.members import CompressorFactory, Plain
 from nsqtools.archive.part_file import Directories, PartFile, finish
-from nsqtools.client.message import Answers, Batch, Message
+from nsqtools.client.message import Batch, Message, MessageSource
 from nsqtools.errors import OutputError
 from nsqtools.protocol.text import NS
 from nsqtools.records.envelope import RecordFormat, encode_lines, encode_many
@@ -345,7 +345,7 @@ class TopicWriter:
         self.held_bytes = 0
         self._settings = settings
         self._journal = journal
-        self._sources: dict[str, Answers] = {}
+        self._sources: dict[str, MessageSource] = {}
         self._files = FileSet(topic, settings, self._finished, lock)
         self._lock = lock
         self._on_finished = on_finished

@@ -19,11 +19,11 @@ one message, and an entry each would cost more than the rest of their way. It ma
 by parts: a handler that is slow takes one message at a time and leaves the rest to others.
 
 A message that a worker has does not occupy another worker when nsqd delivers it again: the message
-object that the worker has stands for the new delivery as well (`message.follow`), which is not
-handed out. The worker's answer is for that delivery; without one nsqd takes it back by its timeout
-(`Delivery.watch_workers`). So a handler that hangs costs one worker, and when all hang RDY is 0.
-What a handler has passed on, to threads of its own, counts as in no worker's hands: it may have
-been dropped, so its redelivery is handed out.
+object that the worker has stands for the new delivery as well (`message.adopt_redelivery`), which
+is not handed out. The worker's answer is for that delivery; without one nsqd takes it back by its
+timeout (`Delivery.watch_workers`). So a handler that hangs costs one worker, and when all hang RDY
+is 0. What a handler has passed on, to threads of its own, counts as in no worker's hands: it may
+have been dropped, so its redelivery is handed out.
 
 Before anything is handed out its consumer must be *current*: the I/O thread has looked at its
 sockets a moment ago. After a pause of the process nsqd may have delivered everything again, and the
@@ -46,7 +46,14 @@ from typing import Any, Protocol
 from nsqtools.client.attempts import Attempts, Key
 from nsqtools.client.in_flight_limit import InFlightLimit
 from nsqtools.client.io_loop import LoopMember, Timer
-from nsqtools.client.message import Answers, Batch, Message, give_back, most_attempts, source_of
+from nsqtools.client.message import (
+    Batch,
+    Message,
+    MessageSource,
+    max_attempts_of,
+    requeue_undelivered,
+    source_of,
+)
 from nsqtools.client.rdy import ReadyControl
 from nsqtools.protocol.text import counted
 
@@ -56,18 +63,20 @@ EXPIRED_SHARE = 0.5  # of msg_timeout: the rest is for the handler
 TICKS = 8  # in msg_timeout, to look for what has expired
 MAX_TICK_S = 0.25
 MAX_PAUSE_S = 2.0
-APART_SHARE = 0.25  # of msg_timeout, the longest that suspects hold up others
+QUARANTINE_SHARE = 0.25  # of msg_timeout, the longest that suspects hold up others
 CATCH_UP_S = 2.0
 TAKEN_BACK_S = 0.25  # after its timeout nsqd has taken a message back; it looks each 0.1 s
 IDLE_S = 2.0  # without messages, before every connection may bring one again
 # A signal that comes just before a thread goes to sleep does not wake it: its Python handler waits
 # until something else does (seen in 12 of 20,000 on a busy machine).
 MAX_SLEEP_S = 1.0
-HELD_S = 0.1  # a lock, by whom a signal handler has interrupted: it may wait for the I/O thread
+LOCK_TIMEOUT_S = (
+    0.1  # a lock, by whom a signal handler has interrupted: it may wait for the I/O thread
+)
 
 
 @dataclass(slots=True, eq=False)
-class Arrival:
+class QueuedBatches:
     """Batches that arrived together, nothing of them taken; empty once they were withdrawn."""
 
     owner: Delivery
@@ -119,7 +128,7 @@ class Backlog:
     def __init__(self, on_entry: Callable[[], None] | None = None) -> None:
         self._on_entry = on_entry
         # who takes messages, one after the other: threads that iterate
-        self.takers: MutableSet[Any] = set()
+        self.iterators: MutableSet[Any] = set()
         self._asking: set[object] = set()  # threads and tasks that wait for messages
         self.workers: set[Worker] = set()
         self.pools: list[Pool] = []
@@ -135,12 +144,12 @@ class Backlog:
 
     def put(self, entry: object, *, is_first: bool = False) -> None:
         """Add an entry at the end, or before all others."""
-        if isinstance(entry, Arrival):
+        if isinstance(entry, QueuedBatches):
             entry.owner.waiting[entry] = None
         if is_first:
             with self._lock:
                 self._entries.appendleft(entry)
-        else:  # without it: see `HELD_S`
+        else:  # without it: see `LOCK_TIMEOUT_S`
             self._entries.append(entry)
         self._tokens.put(None)
         if self._on_entry is not None:
@@ -154,7 +163,7 @@ class Backlog:
 
     def _drop_withdrawn(self) -> None:
         entries = self._entries
-        while entries and isinstance(entries[0], Arrival) and not entries[0].batches:
+        while entries and isinstance(entries[0], QueuedBatches) and not entries[0].batches:
             entries.popleft()
 
     # -- taking (handler threads) ---------------------------------------------------------------
@@ -181,11 +190,11 @@ class Backlog:
             finally:
                 self._asking.discard(thread)
             entry, is_current = self._take(most, several=several)
-            if not isinstance(entry, Arrival):
+            if not isinstance(entry, QueuedBatches):
                 if entry is not None:
                     return entry
             elif not is_current:
-                entry.owner.catch_up()
+                entry.owner.wait_until_polled()
             elif entry.to_give_up:
                 for batch in entry.batches:
                     entry.owner.give_up(batch)
@@ -199,7 +208,7 @@ class Backlog:
             if not self._entries:
                 return None, True
             entry = self._entries[0]
-            if not isinstance(entry, Arrival):
+            if not isinstance(entry, QueuedBatches):
                 return self._entries.popleft(), True
             if not entry.owner.is_current(time.monotonic()):
                 self._tokens.put(None)
@@ -207,9 +216,9 @@ class Backlog:
             if entry.to_give_up:  # one by one: a callback may take so long that the rest expires
                 most, several = 1, False
             taken = self._take_batches(entry, most, several=several)
-            return Arrival(entry.owner, taken, entry.to_give_up), True
+            return QueuedBatches(entry.owner, taken, entry.to_give_up), True
 
-    def _take_batches(self, entry: Arrival, room: int, *, several: bool) -> list[Batch]:
+    def _take_batches(self, entry: QueuedBatches, room: int, *, several: bool) -> list[Batch]:
         """Take a batch of an entry, or what fits of it and of those of the same owner after it."""
         taken: list[Batch] = []
         owner = entry.owner
@@ -223,7 +232,7 @@ class Backlog:
             self._drop_withdrawn()
             following = self._entries[0] if several and room and self._entries else None
             if (
-                not isinstance(following, Arrival)
+                not isinstance(following, QueuedBatches)
                 or following.owner is not owner
                 or following.to_give_up
             ):
@@ -264,7 +273,7 @@ class Backlog:
         If the lock cannot be had soon, nothing is taken out, and all is returned as it is.
         """
         withdrawn: list[Batch] = []
-        if self._lock.acquire(timeout=HELD_S):
+        if self._lock.acquire(timeout=LOCK_TIMEOUT_S):
             try:
                 for entry in list(owner.waiting):
                     if expired_at is None or _has_expired(entry.batches[0], expired_at):
@@ -279,14 +288,16 @@ class Backlog:
         return withdrawn
 
     def discard(
-        self, owner: Delivery, source: Answers, ids: Container[bytes] | None = None
+        self, owner: Delivery, source: MessageSource, ids: Container[bytes] | None = None
     ) -> set[bytes]:
         """Drop messages of a connection, by id or (None) all; return the ids of those dropped.
 
         If the lock cannot be had soon, nothing is dropped.
         """
         dropped: set[bytes] = set()
-        if not self._lock.acquire(timeout=10 * HELD_S):  # busy handlers may hold it for long, too
+        if not self._lock.acquire(
+            timeout=10 * LOCK_TIMEOUT_S
+        ):  # busy handlers may hold it for long, too
             return dropped
         try:
             for entry in list(owner.waiting):
@@ -326,7 +337,7 @@ def _move(source: list[Batch], to: list[Batch], room: int, *, several: bool) -> 
     return room
 
 
-def _turn(suspect: Arrival) -> tuple[int, int]:
+def _turn(suspect: QueuedBatches) -> tuple[int, int]:
     message = suspect.batches[0][0]
     number = int.from_bytes(message.id)
     return message.attempts, number if message.attempts % 2 else -number
@@ -372,17 +383,19 @@ class Delivery:
         self.give_up = give_up
         self.is_current = loop.is_current
         self._on_tick = on_tick
-        self.waiting: dict[Arrival, None] = {}  # what the backlog has of ours, or gets this turn
-        self._arrived: Arrival | None = None  # in this turn
+        self.waiting: dict[
+            QueuedBatches, None
+        ] = {}  # what the backlog has of ours, or gets this turn
+        self._arrived: QueuedBatches | None = None  # in this turn
         self._loop = loop
         self._backlog = backlog
         self._on_limit = on_limit
         self._rdy = rdy
         self._attempts = attempts
-        self._suspects: list[Arrival] = []  # which wait until nothing else is in flight
-        self._apart_since: float | None = None
+        self._quarantined: list[QueuedBatches] = []  # which wait until nothing else is in flight
+        self._quarantine_began_at: float | None = None
         self.in_flight_limit = limit
-        self._sources: dict[Answers, None] = {}
+        self._sources: dict[MessageSource, None] = {}
         # what workers had of connections that were lost: nsqd delivers it again on the next one
         self.orphans: dict[Key, Message] = {}
         self._is_stuck = False  # see `Backlog.is_stuck`
@@ -394,7 +407,7 @@ class Delivery:
 
     # -- messages, on the I/O thread ------------------------------------------------------------
 
-    def deliver(self, source: Answers, batch: Batch) -> None:
+    def deliver(self, source: MessageSource, batch: Batch) -> None:
         """Put new messages where handlers take them, at the end of the turn."""
         self._start_ticks()
         self._arrived_count += len(batch)
@@ -404,18 +417,18 @@ class Delivery:
             self._arrived_bytes += sum([len(message.body) for message in batch])
         if self._arrived_bytes > self._weigh_at:
             self._weigh()
-        if 0 < self._attempts.limit < most_attempts(batch):
+        if 0 < self._attempts.limit < max_attempts_of(batch):
             batch = self._sort_out(source, batch)
         if batch:
             if self._arrived is None:
-                self._arrived = Arrival(self, [])
+                self._arrived = QueuedBatches(self, [])
                 self._loop.after_flush(self._hand_over)
             self._arrived.batches.append(batch)
             self.waiting[self._arrived] = None
 
     def _start_ticks(self) -> None:
         if self._ticks is None:
-            self._ticks = self._loop.call_each(self._tick_s, self._tick)
+            self._ticks = self._loop.call_every(self._tick_s, self._tick)
             self._set_busy(True)
 
     def _in_flight(self) -> list[Message]:
@@ -449,22 +462,22 @@ class Delivery:
         if arrived is not None and arrived.batches:
             self._backlog.put(arrived)
 
-    def _sort_out(self, source: Answers, batch: Batch) -> Batch:
+    def _sort_out(self, source: MessageSource, batch: Batch) -> Batch:
         """Return what is to be handled as usual, and put the rest in the backlog apart."""
         usual, given_up = Batch(source, ()), Batch(source, ())
         for message in batch:
             key = source.topic, source.nsqd, message.id
             verdict = self._attempts.verdict(key, message.attempts)
             if verdict == "isolate":
-                suspect = Arrival(self, [Batch(source, [message])])
-                self._suspects.append(suspect)
+                suspect = QueuedBatches(self, [Batch(source, [message])])
+                self._quarantined.append(suspect)
                 self.waiting[suspect] = None
             else:
                 (given_up if verdict == "give up" else usual).append(message)
         if given_up:
-            self._backlog.put(Arrival(self, [given_up], to_give_up=True))
-        if self._suspects and self._apart_since is None:
-            self._apart_since = self._loop.now()
+            self._backlog.put(QueuedBatches(self, [given_up], to_give_up=True))
+        if self._quarantined and self._quarantine_began_at is None:
+            self._quarantine_began_at = self._loop.now()
             self._apply_limit()
             self._loop.after_flush(self._hand_out_suspects)
         return usual
@@ -476,29 +489,32 @@ class Delivery:
         order and, at their next delivery, in the other: whichever kills the process, those before
         it are handled.
         """
-        if self._apart_since is None:
+        if self._quarantine_began_at is None:
             return
-        self._suspects = [each for each in self._suspects if each.batches]  # not withdrawn
-        if self._loop.now() - self._apart_since > APART_SHARE * self.in_flight_limit.msg_timeout_s:
-            self.end_suspicion()
-        elif self._rdy.in_flight <= len(self._suspects):
-            if self._suspects:
-                self._suspects.sort(key=_turn, reverse=True)
-                self._backlog.put(self._suspects.pop())
+        self._quarantined = [each for each in self._quarantined if each.batches]  # not withdrawn
+        if (
+            self._loop.now() - self._quarantine_began_at
+            > QUARANTINE_SHARE * self.in_flight_limit.msg_timeout_s
+        ):
+            self.end_quarantine()
+        elif self._rdy.in_flight <= len(self._quarantined):
+            if self._quarantined:
+                self._quarantined.sort(key=_turn, reverse=True)
+                self._backlog.put(self._quarantined.pop())
             else:
-                self.end_suspicion()
+                self.end_quarantine()
 
-    def end_suspicion(self) -> None:
+    def end_quarantine(self) -> None:
         """Hand out what waits apart, and let others in again."""
-        self._apart_since = None
-        for suspect in self._suspects:
+        self._quarantine_began_at = None
+        for suspect in self._quarantined:
             if suspect.batches:  # not withdrawn
                 self._backlog.put(suspect)
-        self._suspects.clear()
+        self._quarantined.clear()
         self._apply_limit()
 
     def redelivered(
-        self, source: Answers, ids: Set[bytes], dropped: list[bytes]
+        self, source: MessageSource, ids: Set[bytes], dropped: list[bytes]
     ) -> dict[bytes, Message]:
         """Messages arrived, some perhaps again: drop earlier deliveries that wait here, and return
         by id the messages that workers have. Those stand for the new deliveries; elsewhere the new
@@ -508,7 +524,7 @@ class Delivery:
             return {}
         unseen = self._backlog.discard(self, source, again) if again else set()
         self.stats.expired += len(unseen) + len(dropped)
-        self.do_not_count(source, [*again, *dropped])
+        self.discount(source, [*again, *dropped])
         earlier = {id: m for id in again - unseen if (m := source.in_flight.get(id)) is not None}
         if self.orphans:
             keys = {id: (source.topic, source.nsqd, id) for id in ids - again}
@@ -528,34 +544,34 @@ class Delivery:
         self._start_ticks()
         return kept
 
-    def lost(self, source: Answers) -> None:
+    def lost(self, source: MessageSource) -> None:
         """Drop what waits of a connection: nsqd will deliver it again."""
         self._sources.pop(source, None)
         self.in_flight_limit.connections -= 1
         self.stats.expired += len(self._backlog.discard(self, source))
-        self.do_not_count(source, list(source.in_flight))
+        self.discount(source, list(source.in_flight))
         self.orphans |= {(m.topic, m.nsqd, m.id): m for m in list(source.in_flight.values())}
         self._apply_limit()
 
-    def finished(self, source: Answers, ids: list[bytes]) -> None:
+    def finished(self, source: MessageSource, ids: list[bytes]) -> None:
         """Handlers finished messages."""
         self.stats.finished += len(ids)
         if self._attempts:
             for message_id in ids:
                 self._attempts.forget((source.topic, source.nsqd, message_id))
 
-    def tried(self, source: Answers, message_id: bytes, *, late: bool) -> None:
+    def tried(self, source: MessageSource, message_id: bytes, *, late: bool) -> None:
         """A handler requeued a message; ``late``: nsqd had delivered it again before."""
         self._attempts.record_failure((source.topic, source.nsqd, message_id), late=late)
 
-    def do_not_count(self, source: Answers, ids: Iterable[bytes]) -> None:
+    def discount(self, source: MessageSource, ids: Iterable[bytes]) -> None:
         """Deliveries ended before a handler said anything about them."""
         for message_id in ids:
             self._attempts.discount((source.topic, source.nsqd, message_id))
 
     # -- limits, on the I/O thread --------------------------------------------------------------
 
-    def connected(self, source: Answers) -> None:
+    def connected(self, source: MessageSource) -> None:
         """There is another connection."""
         self._sources[source] = None
         limit = self.in_flight_limit
@@ -563,7 +579,7 @@ class Delivery:
         limit.msg_timeout_s = min(limit.msg_timeout_s, source.msg_timeout_s)  # of all connections
         self._tick_s = min(MAX_TICK_S, limit.msg_timeout_s / TICKS)
         pause_s = min(MAX_PAUSE_S, 2 * limit.msg_timeout_s / TICKS)
-        self._loop.notice_pauses(pause_s, self._return_expired)
+        self._loop.on_pause(pause_s, self._return_expired)
         if self._ticks is not None:
             self._ticks.interval_s = self._tick_s
         self._apply_limit()
@@ -594,11 +610,15 @@ class Delivery:
         self.in_flight_limit.gathered = count
         self._apply_limit()
 
-    def gather_more(self) -> bool:
+    def grow_for_batch(self) -> bool:
         """Messages that are answered together do not fit in the limit: raise it. Return False where
         max_in_flight or the bytes allow no more."""
         limit = self.in_flight_limit
-        if self._apart_since is not None or limit.is_by_bytes or limit.current >= limit.maximum:
+        if (
+            self._quarantine_began_at is not None
+            or limit.is_by_bytes
+            or limit.current >= limit.maximum
+        ):
             return False
         self.gather(2 * limit.current)
         return True
@@ -636,12 +656,12 @@ class Delivery:
         now = self._loop.now()
         for batch in self._backlog.withdraw(self, now):
             # nsqd may have taken back itself what is past its deadline: a REQ would be an error
-            self.stats.expired += give_back(batch, in_time=batch[0].deadline > now)
+            self.stats.expired += requeue_undelivered(batch, in_time=batch[0].deadline > now)
 
     def _apply_limit(self) -> None:
-        self.in_flight_limit.takers = len(self._backlog.takers)
+        self.in_flight_limit.iterators = len(self._backlog.iterators)
         # nothing more is let in while suspects wait, or no worker is free
-        is_shut = self._apart_since is not None or self._is_stuck
+        is_shut = self._quarantine_began_at is not None or self._is_stuck
         self._on_limit(0 if is_shut else self.in_flight_limit.current)
 
     # -- what workers have for too long, on the I/O thread ---------------------------------------
@@ -696,7 +716,7 @@ class Delivery:
 
     # -- from handlers' threads -----------------------------------------------------------------
 
-    def catch_up(self) -> None:
+    def wait_until_polled(self) -> None:
         until = self._loop.now() + CATCH_UP_S
         while not self._loop.is_current(now := self._loop.now()) and now < until:
             self._loop.wake()

@@ -19,7 +19,7 @@ reset or a silence is the network's, and SUB follows immediately; an end of stre
 deletion, and SUB waits for one delay. It may then create again what was deleted: never to return to
 a healthy nsqd would be worse.
 
-What blocks happens on the threads of `Background`: connecting, TLS handshakes, lookups over HTTP.
+What blocks happens on the threads of `ThreadPool`: connecting, TLS handshakes, lookups over HTTP.
 All consumers and producers of a process share them; they end when they have had nothing to do for a
 moment. Work is named by the peer that it waits for, and an unreachable peer must not keep those
 that answer from being served: those that did not answer last time get half of the threads at most,
@@ -43,7 +43,7 @@ from typing import Any, TypeVar
 from nsqtools.client.connection import (
     Connection,
     http_access,
-    longest_try_s,
+    max_attempt_s,
     open_connection,
 )
 from nsqtools.client.io_loop import LoopMember, Timer
@@ -194,7 +194,7 @@ class KnownNsqd:
         return nsqd.is_listed and not nsqd.is_busy
 
 
-def warn_of_left_out(count: int, options: ClientOptions) -> None:
+def warn_about_unused(count: int, options: ClientOptions) -> None:
     """Log how many of the nsqd that nsqlookupd announce are not used, if any."""
     if count > 0:
         log.warning(
@@ -313,13 +313,13 @@ class Dialer:
             open_connection, address, options, subscribe, is_announced=is_announced, look=look
         )
         work = partial(connect, attempt, options)
-        background.run(self._loop, address, work, partial(self._connected, address))
+        thread_pool.run(self._loop, address, work, partial(self._connected, address))
 
     def listed(self, addresses: Iterable[Address]) -> None:
         """A lookup round has found these."""
         named = {*addresses}
         self.errors = {a: e for a, e in self.errors.items() if a in named or a in self._direct}
-        warn_of_left_out(self._known.listed(named, self._loop.now()), self._options)
+        warn_about_unused(self._known.listed(named, self._loop.now()), self._options)
         self.begin()
 
     def ended(self, address: Address, error: NsqError, *, was_proven: bool, quietly: bool) -> bool:
@@ -389,7 +389,7 @@ MAX_KNOWN = 10_000
 Work = tuple[LoopMember, Callable[[], Any], Callable[[Any], None]]
 
 
-class Background:
+class ThreadPool:
     """The threads, started when there is work."""
 
     def __init__(self) -> None:
@@ -500,7 +500,7 @@ class Background:
                 self._changed.notify(self._idle)  # what was held back for this peer may go on
 
 
-background = Background()
+thread_pool = ThreadPool()
 
 
 def connect(attempt: Callable[[], Connection], options: ClientOptions) -> Connection:
@@ -509,7 +509,7 @@ def connect(attempt: Callable[[], Connection], options: ClientOptions) -> Connec
     One that took longer than it may says that this process stood still, perhaps with its machine,
     and nothing about nsqd: there is one more.
     """
-    too_late = time.monotonic() + longest_try_s(options) + PAUSE_S
+    too_late = time.monotonic() + max_attempt_s(options) + PAUSE_S
     try:
         return attempt()
     except DeadlineExceeded:

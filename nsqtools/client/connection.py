@@ -269,7 +269,7 @@ class Connection:
             if data == b"":
                 raise ConnectionLost(f"{self.nsqd} closed the connection")
             self._last_read = self._loop.now()
-            self._user.received_at = self._loop.own.bytes_since
+            self._user.received_at = self._loop.own.poll_time
             if codec is not None:
                 # compressed bytes may decode to nothing yet, which is not the end of the stream
                 self._frames.feed(codec.decompress(data or b"", self._options.max_inflated_read))
@@ -392,7 +392,7 @@ def silence_limit_s(options: ClientOptions) -> float | None:
 # -- negotiation ----------------------------------------------------------------------------------
 
 
-def longest_try_s(options: ClientOptions) -> float:
+def max_attempt_s(options: ClientOptions) -> float:
     """Return how many seconds connecting to one address may take, with AUTH if it is possible."""
     auth_s = _auth_limit_s(options) if options.auth_secret or options.auth_secret_file else 0.0
     return options.dial_timeout_s + max(MIN_HANDSHAKE_S, options.dial_timeout_s) + auth_s

@@ -32,8 +32,8 @@ from itertools import chain
 from typing import NamedTuple, Self
 
 from nsqtools.client.attempts import Attempts
-from nsqtools.client.backlog import Arrival, Backlog, ConsumerStats, Worker
-from nsqtools.client.connection import longest_try_s, tls_context
+from nsqtools.client.backlog import Backlog, ConsumerStats, QueuedBatches, Worker
+from nsqtools.client.connection import max_attempt_s, tls_context
 from nsqtools.client.connection_settings import ConnectionSettings, check_can_consume
 from nsqtools.client.consumer_io import ConsumerIO, SubscribeCheck
 from nsqtools.client.dead_letters import GivingUp, Policy
@@ -44,8 +44,8 @@ from nsqtools.client.message import (
     Batch,
     Gathered,
     Message,
-    batches_after,
-    give_back,
+    batches_from,
+    requeue_undelivered,
     touch_when_due,
 )
 from nsqtools.client.options import ClientOptions
@@ -92,17 +92,17 @@ class ConsumerHealth:
 class Stopped(NamedTuple):
     """Put in the backlog when a consumer will deliver no more."""
 
-    consumer: CommonConsumer
+    consumer: ConsumerCore
 
 
-SHARE_S = 0.005  # a thread takes about as many messages at a time as it handles in this time
+TARGET_HOLD_S = 0.005  # a thread takes about as many messages at a time as it handles in this time
 GATHER_SHARE = 0.25  # of msg_timeout, to gather a batch in
 GATHER_LOOK_S = 0.02  # between looks whether more can come
 ABORT_S = 2.0  # for nsqd to get back what handlers hold, at the second signal
 EXIT_S = 3.0  # for all consumers to stop at the end of the interpreter
 
 
-class CommonConsumer:
+class ConsumerCore:
     """What consumers for threads and for asyncio have in common: all but waiting."""
 
     _new_backlog: type[Backlog] = Backlog
@@ -193,7 +193,7 @@ class CommonConsumer:
                 call_at_end_of_child(_stop_all)
         if fail_fast and wait_s:  # of what was started without it, as by ``with``, too
             awaited = self._io.settled if for_all else self._io.decided
-            awaited.wait(min(wait_s, longest_try_s(self.options)))
+            awaited.wait(min(wait_s, max_attempt_s(self.options)))
             if self._io.first_errors and not self._io.subscriptions:
                 self.begin_stop()
                 self.wait_for_end()
@@ -250,8 +250,8 @@ class CommonConsumer:
             return
         if not self._drains:
             for batch in self.backlog.withdraw(self._io.delivery):
-                give_back(batch)
-        self._io.delivery.end_suspicion()
+                requeue_undelivered(batch)
+        self._io.delivery.end_quarantine()
         self.is_delivered = True
         self.backlog.put(Stopped(self))
 
@@ -277,7 +277,7 @@ class CommonConsumer:
             if self._drains:
                 return entry
             for batch in entry:
-                give_back(batch)
+                requeue_undelivered(batch)
 
     def _give_up(self, batch: Batch) -> None:
         worker = self._workers.get(threading.get_ident()) or Worker()
@@ -337,9 +337,9 @@ class CommonConsumer:
         now = time.monotonic()
         for batch in batches:
             if batch[0].deadline < now:  # they waited for a handler that hung
-                self.stats.expired += give_back(batch, in_time=False)
+                self.stats.expired += requeue_undelivered(batch, in_time=False)
         if fresh := [batch for batch in batches if batch[0].deadline >= now]:
-            self.backlog.put(Arrival(self._io.delivery, fresh), is_first=True)
+            self.backlog.put(QueuedBatches(self._io.delivery, fresh), is_first=True)
 
     # -- state ----------------------------------------------------------------------------------
 
@@ -426,7 +426,7 @@ class CommonConsumer:
         return self._io.stats
 
 
-class Gathering:
+class BatchCollector:
     """A batch of messages of several nsqd and reads, from the first to come until there are
     ``size``, no more can come, or the first has waited for ``within_s`` or a part of msg_timeout.
 
@@ -434,7 +434,7 @@ class Gathering:
     """
 
     def __init__(
-        self, consumer: CommonConsumer, size: int, within_s: float, first_s: float | None
+        self, consumer: ConsumerCore, size: int, within_s: float, first_s: float | None
     ) -> None:
         self.parts: list[Batch] = []
         self.room = size
@@ -489,7 +489,7 @@ class Gathering:
         return is_full
 
 
-class Consumer(CommonConsumer):
+class Consumer(ConsumerCore):
     """A channel of one or several topics, on all nsqd that have them.
 
     ``topic`` is a name or a sequence of them. Each message and batch has its own (`Message.topic`);
@@ -597,10 +597,10 @@ class Consumer(CommonConsumer):
                 if size is None:
                     batch = self.next_batch(timeout_s)
                 else:
-                    gathering = Gathering(self, size, within_s, timeout_s)
-                    while gathering.add(self._take(gathering.wait_s, gathering.room, several=True)):
+                    collector = BatchCollector(self, size, within_s, timeout_s)
+                    while collector.add(self._take(collector.wait_s, collector.room, several=True)):
                         pass
-                    batch = gathering.batch()
+                    batch = collector.batch()
                 if batch is None:
                     return
                 worker.since, worker.taken = time.monotonic(), batch
@@ -615,11 +615,11 @@ class Consumer(CommonConsumer):
         """Iterate over messages until the consumer stops. Each must be answered.
 
         Threads that iterate at the same time share the messages: each takes about as many at a time
-        as it handles in `SHARE_S`. Leaving the loop requeues those that it did not reach.
+        as it handles in `TARGET_HOLD_S`. Leaving the loop requeues those that it did not reach.
         """
         thread, now = threading.get_ident(), time.monotonic
         expect_finish = self._io.expect_finish
-        self.backlog.takers.add(thread)
+        self.backlog.iterators.add(thread)
         self.start()
         most = 1
         worker = self._begin_work(Worker())
@@ -629,7 +629,7 @@ class Consumer(CommonConsumer):
                 worker.taken = messages
                 reached = 0
                 began_at = worker.since = now()
-                until = began_at + 2 * SHARE_S
+                until = began_at + 2 * TARGET_HOLD_S
                 count = len(messages)
                 expect_finish(count > 1)
                 try:
@@ -643,18 +643,18 @@ class Consumer(CommonConsumer):
                             worker.current = message
                             yield message
                 except GeneratorExit:
-                    for batch in batches_after(batches, reached):
-                        give_back(batch)
+                    for batch in batches_from(batches, reached):
+                        requeue_undelivered(batch)
                     raise
                 worker.current = None
                 if reached < count:
-                    self._put_back(batches_after(batches, reached))
+                    self._put_back(batches_from(batches, reached))
                 took_s = now() - began_at
-                most = max(1, min(4 * most, int(reached * SHARE_S / max(took_s, 1e-6))))
+                most = max(1, min(4 * most, int(reached * TARGET_HOLD_S / max(took_s, 1e-6))))
         finally:
             expect_finish(False)
             self._end_work(worker)
-            self.backlog.takers.discard(thread)
+            self.backlog.iterators.discard(thread)
 
     def run(
         self,
@@ -707,24 +707,24 @@ class Consumer(CommonConsumer):
                     thread.join()
                 if stop_signals:
                     self.wait_for_end()
-        if handling.misuse is not None:
-            raise handling.misuse
+        if handling.fatal_error is not None:
+            raise handling.fatal_error
 
     def _work(self, handling: Handling) -> None:
         """Handle messages until the end; what ends one thread, as SystemExit does, ends all."""
         try:
             for message in self:
                 handling.handle(message)
-                if handling.misuse is not None:
+                if handling.fatal_error is not None:
                     break
             else:
                 return
         except BaseException as exc:
-            handling.misuse = exc
+            handling.fatal_error = exc
         self.begin_stop()
 
 
-def consumer_of(
+def make_consumer(
     connection: ConnectionSettings,
     topic: str | Sequence[str],
     channel: str,
@@ -757,7 +757,7 @@ def start_all(consumers: Sequence[Consumer]) -> None:
 
 # -- the process ----------------------------------------------------------------------------------
 
-_started: weakref.WeakSet[CommonConsumer] = weakref.WeakSet()
+_started: weakref.WeakSet[ConsumerCore] = weakref.WeakSet()
 
 
 def _stop_all() -> None:

@@ -2,10 +2,10 @@
 
 This connects the pure deciders (`rdy`, `Stopping`, `connecting`) with the sockets: events go to the
 deciders, their decisions go out through `Subscription`. Everything runs on the I/O thread unless a
-method says otherwise. Handler threads call the methods of `message.Answers`: they only append to
-what a subscription has ``_finished`` and ``_answers``, and note it for its consumer. The consumer
-collects the answers of a turn, puts RDY changes before them (nsqd would send one message more
-between a FIN and the RDY 0 after it), and all of it leaves in one write.
+method says otherwise. Handler threads call the methods of `message.MessageSource`: they only append
+to what a subscription has ``_finished`` and ``_answers``, and note it for its consumer. The
+consumer collects the answers of a turn, puts RDY changes before them (nsqd would send one message
+more between a FIN and the RDY 0 after it), and all of it leaves in one write.
 
 Closing a socket right after CLS and FINs loses them: nsqd may be writing, the close becomes a
 reset, and what it had not read is gone (measured: all of 250 FINs, in half of the runs). So each
@@ -43,9 +43,9 @@ from nsqtools.client.message import (
     AnswerKind,
     Batch,
     Message,
-    follow,
-    give_back,
-    most_attempts,
+    adopt_redelivery,
+    max_attempts_of,
+    requeue_undelivered,
     source_of,
 )
 from nsqtools.client.options import ClientOptions
@@ -69,7 +69,7 @@ STRAGGLERS_S = 0.05
 NOT_FINAL = ("touch", "late")  # answers after which a message is still in flight
 
 SubscribeCheck = Callable[[str, Address], Callable[[], None] | None]
-"""Called with topic and nsqd before the first SUB there: see `CommonConsumer`."""
+"""Called with topic and nsqd before the first SUB there: see `ConsumerCore`."""
 
 Step = Literal["wait", "requeue", "shutdown", "close"]
 
@@ -150,7 +150,7 @@ class Subscription:
             messages, kept, replaced = self._place(messages)
         elif len(messages) == 1 and messages[0].attempts == 1:  # as usual with many connections
             self.in_flight[messages[0].id] = messages[0]
-        elif most_attempts(messages) == 1:
+        elif max_attempts_of(messages) == 1:
             for message in messages:
                 self.in_flight[message.id] = message
         else:
@@ -178,7 +178,7 @@ class Subscription:
                 again.add(message_id)
             else:  # of a connection that was lost
                 self.in_flight[message_id] = message
-            follow(message, latest.pop(message_id))
+            adopt_redelivery(message, latest.pop(message_id))
         for message in latest.values():
             # one by one, as taking an earlier delivery out is what decides against its handler
             if self.in_flight.pop(message.id, None) is not None:
@@ -274,14 +274,14 @@ class Stopping:
         """Tell whether messages that still arrive go back at once."""
         return not self.drain or now >= self.drained_by
 
-    def is_quiet(self, subscription: Subscription, now: float) -> bool:
+    def has_drained_input(self, subscription: Subscription, now: float) -> bool:
         """Tell whether no more messages are to be expected from a connection."""
         if subscription.saw_close_wait:
             return now >= self._quiet_at.setdefault(subscription, now + STRAGGLERS_S)
         return now >= self._close_wait_by
 
     def next_change(self, now: float) -> float | None:
-        """Return when time alone will change an answer of `next_step` or `is_quiet`."""
+        """Return when time alone will change an answer of `next_step` or `has_drained_input`."""
         ends = (self._close_wait_by, self.drained_by, self.drained_by + GRACE_S)
         times = [*ends, *self._quiet_at.values(), *self._closed_by.values()]
         return min((at for at in times if at > now), default=None)
@@ -290,7 +290,7 @@ class Stopping:
         """Return what to do with a connection now; each step but "wait" is returned once."""
         if subscription in self._closed_by:
             return "close" if now >= self._closed_by[subscription] else "wait"
-        if self.is_quiet(subscription, now) and subscription.is_drained:
+        if self.has_drained_input(subscription, now) and subscription.is_drained:
             self._closed_by[subscription] = now + GRACE_S
             return "shutdown"
         if now >= self.drained_by:
@@ -411,8 +411,8 @@ class ConsumerIO:
             dialer.begin()
         for topic, discovery in self._discoveries.items():
             discovery.begin(self.loop, partial(self._listed, topic))
-        self.loop.call_each(LIVENESS_TICK_S, self._watch_liveness)
-        self._keep_pace()
+        self.loop.call_every(LIVENESS_TICK_S, self._watch_liveness)
+        self._schedule_redistribution()
         self._settle()
 
     # -- connecting -----------------------------------------------------------------------------
@@ -445,7 +445,7 @@ class ConsumerIO:
         connection.attach(self.loop, subscription)
         self.subscriptions[subscription] = None
         self.rdy.add(subscription, reply.max_rdy_count, self.loop.now())
-        self._keep_pace()
+        self._schedule_redistribution()
         self.delivery.connected(subscription)
         log.info("connected to %s (nsqd %s)", subscription.nsqd, reply.version or "before 0.2.19")
 
@@ -497,7 +497,7 @@ class ConsumerIO:
         if replaced:
             self.rdy.answered(subscription, replaced, now)
         if self._stopping and self._stopping.refuses(now):
-            give_back(batch)
+            requeue_undelivered(batch)
             return
         if batch:
             self.delivery.deliver(subscription, batch)
@@ -509,8 +509,8 @@ class ConsumerIO:
             is_final = kind not in NOT_FINAL
             if is_final and subscription.counts([message_id]):
                 self.rdy.answered(subscription, 1, now)
-            if kind == "give_back":
-                self.delivery.do_not_count(subscription, [message_id])
+            if kind == "requeue_undelivered":
+                self.delivery.discount(subscription, [message_id])
             elif is_final:
                 self.delivery.in_flight_limit.answered(1)
                 self.stats.given_up += kind == "give_up"
@@ -518,7 +518,7 @@ class ConsumerIO:
                 self.delivery.tried(subscription, message_id, late=kind == "late")
             if kind in ("requeue", "fail"):
                 self.stats.requeued += 1
-                note = self.rdy.failed if kind == "fail" else self.rdy.was_neutral
+                note = self.rdy.failed if kind == "fail" else self.rdy.requeued_without_backoff
                 self._back_off(note(now))
         if finished:
             self.delivery.finished(subscription, finished)
@@ -538,7 +538,7 @@ class ConsumerIO:
     def _limit_changed(self, count: int) -> None:
         if count != self.rdy.max_in_flight:
             self.rdy.set_max_in_flight(count, self.loop.now())
-            self._keep_pace()
+            self._schedule_redistribution()
             self.loop.wake()  # the turn may be past the point where RDY changes are sent
 
     def is_full(self, idle_s: float) -> bool:
@@ -546,7 +546,7 @@ class ConsumerIO:
         ``idle_s``; raise the limit where it can be. A stop tells itself when all has come."""
         if self._stopping is not None or not self.rdy.is_full(self.loop.now(), idle_s):
             return False
-        return not self.delivery.gather_more()
+        return not self.delivery.grow_for_batch()
 
     def _back_off(self, delay_s: float | None) -> None:
         if delay_s is None or self._stopping:
@@ -561,7 +561,7 @@ class ConsumerIO:
         if self._stopping:
             return
         if self.rdy.test(self.loop.now()):
-            self._keep_pace()
+            self._schedule_redistribution()
         else:
             self.loop.call_later(BACKOFF_RETRY_S, self._test)
 
@@ -607,9 +607,9 @@ class ConsumerIO:
 
     def _redistribute(self) -> None:
         self.rdy.redistribute(self.loop.now())
-        self._keep_pace()
+        self._schedule_redistribution()
 
-    def _keep_pace(self) -> None:
+    def _schedule_redistribution(self) -> None:
         """Call `_redistribute` from here on as often as is needed now."""
         interval_s = self.options.rdy_redistribute_interval_s
         if self.rdy.rotates:
@@ -617,7 +617,7 @@ class ConsumerIO:
         if self._redistributes is None or self._redistributes.interval_s != interval_s:
             if self._redistributes is not None:
                 self._redistributes.cancel()
-            self._redistributes = self.loop.call_each(interval_s, self._redistribute)
+            self._redistributes = self.loop.call_every(interval_s, self._redistribute)
 
     # -- stopping -------------------------------------------------------------------------------
 
@@ -629,13 +629,13 @@ class ConsumerIO:
             return
         now = self.loop.now()
         self._stopping = Stopping(now, self.options.drain_timeout_s, drain)
-        self._leave_others()
-        self.loop.call_later(SAY_AFTER_S, self._say_what_is_waited_for)
+        self._stop_connecting()
+        self.loop.call_later(SAY_AFTER_S, self._log_drain_wait)
         for subscription in self.subscriptions:
             self.rdy.close(subscription, now)
             subscription.connection.write(commands.CLS)  # once: a second one is a fatal error
 
-    def _say_what_is_waited_for(self) -> None:
+    def _log_drain_wait(self) -> None:
         count = self.rdy.in_flight
         if self._stopping and count and (left_s := self._stopping.drained_by - self.now()) > 0:
             what = f"{counted(count, 'message')} in flight {'is' if count == 1 else 'are'} answered"
@@ -647,7 +647,7 @@ class ConsumerIO:
         for discovery in self._discoveries.values():
             discovery.ask_soon()
 
-    def _leave_others(self) -> None:
+    def _stop_connecting(self) -> None:
         """Look for no more nsqd, and connect to none."""
         for dialer in self.dialers.values():
             dialer.stop()
@@ -672,7 +672,9 @@ class ConsumerIO:
                 subscription.connection.shutdown_write()
             elif step == "close":
                 self._forget(subscription)
-        if not stopping.drain or all(stopping.is_quiet(s, now) for s in self.subscriptions):
+        if not stopping.drain or all(
+            stopping.has_drained_input(s, now) for s in self.subscriptions
+        ):
             self._on_stopped()
         if not self.subscriptions:
             self.loop.stop()
@@ -682,7 +684,7 @@ class ConsumerIO:
 
     def _at_end(self) -> None:
         """It has ended, by a stop or a defect: release all threads that wait."""
-        self._leave_others()
+        self._stop_connecting()
         for subscription in list(self.subscriptions):
             self._forget(subscription)
         self._on_stopped()

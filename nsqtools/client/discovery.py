@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from nsqtools.client.connecting import background, rng
+from nsqtools.client.connecting import rng, thread_pool
 from nsqtools.client.connection import client_tls, http_access
 from nsqtools.client.connection_settings import current_secret
 from nsqtools.client.io_loop import LoopMember, Timer
@@ -118,9 +118,9 @@ class Discovery:
         self._asked.update(urls)
         for url in urls:
             ask, done = partial(self._ask, url, round_), partial(self._answered, url, round_)
-            background.run(self._loop, shown_url(url), ask, done)
+            thread_pool.run(self._loop, shown_url(url), ask, done)
 
-    # -- in the background ----------------------------------------------------------------------
+    # -- on a thread of the pool ----------------------------------------------------------------------
 
     def _ask(self, url: str, round_: _Round) -> Lookup:
         self._loop.call_soon(partial(self._begun, round_))

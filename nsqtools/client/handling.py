@@ -58,8 +58,8 @@ def _refusal(what: str) -> ConfigurationError:
 class Handling:
     """Calls a handler in several threads or tasks.
 
-    ``misuse`` is set when a handler cannot work: it returned what is not done yet, or nothing to
-    await. And when what it raised is to end more than its thread.
+    ``fatal_error`` is set when a handler cannot work: it returned what is not done yet, or nothing
+    to await. And when what it raised is to end more than its thread.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Handling:
         self._handler = handler
         self._answers = answers
         self._on_handled = on_handled
-        self.misuse: BaseException | None = None
+        self.fatal_error: BaseException | None = None
 
     def handle(self, message: Message) -> None:
         """Handle one message, and answer it by the outcome."""
@@ -96,8 +96,8 @@ class Handling:
             result = self._handler(message)
             if not inspect.isawaitable(result):
                 complaint = "the handler returns nothing to await; use nsqtools.Consumer"
-                self.misuse = ConfigurationError(complaint)
-                raise self.misuse
+                self.fatal_error = ConfigurationError(complaint)
+                raise self.fatal_error
             self._answer(message, await result)
         except BaseException as exc:
             import asyncio
@@ -117,8 +117,8 @@ class Handling:
         if is_undone and not isinstance(outcome, Answered):
             if isinstance(outcome, CoroutineType):
                 outcome.close()
-            self.misuse = _refusal(f"returns a {type(outcome).__name__}")
-            raise self.misuse
+            self.fatal_error = _refusal(f"returns a {type(outcome).__name__}")
+            raise self.fatal_error
         if outcome is False:
             message.requeue()
         elif self._answers:
@@ -129,7 +129,7 @@ class Handling:
         which will not answer any more."""
         if isinstance(error, RequeueWithoutBackoff):
             message.requeue(error.delay_s, backoff=False)
-        elif error is self.misuse or not isinstance(error, Exception):
+        elif error is self.fatal_error or not isinstance(error, Exception):
             message.requeue(0, backoff=False)
         else:
             log.error("the handler failed for %r", message, exc_info=error)

@@ -6,7 +6,7 @@ a pool behind them. A round ends when as many were answered as were in flight at
 shows the mean time from delivery to answer, by Little's law, as nothing is known of one message.
 
 - The first message is alone until its answer, as it may kill its process, where it is known who
-  takes messages (``takers``: threads and tasks that iterate). Afterwards each of them may have one,
+  takes messages (``iterators``: threads and tasks that iterate). Afterwards each of them may have one,
   however long it takes; also where the first hangs.
 - While answers come within `WAIT_SHARE` of msg_timeout and handlers have nothing left, a round
   doubles the limit, up to max_in_flight: a handler of a microsecond gets there in milliseconds.
@@ -57,7 +57,7 @@ class InFlightLimit:
         self.maximum_bytes = options.max_in_flight_bytes or math.inf
         self._fit = math.inf  # into the bytes
         self.connections = 0
-        self.takers = 0
+        self.iterators = 0
         self.gathered = 0  # messages that are answered together, which must be in flight together
         self.adapted = START
         self.is_busy = False
@@ -88,9 +88,9 @@ class InFlightLimit:
 
     @property
     def _base(self) -> int:
-        takers = self.takers if self._is_measured else 0
-        adapted = max(self.gathered, self._together, takers, self.adapted)
-        if self.is_busy and (self._is_measured or self.takers):
+        iterators = self.iterators if self._is_measured else 0
+        adapted = max(self.gathered, self._together, iterators, self.adapted)
+        if self.is_busy and (self._is_measured or self.iterators):
             return adapted
         return max(adapted, self.connections if self._is_quick else self.connections // TURNS)
 
@@ -98,8 +98,8 @@ class InFlightLimit:
     def _is_quick(self) -> bool:
         """Tell whether each connection may bring a message at the same time."""
         if not self._is_measured:
-            return not self.takers
-        together_s = self._unqueued_s * self.connections / max(1, self.takers)
+            return not self.iterators
+        together_s = self._unqueued_s * self.connections / max(1, self.iterators)
         return together_s < EXPIRES_SHARE * self.msg_timeout_s
 
     @property
@@ -143,7 +143,7 @@ class InFlightLimit:
     def look(self, in_flight: int, *, is_asked: bool) -> None:
         """Note from time to time whether a handler wants a message while none waits."""
         self._looks += 1
-        self._asked += is_asked and in_flight >= self.takers
+        self._asked += is_asked and in_flight >= self.iterators
 
     def adapt(self, in_flight: int, ages_s: Callable[[], float], *, waits: bool) -> None:
         """Decide again, after answers and looks. ``waits``: messages do, for a handler.

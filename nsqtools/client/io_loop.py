@@ -7,7 +7,7 @@ The thread is woken through a socket pair, and only when it sleeps: under load i
 its next turn without a system call.
 
 A turn costs what there is to do in it: only members to which something happened are served, and
-periodic work of all members falls into the same turn (`LoopMember.call_each`). A member that fails
+periodic work of all members falls into the same turn (`LoopMember.call_every`). A member that fails
 ends alone.
 
 A fork leaves the child without the thread: it closes its copies of the descriptors, and its first
@@ -156,12 +156,12 @@ class LoopMember:
             instead_of.cancel()
         return self.own.add_timer(Timer(self, self.now() + delay_s, call, 0.0))
 
-    def call_each(self, interval_s: float, call: Callable[[], object]) -> Timer:
+    def call_every(self, interval_s: float, call: Callable[[], object]) -> Timer:
         """Have a call made again and again, at the same moments as those of other members."""
         at = next_multiple(self.now(), interval_s)
         return self.own.add_timer(Timer(self, at, call, interval_s))
 
-    def notice_pauses(self, after_s: float, call: Callable[[], object]) -> None:
+    def on_pause(self, after_s: float, call: Callable[[], object]) -> None:
         """Have a call made after a pause of the process, once all sockets were read."""
         self.pause_after_s = after_s
         self.after_pause = call
@@ -231,7 +231,7 @@ class IOThread:
     """Serves members until there are none. What is public is for `LoopMember` and connections."""
 
     def __init__(self) -> None:
-        self.bytes_since = 0.0  # what this turn reads was sent after it, as far as we know
+        self.poll_time = 0.0  # what this turn reads was sent after it, as far as we know
         self.buffer = memoryview(bytearray(READ_SIZE))  # scratch space, to read into
         self.current_until = 0.0  # see `LoopMember.is_current`
         self.unflushed: list[tuple[Watched, LoopMember]] = []
@@ -435,7 +435,7 @@ class IOThread:
                 self._report_pause()
         self._polled_at = now
         if not self._catches_up:
-            self.bytes_since = now
+            self.poll_time = now
 
     def _report_pause(self) -> None:
         for member in list(self._members):

@@ -24,13 +24,13 @@ from nsqtools.protocol import commands
 TOUCH_SHARE = 0.5  # of msg_timeout
 
 
-AnswerKind = Literal["touch", "requeue", "fail", "late", "give_up", "give_back"]
+AnswerKind = Literal["touch", "requeue", "fail", "late", "give_up", "requeue_undelivered"]
 """What is sent for a message besides the FIN of a handler. ``requeue`` is without backoff and
 ``fail`` with it; a ``late`` requeue, of a delivery that a newer one has superseded, is only noted;
 a message is given up unhandled, and given back when no handler has got it."""
 
 
-class Answers(Protocol):
+class MessageSource(Protocol):
     """Where a message was delivered, and where its answer goes (a consumer's connection)."""
 
     topic: str
@@ -79,7 +79,7 @@ class Message:
     __slots__ = ("_source", "attempts", "body", "id", "received_at", "timestamp_ns")
 
     def __init__(
-        self, source: Answers, timestamp_ns: int, attempts: int, id: bytes, body: bytes
+        self, source: MessageSource, timestamp_ns: int, attempts: int, id: bytes, body: bytes
     ) -> None:
         self._source = source
         self.received_at = source.received_at
@@ -165,12 +165,12 @@ class Message:
         )
 
 
-def source_of(message: Message) -> Answers:
+def source_of(message: Message) -> MessageSource:
     """Return the connection that delivered a message, or delivered it again last."""
     return message._source
 
 
-def follow(message: Message, redelivery: Message) -> None:
+def adopt_redelivery(message: Message, redelivery: Message) -> None:
     """Let a message that a worker has stand for a newer delivery: an answer is for that one."""
     message.received_at = redelivery.received_at
     message.attempts = redelivery.attempts
@@ -182,7 +182,7 @@ class Batch(list[Message]):
 
     __slots__ = ("source",)
 
-    def __init__(self, source: Answers, messages: Iterable[Message]) -> None:
+    def __init__(self, source: MessageSource, messages: Iterable[Message]) -> None:
         self += messages  # a third of the cost of `list.__init__`, for a batch of one
         self.source = source
 
@@ -249,14 +249,14 @@ def touch_when_due(messages: Iterable[Message], now: float) -> None:
             message.touch()
 
 
-def most_attempts(messages: list[Message]) -> int:
+def max_attempts_of(messages: list[Message]) -> int:
     """Return the greatest number of attempts. A single message is usual with many connections."""
     if len(messages) == 1:
         return messages[0].attempts
     return max([message.attempts for message in messages])
 
 
-def batches_after(batches: list[Batch], reached: int) -> list[Batch]:
+def batches_from(batches: list[Batch], reached: int) -> list[Batch]:
     """Return what comes after the first ``reached`` messages of batches."""
     rest = []
     for batch in batches:
@@ -266,7 +266,7 @@ def batches_after(batches: list[Batch], reached: int) -> list[Batch]:
     return rest
 
 
-def give_back(batch: Batch, *, in_time: bool = True) -> int:
+def requeue_undelivered(batch: Batch, *, in_time: bool = True) -> int:
     """Return to nsqd what no handler has got; return how many messages that were.
 
     If it is not ``in_time`` for a REQ, nsqd takes them back by their timeout.
@@ -274,5 +274,5 @@ def give_back(batch: Batch, *, in_time: bool = True) -> int:
     taken = [message.id for message in batch if message._take()]
     for message_id in taken:
         command = commands.requeue(message_id, 0) if in_time else b""
-        batch.source.answer(message_id, "give_back", command)
+        batch.source.answer(message_id, "requeue_undelivered", command)
     return len(taken)

@@ -9,7 +9,7 @@ room for a few. A single message that it could not store is not there, so they g
 that is not listed here promises nothing.
 
 Trap: what an attempt may have stored stays so. A later attempt that certainly stored nothing says
-nothing about the earlier one, so its error must pass through `kept_unknown`.
+nothing about the earlier one, so its error must pass through `as_unknown`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def is_stored_in_part(error: PublishError) -> bool:
     return isinstance(cause, ServerError) and cause.code in _STORING_FAILED
 
 
-def is_state(error: ServerError) -> bool:
+def is_server_unavailable(error: ServerError) -> bool:
     """Tell whether nsqd takes nothing now, whatever it is sent, and may later.
 
     It stops, or its disk is full, or it does not reach its auth server.
@@ -71,11 +71,11 @@ def may_try_again(error: PublishError, *, retry_unknown: bool) -> bool:
     if isinstance(error, PublishUnknown):
         return retry_unknown
     if isinstance(error, PublishRejected):
-        return is_state(error.cause)
+        return is_server_unavailable(error.cause)
     return isinstance(error, PublishNotSent)
 
 
-def may_pass(cause: NsqError | None, *, was_accepted: bool) -> bool:
+def is_transient(cause: NsqError | None, *, was_accepted: bool) -> bool:
     """Tell whether it is worth to wait for an nsqd, after this failure to connect.
 
     One that has accepted the secret before, and does not any more, may lack its auth server.
@@ -111,14 +111,16 @@ def unknown(cause: NsqError, before: str = "") -> PublishUnknown:
     return error
 
 
-def kept_unknown(error: PublishError) -> PublishUnknown:
+def as_unknown(error: PublishError) -> PublishUnknown:
     """The error of a publish that an earlier attempt may have stored, from that of the last."""
     if isinstance(error, PublishUnknown):
         return error
     return unknown(error, "an earlier attempt may have been stored; the last: ")
 
 
-def of_parts(counts: Sequence[int], errors: Sequence[PublishError | None]) -> PublishError | None:
+def combined_error(
+    counts: Sequence[int], errors: Sequence[PublishError | None]
+) -> PublishError | None:
     """The error of messages that were published in parts: with the outcome of each message.
 
     Its class is that of all parts, or the one that is true of all: `PublishNotSent` where nothing

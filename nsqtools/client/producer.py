@@ -80,7 +80,7 @@ def _check_topic(topic: str) -> str:
         raise PublishInvalid(str(exc), hint=exc.hint) from None
 
 
-class CommonProducer:
+class ProducerCore:
     """What producers for threads and for asyncio have in common: all but waiting."""
 
     _window_bytes: float = WINDOW_BYTES  # under way, above which a publish waits for room
@@ -125,7 +125,7 @@ class CommonProducer:
             self.options,
             self._policy,
             self._on_settled,
-            self._set_aside,
+            self._release_window,
         )
         self._lock = threading.RLock()  # re-entrant: a signal handler may publish
         # The I/O thread never takes it: who waits for that in a signal handler may have interrupted
@@ -306,7 +306,7 @@ class CommonProducer:
             with suppress(IndexError):  # two threads may meet here
                 self._waiters.pop(0).release()
 
-    def _set_aside(self, publications: Iterable[PendingPublication]) -> None:
+    def _release_window(self, publications: Iterable[PendingPublication]) -> None:
         """Make room for others: these wait for an nsqd that may hang."""
         new = (self._unsettled.keys() & publications) - self._aside
         self._aside |= new
@@ -329,7 +329,7 @@ class CommonProducer:
                     log.exception("on_published failed")
 
 
-class Producer(CommonProducer):
+class Producer(ProducerCore):
     """Publishes to one or several nsqd. Connections are made when needed and again when lost.
 
     With several addresses, ``mode`` says which of them gets a publish: with ``"failover"`` the
@@ -437,7 +437,7 @@ class Producer(CommonProducer):
                 sent += [exc] * (len(parts) - len(sent))
                 break
         errors = [each if isinstance(each, PublishError) else each.exception() for each in sent]
-        if error := outcomes.of_parts(list(map(len, parts)), errors):
+        if error := outcomes.combined_error(list(map(len, parts)), errors):
             raise error
 
     def submit(
@@ -521,7 +521,7 @@ def check_bodies(lengths: list[int], defer_s: float | None, options: ClientOptio
 
 # -- the process ----------------------------------------------------------------------------------
 
-_started: weakref.WeakSet[CommonProducer] = weakref.WeakSet()
+_started: weakref.WeakSet[ProducerCore] = weakref.WeakSet()
 _is_at_exit = False
 
 

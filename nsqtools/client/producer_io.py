@@ -21,7 +21,7 @@ after another.
 
 Addresses that were given are used for ever. Those that nsqlookupd list come in an order drawn by
 chance, or a fleet of producers would all use the same one. One that is listed no longer is the last
-resort for `LATELY_S`, because an nsqlookupd that was just started lists none.
+resort for `DELISTED_GRACE_S`, because an nsqlookupd that was just started lists none.
 
 An nsqd that hangs still takes what it is sent. A link whose oldest publish was not answered for
 `OVERDUE_S` gets nothing new while another works, and round-robin prefers those that wait for the
@@ -41,7 +41,7 @@ from functools import partial
 from typing import NoReturn, get_args
 
 from nsqtools.client import outcomes
-from nsqtools.client.connecting import RetryDelays, background, connect, rng, warn_of_left_out
+from nsqtools.client.connecting import RetryDelays, connect, rng, thread_pool, warn_about_unused
 from nsqtools.client.connection import Connection, open_connection
 from nsqtools.client.discovery import Discovery
 from nsqtools.client.io_loop import LoopMember, Timer
@@ -75,7 +75,7 @@ RECONNECT_BASE_S = 0.1
 RECONNECT_MAX_S = 8.0
 PATIENCE_S = 1.0  # for an nsqd that does not answer to connecting, before the next one is tried
 OVERDUE_S = 0.3
-LATELY_S = 300.0
+DELISTED_GRACE_S = 300.0
 WINDOW_BYTES = 4 << 20  # outstanding besides the publication that is being added
 
 # A command without its answer yet, the publications that it carries, and when it was sent. A plain
@@ -147,14 +147,14 @@ class ProducerLink:
             address, options = self.address, self._options
             attempt = partial(open_connection, address, options, is_announced=self.is_announced)
             work = partial(connect, attempt, options)
-            background.run(self._loop, self.address, work, self._connected)
+            thread_pool.run(self._loop, self.address, work, self._connected)
 
     @property
     def has_failed(self) -> bool:
         """Tell whether it was connected, or tried, and is not."""
         return self.connection is None and self.last_error is not None
 
-    def is_hopeful(self, now: float) -> bool:
+    def is_worth_waiting(self, now: float) -> bool:
         """Tell whether it is worth to wait for the connection that is being made."""
         has_hung = isinstance(self.last_error, DeadlineExceeded)
         return self.is_connecting and not has_hung and now - self.tried_at < PATIENCE_S
@@ -213,7 +213,7 @@ class ProducerLink:
         """Return for how long the oldest publish has waited, and nothing was answered."""
         return now - max(self.outstanding[0][2], self._last_answer) if self.outstanding else 0.0
 
-    def is_prompt(self, now: float) -> bool:
+    def is_responsive(self, now: float) -> bool:
         """Tell whether it is connected, and does not seem to hang."""
         return self.connection is not None and self._waited_s(now) < OVERDUE_S
 
@@ -313,7 +313,7 @@ class ProducerLinks:
         What is listed no longer is tried last, and then one that may hang.
         """
         now, links = self._loop.now(), self._links
-        if links and not self._takes_turns and links[0].is_prompt(now):
+        if links and not self._takes_turns and links[0].is_responsive(now):
             return links[0]  # the usual case, once a turn
         if self._takes_turns:
             groups = [[link for link in links if link.is_listed is each] for each in (True, False)]
@@ -321,13 +321,13 @@ class ProducerLinks:
             groups = [[link] for link in links]
         # round-robin waits at first, or all that waits goes to the one that answers first
         is_first = self._takes_turns and not self._turn
-        may_wait = is_first or not any(link.is_prompt(now) for link in links)
+        may_wait = is_first or not any(link.is_responsive(now) for link in links)
         for group in groups:
             for link in group:
                 link.connect_if_due(now)
-            if may_wait and any(link.is_hopeful(now) for link in group):
+            if may_wait and any(link.is_worth_waiting(now) for link in group):
                 return None
-            if usable := [link for link in group if link.is_prompt(now)]:
+            if usable := [link for link in group if link.is_responsive(now)]:
                 first = self._turn % len(usable)
                 return min(usable[first:] + usable[:first], key=lambda link: len(link.outstanding))
         return next((link for link in links if link.connection is not None), None)
@@ -383,7 +383,7 @@ class ProducerLinks:
         rng.shuffle(new)
         count = sum(link.is_announced and link.is_listed for link in self._links)
         room = max(0, self._options.max_discovered_nsqd - count)
-        warn_of_left_out(len(new) - room, self._options)
+        warn_about_unused(len(new) - room, self._options)
         self._links += [ProducerLink(each, self._user, is_announced=True) for each in new[:room]]
         self._links.sort(key=lambda link: not link.is_listed)
 
@@ -395,7 +395,7 @@ class ProducerLinks:
         spare.sort(key=lambda link: link.known_at)
         too_many = len(links) - self._options.max_discovered_nsqd
         for place, link in enumerate(spare):
-            if place < too_many or now - link.known_at > LATELY_S:
+            if place < too_many or now - link.known_at > DELISTED_GRACE_S:
                 links.remove(link)
                 link.close(DeadlineExceeded(f"{link.address} is listed no longer"))
         if any(link.is_listed and link.connection is not None for link in links):
@@ -435,7 +435,7 @@ class ProducerIO:
         self.options = options
         self.policy = policy
         self._report = report
-        self._set_aside = set_aside
+        self._release_window = set_aside
         self.name = name  # the addresses, for messages
         self.retried = self.repeated = 0
         self.loop = LoopMember(f"producer to {name}", self._each_turn, self._at_end)
@@ -458,8 +458,8 @@ class ProducerIO:
         self.loop.start(self._begin)  # which may fail, and be called again
 
     def _begin(self) -> None:
-        self.loop.call_each(min(OVERDUE_S, self.options.publish_timeout_s / 4), self._watch)
-        self.loop.call_each(UNSEEN_S, lambda: self.failures.log(f"{self.name}: ", only_older=True))
+        self.loop.call_every(min(OVERDUE_S, self.options.publish_timeout_s / 4), self._watch)
+        self.loop.call_every(UNSEEN_S, lambda: self.failures.log(f"{self.name}: ", only_older=True))
         self.links.begin()
 
     def submit(self, publication: PendingPublication) -> None:
@@ -532,7 +532,7 @@ class ProducerIO:
         if not queue.gathered:
             self._is_urgent = False
         if queue and not links.may_connect:
-            self._find_no_link()
+            self._fail_without_link()
 
     def _send_gathered(self, topic: str, link: ProducerLink) -> bool:
         """Send what was gathered for a topic, unless it can wait for more."""
@@ -549,13 +549,13 @@ class ProducerIO:
                 link.send(commands.multi_publish(topic, bodies), group)
         return True
 
-    def _find_no_link(self) -> None:
+    def _fail_without_link(self) -> None:
         """No nsqd can be tried now: fail what must not be retried, and come back for the rest."""
         now = self.loop.now()
         cause = self.links.last_error()
-        may_pass = outcomes.may_pass(cause, was_accepted=self.links.was_accepted)
+        is_transient = outcomes.is_transient(cause, was_accepted=self.links.was_accepted)
         for publication in self._queue.take_all():
-            if self._may_retry(publication, now) and may_pass:
+            if self._may_retry(publication, now) and is_transient:
                 self._queue.add(publication)
             else:
                 self._settle(publication, outcomes.not_sent(cause))
@@ -603,7 +603,7 @@ class ProducerIO:
             self._send_again(self._split(publications[0], (count + 1) // 2))
         else:
             again = self._try_again_or_settle(publications, lambda: outcomes.rejected(error, count))
-            if again or (outcomes.is_state(error) and len(self.links) > 1):
+            if again or (outcomes.is_server_unavailable(error) and len(self.links) > 1):
                 link.delay_next(error)  # the others take what comes next
 
     @staticmethod
@@ -619,7 +619,7 @@ class ProducerIO:
             len(self.links) == 1
             and not self.policy.retry_timeout_s
             and isinstance(error, ServerError)
-            and outcomes.is_state(error)
+            and outcomes.is_server_unavailable(error)
         )
         if not (fails_again or self._has_ended or self._retries_ended):
             self._send_again(publications)
@@ -670,8 +670,8 @@ class ProducerIO:
         for link in self.links:
             link.check(now)
             # one that hangs must not fill the window of the others
-            if len(self.links) > 1 and link.outstanding and not link.is_prompt(now):
-                self._set_aside(each for sent in link.outstanding for each in sent[1])
+            if len(self.links) > 1 and link.outstanding and not link.is_responsive(now):
+                self._release_window(each for sent in link.outstanding for each in sent[1])
 
     # -- outcomes -------------------------------------------------------------------------------
 
@@ -679,7 +679,7 @@ class ProducerIO:
         if publication.is_settled:
             return
         if error is not None and publication.may_be_stored:
-            error = outcomes.kept_unknown(error)
+            error = outcomes.as_unknown(error)
         failure = publication.settle(error)
         if (parts := publication.parts) is not None:
             if parts.settled_one():

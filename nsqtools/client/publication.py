@@ -304,7 +304,7 @@ class Parts:
     def error(self) -> PublishError | None:
         """The error of the whole, with the outcome of each message."""
         failures = [part._failure for part in self._parts]
-        return outcomes.of_parts(
+        return outcomes.combined_error(
             [len(part.bodies) for part in self._parts],
             [None if failure is None else failure.error for failure in failures],
         )

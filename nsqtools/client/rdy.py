@@ -75,7 +75,7 @@ class ReadyState:
     closing: bool = False
     was_full: bool = False  # since the last tick
     full_ticks: int = 0
-    is_quiet: bool = False
+    is_idle: bool = False
     is_probed: bool = False  # has RDY on loan
     has_lent: bool = False  # was busy when its RDY was lent to another
 
@@ -117,7 +117,7 @@ class ReadyControl(Generic[K]):
         """Tell whether some connection is within 15 % of its RDY: finish what is held back. The
         message of a quiet one does not count, or each would be flushed alone."""
         return any(
-            not (s.closing or s.is_quiet) and 0 < s.in_flight >= s.rdy * STARVED_AT
+            not (s.closing or s.is_idle) and 0 < s.in_flight >= s.rdy * STARVED_AT
             for s in list(self.states.values())  # other threads ask, too
         )
 
@@ -250,7 +250,7 @@ class ReadyControl(Generic[K]):
             self.level = 1
         elif self._backoff_s(self.level) < self._backoff_s(self.level + 1):
             self.level += 1  # not where it would lengthen nothing, only the way back
-        return self._hold(now)
+        return self._enter_wait(now)
 
     def succeeded(self, now: float) -> float | None:
         """A message was finished by its handler."""
@@ -258,17 +258,17 @@ class ReadyControl(Generic[K]):
             return None
         self.level -= 1
         if self.level:
-            return self._hold(now)
+            return self._enter_wait(now)
         self.mode = NORMAL
         self._tester = None
         self._raise_to_share(now)
         return 0.0
 
-    def was_neutral(self, now: float) -> float | None:
+    def requeued_without_backoff(self, now: float) -> float | None:
         """A message was requeued without backoff."""
-        return self._hold(now) if self.mode is TEST else None
+        return self._enter_wait(now) if self.mode is TEST else None
 
-    def _hold(self, now: float) -> float:
+    def _enter_wait(self, now: float) -> float:
         self.mode = WAIT
         self._tester = None
         self._wanting.clear()
@@ -296,21 +296,21 @@ class ReadyControl(Generic[K]):
 
     def _count_sharers(self) -> None:
         sharers = [state for state in self.states.values() if not state.closing]
-        quiet = sum([state.is_quiet for state in sharers])
+        quiet = sum([state.is_idle for state in sharers])
         most = self.max_in_flight
         self._sharers = len(sharers)
         self._quiet_share = min(quiet, (most + 1) // 2)
         even, rest = divmod(most - self._quiet_share, max(1, len(sharers) - quiet))
         for state in sharers:
-            share = 1 if state.is_quiet else even + (rest > 0)
-            rest -= not state.is_quiet
+            share = 1 if state.is_idle else even + (rest > 0)
+            rest -= not state.is_idle
             state.share = min(max(share, 1), most, state.cap)
         self.is_scarce = most > 0 and (len(sharers) > most or quiet > self._quiet_share)
 
     def _find_quiet(self, now: float) -> None:
         """Decide again which connections are quiet."""
         live = [state for state in self.states.values() if not state.closing]
-        before = [state.is_quiet for state in live]
+        before = [state.is_idle for state in live]
         for state in live:
             is_full = state.was_full or state.in_flight >= state.rdy > 0
             state.full_ticks = state.full_ticks + 1 if is_full else 0
@@ -318,8 +318,8 @@ class ReadyControl(Generic[K]):
         is_short = any(state.full_ticks >= 2 for state in live)  # one message fills RDY 1
         for state in live:
             is_silent = not state.in_flight and now - state.last_message >= QUIET_S
-            state.is_quiet = is_short and state.full_ticks < 2 and (state.is_quiet or is_silent)
-        if before != [state.is_quiet for state in live]:
+            state.is_idle = is_short and state.full_ticks < 2 and (state.is_idle or is_silent)
+        if before != [state.is_idle for state in live]:
             self._count_sharers()
             self._lower_to_share(now)
             self._raise_to_share(now)
@@ -337,7 +337,7 @@ class ReadyControl(Generic[K]):
         for key, state in self.states.items():
             if state.rdy > state.share:
                 self._set(key, state.share, now)
-        quiet = sum([state.rdy for state in self.states.values() if state.is_quiet])
+        quiet = sum([state.rdy for state in self.states.values() if state.is_idle])
         over = max(self._rdy - self.max_in_flight, quiet - self._quiet_share)
         for key, state in self._quiet_last()[::-1]:  # more connections than messages allowed
             if over > 0 and state.rdy > 0:
@@ -345,7 +345,7 @@ class ReadyControl(Generic[K]):
                 self._set(key, 0, now)
 
     def _quiet_last(self) -> list[tuple[K, ReadyState]]:
-        return sorted(self.states.items(), key=lambda each: each[1].is_quiet)
+        return sorted(self.states.items(), key=lambda each: each[1].is_idle)
 
     def _raise_to_share(self, now: float) -> None:
         for key, state in self._quiet_last():

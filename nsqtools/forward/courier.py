@@ -50,7 +50,7 @@ from typing import Any
 
 from nsqtools.client.attempts import MAX_REMEMBERED, Attempts, Key, keys_of
 from nsqtools.client.dead_letters import DeadLetters
-from nsqtools.client.message import Answers, Batch, Message, touch_when_due
+from nsqtools.client.message import Batch, Message, MessageSource, touch_when_due
 from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.topics import Troubles
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
@@ -256,7 +256,7 @@ class Courier:
                 return
         parcels = fresh
         is_delivered = outcome.fate is Fate.DELIVERED
-        places: dict[Answers, list[Parcel]] = {}
+        places: dict[MessageSource, list[Parcel]] = {}
         for parcel in parcels:
             places.setdefault(parcel.messages.source, []).append(parcel)
         for source, some in places.items():

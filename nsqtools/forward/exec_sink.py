@@ -31,7 +31,7 @@ from collections.abc import Callable, Sequence
 from typing import IO, Any, NamedTuple
 
 from nsqtools.client.connecting import RetryDelays
-from nsqtools.client.message import most_attempts
+from nsqtools.client.message import max_attempts_of
 from nsqtools.errors import OutputError
 from nsqtools.forward.command_starter import EndedCommand, Starter
 from nsqtools.forward.parcel import DELIVERED, Fate, Outcome, Parcel, Report, as_sent
@@ -406,7 +406,7 @@ class _Run(_Worker):
             self._answer(work, Outcome(Fate.REFUSED, fault, may_split=True))
             return
         environ = {"TOPIC": messages[0].topic, "CHANNEL": settings.channel}
-        environ["ATTEMPTS"] = str(most_attempts(messages))
+        environ["ATTEMPTS"] = str(max_attempts_of(messages))
         if settings.batch == 1:
             message_id = messages[0].id.decode("latin-1")
             environ["MESSAGE_ID"] = message_id.replace("\0", "")  # which begins another variable

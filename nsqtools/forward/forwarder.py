@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from nsqtools.client.backlog import Backlog
 from nsqtools.client.connection_settings import ConnectionSettings
-from nsqtools.client.consumer import Consumer, Stopped, consumer_of, start_all
+from nsqtools.client.consumer import Consumer, Stopped, make_consumer, start_all
 from nsqtools.client.message import Batch, Message, touch_when_due
 from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.topics import ConsumedTopics
@@ -137,7 +137,7 @@ class TopicSources:
         settings, options = self._settings, self._settings.options
         if settings.user_agent is not None:
             options = replace(options, user_agent=settings.user_agent(topic))
-        consumer = self._consumers[topic] = consumer_of(
+        consumer = self._consumers[topic] = make_consumer(
             self.topics.connection,
             topic,
             settings.channel,

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from nsqtools.client.connection_settings import ConnectionSettings
-from nsqtools.client.consumer import Consumer, Stopped, consumer_of
+from nsqtools.client.consumer import Consumer, Stopped, make_consumer
 from nsqtools.client.message import Batch, Message
 from nsqtools.client.options import ClientOptions
 from nsqtools.protocol.names import Address
@@ -136,7 +136,7 @@ class Tail:
         self._not_waited_for = not_waited_for
         self._look = look
         self._next_tick = 0.0
-        self._consumer = consumer_of(connection, topics, channel, options)
+        self._consumer = make_consumer(connection, topics, channel, options)
         self.watch = LimitWatch(limits, 0.0)
 
     @property
@@ -278,7 +278,7 @@ def peek(
     spread = LEAST_IN_FLIGHT if connection.lookupd_http_addresses else len(nsqds)
     # of a sample nsqd would discard the rest
     options = replace(options, max_in_flight=max(most, spread), sample_rate=0)
-    consumer = consumer_of(connection, topic, channel, options)
+    consumer = make_consumer(connection, topic, channel, options)
     held: list[Batch] = []
     kept: list[Message] = []
 

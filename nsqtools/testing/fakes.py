@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from nsqtools import aio
 from nsqtools.client.message import AnswerKind, Batch, Message
-from nsqtools.client.producer import CommonProducer, Producer
+from nsqtools.client.producer import Producer, ProducerCore
 from nsqtools.client.publication import PendingPublication
 from nsqtools.errors import PublishError
 
@@ -140,7 +140,7 @@ class Published(NamedTuple):
     defer_s: float | None = None
 
 
-class _Fake(CommonProducer):
+class _Fake(ProducerCore):
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self.published: list[Published] = []

@@ -26,7 +26,7 @@ CHANNEL = "tasks"
 DEAD = "127.0.0.1:1"
 
 
-def consumer_of(*servers: Nsqd, **options: Any) -> Consumer:
+def make_consumer(*servers: Nsqd, **options: Any) -> Consumer:
     quick: dict[str, Any] = {"output_buffer_timeout_s": 0.025, "max_backoff_duration_s": 0.0}
     addresses, settled = [nsqd.tcp_address for nsqd in servers], ClientOptions(**(quick | options))
     return Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses=addresses, options=settled)
@@ -47,7 +47,7 @@ async def test_a_loop_that_never_waits_and_another_task_that_holds_the_event_loo
             await asyncio.sleep(0)
 
     task = asyncio.create_task(other())
-    async with consumer_of(nsqd) as consumer:
+    async with make_consumer(nsqd) as consumer:
         for _ in range(count):
             await (await anext(consumer)).finish()
     task.cancel()
@@ -57,7 +57,7 @@ async def test_a_loop_that_never_waits_and_another_task_that_holds_the_event_loo
 
 async def test_waiting_for_a_message_can_time_out_and_go_on(nsqd: GoNsqd) -> None:
     nsqd.create_channel(TOPIC, CHANNEL)
-    consumer = consumer_of(nsqd)
+    consumer = make_consumer(nsqd)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(anext(consumer), 0.2)
     fill(nsqd, 1, CHANNEL)
@@ -77,7 +77,7 @@ async def test_messages_are_handled_together_and_answered_by_the_outcome(any_nsq
     hooked: list[tuple[int, type[BaseException] | None]] = []
     running: set[int] = set()
     most = 0
-    consumer = consumer_of(nsqd, default_requeue_delay_s=0)
+    consumer = make_consumer(nsqd, default_requeue_delay_s=0)
 
     async def handle(message: Message) -> object:
         nonlocal most
@@ -116,7 +116,7 @@ async def test_a_cancelled_run_requeues_what_its_handlers_have(nsqd: GoNsqd) -> 
         reached.set()
         await asyncio.sleep(3600)
 
-    async with consumer_of(nsqd) as consumer:
+    async with make_consumer(nsqd) as consumer:
         handling = asyncio.create_task(consumer.run(handle))
         await reached.wait()
         handling.cancel()
@@ -129,7 +129,7 @@ async def test_a_cancelled_run_requeues_what_its_handlers_have(nsqd: GoNsqd) -> 
 async def test_a_long_handler_keeps_its_message_with_auto_touch(nsqd: GoNsqd) -> None:
     fill(nsqd, 1, CHANNEL)
     seen: list[int] = []
-    consumer = consumer_of(nsqd, msg_timeout_s=1.0)
+    consumer = make_consumer(nsqd, msg_timeout_s=1.0)
 
     async def handle(message: Message) -> None:
         seen.append(message.attempts)
@@ -180,7 +180,7 @@ async def test_batches_come_by_size_and_by_time(go_nsqd: MakeNsqd) -> None:
     servers = [go_nsqd(), go_nsqd()]
     for nsqd in servers:
         fill(nsqd, 525, CHANNEL)
-    async with consumer_of(*servers, max_in_flight=1000) as consumer:
+    async with make_consumer(*servers, max_in_flight=1000) as consumer:
         batch = await anext(consumer.batches(size=500, within_s=3600))
         assert (len(batch), batch.topic) == (500, TOPIC)
         assert await batch[0].requeue(0, backoff=False)
@@ -197,7 +197,7 @@ async def test_batches_come_by_size_and_by_time(go_nsqd: MakeNsqd) -> None:
 
 async def test_a_task_that_is_cancelled_gives_back_what_it_gathers(nsqd: GoNsqd) -> None:
     fill(nsqd, 5, CHANNEL)
-    async with consumer_of(nsqd) as consumer:
+    async with make_consumer(nsqd) as consumer:
         gathering = asyncio.ensure_future(anext(consumer.batches(within_s=3600)))
         while consumer.stats.received < 5:
             await asyncio.sleep(0.05)
@@ -226,7 +226,7 @@ async def test_what_cannot_be_run_is_refused(nsqd: GoNsqd) -> None:
     fill(nsqd, 3, CHANNEL)
 
     async def run(handler: Callable[[Message], Any], **how: Any) -> None:
-        async with consumer_of(nsqd) as consumer:
+        async with make_consumer(nsqd) as consumer:
             await consumer.run(handler, **how)
 
     with pytest.raises(errors.ConfigurationError, match="concurrency must be a whole number >= 1"):
@@ -299,7 +299,7 @@ async def test_a_second_running_loop_is_refused_and_the_first_goes_on(nsqd: GoNs
 
 async def test_messages_that_one_loop_has_fetched_are_not_handed_to_another(nsqd: GoNsqd) -> None:
     fill(nsqd, 60, CHANNEL)
-    async with consumer_of(nsqd) as consumer:
+    async with make_consumer(nsqd) as consumer:
         count = 0
         for _ in range(30):  # several are fetched at a time, and some are left between two calls
             await (await anext(consumer)).finish()

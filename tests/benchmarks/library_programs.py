@@ -13,19 +13,19 @@ from nsqtools import ClientOptions, Consumer, Producer, aio
 WINDOW = 64
 
 
-def consumer_of(address: str, topic: str, channel: str) -> Consumer:
+def make_consumer(address: str, topic: str, channel: str) -> Consumer:
     options = ClientOptions(max_in_flight=2500, output_buffer_timeout_s=0.025)
     return Consumer(topic, channel, nsqd_tcp_addresses=address, options=options)
 
 
 def loop(*place: str) -> None:
-    with consumer_of(*place) as consumer:
+    with make_consumer(*place) as consumer:
         for message in consumer:
             message.finish()
 
 
 def run(*place: str) -> None:
-    consumer_of(*place).run(lambda message: None, signals=True)
+    make_consumer(*place).run(lambda message: None, signals=True)
 
 
 def pynsq(address: str, topic: str, channel: str) -> None:

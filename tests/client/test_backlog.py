@@ -26,8 +26,8 @@ from plugins.waiting import patience_s, wait_until
 from nsqtools import Batch, ClientOptions, Consumer, Message
 from nsqtools.client import consumer as consumer_module
 from nsqtools.client import in_flight_limit
-from nsqtools.client.backlog import EXPIRED_SHARE, Arrival, Backlog
-from nsqtools.client.message import batches_after
+from nsqtools.client.backlog import EXPIRED_SHARE, Backlog, QueuedBatches
+from nsqtools.client.message import batches_from
 from nsqtools.testing import fake_batch
 
 FINISHING = {"giving_up": "finish"}
@@ -144,7 +144,9 @@ def test_a_message_that_only_waited_is_not_given_up(dialog: Dialog, handle: Hand
 
 
 def test_what_no_loop_reached_is_no_try(dialog: Dialog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumer_module, "SHARE_S", patience_s(5))  # it takes several at a time
+    monkeypatch.setattr(
+        consumer_module, "TARGET_HOLD_S", patience_s(5)
+    )  # it takes several at a time
     consumer, conn = dialog("RDY 1", max_in_flight=5, max_attempts=3, more=FINISHING)
     conn.message(b"x")
     messages = iter(consumer)
@@ -250,7 +252,7 @@ def deliver(backlog: Backlog, owner: Any, *sizes: int) -> list[Batch]:
     batches = [fake_batch([b"%d-%d" % (n, k) for k in range(sizes[n])]) for n in range(len(sizes))]
     for message in chain(*batches):
         message.received_at = 0.0
-    backlog.put(Arrival(owner, list(batches)))
+    backlog.put(QueuedBatches(owner, list(batches)))
     return batches
 
 
@@ -281,7 +283,7 @@ def test_what_fits_is_taken_together_and_in_order_and_what_was_not_reached_first
     deliver(backlog, owner, 2, 1)
     batches = backlog.get_some(0, most=10)
     backlog.put("other")
-    backlog.put(Arrival(owner, batches_after(batches, 1)), is_first=True)
+    backlog.put(QueuedBatches(owner, batches_from(batches, 1)), is_first=True)
     assert taken(backlog.get_some(0, most=10)) == [[b"0-1"], [b"1-0"]]
 
 
@@ -307,7 +309,7 @@ def test_what_is_dropped_leaves_the_rest_and_what_is_withdrawn_is_returned_once(
         assert taken(io_thread.submit(backlog.withdraw, owner).result())[1] == [message.body]
     assert list(map(len, backlog.withdraw(owner))) == [2, 1, 1]
     assert backlog.get(0) is None
-    backlog.put(Arrival(owner, [fake_batch([b"0", b"1"])], to_give_up=True))
+    backlog.put(QueuedBatches(owner, [fake_batch([b"0", b"1"])], to_give_up=True))
     rest: list[Batch] = []
     owner.give_up = lambda batch: rest.extend(backlog.withdraw(owner))  # it takes that long
     assert backlog.get(0) is None

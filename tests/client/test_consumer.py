@@ -257,7 +257,7 @@ def test_a_long_handler_keeps_its_message_with_auto_touch(
 LIMIT = ClientOptions(max_in_flight=1000, output_buffer_timeout_s=0.025)
 
 
-def consumer_of(*servers: Nsqd) -> Consumer:
+def make_consumer(*servers: Nsqd) -> Consumer:
     addresses = [nsqd.tcp_address for nsqd in servers]
     return Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses=addresses, options=LIMIT)
 
@@ -268,7 +268,7 @@ def test_batches_have_the_size_that_was_asked_for(go_nsqd: MakeNsqd, msg_timeout
     nsqd = go_nsqd(f"--msg-timeout={msg_timeout}")
     fill(nsqd, 1500)
     sizes = list[int]()
-    with consumer_of(nsqd) as consumer:
+    with make_consumer(nsqd) as consumer:
         for batch in consumer.batches(size=500, within_s=3600):
             sizes.append(len(batch))
             time.sleep(0.6 if msg_timeout == "4s" else 0.0)
@@ -291,7 +291,7 @@ def test_a_late_batch_is_whole(nsqd: GoNsqd, monkeypatch: pytest.MonkeyPatch, la
 
     monkeypatch.setattr(Delivery, late, later)
     fill(nsqd, 500)
-    with consumer_of(nsqd) as consumer:
+    with make_consumer(nsqd) as consumer:
         wait_until(lambda: consumer.stats.received, what="the first, of a limit of one")
         batch = next(iter(consumer.batches(size=500, within_s=3600)))
         assert len(batch) == batch.finish() == 500
@@ -301,7 +301,7 @@ def test_a_batch_waits_for_who_has_room(go_nsqd: MakeNsqd, in_background: InBack
     full, late = go_nsqd(), go_nsqd()
     late.create_channel(TOPIC, CHANNEL)
     fill(full, 250)
-    with consumer_of(full, late) as consumer:
+    with make_consumer(full, late) as consumer:
         wait_until(lambda: len(consumer.connections) == 2, what="both connections")
         gathering = in_background(next, iter(consumer.batches(size=500, within_s=3600)))
         wait_until(lambda: consumer.stats.received == 250, what="the messages of one")
@@ -315,7 +315,7 @@ def test_a_batch_gathers_from_several_nsqd_and_answers_to_each(go_nsqd: MakeNsqd
     servers = [go_nsqd(), go_nsqd(), go_nsqd()]
     for nsqd in servers:
         fill(nsqd, 300)
-    with consumer_of(*servers) as consumer:
+    with make_consumer(*servers) as consumer:
         wait_until(lambda: len(consumer.connections) == 3, what="all connections")
         batch = next(iter(consumer.batches(size=500, within_s=3600)))
         assert {message.nsqd for message in batch} == {nsqd.tcp_address for nsqd in servers}
@@ -339,7 +339,7 @@ def test_no_batch_waits_for_what_cannot_come(nsqd: GoNsqd, in_background: InBack
 def test_a_drain_ends_with_the_rest(nsqd: GoNsqd) -> None:
     fill(nsqd, 700)
     sizes = []
-    with consumer_of(nsqd) as consumer:
+    with make_consumer(nsqd) as consumer:
         for batch in consumer.batches(size=500, within_s=3600):
             sizes.append(len(batch))
             batch.finish()

@@ -15,7 +15,7 @@ from plugins.servers import AnyNsqd, EmbeddedServer
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions, Consumer, aio
-from nsqtools.client.consumer import CommonConsumer
+from nsqtools.client.consumer import ConsumerCore
 from nsqtools.client.message import Message
 
 WAYS = ["run", "for", "batches", "aio.run", "aio.for", "aio.batches"]
@@ -92,7 +92,7 @@ def running(way: str, address: str, workers: int = 2, **options: Any) -> Iterato
         yield program
     finally:
         program.release.set()
-        CommonConsumer.abort(program.consumer)
+        ConsumerCore.abort(program.consumer)
         for thread in program.threads:
             thread.join(patience_s(10))
             assert not thread.is_alive()

@@ -34,7 +34,7 @@ class Simulation:
         self.limit.msg_timeout_s = 1.0
         self.limit.connections = 1
         self.limit.is_busy = True
-        self.limit.takers = count if kind == "threads" else 1
+        self.limit.iterators = count if kind == "threads" else 1
         self.kind, self.count = kind, count
         self.answered = self.late = self.expired = 0
         self._free = 1 if kind == "collector" else count
@@ -142,7 +142,7 @@ def test_who_collects_messages_gets_them(count: int, handler_s: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("takers", "is_asked", "in_flight", "expected"),
+    ("iterators", "is_asked", "in_flight", "expected"),
     [
         (1, True, None, {33: 200}),  # who collects has all that is allowed in seconds
         (1, False, None, {33: 1}),  # and who handles has one
@@ -150,10 +150,10 @@ def test_who_collects_messages_gets_them(count: int, handler_s: float) -> None:
     ],
 )
 def test_without_an_answer_it_rises_for_who_asks_for_more(
-    takers: int, is_asked: bool, in_flight: int | None, expected: dict[int, int]
+    iterators: int, is_asked: bool, in_flight: int | None, expected: dict[int, int]
 ) -> None:
     limit = InFlightLimit(ClientOptions())  # of a msg_timeout of 60 s
-    limit.connections, limit.takers, limit.is_busy = 1, takers, True
+    limit.connections, limit.iterators, limit.is_busy = 1, iterators, True
     seen = []
     for tick in range(1, 40):
         count = in_flight or limit.current
@@ -175,7 +175,7 @@ def test_slower_handlers_lower_it_and_faster_ones_raise_it() -> None:
 
 def test_the_first_is_alone_until_its_answer_and_what_is_answered_together_is_not() -> None:
     limit = InFlightLimit(ClientOptions())
-    limit.connections, limit.takers, limit.is_busy = 30, 8, True
+    limit.connections, limit.iterators, limit.is_busy = 30, 8, True
     assert (limit.current, START) == (1, 1)
     limit.answered(1)
     assert limit.current == 8
@@ -186,11 +186,11 @@ def test_the_first_is_alone_until_its_answer_and_what_is_answered_together_is_no
 
 def test_every_connection_may_have_a_message_in_flight_unless_handlers_are_too_busy() -> None:
     limit = InFlightLimit(ClientOptions(max_in_flight=150))
-    limit.connections, limit.takers = 200, 1
+    limit.connections, limit.iterators = 200, 1
     assert limit.current == 200 // 20  # RDY goes round in two seconds
-    limit.takers = 0
+    limit.iterators = 0
     assert limit.current == 150  # of who takes batches
-    limit.takers = 1
+    limit.iterators = 1
     limit.answered(1)
     limit.is_busy = True
     assert limit.current == 1

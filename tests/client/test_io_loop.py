@@ -15,7 +15,7 @@ from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import Consumer, Producer
-from nsqtools.client.connecting import MAX_THREADS, Background
+from nsqtools.client.connecting import MAX_THREADS, ThreadPool
 from nsqtools.client.consumer_io import Subscription
 from nsqtools.client.io_loop import LoopMember, next_multiple
 from nsqtools.errors import ConnectionFailed, PublishNotSent
@@ -116,7 +116,7 @@ def test_periodic_calls_of_members_share_their_moments() -> None:
     made: list[float] = []
     members = [LoopMember("test", lambda: None, lambda: None) for _ in range(20)]
     for one in members:
-        one.start(partial(one.call_each, 0.2, lambda: made.append(time.monotonic())))
+        one.start(partial(one.call_every, 0.2, lambda: made.append(time.monotonic())))
         time.sleep(0.005)
     wait_until(lambda: len(made) >= 100, what="calls")
     for one in members:
@@ -189,7 +189,7 @@ def test_work_that_hangs_leaves_threads_to_peers_that_answer(
     peers: int, answered: bool | None, most: int
 ) -> None:
     """It did not answer last time, or is new, as what nsqlookupd announces."""
-    background = Background()
+    background = ThreadPool()
     background._has_answered["good"] = True
     release = threading.Event()
     running: list[str] = []
@@ -218,7 +218,7 @@ def test_work_that_raises_costs_no_thread_and_idle_threads_end(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("nsqtools.client.connecting.IDLE_S", 0.05)
-    background = Background()
+    background = ThreadPool()
     for _ in range(2 * MAX_THREADS):
         background.run(NOBODY, "x", sys.exit, ignore)
     wait_until(lambda: "cannot reach x" in caplog.text, what="the log")
@@ -234,7 +234,7 @@ def test_without_threads_the_caller_learns_it(
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    background, start = Background(), threading.Thread.start
+    background, start = ThreadPool(), threading.Thread.start
     monkeypatch.setattr("nsqtools.client.io_loop._shared", None)  # others may have started it
     monkeypatch.setattr(threading.Thread, "start", refuse)
     loop, outcomes = LoopMember("x", lambda: None, lambda: None), list[object]()

@@ -563,7 +563,7 @@ def test_given_nsqd_come_before_those_that_are_found(
     assert found.depth(TOPIC) == 1
 
 
-@patch.object(producer_io, "LATELY_S", 0.5)
+@patch.object(producer_io, "DELISTED_GRACE_S", 0.5)
 def test_any_number_of_nsqd_may_leave_the_list_at_once_and_is_forgotten_in_time(
     scripted_lookupd: MakeScripted, go_nsqd: MakeNsqd, produce: Produce
 ) -> None:

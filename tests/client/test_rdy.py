@@ -90,9 +90,9 @@ def test_a_connection_starves_at_85_percent_and_all_are_full_but_the_long_idle()
     state = states.states["a"]
     for rdy, enough in ((1, 1), (2, 2), (100, 85), (0, 1)):
         for in_flight in (enough - 1, enough):
-            state.rdy, state.in_flight, state.is_quiet = rdy, in_flight, False
+            state.rdy, state.in_flight, state.is_idle = rdy, in_flight, False
             assert states.is_starved is (in_flight == enough), rdy
-            state.is_quiet = True
+            state.is_idle = True
             assert not states.is_starved
     states = control(10, "a", "b")  # at 0
     states.received("a", 5, 1.0)
@@ -223,11 +223,14 @@ def test_the_delay_doubles_up_to_the_cap_and_further_failures_do_not_lengthen_th
 @pytest.mark.parametrize(
     ("mode", "event", "action", "level", "then"),
     [
-        *((NORMAL, event, None, 0, NORMAL) for event in ("succeeded", "was_neutral")),
+        *((NORMAL, event, None, 0, NORMAL) for event in ("succeeded", "requeued_without_backoff")),
         (NORMAL, "failed", 2, 1, WAIT),
-        *((WAIT, event, None, 2, WAIT) for event in ("succeeded", "was_neutral", "failed")),
+        *(
+            (WAIT, event, None, 2, WAIT)
+            for event in ("succeeded", "requeued_without_backoff", "failed")
+        ),
         (TEST, "failed", 8, 3, WAIT),
-        (TEST, "was_neutral", 4, 2, WAIT),
+        (TEST, "requeued_without_backoff", 4, 2, WAIT),
         (TEST, "succeeded", 2, 1, WAIT),
     ],
 )
@@ -244,7 +247,7 @@ def test_jitter_is_spread_over_the_whole_delay() -> None:
     delays_s = set()
     for _ in range(200):
         rdy.level, rdy.mode = 5, TEST
-        delays_s.add(rdy.was_neutral(0.0) or 0.0)
+        delays_s.add(rdy.requeued_without_backoff(0.0) or 0.0)
     assert 0 <= min(delays_s) < 3.2
     assert 28.8 < max(delays_s) <= 32
     assert len(delays_s) == 200
@@ -331,7 +334,10 @@ class ReadyMachine(RuleBasedStateMachine):
         return max(0, self.at_nsqd[name] - self.in_flight[name])
 
     @precondition(lambda self: any(self.in_flight.values()))
-    @rule(data=st.data(), result=st.sampled_from(["succeeded", "failed", "was_neutral", ""]))
+    @rule(
+        data=st.data(),
+        result=st.sampled_from(["succeeded", "failed", "requeued_without_backoff", ""]),
+    )
     def answer(self, data: st.DataObject, result: str) -> None:
         name = data.draw(st.sampled_from([n for n in sorted(self.caps) if self.in_flight[n]]))
         count = data.draw(st.integers(1, self.in_flight[name]))
