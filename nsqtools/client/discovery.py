@@ -120,7 +120,7 @@ class Discovery:
             ask, done = partial(self._ask, url, round_), partial(self._answered, url, round_)
             thread_pool.run(self._loop, shown_url(url), ask, done)
 
-    # -- on a thread of the pool ----------------------------------------------------------------------
+    # -- on a thread of the pool ----------------------------------------------------------------
 
     def _ask(self, url: str, round_: _Round) -> Lookup:
         self._loop.call_soon(partial(self._begun, round_))

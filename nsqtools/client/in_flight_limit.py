@@ -5,8 +5,8 @@ than msg_timeout again. So the limit follows the *answers*, whatever gives them:
 a pool behind them. A round ends when as many were answered as were in flight at its beginning. It
 shows the mean time from delivery to answer, by Little's law, as nothing is known of one message.
 
-- The first message is alone until its answer, as it may kill its process, where it is known who
-  takes messages (``iterators``: threads and tasks that iterate). Afterwards each of them may have one,
+- The first message is alone until its answer, as it may kill its process, where
+  threads and tasks iterate (``iterators``). Afterwards each of them may have one,
   however long it takes; also where the first hangs.
 - While answers come within `WAIT_SHARE` of msg_timeout and handlers have nothing left, a round
   doubles the limit, up to max_in_flight: a handler of a microsecond gets there in milliseconds.
@@ -14,7 +14,7 @@ shows the mean time from delivery to answer, by Little's law, as nothing is know
   The limit grows by a quarter then, as long as the answers do not come later for it.
 - Who asks and answers nothing may be collecting what is answered together: after a while that gets
   twice as many.
-- Answers that come too late lower the limit, and so do messages that time out with handlers, and
+- Answers that come too late lower the limit, and so do messages that time out with handlers and
   those that wait while there are no answers.
 
 Bytes are limited by the number as well: `weighed` tells the size of messages in flight.

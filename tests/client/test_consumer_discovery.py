@@ -128,7 +128,7 @@ def test_an_nsqd_is_where_it_says_or_hides_no_other(changes: dict[str, object], 
 
 def test_delays_are_drawn_and_early_rounds_are_spaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flapping nsqd must not have nsqlookupd asked each second."""
-    monkeypatch.setattr(discovery_module.background, "run", lambda *_: None)
+    monkeypatch.setattr(discovery_module.thread_pool, "run", lambda *_: None)
     loop, rounds = Mock(), [1000.0]
     polls = Discovery(["127.0.0.1:1"], "clicks", ClientOptions())
     loop.now.return_value = 1000.0
