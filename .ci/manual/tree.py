@@ -21,7 +21,7 @@ from nsqtools.cli.parsing.help import (
     notes,
     root_page,
 )
-from nsqtools.cli.registry import ROOT_OPTIONS, Command
+from nsqtools.cli.registry import DEPRECATED, ROOT_OPTIONS, Command
 from nsqtools.server.go_flags import Flag
 
 OPTIONS = "Options"  # the panel of an option that names none
@@ -102,6 +102,8 @@ def _commands(group: LazyGroup, context: Context, words: tuple[str, ...]) -> tup
     pages = []
     for name, entry in group.group.commands.items():
         path = (*words, name)
+        if entry in DEPRECATED.values():
+            continue
         if isinstance(entry, Command):
             pages.append(_raw_command(entry, path) if entry.raw else _command(group, context, path))
         else:

@@ -143,9 +143,7 @@ Cluster
     $ nsq topology export > topology.toml
     $ nsq topology plan topology.toml
   nodes nodes:nodes List every nsqd: version, topics, tombstones, and whether it answers.
-  lookup nodes:lookup Show which nsqd have a topic, as nsqlookupd tells consumers.
   ping nodes:ping Check the health of every daemon.
-  info nodes:info Show version, addresses and limits of every nsqd.
   tombstone nodes:tombstone Remove a topic from one nsqd: hide it from consumers, then delete it there.
   drain nodes:drain Move the messages that are left on one nsqd to another, or to their consumers.
   bench Measure the speed and the latency of an nsqd.
@@ -181,6 +179,9 @@ Servers
   demo demo:demo Publish, tail, archive and replay a few thousand clicks on an nsqd of its own.
   nsqd daemons:nsqd raw Run an nsqd in Python, with the flags, files and protocol of the real one.
   nsqlookupd daemons:nsqlookupd raw Run an nsqlookupd in Python, with the flags and protocol of the real one.
+Deprecated
+  lookup nodes:lookup Show which nsqd have a topic, as nsqlookupd tells consumers.
+  info nodes:info Show version, addresses and limits of every nsqd.
 """
 """A heading, and below it a line for each command: name, entry, ``raw``, help. Groups
 have no entry, and their commands and examples (``$``) below."""
@@ -210,3 +211,9 @@ PANELS = _panels(TABLE)
 """Commands by the heading under which they are listed."""
 
 COMMANDS = {name: entry for commands in PANELS.values() for name, entry in commands.items()}
+"""All commands, the deprecated ones included."""
+
+DEPRECATED = PANELS.pop("Deprecated")
+"""Commands that work until 0.5, but that help, completions and manual pages no longer list."""
+
+LISTED = {name: entry for name, entry in COMMANDS.items() if name not in DEPRECATED}

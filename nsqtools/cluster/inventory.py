@@ -9,12 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from nsqtools.cluster.directory import Answers, Cluster, DaemonFailure, Nsqds
 from nsqtools.cluster.topics import all_of, missing
 from nsqtools.errors import ConfigurationError, HTTPError
-from nsqtools.http.http_api import HTTPAPI, NsqdHTTPClient, NsqlookupdHTTPClient
+from nsqtools.http.http_api import HTTPAPI, KnownNode, NsqdHTTPClient, NsqlookupdHTTPClient
 from nsqtools.protocol.names import Address
 from nsqtools.protocol.stats import ChannelStats, TopicStats
 
@@ -27,12 +28,17 @@ Registered = Mapping[str, frozenset[str]]
 
 
 class Inventory(NamedTuple):
-    """What the daemons that answered have. ``nodes`` and ``registered`` go by address."""
+    """Topics and channels of all daemons that answered, by their addresses.
+
+    ``nodes`` has the topics on each nsqd, ``registered`` the topics at each nsqlookupd, and
+    ``announced`` the entries of each nsqd in the lists /nodes, by nsqlookupd.
+    """
 
     nodes: Mapping[str, Mapping[str, TopicStats]]
     given: frozenset[str]
     registered: Mapping[str, Registered]
     failures: tuple[DaemonFailure, ...]
+    announced: Mapping[str, Mapping[str, KnownNode]]
 
     @property
     def topics(self) -> set[str]:
@@ -58,6 +64,14 @@ class Inventory(NamedTuple):
             if (channel in topics.get(topic, ()) if channel else topic in topics)
         ]
 
+    def announced_by(self, address: str, topic: str) -> list[str]:
+        """Return the nsqlookupd that send consumers of the topic to an nsqd."""
+        return [
+            lookupd
+            for lookupd, entry in self.announced.get(address, {}).items()
+            if topic in entry.topics - entry.tombstoned
+        ]
+
 
 def take_inventory(cluster: Cluster) -> Inventory:
     """Ask all daemons. Raises the first failure when none answers."""
@@ -71,11 +85,13 @@ def take_inventory(cluster: Cluster) -> Inventory:
     failures += [*silent, *forgetful]
     if failures and not answers and not registered:
         raise failures[0].error
+    entries = cluster.entries(known)
     return Inventory(
         answers,
         frozenset(cluster.given),
         {address: dict.fromkeys(topics, frozenset()) for address, topics in registered.items()},
         tuple(failures),
+        {at: entries.get(name, {}) for at in answers if (name := cluster.names.get(at, ""))},
     )
 
 
@@ -125,6 +141,7 @@ class NodeStatus(NamedTuple):
     ``topics`` counts those registered with them, or without any nsqlookupd those that it has;
     ``tombstoned`` are the topics for which one of them hides it. ``ahead_s`` is how far its clock
     is ahead of this machine's, None where it does not say. ``aliases`` are other addresses of it.
+    ``info`` is its answer to /info, empty where there is none.
     """
 
     address: str
@@ -137,6 +154,7 @@ class NodeStatus(NamedTuple):
     error: str
     ahead_s: float | None = None
     aliases: tuple[str, ...] = ()
+    info: Mapping[str, Any] = MappingProxyType({})
 
 
 class PingResult(NamedTuple):
@@ -203,7 +221,7 @@ def list_nodes(cluster: Cluster) -> tuple[list[NodeStatus], list[DaemonFailure]]
         error = errors.get(address) or info.get("error", "")
         status = (tcp, hostname, version, topics, tuple(sorted(hidden)), tuple(entries), error)
         aliases = tuple(sorted(at for at, kept in cluster.aliases.items() if kept == address))
-        nodes.append(NodeStatus(address, *status, info.get("ahead_s"), aliases))
+        nodes.append(NodeStatus(address, *status, info.get("ahead_s"), aliases, info))
     return nodes, failures
 
 

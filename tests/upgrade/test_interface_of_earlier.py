@@ -64,7 +64,8 @@ def commands(
     text = help_of([*path, "--help"])
     listed, found = text.partition("Examples:")[0], {}
     if re.search(r"^Usage: .* COMMAND", text, re.MULTILINE):
-        for name in _COMMAND.findall(listed):
+        deprecated = () if path else registry.DEPRECATED
+        for name in (*_COMMAND.findall(listed), *deprecated):
             found |= commands(help_of, (*path, name))
         return found
     entries = (line.strip() for line in listed.splitlines() if re.match(r"  -", line))

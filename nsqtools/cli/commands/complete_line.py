@@ -33,7 +33,7 @@ from nsqtools.cli.options.connection import ClusterSettings, cluster_connection
 from nsqtools.cli.parsing.app import HELP_NAMES, command_tree, parser_of
 from nsqtools.cli.parsing.binding import UsageError, prepare
 from nsqtools.cli.parsing.help import choices, metavar, rows_of
-from nsqtools.cli.registry import COMMANDS, ROOT_OPTIONS, Command, Group
+from nsqtools.cli.registry import LISTED, ROOT_OPTIONS, Command, Group
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.errors import ConfigurationError, NsqError
 
@@ -113,7 +113,7 @@ def split(line: str, breaks: str) -> tuple[list[str], int]:
 
 def offer_for(words: Sequence[str], current: str) -> Offer:
     """What can be the word ``current`` after ``words``, which begin with the command."""
-    group = Group("", COMMANDS)
+    group = Group("", LISTED)
     tree: Any = command_tree()
     for at, word in enumerate(words):
         entry = group.commands.get(word)

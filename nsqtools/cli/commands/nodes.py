@@ -16,12 +16,12 @@ from nsqtools.cli.options.params import DryRun, Json, Yes
 from nsqtools.cli.options.publishing import DrainedChannels
 from nsqtools.cli.parsing.binding import From, OptionSet, opt, some
 from nsqtools.cli.render.outcomes import Progress, tell_left_out
-from nsqtools.cli.render.output import write_json, write_lines
+from nsqtools.cli.render.output import FormKind, write_json, write_lines
 from nsqtools.cli.running.administering import CHANGE_TIMEOUT_S, Changing, ClusterListing, OneTopic
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stopping
 from nsqtools.client.connection_settings import texts_of
 from nsqtools.errors import ConnectionFailed
-from nsqtools.protocol.text import counted
+from nsqtools.protocol.text import counted, format_duration
 
 if TYPE_CHECKING:
     from nsqtools.client.options import ClientOptions
@@ -30,7 +30,16 @@ if TYPE_CHECKING:
     from nsqtools.one_channel.channel_drain import ChannelMove
 
 NODES = ("node", "nsqd", "hostname", "version", "topics", "tombstoned", "lookupds", "state")
-INFO = ("node", "version", "hostname", "broadcast_address", "tcp_port", "http_port", "start_time")
+LIMITS = (
+    "max_heartbeat_interval",
+    "max_output_buffer_size",
+    "max_output_buffer_timeout",
+    "max_deflate_level",
+)
+ADDRESSES = ("broadcast_address", "tcp_port", "http_port", "start_time")
+WIDE_NODES = (*NODES, *ADDRESSES, *LIMITS)
+"""Columns of ``-o wide``; ``--columns`` can name them in any form."""
+INFO = ("node", "version", "hostname", *ADDRESSES)
 LOOKUP = ("nsqd", "node", "lookupds")
 PING = ("daemon", "address", "latency_ms", "state")
 
@@ -38,24 +47,48 @@ PING = ("daemon", "address", "latency_ms", "state")
 def nodes(*, listing: ClusterListing) -> int:
     """List every nsqd: version, topics, tombstones, and whether it answers.
 
-    The exit status is 6 when one does not.
+    With -o wide also its ports, start time and limits. The exit status is 6 when one does not
+    answer.
 
     Examples:
         nsq nodes --lookupd-http-address lookup-1:4161 --lookupd-http-address lookup-2:4161
+        nsq nodes -o wide
         nsq nodes --json | jq -r '.[] | select(.error) | .node'
     """
     from nsqtools.cluster.inventory import list_nodes
 
-    with listing.open(NODES) as opened:
-        found, failures = list_nodes(opened)
-    optional = ("lookupds", "hostname", "tombstoned", "version", "topics")
-    listing.write_records(NODES, list(map(node_document, found)), optional)
-    for node in found:
+    form = listing.form
+    with listing.open(WIDE_NODES) as cluster:
+        nodes, failures = list_nodes(cluster)
+    documents = [*map(node_document, nodes)]
+    if form.is_document:
+        write_json(listing.runtime, documents)
+    else:
+        for document in documents:
+            for name in ("max_heartbeat_interval", "max_output_buffer_timeout"):
+                document[name] = _interval_text(document[name])
+        is_wide = form.kind is FormKind.wide or form.columns
+        optional = ("lookupds", "hostname", "tombstoned", "version", "topics")
+        listing.write_records(WIDE_NODES if is_wide else NODES, documents, optional)
+    for node in nodes:
         if node.aliases:
-            others = ", ".join(node.aliases)
-            listing.runtime.tell(f"nsq: {node.address} is one nsqd that is also at {others}")
+            aliases = ", ".join(node.aliases)
+            listing.runtime.tell(f"nsq: {node.address} is one nsqd that is also at {aliases}")
     status = tell_left_out(failures, listing.runtime)
-    return ExitStatus.PARTLY_DONE if any(node.error for node in found) else status
+    return ExitStatus.PARTLY_DONE if any(node.error for node in nodes) else status
+
+
+def _interval_text(interval_ns: object) -> object:
+    """Return a duration as people write it. An answer of nsqd may contain any JSON value."""
+    if isinstance(interval_ns, int) and 0 <= interval_ns < 1 << 63:
+        return format_duration(interval_ns / 1e9)
+    return interval_ns
+
+
+def warn_of_deprecation(command: str, runtime: Runtime) -> None:
+    """Name the successor of a deprecated command."""
+    successors = {"info": "nsq nodes -o wide", "lookup": "nsq topic info"}
+    runtime.tell(f"nsq: warning: `nsq {command}` becomes `{successors[command]}` in 0.5")
 
 
 def lookup(topic: OneTopic, *, listing: ClusterListing) -> int:
@@ -68,6 +101,7 @@ def lookup(topic: OneTopic, *, listing: ClusterListing) -> int:
     from nsqtools.cluster.inventory import lookup_topic
     from nsqtools.cluster.topics import on_no_nsqd
 
+    warn_of_deprecation("lookup", listing.runtime)
     with listing.open(LOOKUP) as opened:
         where = lookup_topic(opened, topic)
     if not where.nodes:
@@ -111,6 +145,7 @@ def info(*, listing: ClusterListing) -> int:
     from nsqtools.cluster.stats_documents import moment_text
     from nsqtools.http.http_api import NsqdHTTPClient
 
+    warn_of_deprecation("info", listing.runtime)
     with listing.open(INFO) as opened:
         answers, failures = opened.ask_nsqds(NsqdHTTPClient.info)
     documents = [
@@ -122,10 +157,15 @@ def info(*, listing: ClusterListing) -> int:
 
 
 def node_document(node: NodeStatus) -> dict[str, Any]:
-    """An nsqd as JSON: ``node`` is its HTTP address and ``nsqd`` its TCP address."""
+    """Return an nsqd as JSON: ``node`` is its HTTP address and ``nsqd`` its TCP address."""
+    from nsqtools.cluster.stats_documents import moment_text
+
     facts = node._asdict() | {"error": node.error or None}
-    del facts["ahead_s"]  # which `nsq check` judges
-    return {"node": facts.pop("address"), "nsqd": facts.pop("tcp_address") or None, **facts}
+    del facts["ahead_s"], facts["info"]  # `nsq check` judges the clock
+    info = {name: node.info.get(name) for name in (*ADDRESSES, *LIMITS)}
+    info["start_time"] = moment_text(info["start_time"])
+    address, tcp_address = facts.pop("address"), facts.pop("tcp_address")
+    return {"node": address, "nsqd": tcp_address or None, **facts, **info}
 
 
 Node = Annotated[

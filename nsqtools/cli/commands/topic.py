@@ -20,7 +20,8 @@ from nsqtools.cli.running.administering import (
 )
 
 TOPICS = ("topic", "nodes", "channels", "depth", "waiting", "messages", "paused")
-TOPIC_NODES = ("node", "channel", "depth", "disk", "in_flight", "messages", "clients", "paused")
+QUEUE_COLUMNS = ("node", "channel", "depth", "disk", "in_flight", "messages", "clients", "paused")
+TOPIC_NODES = (*QUEUE_COLUMNS, "announced_by")
 
 
 def list_(topic: ListedTopics = None, *, listing: ClusterListing) -> int:
@@ -53,8 +54,11 @@ def list_(topic: ListedTopics = None, *, listing: ClusterListing) -> int:
 def info(topic: OneTopic, *, listing: ClusterListing) -> int:
     """Show one topic and its channels, on every nsqd that has it.
 
+    announced_by are the nsqlookupd that send the topic's consumers to this nsqd.
+
     Examples:
         nsq topic info clicks
+        nsq topic info clicks --lookupd-http-address lookup:4161 --columns node,announced_by
         nsq topic info clicks --json | jq '.nodes[].depth'
     """
     from nsqtools.cluster.inventory import take_inventory
@@ -62,22 +66,28 @@ def info(topic: OneTopic, *, listing: ClusterListing) -> int:
     from nsqtools.cluster.stats_documents import topic_document
     from nsqtools.cluster.topics import missing, on_no_nsqd
 
-    with listing.open(TOPIC_NODES) as opened:
-        inventory = take_inventory(opened)
+    with listing.open(TOPIC_NODES) as cluster:
+        inventory = take_inventory(cluster)
     if topic not in inventory.topics:
         raise missing("topic", topic, inventory.topics, inventory.failures)
-    found = list(inventory.where(topic))
-    if not found:
+    stats_by_node = dict(inventory.where(topic))
+    lookupds = {address: inventory.announced_by(address, topic) for address in stats_by_node}
+    if not stats_by_node:
         listing.runtime.tell(f"nsq: {on_no_nsqd(f'topic {topic}', inventory.failures)}")
     if listing.form.is_document:
-        nodes = [topic_document(address, each) for address, each in found]
-        known = inventory.lookupds_that_know(topic)
-        document = {"topic": topic, "nodes": nodes, "lookupds": known}
-        write_json(listing.runtime, document)
+        nodes = [
+            {**topic_document(address, stats), "announced_by": lookupds[address]}
+            for address, stats in stats_by_node.items()
+        ]
+        registered = inventory.lookupds_that_know(topic)
+        write_json(listing.runtime, {"topic": topic, "nodes": nodes, "lookupds": registered})
     else:
-        queues = (row for address, each in found for row in rows_of_topic(address, each))
-        rows = [cells_of(row, TOPIC_NODES) for row in queues]
-        listing.write(TOPIC_NODES, rows, ("disk", "messages"))
+        rows = [
+            [*cells_of(row, QUEUE_COLUMNS), ", ".join(lookupds[address]) or None]
+            for address, stats in stats_by_node.items()
+            for row in rows_of_topic(address, stats)
+        ]
+        listing.write(TOPIC_NODES, rows, ("disk", "messages", "announced_by"))
     return tell_left_out(inventory.failures, listing.runtime)
 
 

@@ -111,6 +111,7 @@ class ChannelOfTopic(_ChannelCounts):
 class TopicOnNode(_Counts):
     node: Node
     channels: list[ChannelOfTopic]
+    announced_by: Annotated[list[str], "The nsqlookupd that send consumers of the topic to it."]
 
 
 class TopicInfo(TypedDict):
@@ -164,6 +165,14 @@ class NodeRow(TypedDict):
     lookupds: Annotated[list[str], "The nsqlookupd that know it."]
     error: Annotated[str | None, "Why it does not answer, or null."]
     aliases: Annotated[list[str], "Other HTTP addresses of the same nsqd, which are not listed."]
+    broadcast_address: str | None
+    tcp_port: int | None
+    http_port: int | None
+    start_time: Time | None
+    max_heartbeat_interval: Annotated[int | None, "In ns."]
+    max_output_buffer_size: Annotated[int | None, "In bytes."]
+    max_output_buffer_timeout: Annotated[int | None, "In ns."]
+    max_deflate_level: int | None
 
 
 class LookupDocument(TypedDict):

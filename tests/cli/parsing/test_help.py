@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 from plugins.cli import RunNsq, all_commands
+from plugins.clusters import ValidJson
+from plugins.servers import Nsqd
 from typer import Exit
 
 from nsqtools.cli import registry
@@ -48,13 +50,29 @@ def test_every_page_has_an_example_and_fits_its_terminal(run_nsq: RunNsq, width:
 def test_a_page_is_found_where_people_look(run_nsq: RunNsq) -> None:
     bare = run_nsq([])
     assert bare == run_nsq(["--help"]) == run_nsq(["help"])
-    assert all(f"  {name} " in bare.out.decode() for name in registry.COMMANDS)
+    page = bare.out.decode()
+    assert all(f"  {name} " in page for name in registry.LISTED)
     for line in ("-h", "tail -h", "topic -h", "completion -h", "pub -h -vq"):
         assert run_nsq(line.split()).out.startswith(b"Usage: nsq "), line
     for words in ("tail", "topic", "topic list", "completion"):
         page = run_nsq([*words.split(), "--help"])
         assert page.out.startswith(f"Usage: nsq {words} ".encode())
         assert page == run_nsq(["help", *words.split()])
+
+
+def test_a_deprecated_command_works_with_a_warning_and_is_not_listed(
+    run_nsq: RunNsq, valid_json: ValidJson, quick_nsqd: Nsqd
+) -> None:
+    front_page = run_nsq(["--help"]).out.decode()
+    result = run_nsq(["info", f"--nsqd-http-address={quick_nsqd.http_address}", "--json"])
+
+    assert valid_json("info", result.out)
+    assert result.err == "nsq: warning: `nsq info` becomes `nsq nodes -o wide` in 0.5\n"
+    assert set(registry.DEPRECATED) == {"info", "lookup"}
+    for name in registry.DEPRECATED:
+        assert f"  {name} " not in front_page
+        offered = run_nsq(["__complete_line", "bash", f"nsq {name[:2]}", ":="]).out
+        assert name.encode() not in offered
 
 
 def test_the_brief_help_of_every_command_is_at_most_40_lines_of_80_columns(run_nsq: RunNsq) -> None:

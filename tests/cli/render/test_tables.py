@@ -16,8 +16,6 @@ COMMANDS = [
     "topic info clicks NODE",
     "channel list clicks NODE",
     "channel info clicks archive NODE",
-    "nodes LOOKUP",
-    "info NODE",
     "stat --once -t clicks NODE",
     "stat --once --show nodes NODE",
     "topic delete clicks --dry-run NODE",
