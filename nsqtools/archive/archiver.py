@@ -49,7 +49,7 @@ from nsqtools.archive.topic_writer import (
 from nsqtools.client.backlog import Backlog
 from nsqtools.client.consumer import Consumer, make_consumer, start_all
 from nsqtools.client.options import ClientOptions
-from nsqtools.cluster.topics import ConsumedTopics, Troubles
+from nsqtools.cluster.topics import ChangeLog, ConsumedTopics
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
 from nsqtools.files.durable import IN_THE_WAY
 from nsqtools.protocol.names import Address
@@ -130,7 +130,7 @@ class Archiver:
         self._nsqd: Mapping[str, set[Address]] = {}  # as they were named last, by topic
         self._looked_up: Mapping[str, Iterable[Address]] = {}  # those just found
         self._options = self._given_options = options
-        self._troubles = Troubles()
+        self._change_log = ChangeLog()
         self._waiting: list[str] = []  # topics beyond the limit of open files
         self._retry_at = 0.0
         self.unreached: list[str] = []  # why nsqd could not be reached when last looked at
@@ -256,14 +256,14 @@ class Archiver:
                 if fail_fast:
                     raise
                 self._not_begun[topic] = f"topic {topic} is not archived: {exc}"
-                self._troubles.has(topic, f"{self._not_begun[topic]}; trying again")
+                self._change_log.report(topic, f"{self._not_begun[topic]}; trying again")
                 if topic in self._archivers:
                     self._archivers[topic].consumer.abort()
                 self._forget(topic)
-                self._topics.put_off(topic)
+                self._topics.postpone(topic)
                 continue
             self._not_begun.pop(topic, None)
-            self._troubles.over(topic)
+            self._change_log.resolve(topic)
         if fail_fast:
             start_all([self._archivers[topic].consumer for topic in fitting])
 
@@ -284,9 +284,9 @@ class Archiver:
         if self._waiting:
             what = f"{len(self._waiting)} topics wait, as the limit of open files is reached"
             names = ", ".join(self._waiting)
-            self._troubles.has(OPEN_FILES, f"{what} (raise ulimit -n): {names}")
+            self._change_log.report(OPEN_FILES, f"{what} (raise ulimit -n): {names}")
         else:
-            self._troubles.over(OPEN_FILES)
+            self._change_log.resolve(OPEN_FILES)
         return wanted[:room]
 
     def _options_of_each(self, topics: int) -> ClientOptions:
@@ -388,7 +388,7 @@ class Archiver:
 
     def _end(self, began: float, now: float) -> End | None:
         limits = self._limits
-        if self._is_stopping or not (self._archivers or self._topics.are_coming):
+        if self._is_stopping or not (self._archivers or self._topics.has_candidates):
             return End.STOPPED
         if limits.count is not None and self.totals.messages >= limits.count:
             return End.COUNT
@@ -421,7 +421,7 @@ class Archiver:
                 self._given_up.add(topic)
             elif failure is not None:
                 log.error("topic %s: %s; trying again", topic, failure)
-                self._topics.put_off(topic)
+                self._topics.postpone(topic)
 
     def _is_final(self, failure: WriteFailed) -> bool:
         """Return whether a topic is given up. A job that is to end goes on with the others, and a

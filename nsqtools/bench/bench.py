@@ -302,7 +302,7 @@ def whole_cluster(plan: BenchPlan) -> Iterator[Cluster]:
 
 def delete_measured(cluster: Cluster, topic: str, channel: str) -> None:
     """Delete a topic, or only ``channel`` if there is one; warn about each nsqd that refused."""
-    from nsqtools.cluster.admin import tell_where_named
+    from nsqtools.cluster.admin import warn_if_still_registered
 
     _, failures = cluster.ask_nsqds(
         lambda nsqd: nsqd.administer("delete", topic, channel), required=False
@@ -311,7 +311,7 @@ def delete_measured(cluster: Cluster, topic: str, channel: str) -> None:
         target = f"channel {channel} of topic {topic}" if channel else f"topic {topic}"
         log.warning("%s may not have been deleted: %s", target, failure.error)
     if channel:
-        tell_where_named(cluster, [topic], channel)
+        warn_if_still_registered(cluster, [topic], channel)
 
 
 def _cpu_us_per_message(results: Results) -> float:

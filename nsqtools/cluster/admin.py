@@ -37,7 +37,7 @@ from nsqtools.cluster.inventory import (
     take_inventory,
     with_channels,
 )
-from nsqtools.cluster.topics import all_of, but_for, select
+from nsqtools.cluster.topics import merge_names, select_names, unreachable_suffix
 from nsqtools.errors import ConfigurationError, HTTPError, NotFoundError, NsqError
 from nsqtools.http.http_api import NsqdHTTPClient
 from nsqtools.protocol.names import check_channel, check_topic
@@ -169,8 +169,8 @@ def plan_topics(
     inventory = take_inventory(cluster)
     if action is Action.CREATE:
         names = [check_topic(name) for name in patterns]
-        return AdminPlan(in_order(_create(inventory, names)), inventory.failures)
-    names = select("topic", patterns, inventory.topics, inventory.failures)
+        return AdminPlan(sort_steps(_create(inventory, names)), inventory.failures)
+    names = select_names("topic", patterns, inventory.topics, inventory.failures)
     channels = inventory.channels if with_channels else lambda _: ()
     queues = [(name, channel) for name in names for channel in ("", *channels(name))]
     plan = _plan(inventory, action, queues, f"topic {', '.join(names)}")
@@ -184,13 +184,13 @@ def plan_channels(
 ) -> AdminPlan:
     """Plan a change of channels, given by patterns, of the topics that match. Raises as above."""
     inventory = take_inventory(cluster)
-    topics = select("topic", topic_patterns, inventory.topics, inventory.failures)
+    topics = select_names("topic", topic_patterns, inventory.topics, inventory.failures)
     if action is Action.CREATE:
         names = [check_channel(name) for name in channels]
-        return AdminPlan(in_order(_create(inventory, topics, names)), inventory.failures)
+        return AdminPlan(sort_steps(_create(inventory, topics, names)), inventory.failures)
     inventory = with_channels(cluster, inventory, topics)
     known = {topic: inventory.channels(topic) for topic in topics}
-    chosen = select("channel", channels, all_of(known), inventory.failures)
+    chosen = select_names("channel", channels, merge_names(known), inventory.failures)
     queues = [(topic, name) for topic in topics for name in known[topic].intersection(chosen)]
     return _plan(inventory, action, queues, f"channel {', '.join(chosen)}")
 
@@ -198,10 +198,10 @@ def plan_channels(
 def _plan(
     inventory: Inventory, action: Action, queues: Iterable[tuple[str, str]], what: str
 ) -> AdminPlan:
-    steps = [step for queue in queues for step in steps_of(inventory, action, *queue)]
+    steps = [step for queue in queues for step in change_steps(inventory, action, *queue)]
     if not steps:
-        raise NotFoundError(f"no nsqd has the {what}{but_for(inventory.failures)}")
-    return AdminPlan(in_order(steps), inventory.failures)
+        raise NotFoundError(f"no nsqd has the {what}{unreachable_suffix(inventory.failures)}")
+    return AdminPlan(sort_steps(steps), inventory.failures)
 
 
 def plan_tombstone(cluster: Cluster, topic: str, node: str) -> AdminPlan:
@@ -221,19 +221,19 @@ def plan_tombstone(cluster: Cluster, topic: str, node: str) -> AdminPlan:
         raise failed[nsqd]
     if not announced:
         raise NotFoundError(
-            f"no nsqlookupd knows the nsqd {node}{but_for(inventory.failures)}",
+            f"no nsqlookupd knows the nsqd {node}{unreachable_suffix(inventory.failures)}",
             hint=f"Known HTTP addresses: {', '.join(names) or 'none'}.",
         )
     steps = [
         Step("nsqlookupd", address, Action.TOMBSTONE, topic, node=name)
-        for address in inventory.lookupds_that_know(topic)
+        for address in inventory.lookupds_with(topic)
         for name in announced
     ]
     stats = dict(inventory.where(topic)).get(nsqd)
     if stats is None:
         raise NotFoundError(f"the nsqd {nsqd} does not have the topic {topic}")
     steps.append(_nsqd_step(nsqd, Action.DELETE, stats))
-    return AdminPlan(in_order(steps), inventory.failures)
+    return AdminPlan(sort_steps(steps), inventory.failures)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,21 +293,21 @@ def _create(
     for topic in topics:
         there = [address for address, _ in inventory.where(topic)]
         for channel in channels:
-            yield from at_lookupds(inventory.registered, Action.CREATE, topic, channel)
+            yield from lookupd_steps(inventory.registered, Action.CREATE, topic, channel)
             for address in there if channel else inventory.given.intersection(inventory.nodes):
                 yield Step("nsqd", address, Action.CREATE, topic, channel)
 
 
-def at_lookupds(addresses: Iterable[str], action: Action, topic: str, channel: str) -> list[Step]:
+def lookupd_steps(addresses: Iterable[str], action: Action, topic: str, channel: str) -> list[Step]:
     """The step at each of some nsqlookupd."""
     return [Step("nsqlookupd", at, action, topic, channel) for at in addresses]
 
 
-def steps_of(inventory: Inventory, action: Action, topic: str, channel: str) -> Iterator[Step]:
+def change_steps(inventory: Inventory, action: Action, topic: str, channel: str) -> Iterator[Step]:
     """The steps that change a topic, or a channel of it, wherever it is."""
     if action is Action.DELETE:
-        knowing = inventory.lookupds_that_know(topic, channel)
-        yield from at_lookupds(knowing, action, topic, channel)
+        knowing = inventory.lookupds_with(topic, channel)
+        yield from lookupd_steps(knowing, action, topic, channel)
     for address, stats in inventory.where(topic):
         found = channel_of(stats, channel) if channel else None
         if found or not channel:
@@ -344,7 +344,7 @@ def _kept(inventory: Inventory, names: Iterable[str]) -> Iterator[str]:
             yield f"the channels of {name} keep their {kept} messages"
 
 
-def in_order(steps: Iterable[Step]) -> tuple[Step, ...]:
+def sort_steps(steps: Iterable[Step]) -> tuple[Step, ...]:
     """Sort steps: nsqlookupd first, a topic before its channels; of one queue as they come."""
 
     def place(step: Step) -> tuple[bool, str, str, str]:
@@ -389,7 +389,7 @@ def set_option(cluster: Cluster, name: str, value: str) -> Answers[Any]:
     )
 
 
-def tell_where_named(cluster: Cluster, topics: Sequence[str], channel: str) -> None:
+def warn_if_still_registered(cluster: Cluster, topics: Sequence[str], channel: str) -> None:
     """Warn when nsqlookupd goes on naming a channel that was deleted on all nsqd of a cluster."""
     if not topics:
         return

@@ -1,7 +1,7 @@
 """One look at a cluster for `nsq check`: two samples, who knows whom, and the run before.
 
     memory = None                                         # or what the last run returned
-    verdict = take_verdict(cluster, memory, window_s=10.0, ...)
+    verdict = run_check(cluster, memory, window_s=10.0, ...)
     verdict.problems, verdict.not_judged, verdict.memory
 
 `bundle_documents` collects what a colleague needs to help, without secrets.
@@ -24,18 +24,18 @@ from nsqtools.cluster.inventory import NodeStatus, list_nodes
 from nsqtools.cluster.problems import (
     LEAST_WINDOW_S,
     Bounds,
-    Earlier,
-    Kind,
+    EarlierTotals,
+    Fault,
     Problem,
-    comparable,
-    guarded,
-    in_order,
+    comparable_totals,
+    find_problems,
+    find_registration_problems,
+    format_utc,
     messages_text,
-    moment,
-    of_row,
-    problems_of,
-    problems_of_nodes,
+    queue_problem,
+    sort_by_severity,
     waiting_text,
+    with_disk_guards,
 )
 from nsqtools.cluster.queue_rows import QueueRow
 from nsqtools.cluster.sampling import Sample, SampleFilter, Sampler
@@ -53,7 +53,7 @@ USER_INFO = re.compile(r"(?<=://)[^/@\s]+@")
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class CheckState:
     """What one run leaves to the next. Times are seconds since 1970.
 
     ``nsqds`` has when each nsqd started, by address; ``problems`` since when each is there. With a
@@ -77,12 +77,12 @@ class Verdict(NamedTuple):
     problems: tuple[Problem, ...]
     not_judged: tuple[str, ...]
     sample: Sample
-    memory: Memory
+    memory: CheckState
 
 
-def take_verdict(
+def run_check(
     cluster: Cluster,
-    memory: Memory | None,
+    memory: CheckState | None,
     *,
     wanted: SampleFilter,
     window_s: float,
@@ -100,7 +100,7 @@ def take_verdict(
     first, first_s = sampler.sample(), time.monotonic()
     stopped.wait(window_s)
     sample = sampler.sample() if window_s else first
-    earlier = Earlier(comparable(first, sample), time.monotonic() - first_s)
+    earlier = EarlierTotals(comparable_totals(first, sample), time.monotonic() - first_s)
     try:
         nodes, failures = list_nodes(cluster)
     except NsqError:  # no daemon answers, which the sample says too
@@ -108,25 +108,25 @@ def take_verdict(
     silent = {failure.address for failure in (*failures, *sample.failures)}
     lookupds = [address for address in cluster.lookupds if address not in silent]
     answered = {*cluster.given, *lookupds}
-    is_foreign = not set((memory or Memory()).asked) <= {*cluster.given, *cluster.lookupds}
-    before = Memory() if memory is None or is_foreign else memory
+    is_foreign = not set((memory or CheckState()).asked) <= {*cluster.given, *cluster.lookupds}
+    before = CheckState() if memory is None or is_foreign else memory
     lacking: list[Problem] = []
     if expected is not None:
         lacking += _lacking(cluster, expected, sample, failures, is_looked_up=bool(lookupds))
     unreachable = [*_unreachable(cluster, nodes)]
-    announced = {(Kind.NO_ANSWER, problem.node) for problem in unreachable}
-    shown = problems_of(sample, earlier, bounds)
+    announced = {(Fault.NO_ANSWER, problem.node) for problem in unreachable}
+    shown = find_problems(sample, earlier, bounds)
     found = [
-        *(problem for problem in shown if (problem.what, problem.node) not in announced),
+        *(problem for problem in shown if (problem.fault, problem.node) not in announced),
         *unreachable,
-        *problems_of_nodes(nodes, lookupds),
+        *find_registration_problems(nodes, lookupds),
         *_clocks(nodes),
     ]
     unwell = {node.address: node.error for node in nodes if node.error}
     named = {problem.node for problem in (*shown, *unreachable) if not problem.topic}
     for address, error in {**dict(failures), **unwell}.items():
         if address not in named:  # what else was asked of it was answered
-            found.append(Problem(Kind.NO_ANSWER, str(error), node=address, weight=1 << 62))
+            found.append(Problem(Fault.NO_ANSWER, str(error), node=address, weight=1 << 62))
     not_judged = [*_not_judged(sample, earlier, window_s, lookupds)]
     if memory is None:
         not_judged.append(f"{OF_STATE}: --state was not given")
@@ -145,8 +145,8 @@ def take_verdict(
         else:
             found += _old(counts[0], sample)
         before = replace(before, counts=counts)
-    told = {(Kind.CHANNEL_MISSING, each.topic, each.channel) for each in lacking}
-    others = (each for each in found if (each.what, each.topic, each.channel) not in told)
+    told = {(Fault.CHANNEL_MISSING, each.topic, each.channel) for each in lacking}
+    others = (each for each in found if (each.fault, each.topic, each.channel) not in told)
     found = [*lacking, *others]
     found = [each for each in found if not each.topic or wanted.has(each.topic, each.channel)]
     # an nsqlookupd that answered then and is silent now may still have an nsqd that others lack
@@ -163,10 +163,10 @@ def take_verdict(
     nsqds = {**before.nsqds, **sample.started}
     asked = sorted(answered.union(before.asked))
     had = {**before.had, **_messages_on_nodes(sample)}
-    after = Memory(nsqds, problems, sample.time_s, before.counts, asked, had)
+    after = CheckState(nsqds, problems, sample.time_s, before.counts, asked, had)
     silent_nodes = {at: seen for at, seen in had.items() if at not in sample.started}
-    found = [*guarded(_with_last_known(found, silent_nodes), sample)]
-    return Verdict(tuple(in_order(found)), tuple(not_judged), sample, after)
+    found = [*with_disk_guards(_with_last_known(found, silent_nodes), sample)]
+    return Verdict(tuple(sort_by_severity(found)), tuple(not_judged), sample, after)
 
 
 def _messages_on_nodes(sample: Sample) -> dict[str, tuple[int, float]]:
@@ -182,11 +182,11 @@ def _with_last_known(
     problems: Iterable[Problem], had: Mapping[str, tuple[int, float]]
 ) -> Iterator[Problem]:
     """Yield problems, with what an nsqd had when it was last seen."""
-    kinds = Kind.NO_ANSWER, Kind.LEFT, Kind.UNREACHABLE
+    kinds = Fault.NO_ANSWER, Fault.LEFT, Fault.UNREACHABLE
     for problem in problems:
-        if problem.what in kinds and problem.node in had:
+        if problem.fault in kinds and problem.node in had:
             count, time_s = had[problem.node]
-            then = f"{messages_text(count)} when last seen {moment(time_s)}"
+            then = f"{messages_text(count)} when last seen {format_utc(time_s)}"
             problem = problem._replace(text=f"{problem.text}; {then}")
         yield problem
 
@@ -199,11 +199,11 @@ def _clocks(nodes: Iterable[NodeStatus]) -> Iterator[Problem]:
         apart_s = ahead_s - usual_s
         if abs(apart_s) > CLOCK_S:
             text = f"its clock is {abs(apart_s):,.0f} s {'ahead' if apart_s > 0 else 'behind'}"
-            yield Problem(Kind.CLOCKS_DIFFER, text, node=address, weight=int(abs(apart_s)))
+            yield Problem(Fault.CLOCKS_DIFFER, text, node=address, weight=int(abs(apart_s)))
 
 
 def _counts(
-    memory: Memory, sample: Sample, max_age_s: float
+    memory: CheckState, sample: Sample, max_age_s: float
 ) -> Sequence[tuple[float, Mapping[str, int]]]:
     """Return the counts of this run after those before, from the last one that is old enough on."""
     now_s = sample.time_s
@@ -234,8 +234,8 @@ def _old(then: tuple[float, Mapping[str, int]], sample: Sample) -> Iterator[Prob
         had = messages.get(name)
         if had is not None and 0 <= row.messages - had < row.depth + row.in_flight:
             in_flight = f", {row.in_flight:,} in flight" if row.in_flight else ""
-            text = f"{waiting_text(row.depth)}{in_flight}; one since before {moment(time_s)}"
-            yield of_row(Kind.OLD, text, row)
+            text = f"{waiting_text(row.depth)}{in_flight}; one since before {format_utc(time_s)}"
+            yield queue_problem(Fault.OLD, text, row)
 
 
 def _lacking(
@@ -258,11 +258,11 @@ def _lacking(
         places.append(f"{step.daemon} {step.address}")
     words = {Action.CREATE: "not", Action.PAUSE: "not paused", Action.UNPAUSE: "paused"}
     for (topic, channel, action), places in where.items():
-        yield Problem(Kind.LACKING, f"{words[action]} on {', '.join(places)}", topic, channel)
+        yield Problem(Fault.LACKING, f"{words[action]} on {', '.join(places)}", topic, channel)
     for address in (
         sorted(expected.nsqds - _known_addresses(cluster, sample)) if is_looked_up else ()
     ):
-        yield Problem(Kind.LEFT, "no nsqlookupd announces it", node=address, weight=1 << 62)
+        yield Problem(Fault.LEFT, "no nsqlookupd announces it", node=address, weight=1 << 62)
 
 
 def _known_addresses(cluster: Cluster, sample: Sample) -> set[str]:
@@ -282,11 +282,11 @@ def _unreachable(cluster: Cluster, nodes: Iterable[NodeStatus]) -> Iterator[Prob
     for address, error in cluster.ask(announced, connect)[1]:
         node = announced[address]
         text = f"{', '.join(node.lookupds)} announces it; {error}"
-        yield Problem(Kind.UNREACHABLE, text, node=node.address, weight=1 << 62)
+        yield Problem(Fault.UNREACHABLE, text, node=node.address, weight=1 << 62)
 
 
 def _since(
-    memory: Memory,
+    memory: CheckState,
     sample: Sample,
     found: Sequence[Problem],
     known: set[str],
@@ -294,22 +294,22 @@ def _since(
     may_have_left: bool,
 ) -> Iterator[Problem]:
     """Yield the problems that show only in comparison with the run before."""
-    named = {each.node for each in found if each.what is Kind.LEFT} | known
+    named = {each.node for each in found if each.fault is Fault.LEFT} | known
     for address, start_time in memory.nsqds.items():
         if address not in named and may_have_left:
             text = "no nsqlookupd announces it any more"
-            yield Problem(Kind.LEFT, text, node=address, weight=1 << 62)
+            yield Problem(Fault.LEFT, text, node=address, weight=1 << 62)
         elif (start_s := sample.started.get(address, start_time)) > start_time:
-            yield Problem(Kind.RESTARTED, f"at {moment(start_s)}", node=address)
+            yield Problem(Fault.RESTARTED, f"at {format_utc(start_s)}", node=address)
     for problem in found:
         since_s = memory.problems.get(problem.key, sample.time_s)
-        if problem.what is Kind.PAUSED and sample.time_s - since_s >= PAUSED_LONG_S:
-            yield problem._replace(what=Kind.PAUSED_LONG)
+        if problem.fault is Fault.PAUSED and sample.time_s - since_s >= PAUSED_LONG_S:
+            yield problem._replace(fault=Fault.PAUSED_LONG)
 
 
 def _not_judged(
     sample: Sample,
-    earlier: Earlier,
+    earlier: EarlierTotals,
     window_s: float,
     lookupds: Sequence[str],
 ) -> Iterator[str]:

@@ -104,7 +104,7 @@ def nsqd_addresses(settings: ConnectionSettings) -> tuple[str, ...]:
     if not settings.lookupd_http_addresses:
         return settings.nsqd_tcp_addresses
     with open_cluster(settings) as cluster:
-        answers, failures = cluster.known_nodes()
+        answers, failures = cluster.fetch_nodes()
     if failures and not answers:
         raise failures[0].error
     known = {each.node.tcp for nodes in answers.values() for each in nodes}
@@ -186,7 +186,7 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def known_nodes(self) -> Answers[list[KnownNode]]:
+    def fetch_nodes(self) -> Answers[list[KnownNode]]:
         """Ask every nsqlookupd for /nodes; answers by its address, and who did not answer."""
         return self.ask(self.lookupds, NsqlookupdHTTPClient.nodes)
 
@@ -195,12 +195,12 @@ class Cluster:
 
         Returns them with the failures of nsqlookupd, and of nsqd that are not the ones meant.
         """
-        return self.look_up()[1:]
+        return self.discover_nsqds()[1:]
 
-    def look_up(self) -> tuple[dict[str, list[KnownNode]], Nsqds, list[DaemonFailure]]:
+    def discover_nsqds(self) -> tuple[dict[str, list[KnownNode]], Nsqds, list[DaemonFailure]]:
         """Find the nsqd as `nsqds` does; return what each nsqlookupd knows, too."""
         self._renew()
-        answers, failures = self.known_nodes()
+        answers, failures = self.fetch_nodes()
         announced = [known.node for nodes in answers.values() for known in nodes]
         found, impostors = self.nsqds_among(announced)
         return answers, found, [*failures, *impostors]

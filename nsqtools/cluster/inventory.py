@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from nsqtools.cluster.directory import Answers, Cluster, DaemonFailure, Nsqds
-from nsqtools.cluster.topics import all_of, missing
+from nsqtools.cluster.topics import merge_names, not_found_error
 from nsqtools.errors import ConfigurationError, HTTPError
 from nsqtools.http.http_api import HTTPAPI, KnownNode, NsqdHTTPClient, NsqlookupdHTTPClient
 from nsqtools.protocol.names import Address
@@ -43,7 +43,7 @@ class Inventory(NamedTuple):
     @property
     def topics(self) -> set[str]:
         """The names of all topics."""
-        return all_of(self.registered) | all_of(self.nodes)
+        return merge_names(self.registered) | merge_names(self.nodes)
 
     def where(self, name: str) -> Iterator[tuple[str, TopicStats]]:
         """Every nsqd that has the topic, with its statistics."""
@@ -56,7 +56,7 @@ class Inventory(NamedTuple):
         there = {each.channel_name for _, stats in self.where(topic) for each in stats.channels}
         return there.union(*(topics.get(topic, ()) for topics in self.registered.values()))
 
-    def lookupds_that_know(self, topic: str, channel: str = "") -> list[str]:
+    def lookupds_with(self, topic: str, channel: str = "") -> list[str]:
         """Every nsqlookupd with which the topic, or a channel of it, is registered."""
         return [
             address
@@ -75,7 +75,7 @@ class Inventory(NamedTuple):
 
 def take_inventory(cluster: Cluster) -> Inventory:
     """Ask all daemons. Raises the first failure when none answers."""
-    known, nsqds, failures = cluster.look_up()
+    known, nsqds, failures = cluster.discover_nsqds()
     answers, silent = cluster.ask(
         {**_remembered(cluster), **nsqds},
         lambda nsqd: {each.topic_name: each for each in nsqd.stats(clients=True).topics or ()},
@@ -187,7 +187,7 @@ def list_nodes(cluster: Cluster) -> tuple[list[NodeStatus], list[DaemonFailure]]
 
     Where none is remembered it raises the first failure when none answers at all.
     """
-    known, nsqds, failures = cluster.look_up()
+    known, nsqds, failures = cluster.discover_nsqds()
     nsqds = {**_remembered(cluster), **nsqds}
     if failures and not nsqds:
         raise failures[0].error
@@ -267,7 +267,7 @@ def lookup_topic(cluster: Cluster, topic: str) -> TopicNodes:
         raise failures[0].error
     if not any(answer.is_known for answer in answers.values()):
         listed, _ = cluster.ask(cluster.lookupds, lambda client: client.topics())
-        raise missing("topic", topic, all_of(listed), failures)
+        raise not_found_error("topic", topic, merge_names(listed), failures)
     nodes: dict[tuple[str, str], list[str]] = {}
     for lookupd, answer in answers.items():
         for node in answer.nodes:

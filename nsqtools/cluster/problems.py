@@ -1,18 +1,14 @@
-"""Diagnose a cluster and name remedies, for `nsq check`, `nsq top` and `nsq web`. Pure.
+"""Problems of a cluster, found in samples of it. Pure.
 
-    problems_of(sample)                                   # what one sample shows
-    problems_of(sample, earlier=Earlier(totals, 10.0))    # and what happened in ten seconds
-    problems_of_nodes(nodes, lookupds)                    # where nsqlookupd and nsqd differ
-    by_kind(problems)                                     # for people: fifty of a kind are one
+    find_problems(sample)                                 # in one sample
+    find_problems(sample, EarlierTotals(totals, 10.0))    # and between two, ten seconds apart
+    find_registration_problems(nodes, lookupds)           # where nsqlookupd and nsqd differ
+    group_by_kind(problems)                               # for people: fifty of a kind are one line
 
-A problem has a `Kind`, which says how severe it is and what helps. The alerts that `nsq web` ships
-for Prometheus are about the same problems: they are its metric ``nsq_problem``. Rates are those of
-a longer time where an ``earlier`` sample is given (`Past` keeps it): consumers that take a batch a
-second are not stuck.
-
-A remedy must not lose messages. An nsqd with a full disk drops what it moves from a topic to a
-channel, and at its end what it has in memory only. So remedies in `UNSAFE_ON_FULL_DISK` are not
-named for an nsqd that is not well, and `nsqtools.cluster.admin` refuses to carry them out.
+A problem has a `Fault`, which has its severity and its remedy. The alerts that `nsq web` ships for
+Prometheus cover the same problems, by its metric ``nsq_problem``. With earlier totals
+(`RecentTotals` keeps them), rates are averages over the time between: consumers that take one batch
+a second are not stuck.
 """
 
 from __future__ import annotations
@@ -31,7 +27,7 @@ from nsqtools.protocol.names import is_ephemeral
 LEAST_WINDOW_S = 5.0
 """In less time it does not show whether a queue is stuck or grows."""
 PAST_S = 60.0
-"""How far back `Past` looks, with a step of `PAST_STEP_S`."""
+"""How far back `RecentTotals` looks, with a step of `PAST_STEP_S`."""
 PAST_STEP_S = 10.0
 LEAST_REQUEUED = 10
 """The share of fewer messages means nothing, unless none was finished."""
@@ -60,7 +56,7 @@ CRITICAL, WARNING, NOTE = Severity
 DISCARD = "If nobody needs the messages, nsq channel delete discards them."
 
 
-class Kind(enum.Enum):
+class Fault(enum.Enum):
     """Kinds of problems: severity, what to do, and the name where it is not that of the member."""
 
     GONE = CRITICAL, "Start it again: its messages are in its -data-path."
@@ -136,9 +132,9 @@ class Kind(enum.Enum):
 
 
 UNSAFE_ON_FULL_DISK = {
-    *(Kind.NO_CHANNELS, Kind.CHANNEL_MISSING, Kind.LACKING),  # they create channels
-    *(Kind.UNREACHABLE, Kind.NOT_REGISTERED, Kind.VERSIONS_DIFFER),  # they restart nsqd
-    *(Kind.PAUSED, Kind.PAUSED_LONG),  # of a topic: of a channel, consumers get the messages
+    *(Fault.NO_CHANNELS, Fault.CHANNEL_MISSING, Fault.LACKING),  # they create channels
+    *(Fault.UNREACHABLE, Fault.NOT_REGISTERED, Fault.VERSIONS_DIFFER),  # they restart nsqd
+    *(Fault.PAUSED, Fault.PAUSED_LONG),  # of a topic: of a channel, consumers get the messages
 }
 
 
@@ -149,7 +145,7 @@ class Problem(NamedTuple):
     the nsqd that have to be well again before the remedy of the kind may be applied.
     """
 
-    what: Kind
+    fault: Fault
     text: str
     topic: str = ""
     channel: str = ""
@@ -160,16 +156,16 @@ class Problem(NamedTuple):
     @property
     def remedy(self) -> str:
         if not self.unwell:
-            return self.what.remedy
+            return self.fault.remedy
         return f"First make room on the disk of {self.unwell}: until then a change loses messages."
 
     @property
     def kind(self) -> str:
-        return self.what.word
+        return self.fault.word
 
     @property
     def severity(self) -> Severity:
-        return self.what.severity
+        return self.fault.severity
 
     @property
     def where(self) -> str:
@@ -183,7 +179,7 @@ class Problem(NamedTuple):
         return f"{self.kind} {self.where}"
 
 
-def of_row(kind: Kind, text: str, row: QueueRow) -> Problem:
+def queue_problem(kind: Fault, text: str, row: QueueRow) -> Problem:
     """Return the problem of a queue, on one nsqd or on all together."""
     return Problem(kind, text, row.topic, row.channel, row.node, row.depth)
 
@@ -202,7 +198,7 @@ class Bounds(NamedTuple):
     max_age_s: float | None = None
 
 
-class Earlier(NamedTuple):
+class EarlierTotals(NamedTuple):
     """The totals of a sample that was taken ``ago_s`` seconds before."""
 
     totals: Sequence[QueueRow]
@@ -221,7 +217,7 @@ class _Kept(NamedTuple):
     rows: Sequence[QueueRow] = ()
 
 
-def comparable(first: Sample | _Kept, sample: Sample) -> Sequence[QueueRow]:
+def comparable_totals(first: Sample | _Kept, sample: Sample) -> Sequence[QueueRow]:
     """Return the first totals of the queues whose nsqd have answered both times, in the same run:
     sums of others do not compare."""
     changed = {address for address, _ in first.started.items() ^ sample.started.items()}
@@ -232,7 +228,7 @@ def comparable(first: Sample | _Kept, sample: Sample) -> Sequence[QueueRow]:
     return [row for row in first.totals if (row.topic, row.channel) not in left_out]
 
 
-class Past:
+class RecentTotals:
     """Keeps the totals of a minute, of samples that come one after the other.
 
     Sums of other nsqd do not compare: one that went away takes its messages with it.
@@ -249,7 +245,7 @@ class Past:
         if not kept or sample.at_s - kept[-1].at_s >= PAST_STEP_S:
             kept.append(_Kept(sample.at_s, sample.totals, sample.started))
 
-    def before(self, sample: Sample) -> Earlier | None:
+    def before(self, sample: Sample) -> EarlierTotals | None:
         """Return the oldest totals of the same nsqd, None where there are none yet.
 
         Queues of an nsqd that was restarted since are left out.
@@ -257,18 +253,20 @@ class Past:
         nsqds = sample.started.keys()
         for kept in self._kept:
             if kept.at_s < sample.at_s and kept.started.keys() == nsqds:
-                return Earlier(comparable(kept, sample), sample.at_s - kept.at_s)
+                return EarlierTotals(comparable_totals(kept, sample), sample.at_s - kept.at_s)
         return None
 
 
 DEFAULT_BOUNDS = Bounds()
 
 
-def problems_of(
-    sample: Sample, earlier: Earlier | None = None, bounds: Bounds = DEFAULT_BOUNDS
+def find_problems(
+    sample: Sample, earlier: EarlierTotals | None = None, bounds: Bounds = DEFAULT_BOUNDS
 ) -> list[Problem]:
     """Return what a sample shows, the worst first."""
-    window = earlier if earlier is not None and earlier.ago_s >= LEAST_WINDOW_S else Earlier((), 0)
+    window = (
+        earlier if earlier is not None and earlier.ago_s >= LEAST_WINDOW_S else EarlierTotals((), 0)
+    )
     before = {row.key: row for row in window.totals}
     found = [*_of_daemons(sample), *_of_topology(sample)]
     with_channels = {row.topic for row in sample.totals if row.channel}
@@ -286,16 +284,16 @@ def problems_of(
         found += _of_queue(row, rates, row.topic in with_channels, bounds)
         if rates and rates.timed_out > 0 and not stuck:
             text = f"{rate_text(rates.timed_out)}/s time out, {row.timed_out:,} so far"
-            found.append(of_row(Kind.TIMEOUTS, text, row)._replace(weight=row.timed_out))
+            found.append(queue_problem(Fault.TIMEOUTS, text, row)._replace(weight=row.timed_out))
         if row.paused:
             states, text = paused[row.topic, row.channel], waiting_text(row.depth)
             if not all(states):
                 text = f"on {sum(states)} of {len(states)} nsqd; {text}"
-            found.append(of_row(Kind.PAUSED, text, row))
-    return in_order(guarded(found, sample))
+            found.append(queue_problem(Fault.PAUSED, text, row))
+    return sort_by_severity(with_disk_guards(found, sample))
 
 
-def guarded(problems: Iterable[Problem], sample: Sample) -> Iterator[Problem]:
+def with_disk_guards(problems: Iterable[Problem], sample: Sample) -> Iterator[Problem]:
     """Yield problems, with the nsqd on which the remedy of each would lose messages."""
     unwell = {  # with its topics
         address: {topic.topic_name for topic in stats.topics or ()}
@@ -303,9 +301,9 @@ def guarded(problems: Iterable[Problem], sample: Sample) -> Iterator[Problem]:
         if not stats.is_well
     }
     for problem in problems:
-        is_paused_channel = problem.channel and problem.what in (Kind.PAUSED, Kind.PAUSED_LONG)
-        if problem.what in UNSAFE_ON_FULL_DISK and not is_paused_channel:
-            is_everywhere = not problem.topic or problem.what is Kind.LACKING
+        is_paused_channel = problem.channel and problem.fault in (Fault.PAUSED, Fault.PAUSED_LONG)
+        if problem.fault in UNSAFE_ON_FULL_DISK and not is_paused_channel:
+            is_everywhere = not problem.topic or problem.fault is Fault.LACKING
             where = [
                 address
                 for address, topics in unwell.items()
@@ -316,16 +314,16 @@ def guarded(problems: Iterable[Problem], sample: Sample) -> Iterator[Problem]:
         yield problem
 
 
-def in_order(problems: Iterable[Problem]) -> list[Problem]:
+def sort_by_severity(problems: Iterable[Problem]) -> list[Problem]:
     """Sort the worst first, and among equals the one with the most messages."""
     return sorted(problems, key=lambda each: (each.severity, -each.weight, each.topic, each.node))
 
 
-def by_kind(problems: Iterable[Problem]) -> dict[Kind, list[Problem]]:
+def group_by_kind(problems: Iterable[Problem]) -> dict[Fault, list[Problem]]:
     """Group problems, in their order."""
-    groups: dict[Kind, list[Problem]] = {}
+    groups: dict[Fault, list[Problem]] = {}
     for problem in problems:
-        groups.setdefault(problem.what, []).append(problem)
+        groups.setdefault(problem.fault, []).append(problem)
     return groups
 
 
@@ -333,19 +331,19 @@ def _of_daemons(sample: Sample) -> Iterator[Problem]:
     gone = {node.address: node for node in sample.nodes if node.is_gone}
     for failure in sample.failures:
         node = gone.get(failure.address)
-        kind = Kind.NO_ANSWER if node is None else Kind.GONE
+        kind = Fault.NO_ANSWER if node is None else Fault.GONE
         text = str(failure.error) if node is None else gone_text(node)
         yield Problem(kind, text, node=failure.address, weight=1 << 62)
     for address, _, stats in sample.reports:
         if not stats.is_well:
-            yield Problem(Kind.NOT_WELL, stats.health, node=address, weight=1 << 61)
+            yield Problem(Fault.NOT_WELL, stats.health, node=address, weight=1 << 61)
     versions = Counter(report.stats.version for report in sample.reports)
     if len(versions) > 1:
         text = ", ".join(f"{count} nsqd of {name}" for name, count in versions.most_common())
-        yield Problem(Kind.VERSIONS_DIFFER, text)
+        yield Problem(Fault.VERSIONS_DIFFER, text)
 
 
-def in_a_line(kind: Kind, found: Sequence[Problem]) -> str:
+def summarize_kind(kind: Fault, found: Sequence[Problem]) -> str:
     """Say what is wrong of a kind: how often, and the worst of it."""
     amount = f" ({len(found)})" if len(found) > 1 else ""
     where = f" {found[0].where}" if found[0].where else ""
@@ -355,10 +353,10 @@ def in_a_line(kind: Kind, found: Sequence[Problem]) -> str:
 def gone_text(node: NodeState) -> str:
     """Describe since when an nsqd is gone, why, and what it had."""
     had = messages_text(sum(row.kept for row in node.rows))
-    return f"since {moment(node.seen_s or 0)}: {node.error}; {had} then"
+    return f"since {format_utc(node.seen_s or 0)}: {node.error}; {had} then"
 
 
-def moment(time_s: float) -> str:
+def format_utc(time_s: float) -> str:
     """Return a date with its time, UTC; a dash for one that no calendar has."""
     try:
         return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -374,11 +372,11 @@ def _of_queue(
     ingress = rates.ingress if rates else 0.0
     if row.channel and row.depth and not row.clients and not row.paused:
         growth = f", +{rate_text(ingress)}/s" if ingress > 0 else ""
-        yield of_row(Kind.GROWS if growth else Kind.NO_CONSUMERS, waiting + growth, row)
+        yield queue_problem(Fault.GROWS if growth else Fault.NO_CONSUMERS, waiting + growth, row)
     elif not row.channel and row.depth and not has_channels:
-        yield of_row(Kind.NO_CHANNELS, f"{waiting} for the first channel", row)
+        yield queue_problem(Fault.NO_CHANNELS, f"{waiting} for the first channel", row)
     if bounds.max_depth is not None and row.depth > bounds.max_depth:
-        yield of_row(Kind.DEEP, f"{waiting}, more than {bounds.max_depth:,}", row)
+        yield queue_problem(Fault.DEEP, f"{waiting}, more than {bounds.max_depth:,}", row)
 
 
 def _of_consumers(then: QueueRow, now: QueueRow, rates: Rates, ago_s: float) -> Iterator[Problem]:
@@ -394,17 +392,17 @@ def _of_consumers(then: QueueRow, now: QueueRow, rates: Rates, ago_s: float) -> 
         return
     finished = then.messages - then.depth - then.deferred - then.in_flight  # ever
     may_collect = ago_s < BATCH_S and finished > 0 and not (then.depth and now.depth)
-    kind = Kind.HANGS if now.in_flight else Kind.STUCK
+    kind = Fault.HANGS if now.in_flight else Fault.STUCK
     if timed_out:
-        kind = Kind.TIMES_OUT
+        kind = Fault.TIMES_OUT
     elif now.in_flight and may_collect:
         if rates.ingress:
             return
-        kind = Kind.MAY_HANG
+        kind = Fault.MAY_HANG
     in_flight = f", {now.in_flight:,} in flight" if now.in_flight else ""
     came_back = f", {timed_out:,} timed out" if timed_out else ""
     text = f"{waiting_text(now.depth)}{in_flight}; 0 finished{came_back} in {ago_s:.0f} s"
-    yield of_row(kind, text, now)
+    yield queue_problem(kind, text, now)
 
 
 def _of_window(
@@ -415,14 +413,14 @@ def _of_window(
     if now.clients and now.depth > bounds.behind_depth and growth > 0:
         moved = f"{rate_text(rates.ingress)}/s in, {rate_text(rates.finish)}/s finished"
         text = f"{waiting_text(now.depth)}, +{rate_text(growth)}/s: {moved}"
-        yield of_row(Kind.FALLS_BEHIND, text, now)
+        yield queue_problem(Fault.FALLS_BEHIND, text, now)
     requeued, sent = now.requeued - then.requeued, rates.egress * ago_s
     least = LEAST_REQUEUED if rates.finish else 1 if now.depth else LEAST_CIRCULATING
     if requeued >= least and requeued > bounds.requeue_share * sent:
         share = min(1.0, requeued / sent) if sent else 1.0
-        yield of_row(Kind.REQUEUES, f"{share:.0%} of deliveries requeued", now)
+        yield queue_problem(Fault.REQUEUES, f"{share:.0%} of deliveries requeued", now)
     if growth > 0 and now.disk > then.disk and now.disk > bounds.behind_depth:
-        yield of_row(Kind.ON_DISK, f"{now.disk:,} on disk, and growing", now)
+        yield queue_problem(Fault.ON_DISK, f"{now.disk:,} on disk, and growing", now)
 
 
 def _of_topology(sample: Sample) -> Iterator[Problem]:
@@ -439,23 +437,25 @@ def _of_topology(sample: Sample) -> Iterator[Problem]:
         lacking = having[topic].difference(row.node for row in rows)
         if lacking and not is_ephemeral(channel):
             text = f"not on {', '.join(sorted(lacking))}"
-            yield Problem(Kind.CHANNEL_MISSING, text, topic, channel)
+            yield Problem(Fault.CHANNEL_MISSING, text, topic, channel)
         has_consumers = any(row.clients for row in rows)
         for row in rows:
             if has_consumers and row.depth and not row.clients and not row.paused:
                 text = f"{waiting_text(row.depth)}, its consumers are connected elsewhere"
-                yield of_row(Kind.NO_CONSUMERS_THERE, text, row)
+                yield queue_problem(Fault.NO_CONSUMERS_THERE, text, row)
 
 
-def problems_of_nodes(nodes: Iterable[NodeStatus], lookupds: Sequence[str]) -> Iterator[Problem]:
+def find_registration_problems(
+    nodes: Iterable[NodeStatus], lookupds: Sequence[str]
+) -> Iterator[Problem]:
     """Yield where nsqlookupd and nsqd differ. ``lookupds`` are those that answered."""
     for node in nodes:
         missing = ", ".join(sorted(set(lookupds) - set(node.lookupds)))
         if missing and (node.lookupds or not node.error):
             text = f"{missing} does not know it"
-            yield Problem(Kind.NOT_REGISTERED, text, node=node.address)
+            yield Problem(Fault.NOT_REGISTERED, text, node=node.address)
         for topic in node.tombstoned:
-            yield Problem(Kind.TOMBSTONED, "hidden by nsqlookupd", topic, node=node.address)
+            yield Problem(Fault.TOMBSTONED, "hidden by nsqlookupd", topic, node=node.address)
 
 
 def waiting_text(count: int) -> str:

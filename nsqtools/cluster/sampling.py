@@ -37,7 +37,13 @@ from nsqtools.cluster.queue_rows import (
     RateMeter,
     SumReader,
 )
-from nsqtools.cluster.topics import all_of, is_pattern, matches, on_no_nsqd, select
+from nsqtools.cluster.topics import (
+    describe_registered_only,
+    is_pattern,
+    matches,
+    merge_names,
+    select_names,
+)
 from nsqtools.errors import DeadlineExceeded, NotFoundError, NsqError, ProtocolError
 from nsqtools.http.http_api import MAX_NODES, NsqdHTTPClient, NsqlookupdHTTPClient
 from nsqtools.protocol.stats import StatsReader
@@ -60,7 +66,7 @@ class OverBudget(ProtocolError):
     """An nsqd says more than is kept of one, or than there is room for beside the others."""
 
 
-class Question(NamedTuple):
+class SampleScope(NamedTuple):
     """What is asked besides the queues: the consumers (of a topic, of a channel), the memory."""
 
     consumers: bool = False
@@ -69,7 +75,7 @@ class Question(NamedTuple):
     memory: bool = False
 
 
-QUEUES_ONLY = Question()
+QUEUES_ONLY = SampleScope()
 
 
 class NodeState(NamedTuple):
@@ -150,9 +156,9 @@ class SampleFilter(NamedTuple):
         """Raise `NotFoundError` for a name or pattern that no row has: an alarm must not be silent
         because its topic is gone or misspelt. ``failures`` are daemons that may have it."""
         topics = {row.topic for row in rows}
-        select("topic", self.topics, topics, failures)
+        select_names("topic", self.topics, topics, failures)
         channels = {row.channel for row in rows if matches(row.topic, self.topics)} - {""}
-        select("channel", self.channels, channels, failures)
+        select_names("channel", self.channels, channels, failures)
 
 
 @dataclass(slots=True)
@@ -180,7 +186,7 @@ class _Node:
     measured: list[QueueRow] = field(default_factory=list)
     entries: int = 0
     consumers: list[ConsumerRow] = field(default_factory=list)
-    consumers_of: Question = QUEUES_ONLY
+    consumers_of: SampleScope = QUEUES_ONLY
     heap: int | None = None
 
     @property
@@ -235,7 +241,7 @@ class Sampler:
                 if node.error is None and node.report is not None
             }
 
-    def sample(self, question: Question = QUEUES_ONLY) -> Sample:
+    def sample(self, question: SampleScope = QUEUES_ONLY) -> Sample:
         """Take one sample. With an interval it does not take longer than half of that.
 
         The first one waits until a daemon has answered, and a moment longer for the others. It
@@ -253,7 +259,7 @@ class Sampler:
         if self._bug is not None:
             bug, self._bug = self._bug, None
             raise bug
-        sample = self._put_together(question)
+        sample = self._build_sample(question)
         if not self._has_begun and not self._is_interrupted:
             if self._required and sample.failures and not sample.reports:
                 raise sample.failures[0].error
@@ -263,7 +269,7 @@ class Sampler:
         return sample
 
     def samples(
-        self, interval_s: float, count: int | None = None, question: Question = QUEUES_ONLY
+        self, interval_s: float, count: int | None = None, question: SampleScope = QUEUES_ONLY
     ) -> Iterator[Sample]:
         """Sample every ``interval_s`` seconds, the first time after one interval, with rates.
 
@@ -294,13 +300,13 @@ class Sampler:
         try:
             found, failures = self._cluster.nsqds()
             with self._changed:
-                self._take_over(found, failures)
+                self._merge_nodes(found, failures)
                 kept = {address: node.client for address, node in self._nodes.items()}
             self._cluster.keep_only(kept)
         finally:
             self._looked_up_s = time.monotonic()
 
-    def _take_over(self, known: Nsqds, failures: Iterable[DaemonFailure]) -> None:
+    def _merge_nodes(self, known: Nsqds, failures: Iterable[DaemonFailure]) -> None:
         """Note which nsqd there are, and forget those that left."""
         self._failures = tuple(failures)
         failed = {failure.address for failure in self._failures}
@@ -331,7 +337,7 @@ class Sampler:
             if not is_remembered and node.asked_s is None:
                 del self._nodes[node.address]
 
-    def _ask_all(self, question: Question) -> list[_Node]:
+    def _ask_all(self, question: SampleScope) -> list[_Node]:
         """Put the question to every nsqd that has answered the last one; return these.
 
         Those that failed come last, and of those that are asked seldom not all at once.
@@ -364,7 +370,7 @@ class Sampler:
             except Exception as exc:
                 self._bug = exc
 
-    def _ask(self, node: _Node, question: Question) -> None:
+    def _ask(self, node: _Node, question: SampleScope) -> None:
         error: NsqError | None = None
         try:
             latest_s = (node.asked_s or 0.0) + self._cluster.timeout_s
@@ -381,7 +387,7 @@ class Sampler:
                 node.asked_s = None
                 self._changed.notify_all()
 
-    def _take_answer(self, node: _Node, question: Question) -> None:
+    def _take_answer(self, node: _Node, question: SampleScope) -> None:
         wanted, client = self._wanted, node.client
         only = wanted.topics[0] if len(wanted.topics) == 1 else ""
         is_scoped = question.consumers and bool(question.topic)
@@ -461,13 +467,13 @@ class Sampler:
                 raise
             cluster = self._cluster
             listed, _ = cluster.ask(cluster.lookupds, NsqlookupdHTTPClient.topics)
-            absent = all_of(listed) - {row.topic for row in rows}
+            absent = merge_names(listed) - {row.topic for row in rows}
             for topic in wanted.topics:
                 if topic in absent:
-                    raise NotFoundError(on_no_nsqd(f"topic {topic}")) from None
+                    raise NotFoundError(describe_registered_only(f"topic {topic}")) from None
             raise
 
-    def _put_together(self, question: Question) -> Sample:
+    def _build_sample(self, question: SampleScope) -> Sample:
         now_s, time_s = time.monotonic(), time.time()
         reports, states = [], []
         lookupds = self._cluster.lookupds

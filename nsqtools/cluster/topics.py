@@ -122,8 +122,8 @@ def inspect_topic(cluster: Cluster, topic: str, newcomer: Address | None = None)
         report.channels |= {channel.channel_name for channel in stats.channels}
     if not report.exists:
         listed, _ = cluster.ask(cluster.lookupds, NsqlookupdHTTPClient.topics)
-        named, _ = cluster.ask(nsqds, topics_on)
-        report.known_topics = all_of(listed) | all_of(named)
+        named, _ = cluster.ask(nsqds, topic_names)
+        report.known_topics = merge_names(listed) | merge_names(named)
     return report
 
 
@@ -131,11 +131,11 @@ def _topics(nsqd: NsqdHTTPClient, topic: str = "") -> tuple[TopicStats, ...]:
     return nsqd.stats(topic).topics or ()
 
 
-def topics_on(nsqd: NsqdHTTPClient) -> list[str]:
+def topic_names(nsqd: NsqdHTTPClient) -> list[str]:
     return [each.topic_name for each in _topics(nsqd)]
 
 
-def all_of(answers: Mapping[str, Iterable[str]]) -> set[str]:
+def merge_names(answers: Mapping[str, Iterable[str]]) -> set[str]:
     """Return the names that any daemon has answered."""
     return {name for names in answers.values() for name in names}
 
@@ -145,7 +145,7 @@ def announced_topics(known: Mapping[str, Iterable[KnownNode]]) -> set[str]:
     return {topic for nodes in known.values() for node in nodes for topic in node.topics}
 
 
-def state_of_queue(report: TopicReport, channel: str) -> str:
+def describe_queue(report: TopicReport, channel: str) -> str:
     """Say in a few words what a consumer of the channel waits for."""
     topic, queue = report.topic, f"{report.topic}/{channel}"
     if not report.asked:
@@ -225,21 +225,21 @@ def _meant(name: str, names: Iterable[str]) -> str:
     return f"Did you mean {' or '.join(near)}?" if near else ""
 
 
-def named_topics(cluster: Cluster) -> tuple[set[str], list[DaemonFailure]]:
+def fetch_topics(cluster: Cluster) -> tuple[set[str], list[DaemonFailure]]:
     """Return the topics of every nsqlookupd and of every nsqd given by address, and who failed.
 
     Raises the first failure when no daemon answers.
     """
     answers, failures = cluster.ask(cluster.lookupds, NsqlookupdHTTPClient.topics)
     nsqds, impostors = cluster.nsqds_among()
-    stats, failed = cluster.ask(nsqds, topics_on)
+    stats, failed = cluster.ask(nsqds, topic_names)
     failures += [*impostors, *failed]
     if failures and not answers and not stats:
         raise failures[0].error
-    return all_of(answers) | all_of(stats), failures
+    return merge_names(answers) | merge_names(stats), failures
 
 
-def channel_names(cluster: Cluster, topic: str) -> list[str]:
+def fetch_channels(cluster: Cluster, topic: str) -> list[str]:
     """Return the channels of a topic, or of all with ``""``. Raises as above."""
 
     def channels(nsqd: NsqdHTTPClient) -> list[str]:
@@ -250,7 +250,7 @@ def channel_names(cluster: Cluster, topic: str) -> list[str]:
         answers, _ = cluster.ask(cluster.lookupds, lambda client: client.channels(topic))
     if not answers:
         answers, _ = cluster.ask_nsqds(channels)
-    return sorted(all_of(answers))
+    return sorted(merge_names(answers))
 
 
 def is_pattern(text: str) -> bool:
@@ -277,7 +277,7 @@ def _matcher(pattern: str) -> Callable[[str], bool]:
     return lambda name: expression.search(name) is not None
 
 
-def select(
+def select_names(
     what: str,
     patterns: Iterable[str],
     names: Collection[str],
@@ -291,23 +291,23 @@ def select(
     for pattern in patterns:
         found = set(filter(_matcher(pattern), names))
         if not found:
-            raise missing(what, pattern, names, failures)
+            raise not_found_error(what, pattern, names, failures)
         chosen |= found
     return sorted(chosen)
 
 
-def missing(
+def not_found_error(
     what: str, pattern: str, names: Collection[str], failures: Iterable[DaemonFailure] = ()
 ) -> NotFoundError:
     """Return the error for a name that does not exist or a pattern that matches nothing."""
-    where = but_for(failures)
+    where = unreachable_suffix(failures)
     if is_pattern(pattern):
         hint = _glob_hint(pattern, names)
         return NotFoundError(f"no {what} matches {pattern}{where}", hint=hint)
     return NotFoundError(f"{what} {pattern} does not exist{where}", hint=_meant(pattern, names))
 
 
-def but_for(failures: Iterable[DaemonFailure]) -> str:
+def unreachable_suffix(failures: Iterable[DaemonFailure]) -> str:
     """Say who may have what was not found, "" when every daemon answered."""
     left_out = "; ".join(str(failure.error) for failure in failures)
     return f" on the daemons that answer; left out: {left_out}" if left_out else ""
@@ -322,7 +322,7 @@ def _glob_hint(pattern: str, names: Collection[str]) -> str:
     return f"This is a glob; write '/{pattern}/' for a regular expression." if meant else ""
 
 
-def on_no_nsqd(subject: str, failures: Collection[DaemonFailure] = ()) -> str:
+def describe_registered_only(subject: str, failures: Collection[DaemonFailure] = ()) -> str:
     """Return the message about a topic or channel that only nsqlookupd knows."""
     which = "no nsqd that answers" if failures else "no nsqd"
     return f"{subject} is registered with nsqlookupd, but {which} has it"
@@ -381,7 +381,7 @@ class UnlistedTopics:
         """Return the topics that some nsqd is named for; None when no daemon answers."""
         try:
             with open_cluster(self._connection) as cluster:
-                answers, _ = cluster.known_nodes()
+                answers, _ = cluster.fetch_nodes()
         except (NsqError, OSError):
             return None
         return announced_topics(answers) if answers else None
@@ -390,31 +390,31 @@ class UnlistedTopics:
 log = logging.getLogger("nsqtools")
 
 
-class Troubles:
-    """What is wrong now, reported when it begins, when it changes and when it is over.
+class ChangeLog:
+    """Log a problem when it begins, changes or ends, and not each time that it is met again.
 
-    Without it what is tried again every few seconds would fill the log with one line. Keys are what
-    is in trouble: a topic, an address.
+    What is tried again every few seconds would otherwise fill the log with one line. A key names
+    the subject of a problem: a topic, an address.
     """
 
     def __init__(self) -> None:
-        self._said: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
 
-    def has(self, key: str, what: str) -> None:
-        """There is trouble; ``what`` is logged unless it was the last thing said of the key."""
-        if self._said.get(key) != what:
-            self._said[key] = what
-            log.warning("%s", what)
+    def report(self, key: str, text: str) -> None:
+        """Log the problem of a key, unless it is the one that was reported last."""
+        if self._reported.get(key) != text:
+            self._reported[key] = text
+            log.warning("%s", text)
 
-    def over(self, key: str, what: str = "") -> None:
-        """There is none; ``what`` is logged if there was."""
-        if self._said.pop(key, None) is not None and what:
-            log.warning("%s", what)
+    def resolve(self, key: str, text: str = "") -> None:
+        """Forget the problem of a key; log ``text`` if there was one."""
+        if self._reported.pop(key, None) is not None and text:
+            log.warning("%s", text)
 
-    def only(self, keys: Iterable[str], what: str) -> None:
-        """All others are over; ``{}`` in ``what`` becomes the key."""
-        for key in set(self._said).difference(keys):
-            self.over(key, what.format(key))
+    def retain(self, keys: Iterable[str], text: str) -> None:
+        """Resolve the problems of all other keys; ``{}`` in ``text`` becomes the key."""
+        for key in set(self._reported).difference(keys):
+            self.resolve(key, text.format(key))
 
 
 LOOK_S = 0.2  # between looks whether it is time to ask something
@@ -472,7 +472,7 @@ class ConsumedTopics:
         self._passed_over = {*given, *leave_out}  # where the pattern finds them
         self._suspects: set[str] = set()
         self._is_connected: Callable[[str], bool] = lambda topic: False
-        self._silent, self._troubles = Troubles(), Troubles()
+        self._silent, self._change_log = ChangeLog(), ChangeLog()
         self._failure: Exception | None = None
 
     def start(self, is_connected: Callable[[str], bool], *, ends_idle: bool) -> None:
@@ -493,11 +493,11 @@ class ConsumedTopics:
         return self._wanted.copy()
 
     @property
-    def are_coming(self) -> bool:
+    def has_candidates(self) -> bool:
         """Whether there is a topic to consume, or may be one."""
         return bool(self._wanted or self._awaited or self.pattern)
 
-    def cut_off(self) -> set[str]:
+    def disconnected(self) -> set[str]:
         """Return the topics to consume that have no connection."""
         return {topic for topic in self._wanted.copy() if not self._is_connected(topic)}
 
@@ -505,7 +505,7 @@ class ConsumedTopics:
         """A topic has lost a connection: it may be deleted. For any thread."""
         self._suspects.add(topic)
 
-    def put_off(self, topic: str) -> None:
+    def postpone(self, topic: str) -> None:
         """A topic cannot be consumed now: it is wanted when it is found again."""
         self._wanted.discard(topic)
 
@@ -520,10 +520,10 @@ class ConsumedTopics:
                     refresh_at = now + self._refresh_s
                     self._refresh()
                 suspects = {self._suspects.pop() for _ in range(len(self._suspects))}
-                cut_off = self.cut_off() if suspects or ends_idle else set()
+                disconnected = self.disconnected() if suspects or ends_idle else set()
                 if ends_idle:
-                    self.unlisted.among(cut_off)
-                lost, absent = suspects & cut_off, self._awaited - self._wanted
+                    self.unlisted.among(disconnected)
+                lost, absent = suspects & disconnected, self._awaited - self._wanted
                 self._suspects |= lost  # until they are connected, or deleted
                 if (lost and now >= ask_at) or (absent and now >= retry_at):
                     are_all = self._ask_nsqd(lost, absent)
@@ -541,23 +541,23 @@ class ConsumedTopics:
         except (NsqError, OSError) as exc:
             self._failed("pattern", f"no topics were found: {exc}; trying again")
         else:
-            self._troubles.over("pattern")
+            self._change_log.resolve("pattern")
 
     def _failed(self, key: str, what: str) -> None:
         """Log why nobody answers, unless nobody waits for an answer any more."""
         if not self.stopping.is_set():
-            self._troubles.has(key, what)
+            self._change_log.report(key, what)
 
     def _find(self) -> None:
         """Ask all daemons for topics of the pattern. Raises when none answers."""
         if self.pattern is None:
             return
         with open_cluster(self.connection) as cluster:
-            names, failures = named_topics(cluster)
-            answers, _ = cluster.known_nodes()
+            names, failures = fetch_topics(cluster)
+            answers, _ = cluster.fetch_nodes()
         for address, error in failures:
-            self._silent.has(address, f"cannot list the topics of {address}: {error}")
-        self._silent.only([failure.address for failure in failures], "{} answers again")
+            self._silent.report(address, f"cannot list the topics of {address}: {error}")
+        self._silent.retain([failure.address for failure in failures], "{} answers again")
         nsqd: dict[str, set[Address]] = collections.defaultdict(set)
         for known in chain.from_iterable(answers.values()):
             for topic in filter(self.pattern.search, known.topics - known.tombstoned):
@@ -580,12 +580,12 @@ class ConsumedTopics:
         """
         try:
             with open_cluster(self.connection) as cluster:
-                answers, failures = cluster.ask_nsqds(topics_on, required=False)
+                answers, failures = cluster.ask_nsqds(topic_names, required=False)
         except (NsqError, OSError) as exc:
             self._failed("nsqd", f"cannot ask which topics there are: {exc}; trying again")
             return False
-        self._troubles.over("nsqd")
-        there = all_of(answers)
+        self._change_log.resolve("nsqd")
+        there = merge_names(answers)
         for topic in absent & there:
             self.check(topic)
             self._wanted.add(topic)

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from itertools import filterfalse
 from typing import Any, NamedTuple
 
-from nsqtools.cluster.admin import Action, AdminPlan, Step, at_lookupds, in_order, steps_of
+from nsqtools.cluster.admin import Action, AdminPlan, Step, change_steps, lookupd_steps, sort_steps
 from nsqtools.cluster.directory import Cluster, nsqd_address
 from nsqtools.cluster.inventory import Inventory, take_inventory, with_channels
 from nsqtools.errors import ConfigurationError, ConnectionFailed
@@ -132,7 +132,7 @@ def plan_topology(cluster: Cluster, wanted: Topology) -> AdminPlan:
     """Plan what the cluster lacks. Raises the first failure when no daemon answers."""
     inventory = take_inventory(cluster)
     inventory = with_channels(cluster, inventory, inventory.topics.intersection(wanted.topics))
-    steps = in_order(
+    steps = sort_steps(
         step for name, topic in wanted.topics.items() for step in _lacking(inventory, name, topic)
     )
     return AdminPlan(steps, inventory.failures, tuple(_notes(inventory, wanted)))
@@ -141,8 +141,8 @@ def plan_topology(cluster: Cluster, wanted: Topology) -> AdminPlan:
 def _lacking(inventory: Inventory, name: str, topic: WantedTopic) -> Iterator[Step]:
     queues = {"": topic.paused, **{each: each in topic.paused_channels for each in topic.channels}}
     for channel in queues:
-        lacking = inventory.registered.keys() - inventory.lookupds_that_know(name, channel)
-        yield from at_lookupds(lacking, Action.CREATE, name, channel)
+        lacking = inventory.registered.keys() - inventory.lookupds_with(name, channel)
+        yield from lookupd_steps(lacking, Action.CREATE, name, channel)
     there = dict(inventory.where(name))
     for address in inventory.nodes if topic.everywhere else there:
         paused: dict[str, bool] = {}  # those that are there
@@ -189,7 +189,7 @@ def idle_steps(cluster: Cluster, before: Inventory, wanted: Topology) -> list[St
         surplus = now.channels(name) - wanted.topics[name].channels if is_wanted else {""}
         for channel in filterfalse(is_ephemeral, sorted(surplus)):
             if all(_is_idle(was.get(at), each, channel) for at, each in now.where(name)):
-                steps += steps_of(now, Action.DELETE, name, channel)
+                steps += change_steps(now, Action.DELETE, name, channel)
     return steps
 
 

@@ -52,7 +52,7 @@ from nsqtools.client.attempts import MAX_REMEMBERED, Attempts, Key, keys_of
 from nsqtools.client.dead_letters import DeadLetters
 from nsqtools.client.message import Batch, Message, MessageSource, touch_when_due
 from nsqtools.client.options import ClientOptions
-from nsqtools.cluster.topics import Troubles
+from nsqtools.cluster.topics import ChangeLog
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.files.durable import append_whole, sync_folder
 from nsqtools.files.opening import locked
@@ -570,7 +570,7 @@ class DeadLetterFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._troubles = Troubles()
+        self._change_log = ChangeLog()
         try:
             with self._opened() as fd:
                 is_file = stat.S_ISREG(os.fstat(fd).st_mode)
@@ -607,10 +607,10 @@ class DeadLetterFile:
             with self._opened() as fd:
                 append_whole(fd, lines)
         except OSError as exc:
-            self._troubles.has("", f"cannot write {self._path} ({exc.strerror})")
+            self._change_log.report("", f"cannot write {self._path} ({exc.strerror})")
             kept(parcel, False)
         else:
-            self._troubles.over("")
+            self._change_log.resolve("")
             kept(parcel, True)
 
     def close(self) -> None:

@@ -119,7 +119,7 @@ class TopicSources:
 
     def is_connected(self) -> bool:
         """Tell whether every topic has a connection, but for those that no nsqd has."""
-        return self.topics.cut_off() <= self.topics.unlisted.found
+        return self.topics.disconnected() <= self.topics.unlisted.found
 
     def had_turns(self, since: float) -> bool:
         """Tell whether every nsqd could have sent a message after ``since``."""

@@ -30,7 +30,7 @@ from urllib.parse import urlsplit
 
 from nsqtools.cluster.directory import Cluster
 from nsqtools.cluster.inventory import lookup_topic
-from nsqtools.cluster.topics import missing
+from nsqtools.cluster.topics import not_found_error
 from nsqtools.errors import ConfigurationError, ConnectionFailed, NsqError, OutputError
 from nsqtools.protocol.commands import MAGIC_V2, IdentifyReply, decode_identify_reply, identify
 from nsqtools.protocol.frames import MIN_MESSAGE_SIZE
@@ -170,7 +170,7 @@ class TemporaryNsqd:
             raise ConfigurationError(f"{topic}/{channel} is ephemeral, and keeps no messages")
         found = lookup_topic(self._cluster, topic)
         if channel not in found.channels:
-            raise missing("channel", channel, found.channels)
+            raise not_found_error("channel", channel, found.channels)
         self._compare_access([tcp for tcp, _, _ in found.nodes])
         names = [name for name in found.channels if not is_ephemeral(name)]
 
@@ -288,7 +288,7 @@ class TemporaryNsqd:
         ends_s = time.monotonic() + _REGISTERED_S
         tcp, asked = self.address, self.shown_by if shown else self._cluster.lookupds
         while True:
-            answers, _ = self._cluster.known_nodes()
+            answers, _ = self._cluster.fetch_nodes()
             seen = {
                 address: [
                     each

@@ -36,7 +36,7 @@ from starlette.routing import Mount, Route
 from nsqtools.cluster.admin import Action, StepResult, TopicChange
 from nsqtools.cluster.directory import Cluster, DaemonFailure
 from nsqtools.cluster.inventory import registered_channels
-from nsqtools.cluster.topics import all_of, announced_topics, named_topics, topics_on
+from nsqtools.cluster.topics import announced_topics, fetch_topics, merge_names, topic_names
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.http.http_api import KnownNode, NsqdHTTPClient
 from nsqtools.protocol.names import Address, is_valid_name
@@ -113,7 +113,7 @@ def gather(
 
     With ``silent`` those that do not answer are there, too, as nsqlookupd knows them.
     """
-    known, nsqds, failures = cluster.look_up()
+    known, nsqds, failures = cluster.discover_nsqds()
     entries = cluster.entries(known)
 
     def ask(client: NsqdHTTPClient) -> tuple[Document, NsqdStats]:
@@ -305,14 +305,14 @@ def newest_version(versions: Iterable[str]) -> str:
 def list_topics(context: WebContext, request: Request) -> object:
     cluster = context.cluster
     try:
-        names, failures = named_topics(cluster)
+        names, failures = fetch_topics(cluster)
     except NsqError as exc:
         raise upstream_error("nsqlookupd" if cluster.lookupds else "nsqd", [exc]) from exc
     if request.query_params.get("inactive") != "true":
         return {"topics": sorted(names), "message": warning(each.error for each in failures)}
-    known, nsqds, failures = cluster.look_up()  # who is silent has topics, too
-    stats, silent = cluster.ask(nsqds, topics_on)
-    idle = names.difference(all_of(stats), announced_topics(known))
+    known, nsqds, failures = cluster.discover_nsqds()  # who is silent has topics, too
+    stats, silent = cluster.ask(nsqds, topic_names)
+    idle = names.difference(merge_names(stats), announced_topics(known))
     answers, failed = registered_channels(cluster, cluster.lookupds, idle)
     found = {
         topic: sorted({channel for each in answers.values() for channel in each.get(topic, ())})
@@ -336,7 +336,7 @@ def show_queue(context: WebContext, request: Request) -> object:
         each for topic in topics for each in topic["channels"] if each["channel_name"] == channel
     ]
     if not (channels if channel else topics):
-        kind = "CHANNEL" if name in named_topics(context.cluster)[0] else "TOPIC"
+        kind = "CHANNEL" if name in fetch_topics(context.cluster)[0] else "TOPIC"
         if channel or kind == "TOPIC":
             raise not_found(context.cluster, gathered.failures, f"{kind}_NOT_FOUND")
     document = channels_together(channels) if channel else topics_together(name, topics)

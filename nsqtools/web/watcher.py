@@ -18,7 +18,7 @@ from contextlib import suppress
 
 from nsqtools.cluster.directory import Cluster
 from nsqtools.cluster.history import History
-from nsqtools.cluster.problems import Earlier, Past
+from nsqtools.cluster.problems import EarlierTotals, RecentTotals
 from nsqtools.cluster.sampling import Sample, SampleFilter, Sampler
 from nsqtools.errors import is_limit
 
@@ -38,7 +38,7 @@ class Watcher:
         self.history = History(interval_s=refresh_s)
         self.sampler = Sampler(cluster, SampleFilter(), required=False, interval_s=refresh_s)
         self.took_s = 0.0
-        self._past = Past()
+        self._past = RecentTotals()
         self._changed = threading.Lock()
         self._stopped = threading.Event()
         self._coming = _coming()  # over with the next sample
@@ -66,7 +66,7 @@ class Watcher:
             self.sampler.stop()
             self._wake()
 
-    def earlier(self, sample: Sample) -> Earlier | None:
+    def earlier(self, sample: Sample) -> EarlierTotals | None:
         """Return the totals of about a minute before a sample, as far as there are any."""
         with self._changed:
             return self._past.before(sample)

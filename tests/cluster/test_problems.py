@@ -19,13 +19,13 @@ from nsqtools.cluster.problems import (
     NOTE,
     WARNING,
     Bounds,
-    Earlier,
-    Kind,
-    Past,
+    EarlierTotals,
+    Fault,
     Problem,
+    RecentTotals,
     Severity,
-    comparable,
-    problems_of,
+    comparable_totals,
+    find_problems,
 )
 from nsqtools.cluster.sampling import Sample, SampleFilter, Sampler
 
@@ -55,11 +55,11 @@ class Stage:
     def look(self) -> None:
         self._first = self._sampler.sample()
 
-    def judge(self, window_s: float = 10.0) -> dict[Kind, Problem]:
+    def judge(self, window_s: float = 10.0) -> dict[Fault, Problem]:
         """Judge what happened since `look`, as if that was ``window_s`` ago."""
         now = self._sampler.sample()
-        earlier = Earlier(comparable(self._first, now), window_s)
-        return {each.what: each for each in problems_of(now, earlier, Bounds(behind_depth=5))}
+        earlier = EarlierTotals(comparable_totals(self._first, now), window_s)
+        return {each.fault: each for each in find_problems(now, earlier, Bounds(behind_depth=5))}
 
     def channel(self) -> None:
         self.nsqd.create_channel("t", "c")
@@ -132,9 +132,9 @@ SLOW = "channel, publish, consume 1, hold 1, look, finish, hold 1"
 S, W, N = CRITICAL, WARNING, NOTE
 # what happens, how it is judged, and what the remedy names
 FAULTS = {
-    "RDY 0": ("channel, publish, consume 0, look", Kind.STUCK, S, "30 waiting; 0 finished", START),
-    "hangs": (f"{HOLDS}, look", Kind.HANGS, S, "0 waiting, 30 in flight; 0 finished", "answer"),
-    "hangs later": (f"{HOLDS}, finish 5, wait, look", Kind.MAY_HANG, W, "25 in flight", "answer"),
+    "RDY 0": ("channel, publish, consume 0, look", Fault.STUCK, S, "30 waiting; 0 finished", START),
+    "hangs": (f"{HOLDS}, look", Fault.HANGS, S, "0 waiting, 30 in flight; 0 finished", "answer"),
+    "hangs later": (f"{HOLDS}, finish 5, wait, look", Fault.MAY_HANG, W, "25 in flight", "answer"),
     "collects a batch": (
         f"{HOLDS}, finish 5, wait, look, ready 99, publish 1, hold 1",
         None,
@@ -144,33 +144,33 @@ FAULTS = {
     ),
     "answers nothing": (
         "channel, publish, consume 30 1000, hold, look, time_out 30",
-        *(Kind.TIMES_OUT, S, "30 waiting; 0 finished, 30 timed out in 10 s", RESTART),
+        *(Fault.TIMES_OUT, S, "30 waiting; 0 finished, 30 timed out in 10 s", RESTART),
     ),
     "answers some": (
         "channel, publish, consume 30 1000, hold, look, finish 5, time_out 25",
-        *(Kind.TIMEOUTS, W, "2.5/s time out, 25 so far", RESTART),
+        *(Fault.TIMEOUTS, W, "2.5/s time out, 25 so far", RESTART),
     ),
-    "requeues all": (f"{HOLDS}, look, requeue 30", Kind.REQUEUES, W, "100% of deliv", "answer"),
+    "requeues all": (f"{HOLDS}, look, requeue 30", Fault.REQUEUES, W, "100% of deliv", "answer"),
     "one circulates": (
         "channel, publish 1, consume 1, hold 1, look, requeue 3",
-        *(Kind.REQUEUES, W, "100% of deliveries requeued", "answer"),
+        *(Fault.REQUEUES, W, "100% of deliveries requeued", "answer"),
     ),
     "backs off": (
         "channel, publish, consume 1, hold 1, look, requeue 1",
-        *(Kind.REQUEUES, W, "100% of deliveries requeued", "answer"),
+        *(Fault.REQUEUES, W, "100% of deliveries requeued", "answer"),
     ),
     "slow": (SLOW, None, N, "", "answer"),
     "slower than producers": (
         f"{SLOW}, publish 10",
-        *(Kind.FALLS_BEHIND, W, "38 waiting, +0.9/s: 1.0/s in, 0.1/s finished", "answer"),
+        *(Fault.FALLS_BEHIND, W, "38 waiting, +0.9/s: 1.0/s in, 0.1/s finished", "answer"),
     ),
-    "no consumers": ("channel, publish, look", Kind.NO_CONSUMERS, W, "30 waiting", START),
-    "grows": ("channel, look, publish 20", Kind.GROWS, S, "20 waiting, +2.0/s", START),
-    "no channels": ("publish", Kind.NO_CHANNELS, W, "30 waiting for the", f"channel, {START}"),
-    "paused": ("channel, pause, publish, consume 9", Kind.PAUSED, N, "30 wait", "pause 0, answer"),
+    "no consumers": ("channel, publish, look", Fault.NO_CONSUMERS, W, "30 waiting", START),
+    "grows": ("channel, look, publish 20", Fault.GROWS, S, "20 waiting, +2.0/s", START),
+    "no channels": ("publish", Fault.NO_CHANNELS, W, "30 waiting for the", f"channel, {START}"),
+    "paused": ("channel, pause, publish, consume 9", Fault.PAUSED, N, "30 wait", "pause 0, answer"),
     "topic paused": (
         "channel, pause_topic, publish",
-        Kind.PAUSED,
+        Fault.PAUSED,
         N,
         "30 waiting",
         f"pause_topic 0, {START}",
@@ -189,7 +189,7 @@ def stack() -> Iterator[ExitStack]:
 )
 def test_a_fault_is_one_problem_and_its_remedy_ends_it_without_loss(
     seed: str,
-    kind: Kind | None,
+    kind: Fault | None,
     severity: Severity,
     words: str,
     remedy: str,
@@ -202,8 +202,8 @@ def test_a_fault_is_one_problem_and_its_remedy_ends_it_without_loss(
     assert [*found] == [kind] * (kind is not None)
     for problem in found.values():
         assert (problem.severity, words in problem.text) == (severity, True), problem
-    if kind is Kind.MAY_HANG:
-        assert [*stage.judge(60.0)] == [Kind.HANGS]
+    if kind is Fault.MAY_HANG:
+        assert [*stage.judge(60.0)] == [Fault.HANGS]
     stage.do(remedy)
     stage.look()
     assert not stage.judge()
@@ -216,9 +216,9 @@ def test_what_restarts_an_nsqd_keeps_its_messages(any_nsqd: AnyNsqd, stack: Exit
     stage.do("channel, publish, look")
     nsqd.stop()
     gone = stage.judge()
-    assert gone[Kind.GONE].text.endswith("; 30 messages then")
+    assert gone[Fault.GONE].text.endswith("; 30 messages then")
     nsqd.start()
-    wait_until(lambda: Kind.GONE not in stage.judge(), what="it answers again")
+    wait_until(lambda: Fault.GONE not in stage.judge(), what="it answers again")
     assert nsqd.depth("t", "c") == COUNT
 
 
@@ -280,7 +280,7 @@ def test_nothing_that_loses_messages_is_advised_or_done_on_a_full_disk(
     subprocess.run(["mount", "-o", "remount,size=8m", nsqd.data_path], check=True)
     nsqd.publish("big", b"x")  # the first write that succeeds makes nsqd well again
     problems = json.loads(run_nsq(["check", at, "--window=0", "--json"]).out)["problems"]
-    assert Kind.NO_CHANNELS.remedy in {each["remedy"] for each in problems}
+    assert Fault.NO_CHANNELS.remedy in {each["remedy"] for each in problems}
     assert run_nsq(f"channel create big keep {at}".split()).status == 0
     assert run_nsq(f"topic unpause held {at}".split()).status == 0
     wait_until(lambda: nsqd.depth("big", "keep") == depth + 1, what="all are in the channel")
@@ -293,7 +293,7 @@ def test_nothing_that_loses_messages_is_advised_or_done_on_a_full_disk(
 
 
 def test_a_step_of_the_clock_is_no_window() -> None:
-    past = Past()
+    past = RecentTotals()
     past.add(Sample(1000.0, [], [], (), (), at_s=5.0))
     earlier = past.before(Sample(1060.0, [], [], (), (), at_s=6.0))
     assert earlier is not None

@@ -17,7 +17,7 @@ from nsqtools.cluster import sampling as live
 from nsqtools.cluster.directory import Cluster, ClusterAddresses
 from nsqtools.cluster.inventory import take_inventory
 from nsqtools.cluster.queue_rows import ConsumerMeter, NodeReport
-from nsqtools.cluster.sampling import Question, Sample, SampleFilter, Sampler
+from nsqtools.cluster.sampling import Sample, SampleFilter, Sampler, SampleScope
 from nsqtools.errors import DeadlineExceeded
 from nsqtools.http.http_api import HTTPAccess
 from nsqtools.protocol.stats import NsqdStats, read_stats
@@ -91,16 +91,16 @@ def test_consumers_and_memory_are_asked_for_where_they_are_shown(nsqd: Nsqd) -> 
     ):
         [node] = sampler.sample().nodes
         assert node.consumers == []
-        for question in (Question(True), Question(True, "clicks", "arch")):
+        for question in (SampleScope(True), SampleScope(True, "clicks", "arch")):
             [row] = wait_until(
                 lambda question=question: sampler.sample(question).nodes[0].consumers,
                 what="the consumer is there",
             )
             assert (row.topic, row.channel, row.node) == ("clicks", "arch", nsqd.http_address)
         wait_until(
-            lambda: (sampler.sample(Question(memory=True)).nodes[0].heap or 0) > 0, what="memory"
+            lambda: (sampler.sample(SampleScope(memory=True)).nodes[0].heap or 0) > 0, what="memory"
         )
-        assert sampler.sample(Question(True, "other")).nodes[0].consumers == []
+        assert sampler.sample(SampleScope(True, "other")).nodes[0].consumers == []
 
 
 @contextmanager

@@ -21,8 +21,8 @@ from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.cluster import topics
 from nsqtools.cluster.directory import Cluster, ClusterAddresses
 from nsqtools.cluster.topics import (
+    ChangeLog,
     TopicReport,
-    Troubles,
     UnlistedTopics,
     check_subscription,
     inspect_topic,
@@ -72,14 +72,14 @@ def test_lookupd_leads_to_the_nsqd_and_a_dead_one_is_noted(
 def test_each_trouble_is_reported_when_it_begins_changes_and_ends_also_by_a_thousand_topics(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    troubles = Troubles()
+    change_log = ChangeLog()
     for _ in range(3):
-        troubles.has("a:4161", "a:4161 refuses")
-        troubles.has("b:4161", "b:4161 is slow")
-    troubles.has("a:4161", "a:4161 is slow")
-    troubles.only(["b:4161"], "{} answers again")
-    troubles.over("a:4161", "never reported")
-    troubles.over("b:4161")
+        change_log.report("a:4161", "a:4161 refuses")
+        change_log.report("b:4161", "b:4161 is slow")
+    change_log.report("a:4161", "a:4161 is slow")
+    change_log.retain(["b:4161"], "{} answers again")
+    change_log.resolve("a:4161", "never reported")
+    change_log.resolve("b:4161")
 
     reported = ["a:4161 refuses", "b:4161 is slow", "a:4161 is slow", "a:4161 answers again"]
     assert caplog.messages == reported

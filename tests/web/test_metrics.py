@@ -18,7 +18,7 @@ from plugins.waiting import patience_s, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 
 from nsqtools.cluster import sampling
-from nsqtools.cluster.problems import Kind
+from nsqtools.cluster.problems import Fault
 from nsqtools.http.http_api import HTTPAccess
 
 METRIC = re.compile(r"\bnsq_[a-z0-9_]+")
@@ -89,7 +89,7 @@ def test_one_scrape_has_every_queue_and_dashboard_and_alerts_read_metrics_that_t
             assert text.count(opening) == text.count(closing), text
     assert set(METRIC.findall(dashboard + alerts)) <= known
     # the alerts are about the problems of the console, in its words
-    words = {each.severity.word for each in Kind} | {each.word for each in Kind}
+    words = {each.severity.word for each in Fault} | {each.word for each in Fault}
     asked = re.findall(r'nsq_problem{\w+="(.*?)"', " ".join(rule["expr"] for rule in rules))
     assert {"critical", "warning", "paused"} == set(asked) <= words
     # and it is said of what there is by the labels that it has
@@ -136,7 +136,7 @@ def text_of(url: str, path: str) -> str:
     return answer.text
 
 
-def problems_of(url: str) -> str:
+def find_problems(url: str) -> str:
     """The text of the first page's list of problems."""
     found = re.search(r'<section id="problems".*?</section>', text_of(url, "/"), re.S)
     assert found is not None
@@ -165,7 +165,7 @@ def test_an_nsqd_that_died_is_down_and_a_critical_problem_until_it_is_back(
     wait_until(lambda: up(url) == {dead: 0, living: 1}, what="it is down", timeout_s=WAIT_S)
 
     def is_told() -> bool:  # the living one may be late for a moment
-        found = problems_of(url)
+        found = find_problems(url)
         samples = scrape(url)
         problems = [set(each.labels.values()) for each in samples["nsq_problem"]]
         return (
@@ -196,10 +196,10 @@ def test_an_nsqd_that_died_is_down_and_a_critical_problem_until_it_is_back(
     wait_until(lambda: up(url, "lookupd") == missed, what="they are missed", timeout_s=WAIT_S)
     # which changes nothing about the nsqd
     wait_until(lambda: up(url) == {dead: 0, living: 1}, what="all else", timeout_s=WAIT_S)
-    assert all(address in problems_of(url) for address in lookupds)
+    assert all(address in find_problems(url) for address in lookupds)
     for path in ("/nodes", "/topics/orders/billing", f"/nodes/{living}"):
         assert text_of(url, path)
 
     cluster.nsqds[0].start()
     wait_until(lambda: up(url) == {dead: 1, living: 1}, what="it is back", timeout_s=WAIT_S)
-    assert "gone" not in problems_of(url)
+    assert "gone" not in find_problems(url)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nsqtools.cli.options.params import Yes
-from nsqtools.cli.render.outcomes import tell_left_out
+from nsqtools.cli.render.outcomes import report_unreachable
 from nsqtools.cli.render.output import Cell, write_json
 from nsqtools.cli.running.administering import (
     Changing,
@@ -61,7 +61,7 @@ def list_(topic: ListedTopics = None, *, listing: ClusterListing) -> int:
         for pair, queues in sorted(found.items())
     ]
     listing.write(CHANNELS, rows, ("deferred", "nodes", "in_flight"))
-    return tell_left_out(inventory.failures, listing.runtime)
+    return report_unreachable(inventory.failures, listing.runtime)
 
 
 def info(topic: OneTopic, channel: OneChannel, *, listing: ClusterListing) -> int:
@@ -74,19 +74,19 @@ def info(topic: OneTopic, channel: OneChannel, *, listing: ClusterListing) -> in
     from nsqtools.cluster.inventory import channel_of, take_inventory, with_channels
     from nsqtools.cluster.queue_rows import channel_row
     from nsqtools.cluster.stats_documents import channel_document
-    from nsqtools.cluster.topics import missing, on_no_nsqd
+    from nsqtools.cluster.topics import describe_registered_only, not_found_error
 
     with listing.open(CHANNEL_NODES) as opened:
         inventory = with_channels(opened, take_inventory(opened), [topic])
     if topic not in inventory.topics:
-        raise missing("topic", topic, inventory.topics, inventory.failures)
+        raise not_found_error("topic", topic, inventory.topics, inventory.failures)
     known = inventory.channels(topic)
     if channel not in known:
-        raise missing("channel", channel, known, inventory.failures)
+        raise not_found_error("channel", channel, known, inventory.failures)
     where = inventory.where(topic)
     found = [(at, each) for at, stats in where if (each := channel_of(stats, channel)) is not None]
     if not found:
-        what = on_no_nsqd(f"channel {topic}/{channel}", inventory.failures)
+        what = describe_registered_only(f"channel {topic}/{channel}", inventory.failures)
         listing.runtime.tell(f"nsq: {what}")
     if listing.form.is_document:
         nodes = [channel_document(at, topic, each) for at, each in found]
@@ -97,7 +97,7 @@ def info(topic: OneTopic, channel: OneChannel, *, listing: ClusterListing) -> in
         rows = [cells_of(row, CHANNEL_NODES) for row in queues]
         optional = ("disk", "timed_out", "requeued", "messages", "deferred")
         listing.write(CHANNEL_NODES, rows, optional)
-    return tell_left_out(inventory.failures, listing.runtime)
+    return report_unreachable(inventory.failures, listing.runtime)
 
 
 def create(topic: TopicGlob, channel: NewChannels, *, change: Changing) -> int:

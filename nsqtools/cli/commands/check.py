@@ -25,7 +25,7 @@ from nsqtools.protocol.text import escape_line, utc_text
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from nsqtools.cluster.check import Memory, Verdict
+    from nsqtools.cluster.check import CheckState, Verdict
     from nsqtools.cluster.directory import Cluster
     from nsqtools.cluster.problems import Problem
 
@@ -90,7 +90,7 @@ def check(
         nsq check --ignore paused --ignore 'no consumers test*' --json | jq '.problems[].kind'
         nsq check --bundle cluster.tar.gz
     """
-    from nsqtools.cluster.check import take_verdict
+    from nsqtools.cluster.check import run_check
     from nsqtools.cluster.problems import Bounds
     from nsqtools.cluster.sampling import SampleFilter
 
@@ -101,7 +101,7 @@ def check(
     stopped = threading.Event()
     with cluster.open() as opened:
         with stopping(stopped.set) as signals:
-            verdict = take_verdict(
+            verdict = run_check(
                 opened,
                 memory,
                 wanted=SampleFilter(topic or (), channel or ()),
@@ -160,10 +160,10 @@ def _text(verdict: Verdict, shown: Sequence[Problem], status: int) -> Iterator[s
 
 
 def _line(problem: Problem, verdict: Verdict) -> str:
-    from nsqtools.cluster.problems import moment
+    from nsqtools.cluster.problems import format_utc
 
     since_s = verdict.memory.problems.get(problem.key, verdict.memory.time_s)
-    since = f" (since {moment(since_s)})" if since_s < verdict.memory.time_s else ""
+    since = f" (since {format_utc(since_s)})" if since_s < verdict.memory.time_s else ""
     where = f" {problem.where}" if problem.where else ""
     word = problem.severity.word.upper()
     return escape_line(f"{word:<8}  {problem.kind}{where}: {problem.text}{since}")
@@ -227,9 +227,9 @@ def check_document(verdict: Verdict, shown: Sequence[Problem], status: int) -> d
 # -- files ----------------------------------------------------------------------------------------
 
 
-def _load(path: Path) -> Memory:
+def _load(path: Path) -> CheckState:
     """Read what the last run left; an empty memory where there is no file yet."""
-    from nsqtools.cluster.check import Memory
+    from nsqtools.cluster.check import CheckState
 
     try:
         document = json.loads(path.read_bytes())
@@ -243,7 +243,7 @@ def _load(path: Path) -> Memory:
         ]
         asked = [str(address) for address in document.get("asked", ())]
         had = {at: (int(n), float(t)) for at, (n, t) in document.get("had", {}).items()}
-        memory = Memory(nsqds, problems, float(document["time_s"]), counts, asked, had)
+        memory = CheckState(nsqds, problems, float(document["time_s"]), counts, asked, had)
         times = (
             *problems.values(),
             *(each[0] for each in counts),
@@ -253,7 +253,7 @@ def _load(path: Path) -> Memory:
             utc_text(time_s)  # in the calendar
         return memory
     except FileNotFoundError:
-        return Memory()
+        return CheckState()
     except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as exc:
         why = exc.strerror if isinstance(exc, OSError) else "it is not a file of nsq check"
         raise ConfigurationError(f"cannot read {path}: {why}", hint="Remove it.") from exc

@@ -239,7 +239,7 @@ def names_for(kind: str, given: Mapping[str, Any]) -> list[str]:
         from nsqtools.settings import config_path, profile_names
 
         return profile_names(config_path(runtime.environ))
-    from nsqtools.cluster.topics import channel_names, named_topics
+    from nsqtools.cluster.topics import fetch_channels, fetch_topics
     from nsqtools.protocol.names import is_valid_name
 
     cluster = cluster_of(given, runtime)
@@ -253,10 +253,10 @@ def names_for(kind: str, given: Mapping[str, Any]) -> list[str]:
                 # host:port or a URL, with nothing in it that means more to a shell
                 return [each for each in nsqds if re.fullmatch(r"[\w.:/-]+", each, re.ASCII)]
             if kind == TOPICS:
-                names: Iterable[str] = named_topics(opened)[0]
+                names: Iterable[str] = fetch_topics(opened)[0]
             else:
                 topic = [None, *texts_of(given.get("topic"))][-1]
-                names = channel_names(opened, topic or "")
+                names = fetch_channels(opened, topic or "")
     except NsqError:
         return []
     finally:

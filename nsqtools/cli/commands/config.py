@@ -29,7 +29,7 @@ from nsqtools.cli.options.connection import (
     setting_of,
 )
 from nsqtools.cli.parsing.binding import From, opt
-from nsqtools.cli.render.outcomes import tell_left_out
+from nsqtools.cli.render.outcomes import report_unreachable
 from nsqtools.cli.render.output import ListingForm, write_json, write_listing
 from nsqtools.cli.running.administering import ClusterListing
 from nsqtools.cli.running.runtime import Session
@@ -263,7 +263,7 @@ def ask_each(
             if isinstance(each["value"], list):
                 each["value"] = ",".join(map(str, each["value"]))
     listing.write_records(VALUES, documents)
-    return tell_left_out(failures, listing.runtime)
+    return report_unreachable(failures, listing.runtime)
 
 
 def profiles(*, form: ListingForm, runtime: Session) -> None:

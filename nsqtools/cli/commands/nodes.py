@@ -15,7 +15,7 @@ from nsqtools.cli.options.connection import ClientFlags, LookupFlags, Where, cli
 from nsqtools.cli.options.params import DryRun, Json, Yes
 from nsqtools.cli.options.publishing import DrainedChannels
 from nsqtools.cli.parsing.binding import From, OptionSet, opt, some
-from nsqtools.cli.render.outcomes import Progress, tell_left_out
+from nsqtools.cli.render.outcomes import Progress, report_unreachable
 from nsqtools.cli.render.output import FormKind, write_json, write_lines
 from nsqtools.cli.running.administering import CHANGE_TIMEOUT_S, Changing, ClusterListing, OneTopic
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stopping
@@ -74,7 +74,7 @@ def nodes(*, listing: ClusterListing) -> int:
         if node.aliases:
             aliases = ", ".join(node.aliases)
             listing.runtime.tell(f"nsq: {node.address} is one nsqd that is also at {aliases}")
-    status = tell_left_out(failures, listing.runtime)
+    status = report_unreachable(failures, listing.runtime)
     return ExitStatus.PARTLY_DONE if any(node.error for node in nodes) else status
 
 
@@ -99,20 +99,20 @@ def lookup(topic: OneTopic, *, listing: ClusterListing) -> int:
         nsq lookup clicks --json | jq -r '.nodes[].nsqd'
     """
     from nsqtools.cluster.inventory import lookup_topic
-    from nsqtools.cluster.topics import on_no_nsqd
+    from nsqtools.cluster.topics import describe_registered_only
 
     warn_of_deprecation("lookup", listing.runtime)
     with listing.open(LOOKUP) as opened:
         where = lookup_topic(opened, topic)
     if not where.nodes:
-        listing.runtime.tell(f"nsq: {on_no_nsqd(f'topic {topic}')}")
+        listing.runtime.tell(f"nsq: {describe_registered_only(f'topic {topic}')}")
     nodes = [each._asdict() for each in where.nodes]
     if listing.form.is_document:
         document = {"topic": topic, "channels": where.channels, "nodes": nodes}
         write_json(listing.runtime, document)
     else:
         listing.write_records(LOOKUP, nodes)
-    return tell_left_out(where.failures, listing.runtime)
+    return report_unreachable(where.failures, listing.runtime)
 
 
 def ping(*, listing: ClusterListing) -> int:
@@ -153,7 +153,7 @@ def info(*, listing: ClusterListing) -> int:
         for address, answer in answers.items()
     ]
     listing.write_records(INFO, documents, ("start_time", "hostname", "broadcast_address"))
-    return tell_left_out(failures, listing.runtime)
+    return report_unreachable(failures, listing.runtime)
 
 
 def node_document(node: NodeStatus) -> dict[str, Any]:
@@ -270,7 +270,7 @@ def drain(
     """
     from nsqtools.client.connection import http_access
     from nsqtools.client.options import ClientOptions
-    from nsqtools.cluster.admin import tell_where_named
+    from nsqtools.cluster.admin import warn_if_still_registered
     from nsqtools.cluster.directory import Cluster, ClusterAddresses, short_address
     from nsqtools.cluster.drain import DRAIN_CHANNEL, Drain
 
@@ -291,7 +291,7 @@ def drain(
         with stopping(service.stop) as signals:
             if not form.dry_run:
                 left = service.run(plan)
-        tell_where_named(cluster, service.bare, DRAIN_CHANNEL)
+        warn_if_still_registered(cluster, service.bare, DRAIN_CHANNEL)
     form.write(runtime, plan.moves, plan.left, service.moved, left)
     if not form.dry_run:
         runtime.tell(f"nsq: {counted(service.moved, 'message')} moved, {left} left")

@@ -204,14 +204,14 @@ def cat(
 
 def chosen(queues: list[StoredQueue], topic: str | None, channel: str | None) -> list[StoredQueue]:
     """The queues of a topic and a channel, each None for all. Raises `NotFoundError`."""
-    from nsqtools.cluster.topics import missing
+    from nsqtools.cluster.topics import not_found_error
 
     of_topic = [each for each in queues if topic in (None, each.topic)]
     if topic is not None and not of_topic:
-        raise missing("topic", topic, {each.topic for each in queues})
+        raise not_found_error("topic", topic, {each.topic for each in queues})
     found = [each for each in of_topic if channel in (None, each.channel)]
     if channel is not None and not found:
-        raise missing("channel", channel, {each.channel for each in of_topic})
+        raise not_found_error("channel", channel, {each.channel for each in of_topic})
     return found
 
 

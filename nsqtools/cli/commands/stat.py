@@ -15,7 +15,7 @@ from nsqtools.cli.options.params import (
     parse_interval,
 )
 from nsqtools.cli.parsing.binding import opt
-from nsqtools.cli.render.outcomes import Progress, tell_left_out
+from nsqtools.cli.render.outcomes import Progress, report_unreachable
 from nsqtools.cli.render.output import FormKind, ListingForm, write_json, write_records
 from nsqtools.cli.running.runtime import ExitStatus, Session, stopping
 from nsqtools.errors import ConfigurationError
@@ -129,7 +129,7 @@ def stat(
         nsq stat --show clients -t 'web*'
     """
     from nsqtools.cluster import stats_documents
-    from nsqtools.cluster.sampling import Question, SampleFilter, Sampler
+    from nsqtools.cluster.sampling import SampleFilter, Sampler, SampleScope
 
     if once and (interval or count):
         raise ConfigurationError("--once takes one sample: leave out --interval and --count")
@@ -140,7 +140,7 @@ def stat(
     of_queues = columns_of(show if show is StatRows.nodes else StatRows.queues)
     conditions = [stats_documents.parse_condition(text, of_queues) for text in filter or ()]
     is_timed = interval is not None or form.kind in TIMED or "time" in form.columns
-    question = Question(consumers=show is StatRows.clients, memory=show is StatRows.memory)
+    question = SampleScope(consumers=show is StatRows.clients, memory=show is StatRows.memory)
 
     def print_sample(sample: Sample, queues: Sequence[QueueRow], *, headed: bool) -> None:
         answer = stats_documents.document(sample, queues)
@@ -175,7 +175,7 @@ def stat(
                 print_sample(sample, chosen, headed=is_first)
                 is_first = False
                 new = [each for each in sample.failures if str(each.error) not in told]
-                tell_left_out(new, runtime)
+                report_unreachable(new, runtime)
                 told = {str(each.error) for each in sample.failures}
                 status = ExitStatus.PARTLY_DONE if told else status
     return signals.status(otherwise=status)

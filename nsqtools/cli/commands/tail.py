@@ -162,7 +162,12 @@ def peek(
         nsq peek -t clicks -c archive --format '{id} {attempts} {size}\\n'
     """
     from nsqtools.client.connection import require_one
-    from nsqtools.cluster.topics import check_subscription, inspect_topic, missing, state_of_queue
+    from nsqtools.cluster.topics import (
+        check_subscription,
+        describe_queue,
+        inspect_topic,
+        not_found_error,
+    )
     from nsqtools.errors import NsqError
     from nsqtools.tail.tail import peek as peek_at
 
@@ -174,10 +179,10 @@ def peek(
     if problem := check_subscription(report, channel, force=True):
         raise NsqError(problem, hint="Give --nsqd-http-address: a look must not create anything.")
     if channel not in report.channels:
-        raise missing("channel", channel, report.channels)
+        raise not_found_error("channel", channel, report.channels)
     depth = sum(each.depth for each in report.of_channel(channel))
     if not depth and not report.failed:
-        runtime.tell(f"nsq: {state_of_queue(report, channel)}")
+        runtime.tell(f"nsq: {describe_queue(report, channel)}")
         return ExitStatus.DONE
     if not force and not agree_to_share(report, channel, runtime):
         return ExitStatus.FAILED
@@ -202,7 +207,7 @@ def peek(
     )
     unjudged.sum_up()
     if not look.looked_at:
-        runtime.tell(f"nsq: no message came: {state_of_queue(report, channel)}")
+        runtime.tell(f"nsq: no message came: {describe_queue(report, channel)}")
         return ExitStatus.DONE
     more = "" if look.is_whole else "; there may be more"
     if keep is None:  # than nsqd has in flight at a time

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from nsqtools.cli.options.params import SAFETY, Yes
 from nsqtools.cli.parsing.binding import opt
-from nsqtools.cli.render.outcomes import tell_left_out
+from nsqtools.cli.render.outcomes import report_unreachable
 from nsqtools.cli.render.output import Cell, write_json
 from nsqtools.cli.running.administering import (
     Changing,
@@ -48,7 +48,7 @@ def list_(topic: ListedTopics = None, *, listing: ClusterListing) -> int:
         paused = any(each.paused for each in found)
         rows.append((name, len(found), len(channels), depth, waiting, messages, paused))
     listing.write(TOPICS, rows, ("messages", "channels"))
-    return tell_left_out(inventory.failures, listing.runtime)
+    return report_unreachable(inventory.failures, listing.runtime)
 
 
 def info(topic: OneTopic, *, listing: ClusterListing) -> int:
@@ -64,22 +64,24 @@ def info(topic: OneTopic, *, listing: ClusterListing) -> int:
     from nsqtools.cluster.inventory import take_inventory
     from nsqtools.cluster.queue_rows import rows_of_topic
     from nsqtools.cluster.stats_documents import topic_document
-    from nsqtools.cluster.topics import missing, on_no_nsqd
+    from nsqtools.cluster.topics import describe_registered_only, not_found_error
 
     with listing.open(TOPIC_NODES) as cluster:
         inventory = take_inventory(cluster)
     if topic not in inventory.topics:
-        raise missing("topic", topic, inventory.topics, inventory.failures)
+        raise not_found_error("topic", topic, inventory.topics, inventory.failures)
     stats_by_node = dict(inventory.where(topic))
     lookupds = {address: inventory.announced_by(address, topic) for address in stats_by_node}
     if not stats_by_node:
-        listing.runtime.tell(f"nsq: {on_no_nsqd(f'topic {topic}', inventory.failures)}")
+        listing.runtime.tell(
+            f"nsq: {describe_registered_only(f'topic {topic}', inventory.failures)}"
+        )
     if listing.form.is_document:
         nodes = [
             {**topic_document(address, stats), "announced_by": lookupds[address]}
             for address, stats in stats_by_node.items()
         ]
-        registered = inventory.lookupds_that_know(topic)
+        registered = inventory.lookupds_with(topic)
         write_json(listing.runtime, {"topic": topic, "nodes": nodes, "lookupds": registered})
     else:
         rows = [
@@ -88,7 +90,7 @@ def info(topic: OneTopic, *, listing: ClusterListing) -> int:
             for row in rows_of_topic(address, stats)
         ]
         listing.write(TOPIC_NODES, rows, ("disk", "messages", "announced_by"))
-    return tell_left_out(inventory.failures, listing.runtime)
+    return report_unreachable(inventory.failures, listing.runtime)
 
 
 def create(topic: NewTopics, *, change: Changing) -> int:

@@ -12,7 +12,7 @@ from typer import Argument
 from nsqtools.cli.options.connection import ClusterConnection
 from nsqtools.cli.options.params import SAFETY, TopicPatterns, Yes
 from nsqtools.cli.parsing.binding import opt
-from nsqtools.cli.render.outcomes import tell_left_out
+from nsqtools.cli.render.outcomes import report_unreachable
 from nsqtools.cli.render.output import ListingForm, write_text
 from nsqtools.cli.running.administering import CHANGE_TIMEOUT_S, Changing, chosen_topics
 from nsqtools.cli.running.runtime import ExitStatus, Session, stopping
@@ -46,7 +46,7 @@ def export(
         names = chosen_topics(inventory, topic)
         inventory = with_channels(opened, inventory, names)
     write_text(runtime, encode(topology_of(inventory, names)))
-    return tell_left_out(inventory.failures, runtime)
+    return report_unreachable(inventory.failures, runtime)
 
 
 def plan(
@@ -92,7 +92,7 @@ def apply(
         nsq topology apply topology.toml --lookupd-http-address lookup:4161
         nsq topology apply topology.toml --prune --idle 10m --dry-run
     """
-    from nsqtools.cluster.admin import AdminPlan, in_order
+    from nsqtools.cluster.admin import AdminPlan, sort_steps
     from nsqtools.cluster.inventory import take_inventory
     from nsqtools.cluster.topology import idle_steps, plan_topology
 
@@ -112,7 +112,7 @@ def apply(
         found = plan_topology(cluster, wanted)
         if before is not None:
             steps = (*found.steps, *idle_steps(cluster, before, wanted))
-            found = AdminPlan(in_order(steps), found.failures, found.notes)
+            found = AdminPlan(sort_steps(steps), found.failures, found.notes)
         if not any(found):
             change.runtime.tell("nsq: nothing is lacking")
         status = change.carry_out(cluster, found, yes=yes)

@@ -250,7 +250,7 @@ def report_publishing(
     return damage.status if damage is not None else ExitStatus.DONE
 
 
-def tell_left_out(failures: Iterable[DaemonFailure], runtime: Runtime) -> ExitStatus:
+def report_unreachable(failures: Iterable[DaemonFailure], runtime: Runtime) -> ExitStatus:
     """Name the daemons that did not answer; return the exit status."""
     status = ExitStatus.DONE
     for failure in failures:

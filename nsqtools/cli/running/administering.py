@@ -15,7 +15,7 @@ from typer import Argument
 from nsqtools.cli.options.connection import ClusterConnection
 from nsqtools.cli.options.params import GLOBS, DryRun
 from nsqtools.cli.parsing.binding import OptionSet
-from nsqtools.cli.render.outcomes import tell_left_out
+from nsqtools.cli.render.outcomes import report_unreachable
 from nsqtools.cli.render.output import Cell, ListingForm, write_listing, write_records
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, status_of
 
@@ -59,10 +59,10 @@ class ClusterListing(OptionSet):
 
 def chosen_topics(inventory: Inventory, patterns: Sequence[str] | None) -> list[str]:
     """The topics that match, or all. Raises `NotFoundError`."""
-    from nsqtools.cluster.topics import select
+    from nsqtools.cluster.topics import select_names
 
     known = inventory.topics
-    return select("topic", patterns, known, inventory.failures) if patterns else sorted(known)
+    return select_names("topic", patterns, known, inventory.failures) if patterns else sorted(known)
 
 
 def cells_of(row: QueueRow, columns: Sequence[str]) -> list[Cell]:
@@ -118,13 +118,13 @@ class Changing(ClusterListing):
 
         form, runtime = self.form, self.runtime
         form.check(COLUMNS if self.dry_run else (*COLUMNS, "error"))
-        tell_left_out(plan.failures, runtime)
+        report_unreachable(plan.failures, runtime)
         for note in plan.notes:
             runtime.tell(f"nsq: {note}")
         partly = ExitStatus.PARTLY_DONE if plan.failures else ExitStatus.DONE
         if self.dry_run:
             write_records(runtime, COLUMNS, list(map(document, plan.steps)), form)
-            return tell_left_out(unwell_nsqds(cluster, plan.steps), runtime) or partly
+            return report_unreachable(unwell_nsqds(cluster, plan.steps), runtime) or partly
         if plan.is_destructive and not runtime.agree(lines(plan.steps), "Go on?", yes=yes):
             return ExitStatus.FAILED
         outcomes = apply(cluster, plan)

@@ -179,9 +179,9 @@ def look_before(
     from nsqtools.client.connection import require_one
     from nsqtools.cluster.topics import (
         check_subscription,
+        describe_queue,
         inspect_topic,
         is_new_channel,
-        state_of_queue,
     )
     from nsqtools.protocol.names import check_channel, check_topic, is_ephemeral, parse_address
 
@@ -203,7 +203,7 @@ def look_before(
             elif report.is_paused(channel) or (
                 is_new_channel(report, channel) and not is_ephemeral(channel)
             ):
-                runtime.tell(f"nsq: {state_of_queue(report, channel)}")
+                runtime.tell(f"nsq: {describe_queue(report, channel)}")
             if not may_share and not agree_to_share(report, channel, runtime):
                 return False
             if looked is not None:
@@ -276,7 +276,7 @@ def saying_why_nothing_comes(
     from nsqtools.protocol.text import format_duration
 
     def why() -> str:
-        from nsqtools.cluster.topics import inspect_topic, state_of_queue
+        from nsqtools.cluster.topics import describe_queue, inspect_topic
 
         is_well, text = health()
         if not is_well or not topics:
@@ -284,7 +284,7 @@ def saying_why_nothing_comes(
         with ClusterSettings(connection).open() as cluster:
             named = topics[:MOST_NAMED]
             return "; ".join(
-                state_of_queue(inspect_topic(cluster, each), channel) for each in named
+                describe_queue(inspect_topic(cluster, each), channel) for each in named
             )
 
     def watch(ended: threading.Event) -> None:

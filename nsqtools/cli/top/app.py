@@ -39,7 +39,7 @@ from nsqtools.cli.running.runtime import Runtime
 from nsqtools.cli.top.screen import Drawn, draw, joined_to_fit, problem_page
 from nsqtools.cli.top.view import VIEWS, TopView
 from nsqtools.cluster.admin import Action, AdminPlan, TopicChange, apply
-from nsqtools.cluster.sampling import Question, Sampler
+from nsqtools.cluster.sampling import Sampler, SampleScope
 from nsqtools.errors import NsqError
 from nsqtools.protocol.text import escape_line
 
@@ -452,7 +452,7 @@ class Top(App[Exception]):
         self._interval_s = interval_s
         self._spares_processor = spares_processor
         self._has_mouse = True
-        self._asked: Question | None = None
+        self._asked: SampleScope | None = None
         self.sample_now = threading.Event()
         self._stopped = threading.Event()
         self._runtime = runtime

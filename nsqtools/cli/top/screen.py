@@ -17,7 +17,7 @@ from rich.cells import cell_len, set_cell_size
 
 from nsqtools.cli.render.output import cell_text
 from nsqtools.cli.top.view import TREND, Cell, Column, Line, TopView, ViewKind
-from nsqtools.cluster.problems import Problem, Severity, by_kind, in_a_line
+from nsqtools.cluster.problems import Problem, Severity, group_by_kind, summarize_kind
 from nsqtools.cluster.queue_rows import sums_of
 from nsqtools.cluster.sampling import Sample
 from nsqtools.protocol.text import counted
@@ -103,15 +103,15 @@ def problem_line(problems: Sequence[Problem]) -> Row:
         return Row("no problems", "dim")
     counts = Counter(each.severity for each in worst)
     amounts = ", ".join(f"{count} {severity.word}" for severity, count in counts.items())
-    kind, found = next(iter(by_kind(worst).items()))
-    text = cell_text(f"! {amounts}  {in_a_line(kind, found)}")
+    kind, found = next(iter(group_by_kind(worst).items()))
+    text = cell_text(f"! {amounts}  {summarize_kind(kind, found)}")
     return Row(text, "red" if kind.severity is Severity.CRITICAL else "yellow")
 
 
 def problem_page(problems: Sequence[Problem]) -> list[str]:
     """Every problem by kind, with what helps."""
     lines = []
-    for kind, found in by_kind(problems).items():
+    for kind, found in group_by_kind(problems).items():
         remedies = dict.fromkeys(problem.remedy for problem in found)
         lines += [f"{kind.severity.word} {kind.word}: {' '.join(remedies)}"]
         lines += [f"    {each.where} {each.text}" for each in found]

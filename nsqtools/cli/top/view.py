@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from nsqtools.cluster.problems import Past, Problem, problems_of
+from nsqtools.cluster.problems import Problem, RecentTotals, find_problems
 from nsqtools.cluster.queue_rows import ConsumerRow, QueueRow, totals
-from nsqtools.cluster.sampling import NO_SAMPLE, NodeState, Question, Sample
+from nsqtools.cluster.sampling import NO_SAMPLE, NodeState, Sample, SampleScope
 from nsqtools.cluster.stats_documents import COLUMNS, CONSUMER_NUMBERS, Condition, parse_condition
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import is_valid_name
@@ -381,7 +381,7 @@ class TopView:
         self._looks = {kind: self._look(kind, columns, sort) for kind in ViewKind}
         self._way: list[tuple[ViewKind, Scope, str]] = []
         self.problems: list[Problem] = []
-        self._past = Past()
+        self._past = RecentTotals()
         self._trends: dict[tuple[str, str], deque[int]] = {}
         self.widths: dict[str, int] = {}  # of the texts in columns, as far as they were measured
         self._lines: list[Line] | None = None
@@ -405,11 +405,11 @@ class TopView:
         return [view[name] for name in self.look.columns if not (is_list and known.get(name))]
 
     @property
-    def question(self) -> Question:
+    def question(self) -> SampleScope:
         """What is to be asked for this view."""
         if self.kind is ViewKind.CONSUMERS:
-            return Question(consumers=True, topic=self.scope.topic, channel=self.scope.channel)
-        return Question(memory=self.kind is ViewKind.NODES)
+            return SampleScope(consumers=True, topic=self.scope.topic, channel=self.scope.channel)
+        return SampleScope(memory=self.kind is ViewKind.NODES)
 
     @property
     def path(self) -> str:
@@ -496,7 +496,7 @@ class TopView:
         if self.is_frozen:
             return
         self.sample, self._lines = sample, None
-        self.problems = problems_of(sample, self._past.before(sample))
+        self.problems = find_problems(sample, self._past.before(sample))
         self._past.add(sample)
         depths: Counter[tuple[str, str]] = Counter()
         for row in sample.totals:

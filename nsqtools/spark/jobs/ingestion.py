@@ -54,7 +54,7 @@ from nsqtools.archive.location import Location, absolute, refuse_nested, spark_u
 from nsqtools.archive.slices import prepare_table
 from nsqtools.archive.storage import Storage, failing, read_json
 from nsqtools.archive.storage_objects import open_storage
-from nsqtools.cluster.topics import Troubles
+from nsqtools.cluster.topics import ChangeLog
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.records.envelope import BodyKind
 from nsqtools.records.prometheus import Metric, metric_of
@@ -371,7 +371,7 @@ class QueryFollower:
     counts: IngestCounts = field(default_factory=IngestCounts)
     _stop: threading.Event = field(default_factory=threading.Event)
     _last_batch: int = -1
-    _troubles: Troubles = field(default_factory=Troubles)
+    _change_log: ChangeLog = field(default_factory=ChangeLog)
 
     def stop(self) -> None:
         """Ask for the end."""
@@ -415,9 +415,9 @@ class QueryFollower:
                 self._last_batch = progress["batchId"]
                 self._add(progress, lag)
         if problem:
-            self._troubles.has(SPOOL, f"{problem}: messages stay in NSQ")
+            self._change_log.report(SPOOL, f"{problem}: messages stay in NSQ")
         else:
-            self._troubles.over(SPOOL, "messages are taken again")
+            self._change_log.resolve(SPOOL, "messages are taken again")
 
     def _add(self, progress: Any, lag: Mapping[str, Any]) -> None:
         seen = progress["observedMetrics"][METRICS]

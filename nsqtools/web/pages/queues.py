@@ -26,7 +26,7 @@ from nsqtools.cluster.queue_rows import (
     sums_of,
 )
 from nsqtools.cluster.stats_documents import CONSUMER_NUMBERS
-from nsqtools.cluster.topics import all_of, announced_topics
+from nsqtools.cluster.topics import announced_topics, merge_names
 from nsqtools.errors import NotFoundError, NsqError
 from nsqtools.http.http_api import NsqlookupdHTTPClient
 from nsqtools.protocol.names import is_valid_name
@@ -216,12 +216,12 @@ def show_lookup(site: Site, request: Request) -> Values:
     cluster = site.context.cluster
 
     def ask(_: Any) -> Any:
-        return cluster.known_nodes(), cluster.ask(cluster.lookupds, NsqlookupdHTTPClient.topics)
+        return cluster.fetch_nodes(), cluster.ask(cluster.lookupds, NsqlookupdHTTPClient.topics)
 
     (known, failures), (topics, failed) = site.recent("lookup", ask)
     errors = {failure.address: str(failure.error) for failure in (*failures, *failed)}
     there = {row.topic for row in site.snapshot().totals}
-    inactive = sorted(all_of(topics) - there - announced_topics(known))
+    inactive = sorted(merge_names(topics) - there - announced_topics(known))
     return site.frame(
         request,
         "lookup.html",

@@ -41,7 +41,7 @@ from starlette.routing import Route
 
 from nsqtools import __version__
 from nsqtools.cluster.history import History
-from nsqtools.cluster.problems import by_kind, moment
+from nsqtools.cluster.problems import format_utc, group_by_kind
 from nsqtools.cluster.queue_rows import Key
 from nsqtools.cluster.sampling import NO_SAMPLE, Sample
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
@@ -341,9 +341,9 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     numbers = (figures.age, figures.count, figures.percent, figures.rate, figures.seconds)
-    filters = (*numbers, figures.size, lines, moment)
+    filters = (*numbers, figures.size, lines, format_utc)
     made.filters |= {each.__name__: each for each in filters}
-    made.globals |= {each.__name__: each for each in (by_kind, key_of)}
+    made.globals |= {each.__name__: each for each in (group_by_kind, key_of)}
     made.globals["version"] = __version__
     for name in made.list_templates():
         made.get_template(name)  # now, and not while the first reader waits

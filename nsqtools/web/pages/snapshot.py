@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
-from nsqtools.cluster.problems import Earlier, Problem, problems_of
+from nsqtools.cluster.problems import EarlierTotals, Problem, find_problems
 from nsqtools.cluster.queue_rows import Key, QueueRow, sums_of
 from nsqtools.cluster.sampling import NodeState, Sample
 from nsqtools.cluster.stats_documents import COLUMNS
@@ -20,11 +20,11 @@ from nsqtools.cluster.stats_documents import COLUMNS
 class Snapshot:
     """One sample, taken apart once for all who look at it."""
 
-    def __init__(self, sample: Sample, earlier: Earlier | None = None) -> None:
+    def __init__(self, sample: Sample, earlier: EarlierTotals | None = None) -> None:
         self.sample = sample
         self.totals = sample.totals
         self.sums = sums_of(self.totals)
-        self.problems: list[Problem] = problems_of(sample, earlier)
+        self.problems: list[Problem] = find_problems(sample, earlier)
         before = {row.key: row.depth for row in earlier.totals} if earlier else {}
         self.growth = {  # messages a second
             row.key: (row.depth - before[row.key]) / earlier.ago_s

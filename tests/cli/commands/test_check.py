@@ -23,7 +23,15 @@ from plugins.waiting import patience_s, wait_until
 
 from nsqtools.cluster import problems
 from nsqtools.cluster.check import without_secrets
-from nsqtools.cluster.problems import Bounds, Earlier, Kind, Past, Problem, comparable, problems_of
+from nsqtools.cluster.problems import (
+    Bounds,
+    EarlierTotals,
+    Fault,
+    Problem,
+    RecentTotals,
+    comparable_totals,
+    find_problems,
+)
 from nsqtools.cluster.queue_rows import NodeReport, QueueRow, rows_of_topic, totals
 from nsqtools.cluster.sampling import Sample, SampleFilter
 from nsqtools.errors import ConnectionFailed, DeadlineExceeded
@@ -37,7 +45,7 @@ def test_messages_that_come_back_to_their_queue_are_no_growth() -> None:
     then = QueueRow(**queue, depth=30, disk=30, in_flight=30, clients=1)
     now = replace(then, depth=60, disk=60, in_flight=0, requeued=30)
     sample = Sample(1.0, [], [now], (), ())
-    found = problems_of(sample, Earlier([then], 10.0), Bounds(behind_depth=20))
+    found = find_problems(sample, EarlierTotals([then], 10.0), Bounds(behind_depth=20))
     assert [each.kind for each in found] == ["requeues"]
 
 
@@ -51,15 +59,15 @@ def test_an_nsqd_that_answers_the_second_time_alone_is_no_growth() -> None:
         return Sample(time_s, rows, totals(rows), tuple(reports), (), at_s=time_s)
 
     def found(then: Sample, now: Sample, ago_s: float = 10.0) -> list[Problem]:
-        return problems_of(now, Earlier(comparable(then, now), ago_s))
+        return find_problems(now, EarlierTotals(comparable_totals(then, now), ago_s))
 
     [later] = found(sample_of(a=1), sample_of(a=1, b=2000))
     [grows] = found(sample_of(a=1, b=1), sample_of(a=1, b=2), 60.0)
-    assert (later.what, grows.what) == (Kind.NO_CONSUMERS, Kind.GROWS)
+    assert (later.fault, grows.fault) == (Fault.NO_CONSUMERS, Fault.GROWS)
     assert grows.text == "3 waiting, +<0.1/s"
-    (past := Past()).add(sample_of(a=1))
-    assert past.before(sample_of(61.0, a=1)) == Earlier(sample_of(a=1).totals, 60.0)
-    assert past.before(sample_of(61.0, started=2, a=1)) == Earlier([], 60.0)
+    (past := RecentTotals()).add(sample_of(a=1))
+    assert past.before(sample_of(61.0, a=1)) == EarlierTotals(sample_of(a=1).totals, 60.0)
+    assert past.before(sample_of(61.0, started=2, a=1)) == EarlierTotals([], 60.0)
 
 
 def test_a_channel_that_an_nsqd_lacks_is_named_where_it_is_asked_for_alone() -> None:
@@ -69,8 +77,8 @@ def test_a_channel_that_an_nsqd_lacks_is_named_where_it_is_asked_for_alone() -> 
     rows = [row for at, _, each in reports for row in rows_of_topic(at, (each.topics or ())[0])]
     for wanted in (SampleFilter(), SampleFilter(channels=["c"])):
         kept = wanted.among(rows)
-        [problem] = problems_of(Sample(1.0, kept, totals(kept), reports, ()))
-        assert (problem.what, problem.text) == (Kind.CHANNEL_MISSING, "not on b")
+        [problem] = find_problems(Sample(1.0, kept, totals(kept), reports, ()))
+        assert (problem.fault, problem.text) == (Fault.CHANNEL_MISSING, "not on b")
 
 
 def test_what_a_daemon_that_does_not_answer_may_have_is_not_judged(

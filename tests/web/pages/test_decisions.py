@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsqtools.cluster.directory import DaemonFailure
-from nsqtools.cluster.problems import Earlier, moment, problems_of
+from nsqtools.cluster.problems import EarlierTotals, find_problems, format_utc
 from nsqtools.cluster.queue_rows import NodeReport, QueueRow, Rates, consumers_of, sums_of, totals
 from nsqtools.cluster.sampling import Sample
 from nsqtools.protocol.stats import read_stats
@@ -58,7 +58,7 @@ def test_any_address_is_a_query_and_a_query_is_an_address(parameters: dict[str, 
 
 def test_a_queue_grows_or_is_empty_in_a_while() -> None:
     before, now = row("a", "c", depth=600), row("a", "c", depth=300)
-    earlier = Earlier([before], ago_s=60.0)
+    earlier = EarlierTotals([before], ago_s=60.0)
 
     shrinking = Snapshot(sample(now), earlier)
     growing = Snapshot(sample(before), earlier._replace(totals=[now]))
@@ -72,7 +72,7 @@ def test_a_channel_paused_on_one_of_its_nsqd_is_said_to_be() -> None:
     waiting = {0: "0 waiting", 1000: "1,000 waiting"}
     for depth, text in waiting.items():
         rows = [row("a", "c", node="one", depth=depth, paused=True), row("a", "c", node="two")]
-        assert [each.text for each in problems_of(sample(*rows))] == [f"on 1 of 2 nsqd; {text}"]
+        assert [each.text for each in find_problems(sample(*rows))] == [f"on 1 of 2 nsqd; {text}"]
 
 
 def test_what_comes_in_is_counted_at_topics_and_the_rest_at_channels() -> None:
@@ -90,7 +90,7 @@ def test_figures_are_whole_and_have_a_unit() -> None:
     assert told == ["2 µs", "12.3 ms", "1 min 15 s", "2 h 5 min"]
     assert (figures.age(-5), figures.size(1536)) == ("0 s", "1.5 KiB")
     assert [*map(figures.brief, (999.4, 999_999))] == ["999", "1M"]
-    assert [*map(moment, (1e300, 0))] == ["—", "1970-01-01 00:00:00 UTC"]
+    assert [*map(format_utc, (1e300, 0))] == ["—", "1970-01-01 00:00:00 UTC"]
 
 
 def test_a_trend_is_on_its_own_scale_and_has_gaps_where_nothing_is_known() -> None:
