@@ -509,7 +509,7 @@ class ConsumerIO:
             is_final = kind not in NOT_FINAL
             if is_final and subscription.counts([message_id]):
                 self.rdy.answered(subscription, 1, now)
-            if kind == "requeue_undelivered":
+            if kind == "undelivered":
                 self.delivery.discount(subscription, [message_id])
             elif is_final:
                 self.delivery.in_flight_limit.answered(1)

@@ -1,4 +1,4 @@
-"""Running a handler: what its outcome means for a message, and signals."""
+"""Call handlers, answer messages by the outcome, and stop on signals."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from nsqtools.errors import ConfigurationError
 
 log = logging.getLogger("nsqtools")
 
-ONCE_S = 0.2  # timeout(1) sends a signal to the process, and at once to its process group as well
+# timeout(1) signals the process and then its process group: two signals within this time are one.
+SIGNAL_DEBOUNCE_S = 0.2
 
 _SignalHandler = Callable[[int, FrameType | None], Any] | int | None
 
 
 class RequeueWithoutBackoff(Exception):
-    """Raise it in a handler of `Consumer.run` to requeue the message without slowing down.
+    """Raise this in a handler of `Consumer.run` to requeue the message without backoff.
 
     ``delay_s`` as in `Message.requeue`. Raises `ConfigurationError` for a negative one.
     """
@@ -36,30 +37,29 @@ class RequeueWithoutBackoff(Exception):
 
 
 OnHandled = Callable[[Message, float, BaseException | None], None]
-"""Gets each message that a handler is done with, the seconds it took, and what it raised."""
+"""Called with each handled message, the seconds it took, and the exception or None."""
 
 
 def check_is_sync(handler: object) -> None:
-    """Raise `ConfigurationError` for a handler whose call does nothing but make a coroutine, or a
-    generator."""
+    """Raise `ConfigurationError` for a coroutine or generator function."""
     while isinstance(handler, partial):
         handler = handler.func
     kinds = inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction
     for function in (handler, getattr(handler, "__call__", None)):  # noqa: B004 - as it is called
         if any(kind(function) for kind in kinds):
-            raise _refusal("is a coroutine or generator function")
+            raise _not_awaited("is a coroutine or generator function")
 
 
-def _refusal(what: str) -> ConfigurationError:
+def _not_awaited(predicate: str) -> ConfigurationError:
     hint = "use nsqtools.aio.Consumer for coroutines, or answer later, with auto_answer=False"
-    return ConfigurationError(f"the handler {what}, which run does not wait for; {hint}")
+    return ConfigurationError(f"the handler {predicate}, which run does not wait for; {hint}")
 
 
 class Handling:
-    """Calls a handler in several threads or tasks.
+    """Calls a handler on several threads or tasks.
 
-    ``fatal_error`` is set when a handler cannot work: it returned what is not done yet, or nothing
-    to await. And when what it raised is to end more than its thread.
+    ``fatal_error`` is set when the consumer must stop: the handler returned pending work, or
+    nothing to await, or raised what ends the program, such as SystemExit.
     """
 
     def __init__(
@@ -73,12 +73,12 @@ class Handling:
         self.fatal_error: BaseException | None = None
 
     def handle(self, message: Message) -> None:
-        """Handle one message, and answer it by the outcome."""
+        """Call the handler, and answer the message by the outcome."""
         began_at = time.monotonic() if self._on_handled is not None else 0.0
         error: BaseException | None = None
         try:
             result = self._handler(message)
-            if result is None:  # as usual
+            if result is None:  # the usual case, without a further call
                 if self._answers:
                     message.finish()
             else:
@@ -86,38 +86,40 @@ class Handling:
         except BaseException as exc:
             error = self._requeue(message, exc)
         if self._on_handled is not None:
-            self._tell(self._on_handled, message, began_at, error)
+            self._report(self._on_handled, message, began_at, error)
 
     async def handle_in_task(self, message: Message) -> None:
-        """`handle` with a handler whose result is awaited."""
+        """Do the same with a handler whose result is awaited."""
         began_at = time.monotonic() if self._on_handled is not None else 0.0
         error: BaseException | None = None
         try:
             result = self._handler(message)
             if not inspect.isawaitable(result):
-                complaint = "the handler returns nothing to await; use nsqtools.Consumer"
-                self.fatal_error = ConfigurationError(complaint)
+                text = "the handler returns nothing to await; use nsqtools.Consumer"
+                self.fatal_error = ConfigurationError(text)
                 raise self.fatal_error
             self._answer(message, await result)
         except BaseException as exc:
             import asyncio
 
             task, cause = asyncio.current_task(), exc
+            # A handler that awaits a cancelled future has failed; only a cancelled task is to end.
             if isinstance(exc, asyncio.CancelledError) and task and not task.cancelling():
-                cause = RuntimeError("what the handler awaited was cancelled")  # the task was not
+                cause = RuntimeError("the handler awaited something that was cancelled")
             error = self._requeue(message, cause)
         if self._on_handled is not None:
-            self._tell(self._on_handled, message, began_at, error)
+            self._report(self._on_handled, message, began_at, error)
 
     def _answer(self, message: Message, outcome: object) -> None:
-        is_undone = isinstance(outcome, (GeneratorType, AsyncGeneratorType))
-        is_undone |= inspect.isawaitable(outcome)
-        if hasattr(type(outcome), "add_done_callback"):  # a future; who answers later may have one
-            is_undone = self._answers
-        if is_undone and not isinstance(outcome, Answered):
+        is_pending = isinstance(outcome, (GeneratorType, AsyncGeneratorType))
+        is_pending |= inspect.isawaitable(outcome)
+        # A handler that submits to a pool returns a future. That is right if it answers later.
+        if hasattr(type(outcome), "add_done_callback"):
+            is_pending = self._answers
+        if is_pending and not isinstance(outcome, Answered):
             if isinstance(outcome, CoroutineType):
-                outcome.close()
-            self.fatal_error = _refusal(f"returns a {type(outcome).__name__}")
+                outcome.close()  # or Python warns that it was never awaited
+            self.fatal_error = _not_awaited(f"returns a {type(outcome).__name__}")
             raise self.fatal_error
         if outcome is False:
             message.requeue()
@@ -125,8 +127,11 @@ class Handling:
             message.finish()
 
     def _requeue(self, message: Message, error: BaseException) -> BaseException:
-        """Requeue what the handler raised for, and return it; raise what interrupted the handler,
-        which will not answer any more."""
+        """Requeue the message of a failed handler, and return the error.
+
+        Re-raises an error that is no ``Exception``, after an immediate requeue: the handler was
+        interrupted and will not answer.
+        """
         if isinstance(error, RequeueWithoutBackoff):
             message.requeue(error.delay_s, backoff=False)
         elif error is self.fatal_error or not isinstance(error, Exception):
@@ -138,7 +143,7 @@ class Handling:
             raise error
         return error
 
-    def _tell(
+    def _report(
         self, on_handled: OnHandled, message: Message, began_at: float, error: BaseException | None
     ) -> None:
         try:
@@ -148,7 +153,7 @@ class Handling:
 
 
 def check_count(name: str, count: int) -> None:
-    """Raise `ConfigurationError` for a number of workers or messages that cannot be."""
+    """Raise `ConfigurationError` for a number of workers or messages below 1."""
     if not isinstance(count, int) or count < 1:
         raise ConfigurationError(f"{name} must be a whole number >= 1, not {count!r}")
 
@@ -156,36 +161,37 @@ def check_count(name: str, count: int) -> None:
 class StopSignals:
     """Within the block: ``stop`` on the first SIGTERM or SIGINT, ``end`` on the second.
 
-    ``wanted`` None: those that the program does not handle itself, and none outside the main
-    thread, which alone gets signals. Raises `ConfigurationError` there for True.
+    ``signals`` is the argument of `Consumer.run`. With None, signals are left alone that the
+    program handles itself, and all of them outside the main thread, where Python allows no
+    handlers. Raises `ConfigurationError` there for True.
     """
 
     def __init__(
-        self, wanted: bool | None, *, stop: Callable[[], object], end: Callable[[], object]
+        self, signals: bool | None, *, stop: Callable[[], object], end: Callable[[], object]
     ) -> None:
         is_main = threading.current_thread() is threading.main_thread()
-        if wanted and not is_main:
+        if signals and not is_main:
             raise ConfigurationError("signals=True works on the main thread only")
         self._begin_stop, self._end = stop, end
         self._numbers = [
             number
             for number in (signal.SIGTERM, signal.SIGINT)
-            if wanted or (wanted is None and is_main and _is_unhandled(number))
+            if signals or (signals is None and is_main and _has_default_handler(number))
         ]
-        self._before: dict[int, _SignalHandler] = {}
+        self._previous: dict[int, _SignalHandler] = {}
         self._first_at: float | None = None
         self.ends_now = False
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._stop) for number in self._numbers}
+        self._previous = {number: signal.signal(number, self._stop) for number in self._numbers}
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def __bool__(self) -> bool:
-        """Tell whether a signal is handled."""
+        """Return whether a signal is handled."""
         return bool(self._numbers)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
@@ -193,19 +199,20 @@ class StopSignals:
             self._first_at = time.monotonic()
             self._begin_stop()
             return
-        if time.monotonic() - self._first_at < ONCE_S:  # it is the same one
+        if time.monotonic() - self._first_at < SIGNAL_DEBOUNCE_S:
             return
-        for each in self._numbers:  # a third one ends a program that catches even what is raised
-            signal.signal(each, signal.SIG_DFL)
+        # A third signal ends even a program that catches the exception raised here.
+        for handled_number in self._numbers:
+            signal.signal(handled_number, signal.SIG_DFL)
         self.ends_now = True
         self._end()
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
 
-def _is_unhandled(number: signal.Signals) -> bool:
+def _has_default_handler(number: signal.Signals) -> bool:
     handler = signal.getsignal(number)
     if handler in (signal.SIG_DFL, signal.default_int_handler):
         return True
-    # what asyncio.run installs for SIGINT, to cancel its main task
+    # asyncio.run installs a handler of its own for SIGINT, which cancels the main task.
     owner = getattr(getattr(handler, "func", None), "__self__", None)
     return type(owner).__module__ == "asyncio.runners"

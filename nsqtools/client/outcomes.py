@@ -1,15 +1,15 @@
-"""What the end of a publish means: what nsqd may have stored, and what may be tried again. Pure.
+"""Classify the end of a publish: may nsqd have stored it, and may it be retried? Pure.
 
-The one home of these rules, for all that publish. nsqd reads and checks a publish whole before it
-stores the first message, so an error about its form, its size or a permission means that nothing is
-stored. It stores the messages of an MPUB one after the other, and when its disk fails it answers
-E_MPUB_FAILED with the first of them stored (`PutMessages` in nsqd/topic.go): what is there is
-unknown, and sending the batch once more stores these once more, again and again while the disk has
-room for a few. A single message that it could not store is not there, so they go one by one. A code
-that is not listed here promises nothing.
+All publishing code uses these rules. nsqd reads and checks a whole publish before it stores the
+first message, so an error about form, size or permission means that nothing is stored. It stores
+the messages of an MPUB one by one, and if its disk fails, it answers E_MPUB_FAILED with the first
+of them stored (`PutMessages` in nsqd/topic.go). The outcome of the batch is then unknown, and each
+retry of the whole batch would store the first messages again while the disk has room for a few. A
+single message that nsqd failed to store is not stored, so such a batch is retried message by
+message. A code that is not listed here proves nothing.
 
-Trap: what an attempt may have stored stays so. A later attempt that certainly stored nothing says
-nothing about the earlier one, so its error must pass through `as_unknown`.
+Trap: an attempt that may have stored messages cannot be undone by a later one. A later attempt that
+certainly stored nothing proves nothing about the earlier one, so its error must pass `as_unknown`.
 """
 
 from __future__ import annotations
@@ -30,44 +30,44 @@ from nsqtools.errors import (
 from nsqtools.protocol.frames import REFUSING_CODES
 from nsqtools.protocol.text import counted
 
-# One message, or the whole, is too large for this nsqd: the other messages may be taken.
+# A message or the whole command is too large for this nsqd; it may accept the other messages.
 _TOO_LARGE = frozenset({"E_BAD_MESSAGE", "E_BAD_BODY"})
 _CHECKED_FIRST = _TOO_LARGE | REFUSING_CODES | {"E_INVALID", "E_BAD_TOPIC", "E_AUTH_DISABLED"}
 _STORING_FAILED = frozenset({"E_PUB_FAILED", "E_DPUB_FAILED", "E_MPUB_FAILED"})
-_AUTH_FAILED = "E_AUTH_FAILED"  # a bad secret, or nsqd does not reach its auth server
+# Either the secret is wrong, or nsqd does not reach its auth server: the code does not distinguish.
+_AUTH_FAILED = "E_AUTH_FAILED"
 
 
 def stored_nothing(error: ServerError, count: int) -> bool:
-    """Tell whether nsqd certainly stored none of ``count`` messages of a publish it refused so.
-
-    It says "exiting" before it stores the first: while it stops, and while the topic is deleted.
-    """
+    """Return whether nsqd certainly stored none of the ``count`` messages of a refused publish."""
     if error.code in _STORING_FAILED:
+        # "exiting" is checked before the first message is stored: while nsqd stops, or the topic is
+        # being deleted.
         return count == 1 or "exiting" in error.text
     return error.code in _CHECKED_FIRST
 
 
 def may_split(error: PublishError | None) -> bool:
-    """Tell whether some of the messages may be to blame, and the others be taken without them."""
+    """Return whether nsqd may accept the batch without some of its messages."""
     return isinstance(error, PublishRejected) and error.cause.code in _TOO_LARGE
 
 
 def is_stored_in_part(error: PublishError) -> bool:
-    """Tell whether nsqd stored some of a batch: what is sent once more goes one by one."""
+    """Return whether nsqd stored a part of a batch, which must be retried message by message."""
     cause = error.__cause__ if isinstance(error, PublishUnknown) else None
     return isinstance(cause, ServerError) and cause.code in _STORING_FAILED
 
 
 def is_server_unavailable(error: ServerError) -> bool:
-    """Tell whether nsqd takes nothing now, whatever it is sent, and may later.
+    """Return whether nsqd refuses everything for now.
 
-    It stops, or its disk is full, or it does not reach its auth server.
+    It is stopping, its disk is full, or it does not reach its auth server.
     """
     return error.code in _STORING_FAILED or error.code == _AUTH_FAILED
 
 
 def may_try_again(error: PublishError, *, retry_unknown: bool) -> bool:
-    """Tell whether the same publish may be taken later, and may be sent once more."""
+    """Return whether a retry of the same publish may succeed, and is safe."""
     if isinstance(error, PublishUnknown):
         return retry_unknown
     if isinstance(error, PublishRejected):
@@ -76,9 +76,9 @@ def may_try_again(error: PublishError, *, retry_unknown: bool) -> bool:
 
 
 def is_transient(cause: NsqError | None, *, was_accepted: bool) -> bool:
-    """Tell whether it is worth to wait for an nsqd, after this failure to connect.
+    """Return whether an nsqd may become available after this failure to connect.
 
-    One that has accepted the secret before, and does not any more, may lack its auth server.
+    If an nsqd accepted the secret before, its auth server may be unreachable now.
     """
     is_auth = isinstance(cause, ServerError) and cause.code == _AUTH_FAILED
     return not isinstance(cause, RefusedError) or (is_auth and was_accepted)
@@ -88,7 +88,7 @@ def is_transient(cause: NsqError | None, *, was_accepted: bool) -> bool:
 
 
 def not_sent(cause: NsqError | None) -> PublishError:
-    """The error of a publish that never reached nsqd."""
+    """Return the error of a publish that never reached nsqd."""
     kind = PublishRefused if isinstance(cause, RefusedError) else PublishNotSent
     error = kind(f"not published: {cause}", hint=cause.hint if cause else "")
     if cause is not None:
@@ -98,21 +98,21 @@ def not_sent(cause: NsqError | None) -> PublishError:
 
 
 def rejected(cause: ServerError, count: int) -> PublishError:
-    """The error of a publish of ``count`` messages that nsqd answered with an error."""
+    """Return the error of a publish of ``count`` messages that nsqd answered with an error."""
     if not stored_nothing(cause, count):
         return unknown(cause)
     return PublishRejected(f"not published: {cause}", cause=cause, hint=cause.hint)
 
 
-def unknown(cause: NsqError, before: str = "") -> PublishUnknown:
-    """The error of a publish that nsqd may have stored."""
-    error = PublishUnknown(f"not confirmed: {before}{cause}", hint=_UNKNOWN_HINT)
+def unknown(cause: NsqError, prefix: str = "") -> PublishUnknown:
+    """Return the error of a publish that nsqd may have stored."""
+    error = PublishUnknown(f"not confirmed: {prefix}{cause}", hint=_UNKNOWN_HINT)
     error.__cause__ = cause
     return error
 
 
 def as_unknown(error: PublishError) -> PublishUnknown:
-    """The error of a publish that an earlier attempt may have stored, from that of the last."""
+    """Convert the error of the last attempt when an earlier one may have been stored."""
     if isinstance(error, PublishUnknown):
         return error
     return unknown(error, "an earlier attempt may have been stored; the last: ")
@@ -121,10 +121,10 @@ def as_unknown(error: PublishError) -> PublishUnknown:
 def combined_error(
     counts: Sequence[int], errors: Sequence[PublishError | None]
 ) -> PublishError | None:
-    """The error of messages that were published in parts: with the outcome of each message.
+    """Return one error for messages that were published in parts, or None if all succeeded.
 
-    Its class is that of all parts, or the one that is true of all: `PublishNotSent` where nothing
-    is stored, else `PublishUnknown`.
+    Its ``outcomes`` has an entry for each message. If the parts failed differently, its class is
+    `PublishNotSent` if nothing is stored, else `PublishUnknown`.
     """
     first = next((error for error in errors if error is not None), None)
     if first is None:
@@ -134,11 +134,11 @@ def combined_error(
     error = first
     if len(kinds) > 1:
         may_be_stored = not kinds.isdisjoint({type(None), PublishUnknown})
-        number = Counter(_WORDS.get(type(outcome), "not sent") for outcome in outcomes)
-        words = (*_WORDS.values(), "not sent")
-        numbers = ", ".join(f"{number[each]} {each}" for each in words if number[each])
+        counts_by_word = Counter(_WORDS.get(type(outcome), "not sent") for outcome in outcomes)
+        words = [word for word in (*_WORDS.values(), "not sent") if counts_by_word[word]]
+        summary = ", ".join(f"{counts_by_word[word]} {word}" for word in words)
         kind = PublishUnknown if may_be_stored else PublishNotSent
-        error = kind(f"of {counted(len(outcomes), 'message')} {numbers}: {first}", hint=_PARTS_HINT)
+        error = kind(f"of {counted(len(outcomes), 'message')} {summary}: {first}", hint=_PARTS_HINT)
         error.__cause__ = first
     error.outcomes = outcomes
     return error
@@ -146,4 +146,4 @@ def combined_error(
 
 _WORDS = {type(None): "confirmed", PublishRejected: "rejected", PublishUnknown: "unknown"}
 _UNKNOWN_HINT = "nsqd may have the messages; publishing them again may double them."
-_PARTS_HINT = "The outcomes of this error say what became of each message."
+_PARTS_HINT = "This error's outcomes has the result of each message."

@@ -1,4 +1,4 @@
-"""Producer: publish to nsqd and know what became of every message.
+"""Producer: publish to nsqd, with an outcome for every message.
 
     with Producer("127.0.0.1:4150") as producer:
         producer.publish("clicks", b"...")                # waits for nsqd's confirmation
@@ -6,16 +6,17 @@
         publication = producer.submit("clicks", [b"..."])  # does not wait
         publication.result()
 
-Every publish ends in one of five ways: confirmed, rejected, refused with this client, certainly not
-sent (safe to publish again), or unknown (nsqd may have it: publishing again may double it). A
-failure that was not looked at is logged.
+Every publish ends as confirmed, rejected (nsqd refused the messages), refused (nsqd does not accept
+this client), not sent (safe to publish again), or unknown (nsqd may have it, and publishing again
+may duplicate it). A failure that the program never reads is logged.
 
-nsqd closes the connection over a publish that it cannot accept, and the publishes after it would
-suffer, so what is known to be refused is not sent.
+nsqd closes the connection after a publish that it cannot accept, which affects the publishes behind
+it. So messages that nsqd would certainly refuse are not sent.
 
-A producer belongs to its process. After a fork the child's copy starts afresh, with a connection of
-its own; what the parent had under way stays with the parent. When the interpreter ends, started
-producers wait for what is under way; children of multiprocessing, too, which skip atexit.
+A producer belongs to its process. After a fork, the child's copy starts again with its own
+connections; outstanding publishes remain with the parent. At the end of the interpreter, started
+producers wait for their outstanding publishes. This includes children of multiprocessing, which
+skip atexit.
 """
 
 from __future__ import annotations
@@ -60,11 +61,11 @@ log = logging.getLogger("nsqtools")
 
 @dataclass(frozen=True, slots=True)
 class ProducerHealth:
-    """How a producer is: what `Producer.health` returns.
+    """The state of a producer, as `Producer.health` returns it.
 
-    ``connections`` are the addresses of the nsqd connected to: none before the first publish.
-    ``under_way`` counts publishes without an outcome, and ``oldest_s`` is how long the first of
-    them has waited, in seconds: 0 without any.
+    ``connections`` has the addresses of the connected nsqd: none before the first publish.
+    ``under_way`` counts publishes without an outcome, and ``oldest_s`` is the age of the oldest of
+    them in seconds, or 0.
     """
 
     connections: list[str]
@@ -81,9 +82,10 @@ def _check_topic(topic: str) -> str:
 
 
 class ProducerCore:
-    """What producers for threads and for asyncio have in common: all but waiting."""
+    """The common part of the producers for threads and asyncio: everything except waiting."""
 
-    _window_bytes: float = WINDOW_BYTES  # under way, above which a publish waits for room
+    # Outstanding bytes above which a publish waits for room.
+    _window_bytes: float = WINDOW_BYTES
 
     def __init__(
         self,
@@ -103,10 +105,10 @@ class ProducerCore:
         self._lookupds = one_or_several(lookupd_http_addresses)
         if nsqd_tcp_addresses is None:
             nsqd_tcp_addresses = [] if self._lookupds else DEFAULT_NSQD_TCP_ADDRESS
-        given = map(parse_address, one_or_several(nsqd_tcp_addresses))
-        self._addresses = list(dict.fromkeys(given))
+        addresses = map(parse_address, one_or_several(nsqd_tcp_addresses))
+        self._addresses = list(dict.fromkeys(addresses))
         if not self._addresses and not self._lookupds:
-            hint = "Give one of an nsqd or an nsqlookupd."
+            hint = "Give the address of an nsqd or an nsqlookupd."
             raise ConfigurationError("a producer needs an address", hint=hint)
         self._address_map = address_map
         self._policy = PublishPolicy(mode, retry_timeout_s, retry_unknown, linger_s)
@@ -127,30 +129,33 @@ class ProducerCore:
             self._on_settled,
             self._release_window,
         )
-        self._lock = threading.RLock()  # re-entrant: a signal handler may publish
-        # The I/O thread never takes it: who waits for that in a signal handler may have interrupted
-        # the holder.
+        # Re-entrant, because a signal handler may publish. The I/O thread never takes it: a signal
+        # handler that waits for the I/O thread may have interrupted the lock's owner.
+        self._lock = threading.RLock()
         self._unsettled: dict[PendingPublication, None] = {}
-        self._entered_bytes = self._left_bytes = 0  # of these, each changed on one side
-        self._waiters: list[threading.Lock] = []  # for room
-        self._aside: set[PendingPublication] = set()  # unsettled, and not in the window
+        # The bytes in the window are the difference. Publishing threads change one counter under
+        # the lock, the I/O thread changes the other, so neither needs the other's lock.
+        self._entered_bytes = self._left_bytes = 0
+        self._waiters: list[threading.Lock] = []  # for room in the window
+        # Unsettled publications that no longer count in the window: see `_release_window`.
+        self._outside_window: set[PendingPublication] = set()
         self._is_started = False
         self._is_stopped = False
 
     def __repr__(self) -> str:
         count = self.health().under_way
-        state = "stopped" if self._is_stopped else f"{count} publishes under way"
+        state = "stopped" if self._is_stopped else f"{count} publishes outstanding"
         return f"<Producer to {self.nsqd}, {state}>"
 
     # -- life -----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin; publishing does it, too. The connection is made when needed."""
+        """Start. Publishing does this implicitly, and connections are made when needed."""
         with self._lock:
             if not self._is_started and not self._is_stopped:
                 try:
                     self._io.start()
-                except RuntimeError as exc:  # no threads are left, or the interpreter ends
+                except RuntimeError as exc:  # no more threads, or the interpreter is ending
                     raise PublishNotSent(f"{self.nsqd}: {exc}") from exc
                 self._is_started = True
                 _started.add(self)
@@ -160,12 +165,12 @@ class ProducerCore:
         self._io.loop.call_soon(self._io.flush)
         give_up_at = math.inf if timeout_s is None else time.monotonic() + timeout_s
         return all(
-            each._settles_within(give_up_at - time.monotonic())
-            for each in list(self._unsettled)
-            if each.is_submitted
+            publication._settles_within(give_up_at - time.monotonic())
+            for publication in list(self._unsettled)
+            if publication.is_submitted
         )
 
-    def _stop(self, timeout_s: float | None, when: str = "") -> bool:
+    def _stop(self, timeout_s: float | None, log_prefix: str = "") -> bool:
         with self._lock:
             self._is_stopped = True
         self._make_room()
@@ -177,23 +182,22 @@ class ProducerCore:
         if not is_in_time and not self._io.loop.is_own_thread:
             self._io.loop.call_soon(self._io.abort)
             self._io.loop.join()
-        self._io.failures.log(when or f"{self.nsqd}: the producer was stopped with ")
+        self._io.failures.log_unseen(log_prefix or f"{self.nsqd}: the producer was stopped with ")
         return is_in_time
 
     @property
     def patience_s(self) -> float:
-        """How long a publish may take to settle: what leaving a ``with`` waits for."""
+        """The longest time in which a publish settles, and the limit of leaving a ``with``."""
         return self._policy.retry_timeout_s + self.options.publish_timeout_s
 
-    def _start_afresh(self) -> None:
-        """In a forked child: the thread is the parent's, and so is what it has under way."""
-        under_way, was_stopped = self._unsettled, self._is_stopped
+    def _restart_in_child(self) -> None:
+        """Start again in a forked child: the thread and its publishes belong to the parent."""
+        unsettled, was_stopped = self._unsettled, self._is_stopped
         self._begin_life()
         self._is_stopped = was_stopped
-        for publication in under_way:
+        for publication in unsettled:
             if not publication.is_settled:
-                parents = PublishUnknown("the process that this one was forked from has it")
-                publication.settle(parents)
+                publication.settle(PublishUnknown("the parent process publishes it"))
 
     # -- publishing -----------------------------------------------------------------------------
 
@@ -206,14 +210,14 @@ class ProducerCore:
         on_settled: Callable[[Publication], None] | None = None,
         splits: bool = False,
     ) -> Publication:
-        whole = whole_bodies(bodies)
-        lengths = list(map(len, whole))
+        copies = copy_bodies(bodies)
+        lengths = list(map(len, copies))
         check_bodies(lengths, defer_s, self.options)
         if timeout_s is not None:
-            timeout_s = max(0.0, timeout_s)  # raises here for a text, and a NaN becomes 0
+            timeout_s = max(0.0, timeout_s)  # raises TypeError here for a text; NaN becomes 0
         size, now = sum(lengths), time.monotonic()
         publication = PendingPublication(
-            _check_topic(topic), whole, size, now, defer_s, timeout_s, on_settled, splits
+            _check_topic(topic), copies, size, now, defer_s, timeout_s, on_settled, splits
         )
         if not self._is_started:
             self.start()
@@ -221,59 +225,61 @@ class ProducerCore:
         self._send(publication)
         publication.is_submitted = True
         if _is_at_exit and not self._io.loop.is_own_thread:
-            publication.result(self.patience_s)  # nothing else would wait for it, nor log it
+            # `_stop_all` has run, so nothing else would wait for this publish or log its failure.
+            publication.result(self.patience_s)
         return publication
 
-    def _send(self, publication: PendingPublication) -> None:  # `FakeProducer` has its own
+    def _send(self, publication: PendingPublication) -> None:  # overridden by `FakeProducer`
         self._io.submit(publication)
 
     def split(self, bodies: Iterable[ReadableBuffer]) -> Iterator[list[bytes]]:
         """Group bodies into MPUBs that stay within publish_max_body_size."""
-        return in_groups(whole_bodies(bodies), len, self.options.publish_max_body_size)
+        return in_groups(copy_bodies(bodies), len, self.options.publish_max_body_size)
 
     def checked_parts(self, bodies: Iterable[ReadableBuffer]) -> list[list[bytes]]:
-        """Group bodies as `split`, all of them checked. Raises `PublishInvalid`."""
+        """Group bodies like `split`, and check all of them. Raises `PublishInvalid`."""
         parts = list(self.split(bodies))
-        if len(parts) > 1:  # else `submit` does it
+        if len(parts) > 1:  # a single part is checked by `submit`
             for part in parts:
                 check_bodies(list(map(len, part)), None, self.options)
         return parts
 
     @property
     def retried(self) -> int:
-        """Messages that were sent again so far."""
+        """The number of messages that were sent again."""
         return self._io.retried
 
     @property
     def repeated(self) -> int:
-        """Messages that were sent again although nsqd may have had them."""
+        """The number of messages that were sent again although nsqd may have had them."""
         return self._io.repeated
 
     def end_retries(self) -> None:
-        """Try nothing again from now on: what fails settles."""
+        """Retry nothing from now on: a failed publish settles immediately."""
         self._io.loop.call_soon(self._io.end_retries)
 
     def health(self) -> ProducerHealth:
-        """How the producer is now: for a probe, or for metrics."""
-        under_way = [each.submitted_at for each in list(self._unsettled) if not each.is_settled]
+        """Return the current state, for a probe or for metrics."""
+        unsettled = [item for item in list(self._unsettled) if not item.is_settled]
+        oldest_at = min((item.submitted_at for item in unsettled), default=None)
         return ProducerHealth(
             [str(link.address) for link in self._io.links if link.connection is not None],
-            len(under_way),
-            time.monotonic() - min(under_way) if under_way else 0.0,
+            len(unsettled),
+            0.0 if oldest_at is None else time.monotonic() - oldest_at,
         )
 
     # -- the window -----------------------------------------------------------------------------
 
     @property
     def has_room(self) -> bool:
-        """Tell whether `submit` does not block."""
+        """Return whether `submit` would not block."""
         return self._is_stopped or (
-            len(self._unsettled) - len(self._aside) < self.options.max_outstanding
+            len(self._unsettled) - len(self._outside_window) < self.options.max_outstanding
             and self._entered_bytes - self._left_bytes < self._window_bytes
         )
 
     def _enter(self, publication: PendingPublication) -> bool:
-        """Put it in the window, and return True, if there is room."""
+        """Put it in the window if there is room, and return whether there was."""
         with self._lock:
             if self._is_stopped:
                 raise PublishNotSent(f"{self.nsqd}: the producer has stopped")
@@ -288,7 +294,7 @@ class ProducerCore:
         timeout_s = publication.timeout_s
         if timeout_s is None:
             timeout_s = self.options.publish_timeout_s
-        if self._io.loop.is_own_thread:  # no other thread makes room
+        if self._io.loop.is_own_thread:  # only this thread could make room
             timeout_s = 0
         until = time.monotonic() + timeout_s
         while wait_until_released(self._waiters, lambda: self.has_room, until - time.monotonic()):
@@ -302,21 +308,22 @@ class ProducerCore:
         return error
 
     def _make_room(self) -> None:
-        for _ in range(len(self._waiters)):  # who finds no room comes again, behind the others
-            with suppress(IndexError):  # two threads may meet here
+        # Each waiter is released once. One that finds no room waits again behind the others.
+        for _ in range(len(self._waiters)):
+            with suppress(IndexError):  # another thread makes room, too
                 self._waiters.pop(0).release()
 
     def _release_window(self, publications: Iterable[PendingPublication]) -> None:
-        """Make room for others: these wait for an nsqd that may hang."""
-        new = (self._unsettled.keys() & publications) - self._aside
-        self._aside |= new
-        self._left_bytes += sum(each.size for each in new)
+        """Take publications out of the window that wait for an nsqd that may hang."""
+        released = (self._unsettled.keys() & publications) - self._outside_window
+        self._outside_window |= released
+        self._left_bytes += sum(publication.size for publication in released)
         self._make_room()
 
     def _on_settled(self, settled: list[PendingPublication]) -> None:
         for publication in settled:
-            if publication in self._aside:
-                self._aside.remove(publication)
+            if publication in self._outside_window:
+                self._outside_window.remove(publication)
             else:
                 self._left_bytes += publication.size
             self._unsettled.pop(publication, None)
@@ -325,40 +332,40 @@ class ProducerCore:
             for publication in settled:
                 try:
                     self.on_published(publication)
-                except BaseException:  # as `Publication.call_back`
+                except BaseException:  # ``sys.exit`` in a callback must not end the I/O thread
                     log.exception("on_published failed")
 
 
 class Producer(ProducerCore):
-    """Publishes to one or several nsqd. Connections are made when needed and again when lost.
+    """Publishes to one or several nsqd, with connections that are made when needed.
 
-    With several addresses, ``mode`` says which of them gets a publish: with ``"failover"`` the
-    first that works, with ``"round-robin"`` all that work, in turn. A publish that one nsqd
-    certainly did not take goes to another. One that hangs gets nothing new while another works.
+    ``mode`` selects among several addresses: ``"failover"`` uses the first that works,
+    ``"round-robin"`` all that work, in turn. A publish that one nsqd certainly did not accept goes
+    to another one. An nsqd that hangs gets nothing new while another works.
 
-    With ``lookupd_http_addresses`` these are all nsqd that are registered with some nsqlookupd,
-    found again and again as `Consumer` does it, and those of ``nsqd_tcp_addresses`` before them.
-    Whom the client believes and follows is set by the same options (``allow_announced``,
-    ``max_discovered_nsqd``, ``auth_requires_tls``), and ``address_map`` is the same. One that is
-    listed no longer is the last resort for five minutes: nsqlookupd may have restarted. A failover
-    producer uses the first of a random order, so that many of them spread out.
+    ``lookupd_http_addresses`` adds all nsqd that are registered with an nsqlookupd; they are looked
+    up periodically, like those of a `Consumer`, and used after those of ``nsqd_tcp_addresses``.
+    ``address_map`` and the options ``allow_announced``, ``max_discovered_nsqd`` and
+    ``auth_requires_tls`` limit which of them the client uses. An nsqd that is no longer listed is
+    used for at most five minutes, and only if no other works: nsqlookupd may have restarted. A
+    failover producer uses the first of a random order, so that a fleet spreads over all nsqd.
 
-    While none works, a publish fails at once; with ``retry_timeout_s`` it is tried again for as
-    long after its first failure, also while nsqd does not reach its auth server. One whose fate is
-    unknown is tried again only with ``retry_unknown``, because its messages may arrive twice then.
-    What an attempt may have stored ends as confirmed or unknown, whatever the later ones say.
+    While no nsqd works, a publish fails immediately. With ``retry_timeout_s`` it is retried for
+    that long after its first failure, including while nsqd does not reach its auth server. A
+    publish with an unknown outcome is retried only with ``retry_unknown``, because its messages may
+    be stored twice. If any attempt may have stored messages, the publish ends as confirmed or
+    unknown.
 
-    As a context manager it waits at its end for what is under way, for ``retry_timeout_s`` and
-    publish_timeout at most; a failure that was not looked at is logged then.
+    Leaving the ``with`` block waits for outstanding publishes, for at most ``retry_timeout_s`` plus
+    publish_timeout. Failures that the program has not read are logged then.
 
     ``linger_s`` joins single messages that are published at the same time, on several threads or
     with `submit`, into one MPUB, which is several times faster. A message waits only while an
-    earlier one is unanswered, and for ``linger_s`` seconds at most. Publishes of a topic are
-    confirmed in order; with retries, with several nsqd and after a rejection they may be stored in
-    another.
+    earlier one is unanswered, and at most ``linger_s`` seconds. nsqd stores the publishes of a
+    topic in order, except with retries, with several nsqd, and after a rejection.
 
-    ``on_published`` is called with every publication that has settled, well or not, for metrics; on
-    the I/O thread, so it must not block.
+    ``on_published`` is called with every settled publication, for metrics. It runs on the I/O
+    thread and must not block.
 
     Thread-safe. Raises `ConfigurationError` for a bad address or bad options.
     """
@@ -366,17 +373,17 @@ class Producer(ProducerCore):
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until everything submitted so far has settled; return whether it has in time.
 
-        Whether it was published, each `Publication` knows.
+        Settled does not mean confirmed: see `Publication.error`.
         """
         self._refuse_own_thread()
         return self._flush(timeout_s)
 
     def stop(self, timeout_s: float | None = None) -> bool:
-        """Wait for what is outstanding, then close; return whether that was done in time.
+        """Wait for outstanding publishes, then close; return whether all settled in time.
 
-        When ``timeout_s`` passed, what is left settles as not sent or unknown. Failures that were
-        not looked at are logged. A callback cannot wait: there it begins to stop, and returns
-        False.
+        After ``timeout_s`` the remaining ones settle as not sent or unknown. Failures that the
+        program has not read are logged. In a callback this begins to stop and returns False,
+        because a callback cannot wait for its own thread.
         """
         return self._stop(timeout_s)
 
@@ -392,8 +399,8 @@ class Producer(ProducerCore):
     def publish(self, topic: str, body: ReadableBuffer, *, timeout_s: float | None = None) -> None:
         """Publish one message and wait for the confirmation. Raises `PublishError`.
 
-        ``timeout_s`` is for everything together. When it has passed, the error says whether the
-        message may have been published; the default is publish_timeout for each step.
+        ``timeout_s`` limits the whole call; after it, the class of the error shows whether the
+        message may have been published. By default each step may take publish_timeout.
         """
         self._refuse_own_thread()
         self._submit(topic, [body], None, timeout_s).wait()
@@ -421,22 +428,24 @@ class Producer(ProducerCore):
     ) -> None:
         """Publish messages in as few MPUB as nsqd's limits allow, and wait. Raises `PublishError`.
 
-        nsqd confirms each MPUB by itself, and several of them are not one transaction: ``outcomes``
-        of the error has what became of each message. Its class is true of all of them, so it is
-        `PublishUnknown` where some are confirmed. Nothing is sent when nsqd would refuse a message.
+        Several MPUB are not one transaction: ``outcomes`` of the error has the result of each
+        message. The class of the error holds for all of them, so it is `PublishUnknown` if some are
+        confirmed. Nothing is sent if nsqd would certainly refuse one of the messages.
         """
         self._refuse_own_thread()
         give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
         parts = self.checked_parts(bodies)
-        sent: list[Publication | PublishError] = []
+        submitted: list[Publication] = []
+        refusal: PublishError | None = None
         for part in parts:
             left_s = None if give_up_at is None else max(0.0, give_up_at - time.monotonic())
             try:
-                sent.append(self.submit(topic, part, timeout_s=left_s))
-            except PublishError as exc:  # no room, or it was stopped: no better for the rest
-                sent += [exc] * (len(parts) - len(sent))
+                submitted.append(self.submit(topic, part, timeout_s=left_s))
+            except PublishError as exc:  # no room, or stopped: the next part would fail as well
+                refusal = exc
                 break
-        errors = [each if isinstance(each, PublishError) else each.exception() for each in sent]
+        errors = [publication.exception() for publication in submitted]
+        errors += [refusal] * (len(parts) - len(errors))
         if error := outcomes.combined_error(list(map(len, parts)), errors):
             raise error
 
@@ -450,20 +459,19 @@ class Producer(ProducerCore):
         on_settled: Callable[[Publication], None] | None = None,
         splits: bool = False,
     ) -> Publication:
-        """Send a publish without waiting for its outcome.
+        """Submit a publish without waiting for its outcome.
 
-        One body goes as PUB, several as one MPUB; with ``defer_s`` it must be one. Blocks while the
-        window of outstanding publishes is full, for ``timeout_s`` (by default publish_timeout) at
-        most, and raises `PublishNotSent` then. With ``timeout_s`` the publication settles in that
-        time. ``on_settled`` is called on the I/O thread and must not block; it may submit, which
-        raises `PublishNotSent` at once where it would block.
+        One body is sent as PUB, several as one MPUB; ``defer_s`` allows only one. Blocks while the
+        window of outstanding publishes is full, for at most ``timeout_s`` (default:
+        publish_timeout), and raises `PublishNotSent` then. With ``timeout_s`` the publication
+        settles within that time. ``on_settled`` runs on the I/O thread and must not block; it may
+        submit, which raises `PublishNotSent` where it would block.
 
-        With ``splits`` a batch of which nsqd refuses a message is halved until that is alone, and
-        the others are published: `Publication.errors` has what became of each.
+        With ``splits`` a batch that contains a refused message is halved until that message is
+        alone, and the others are published: see `Publication.errors`.
 
-        Raises ``TypeError`` for a body that is not bytes, and `PublishInvalid` for what nsqd would
-        refuse: it closes the connection over a bad publish, and the publishes after it would
-        suffer.
+        Raises ``TypeError`` for a body that is not bytes, and `PublishInvalid` for messages that
+        nsqd would certainly refuse.
         """
         return self._submit(topic, bodies, defer_s, timeout_s, on_settled, splits)
 
@@ -471,20 +479,20 @@ class Producer(ProducerCore):
 # -- the bodies of a publish ----------------------------------------------------------------------
 
 
-def whole_bodies(bodies: Iterable[ReadableBuffer]) -> list[bytes]:
+def copy_bodies(bodies: Iterable[ReadableBuffer]) -> list[bytes]:
     """Return the bodies as bytes, which cannot change while they wait.
 
-    Raises ``TypeError`` for what is not bytes.
+    Raises ``TypeError`` for a body that is not bytes.
     """
     if isinstance(bodies, str | bytes | bytearray | memoryview):
         raise TypeError("bodies must be a list of messages, not one message")
-    given = list(bodies)
-    if (len(given) == 1 and type(given[0]) is bytes) or set(map(type, given)) <= {bytes}:
-        return given  # type: ignore[return-value]
-    return [body if type(body) is bytes else _whole(body) for body in given]
+    copies = list(bodies)
+    if (len(copies) == 1 and type(copies[0]) is bytes) or set(map(type, copies)) <= {bytes}:
+        return copies  # type: ignore[return-value]
+    return [body if type(body) is bytes else _copy_body(body) for body in copies]
 
 
-def _whole(body: ReadableBuffer) -> bytes:
+def _copy_body(body: ReadableBuffer) -> bytes:
     if isinstance(body, str):
         raise TypeError("a message body is bytes, not str: encode it, as in body.encode()")
     try:
@@ -494,10 +502,10 @@ def _whole(body: ReadableBuffer) -> bytes:
 
 
 def check_bodies(lengths: list[int], defer_s: float | None, options: ClientOptions) -> None:
-    """Raise `PublishInvalid` for what nsqd would refuse as one publish."""
+    """Raise `PublishInvalid` for messages that nsqd would refuse as one publish."""
     limit = options.publish_max_msg_size
     if len(lengths) == 1 and defer_s is None and 0 < lengths[0] <= limit:
-        return  # the usual case, once for each publish
+        return  # the usual case
     if not lengths:
         raise PublishInvalid("a publish needs a message")
     if min(lengths) == 0:
@@ -505,7 +513,7 @@ def check_bodies(lengths: list[int], defer_s: float | None, options: ClientOptio
     if max(lengths) > limit:
         raise PublishInvalid(
             f"a message of {max(lengths)} bytes is above the limit of {limit}",
-            hint="nsqd's limit is its --max-msg-size; ours is publish_max_msg_size.",
+            hint="nsqd's limit is its --max-msg-size; the client's is publish_max_msg_size.",
         )
     if defer_s is not None:
         if len(lengths) > 1:
@@ -515,7 +523,7 @@ def check_bodies(lengths: list[int], defer_s: float | None, options: ClientOptio
     elif len(lengths) > 1 and mpub_size(lengths) > options.publish_max_body_size:
         raise PublishInvalid(
             f"a batch of {sum(lengths)} bytes is above publish_max_body_size",
-            hint="Take fewer messages together, as Producer.split does.",
+            hint="Publish fewer messages at a time: see Producer.split.",
         )
 
 
@@ -526,9 +534,9 @@ _is_at_exit = False
 
 
 def _stop_all() -> None:
-    """At the end of the interpreter: all of them at the same time.
+    """Stop all producers at the end of the interpreter, at the same time.
 
-    Functions that were registered with atexit before this one run after it, and may still publish.
+    Functions that were registered with atexit before this one run after it and may still publish.
     """
     global _is_at_exit
     _is_at_exit = True
@@ -541,12 +549,12 @@ def _stop_all() -> None:
         producer._stop(max(0.0, left_s), "the program ended with ")
 
 
-def _start_all_afresh() -> None:
+def _restart_all_in_child() -> None:
     producers = list(_started)
     _started.clear()
     for producer in producers:
-        producer._start_afresh()
+        producer._restart_in_child()
 
 
 atexit.register(_stop_all)
-os.register_at_fork(after_in_child=_start_all_afresh)
+os.register_at_fork(after_in_child=_restart_all_in_child)

@@ -1,34 +1,34 @@
-"""What a producer does with its publications, on the I/O thread.
+"""Publications of a producer on the I/O thread: connecting, sending, retries and outcomes.
 
-A publication waits here until some nsqd can take it, goes out on a `ProducerLink`, and comes back
-as confirmed, rejected, not sent or unknown. Then it is settled, or waits again where that cannot
-double it: for the next nsqd, or for the same one within the retry timeout.
+A publication waits in the queue until an nsqd is available, is sent on a `ProducerLink`, and
+returns as confirmed, rejected, not sent or unknown. Then it settles, or is queued again if a retry
+cannot duplicate it: for the next nsqd, or for the same one within the retry timeout.
 
 With a linger, single messages of a topic are joined into one MPUB while an earlier command is
-outstanding (as Nagle's algorithm does it: a lone message does not wait). One that nsqd rejects
-without storing any of it is sent again message by message, so that a bad one fails alone. A batch
-that is rejected for one of its messages is halved where that was asked for.
+outstanding. As in Nagle's algorithm, a lone message does not wait. If nsqd rejects a joined MPUB
+without storing any of it, its messages are sent again one by one, so that a bad one fails alone. A
+batch with a bad message is halved if the program allowed that (``splits``).
 
 nsqd executes the commands of a connection in order and answers each, so an OK belongs to the oldest
-command outstanding. When nsqd answers with an error it stops reading: the oldest was rejected and
-the commands after it were certainly not executed (measured: 20,000 after a bad one, 0 stored). When
-the connection breaks without an answer, what had been handed to the socket is unknown.
+outstanding command. After an error answer it stops reading: the oldest command was rejected, and
+the commands behind it were certainly not executed (measured: 20,000 after a bad one, 0 stored). If
+the connection breaks without an answer, commands that were handed to the socket are unknown.
 
-A link connects when it is asked to and may: at once when a connection that worked was lost, and
-after a failure only when a delay has passed that doubles from 0.1 to 8 seconds and is at least as
-long as the failed attempt took. Within the delay a publish must not wait for one connect timeout
-after another.
+A link connects when a publish needs it: immediately after the loss of a working connection, and
+after a failure when a delay has passed. The delay doubles from 0.1 to 8 seconds and is at least as
+long as the failed attempt took, so that a publish does not wait for one connect timeout after
+another.
 
-Addresses that were given are used for ever. Those that nsqlookupd list come in an order drawn by
-chance, or a fleet of producers would all use the same one. One that is listed no longer is the last
-resort for `DELISTED_GRACE_S`, because an nsqlookupd that was just started lists none.
+Configured addresses are used without a time limit. Addresses that nsqlookupd lists are shuffled, or
+a fleet of producers would all use the first. One that is no longer listed is the last resort for
+`DELISTED_GRACE_S`, because an nsqlookupd that was just started lists none.
 
-An nsqd that hangs still takes what it is sent. A link whose oldest publish was not answered for
-`OVERDUE_S` gets nothing new while another works, and round-robin prefers those that wait for the
-fewest answers: a hanging nsqd holds a few publishes then, and not those of all threads.
+An nsqd that hangs still accepts bytes. So a link whose oldest publish has waited for `OVERDUE_S`
+gets nothing new while another link works, and round-robin prefers the links with the fewest
+outstanding publishes: a hanging nsqd then delays a few publishes, and not those of all threads.
 
-Trap: a failure may be reported from anywhere in a turn, so sending happens in one place,
-`_each_turn`, and whatever changes wakes the loop.
+Trap: a failure may be reported from anywhere in a loop iteration. So sending happens in one place,
+`_each_turn`, and each change wakes the loop.
 """
 
 from __future__ import annotations
@@ -70,24 +70,36 @@ from nsqtools.protocol.names import Address
 
 log = logging.getLogger("nsqtools")
 
-UNSEEN_S = 10.0  # a failure that was not looked at for longer is logged
+# A failure is logged if the program has not read it for this long: a program that waits for its
+# futures in groups has time to do so.
+UNSEEN_S = 10.0
+# A restarting nsqd is back within seconds, and a publisher waits for it. The longest delay bounds
+# the attempts of a fleet at one in eight seconds for each producer.
 RECONNECT_BASE_S = 0.1
 RECONNECT_MAX_S = 8.0
-PATIENCE_S = 1.0  # for an nsqd that does not answer to connecting, before the next one is tried
+# How long a publish waits for a connection that is being made before the next nsqd is used. TCP
+# repeats a lost SYN after one second.
+CONNECT_PATIENCE_S = 1.0
+# An nsqd that syncs a busy disk answers within 0.1 s as a rule. A false alarm costs little: the
+# link gets its next publish when it has answered.
 OVERDUE_S = 0.3
+# nsqd registers again with a restarted nsqlookupd within 15 s; five minutes also cover one that is
+# being replaced.
 DELISTED_GRACE_S = 300.0
-WINDOW_BYTES = 4 << 20  # outstanding besides the publication that is being added
+# Outstanding bytes of a producer, besides the publication that is being added: enough for a fast
+# network's bandwidth times its delay (1 Gbit/s and 30 ms), and little memory.
+WINDOW_BYTES = 4 << 20
 
-# A command without its answer yet, the publications that it carries, and when it was sent. A plain
-# tuple: there is one for each publish.
+# An unanswered command, its publications, and the time when it was sent. A plain tuple is the
+# cheapest, and each publish makes one.
 Outstanding = tuple[bytes, list[PendingPublication], float]
 
 
 @dataclass(frozen=True, slots=True)
 class PublishPolicy:
-    """Where publications go, and how often they are tried. See `Producer`.
+    """Where publications go, and how often they are retried. See `Producer`.
 
-    Raises `ConfigurationError` for what cannot be.
+    Raises `ConfigurationError` for values out of range.
     """
 
     mode: Mode = "failover"
@@ -111,23 +123,23 @@ def _refuse_message(
 
 
 class ProducerLink:
-    """One nsqd that a producer publishes to, and the commands outstanding there."""
+    """One nsqd that a producer publishes to, and its outstanding commands."""
 
-    # of `ConnectionUser`; there are no messages here
+    # `ConnectionUser` demands these two; without SUB there are no messages.
     received_at = 0.0
     make_message = staticmethod(_refuse_message)
 
     def __init__(self, address: Address, user: ProducerIO, *, is_announced: bool = False) -> None:
         self.address = address
-        self.is_announced = is_announced  # by nsqlookupd; whether it still is, `is_listed` tells
-        self.is_listed = True
-        self.known_at = user.loop.now()  # listed, or of use, for the last time
+        self.is_announced = is_announced  # found through nsqlookupd
+        self.is_listed = True  # by the last lookup; a configured address always is
+        self.last_used = user.loop.now()  # when it was last listed, connected or lost
         self.connection: Connection | None = None
         self.outstanding: collections.deque[Outstanding] = collections.deque()
         self._unanswered_bytes = 0
         self.is_connecting = False
         self.tried_at = 0.0
-        self.not_before = 0.0  # the next attempt to connect
+        self.not_before = 0.0  # time of the next attempt to connect
         self.last_error: NsqError | None = None
         self._options = user.options
         self._loop = user.loop
@@ -135,7 +147,8 @@ class ProducerLink:
         self._delays = RetryDelays(RECONNECT_BASE_S, RECONNECT_MAX_S)
         self._is_closed = False
         self._has_answered = False
-        self._last_answer = 0.0  # to a publish: heartbeats go on when nsqd's disk hangs
+        # Of a publish. A heartbeat does not count: nsqd sends them even while its disk hangs.
+        self._last_answer = 0.0
 
     # -- connecting -----------------------------------------------------------------------------
 
@@ -151,13 +164,13 @@ class ProducerLink:
 
     @property
     def has_failed(self) -> bool:
-        """Tell whether it was connected, or tried, and is not."""
+        """Return whether it is not connected because an attempt or a connection failed."""
         return self.connection is None and self.last_error is not None
 
     def is_worth_waiting(self, now: float) -> bool:
-        """Tell whether it is worth to wait for the connection that is being made."""
+        """Return whether a publish should wait for the attempt to connect."""
         has_hung = isinstance(self.last_error, DeadlineExceeded)
-        return self.is_connecting and not has_hung and now - self.tried_at < PATIENCE_S
+        return self.is_connecting and not has_hung and now - self.tried_at < CONNECT_PATIENCE_S
 
     def _connected(self, result: Connection | NsqError) -> None:
         self.is_connecting = False
@@ -169,15 +182,15 @@ class ProducerLink:
             self.connection = result
             self.last_error = None
             self._has_answered = False
-            self._last_answer = self.known_at = self._loop.now()
-            self._user.links.was_accepted = True
+            self._last_answer = self.last_used = self._loop.now()
+            self._user.link_connected()
             result.attach(self._loop, self)
             version = result.reply.version or "before 0.2.19"
             log.info("connected to %s (nsqd %s)", self.address, version)
         self._user.link_changed()
 
     def delay_next(self, error: NsqError, *, spent_s: float = 0.0) -> None:
-        """Connect again after a delay only."""
+        """Allow the next attempt to connect only after a delay."""
         self.last_error = error
         delay_s = max(self._delays.next_delay_s(), spent_s)
         self.not_before = self._loop.now() + delay_s
@@ -186,7 +199,7 @@ class ProducerLink:
     # -- publishing -----------------------------------------------------------------------------
 
     def send(self, command: bytes, publications: list[PendingPublication]) -> None:
-        """Send a command on the connection, which there must be."""
+        """Send a command. The link must be connected."""
         assert self.connection is not None
         for publication in publications:
             publication.is_written = True
@@ -196,12 +209,15 @@ class ProducerLink:
 
     @property
     def is_full(self) -> bool:
-        """Tell whether it has more than the window: publishes whose own time was over have left
-        that, and their bytes are still here."""
+        """Return whether its unanswered commands exceed twice the window.
+
+        The window alone does not bound them: publishes whose timeout passed have left it, but their
+        bytes are still queued here.
+        """
         return self._unanswered_bytes > 2 * WINDOW_BYTES
 
     def check(self, now: float) -> None:
-        """Give the connection up when it is dead, or a publish was not answered in time."""
+        """Close the connection if it is dead, or if a publish was not answered in time."""
         if self.connection is not None:
             self.connection.check_liveness()
         waited_s = self._waited_s(now)
@@ -210,11 +226,11 @@ class ProducerLink:
             self.lose(late)
 
     def _waited_s(self, now: float) -> float:
-        """Return for how long the oldest publish has waited, and nothing was answered."""
+        """Return how long the oldest publish has waited without any publish being answered."""
         return now - max(self.outstanding[0][2], self._last_answer) if self.outstanding else 0.0
 
     def is_responsive(self, now: float) -> bool:
-        """Tell whether it is connected, and does not seem to hang."""
+        """Return whether it is connected and does not seem to hang."""
         return self.connection is not None and self._waited_s(now) < OVERDUE_S
 
     def lose(self, error: NsqError) -> None:
@@ -223,7 +239,7 @@ class ProducerLink:
             self.connection.lose(error)
 
     def close(self, error: NsqError) -> None:
-        """Close for good."""
+        """Close the connection and make no other."""
         self._is_closed = True
         self.lose(error)
 
@@ -246,28 +262,28 @@ class ProducerLink:
     def on_server_error(self, error: ServerError) -> None:
         self._has_answered = True
         rejected = self.outstanding.popleft()[1] if self.outstanding else []
-        not_executed = [each for _, publications, _ in self.outstanding for each in publications]
+        not_executed = [item for _, publications, _ in self.outstanding for item in publications]
         self.outstanding.clear()
         self.lose(error)
         self._user.rejected(self, rejected, error)
         self._user.not_sent(not_executed, error)
 
     def on_lost(self, error: NsqError) -> None:
-        """Report what was outstanding, by whether its bytes may have reached nsqd."""
+        """Report outstanding publishes, by whether their bytes may have reached nsqd."""
         connection, self.connection = self.connection, None
         assert connection is not None
-        self.known_at = self._loop.now()
-        untouched = set(map(id, connection.pending))
+        self.last_used = self._loop.now()
+        unsent_commands = set(map(id, connection.pending))
         not_sent: list[PendingPublication] = []
         unknown: list[PendingPublication] = []
         for command, publications, _ in self.outstanding:
-            (not_sent if id(command) in untouched else unknown).extend(publications)
+            (not_sent if id(command) in unsent_commands else unknown).extend(publications)
         self.outstanding.clear()
         self._unanswered_bytes = 0
         if self._has_answered or connection.has_received:
             self.last_error = error
             log.info("%s", error)
-        else:  # it accepts and dies: as bad as one that refuses
+        else:  # a connection that is accepted and dies at once must not be retried in a hot loop
             self.delay_next(error)
         self._user.unknown(unknown, error)
         self._user.not_sent(not_sent, error)
@@ -275,22 +291,18 @@ class ProducerLink:
 
 
 class ProducerLinks:
-    """One link for each nsqd: what is listed comes first, in the order in which to try them.
-
-    ``user`` is called with the outcome of publications, and when something has changed.
-    """
+    """The links to all nsqd, in the order in which to try them: listed ones come first."""
 
     def __init__(
         self, addresses: Iterable[Address], discovery: Discovery | None, user: ProducerIO
     ) -> None:
         self._discovery = discovery
         self._options = user.options
-        self._takes_turns = user.policy.mode == "round-robin"
+        self._is_round_robin = user.policy.mode == "round-robin"
         self._loop = user.loop
         self._user = user
         self._links = [ProducerLink(address, user) for address in addresses]
-        self._turn = 0
-        self.was_accepted = False  # by one of them, at some time
+        self._index = 0  # of round-robin
         self._expects_lookup = discovery is not None
         self._lookup_error: NsqError | None = None
 
@@ -301,26 +313,28 @@ class ProducerLinks:
         return len(self._links)
 
     def begin(self) -> None:
-        """Begin to ask for nsqd."""
+        """Start looking up nsqd."""
         if self._discovery is not None:
             self._discovery.begin(self._loop, self._listed)
 
     # -- choosing -------------------------------------------------------------------------------
 
     def choose(self) -> ProducerLink | None:
-        """Return a connected link, or None; what may connect begins to, for later.
+        """Return a connected link, or None, and start connecting others that may be needed.
 
-        What is listed no longer is tried last, and then one that may hang.
+        Links that are no longer listed come last, except for those that seem to hang.
         """
         now, links = self._loop.now(), self._links
-        if links and not self._takes_turns and links[0].is_responsive(now):
-            return links[0]  # the usual case, once a turn
-        if self._takes_turns:
-            groups = [[link for link in links if link.is_listed is each] for each in (True, False)]
+        if links and not self._is_round_robin and links[0].is_responsive(now):
+            return links[0]  # the usual case
+        if self._is_round_robin:
+            delisted = [link for link in links if not link.is_listed]
+            groups = [[link for link in links if link.is_listed], delisted]
         else:
             groups = [[link] for link in links]
-        # round-robin waits at first, or all that waits goes to the one that answers first
-        is_first = self._takes_turns and not self._turn
+        # The first publish of round-robin waits for all links. Otherwise the whole queue would go
+        # to the one that connects first.
+        is_first = self._is_round_robin and not self._index
         may_wait = is_first or not any(link.is_responsive(now) for link in links)
         for group in groups:
             for link in group:
@@ -328,86 +342,88 @@ class ProducerLinks:
             if may_wait and any(link.is_worth_waiting(now) for link in group):
                 return None
             if usable := [link for link in group if link.is_responsive(now)]:
-                first = self._turn % len(usable)
-                return min(usable[first:] + usable[:first], key=lambda link: len(link.outstanding))
+                start = self._index % len(usable)
+                return min(usable[start:] + usable[:start], key=lambda link: len(link.outstanding))
         return next((link for link in links if link.connection is not None), None)
 
-    def choose_after(self, chosen: ProducerLink) -> ProducerLink | None:
-        """Return the link for what follows something that went to the one chosen before."""
-        if not self._takes_turns:
-            return chosen
-        self._turn += 1
+    def choose_after(self, link: ProducerLink) -> ProducerLink | None:
+        """Return the link for the next command, after one that was sent on ``link``."""
+        if not self._is_round_robin:
+            return link
+        self._index += 1
         return self.choose()
 
     @property
     def may_connect(self) -> bool:
-        """Tell whether some nsqd is connected, or may be soon."""
-        is_near = [link.connection is not None or link.is_connecting for link in self._links]
-        return self._expects_lookup or any(is_near)
+        """Return whether an nsqd is connected, or may be soon."""
+        return self._expects_lookup or any(
+            link.connection is not None or link.is_connecting for link in self._links
+        )
 
     def next_try_in_s(self) -> float:
-        """Return in how many seconds it is worth to `choose` again; a lookup wakes by itself."""
+        """Return the seconds until `choose` may succeed; a lookup wakes the loop itself."""
         if self._discovery is not None:
             self._discovery.ask_soon()
         not_before = [link.not_before for link in self._links]
-        return min(not_before, default=self._loop.now() + PATIENCE_S) - self._loop.now()
+        return min(not_before, default=self._loop.now() + CONNECT_PATIENCE_S) - self._loop.now()
 
     def last_error(self) -> NsqError | None:
-        """Why nothing can be sent; a refusal only when every nsqd refuses."""
+        """Return why nothing can be sent: a refusal only if every nsqd refuses."""
         errors = [link.last_error for link in self._links if link.last_error is not None]
         if self._lookup_error is not None:
             errors.append(self._lookup_error)
         elif not self._links and not self._expects_lookup:
             hint = "Is nsqd running with --lookupd-tcp-address, and does allow_announced allow it?"
-            empty = "nsqlookupd know no nsqd that messages can be published to"
-            errors.append(ConnectionFailed(empty, hint=hint))
+            text = "nsqlookupd lists no nsqd that messages can be published to"
+            errors.append(ConnectionFailed(text, hint=hint))
         errors.sort(key=lambda error: isinstance(error, RefusedError))
         return errors[0] if errors else None
 
-    # -- what nsqlookupd list -------------------------------------------------------------------
+    # -- lookups --------------------------------------------------------------------------------
 
-    def _listed(self, found: set[Address], errors: list[NsqError]) -> None:
+    def _listed(self, addresses: set[Address], errors: list[NsqError]) -> None:
         self._expects_lookup = False
         self._lookup_error = errors[0] if errors else None
         if not errors:
-            self._fit(found)
+            self._update_links(addresses)
         self._user.link_changed()
 
-    def _fit(self, found: set[Address]) -> None:
-        known = {link.address for link in self._links}
+    def _update_links(self, addresses: set[Address]) -> None:
         for link in self._links:
-            link.is_listed = link.address in found or not link.is_announced
+            link.is_listed = link.address in addresses or not link.is_announced
             if link.is_listed:
-                link.known_at = self._loop.now()
-        new = sorted(found - known)
+                link.last_used = self._loop.now()
+        new = sorted(addresses - {link.address for link in self._links})
         rng.shuffle(new)
         count = sum(link.is_announced and link.is_listed for link in self._links)
         room = max(0, self._options.max_discovered_nsqd - count)
         warn_about_unused(len(new) - room, self._options)
-        self._links += [ProducerLink(each, self._user, is_announced=True) for each in new[:room]]
+        self._links += [
+            ProducerLink(address, self._user, is_announced=True) for address in new[:room]
+        ]
         self._links.sort(key=lambda link: not link.is_listed)
 
-    def changed(self) -> None:
-        """A link was made or lost, or the list has changed: let go what is not needed."""
+    def drop_delisted(self) -> None:
+        """Drop links that are neither listed nor needed, after a change of links or list."""
         now, links = self._loop.now(), self._links
         idle = [link for link in links if not (link.is_listed or link.outstanding)]
-        spare = [link for link in idle if link.connection is None]
-        spare.sort(key=lambda link: link.known_at)
-        too_many = len(links) - self._options.max_discovered_nsqd
-        for place, link in enumerate(spare):
-            if place < too_many or now - link.known_at > DELISTED_GRACE_S:
+        unconnected = [link for link in idle if link.connection is None]
+        unconnected.sort(key=lambda link: link.last_used)
+        excess = len(links) - self._options.max_discovered_nsqd
+        for index, link in enumerate(unconnected):
+            if index < excess or now - link.last_used > DELISTED_GRACE_S:
                 links.remove(link)
-                link.close(DeadlineExceeded(f"{link.address} is listed no longer"))
+                link.close(DeadlineExceeded(f"{link.address} is no longer listed"))
         if any(link.is_listed and link.connection is not None for link in links):
             for link in idle:
-                link.lose(DeadlineExceeded(f"{link.address} is listed no longer"))
+                link.lose(DeadlineExceeded(f"{link.address} is no longer listed"))
         if self._discovery is not None and any(link.has_failed for link in links if link.is_listed):
             self._discovery.ask_soon()
 
     # -- all of them ----------------------------------------------------------------------------
 
     def close(self, error: NsqError) -> None:
-        """Close for good."""
+        """Close all links, and make no other."""
         if self._discovery is not None:
             self._discovery.stop()
         for link in self:
@@ -417,9 +433,9 @@ class ProducerLinks:
 class ProducerIO:
     """Owns the links and the unsettled publications of one producer.
 
-    ``report`` is called on the I/O thread with publications that have settled, and ``set_aside``
-    with those that wait for an nsqd that may hang, while there are others. ``retried`` counts
-    messages that were sent again, and ``repeated`` those of them that nsqd may have had already.
+    ``report`` is called on the I/O thread with settled publications. ``release_window`` is called
+    with publications that wait for an nsqd that may hang while other nsqd work. ``retried`` counts
+    messages that were sent again, ``repeated`` those of them that nsqd may have stored before.
     """
 
     def __init__(
@@ -430,12 +446,12 @@ class ProducerIO:
         options: ClientOptions,
         policy: PublishPolicy,
         report: Callable[[list[PendingPublication]], None],
-        set_aside: Callable[[Iterable[PendingPublication]], None],
+        release_window: Callable[[Iterable[PendingPublication]], None],
     ) -> None:
         self.options = options
         self.policy = policy
         self._report = report
-        self._release_window = set_aside
+        self._release_window = release_window
         self.name = name  # the addresses, for messages
         self.retried = self.repeated = 0
         self.loop = LoopMember(f"producer to {name}", self._each_turn, self._at_end)
@@ -444,10 +460,12 @@ class ProducerIO:
         size = options.publish_max_body_size
         self._queue = PublishQueue(linger_s=policy.linger_s, max_body_size=size)
         self._settled: list[PendingPublication] = []
-        self._timed: dict[PendingPublication, float] = {}  # when their own time is over
-        self._expiry: Timer | None = None  # one for all: a confirmed publication leaves nothing
+        self._expires_at: dict[PendingPublication, float] = {}  # those with a timeout of their own
+        # One timer serves all, so that a confirmed publication leaves nothing behind in the heap.
+        self._expiry: Timer | None = None
         self.failures = Failures()
-        self._is_urgent = False  # send what is gathered now
+        self._was_accepted = False  # by an nsqd, at any time: see `outcomes.is_transient`
+        self._flushes = False  # send joinable messages without waiting for further ones
         self._is_stopping = False
         self._has_ended = False
         self._retries_ended = False
@@ -455,11 +473,14 @@ class ProducerIO:
 
     def start(self) -> None:
         """Begin, from any thread."""
-        self.loop.start(self._begin)  # which may fail, and be called again
+        # It raises if no thread can be started, and may be called again then.
+        self.loop.start(self._begin)
 
     def _begin(self) -> None:
         self.loop.call_every(min(OVERDUE_S, self.options.publish_timeout_s / 4), self._watch)
-        self.loop.call_every(UNSEEN_S, lambda: self.failures.log(f"{self.name}: ", only_older=True))
+        self.loop.call_every(
+            UNSEEN_S, lambda: self.failures.log_unseen(f"{self.name}: ", only_older=True)
+        )
         self.links.begin()
 
     def submit(self, publication: PendingPublication) -> None:
@@ -467,34 +488,34 @@ class ProducerIO:
         self._inbox.append(publication)
         if self.loop.has_ended:
             self._end()
-        else:  # should it end in this moment, its end looks once more
+        else:  # if it ends concurrently, `_at_end` checks the inbox once more
             self.loop.wake()
 
     def flush(self) -> None:
-        """Send what is gathered without waiting for more."""
-        self._is_urgent = True
+        """Send joinable messages without waiting for further ones."""
+        self._flushes = True
 
-    def _take(self) -> None:
+    def _take_inbox(self) -> None:
         inbox = self._inbox
         while inbox:
             publication = inbox.popleft()
             if publication.timeout_s is not None:
-                until = publication.submitted_at + publication.timeout_s
-                self._timed[publication] = until
-                self._expire_at(until)
+                expires_at = publication.submitted_at + publication.timeout_s
+                self._expires_at[publication] = expires_at
+                self._schedule_expiry(expires_at)
             self._queue.add(publication)
 
-    def _expire_at(self, until: float) -> None:
-        if self._expiry is None or until < self._expiry.at:
-            delay_s = until - self.loop.now()
+    def _schedule_expiry(self, at: float) -> None:
+        if self._expiry is None or at < self._expiry.at:
+            delay_s = at - self.loop.now()
             self._expiry = self.loop.call_later(delay_s, self._expire, instead_of=self._expiry)
 
     def _expire(self) -> None:
-        """Settle those whose time is over."""
+        """Settle publications whose own timeout has passed."""
         self._expiry = None
         now = self.loop.now()
-        for publication, until in list(self._timed.items()):
-            if until <= now:
+        for publication, expires_at in list(self._expires_at.items()):
+            if expires_at <= now:
                 limit = f"{publication.timeout_s:.3g} s"
                 late = DeadlineExceeded(f"{self.name}: no answer within {limit}")
                 if publication.is_written:
@@ -502,14 +523,14 @@ class ProducerIO:
                 else:
                     self._settle(publication, outcomes.not_sent(self.links.last_error() or late))
         for publication in self._queue.take_all():
-            self._queue.add(publication)  # unless it has settled
-        if self._timed:
-            self._expire_at(min(self._timed.values()))
+            self._queue.add(publication)  # which drops settled ones
+        if self._expires_at:
+            self._schedule_expiry(min(self._expires_at.values()))
 
     # -- sending --------------------------------------------------------------------------------
 
     def _each_turn(self) -> None:
-        self._take()
+        self._take_inbox()
         if self._has_ended:
             self._end()
         if self._queue:
@@ -526,20 +547,20 @@ class ProducerIO:
         while link and not link.is_full and (publication := queue.take_single()) is not None:
             link.send(publication.encode(), [publication])
             link = links.choose_after(link)
-        for topic in list(queue.gathered):
-            if link and not link.is_full and self._send_gathered(topic, link):
+        for topic in list(queue.joinable):
+            if link and not link.is_full and self._send_joined(topic, link):
                 link = links.choose_after(link)
-        if not queue.gathered:
-            self._is_urgent = False
+        if not queue.joinable:
+            self._flushes = False
         if queue and not links.may_connect:
             self._fail_without_link()
 
-    def _send_gathered(self, topic: str, link: ProducerLink) -> bool:
-        """Send what was gathered for a topic, unless it can wait for more."""
-        if link.outstanding and not self._is_urgent and not self._is_stopping:
-            left_s = self._queue.lingers_for_s(topic, self.loop.now())
+    def _send_joined(self, topic: str, link: ProducerLink) -> bool:
+        """Send the joinable messages of a topic, unless they may wait; return whether sent."""
+        if link.outstanding and not self._flushes and not self._is_stopping:
+            left_s = self._queue.remaining_linger_s(topic, self.loop.now())
             if left_s > 0:
-                self._come_back_in(left_s)
+                self._wake_in(left_s)
                 return False
         for group in self._queue.take_groups(topic):
             if len(group) == 1:
@@ -550,38 +571,42 @@ class ProducerIO:
         return True
 
     def _fail_without_link(self) -> None:
-        """No nsqd can be tried now: fail what must not be retried, and come back for the rest."""
+        """Fail publications that must not be retried, as no nsqd can be tried now."""
         now = self.loop.now()
         cause = self.links.last_error()
-        is_transient = outcomes.is_transient(cause, was_accepted=self.links.was_accepted)
+        is_transient = outcomes.is_transient(cause, was_accepted=self._was_accepted)
         for publication in self._queue.take_all():
             if self._may_retry(publication, now) and is_transient:
                 self._queue.add(publication)
             else:
                 self._settle(publication, outcomes.not_sent(cause))
-        self._come_back_in(self.links.next_try_in_s())
+        self._wake_in(self.links.next_try_in_s())
 
-    def _come_back_in(self, delay_s: float) -> None:
+    def _wake_in(self, delay_s: float) -> None:
         now = self.loop.now()
         if self._timer is None or not now < self._timer.at <= now + delay_s:
             self._timer = self.loop.call_later(max(0.0, delay_s), self.loop.wake)
 
     def _may_retry(self, publication: PendingPublication, now: float) -> bool:
-        """Its time begins with its first failure, not while it waits its turn."""
+        # The time begins with the first failure, not while it waits in the queue.
         if not publication.failed_at:
             publication.failed_at = now
-        until = publication.failed_at + self.policy.retry_timeout_s
-        return now < until and not self._retries_ended
+        retries_until = publication.failed_at + self.policy.retry_timeout_s
+        return now < retries_until and not self._retries_ended
 
     def end_retries(self) -> None:
-        """Try nothing again from now on."""
+        """Retry nothing from now on."""
         self._retries_ended = True
         self.loop.wake()
 
-    # -- what links report ----------------------------------------------------------------------
+    # -- reports of links -----------------------------------------------------------------------
+
+    def link_connected(self) -> None:
+        self._was_accepted = True
 
     def link_changed(self) -> None:
-        self.loop.call_soon(self.links.changed)  # not at once: letting one go is a change, too
+        # Deferred, because dropping a link is itself such a change.
+        self.loop.call_soon(self.links.drop_delisted)
 
     def confirmed(self, publications: list[PendingPublication]) -> None:
         for publication in publications:
@@ -602,9 +627,11 @@ class ProducerIO:
         ):
             self._send_again(self._split(publications[0], (count + 1) // 2))
         else:
-            again = self._try_again_or_settle(publications, lambda: outcomes.rejected(error, count))
-            if again or (outcomes.is_server_unavailable(error) and len(self.links) > 1):
-                link.delay_next(error)  # the others take what comes next
+            is_retried = self._retry_or_settle(
+                publications, lambda: outcomes.rejected(error, count)
+            )
+            if is_retried or (outcomes.is_server_unavailable(error) and len(self.links) > 1):
+                link.delay_next(error)  # so that other links get the next publishes
 
     @staticmethod
     def _split(publication: PendingPublication, size: int) -> list[PendingPublication]:
@@ -615,41 +642,47 @@ class ProducerIO:
         return parts.split(publication, size)
 
     def not_sent(self, publications: list[PendingPublication], error: NsqError) -> None:
-        fails_again = (  # one after the other, with a connection for each
+        # A single nsqd that refuses everything for now would refuse them one by one, each time with
+        # a new connection.
+        would_fail_again = (
             len(self.links) == 1
             and not self.policy.retry_timeout_s
             and isinstance(error, ServerError)
             and outcomes.is_server_unavailable(error)
         )
-        if not (fails_again or self._has_ended or self._retries_ended):
+        if not (would_fail_again or self._has_ended or self._retries_ended):
             self._send_again(publications)
         else:
             for publication in publications:
                 self._settle(publication, outcomes.not_sent(error))
 
     def unknown(self, publications: list[PendingPublication], error: NsqError) -> None:
-        self._try_again_or_settle(publications, lambda: outcomes.unknown(error))
+        self._retry_or_settle(publications, lambda: outcomes.unknown(error))
 
-    def _try_again_or_settle(
+    def _retry_or_settle(
         self, publications: list[PendingPublication], make_failure: Callable[[], PublishError]
     ) -> bool:
-        """Return whether some of them are sent again."""
-        now, again = self.loop.now(), []
+        """Retry the publications for which that is safe, settle the others.
+
+        Return whether any is retried.
+        """
+        now, retries = self.loop.now(), []
         for publication in publications:
-            failure = make_failure()  # one for each: it is raised where a thread waits
+            # An exception of its own for each: raising one in two threads would mix tracebacks.
+            failure = make_failure()
             publication.may_be_stored |= isinstance(failure, PublishUnknown)
-            may_again = outcomes.may_try_again(failure, retry_unknown=self.policy.retry_unknown)
-            if may_again and not self._has_ended and self._may_retry(publication, now):
+            is_safe = outcomes.may_try_again(failure, retry_unknown=self.policy.retry_unknown)
+            if is_safe and not self._has_ended and self._may_retry(publication, now):
                 if isinstance(failure, PublishUnknown):
                     self.repeated += len(publication.bodies)
                 if outcomes.is_stored_in_part(failure):
-                    again += self._split(publication, 1)
+                    retries += self._split(publication, 1)
                 else:
-                    again.append(publication)
+                    retries.append(publication)
             else:
                 self._settle(publication, failure)
-        self._send_again(again)
-        return bool(again)
+        self._send_again(retries)
+        return bool(retries)
 
     def _send_again(self, publications: list[PendingPublication]) -> None:
         for publication in publications:
@@ -669,9 +702,13 @@ class ProducerIO:
                 self._settle(publication, outcomes.not_sent(self.links.last_error() or late))
         for link in self.links:
             link.check(now)
-            # one that hangs must not fill the window of the others
+            # An nsqd that hangs must not fill the window that publishes to the others need.
             if len(self.links) > 1 and link.outstanding and not link.is_responsive(now):
-                self._release_window(each for sent in link.outstanding for each in sent[1])
+                self._release_window(
+                    publication
+                    for _, publications, _ in link.outstanding
+                    for publication in publications
+                )
 
     # -- outcomes -------------------------------------------------------------------------------
 
@@ -682,20 +719,20 @@ class ProducerIO:
             error = outcomes.as_unknown(error)
         failure = publication.settle(error)
         if (parts := publication.parts) is not None:
-            if parts.settled_one():
-                self._settle(parts.whole, parts.error())
+            if parts.settle_one():
+                self._settle(parts.publication, parts.error())
             return
         self._settled.append(publication)
         if failure is not None:
             self.failures.add(failure)
         if publication.timeout_s is not None:
-            self._timed.pop(publication, None)
+            self._expires_at.pop(publication, None)
 
     def _report_settled(self) -> None:
-        """Make room first: a callback may submit the next publication."""
         if not self._settled:
             return
         settled, self._settled = self._settled, []
+        # Before the callbacks: it makes room in the window, and a callback may submit.
         self._report(settled)
         for publication in settled:
             publication.call_back()
@@ -708,18 +745,18 @@ class ProducerIO:
 
     def abort(self) -> None:
         """Settle everything now and end."""
-        self._is_stopping = self._has_ended = True  # the turn does the rest
+        self._is_stopping = self._has_ended = True  # `_each_turn` does the rest
 
     def _at_end(self) -> None:
         self._end()
-        self.loop.call_soon(self._end)  # for what is submitted in this moment
+        self.loop.call_soon(self._end)  # for publications that are submitted concurrently
 
     def _end(self) -> None:
-        """It ends, by a stop or a defect: release all threads that wait."""
+        """Settle everything and release waiting threads, after a stop or a defect."""
         self._has_ended = True
         stopped = DeadlineExceeded(f"{self.name}: the producer has stopped")
         self.links.close(stopped)
-        self._take()
+        self._take_inbox()
         for publication in self._queue.take_all():
             self._settle(publication, outcomes.not_sent(self.links.last_error() or stopped))
         self._report_settled()

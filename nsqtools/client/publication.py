@@ -1,10 +1,10 @@
-"""One publish and what became of it, and those that wait to be sent.
+"""One publish and its outcome, and the queue of publications that wait to be sent.
 
-With a linger, single messages are gathered by topic and joined, until one comes that cannot be
-joined; everything else waits in order.
+With a linger, single messages are collected by topic and joined into one MPUB. Everything else is
+sent in order.
 
-A batch of which nsqd refuses a message goes on in parts, where that was asked for (`Parts`), until
-the message is alone. It settles when all its parts have, with the outcome of each message.
+With ``splits``, a batch with a message that nsqd refuses continues in parts (`Parts`) until that
+message is alone. The batch settles when all parts have settled, with the outcome of each message.
 """
 
 from __future__ import annotations
@@ -31,13 +31,16 @@ log = logging.getLogger("nsqtools")
 
 T = TypeVar("T")
 
+# Messages in a joined MPUB. Beyond a few hundred the cost of a command no longer matters
+# (nsq-benchmarks(7)), and one failure affects fewer messages.
 MAX_JOINED = 1000
-FEW_FAILURES = 16
+# Failures kept before seen ones are dropped: few enough that their tracebacks hold little memory.
+MIN_KEPT_FAILURES = 16
 
-# Held for a moment when a publication settles. All share it: it is the lock that concurrent.futures
-# takes of each, and on one I/O thread nothing contends for it.
+# Taken briefly whenever a publication settles. concurrent.futures expects a lock in each future;
+# one for all is cheaper, and only the I/O thread settles, so nothing contends for it.
 _settling = threading.RLock()
-RUNNING, FINISHED = "RUNNING", "FINISHED"  # of concurrent.futures
+RUNNING, FINISHED = "RUNNING", "FINISHED"  # states that concurrent.futures defines
 
 Mode = Literal["failover", "round-robin"]
 """How a `Producer` chooses among several nsqd."""
@@ -45,7 +48,7 @@ Mode = Literal["failover", "round-robin"]
 
 @dataclass(slots=True, eq=False)
 class Failure:
-    """Why a publication of ``count`` messages failed, and whether the error was read."""
+    """The error of a publication of ``count`` messages, and whether the program has read it."""
 
     error: PublishError
     count: int
@@ -53,48 +56,50 @@ class Failure:
 
 
 class Failures:
-    """The failures of a producer, until it is known whether the outcome was looked at."""
+    """The failures of a producer that may have to be logged because the program ignores them."""
 
     def __init__(self) -> None:
         self._recent: list[Failure] = []
         self._older: list[Failure] = []
-        self._forget_at = FEW_FAILURES
+        self._prune_at = MIN_KEPT_FAILURES
 
     def add(self, failure: Failure) -> None:
-        """Note one, and forget those that were seen: where it was raised, an error keeps all that
-        the frames of its traceback refer to."""
+        """Add a failure, and now and then drop the seen ones.
+
+        A raised error keeps everything alive that the frames of its traceback refer to.
+        """
         self._recent.append(failure)
-        if len(self._recent) >= self._forget_at:
-            self._recent = [each for each in self._recent if not each.is_seen]
-            self._forget_at = len(self._recent) + max(FEW_FAILURES, len(self._recent))
+        if len(self._recent) >= self._prune_at:
+            self._recent = [failure for failure in self._recent if not failure.is_seen]
+            self._prune_at = len(self._recent) + max(MIN_KEPT_FAILURES, len(self._recent))
 
-    def log(self, when: str, *, only_older: bool = False) -> None:
-        """Log how many messages failed and were not looked at, and forget them.
+    def log_unseen(self, prefix: str, *, only_older: bool = False) -> None:
+        """Log how many messages failed without the program having read why, and forget them.
 
-        With ``only_older`` those that were added since the last call have time until the next.
+        With ``only_older``, failures since the last call are kept until the next one.
         """
         failures = self._older if only_older else self._older + self._recent
         self._older, self._recent = (self._recent if only_older else []), []
         unseen = [failure for failure in failures if not failure.is_seen]
         if unseen:
             log.warning(
-                "%s%s unconfirmed, and the outcome was not looked at: %s",
-                when,
+                "%s%s unconfirmed, and the outcome was never read: %s",
+                prefix,
                 counted(sum(failure.count for failure in unseen), "message"),
                 unseen[0].error,
             )
 
 
 class Publication(Future[None]):
-    """A publish on its way: one message, or several as one MPUB. A future, done exactly once.
+    """A publish of one message, or of several as one MPUB. A future that settles exactly once.
 
-    `result` returns None when nsqd has confirmed it, and raises what `exception` returns: a
+    `result` returns None when nsqd has confirmed it, and raises the error that `exception` returns:
     `PublishRejected` (nsqd refused it), `PublishRefused` (nsqd does not accept this client),
     `PublishNotSent` (nsqd does not have it) or `PublishUnknown` (nsqd may have it). `errors` has
-    the outcome of each message. A failure that is not looked at is logged.
+    the outcome of each message. A failure that is never read is logged.
 
-    ``concurrent.futures.wait`` takes it, and so does ``await`` in asyncio. Callbacks are called on
-    the I/O thread and must not block. It cannot be cancelled: what was submitted may be published.
+    It works with ``concurrent.futures.wait``, and with ``await`` in asyncio. Callbacks run on the
+    I/O thread and must not block. It cannot be cancelled: a submitted message may be published.
     """
 
     _condition = threading.Condition(_settling)
@@ -108,19 +113,19 @@ class Publication(Future[None]):
     defer_s: float | None
     is_settled = False
     _failure: Failure | None = None
-    _waiters: list[Any]  # locks of `exception`, and what concurrent.futures adds
+    _waiters: list[Any]  # locks of `exception`, and waiters of concurrent.futures
     _callbacks: list[Callable[[Any], object]]
     _is_called_back = False
 
     @property
     def error(self) -> PublishError | None:
-        """Why it was not confirmed, or None: also while it is under way."""
+        """Why it was not confirmed; None if it was, and before it has settled."""
         if self._failure is None:
             return None
         self._failure.is_seen = True
         return self._failure.error
 
-    _exception = error  # where asyncio looks
+    _exception = error  # the attribute that asyncio reads
 
     @property
     def errors(self) -> Sequence[PublishError | None]:
@@ -133,41 +138,43 @@ class Publication(Future[None]):
     def exception(self, timeout: float | None = None) -> PublishError | None:
         """Wait for the outcome; return why it was not confirmed, or None.
 
-        Raises `DeadlineExceeded`, which is a ``TimeoutError``, when ``timeout`` seconds passed
-        first: it is still under way then.
+        Raises `DeadlineExceeded`, which is a ``TimeoutError``, if it has not settled after
+        ``timeout`` seconds. It may still settle later.
         """
         if not self._settles_within(timeout):
             raise DeadlineExceeded(f"a publish to {self.topic} is not settled yet")
         return self.error
 
     def _settles_within(self, timeout_s: float | None) -> bool:
-        """Wait until it has settled, for ``timeout_s`` seconds at most; return whether it has."""
+        """Wait at most ``timeout_s`` seconds until it has settled; return whether it has."""
         return self.is_settled or wait_until_released(
             self._waiters, lambda: self.is_settled, timeout_s
         )
 
     def result(self, timeout: float | None = None) -> None:
-        """Wait for the outcome. Raises `PublishError`, or `DeadlineExceeded` as `exception`."""
+        """Wait for the outcome. Raises `PublishError`, and `DeadlineExceeded` like `exception`."""
         if (error := self.exception(timeout)) is not None:
             raise error
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """The same as `result`."""
+        """Call `result`."""
         self.result(timeout_s)
 
     def add_done_callback(self, fn: Callable[[Publication], object]) -> None:
-        """Call ``fn`` with this when it has settled, on the I/O thread; at once if it has."""
-        self._callbacks.append(fn)  # in this order: `call_back` looks at them last
+        """Call ``fn`` with this on the I/O thread when it settles; immediately if it has."""
+        # Append first and check second: `call_back` sets the flag first and reads the list second,
+        # so one of the two threads sees the callback.
+        self._callbacks.append(fn)
         if self._is_called_back:
             self.call_back()
 
     def call_back(self) -> None:
-        """Make the calls that wait, each once; from now on they are made at once."""
+        """Run the pending callbacks; those that are added later run immediately."""
         self._is_called_back = True
         while self._callbacks:
             try:
                 callback = self._callbacks.pop(0)
-            except IndexError:  # two threads may meet here
+            except IndexError:  # another thread runs callbacks, too
                 return
             try:
                 callback(self)
@@ -175,11 +182,11 @@ class Publication(Future[None]):
                 log.exception("a callback of a publication failed")
 
     def done(self) -> bool:
-        """Tell whether it has settled."""
+        """Return whether it has settled."""
         return self.is_settled  # without the lock of `Future`
 
     def cancel(self) -> bool:
-        """Return False: nsqd may have it."""
+        """Return False: nsqd may have the messages already."""
         return False
 
     def __await__(self) -> Generator[Any, None, None]:
@@ -188,21 +195,22 @@ class Publication(Future[None]):
         return asyncio.wrap_future(self).__await__()
 
     def __repr__(self) -> str:
-        failure = self._failure
-        outcome = ("published" if failure is None else repr(failure.error)) * self.is_settled
-        what = f"{len(self.bodies)} messages to {self.topic}"
-        return f"<Publication of {what}, {outcome or 'not settled'}>"
+        if not self.is_settled:
+            outcome = "not settled"
+        else:
+            outcome = "published" if self._failure is None else repr(self._failure.error)
+        return f"<Publication of {len(self.bodies)} messages to {self.topic}, {outcome}>"
 
 
 class PendingPublication(Publication):
-    """A publication as the I/O thread sees it, which alone changes what is here.
+    """The state of a publication that only the I/O thread changes.
 
-    ``Future.__init__`` is not called: a condition for each would cost as much as a publish.
+    ``Future.__init__`` is not called: a condition for each would cost as much as the publish.
     """
 
-    failed_at = 0.0  # for the first time
-    parts: Parts | None = None  # of which it is one
-    is_submitted = False  # a signal handler may have interrupted that
+    failed_at = 0.0  # time of the first failure, or 0
+    parts: Parts | None = None  # the parts that it belongs to
+    is_submitted = False  # false while a signal handler interrupts `submit`
     is_written = False  # handed to a connection
     may_be_stored = False  # by an earlier attempt
     is_alone = False  # must not be joined with others
@@ -238,21 +246,22 @@ class PendingPublication(Publication):
         return commands.multi_publish(self.topic, self.bodies)
 
     def settle(self, error: PublishError | None) -> Failure | None:
-        """Set the outcome, once, and wake who waits; return the failure."""
+        """Set the outcome, once, and wake waiting threads; return the failure, if any."""
         if error is not None:
             self._failure = Failure(error, len(self.bodies))
-        with _settling:  # `concurrent.futures.wait` looks and adds a waiter inside
+        # `concurrent.futures.wait` checks the state and adds its waiter under the same lock.
+        with _settling:
             self._state = FINISHED
             self.is_settled = True
         for waiter in list(self._waiters):  # some remove themselves when notified
             try:
                 self._notify(waiter)
-            except BaseException:  # or the publications that settle after this one never would
+            except BaseException:  # an error here must not keep later publications from settling
                 log.exception("a thread that waits for a publication was not notified")
         return self._failure
 
     def _notify(self, waiter: Any) -> None:
-        # By what it can do: gevent may have replaced the types of locks after this was imported.
+        # By method, not by type: gevent may have replaced the lock types after this was imported.
         if hasattr(waiter, "release"):
             waiter.release()
         elif self._failure is None:
@@ -261,48 +270,48 @@ class PendingPublication(Publication):
             waiter.add_exception(self)
 
 
-def _start_afresh() -> None:
-    """In a forked child: a thread of the parent may have held the lock."""
+def _replace_lock() -> None:
+    """Replace the lock in a forked child: a thread of the parent may have held it."""
     global _settling
     _settling = threading.RLock()
     Publication._condition = threading.Condition(_settling)
 
 
-os.register_at_fork(after_in_child=_start_afresh)
+os.register_at_fork(after_in_child=_replace_lock)
 
 
 class Parts:
-    """The parts in which a publication goes on after nsqd refused more. On the I/O thread."""
+    """The parts of a publication that nsqd refused as a whole. Used on the I/O thread only."""
 
-    def __init__(self, whole: PendingPublication) -> None:
-        self.whole = whole
-        self._parts = [whole]
-        self._unsettled = 1  # of them
+    def __init__(self, publication: PendingPublication) -> None:
+        self.publication = publication
+        self._parts = [publication]
+        self._unsettled = 1
 
     def split(self, part: PendingPublication, size: int) -> list[PendingPublication]:
-        """Return publications of ``size`` messages at most in place of a part."""
-        smaller = []
-        for at in range(0, len(part.bodies), size):
-            bodies = part.bodies[at : at + size]
-            each = PendingPublication(
+        """Replace a part by publications of at most ``size`` messages, and return them."""
+        replacements = []
+        for start in range(0, len(part.bodies), size):
+            bodies = part.bodies[start : start + size]
+            replacement = PendingPublication(
                 part.topic, bodies, sum(map(len, bodies)), part.submitted_at, splits=part.splits
             )
-            each.parts, each.is_alone = self, True
-            each.may_be_stored, each.failed_at = part.may_be_stored, part.failed_at
-            smaller.append(each)
-        at = self._parts.index(part)
-        self._parts[at : at + 1] = smaller
-        self._unsettled += len(smaller) - 1
-        self.whole.may_be_stored = False  # each part knows it by itself
-        return smaller
+            replacement.parts, replacement.is_alone = self, True
+            replacement.may_be_stored, replacement.failed_at = part.may_be_stored, part.failed_at
+            replacements.append(replacement)
+        index = self._parts.index(part)
+        self._parts[index : index + 1] = replacements
+        self._unsettled += len(replacements) - 1
+        self.publication.may_be_stored = False  # now a property of each part
+        return replacements
 
-    def settled_one(self) -> bool:
-        """Note that a part has settled; return whether it was the last."""
+    def settle_one(self) -> bool:
+        """Count a settled part; return whether it was the last."""
         self._unsettled -= 1
         return not self._unsettled
 
     def error(self) -> PublishError | None:
-        """The error of the whole, with the outcome of each message."""
+        """Return the error of the publication, with the outcome of each message."""
         failures = [part._failure for part in self._parts]
         return outcomes.combined_error(
             [len(part.bodies) for part in self._parts],
@@ -311,74 +320,80 @@ class Parts:
 
 
 class PublishQueue:
-    """The publications of a producer that no connection has taken yet.
+    """The publications of a producer that wait for a connection.
 
-    ``single`` go out one by one; ``gathered``, by topic, as the groups of `take_groups`.
+    Those in ``single`` are sent one by one; those in ``joinable``, by topic, in the groups of
+    `take_groups`.
     """
 
     def __init__(self, *, linger_s: float, max_body_size: int) -> None:
         self.single: collections.deque[PendingPublication] = collections.deque()
-        self.gathered: dict[str, list[PendingPublication]] = {}
+        self.joinable: dict[str, list[PendingPublication]] = {}
         self._linger_s = linger_s
         self._max_body_size = max_body_size
 
     def __bool__(self) -> bool:
-        return bool(self.single or self.gathered)
+        return bool(self.single or self.joinable)
 
     def __iter__(self) -> Iterator[PendingPublication]:
-        return itertools.chain(self.single, *self.gathered.values())
+        return itertools.chain(self.single, *self.joinable.values())
 
     def add(self, publication: PendingPublication) -> None:
-        """Queue a publication, unless it has settled: its time may be over."""
+        """Queue a publication, unless it has settled because its timeout passed."""
         if publication.is_settled:
             return
         is_single = len(publication.bodies) == 1 and publication.defer_s is None
         if self._linger_s > 0 and is_single and not publication.is_alone:
-            self.gathered.setdefault(publication.topic, []).append(publication)
+            self.joinable.setdefault(publication.topic, []).append(publication)
         else:
-            self.single += self.gathered.pop(publication.topic, ())  # they came first
+            self.single += self.joinable.pop(
+                publication.topic, ()
+            )  # to keep the order of the topic
             self.single.append(publication)
 
     def take_all(self) -> list[PendingPublication]:
-        """Return what waits, and forget it."""
-        waiting = list(self)
+        """Remove and return all publications."""
+        publications = list(self)
         self.single.clear()
-        self.gathered.clear()
-        return waiting
+        self.joinable.clear()
+        return publications
 
     def take_single(self) -> PendingPublication | None:
-        """Return the next that goes out alone, without those that have settled."""
+        """Remove and return the next single publication; settled ones are dropped."""
         while self.single:
             publication = self.single.popleft()
             if not publication.is_settled:
                 return publication
         return None
 
-    def lingers_for_s(self, topic: str, now: float) -> float:
-        """Return for how many seconds what was gathered for a topic may wait for more."""
-        gathered = self.gathered[topic]
-        if len(gathered) >= MAX_JOINED:
+    def remaining_linger_s(self, topic: str, now: float) -> float:
+        """Return how many seconds the messages of a topic may wait for further ones."""
+        publications = self.joinable[topic]
+        if len(publications) >= MAX_JOINED:
             return 0.0
-        return max(0.0, gathered[0].submitted_at + self._linger_s - now)
+        return max(0.0, publications[0].submitted_at + self._linger_s - now)
 
     def take_groups(self, topic: str) -> Iterable[list[PendingPublication]]:
-        """Take what was gathered for a topic, in groups that nsqd's limits allow as one MPUB."""
-        waiting = (each for each in self.gathered.pop(topic) if not each.is_settled)
-        return in_groups(waiting, attrgetter("size"), self._max_body_size, MAX_JOINED)
+        """Remove the messages of a topic, in groups that nsqd's limits allow as one MPUB."""
+        unsettled = (item for item in self.joinable.pop(topic) if not item.is_settled)
+        return in_groups(unsettled, attrgetter("size"), self._max_body_size, MAX_JOINED)
 
 
 def in_groups(
-    items: Iterable[T], size_of: Callable[[T], int], max_body_size: int, most: int = sys.maxsize
+    items: Iterable[T],
+    size_of: Callable[[T], int],
+    max_body_size: int,
+    max_items: int = sys.maxsize,
 ) -> Iterator[list[T]]:
-    """Group what has messages of these sizes into MPUBs within a size, of ``most`` items each."""
+    """Group messages into MPUBs of at most ``max_body_size`` bytes and ``max_items`` messages."""
     group: list[T] = []
-    empty = size = commands.mpub_size(())
+    empty_size = size = commands.mpub_size(())
     for item in items:
-        added = commands.SIZE_BYTES + size_of(item)
-        if group and (size + added > max_body_size or len(group) == most):
+        item_size = commands.SIZE_BYTES + size_of(item)
+        if group and (size + item_size > max_body_size or len(group) == max_items):
             yield group
-            group, size = [], empty
+            group, size = [], empty_size
         group.append(item)
-        size += added
+        size += item_size
     if group:
         yield group

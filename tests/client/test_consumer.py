@@ -156,7 +156,7 @@ def test_producer_health(scripted_nsqd: ScriptedNsqd, dead_address: str, produce
     publications = [producer.submit(TOPIC, [b"x"]) for _ in range(2)]
     conn = scripted_nsqd.identified()
     wait_until(lambda: producer.health().oldest_s > 1.0, what="time to pass")
-    assert "2 publishes under way" in repr(producer)
+    assert "2 publishes outstanding" in repr(producer)
     assert producer.health().connections == [scripted_nsqd.address]
     assert producer.health().under_way == 2
     for publication in publications:

@@ -350,16 +350,16 @@ def test_only_what_may_be_joined_waits_as_the_first_says_and_so_many_at_most() -
     for made, linger_s in tries:
         queue = queue_of(made, linger_s=linger_s)
         assert queue
-        waits = queue.gathered.get("clicks", []), list(queue.single), queue.take_single()
+        waits = queue.joinable.get("clicks", []), list(queue.single), queue.take_single()
         assert waits == (([made], [], None) if made is one else ([], [made], made))
     assert list(queue_of(one, several).single) == [one, several]  # of one topic, in their order
     queue = PublishQueue(linger_s=LINGER_S, max_body_size=1 << 20)
     for number in range(MAX_JOINED - 1):
         queue.add(publication(b"x", at=10 + number))
-    assert [queue.lingers_for_s("clicks", now) for now in (10, 11.5, 12, 13)] == [2, 0.5, 0, 0]
+    assert [queue.remaining_linger_s("clicks", now) for now in (10, 11.5, 12, 13)] == [2, 0.5, 0, 0]
     for _ in range(2):
         queue.add(publication(b"x"))
-    assert queue.lingers_for_s("clicks", 11.5) == 0.0  # there is no room for more
+    assert queue.remaining_linger_s("clicks", 11.5) == 0.0  # there is no room for more
     assert list(map(len, queue.take_groups("clicks"))) == [MAX_JOINED, 1]
 
 

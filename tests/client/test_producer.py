@@ -340,7 +340,7 @@ def test_a_confirmed_publish_leaves_no_timer_behind(nsqd: GoNsqd, produce: Produ
     for _ in range(200):
         producer.publish(TOPIC, b"x", timeout_s=3600)
     assert len(producer._io.loop.own._timers) < before + 20
-    assert not producer._io._timed
+    assert not producer._io._expires_at
 
 
 def test_a_full_window_costs_the_time_given(scripted_nsqd: ScriptedNsqd, produce: Produce) -> None:
@@ -370,7 +370,7 @@ def test_leaving_the_block_waits_for_retries(nsqd: GoNsqd, in_background: InBack
 
 
 def unseen(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [line for line in caplog.messages if "was not looked at" in line]
+    return [line for line in caplog.messages if "was never read" in line]
 
 
 def test_unseen_failures_are_logged_once_at_the_end_or_while_the_producer_goes_on(
@@ -578,7 +578,7 @@ def test_any_number_of_nsqd_may_leave_the_list_at_once_and_is_forgotten_in_time(
 
 
 def test_without_nsqd_the_error_says_so(scripted_lookupd: MakeScripted, produce: Produce) -> None:
-    empty = "know no nsqd that messages can be published to"
+    empty = "lists no nsqd that messages can be published to"
     for lookupd, complaint in ((scripted_lookupd().address, empty), (DEAD, DEAD)):
         with pytest.raises(errors.PublishNotSent, match=complaint):
             produce(lookupd=lookupd).publish(TOPIC, b"x")

@@ -158,7 +158,7 @@ def test_a_second_signal_ends_what_is_stuck(nsqd: GoNsqd, workers: int, number: 
 
 def test_a_signal_that_is_sent_twice_at_once_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """As timeout(1) does it: to the process, and to its process group."""
-    monkeypatch.setattr(handling, "ONCE_S", 600.0)
+    monkeypatch.setattr(handling, "SIGNAL_DEBOUNCE_S", 600.0)
     said: list[str] = []
     with handling.StopSignals(
         True, stop=lambda: said.append("stop"), end=lambda: said.append("end")
@@ -256,7 +256,7 @@ def test_what_the_parent_has_under_way_is_not_waited_for_in_the_child() -> None:
                 publication.wait()
                 os._exit(3)
             except PublishUnknown as error:
-                os._exit(4 if "forked" in str(error) else 5)
+                os._exit(4 if "parent" in str(error) else 5)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 4
         producer.stop(0)
         """,
