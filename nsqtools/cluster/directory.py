@@ -121,7 +121,7 @@ class Cluster:
     asks for it.
     ``names`` are what nsqd call themselves to nsqlookupd, by address, as they last said it; ``""``
     where that was not asked. ``proven`` are those given by TCP address, by their HTTP address.
-    ``remembered`` are those that samples have, whatever nsqlookupd says of them just now.
+    ``remembered`` are those that samples have, even if no nsqlookupd announces them now.
     ``aliases`` are addresses that lead to an nsqd which is asked at the other one.
     """
 
@@ -143,7 +143,7 @@ class Cluster:
         if len(urls) >= len(tcp_addresses):  # fewer are not those of all: one would be overlooked
             tcp_addresses = []
         self.names: dict[str, str] = {}
-        self.remembered: Callable[[], Nsqds] = dict
+        self.remembered: Nsqds = {}
         self.aliases: dict[str, str] = {}
         self._other_names: dict[str, list[str]] = {}  # by address, as ``names``
         self._identities: dict[str, _Identity] = {}  # of those that share a port
@@ -239,7 +239,7 @@ class Cluster:
     def _leave_out_aliases(self, found: dict[str, str]) -> None:
         """Keep one address of each nsqd in ``found``: one that was given, or that is known already,
         or else its present name."""
-        addresses = {*self.remembered(), *found}
+        addresses = {*self.remembered, *found}
         ports = Counter(map(_port_of, addresses))
         shared = {address for address in addresses if ports[_port_of(address)] > 1}
         # A new address may belong to an nsqd that has restarted, and an old one to another by now
@@ -324,6 +324,10 @@ class Cluster:
     def timeout_s(self) -> float:
         """How long a question may take."""
         return self._access.timeout_s
+
+    def remember(self, nsqds: Nsqds) -> None:
+        """Note which nsqd the last sample has: they are also asked when no nsqlookupd has them."""
+        self.remembered = nsqds
 
     def keep_only(self, nsqds: Nsqds) -> None:
         """Close the connections to all nsqd but these and those given, and forget these clients.

@@ -203,7 +203,7 @@ def list_nodes(cluster: Cluster) -> tuple[list[NodeStatus], list[DaemonFailure]]
         return info
 
     answers, failed = cluster.ask(nsqds, ask)
-    if not (known or answers or cluster.remembered()):
+    if not (known or answers or cluster.remembered):
         raise failed[0].error
     errors = {failure.address: str(failure.error) for failure in failed}
     registered = cluster.entries(known)
@@ -226,7 +226,7 @@ def list_nodes(cluster: Cluster) -> tuple[list[NodeStatus], list[DaemonFailure]]
 
 
 def _remembered(cluster: Cluster) -> Nsqds:
-    return {at: each for at, each in cluster.remembered().items() if at not in cluster.aliases}
+    return {at: each for at, each in cluster.remembered.items() if at not in cluster.aliases}
 
 
 def ping(cluster: Cluster) -> list[PingResult]:

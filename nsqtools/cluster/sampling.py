@@ -213,7 +213,6 @@ class Sampler:
         interval_s: float | None = None,
     ) -> None:
         self._cluster = cluster
-        cluster.remembered = lambda: self.answering
         self._wanted = wanted
         self._required = required
         self._waits_for_all = interval_s is None
@@ -259,6 +258,7 @@ class Sampler:
         if self._bug is not None:
             bug, self._bug = self._bug, None
             raise bug
+        self._cluster.remember(self.answering)
         sample = self._build_sample(question)
         if not self._has_begun and not self._is_interrupted:
             if self._required and sample.failures and not sample.reports:

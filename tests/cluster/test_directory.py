@@ -244,7 +244,7 @@ def test_an_old_name_of_an_nsqd_is_forgotten_and_what_is_remembered_by_it_counts
     old = f"localhost:{port}"
     with Cluster(ClusterAddresses([], [lookupd.http_address])) as asked:
         samples: dict[str, NsqdHTTPClient] = {}
-        asked.remembered = lambda: samples
+        asked.remember(samples)
         for _ in range(2):
             peer = RawPeer(lookupd.tcp_address)
             peer.identify(broadcast_address="localhost", http_port=port)

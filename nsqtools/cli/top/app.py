@@ -365,7 +365,7 @@ class ListScreen(Sheet):
 
         def work() -> None:
             with top.settings.open() as cluster:
-                cluster.remembered = lambda: top.sampler.answering
+                cluster.remember(top.sampler.answering)
                 plan = change.plan(cluster)
             left_out = [f"left out: {failure.error}" for failure in plan.failures]
             shown = [*left_out, *plan.notes, *plan_lines(plan.steps)]

@@ -299,7 +299,7 @@ def connections(site: Site, topic: str = "", channel: str = "") -> list[Consumer
         answers, _ = site.context.cluster.ask_nsqds(
             lambda client: (time.monotonic(), client.stats(*asked, clients=True)),
             required=False,
-            nsqds=site.context.cluster.remembered(),
+            nsqds=site.context.cluster.remembered,
         )
         return meter, meter.measure(*(NodeReport(at, *each) for at, each in answers.items()))
 
