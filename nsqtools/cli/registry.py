@@ -115,7 +115,7 @@ Cluster
   stat stat:stat Show depth, rates, clients and latency of topics and channels.
   top top:top Watch topics, channels, consumers and nsqd live, in full screen, and change them.
   web web:web Show the cluster in the browser, with nsqadmin's API and /metrics of every queue.
-  check check:check Say what is wrong with a cluster, and what to do about it.
+  check check:check Diagnose a cluster: name its problems, and a remedy for each.
   topic List topics, and create, delete, empty or pause them.
     list topic:list_ List topics, with the number of nsqd that have them and their depth.
     info topic:info Show one topic and its channels, on every nsqd that has it.

@@ -1,10 +1,11 @@
-"""One look at a cluster for `nsq check`: two samples, who knows whom, and the run before.
+"""One diagnosis of a cluster for `nsq check`: two samples, the registrations and the previous run.
 
-    memory = None                                         # or what the last run returned
-    verdict = run_check(cluster, memory, window_s=10.0, ...)
-    verdict.problems, verdict.not_judged, verdict.memory
+    state = None                              # or the state that the previous run returned
+    verdict = run_check(cluster, state, window_s=10.0, ...)
+    verdict.problems, verdict.not_judged, verdict.state
 
-`bundle_documents` collects what a colleague needs to help, without secrets.
+`run_check` collects `Evidence` from the daemons and passes it to each of `DETECTORS`, which do no
+input or output. `bundle_documents` collects what a colleague needs to help, without secrets.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from statistics import median_low
 from typing import Any, NamedTuple
 
@@ -23,6 +25,7 @@ from nsqtools.cluster.directory import Cluster, DaemonFailure
 from nsqtools.cluster.inventory import NodeStatus, list_nodes
 from nsqtools.cluster.problems import (
     LEAST_WINDOW_S,
+    WHOLE_NODE,
     Bounds,
     EarlierTotals,
     Fault,
@@ -44,295 +47,411 @@ from nsqtools.errors import NotFoundError, NsqError
 from nsqtools.http.http_api import NsqdHTTPClient
 from nsqtools.protocol.names import parse_address
 
+# An hour is longer than an intervention takes, and shorter than the night over which a queue
+# that somebody forgot to unpause grows.
 PAUSED_LONG_S = 3600.0
-OF_STATE = "which nsqd left or restarted, and what is paused for long"
+# An HTTP Date has whole seconds, and the answer travels meanwhile: a smaller difference than two
+# seconds can be an artifact of the measurement.
 CLOCK_S = 2.0
-"""Clocks are read to a second."""
 SECRET_KEY = re.compile(r"secret|password|passwd|token|auth_identity_url|private", re.IGNORECASE)
 USER_INFO = re.compile(r"(?<=://)[^/@\s]+@")
+
+MessageCounts = tuple[float, Mapping[str, int]]
+"""A time, and the messages that each nonempty queue had received by then."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckState:
-    """What one run leaves to the next. Times are seconds since 1970.
+    """The state that a run leaves for the next. Times are seconds since 1970.
 
-    ``nsqds`` has when each nsqd started, by address; ``problems`` since when each is there. With a
-    bound for the age of messages, ``counts`` are the times of some runs, the oldest first, each
-    with the messages that every queue in which some waited had got by then. ``asked`` are the nsqd
-    given and the nsqlookupd that answered, which a state of 0.3.0 does not have; ``had`` has
-    the messages of each nsqd, with the time they were counted.
+    ``nsqds`` has the start time of each nsqd, by address; ``problems`` the time since when each
+    problem exists. ``counts`` has the message counts of some runs, the oldest first, if messages
+    have a maximum age. ``asked`` are the nsqd given and the nsqlookupd that answered, which a state
+    of 0.3.0 does not have; ``had`` has the messages of each nsqd and the time of that count.
     """
 
     nsqds: Mapping[str, int] = field(default_factory=dict)
     problems: Mapping[str, float] = field(default_factory=dict)
     time_s: float = 0.0
-    counts: Sequence[tuple[float, Mapping[str, int]]] = ()
+    counts: Sequence[MessageCounts] = ()
     asked: Sequence[str] = ()
     had: Mapping[str, tuple[int, float]] = field(default_factory=dict)
 
 
 class Verdict(NamedTuple):
-    """What was found. ``not_judged`` has a line for each thing that could not be."""
+    """The problems, the worst first. ``not_judged`` has a line for each omission."""
 
     problems: tuple[Problem, ...]
     not_judged: tuple[str, ...]
     sample: Sample
-    memory: CheckState
+    state: CheckState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """Everything that one run has measured.
+
+    ``sampled`` are the problems of the samples themselves. ``failures`` are daemons that did not
+    answer the questions behind ``nodes`` and ``plan``; ``unreachable`` are nsqd that nsqlookupd
+    announces at an address that this machine cannot connect to. ``lookupds`` are the nsqlookupd
+    that answered, ``addresses`` the nsqd that were asked, with their aliases. ``state`` is empty
+    where there is none to compare with, which ``state_gap`` explains.
+    """
+
+    sample: Sample
+    sampled: Sequence[Problem]
+    earlier: EarlierTotals
+    window_s: float
+    max_age_s: float | None
+    selection: SampleFilter
+    nodes: Sequence[NodeStatus]
+    failures: Sequence[DaemonFailure]
+    unreachable: Sequence[tuple[NodeStatus, NsqError]]
+    lookupds: Sequence[str]
+    answered: frozenset[str]
+    addresses: frozenset[str]
+    expected_nsqds: frozenset[str]
+    plan: AdminPlan
+    state: CheckState
+    state_gap: str
+    counts: Sequence[MessageCounts]
+
+    @property
+    def silent_lookupds(self) -> list[str]:
+        """The nsqlookupd that answered the previous run and not this one.
+
+        One of them may still announce an nsqd that the others do not have.
+        """
+        return sorted(set(self.state.asked) - self.answered)
+
+    @property
+    def has_old_counts(self) -> bool:
+        """Whether a run is recorded that is as long ago as messages may wait."""
+        return bool(self.counts) and self.sample.time_s - self.counts[0][0] >= (self.max_age_s or 0)
 
 
 def run_check(
     cluster: Cluster,
-    memory: CheckState | None,
+    state: CheckState | None,
     *,
-    wanted: SampleFilter,
+    selection: SampleFilter,
     window_s: float,
     bounds: Bounds,
-    expected: Topology | None,
+    topology: Topology | None,
     stopped: threading.Event,
 ) -> Verdict:
-    """Look at a cluster for ``window_s`` seconds; ``stopped`` ends that before. ``expected`` is
-    what ought to be there.
+    """Diagnose a cluster over ``window_s`` seconds; ``stopped`` ends that early.
 
-    Raises `NotFoundError` for a topic or channel that is nowhere. A daemon that does not answer is
-    a problem, not an error; it may have what is named.
+    ``topology`` is the state that the cluster should have. Raises `NotFoundError` for a topic or
+    channel that no daemon has. A daemon that does not answer is a problem, not an error, and may
+    have what is named.
     """
-    sampler = Sampler(cluster, wanted, required=False)
+    evidence = _collect(cluster, state, selection, window_s, bounds, topology, stopped)
+    problems = [problem for detector in DETECTORS for problem in detector(evidence)]
+    # A channel that a topology names is reported once, as lacking.
+    lacking = {(each.topic, each.channel) for each in problems if each.fault is Fault.LACKING}
+    problems = [
+        problem
+        for problem in problems
+        if not (problem.fault is Fault.CHANNEL_MISSING and problem.queue in lacking)
+        and (not problem.topic or selection.has(*problem.queue))
+    ]
+    not_judged = tuple(_omissions(evidence))
+    next_state = _next_state(evidence, problems)
+    guarded = with_disk_guards(_with_last_counts(problems, next_state, evidence), evidence.sample)
+    return Verdict(tuple(sort_by_severity(guarded)), not_judged, evidence.sample, next_state)
+
+
+def _collect(
+    cluster: Cluster,
+    state: CheckState | None,
+    selection: SampleFilter,
+    window_s: float,
+    bounds: Bounds,
+    topology: Topology | None,
+    stopped: threading.Event,
+) -> Evidence:
+    sampler = Sampler(cluster, selection, required=False)
     first, first_s = sampler.sample(), time.monotonic()
     stopped.wait(window_s)
     sample = sampler.sample() if window_s else first
     earlier = EarlierTotals(comparable_totals(first, sample), time.monotonic() - first_s)
-    try:
+    nodes: list[NodeStatus] = []
+    failures: list[DaemonFailure] = []
+    plan = AdminPlan(())
+    # If no daemon answers, these raise an error that is in the sample already.
+    with suppress(NsqError):
         nodes, failures = list_nodes(cluster)
-    except NsqError:  # no daemon answers, which the sample says too
-        nodes, failures = [], []
     silent = {failure.address for failure in (*failures, *sample.failures)}
     lookupds = [address for address in cluster.lookupds if address not in silent]
-    answered = {*cluster.given, *lookupds}
-    is_foreign = not set((memory or CheckState()).asked) <= {*cluster.given, *cluster.lookupds}
-    before = CheckState() if memory is None or is_foreign else memory
-    lacking: list[Problem] = []
-    if expected is not None:
-        lacking += _lacking(cluster, expected, sample, failures, is_looked_up=bool(lookupds))
-    unreachable = [*_unreachable(cluster, nodes)]
-    announced = {(Fault.NO_ANSWER, problem.node) for problem in unreachable}
-    shown = find_problems(sample, earlier, bounds)
-    found = [
-        *(problem for problem in shown if (problem.fault, problem.node) not in announced),
-        *unreachable,
-        *find_registration_problems(nodes, lookupds),
-        *_clocks(nodes),
-    ]
-    unwell = {node.address: node.error for node in nodes if node.error}
-    named = {problem.node for problem in (*shown, *unreachable) if not problem.topic}
-    for address, error in {**dict(failures), **unwell}.items():
-        if address not in named:  # what else was asked of it was answered
-            found.append(Problem(Fault.NO_ANSWER, str(error), node=address, weight=1 << 62))
-    not_judged = [*_not_judged(sample, earlier, window_s, lookupds)]
-    if memory is None:
-        not_judged.append(f"{OF_STATE}: --state was not given")
-    elif is_foreign:
-        not_judged.append(f"{OF_STATE}: the run that left --state asked {', '.join(memory.asked)}")
+    if topology is not None:
+        with suppress(NsqError):
+            plan = plan_topology(cluster, topology)
+    gap = ""
+    if state is None:
+        gap = "--state was not given"
+    elif not {*state.asked} <= {*cluster.given, *cluster.lookupds}:
+        gap = f"the run that left --state asked {', '.join(state.asked)}"
+    previous = CheckState() if gap or state is None else state
+    addresses = {node.address for node in sample.nodes}.union(
+        (failure.address for failure in sample.failures), cluster.aliases
+    )
+    max_age_s = bounds.max_age_s
+    return Evidence(
+        sample=sample,
+        sampled=find_problems(sample, earlier, bounds),
+        earlier=earlier,
+        window_s=window_s,
+        max_age_s=max_age_s,
+        selection=selection,
+        nodes=nodes,
+        failures=[*failures, *plan.failures],
+        unreachable=_try_announced_addresses(cluster, nodes),
+        lookupds=lookupds,
+        answered=frozenset((*cluster.given, *lookupds)),
+        addresses=frozenset(addresses),
+        expected_nsqds=frozenset() if topology is None else topology.nsqds,
+        plan=plan,
+        state=previous,
+        state_gap=gap,
+        counts=() if max_age_s is None else _append_counts(previous.counts, sample, max_age_s),
+    )
+
+
+def _try_announced_addresses(
+    cluster: Cluster, nodes: Iterable[NodeStatus]
+) -> list[tuple[NodeStatus, NsqError]]:
+    """Connect to each nsqd where nsqlookupd announces it; return those that cannot be reached."""
+    announced = {node.tcp_address: node for node in nodes if node.lookupds}
+
+    def connect(node: NodeStatus) -> None:
+        address = cluster.reachable(parse_address(node.tcp_address))
+        require_one([str(address)], cluster.timeout_s)
+
+    failures = cluster.ask(announced, connect)[1]
+    return [(announced[address], error) for address, error in failures]
+
+
+# -- detectors ------------------------------------------------------------------------------------
+
+
+def _find_lacking(evidence: Evidence) -> Iterator[Problem]:
+    """Yield the topics and channels that a topology has and the cluster lacks."""
+    daemons: dict[tuple[str, str, Action], list[str]] = {}
+    for step in evidence.plan.steps:
+        queue = step.topic, step.channel, step.action
+        daemons.setdefault(queue, []).append(f"{step.daemon} {step.address}")
+    words = {Action.CREATE: "missing", Action.PAUSE: "not paused", Action.UNPAUSE: "paused"}
+    for (topic, channel, action), names in daemons.items():
+        yield Problem(Fault.LACKING, f"{words[action]} on {', '.join(names)}", topic, channel)
+
+
+def _find_sampled(evidence: Evidence) -> Iterator[Problem]:
+    """Yield the problems of the samples; `_find_unreachable` has more to say of some nsqd."""
+    unreachable = {node.address for node, _ in evidence.unreachable}
+    for problem in evidence.sampled:
+        if problem.fault is not Fault.NO_ANSWER or problem.node not in unreachable:
+            yield problem
+
+
+def _find_unreachable(evidence: Evidence) -> Iterator[Problem]:
+    for node, error in evidence.unreachable:
+        text = f"announced by {', '.join(node.lookupds)}; {error}"
+        yield Problem(Fault.UNREACHABLE, text, node=node.address, weight=WHOLE_NODE)
+
+
+def _find_unregistered(evidence: Evidence) -> Iterator[Problem]:
+    return find_registration_problems(evidence.nodes, evidence.lookupds)
+
+
+def _find_clock_differences(evidence: Evidence) -> Iterator[Problem]:
+    """Yield the nsqd whose clock differs from that of most machines, this one included."""
+    ahead = {node.address: node.ahead_s for node in evidence.nodes if node.ahead_s is not None}
+    # With a single nsqd the clock of this machine decides.
+    median_s = median_low([0.0, *ahead.values()]) if len(ahead) > 1 else 0.0
+    for address, ahead_s in ahead.items():
+        difference_s = ahead_s - median_s
+        if abs(difference_s) > CLOCK_S:
+            direction = "ahead" if difference_s > 0 else "behind"
+            text = f"clock {abs(difference_s):,.0f} s {direction}"
+            weight = int(abs(difference_s))
+            yield Problem(Fault.CLOCKS_DIFFER, text, node=address, weight=weight)
+
+
+def _find_silent(evidence: Evidence) -> Iterator[Problem]:
+    """Yield daemons that answered the samples and failed another question."""
+    named = {problem.node for problem in evidence.sampled if not problem.topic}
+    named |= {node.address for node, _ in evidence.unreachable}
+    errors: dict[str, object] = dict(evidence.failures)
+    errors |= {node.address: node.error for node in evidence.nodes if node.error}
+    for address, error in errors.items():
+        if address not in named:
+            yield Problem(Fault.NO_ANSWER, str(error), node=address, weight=WHOLE_NODE)
+
+
+def _find_old(evidence: Evidence) -> Iterator[Problem]:
+    """Yield the queues with a message that was there when the oldest counts were taken.
+
+    nsqd does not show the age of a message, and none is looked at. But if more messages wait or are
+    in flight than arrived since those counts, one of them is older, whatever their order.
+    """
+    if not evidence.has_old_counts:
+        return
+    time_s, counts = evidence.counts[0]
+    for name, row in _nonempty_queues(evidence.sample):
+        count = counts.get(name)
+        if count is not None and 0 <= row.messages - count < row.depth + row.in_flight:
+            in_flight = f", {row.in_flight:,} in flight" if row.in_flight else ""
+            text = f"{waiting_text(row.depth)}{in_flight}; oldest from before {format_utc(time_s)}"
+            yield queue_problem(Fault.OLD, text, row)
+
+
+def _find_departed(evidence: Evidence) -> Iterator[Problem]:
+    """Yield the nsqd of the topology or the previous run that no nsqlookupd announces."""
+    if not evidence.lookupds:
+        return
+    expected = evidence.expected_nsqds - evidence.addresses
+    texts = dict.fromkeys(sorted(expected), "no nsqlookupd announces it")
+    if not evidence.silent_lookupds:
+        for address in evidence.state.nsqds.keys() - evidence.addresses - expected:
+            texts[address] = "no longer announced by any nsqlookupd"
+    for address, text in texts.items():
+        yield Problem(Fault.LEFT, text, node=address, weight=WHOLE_NODE)
+
+
+def _find_restarted(evidence: Evidence) -> Iterator[Problem]:
+    for address, start_s in evidence.sample.started.items():
+        if start_s > evidence.state.nsqds.get(address, start_s):
+            yield Problem(Fault.RESTARTED, f"at {format_utc(start_s)}", node=address)
+
+
+def _find_long_pauses(evidence: Evidence) -> Iterator[Problem]:
+    time_s = evidence.sample.time_s
+    for problem in evidence.sampled:
+        since_s = evidence.state.problems.get(problem.key, time_s)
+        if problem.fault is Fault.PAUSED and time_s - since_s >= PAUSED_LONG_S:
+            yield problem._replace(fault=Fault.PAUSED_LONG)
+
+
+DETECTORS: Sequence[Callable[[Evidence], Iterator[Problem]]] = (
+    _find_lacking,
+    _find_sampled,
+    _find_unreachable,
+    _find_unregistered,
+    _find_clock_differences,
+    _find_silent,
+    _find_old,
+    _find_departed,
+    _find_restarted,
+    _find_long_pauses,
+)
+
+
+def _omissions(evidence: Evidence) -> Iterator[str]:
+    """Yield what could not be judged, and why.
+
+    Raises `NotFoundError` for a topic or channel that no daemon has, if all have answered.
+    """
+    sample, lookupds = evidence.sample, evidence.lookupds
+    if not sample.reports and not sample.failures:
+        yield "any queue: no nsqlookupd announces an nsqd"
+    compared = {row.key for row in evidence.earlier.totals}
+    if evidence.window_s < LEAST_WINDOW_S:
+        yield f"stuck and growing queues: --window is below {LEAST_WINDOW_S:.0f} s"
+    elif count := sum(row.key not in compared or row.rates is None for row in sample.totals):
+        reason = "they are new, or one of their nsqd joined, left or restarted"
+        yield f"stuck and growing among {count} queues: {reason}"
+    if not lookupds:
+        yield "registration of nsqd: no nsqlookupd was asked, or none responded"
+    if silent := [node.address for node in sample.nodes if node.error]:
+        yield f"queues of {', '.join(silent)}: no response; sums exclude them"
+    if evidence.state_gap:
+        yield f"departures, restarts and long pauses: {evidence.state_gap}"
     try:
-        wanted.check(sample.rows, sample.failures)
+        evidence.selection.check(sample.rows, sample.failures)
     except NotFoundError as exc:
         if not sample.failures:
             raise
-        not_judged.append(str(exc))
-    if bounds.max_age_s is not None:
-        counts = _counts(before, sample, bounds.max_age_s)
-        if sample.time_s - counts[0][0] < bounds.max_age_s:
-            not_judged.append("how old messages are: no run that left --state is as long ago")
-        else:
-            found += _old(counts[0], sample)
-        before = replace(before, counts=counts)
-    told = {(Fault.CHANNEL_MISSING, each.topic, each.channel) for each in lacking}
-    others = (each for each in found if (each.fault, each.topic, each.channel) not in told)
-    found = [*lacking, *others]
-    found = [each for each in found if not each.topic or wanted.has(each.topic, each.channel)]
-    # an nsqlookupd that answered then and is silent now may still have an nsqd that others lack
-    missing = sorted(set(before.asked) - answered)
-    may_have_left = bool(lookupds) and not missing
-    unknown = set(before.nsqds) if missing or not lookupds else set()
-    unknown |= expected.nsqds if expected is not None and not lookupds else set()
-    known = _known_addresses(cluster, sample)
-    if unknown := unknown - known:
-        why = f"{', '.join(missing)} does not respond" if missing else "no nsqlookupd responds"
-        not_judged.append(f"whether {', '.join(sorted(unknown))} left: {why}")
-    found += _since(before, sample, found, known, may_have_left=may_have_left)
-    problems = {each.key: before.problems.get(each.key, sample.time_s) for each in found}
-    nsqds = {**before.nsqds, **sample.started}
-    asked = sorted(answered.union(before.asked))
-    had = {**before.had, **_messages_on_nodes(sample)}
-    after = CheckState(nsqds, problems, sample.time_s, before.counts, asked, had)
-    silent_nodes = {at: seen for at, seen in had.items() if at not in sample.started}
-    found = [*with_disk_guards(_with_last_known(found, silent_nodes), sample)]
-    return Verdict(tuple(sort_by_severity(found)), tuple(not_judged), sample, after)
+        yield str(exc)
+    if evidence.max_age_s is not None and not evidence.has_old_counts:
+        yield "age of messages: no run recorded in --state is old enough"
+    silent_lookupds = evidence.silent_lookupds
+    doubtful = set(evidence.state.nsqds) if silent_lookupds or not lookupds else set()
+    doubtful |= set() if lookupds else evidence.expected_nsqds
+    if doubtful := doubtful - evidence.addresses:
+        names = ", ".join(silent_lookupds)
+        reason = f"{names} does not respond" if names else "no nsqlookupd responds"
+        yield f"departure of {', '.join(sorted(doubtful))}: {reason}"
 
 
-def _messages_on_nodes(sample: Sample) -> dict[str, tuple[int, float]]:
-    """Count the messages of each nsqd that answered, now or the first time."""
-    return {
+# -- the state for the next run -------------------------------------------------------------------
+
+
+def _next_state(evidence: Evidence, problems: Iterable[Problem]) -> CheckState:
+    sample, state = evidence.sample, evidence.state
+    counted = {
         node.address: (sum(row.kept for row in node.rows), node.seen_s)
         for node in sample.nodes
         if node.seen_s is not None
     }
+    return CheckState(
+        nsqds={**state.nsqds, **sample.started},
+        problems={each.key: state.problems.get(each.key, sample.time_s) for each in problems},
+        time_s=sample.time_s,
+        counts=evidence.counts or state.counts,
+        asked=sorted(evidence.answered.union(state.asked)),
+        had={**state.had, **counted},
+    )
 
 
-def _with_last_known(
-    problems: Iterable[Problem], had: Mapping[str, tuple[int, float]]
-) -> Iterator[Problem]:
-    """Yield problems, with what an nsqd had when it was last seen."""
-    kinds = Fault.NO_ANSWER, Fault.LEFT, Fault.UNREACHABLE
-    for problem in problems:
-        if problem.fault in kinds and problem.node in had:
-            count, time_s = had[problem.node]
-            then = f"{messages_text(count)} when last seen {format_utc(time_s)}"
-            problem = problem._replace(text=f"{problem.text}; {then}")
-        yield problem
+def _append_counts(
+    counts: Sequence[MessageCounts], sample: Sample, max_age_s: float
+) -> Sequence[MessageCounts]:
+    """Return the counts of this run after the previous ones, without those that are too old.
 
-
-def _clocks(nodes: Iterable[NodeStatus]) -> Iterator[Problem]:
-    """Yield the nsqd whose clock differs from that of most, this machine among them."""
-    ahead = {node.address: node.ahead_s for node in nodes if node.ahead_s is not None}
-    usual_s = median_low([0.0, *ahead.values()]) if len(ahead) > 1 else 0.0
-    for address, ahead_s in ahead.items():
-        apart_s = ahead_s - usual_s
-        if abs(apart_s) > CLOCK_S:
-            text = f"its clock is {abs(apart_s):,.0f} s {'ahead' if apart_s > 0 else 'behind'}"
-            yield Problem(Fault.CLOCKS_DIFFER, text, node=address, weight=int(abs(apart_s)))
-
-
-def _counts(
-    memory: CheckState, sample: Sample, max_age_s: float
-) -> Sequence[tuple[float, Mapping[str, int]]]:
-    """Return the counts of this run after those before, from the last one that is old enough on."""
+    Ten runs within ``max_age_s`` are kept, so the age is exact to a tenth. Of the runs that are old
+    enough only the last one is needed.
+    """
     now_s = sample.time_s
-    before = [each for each in memory.counts if each[0] <= now_s]  # a clock was set back
-    if not before or now_s - before[-1][0] >= max_age_s / 10:
-        before.append((now_s, {name: row.messages for name, row in _waiting(sample)}))
-    first = sum(now_s - time_s >= max_age_s for time_s, _ in before) - 1
-    return before[max(0, first) :]
+    # Counts of the future are from before the clock was set back.
+    kept = [each for each in counts if each[0] <= now_s]
+    if not kept or now_s - kept[-1][0] >= max_age_s / 10:
+        kept.append((now_s, {name: row.messages for name, row in _nonempty_queues(sample)}))
+    first = sum(now_s - time_s >= max_age_s for time_s, _ in kept) - 1
+    return kept[max(0, first) :]
 
 
-def _waiting(sample: Sample) -> Iterator[tuple[str, QueueRow]]:
-    """Yield each queue with messages that wait or are in flight, on one nsqd and in one run of it:
-    it counts from 0 again."""
+def _nonempty_queues(sample: Sample) -> Iterator[tuple[str, QueueRow]]:
+    """Yield the queues of each nsqd with messages that wait or are in flight, by name.
+
+    The name contains the start time of the nsqd, which counts messages from 0 after a restart.
+    """
     started = sample.started
     for row in sample.rows:
         if row.depth + row.in_flight:
             yield f"{row.node} {started[row.node]} {row.topic}/{row.channel}", row
 
 
-def _old(then: tuple[float, Mapping[str, int]], sample: Sample) -> Iterator[Problem]:
-    """Yield the queues with a message from before.
-
-    Where more wait or are in flight than came since then, one of them did then: in whatever order
-    nsqd hands them out, and without a look at any of them.
-    """
-    time_s, messages = then
-    for name, row in _waiting(sample):
-        had = messages.get(name)
-        if had is not None and 0 <= row.messages - had < row.depth + row.in_flight:
-            in_flight = f", {row.in_flight:,} in flight" if row.in_flight else ""
-            text = f"{waiting_text(row.depth)}{in_flight}; one since before {format_utc(time_s)}"
-            yield queue_problem(Fault.OLD, text, row)
-
-
-def _lacking(
-    cluster: Cluster,
-    expected: Topology,
-    sample: Sample,
-    failures: list[DaemonFailure],
-    *,
-    is_looked_up: bool,
+def _with_last_counts(
+    problems: Iterable[Problem], state: CheckState, evidence: Evidence
 ) -> Iterator[Problem]:
-    """Yield what is not as a topology has it; ``failures`` get who was not asked."""
-    where: dict[tuple[str, str, Action], list[str]] = {}
-    try:
-        plan = plan_topology(cluster, expected)
-    except NsqError:  # no daemon answers, which the sample says too
-        plan = AdminPlan(())
-    failures += plan.failures
-    for step in plan.steps:
-        places = where.setdefault((step.topic, step.channel, step.action), [])
-        places.append(f"{step.daemon} {step.address}")
-    words = {Action.CREATE: "not", Action.PAUSE: "not paused", Action.UNPAUSE: "paused"}
-    for (topic, channel, action), places in where.items():
-        yield Problem(Fault.LACKING, f"{words[action]} on {', '.join(places)}", topic, channel)
-    for address in (
-        sorted(expected.nsqds - _known_addresses(cluster, sample)) if is_looked_up else ()
-    ):
-        yield Problem(Fault.LEFT, "no nsqlookupd announces it", node=address, weight=1 << 62)
-
-
-def _known_addresses(cluster: Cluster, sample: Sample) -> set[str]:
-    """Return the addresses of nsqd that were asked, with their other names."""
-    addresses = {node.address for node in sample.nodes}
-    return addresses | {failure.address for failure in sample.failures} | set(cluster.aliases)
-
-
-def _unreachable(cluster: Cluster, nodes: Iterable[NodeStatus]) -> Iterator[Problem]:
-    """Yield the nsqd that nsqlookupd announces at an address where nothing answers from here."""
-    announced = {node.tcp_address: node for node in nodes if node.lookupds}
-
-    def connect(node: NodeStatus) -> None:
-        place = cluster.reachable(parse_address(node.tcp_address))
-        require_one([str(place)], cluster.timeout_s)
-
-    for address, error in cluster.ask(announced, connect)[1]:
-        node = announced[address]
-        text = f"{', '.join(node.lookupds)} announces it; {error}"
-        yield Problem(Fault.UNREACHABLE, text, node=node.address, weight=1 << 62)
-
-
-def _since(
-    memory: CheckState,
-    sample: Sample,
-    found: Sequence[Problem],
-    known: set[str],
-    *,
-    may_have_left: bool,
-) -> Iterator[Problem]:
-    """Yield the problems that show only in comparison with the run before."""
-    named = {each.node for each in found if each.fault is Fault.LEFT} | known
-    for address, start_time in memory.nsqds.items():
-        if address not in named and may_have_left:
-            text = "no nsqlookupd announces it any more"
-            yield Problem(Fault.LEFT, text, node=address, weight=1 << 62)
-        elif (start_s := sample.started.get(address, start_time)) > start_time:
-            yield Problem(Fault.RESTARTED, f"at {format_utc(start_s)}", node=address)
-    for problem in found:
-        since_s = memory.problems.get(problem.key, sample.time_s)
-        if problem.fault is Fault.PAUSED and sample.time_s - since_s >= PAUSED_LONG_S:
-            yield problem._replace(fault=Fault.PAUSED_LONG)
-
-
-def _not_judged(
-    sample: Sample,
-    earlier: EarlierTotals,
-    window_s: float,
-    lookupds: Sequence[str],
-) -> Iterator[str]:
-    if not sample.reports and not sample.failures:
-        yield "anything: no nsqlookupd announces an nsqd"
-    known = {row.key for row in earlier.totals}
-    if window_s < LEAST_WINDOW_S:
-        yield f"what is stuck or grows: --window is below {LEAST_WINDOW_S:.0f} s"
-    elif unknown := sum(row.key not in known or row.rates is None for row in sample.totals):
-        why = "they are new, or an nsqd of theirs came, left or restarted"
-        yield f"what is stuck or grows, of {unknown} queues: {why}"
-    if not lookupds:
-        yield "whether consumers find each nsqd: no nsqlookupd was asked, or none answered"
-    if silent := [node.address for node in sample.nodes if node.error]:
-        yield f"the queues of {', '.join(silent)}: no response, and sums leave them out"
+    """Add the last known number of messages to the problem of an nsqd that does not respond."""
+    faults = Fault.NO_ANSWER, Fault.LEFT, Fault.UNREACHABLE
+    for problem in problems:
+        is_silent = problem.node in state.had and problem.node not in evidence.sample.started
+        if problem.fault in faults and is_silent:
+            count, time_s = state.had[problem.node]
+            last = f"{messages_text(count)} when last seen {format_utc(time_s)}"
+            problem = problem._replace(text=f"{problem.text}; {last}")
+        yield problem
 
 
 # -- a bundle for a colleague ---------------------------------------------------------------------
 
 
 def bundle_documents(cluster: Cluster, verdict: Verdict) -> Iterator[tuple[str, Any]]:
-    """Yield (name, document): what every daemon says of itself, without secrets."""
-    questions = {
+    """Yield (name, document): the description that each daemon gives of itself, without secrets."""
+    questions: dict[str, Callable[[NsqdHTTPClient], Any]] = {
         "info": NsqdHTTPClient.info,
         "stats": lambda client: client.decode_stats(client.ask_stats(clients=True, memory=True)),
     }
@@ -349,7 +468,7 @@ def bundle_documents(cluster: Cluster, verdict: Verdict) -> Iterator[tuple[str, 
 
 
 def without_secrets(document: Any) -> Any:
-    """Return a copy without passwords, tokens, and what addresses have before an ``@``."""
+    """Return a copy without passwords, tokens, and the part of addresses before an ``@``."""
     if isinstance(document, dict):
         return {
             key: "***" if SECRET_KEY.search(str(key)) else without_secrets(value)

@@ -9,6 +9,10 @@ A problem has a `Fault`, which has its severity and its remedy. The alerts that 
 Prometheus cover the same problems, by its metric ``nsq_problem``. With earlier totals
 (`RecentTotals` keeps them), rates are averages over the time between: consumers that take one batch
 a second are not stuck.
+
+A remedy must not lose messages. An nsqd with a full disk drops messages on their way from a topic
+to a channel, and at its exit those that it has in memory only. So the remedies of
+`UNSAFE_ON_FULL_DISK` are withheld for such an nsqd, and `nsqtools.cluster.admin` refuses them.
 """
 
 from __future__ import annotations
@@ -24,22 +28,27 @@ from nsqtools.cluster.queue_rows import QueueRow, Rates, rates_between
 from nsqtools.cluster.sampling import NodeState, Sample
 from nsqtools.protocol.names import is_ephemeral
 
+# A healthy consumer of a quiet queue may answer nothing for seconds; over a shorter time every
+# queue with a single slow handler would look stuck.
 LEAST_WINDOW_S = 5.0
-"""In less time it does not show whether a queue is stuck or grows."""
+# A minute evens out consumers that finish in batches. Only the totals of every tenth second are
+# kept, to bound the memory for a cluster with many queues.
 PAST_S = 60.0
-"""How far back `RecentTotals` looks, with a step of `PAST_STEP_S`."""
 PAST_STEP_S = 10.0
+# One failure among five deliveries is 20 %, and no reason for a warning.
 LEAST_REQUEUED = 10
-"""The share of fewer messages means nothing, unless none was finished."""
+# Requeues without any finished message from which on a message counts as circulating. One is
+# enough where other messages wait, because a consumer in backoff tries one message at a time.
 LEAST_CIRCULATING = 2
-"""Requeues without a finished message from which on a message circulates. One is enough where
-others wait: a consumer that backs off tries one message at a time."""
+# A consumer may collect a batch: nsq_to_file finishes its messages every 30 s by default. The other
+# 15 s are for its fsync and for the distance between two samples.
 BATCH_S = 45.0
-"""A consumer may collect a batch for so long: nsq_to_file finishes every 30 s by default."""
+# Daemons come before queues: no queue has so many messages.
+WHOLE_NODE = 1 << 62
 
 
 class Severity(enum.IntEnum):
-    """How bad it is; the worst first."""
+    """The severity of a problem; the worst has the lowest number."""
 
     CRITICAL = 0
     WARNING = 1
@@ -57,24 +66,24 @@ DISCARD = "If nobody needs the messages, nsq channel delete discards them."
 
 
 class Fault(enum.Enum):
-    """Kinds of problems: severity, what to do, and the name where it is not that of the member."""
+    """Kinds of problems: severity, remedy, and the word for users if it is another one."""
 
     GONE = CRITICAL, "Start it again: its messages are in its -data-path."
     NO_ANSWER = CRITICAL, "Look at its process, its log and the network."
     NOT_WELL = (
         CRITICAL,
         "Make room on its disk; consumers that finish messages make room, too. Until then do not"
-        " restart it, create channels or unpause topics: it drops what it cannot write.",
+        " restart it, create channels or unpause topics: it drops messages that it cannot write.",
     )
     LEFT = (
         CRITICAL,
-        "Start it again; if it left on purpose, take it from the file of --state or --expect.",
+        "Start it again; if it left on purpose, remove it from the file of --state or --expect.",
     )
     UNREACHABLE = (
         CRITICAL,
         "Look at its process; if it runs, set its -broadcast-address to one that consumers reach.",
     )
-    # kinds that share a word differ in severity or remedy
+    # Faults with the same word differ in severity or remedy.
     STUCK = (
         CRITICAL,
         "Nothing is delivered: the RDY of its consumers is 0, or they back off after failures:"
@@ -87,13 +96,13 @@ class Fault(enum.Enum):
     )
     TIMES_OUT = (
         CRITICAL,
-        "Its consumers answer nothing in time: look for handlers that hang; slow ones have to"
-        " TOUCH, or need a longer msg_timeout.",
+        "Its consumers answer too late: look for handlers that hang; slow ones have to TOUCH, or"
+        " need a longer msg_timeout.",
         "stuck",
     )
     MAY_HANG = (
         WARNING,
-        "Its handlers hang, or collect a batch: look for longer with --window 1m.",
+        "Its handlers hang, or collect a batch: check for longer with --window 1m.",
         "stuck",
     )
     DEEP = CRITICAL, "Add consumers, or find out why they are slow."
@@ -105,15 +114,15 @@ class Fault(enum.Enum):
         WARNING,
         "Consumers have to find it: give them every nsqlookupd, or raise their max_in_flight.",
     )
-    NO_CHANNELS = WARNING, "Create the channel that is to get them: nsq channel create."
+    NO_CHANNELS = WARNING, "Create the channel that needs them: nsq channel create."
     CHANNEL_MISSING = (
         WARNING,
-        "Create it there with nsq channel create: it misses what is published before.",
+        "Create it there with nsq channel create: it misses all messages published before.",
     )
     LACKING = WARNING, "Run nsq topology apply with the file of --expect."
     REQUEUES = WARNING, "Handlers fail: see the consumers' logs."
     TIMEOUTS = WARNING, "Let handlers TOUCH, or raise msg_timeout."
-    PAUSED_LONG = WARNING, "Unpause it, if no work on it is under way."
+    PAUSED_LONG = WARNING, "Unpause it, unless somebody still works on it."
     NOT_REGISTERED = (
         WARNING,
         "Give that nsqd the nsqlookupd with -lookupd-tcp-address, and see its log.",
@@ -132,17 +141,20 @@ class Fault(enum.Enum):
 
 
 UNSAFE_ON_FULL_DISK = {
-    *(Fault.NO_CHANNELS, Fault.CHANNEL_MISSING, Fault.LACKING),  # they create channels
-    *(Fault.UNREACHABLE, Fault.NOT_REGISTERED, Fault.VERSIONS_DIFFER),  # they restart nsqd
-    *(Fault.PAUSED, Fault.PAUSED_LONG),  # of a topic: of a channel, consumers get the messages
+    # Their remedies create channels,
+    *(Fault.NO_CHANNELS, Fault.CHANNEL_MISSING, Fault.LACKING),
+    # restart nsqd,
+    *(Fault.UNREACHABLE, Fault.NOT_REGISTERED, Fault.VERSIONS_DIFFER),
+    # or unpause a topic. An unpaused channel is safe: its messages go to consumers.
+    *(Fault.PAUSED, Fault.PAUSED_LONG),
 }
 
 
 class Problem(NamedTuple):
-    """A line. ``topic`` and ``channel`` are those it is about, ``node`` the address of a daemon.
+    """A problem of a queue (``topic``, ``channel``), of a daemon (``node``, its address), or both.
 
-    ``weight`` orders problems of one severity: the number of messages as a rule. ``unwell`` are
-    the nsqd that have to be well again before the remedy of the kind may be applied.
+    ``weight`` orders problems of one severity, by the number of messages as a rule. ``unwell``
+    names the nsqd that need room on their disks before the remedy is safe.
     """
 
     fault: Fault
@@ -168,28 +180,32 @@ class Problem(NamedTuple):
         return self.fault.severity
 
     @property
+    def queue(self) -> tuple[str, str]:
+        return self.topic, self.channel
+
+    @property
     def where(self) -> str:
-        """The queue, the daemon, or both."""
+        """The queue, the daemon, or both, in words."""
         queue = f"{self.topic}/{self.channel}" if self.channel else self.topic
         return f"{queue} on {self.node}" if queue and self.node else queue or self.node
 
     @property
     def key(self) -> str:
-        """What stays the same from one look to the next."""
+        """The identity of a problem: its text changes from one sample to the next."""
         return f"{self.kind} {self.where}"
 
 
 def queue_problem(kind: Fault, text: str, row: QueueRow) -> Problem:
-    """Return the problem of a queue, on one nsqd or on all together."""
+    """Return a problem of a queue, on one nsqd or on all together."""
     return Problem(kind, text, row.topic, row.channel, row.node, row.depth)
 
 
 class Bounds(NamedTuple):
-    """From where on it is a problem. ``max_depth`` is messages of one queue, ``max_age_s`` how long
-    one of them waits; None for any.
+    """Limits beyond which a measurement is a problem.
 
-    A queue falls behind that has more than ``behind_depth`` messages and grows; ``requeue_share``
-    is the part of what was sent that came back.
+    ``max_depth`` limits the messages in a queue and ``max_age_s`` the time that one of them waits;
+    None is no limit. A growing queue falls behind if it has more than ``behind_depth`` messages.
+    ``requeue_share`` is the tolerated share of deliveries that are requeued.
     """
 
     max_depth: int | None = None
@@ -199,16 +215,16 @@ class Bounds(NamedTuple):
 
 
 class EarlierTotals(NamedTuple):
-    """The totals of a sample that was taken ``ago_s`` seconds before."""
+    """The totals of a sample that was taken ``ago_s`` seconds earlier."""
 
     totals: Sequence[QueueRow]
     ago_s: float
 
 
-class _Kept(NamedTuple):
-    """What is kept of a sample, for a minute: not the rows of each nsqd.
+class _Summary(NamedTuple):
+    """The totals of a sample, without the rows of each nsqd, for `RecentTotals`.
 
-    ``at_s`` is on the monotonic clock: a clock that is set makes no time pass.
+    ``at_s`` is on the monotonic clock, which nobody can set.
     """
 
     at_s: float
@@ -217,43 +233,43 @@ class _Kept(NamedTuple):
     rows: Sequence[QueueRow] = ()
 
 
-def comparable_totals(first: Sample | _Kept, sample: Sample) -> Sequence[QueueRow]:
-    """Return the first totals of the queues whose nsqd have answered both times, in the same run:
-    sums of others do not compare."""
+def comparable_totals(first: Sample | _Summary, sample: Sample) -> Sequence[QueueRow]:
+    """Return those first totals that a later sample can be compared with.
+
+    A sum changes when an nsqd joins, leaves or restarts, so queues on such nsqd are excluded.
+    """
     changed = {address for address, _ in first.started.items() ^ sample.started.items()}
     if not changed:
         return first.totals
-    rows = (row for each in (first, sample) for row in each.rows if row.node in changed)
-    left_out = {(row.topic, row.channel) for row in rows}
-    return [row for row in first.totals if (row.topic, row.channel) not in left_out]
+    rows = (row for row in (*first.rows, *sample.rows) if row.node in changed)
+    excluded = {(row.topic, row.channel) for row in rows}
+    return [row for row in first.totals if (row.topic, row.channel) not in excluded]
 
 
 class RecentTotals:
-    """Keeps the totals of a minute, of samples that come one after the other.
-
-    Sums of other nsqd do not compare: one that went away takes its messages with it.
-    """
+    """Keep the totals of the last minute of successive samples."""
 
     def __init__(self) -> None:
-        self._kept: deque[_Kept] = deque()
+        self._summaries: deque[_Summary] = deque()
 
     def add(self, sample: Sample) -> None:
-        """Keep a sample, if the one before it is not as new."""
-        kept = self._kept
-        while kept and sample.at_s - kept[0].at_s > PAST_S:
-            kept.popleft()
-        if not kept or sample.at_s - kept[-1].at_s >= PAST_STEP_S:
-            kept.append(_Kept(sample.at_s, sample.totals, sample.started))
+        """Keep the totals of a sample, unless the last ones are newer than `PAST_STEP_S`."""
+        summaries = self._summaries
+        while summaries and sample.at_s - summaries[0].at_s > PAST_S:
+            summaries.popleft()
+        if not summaries or sample.at_s - summaries[-1].at_s >= PAST_STEP_S:
+            summaries.append(_Summary(sample.at_s, sample.totals, sample.started))
 
     def before(self, sample: Sample) -> EarlierTotals | None:
-        """Return the oldest totals of the same nsqd, None where there are none yet.
+        """Return the oldest totals of the same nsqd, or None if there are none yet.
 
-        Queues of an nsqd that was restarted since are left out.
+        Queues of an nsqd that has restarted since are excluded.
         """
         nsqds = sample.started.keys()
-        for kept in self._kept:
-            if kept.at_s < sample.at_s and kept.started.keys() == nsqds:
-                return EarlierTotals(comparable_totals(kept, sample), sample.at_s - kept.at_s)
+        for summary in self._summaries:
+            if summary.at_s < sample.at_s and summary.started.keys() == nsqds:
+                totals = comparable_totals(summary, sample)
+                return EarlierTotals(totals, sample.at_s - summary.at_s)
         return None
 
 
@@ -263,39 +279,38 @@ DEFAULT_BOUNDS = Bounds()
 def find_problems(
     sample: Sample, earlier: EarlierTotals | None = None, bounds: Bounds = DEFAULT_BOUNDS
 ) -> list[Problem]:
-    """Return what a sample shows, the worst first."""
-    window = (
-        earlier if earlier is not None and earlier.ago_s >= LEAST_WINDOW_S else EarlierTotals((), 0)
-    )
-    before = {row.key: row for row in window.totals}
-    found = [*_of_daemons(sample), *_of_topology(sample)]
+    """Return the problems that a sample shows, the worst first."""
+    if earlier is None or earlier.ago_s < LEAST_WINDOW_S:
+        earlier = EarlierTotals((), 0)
+    earlier_rows = {row.key: row for row in earlier.totals}
+    problems = [*_of_daemons(sample), *_of_topology(sample)]
     with_channels = {row.topic for row in sample.totals if row.channel}
     paused: defaultdict[tuple[str, str], list[bool]] = defaultdict(list)  # on each nsqd
     for row in sample.rows:
         paused[row.topic, row.channel].append(row.paused)
     for row in sample.totals:
-        then = before.get(row.key)
-        lately = then and rates_between(then, row, window.ago_s)
+        then = earlier_rows.get(row.key)
+        window_rates = then and rates_between(then, row, earlier.ago_s)
         stuck: list[Problem] = []
-        if then and lately and row.channel and not row.paused:
-            stuck = [*_of_consumers(then, row, lately, window.ago_s)]
-            found += stuck or _of_window(then, row, lately, window.ago_s, bounds)
-        rates = lately or row.rates
-        found += _of_queue(row, rates, row.topic in with_channels, bounds)
+        if then and window_rates and row.channel and not row.paused:
+            stuck = [*_of_consumers(then, row, window_rates, earlier.ago_s)]
+            problems += stuck or _of_window(then, row, window_rates, earlier.ago_s, bounds)
+        rates = window_rates or row.rates
+        problems += _of_queue(row, rates, row.topic in with_channels, bounds)
         if rates and rates.timed_out > 0 and not stuck:
             text = f"{rate_text(rates.timed_out)}/s time out, {row.timed_out:,} so far"
-            found.append(queue_problem(Fault.TIMEOUTS, text, row)._replace(weight=row.timed_out))
+            problems.append(queue_problem(Fault.TIMEOUTS, text, row)._replace(weight=row.timed_out))
         if row.paused:
             states, text = paused[row.topic, row.channel], waiting_text(row.depth)
             if not all(states):
                 text = f"on {sum(states)} of {len(states)} nsqd; {text}"
-            found.append(queue_problem(Fault.PAUSED, text, row))
-    return sort_by_severity(with_disk_guards(found, sample))
+            problems.append(queue_problem(Fault.PAUSED, text, row))
+    return sort_by_severity(with_disk_guards(problems, sample))
 
 
 def with_disk_guards(problems: Iterable[Problem], sample: Sample) -> Iterator[Problem]:
-    """Yield problems, with the nsqd on which the remedy of each would lose messages."""
-    unwell = {  # with its topics
+    """Yield problems, each with the nsqd on which its remedy would lose messages."""
+    topics_of_unwell = {
         address: {topic.topic_name for topic in stats.topics or ()}
         for address, _, stats in sample.reports
         if not stats.is_well
@@ -304,60 +319,60 @@ def with_disk_guards(problems: Iterable[Problem], sample: Sample) -> Iterator[Pr
         is_paused_channel = problem.channel and problem.fault in (Fault.PAUSED, Fault.PAUSED_LONG)
         if problem.fault in UNSAFE_ON_FULL_DISK and not is_paused_channel:
             is_everywhere = not problem.topic or problem.fault is Fault.LACKING
-            where = [
+            unwell = [
                 address
-                for address, topics in unwell.items()
+                for address, topics in topics_of_unwell.items()
                 if (problem.node or address) == address
                 and (is_everywhere or problem.topic in topics)
             ]
-            problem = problem._replace(unwell=", ".join(where))
+            problem = problem._replace(unwell=", ".join(unwell))
         yield problem
 
 
 def sort_by_severity(problems: Iterable[Problem]) -> list[Problem]:
-    """Sort the worst first, and among equals the one with the most messages."""
-    return sorted(problems, key=lambda each: (each.severity, -each.weight, each.topic, each.node))
+    """Sort the worst first; of one severity the problem with the most messages comes first."""
+    return sorted(problems, key=lambda p: (p.severity, -p.weight, p.topic, p.node))
 
 
 def group_by_kind(problems: Iterable[Problem]) -> dict[Fault, list[Problem]]:
-    """Group problems, in their order."""
+    """Group problems by fault; the order stays."""
     groups: dict[Fault, list[Problem]] = {}
     for problem in problems:
         groups.setdefault(problem.fault, []).append(problem)
     return groups
 
 
+def summarize_kind(fault: Fault, problems: Sequence[Problem]) -> str:
+    """Return one line about all problems of a fault: their number, and the worst."""
+    count = f" ({len(problems)})" if len(problems) > 1 else ""
+    where = f" {problems[0].where}" if problems[0].where else ""
+    return f"{fault.word}{count}{where}: {problems[0].text}"
+
+
 def _of_daemons(sample: Sample) -> Iterator[Problem]:
     gone = {node.address: node for node in sample.nodes if node.is_gone}
     for failure in sample.failures:
         node = gone.get(failure.address)
-        kind = Fault.NO_ANSWER if node is None else Fault.GONE
+        fault = Fault.NO_ANSWER if node is None else Fault.GONE
         text = str(failure.error) if node is None else gone_text(node)
-        yield Problem(kind, text, node=failure.address, weight=1 << 62)
+        yield Problem(fault, text, node=failure.address, weight=WHOLE_NODE)
     for address, _, stats in sample.reports:
         if not stats.is_well:
-            yield Problem(Fault.NOT_WELL, stats.health, node=address, weight=1 << 61)
+            yield Problem(Fault.NOT_WELL, stats.health, node=address, weight=WHOLE_NODE - 1)
     versions = Counter(report.stats.version for report in sample.reports)
     if len(versions) > 1:
-        text = ", ".join(f"{count} nsqd of {name}" for name, count in versions.most_common())
+        text = ", ".join(f"{count} nsqd {name}" for name, count in versions.most_common())
         yield Problem(Fault.VERSIONS_DIFFER, text)
 
 
-def summarize_kind(kind: Fault, found: Sequence[Problem]) -> str:
-    """Say what is wrong of a kind: how often, and the worst of it."""
-    amount = f" ({len(found)})" if len(found) > 1 else ""
-    where = f" {found[0].where}" if found[0].where else ""
-    return f"{kind.word}{amount}{where}: {found[0].text}"
-
-
 def gone_text(node: NodeState) -> str:
-    """Describe since when an nsqd is gone, why, and what it had."""
-    had = messages_text(sum(row.kept for row in node.rows))
-    return f"since {format_utc(node.seen_s or 0)}: {node.error}; {had} then"
+    """Describe an nsqd that has left: when, why, and how many messages it had."""
+    messages = messages_text(sum(row.kept for row in node.rows))
+    return f"since {format_utc(node.seen_s or 0)}: {node.error}; {messages} then"
 
 
 def format_utc(time_s: float) -> str:
-    """Return a date with its time, UTC; a dash for one that no calendar has."""
+    """Return a date and time in UTC, or a dash for a number that is no time."""
     try:
         return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (OverflowError, ValueError, OSError):
@@ -367,7 +382,7 @@ def format_utc(time_s: float) -> str:
 def _of_queue(
     row: QueueRow, rates: Rates | None, has_channels: bool, bounds: Bounds
 ) -> Iterator[Problem]:
-    """What one look at the total of a queue shows, and its rates."""
+    """Yield the problems that the total of a queue and its rates show."""
     waiting = waiting_text(row.depth)
     ingress = rates.ingress if rates else 0.0
     if row.channel and row.depth and not row.clients and not row.paused:
@@ -376,43 +391,45 @@ def _of_queue(
     elif not row.channel and row.depth and not has_channels:
         yield queue_problem(Fault.NO_CHANNELS, f"{waiting} for the first channel", row)
     if bounds.max_depth is not None and row.depth > bounds.max_depth:
-        yield queue_problem(Fault.DEEP, f"{waiting}, more than {bounds.max_depth:,}", row)
+        yield queue_problem(Fault.DEEP, f"{waiting}, limit {bounds.max_depth:,}", row)
 
 
 def _of_consumers(then: QueueRow, now: QueueRow, rates: Rates, ago_s: float) -> Iterator[Problem]:
-    """Yield what is wrong with a channel whose consumers answered nothing between two looks.
+    """Yield the problem of a channel whose consumers answered nothing between two samples.
 
-    A time-out is no answer; a requeue is one. What is in flight counts as what waits does: a
-    consumer may TOUCH forever. A consumer that takes what comes may collect a batch, so before
-    `BATCH_S` it is judged only if the channel has never finished a message.
+    A requeue is an answer; a time-out is none. Messages in flight count like waiting ones, because
+    a consumer may TOUCH forever.
     """
     timed_out, requeued = now.timed_out - then.timed_out, now.requeued - then.requeued
     is_busy = all(row.clients and row.depth + row.in_flight for row in (then, now))
     if not is_busy or rates.finish or requeued:
         return
-    finished = then.messages - then.depth - then.deferred - then.in_flight  # ever
-    may_collect = ago_s < BATCH_S and finished > 0 and not (then.depth and now.depth)
-    kind = Fault.HANGS if now.in_flight else Fault.STUCK
+    # A consumer that leaves no message waiting may be collecting a batch. If the channel has never
+    # finished a message, waiting for the end of the batch would hide a hanging handler.
+    finished_ever = then.messages - then.depth - then.deferred - then.in_flight
+    may_collect = ago_s < BATCH_S and finished_ever > 0 and not (then.depth and now.depth)
+    fault = Fault.HANGS if now.in_flight else Fault.STUCK
     if timed_out:
-        kind = Fault.TIMES_OUT
+        fault = Fault.TIMES_OUT
     elif now.in_flight and may_collect:
         if rates.ingress:
             return
-        kind = Fault.MAY_HANG
+        fault = Fault.MAY_HANG
     in_flight = f", {now.in_flight:,} in flight" if now.in_flight else ""
-    came_back = f", {timed_out:,} timed out" if timed_out else ""
-    text = f"{waiting_text(now.depth)}{in_flight}; 0 finished{came_back} in {ago_s:.0f} s"
-    yield queue_problem(kind, text, now)
+    timeouts = f", {timed_out:,} timed out" if timed_out else ""
+    text = f"{waiting_text(now.depth)}{in_flight}; 0 finished{timeouts} in {ago_s:.0f} s"
+    yield queue_problem(fault, text, now)
 
 
 def _of_window(
     then: QueueRow, now: QueueRow, rates: Rates, ago_s: float, bounds: Bounds
 ) -> Iterator[Problem]:
-    """What two looks at the total of a channel show, and the rates between them."""
-    growth = rates.ingress - rates.finish  # depth grows, too, when messages in flight come back
+    """Yield the problems of a channel that two totals and the rates between them show."""
+    # Not the difference of depths, which also grows when messages in flight are requeued.
+    growth = rates.ingress - rates.finish
     if now.clients and now.depth > bounds.behind_depth and growth > 0:
-        moved = f"{rate_text(rates.ingress)}/s in, {rate_text(rates.finish)}/s finished"
-        text = f"{waiting_text(now.depth)}, +{rate_text(growth)}/s: {moved}"
+        parts = f"{rate_text(rates.ingress)}/s in, {rate_text(rates.finish)}/s finished"
+        text = f"{waiting_text(now.depth)}, +{rate_text(growth)}/s: {parts}"
         yield queue_problem(Fault.FALLS_BEHIND, text, now)
     requeued, sent = now.requeued - then.requeued, rates.egress * ago_s
     least = LEAST_REQUEUED if rates.finish else 1 if now.depth else LEAST_CIRCULATING
@@ -420,56 +437,60 @@ def _of_window(
         share = min(1.0, requeued / sent) if sent else 1.0
         yield queue_problem(Fault.REQUEUES, f"{share:.0%} of deliveries requeued", now)
     if growth > 0 and now.disk > then.disk and now.disk > bounds.behind_depth:
-        yield queue_problem(Fault.ON_DISK, f"{now.disk:,} on disk, and growing", now)
+        yield queue_problem(Fault.ON_DISK, f"{now.disk:,} on disk, growing", now)
 
 
 def _of_topology(sample: Sample) -> Iterator[Problem]:
-    """Where the nsqd of one topic differ. Ephemeral channels come and go with their consumers."""
-    having: defaultdict[str, set[str]] = defaultdict(set)  # the topics, among the rows or not
+    """Yield the differences between the nsqd of one topic.
+
+    Ephemeral channels are not compared: they exist only where their consumers are connected.
+    """
+    # Of the reports, not of the rows: a filter by channel drops the rows of topics.
+    addresses: defaultdict[str, set[str]] = defaultdict(set)
     for address, _, stats in sample.reports:
-        for each in stats.topics or ():
-            having[each.topic_name].add(address)
+        for topic_stats in stats.topics or ():
+            addresses[topic_stats.topic_name].add(address)
     queues: defaultdict[tuple[str, str], list[QueueRow]] = defaultdict(list)
     for row in sample.rows:
         if row.channel:
             queues[row.topic, row.channel].append(row)
     for (topic, channel), rows in queues.items():
-        lacking = having[topic].difference(row.node for row in rows)
+        lacking = addresses[topic].difference(row.node for row in rows)
         if lacking and not is_ephemeral(channel):
-            text = f"not on {', '.join(sorted(lacking))}"
+            text = f"missing on {', '.join(sorted(lacking))}"
             yield Problem(Fault.CHANNEL_MISSING, text, topic, channel)
         has_consumers = any(row.clients for row in rows)
         for row in rows:
             if has_consumers and row.depth and not row.clients and not row.paused:
-                text = f"{waiting_text(row.depth)}, its consumers are connected elsewhere"
+                text = f"{waiting_text(row.depth)}, consumers are connected to other nsqd"
                 yield queue_problem(Fault.NO_CONSUMERS_THERE, text, row)
 
 
 def find_registration_problems(
     nodes: Iterable[NodeStatus], lookupds: Sequence[str]
 ) -> Iterator[Problem]:
-    """Yield where nsqlookupd and nsqd differ. ``lookupds`` are those that answered."""
+    """Yield the nsqd that some nsqlookupd lack or hide. ``lookupds`` are those that answered."""
     for node in nodes:
         missing = ", ".join(sorted(set(lookupds) - set(node.lookupds)))
         if missing and (node.lookupds or not node.error):
-            text = f"{missing} does not know it"
+            text = f"not registered with {missing}"
             yield Problem(Fault.NOT_REGISTERED, text, node=node.address)
         for topic in node.tombstoned:
             yield Problem(Fault.TOMBSTONED, "hidden by nsqlookupd", topic, node=node.address)
 
 
 def waiting_text(count: int) -> str:
-    """``1 waiting``, ``6,629 waiting``."""
+    """Return ``1 waiting``, ``6,629 waiting``."""
     return f"{count:,} waiting"
 
 
 def messages_text(count: int) -> str:
-    """``1 message``, ``6,629 messages``."""
+    """Return ``1 message``, ``6,629 messages``."""
     return f"{count:,} message{'s' if count != 1 else ''}"
 
 
 def rate_text(per_s: float) -> str:
-    """Return messages a second, with a decimal where there are few."""
+    """Return messages a second, with a decimal below ten."""
     if 0 < per_s < 0.05:
         return "<0.1"
     return f"{per_s:.1f}" if 0 < per_s < 10 else f"{per_s:,.0f}"

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from nsqtools.cluster.directory import Cluster
     from nsqtools.cluster.problems import Problem
 
-MEMORY_VERSION = 1
+STATE_VERSION = 1
 OK, WARNING, CRITICAL, UNKNOWN = range(4)
 WORDS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 
 
 class CheckFormat(Enum):
-    """Who reads the verdict."""
+    """The reader of the verdict."""
 
     text = "text"
     json = "json"
@@ -49,7 +49,7 @@ def check(
     channel: ChannelPatterns = None,
     window: float = opt(
         "DURATION",
-        "Time between the two samples, for what grows or makes no progress.",
+        "Time between the two samples.",
         LIMITS,
         "10s",
     ),
@@ -58,31 +58,29 @@ def check(
         "N", "A queue of more than N messages that grows falls behind.", default=1000, min=0
     ),
     max_age: float | None = opt(
-        "DURATION", "A queue with a message that waits longer is critical; needs --state."
+        "DURATION", "A queue with an older message is critical; needs --state."
     ),
     ignore: list[str] | None = opt(
-        "GLOB", "Leave out problems: 'paused', 'no consumers test*', '* nsqd-3:4151'."
+        "GLOB", "Hide problems: 'paused', 'no consumers test*', '* nsqd-3:4151'."
     ),
     expect: Path | None = opt("FILE", "Compare with a topology: see nsq topology export."),
-    state: Path | None = opt("FILE", "Compare with the last run, which left FILE; write it again."),
-    bundle: Path | None = opt(
-        "FILE.tar.gz", "Write what a colleague needs to help, without secrets.", OUTPUT
-    ),
+    state: Path | None = opt("FILE", "Compare with the run that wrote FILE, and replace it."),
+    bundle: Path | None = opt("FILE.tar.gz", "Write a support bundle, without secrets.", OUTPUT),
     format: CheckFormat = opt(
-        "text|json|nagios|prometheus", "Who reads it.", OUTPUT, CheckFormat.text
+        "text|json|nagios|prometheus", "Format of the verdict.", OUTPUT, CheckFormat.text
     ),
     as_json: Json = False,
     *,
     cluster: ClusterConnection,
     runtime: Session,
 ) -> int:
-    """Say what is wrong with a cluster, and what to do about it.
+    """Diagnose a cluster: name its problems, and a remedy for each.
 
-    Takes two samples. Each problem is a line: how severe it is, its kind, where, since when (with
-    --state), and what helps. What could not be judged is named too.
+    Takes two samples. A problem is a line with its severity, kind, place and text, with --state
+    also its age, and a line with the remedy. "not judged" lists what could not be checked.
 
     The exit status is that of monitoring plugins: 0 for no problem or notes only, 1 for warnings, 2
-    when something is critical, 3 when nothing could be judged, wrong usage included.
+    for critical problems, 3 if nothing could be judged or the usage is wrong.
 
     Examples:
         nsq check --lookupd-http-address lookup:4161
@@ -96,49 +94,48 @@ def check(
 
     if as_json and format not in (CheckFormat.text, CheckFormat.json):
         raise ConfigurationError("--json and --format contradict each other")
-    memory = _load(state) if state is not None else None
-    expected = read_topology(expect) if expect is not None else None
+    previous = _load_state(state) if state is not None else None
+    topology = read_topology(expect) if expect is not None else None
     stopped = threading.Event()
     with cluster.open() as opened:
         with stopping(stopped.set) as signals:
             verdict = run_check(
                 opened,
-                memory,
-                wanted=SampleFilter(topic or (), channel or ()),
+                previous,
+                selection=SampleFilter(topic or (), channel or ()),
                 window_s=window,
                 bounds=Bounds(max_depth, behind_depth, max_age_s=max_age),
-                expected=expected,
+                topology=topology,
                 stopped=stopped,
             )
         if signals.received is not None:
             return signals.status()
-        shown = [each for each in verdict.problems if not _is_ignored(each, ignore or ())]
-        status = status_of(verdict, shown)
-        form = CheckFormat.json if as_json else format
-        if form is CheckFormat.json:
-            write_json(runtime, check_document(verdict, shown, status))
+        problems = [each for each in verdict.problems if not _is_ignored(each, ignore or ())]
+        status = exit_status(verdict, problems)
+        if as_json or format is CheckFormat.json:
+            write_json(runtime, check_document(verdict, problems, status))
         else:
             lines = {
                 CheckFormat.text: _text,
                 CheckFormat.nagios: _nagios,
                 CheckFormat.prometheus: _prometheus,
-            }[form](verdict, shown, status)
-            runtime.write("".join(f"{each}\n" for each in lines).encode())
+            }[format](verdict, problems, status)
+            runtime.write("".join(f"{line}\n" for line in lines).encode())
         if state is not None:
-            memory_now = {"version": MEMORY_VERSION, **asdict(verdict.memory)}
-            _replace(state, json.dumps(memory_now).encode())
+            document = {"version": STATE_VERSION, **asdict(verdict.state)}
+            _replace(state, json.dumps(document).encode())
         if bundle is not None:
             _write_bundle(bundle, opened, verdict)
     return status
 
 
-def status_of(verdict: Verdict, shown: Sequence[Problem]) -> int:
-    """The status of monitoring plugins for these problems, whose worst is the first."""
+def exit_status(verdict: Verdict, problems: Sequence[Problem]) -> int:
+    """Return the status of monitoring plugins for these problems, which begin with the worst."""
     from nsqtools.cluster.problems import Severity
 
-    if not (shown or verdict.sample.reports):
+    if not (problems or verdict.sample.reports):
         return UNKNOWN
-    worst = shown[0].severity if shown else Severity.NOTE
+    worst = problems[0].severity if problems else Severity.NOTE
     return {Severity.CRITICAL: CRITICAL, Severity.WARNING: WARNING, Severity.NOTE: OK}[worst]
 
 
@@ -147,76 +144,79 @@ def _is_ignored(problem: Problem, globs: Sequence[str]) -> bool:
     return any(fnmatchcase(name, glob) for glob in globs for name in names)
 
 
-# -- forms ----------------------------------------------------------------------------------------
+# -- formats --------------------------------------------------------------------------------------
 
 
-def _text(verdict: Verdict, shown: Sequence[Problem], status: int) -> Iterator[str]:
-    for problem in shown:
+def _text(verdict: Verdict, problems: Sequence[Problem], status: int) -> Iterator[str]:
+    for problem in problems:
         yield _line(problem, verdict)
         yield f"          {problem.remedy}"
     for line in verdict.not_judged:
         yield escape_line(f"not judged: {line}")
-    yield f"{WORDS[status]}: {_summary(verdict, shown)}"
+    yield f"{WORDS[status]}: {_summary(verdict, problems)}"
 
 
 def _line(problem: Problem, verdict: Verdict) -> str:
     from nsqtools.cluster.problems import format_utc
 
-    since_s = verdict.memory.problems.get(problem.key, verdict.memory.time_s)
-    since = f" (since {format_utc(since_s)})" if since_s < verdict.memory.time_s else ""
+    since_s = verdict.state.problems.get(problem.key, verdict.state.time_s)
+    since = f" (since {format_utc(since_s)})" if since_s < verdict.state.time_s else ""
     where = f" {problem.where}" if problem.where else ""
     word = problem.severity.word.upper()
     return escape_line(f"{word:<8}  {problem.kind}{where}: {problem.text}{since}")
 
 
-def _summary(verdict: Verdict, shown: Sequence[Problem]) -> str:
-    counts = Counter(each.severity.word for each in shown)
-    found = ", ".join(f"{count} {word}" for word, count in counts.items()) or "no problems"
+def _summary(verdict: Verdict, problems: Sequence[Problem]) -> str:
+    severities = Counter(problem.severity.word for problem in problems)
+    counts = ", ".join(f"{count} {word}" for word, count in severities.items()) or "no problems"
     sample = verdict.sample
-    answering = f"{len(sample.reports)} nsqd"
+    nodes = f"{len(sample.reports)} nsqd"
     if len(sample.nodes) > len(sample.reports):
-        answering = f"{len(sample.reports)} of {len(sample.nodes)} nsqd respond"
-    return f"{found}; {answering}, {len(sample.totals)} topics and channels"
+        nodes = f"{len(sample.reports)} of {len(sample.nodes)} nsqd respond"
+    return f"{counts}; {nodes}, {len(sample.totals)} topics and channels"
 
 
-def _nagios(verdict: Verdict, shown: Sequence[Problem], status: int) -> Iterator[str]:
+def _nagios(verdict: Verdict, problems: Sequence[Problem], status: int) -> Iterator[str]:
     depth = sum(row.depth for row in verdict.sample.totals)
-    counts = Counter(each.severity.word for each in shown)
+    counts = Counter(problem.severity.word for problem in problems)
     figures = f"critical={counts['critical']} warning={counts['warning']} depth={depth}"
-    first = "; ".join(f"{each.kind} {each.where}".strip() for each in shown[:3])
-    text = f"NSQ {WORDS[status]} - {first or _summary(verdict, shown)}".replace("|", "/")
+    worst = "; ".join(f"{problem.kind} {problem.where}".strip() for problem in problems[:3])
+    # A bar begins the figures, so no text may contain one.
+    text = f"NSQ {WORDS[status]} - {worst or _summary(verdict, problems)}".replace("|", "/")
     yield f"{escape_line(text)} | {figures}"
-    said = [f"{_line(problem, verdict)}. {problem.remedy}" for problem in shown]
-    said += [f"not judged: {line}" for line in verdict.not_judged]
-    yield from (escape_line(line).replace("|", "/") for line in said)  # a bar would begin figures
+    lines = [f"{_line(problem, verdict)}. {problem.remedy}" for problem in problems]
+    lines += [f"not judged: {line}" for line in verdict.not_judged]
+    yield from (escape_line(line).replace("|", "/") for line in lines)
 
 
-def _prometheus(verdict: Verdict, shown: Sequence[Problem], status: int) -> Iterator[str]:
+def _prometheus(verdict: Verdict, problems: Sequence[Problem], status: int) -> Iterator[str]:
     yield "# TYPE nsq_check_status gauge"
     yield f"nsq_check_status {status}"
     yield "# TYPE nsq_check_problems gauge"
-    counts = Counter((each.severity.word, each.kind) for each in shown)
+    counts = Counter((problem.severity.word, problem.kind) for problem in problems)
     for (severity, kind), count in counts.items():
         yield f'nsq_check_problems{{severity="{severity}",kind="{kind}"}} {count}'
     yield "# TYPE nsq_check_time_seconds gauge"
-    yield f"nsq_check_time_seconds {verdict.memory.time_s:.3f}"
+    yield f"nsq_check_time_seconds {verdict.state.time_s:.3f}"
 
 
-def check_document(verdict: Verdict, shown: Sequence[Problem], status: int) -> dict[str, Any]:
-    """The verdict as JSON, the schema ``check``."""
-    since = verdict.memory.problems
+def check_document(verdict: Verdict, problems: Sequence[Problem], status: int) -> dict[str, Any]:
+    """Return the verdict as JSON, of the schema ``check``."""
+    since = verdict.state.problems
     return {
         "status": status,
         "problems": [
             {
-                "severity": each.severity.word,
-                "kind": each.kind,
-                **{name: getattr(each, name) or None for name in ("topic", "channel", "node")},
-                "text": each.text,
-                "remedy": each.remedy,
-                "since": utc_text(since.get(each.key, verdict.memory.time_s)),
+                "severity": problem.severity.word,
+                "kind": problem.kind,
+                "topic": problem.topic or None,
+                "channel": problem.channel or None,
+                "node": problem.node or None,
+                "text": problem.text,
+                "remedy": problem.remedy,
+                "since": utc_text(since.get(problem.key, verdict.state.time_s)),
             }
-            for each in shown
+            for problem in problems
         ],
         "not_judged": list(verdict.not_judged),
         "nodes": len(verdict.sample.reports),
@@ -227,31 +227,29 @@ def check_document(verdict: Verdict, shown: Sequence[Problem], status: int) -> d
 # -- files ----------------------------------------------------------------------------------------
 
 
-def _load(path: Path) -> CheckState:
-    """Read what the last run left; an empty memory where there is no file yet."""
+def _load_state(path: Path) -> CheckState:
+    """Read the state of the previous run; an empty state if there is no file yet."""
     from nsqtools.cluster.check import CheckState
 
     try:
         document = json.loads(path.read_bytes())
-        if document["version"] != MEMORY_VERSION:
+        if document["version"] != STATE_VERSION:
             raise ValueError(f"version {document['version']}")
-        nsqds = {name: int(start) for name, start in document["nsqds"].items()}
-        problems = {key: float(since) for key, since in document["problems"].items()}
-        counts = [
-            (float(time_s), {queue: int(count) for queue, count in each.items()})
-            for time_s, each in document.get("counts", ())
-        ]
-        asked = [str(address) for address in document.get("asked", ())]
-        had = {at: (int(n), float(t)) for at, (n, t) in document.get("had", {}).items()}
-        memory = CheckState(nsqds, problems, float(document["time_s"]), counts, asked, had)
-        times = (
-            *problems.values(),
-            *(each[0] for each in counts),
-            *(t for _, t in had.values()),
+        state = CheckState(
+            nsqds={address: int(start) for address, start in document["nsqds"].items()},
+            problems={key: float(since) for key, since in document["problems"].items()},
+            time_s=float(document["time_s"]),
+            counts=[
+                (float(time_s), {queue: int(count) for queue, count in counts.items()})
+                for time_s, counts in document.get("counts", ())
+            ],
+            asked=[str(address) for address in document.get("asked", ())],
+            had={at: (int(n), float(t)) for at, (n, t) in document.get("had", {}).items()},
         )
-        for time_s in (memory.time_s, *times):
-            utc_text(time_s)  # in the calendar
-        return memory
+        times = [state.time_s, *state.problems.values(), *(time_s for time_s, _ in state.counts)]
+        for time_s in (*times, *(time_s for _, time_s in state.had.values())):
+            utc_text(time_s)  # raises for a time that no calendar has
+        return state
     except FileNotFoundError:
         return CheckState()
     except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as exc:
@@ -273,7 +271,7 @@ def _write_bundle(path: Path, cluster: Cluster, verdict: Verdict) -> None:
     from nsqtools.cluster.check import bundle_documents, without_secrets
 
     problems = verdict.problems
-    status = status_of(verdict, problems)
+    status = exit_status(verdict, problems)
     documents = [
         ("nsqtools", f"nsq {__version__}"),
         ("check.json", without_secrets(check_document(verdict, problems, status))),
@@ -285,6 +283,6 @@ def _write_bundle(path: Path, cluster: Cluster, verdict: Verdict) -> None:
             text = document if isinstance(document, str) else json.dumps(document, indent=1)
             entry = tarfile.TarInfo(f"nsq-check/{name}")
             entry.size = len(content := f"{text}\n".encode())
-            entry.mtime = int(verdict.memory.time_s)
+            entry.mtime = int(verdict.state.time_s)
             archive.addfile(entry, io.BytesIO(content))
     _replace(path, packed.getvalue(), 0o600)
