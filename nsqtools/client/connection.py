@@ -1,29 +1,29 @@
-"""A connection to an nsqd: from its address, through negotiation, to its loss.
+"""A connection to an nsqd: negotiation, reading and writing on the I/O loop, and its loss.
 
-Negotiation (`open_connection`) blocks: name resolution, TCP, TLS and all that is said, so a client
-connects on other threads (`connecting`). The order is strict and every step reads its answer before
-the next is sent: magic and IDENTIFY in one write, the reply, TLS and its OK, snappy or deflate and
-its OK, AUTH when nsqd requires it, SUB. Nothing may be pipelined after IDENTIFY: nsqd discards it
-when the stream is upgraded. What came with the IDENTIFY reply beyond its frame belongs to the
-decoder of the compressed stream. TLS that was requested and is not offered is an error, because the
-secret would follow in clear text. A secret is sent only to an nsqd that requires it: any other
-closes the connection.
+Negotiation (`open_connection`) blocks on name resolution, TCP, TLS and nsqd's answers, so it runs
+on other threads (`connecting`). The order is strict, and each step reads its answer before the next
+is sent: magic and IDENTIFY in one write, the reply, TLS and its OK, snappy or deflate and its OK,
+AUTH if nsqd requires it, SUB. Nothing may be pipelined behind IDENTIFY, because nsqd discards it
+when it upgrades the stream. Bytes behind the frame of the IDENTIFY reply belong to the decoder of
+the compressed stream. TLS that was requested but is not offered is an error, because the secret
+would follow in clear text. A secret is sent only to an nsqd that requires it: any other closes the
+connection.
 
-Then the connection is attached to an I/O loop by its user, a subscription or a producer: it reads,
-answers heartbeats, sends what a turn has written in one go, and notices when nsqd is dead. The user
-gets messages, responses, errors and, once, the loss.
+Then the connection's user, a subscription or a producer, attaches it to the I/O loop. It reads,
+answers heartbeats, sends the writes of a turn at once, and detects a dead nsqd. The user gets
+messages, responses, errors and, once, the loss.
 
-Writing has two stages. What `write` takes is *pending*; `flush` joins it, compresses it once and
-makes it *committed*, and committed bytes never change: a shorter retry is an error to TLS, and a
-compressed byte left out ruins the stream.
+Writing has two stages. A command passed to `write` is *pending*; `flush` joins and compresses
+pending commands, which are *committed* then. Committed bytes never change: TLS requires a retry
+with the same bytes, and a compressed byte left out ruins the stream.
 
-A few compressed bytes can be gigabytes: they are expanded piece by piece (`max_inflated_read`), one
-in a turn, and nothing is read from the socket meanwhile.
+A few compressed bytes can expand to gigabytes. They are expanded piece by piece
+(`max_inflated_read`), one in each turn, and nothing is read from the socket meanwhile.
 
-TCP does not report a peer that lost power. nsqd sends a heartbeat every interval, so silence for
-two of them and a second more means that nothing is there (pynsq's rule; `read_timeout` is the
-ceiling, but one heartbeat must have had time to come). And a peer that takes no bytes for
-`write_timeout` while some wait is stuck.
+TCP does not report a peer that lost power. nsqd sends a heartbeat in every interval, so after two
+intervals and a second of silence it is dead (pynsq's rule). `read_timeout` is the upper limit, but
+never below one interval and a second. A peer that accepts no bytes for `write_timeout` while some
+are pending is stuck.
 """
 
 from __future__ import annotations
@@ -68,18 +68,25 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("nsqtools")
 
+# Time for all steps of the negotiation. nsqd under load, TLS on a small machine and an auth server
+# together take seconds, even where dial_timeout is set to less.
 MIN_HANDSHAKE_S = 5.0
-LIVENESS_TICK_S = 1.0  # how often it is worth calling `Connection.check_liveness`
+# Interval of `Connection.check_liveness`: the shortest heartbeat interval is a second.
+LIVENESS_TICK_S = 1.0
+# nsqd's default heartbeat interval: a connection that lasted this long works.
 PROVEN_AFTER_S = 30.0
-MAX_CONNECT_TIMEOUT_S = 2.0  # over HTTP
-QUICK_FLUSH_S = 0.025  # nsqd's default --min-output-buffer-timeout; its own default is 250 ms
+# Over HTTP. An nsqlookupd that drops packets must not delay a lookup for longer.
+MAX_CONNECT_TIMEOUT_S = 2.0
+# nsqd's default --min-output-buffer-timeout. Its default without this, 250 ms, delays lone
+# messages.
+QUICK_FLUSH_S = 0.025
 
 
 class ConnectionUser(Protocol):
-    """What a connection reports, on the I/O thread.
+    """The callbacks of a connection, on the I/O thread.
 
-    ``make_message`` builds each message: see `FrameBuffer.take`. ``received_at`` is set before: the
-    time after which nsqd sent what is being read.
+    ``make_message`` builds each message: see `FrameBuffer.take`. Before that, ``received_at`` is
+    set to the time of the last poll, after which nsqd sent the bytes.
     """
 
     received_at: float
@@ -94,7 +101,7 @@ class ConnectionUser(Protocol):
 
 
 class Connection:
-    """A connection to an nsqd, which `open_connection` makes. ``reply`` is what nsqd granted."""
+    """A connection to an nsqd. ``reply`` has the features that nsqd granted."""
 
     reply: IdentifyReply
 
@@ -109,21 +116,21 @@ class Connection:
         self._codec: StreamCodec | None = None
         limit = options.max_msg_size
         self._frames = FrameBuffer(limit and limit + frames.MIN_MESSAGE_SIZE + 4)
-        self.pending: list[bytes] = []  # commands of which certainly no byte has reached the peer
+        self.pending: list[bytes] = []  # commands of which no byte can have reached the peer
         self._committed = b""
         self._offset = 0
         self._is_attached = False
         self._watches_writes = False
         self._is_shut_down = False
-        self._is_inflating = False  # a call is due that expands more of what was read
+        self._is_inflating = False  # a scheduled call will expand further bytes
 
     # -- negotiation, which blocks ----------------------------------------------------------------
 
     def negotiate(self, subscribe: bytes, identify: bytes) -> None:
-        """Say who we are, agree on what the options ask for and, for a consumer, subscribe."""
+        """Identify, agree on the features of the options and, for a consumer, subscribe."""
         options = self._options
         self._deadline = Deadline(max(MIN_HANDSHAKE_S, options.dial_timeout_s))
-        self._say(commands.MAGIC_V2 + commands.identify(identify))
+        self._send_blocking(commands.MAGIC_V2 + commands.identify(identify))
         reply = self.reply = decode_identify_reply(self._answer())
         if options.tls_v1:
             self._upgrade_to_tls()
@@ -131,7 +138,7 @@ class Connection:
         if reply.auth_required:
             self._authenticate()
         if subscribe:
-            self._say(subscribe)
+            self._send_blocking(subscribe)
             self._expect_ok("SUB")
         self._stream.set_nonblocking()
 
@@ -149,7 +156,7 @@ class Connection:
     def _start_compression(self) -> None:
         for codec in ("snappy", "deflate"):
             if getattr(self.reply, codec) and not getattr(self._options, codec):
-                raise ProtocolError(f"nsqd compresses with {codec}, which was not asked for")
+                raise ProtocolError(f"nsqd compresses with {codec}, which was not requested")
         if self.reply.snappy:
             self._codec = SnappyCodec()
         elif self.reply.deflate:
@@ -168,19 +175,19 @@ class Connection:
                 hint="Set auth_secret (nsq: --auth-secret-file or NSQ_AUTH_SECRET).",
             )
         if not self._options.tls_v1:
-            self._expose_secret()
-        self._say(commands.auth(secret.encode()))
+            self._check_exposure()
+        self._send_blocking(commands.auth(secret.encode()))
         self._deadline = Deadline(_auth_limit_s(self._options))
         self._answer()  # the identity, as JSON; a refusal raises
 
-    def _expose_secret(self) -> None:
-        """Refuse to send the secret without TLS, or say that it is done."""
+    def _check_exposure(self) -> None:
+        """Refuse to send the secret without TLS, or warn that it is sent."""
         if self._options.auth_requires_tls:
             raise RefusedError(
                 f"{self.nsqd} would get the auth secret in plain text",
                 hint="Use TLS (nsq: --tls), or do without auth_requires_tls.",
             )
-        if self._is_announced and not _exposed_to:  # thousands may be announced
+        if self._is_announced and not _exposed_to:  # one warning, as thousands may be announced
             _exposed_to.append(self.address)
             log.warning(
                 "the auth secret goes in plain text to %s, which nsqlookupd announced; use TLS, or"
@@ -188,25 +195,25 @@ class Connection:
                 self.nsqd,
             )
 
-    def _say(self, data: bytes) -> None:
+    def _send_blocking(self, data: bytes) -> None:
         encoded = self._codec.compress(data) if self._codec else data
         self._stream.send_all(encoded, self._deadline)
 
-    def _hear(self) -> bytes:
+    def _receive_blocking(self) -> bytes:
         codec = self._codec
         data = b"" if codec and codec.has_more else self._stream.receive(self._deadline)
         return codec.decompress(data, self._options.max_inflated_read) if codec else data
 
-    def _expect_ok(self, after: str) -> None:
+    def _expect_ok(self, step: str) -> None:
         answer = self._answer()
         if answer != frames.OK:
-            raise ProtocolError(f"{answer[:60]!r} instead of OK to {after}")
+            raise ProtocolError(f"{answer[:60]!r} instead of OK to {step}")
 
     def _answer(self) -> bytes:
         """Wait for the next response other than a heartbeat."""
         while True:
             while (frame := self._frames.next_frame()) is None:
-                self._frames.feed(self._hear())
+                self._frames.feed(self._receive_blocking())
             frame_type, body = frame
             if frame_type == frames.ERROR:
                 raise frames.decode_error(body, self.nsqd)
@@ -214,7 +221,7 @@ class Connection:
                 raise ProtocolError("a message before SUB")
             if body != HEARTBEAT:
                 return body
-            self._say(commands.NOP)
+            self._send_blocking(commands.NOP)
 
     def attach(self, loop: LoopMember, user: ConnectionUser) -> None:
         """Serve ``user`` on the I/O thread."""
@@ -222,7 +229,7 @@ class Connection:
         self._user = user
         self._buffer = loop.own.buffer
         self._opened_at = self._last_read = self._last_progress = loop.now()
-        loop.register(self)  # which may fail
+        loop.register(self)  # this may raise
         self._is_attached = True
 
     def fileno(self) -> int:
@@ -236,15 +243,15 @@ class Connection:
         if not self.is_open or self._is_inflating:  # it may have been closed earlier in this turn
             return
         try:
-            messages, others = self._read()
+            messages, other_frames = self._read()
         except NsqError as exc:
             self.lose(exc)
             return
         if messages:
             self.has_received = True
             self._user.on_messages(messages)
-        for frame_type, data in others:
-            if self.is_open:  # the user may close it over any frame
+        for frame_type, data in other_frames:
+            if self.is_open:  # the user may close it after any frame
                 self._on_frame(frame_type, data)
 
     def _inflate_more(self) -> None:
@@ -254,7 +261,9 @@ class Connection:
     def _on_frame(self, frame_type: int, data: bytes) -> None:
         if data == HEARTBEAT:
             self.has_received = True
-            if not self.has_unsent:  # what waits answers it; a peer that takes little may send many
+            # Unsent bytes will answer the heartbeat as well. Otherwise NOPs would pile up for a
+            # peer that sends heartbeats but reads nothing.
+            if not self.has_unsent:
                 self.write(commands.NOP)
         elif frame_type == frames.ERROR:
             self._user.on_server_error(frames.decode_error(data, self.nsqd))
@@ -271,7 +280,7 @@ class Connection:
             self._last_read = self._loop.now()
             self._user.received_at = self._loop.own.poll_time
             if codec is not None:
-                # compressed bytes may decode to nothing yet, which is not the end of the stream
+                # Compressed bytes may decode to nothing yet, which is not the end of the stream.
                 self._frames.feed(codec.decompress(data or b"", self._options.max_inflated_read))
                 data = b""
             received = self._frames.take(self._user.make_message, self._user, data or b"")
@@ -285,19 +294,19 @@ class Connection:
     # -- writing --------------------------------------------------------------------------------
 
     def write(self, command: bytes) -> None:
-        """Queue a command; it is sent at the end of the loop's turn."""
+        """Queue a command, which is sent at the end of the turn."""
         if not self.pending:
             self._loop.flush_soon(self)
         self.pending.append(command)
 
     def flush(self) -> None:
-        """Send what is queued, as far as the socket takes it. The loop calls this."""
+        """Send queued bytes as far as the socket accepts them. The loop calls this."""
         if not self.is_open or self._is_shut_down:
             return
         try:
             is_done = self._send()
         except NsqError as exc:
-            self.on_readable()  # nsqd's own reason is often still there to be read
+            self.on_readable()  # nsqd's own error can often still be read
             self.lose(exc)
             return
         if is_done is self._watches_writes:
@@ -312,16 +321,19 @@ class Connection:
                 data = pending[0] if len(pending) == 1 else b"".join(pending)
                 pending.clear()
                 self._committed = self._codec.compress(data) if self._codec else data
-            rest = memoryview(self._committed)[self._offset :] if self._offset else self._committed
-            sent = self._stream.send_ready(rest)
-            if sent == len(rest):
+            unsent = (
+                memoryview(self._committed)[self._offset :] if self._offset else self._committed
+            )
+            sent = self._stream.send_ready(unsent)
+            if sent == len(unsent):
                 self._committed = b""
                 self._offset = 0
-                if self._watches_writes:  # else nothing has stalled, as usual
+                if self._watches_writes:  # without a stall the time does not matter
                     self._last_progress = self._loop.now()
             else:
                 self._offset += sent
-                if sent or not self._watches_writes:  # a stall begins now, not with the last bytes
+                # The first incomplete send begins the stall: `_last_progress` may be long ago.
+                if sent or not self._watches_writes:
                     self._last_progress = self._loop.now()
                 if not sent:
                     return False
@@ -329,11 +341,11 @@ class Connection:
 
     @property
     def has_unsent(self) -> bool:
-        """Tell whether bytes wait to be sent."""
+        """Return whether bytes wait to be sent."""
         return bool(self._committed or self.pending)
 
     def shutdown_write(self) -> None:
-        """End our direction, after everything was flushed; what nsqd still sends is read."""
+        """End our direction of the stream after a flush; nsqd's direction stays open."""
         self._is_shut_down = True
         self._stream.shutdown_write()
 
@@ -341,15 +353,15 @@ class Connection:
 
     @property
     def is_proven(self) -> bool:
-        """Tell whether this connection shows that the address is good.
+        """Return whether this connection proves that nsqd works.
 
-        Being accepted does not: an nsqd that accepts and dies at once must not reset the delays
-        between tries.
+        Acceptance is no proof: an nsqd that accepts connections and drops them must not reset the
+        delays between attempts.
         """
         return self.has_received or self._loop.now() - self._opened_at > PROVEN_AFTER_S
 
     def check_liveness(self) -> None:
-        """Give the connection up when nsqd is silent or takes no bytes for too long."""
+        """Close the connection if nsqd has been silent or accepted no bytes for too long."""
         if not self.is_open:
             return
         now, options = self._loop.now(), self._options
@@ -358,7 +370,7 @@ class Connection:
             self.lose(DeadlineExceeded(f"{self.nsqd} was silent for {limit_s:.0f} s"))
         elif self._committed and now - self._last_progress > options.write_timeout_s:
             limit_s = options.write_timeout_s
-            self.lose(DeadlineExceeded(f"{self.nsqd} took no bytes for {limit_s:.0f} s"))
+            self.lose(DeadlineExceeded(f"{self.nsqd} accepted no bytes for {limit_s:.0f} s"))
 
     def lose(self, error: NsqError) -> None:
         """Close the connection and report its loss to the user, once."""
@@ -367,7 +379,7 @@ class Connection:
             self._user.on_lost(error)
 
     def close(self) -> None:
-        """Close the socket without a report. May be called again."""
+        """Close the socket without a report. Repeated calls do nothing."""
         if self.is_open:
             self.is_open = False
             if self._is_attached:
@@ -376,13 +388,13 @@ class Connection:
             self._stream.close()
 
     def close_copy(self) -> None:
-        """In a forked child: close its copy of the socket. The connection is the parent's."""
+        """Close a forked child's copy of the socket. The connection belongs to the parent."""
         self.is_open = False
         self._stream.close()
 
 
 def silence_limit_s(options: ClientOptions) -> float | None:
-    """Return after how many seconds of silence nsqd is dead, None without heartbeats."""
+    """Return the seconds of silence after which nsqd is dead, or None without heartbeats."""
     interval_s = options.heartbeat_interval_s
     if interval_s <= 0:
         return None
@@ -393,36 +405,38 @@ def silence_limit_s(options: ClientOptions) -> float | None:
 
 
 def max_attempt_s(options: ClientOptions) -> float:
-    """Return how many seconds connecting to one address may take, with AUTH if it is possible."""
+    """Return the longest time of an attempt to connect, including AUTH if there is a secret."""
     auth_s = _auth_limit_s(options) if options.auth_secret or options.auth_secret_file else 0.0
     return options.dial_timeout_s + max(MIN_HANDSHAKE_S, options.dial_timeout_s) + auth_s
 
 
 def _auth_limit_s(options: ClientOptions) -> float:
-    """nsqd asks its auth servers meanwhile, one after the other, 5 s each that hangs."""
+    # Meanwhile nsqd asks its auth servers one after the other. Each that hangs takes 5 s.
     return max(MIN_HANDSHAKE_S, options.read_timeout_s)
 
 
 def tls_context(options: ClientOptions) -> ssl.SSLContext | None:
     """Return the TLS context of the options, or None without TLS.
 
-    Settings of TLS without effect are named in the log. Raises `ConfigurationError`.
+    Logs a warning about a TLS setting without effect. Raises `ConfigurationError`.
     """
     if options.tls_v1:
         return client_tls(options).check()
-    if given := [name for name in TLS_SETTINGS if getattr(options, name)]:
-        log.warning("%s is set, but nsqd is sent plain text: set tls_v1 (nsq: --tls)", given[0])
+    if ignored := [name for name in TLS_SETTINGS if getattr(options, name)]:
+        log.warning(
+            "%s has no effect without tls_v1 (nsq: --tls): nsqd gets plain text", ignored[0]
+        )
     return None
 
 
 def client_tls(options: ClientOptions) -> RenewedContext:
-    """Return what has the TLS context of the options, as its files are at each connection.
+    """Return the TLS context of the options, which is rebuilt when its files change.
 
     Raises `ConfigurationError`.
     """
-    own = options.ssl_context
-    if own is not None:
-        return RenewedContext((), lambda: own)
+    context = options.ssl_context
+    if context is not None:
+        return RenewedContext((), lambda: context)
     return renewed_context(
         TLSOptions(
             ca_file=options.tls_root_ca_file,
@@ -440,7 +454,7 @@ def http_access(
     http_addresses: Iterable[str],
     address_map: Mapping[str, str] | None = None,
 ) -> HTTPAccess:
-    """Return how the client options ask daemons at these addresses, and those they announce.
+    """Return the settings of HTTP requests to these daemons and to those that they announce.
 
     Raises `ConfigurationError` for TLS files and mapped addresses that cannot be used.
     """
@@ -465,18 +479,19 @@ def open_connection(
     subscribe: bytes = b"",
     *,
     is_announced: bool = False,
-    look: Callable[[], None] | None = None,
+    check: Callable[[], None] | None = None,
 ) -> Connection:
     """Connect, negotiate and, for a consumer, subscribe.
 
-    ``look`` is called when nsqd has taken the connection, before anything is sent.
+    ``check`` is called when nsqd has accepted the connection, before anything is sent; its errors
+    end the attempt. ``is_announced`` means that nsqlookupd named the address. Files of certificates
+    and secrets are read again if they have changed.
 
-    ``is_announced``: nsqlookupd named the address, the user did not. Certificates and secret are
-    those that their files hold now. Raises `ConnectionFailed`, `RefusedError`, `ServerError` or
-    `ProtocolError`, each naming the address; the socket is closed then.
+    Raises `ConnectionFailed`, `RefusedError`, `ServerError` or `ProtocolError` with the address,
+    and closes the socket.
     """
     try:
-        return _open(address, options, subscribe, identify_body(options), is_announced, look)
+        return _open(address, options, subscribe, identify_body(options), is_announced, check)
     except ServerError as exc:
         if "output buffer timeout" not in exc.text:
             raise
@@ -491,7 +506,7 @@ def open_connection(
             ) from exc
     _note_slow_buffer(address)
     identify = identify_body(options, leave_out="output_buffer_timeout")
-    return _open(address, options, subscribe, identify, is_announced, look)
+    return _open(address, options, subscribe, identify, is_announced, check)
 
 
 @functools.lru_cache(maxsize=1000)
@@ -505,13 +520,13 @@ def _open(
     subscribe: bytes,
     identify: bytes,
     is_announced: bool,
-    look: Callable[[], None] | None,
+    check: Callable[[], None] | None,
 ) -> Connection:
     stream = connect(address, Deadline(options.dial_timeout_s), options.local_addr)
     connection = Connection(stream, options, is_announced=is_announced)
     try:
-        if look is not None:  # nsqd waits for the first command without heartbeats
-            look()
+        if check is not None:  # nsqd waits for the first command without sending heartbeats
+            check()
         connection.negotiate(subscribe, identify)
     except BaseException as exc:
         connection.close()
@@ -522,9 +537,9 @@ def _open(
 
 
 def require_one(nsqd_tcp_addresses: Sequence[str], timeout_s: float) -> None:
-    """Connect to one nsqd, and leave at once without subscribing.
+    """Check that one of the nsqd accepts a TCP connection.
 
-    Raises the first `ConnectionFailed` if none answers; without addresses nothing.
+    Raises the first `ConnectionFailed` if none does. Does nothing without addresses.
     """
     failure = None
     for address in nsqd_tcp_addresses:
@@ -538,10 +553,10 @@ def require_one(nsqd_tcp_addresses: Sequence[str], timeout_s: float) -> None:
 
 
 def identify_body(options: ClientOptions, *, leave_out: str = "") -> bytes:
-    """Return the JSON of the IDENTIFY that the options ask for, but one value to ``leave_out``.
+    """Return the JSON body of IDENTIFY for the options, without the key ``leave_out``.
 
-    nsqd refuses a value out of its bounds with a fatal E_BAD_BODY (only ``deflate_level`` is
-    clamped), so what nsqd should decide is left out.
+    nsqd refuses a value out of its bounds with a fatal E_BAD_BODY (it clamps only
+    ``deflate_level``), so values that nsqd should decide are omitted.
     """
     hostname = socket.gethostname()
     wire: dict[str, object] = {
@@ -567,7 +582,7 @@ def identify_body(options: ClientOptions, *, leave_out: str = "") -> bytes:
     return json.dumps(sent, separators=(",", ":")).encode()
 
 
-_exposed_to: list[Address] = []  # the first one
+_exposed_to: list[Address] = []  # the nsqd of the one warning in this process
 
 
 def _milliseconds(seconds: float) -> int:

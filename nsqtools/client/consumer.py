@@ -376,7 +376,7 @@ class ConsumerCore:
         """Tell whether each nsqd connected to could have sent a message after ``since``, a reading
         of the monotonic clock. Fewer messages in flight than nsqd go around: until then silence
         says nothing of the channel."""
-        return self._io.rdy.had_turns(since, self._io.now())
+        return self._io.rdy.could_have_delivered_since(since, self._io.now())
 
     @property
     def has_tried_all(self) -> bool:

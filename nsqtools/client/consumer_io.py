@@ -431,8 +431,8 @@ class ConsumerIO:
         else:
             if is_first := not self.settled.is_set():
                 self.first_errors.append(result)
-            quietly = is_first and self._defers_warnings
-            self._ended(topic, address, result, was_proven=False, quietly=quietly)
+            level = logging.INFO if is_first and self._defers_warnings else logging.WARNING
+            self._ended(topic, address, result, was_proven=False, level=level)
         self._settle()
 
     def _subscribed(self, topic: str, connection: Connection) -> None:
@@ -460,7 +460,7 @@ class ConsumerIO:
         self._forget(subscription)
         if not self._stopping:
             address, was_proven = subscription.connection.address, subscription.connection.is_proven
-            self._ended(subscription.topic, address, error, was_proven=was_proven, quietly=False)
+            self._ended(subscription.topic, address, error, was_proven=was_proven)
 
     def _forget(self, subscription: Subscription) -> None:
         subscription.connection.close()
@@ -472,10 +472,16 @@ class ConsumerIO:
         self.loop.wake()  # the turn may be past the point where RDY changes are sent
 
     def _ended(
-        self, topic: str, address: Address, error: NsqError, *, was_proven: bool, quietly: bool
+        self,
+        topic: str,
+        address: Address,
+        error: NsqError,
+        *,
+        was_proven: bool,
+        level: int = logging.WARNING,
     ) -> None:
         dialer = self.dialers[topic]
-        if dialer.ended(address, error, was_proven=was_proven, quietly=quietly):
+        if dialer.ended(address, error, was_proven=was_proven, level=level):
             self._discoveries[topic].ask_soon()
         try:
             self._on_error(error)

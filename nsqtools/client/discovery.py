@@ -1,14 +1,14 @@
-"""Discovery: ask every nsqlookupd, again and again, which nsqd have a topic, or which there are.
+"""Discovery: ask every nsqlookupd periodically which nsqd have a topic, or which nsqd exist.
 
-All of them are asked in every round, at the same time, and the answers are united: nsqlookupd do
-not talk to each other, and one that is down, slow or empty must not hide what another knows. An
-error costs no connection; it is logged and the next round tries again.
+Each round asks all nsqlookupd at the same time and merges their answers. They do not replicate each
+other's data, so one that is down, slow or empty must not hide what another has. An error costs no
+connection: it is logged, and the next round tries again.
 
-Rounds are ``lookupd_poll_interval`` plus a random share of it apart, drawn for each round, so that
-a fleet of clients spreads out. A lost connection asks for an earlier round.
+Rounds are ``lookupd_poll_interval`` apart plus a random share of it, drawn for each round, so that
+a fleet of clients does not ask in step. A lost connection brings the next round forward.
 
-Requests run on the threads of `connecting`, each on a connection of its own: kept ones would be a
-thousand where a thousand topics are polled.
+Requests run on the threads of `connecting`, each on a connection of its own. Kept connections would
+be a thousand for a thousand topics.
 """
 
 from __future__ import annotations
@@ -29,18 +29,21 @@ from nsqtools.protocol.names import LOOKUPD_HTTP_PORT, Address, http_url, shown_
 
 log = logging.getLogger("nsqtools")
 
+# nsqd registers with a restarted nsqlookupd within seconds, and a second lets other connections
+# that are being lost join the same round.
 EARLY_AFTER_S = 1.0
+# An nsqd that flaps must not cause more than this rate of rounds.
 EARLY_ROUNDS_APART_S = 5.0
-MARGIN_S = 0.5  # for what a request's own time limit does not cover
+# A request's own time limit does not cover resolving the name and starting the thread.
+MARGIN_S = 0.5
 
 
 class Discovery:
-    """Polls for one topic, or (None) for every nsqd, from `begin` until `stop`, both on the I/O
-    thread.
+    """Polls for the nsqd of a topic, or of all topics (None), from `begin` until `stop`.
 
-    Addresses are mapped by ``address_map`` (for broadcast addresses this machine cannot reach).
-    ``looked_up`` are addresses that were just asked for: they are the first round. Raises
-    `ConfigurationError`.
+    Both run on the I/O thread. ``address_map`` replaces broadcast addresses that this machine
+    cannot reach. ``looked_up`` has the addresses of a lookup that was just made, which replaces the
+    first round. Raises `ConfigurationError`.
     """
 
     def __init__(
@@ -59,20 +62,20 @@ class Discovery:
         self._loop: LoopMember
         self._on_round: Callable[[set[Address], list[NsqError]], None]
         self._timer: Timer | None = None
-        self._round: _Round | None = None  # the one under way
-        self._asked: set[str] = set()  # who has not answered yet, in this round or an earlier one
+        self._round: _Round | None = None
+        self._unanswered: set[str] = set()  # nsqlookupd asked in this round or an earlier one
         self._next_at = 0.0
         self._early_not_before = 0.0
         self._is_stopped = False
-        self._unknown_at: set[str] = set()
+        self._lacking_topic: set[str] = set()  # nsqlookupd for which that was logged
 
     def begin(
         self, loop: LoopMember, on_round: Callable[[set[Address], list[NsqError]], None]
     ) -> None:
-        """Start polling; the first round is at once, unless ``looked_up`` has its answers.
+        """Start polling, with the first round now unless ``looked_up`` replaces it.
 
-        ``on_round`` gets the union of addresses of each round, and the errors of a round in which
-        not one nsqlookupd answered.
+        ``on_round`` gets the merged addresses of each round, and the errors if no nsqlookupd
+        answered.
         """
         self._loop = loop
         self._on_round = on_round
@@ -85,13 +88,13 @@ class Discovery:
             self._begin_round()
 
     def stop(self) -> None:
-        """Stop polling, without waiting for a round under way."""
+        """Stop polling, without waiting for the current round."""
         self._is_stopped = True
         if self._timer is not None:
             self._timer.cancel()
 
     def ask_soon(self) -> None:
-        """Bring the next round forward: a connection was lost."""
+        """Bring the next round forward, because a connection was lost."""
         at = max(self._loop.now() + EARLY_AFTER_S, self._early_not_before)
         if at < self._next_at and not self._is_stopped:
             self._early_not_before = at + EARLY_ROUNDS_APART_S
@@ -108,14 +111,14 @@ class Discovery:
 
     def _begin_round(self) -> None:
         self._set_next(self._loop.now() + self.next_delay_s())
-        if self._round is not None:  # it waits for its turn, as many others do
+        if self._round is not None:  # its requests still wait for a thread
             return
-        # one that still hangs in the round before is not asked a second time
-        urls = [url for url in self._urls if url not in self._asked]
+        # An nsqlookupd that has not answered an earlier round is not asked a second time.
+        urls = [url for url in self._urls if url not in self._unanswered]
         if not urls:
             return
         self._round = round_ = _Round(len(urls))
-        self._asked.update(urls)
+        self._unanswered.update(urls)
         for url in urls:
             ask, done = partial(self._ask, url, round_), partial(self._answered, url, round_)
             thread_pool.run(self._loop, shown_url(url), ask, done)
@@ -125,7 +128,7 @@ class Discovery:
     def _ask(self, url: str, round_: _Round) -> Lookup:
         self._loop.call_soon(partial(self._begun, round_))
         access, options = self._access, self._options
-        tls = access.tls and client_tls(options).get()  # as its files are now
+        tls = access.tls and client_tls(options).get()  # with the current contents of its files
         access = replace(access, tls=tls, bearer=access.bearer and current_secret(options))
         with access.nsqlookupd(url) as client:
             return client.lookup(self._topic) if self._topic is not None else _registered(client)
@@ -133,14 +136,14 @@ class Discovery:
     # -- on the I/O thread ----------------------------------------------------------------------
 
     def _begun(self, round_: _Round) -> None:
-        """The time of a round is counted from here: it may have waited for a thread."""
+        """Start the time limit of a round, when its first request has got a thread."""
         if not round_.has_begun and not self._is_stopped:
             round_.has_begun = True
             limit_s = self._options.lookupd_poll_timeout_s + MARGIN_S
             self._loop.call_later(limit_s, partial(self._give_up, round_))
 
     def _answered(self, url: str, round_: _Round, answer: Lookup | NsqError) -> None:
-        self._asked.discard(url)
+        self._unanswered.discard(url)
         if round_ is not self._round or self._is_stopped:
             return
         round_.missing -= 1
@@ -148,12 +151,12 @@ class Discovery:
             round_.errors.append(answer)
             _report_failure(url, answer)
         else:
-            _said.pop(url, None)
+            _reported_failures.pop(url, None)
             if answer.is_known:
-                self._unknown_at.discard(url)
-            elif url not in self._unknown_at:
-                self._unknown_at.add(url)
-                log.info("%s does not know topic %s yet", shown_url(url), self._topic)
+                self._lacking_topic.discard(url)
+            elif url not in self._lacking_topic:
+                self._lacking_topic.add(url)
+                log.info("%s does not list topic %s yet", shown_url(url), self._topic)
             round_.answers.append(answer)
         if not round_.missing:
             self._end_round(round_)
@@ -161,7 +164,7 @@ class Discovery:
     def _give_up(self, round_: _Round) -> None:
         if round_ is not self._round or self._is_stopped:
             return
-        for url in self._asked:
+        for url in self._unanswered:
             late = DeadlineExceeded(f"{shown_url(url)} did not answer in time")
             round_.errors.append(late)
             _report_failure(url, late)
@@ -169,29 +172,32 @@ class Discovery:
 
     def _end_round(self, round_: _Round) -> None:
         self._round = None
-        found = {self._access.reachable(nsqd) for each in round_.answers for nsqd in each.nsqd}
-        self._on_round(found, [] if round_.answers else round_.errors)
+        addresses = {
+            self._access.reachable(nsqd) for answer in round_.answers for nsqd in answer.nsqd
+        }
+        self._on_round(addresses, [] if round_.answers else round_.errors)
 
 
 def _registered(client: NsqlookupdHTTPClient) -> Lookup:
-    """Return every nsqd but those that are being emptied: all their topics are tombstoned."""
-    nodes = [each for each in client.nodes() if not each.topics or each.topics > each.tombstoned]
-    return Lookup(True, frozenset(), frozenset(each.node for each in nodes))
+    """Return all nsqd except those with only tombstoned topics, which are being drained."""
+    nodes = [node for node in client.nodes() if not node.topics or node.topics > node.tombstoned]
+    return Lookup(True, frozenset(), frozenset(node.node for node in nodes))
 
 
-_said: dict[str, str] = {}  # of nsqlookupd that fail: a thousand topics ask the same one
+# The last error of each failing nsqlookupd. Shared, because a thousand topics may ask the same one.
+_reported_failures: dict[str, str] = {}
 
 
 def _report_failure(url: str, error: NsqError) -> None:
-    """Log a failure when it begins or changes, and in detail each time."""
-    is_known = _said.get(url) == str(error)
-    log.log(logging.INFO if is_known else logging.WARNING, "lookup failed: %s", error)
-    _said[url] = str(error)
+    """Log a failure as a warning when it begins or changes, and otherwise at level INFO."""
+    is_repeated = _reported_failures.get(url) == str(error)
+    log.log(logging.INFO if is_repeated else logging.WARNING, "lookup failed: %s", error)
+    _reported_failures[url] = str(error)
 
 
 @dataclass(slots=True, eq=False)
 class _Round:
-    """What came back of one round so far. ``missing`` have not answered."""
+    """The answers of one round. ``missing`` nsqlookupd have not answered."""
 
     missing: int
     answers: list[Lookup] = field(default_factory=list)

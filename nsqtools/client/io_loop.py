@@ -1,21 +1,23 @@
-"""The I/O thread of a process: one selector, one heap of timers, one wake-up for all its members.
+"""The I/O thread of a process: one selector, one heap of timers and one wake-up for all members.
 
-Every consumer and producer is a `LoopMember`. The thread starts with the first of them and ends
-with the last, so a hundred consumers cost one thread. A member owns its connections: they are read,
-written, registered and closed on the thread only, and other threads talk to it with `call_soon`.
-The thread is woken through a socket pair, and only when it sleeps: under load it finds the calls on
-its next turn without a system call.
+Every consumer and producer is a `LoopMember`. The thread starts with the first member and ends with
+the last, so a hundred consumers cost one thread. A member owns its connections. They are
+registered, read, written and closed on the I/O thread only; other threads talk to a member with
+`call_soon`. A socket pair wakes the thread, and only when it sleeps: under load it finds the calls
+in its next iteration without a system call.
 
-A turn costs what there is to do in it: only members to which something happened are served, and
-periodic work of all members falls into the same turn (`LoopMember.call_every`). A member that fails
+In this package a *turn* is an iteration of the loop, and a member's turn is its part of one. An
+iteration costs no more than the work in it: only members with an event are served, and the periodic
+work of all members is due in the same iteration (`LoopMember.call_every`). A member that raises
 ends alone.
 
-A fork leaves the child without the thread: it closes its copies of the descriptors, and its first
-member starts a loop of its own.
+A fork leaves the child without the thread. The child closes its copies of the descriptors, and its
+first member starts another loop.
 
-Traps: callbacks of users run here, and one that blocks stops all members. A signal handler runs
-between any two calls of the main thread, and may wait for this thread: so this takes no lock that
-the main thread holds often, and what tells it of work needs no second step.
+Traps: callbacks of users run here, and a callback that blocks stops all members. A signal handler
+runs between any two bytecodes of the main thread, and may wait for this thread. So this module
+takes no lock that the main thread holds often, and each notification of the thread is a single
+step.
 """
 
 from __future__ import annotations
@@ -41,25 +43,31 @@ from nsqtools.transport.stream import READ_SIZE
 
 log = logging.getLogger("nsqtools")
 
-MAX_SLEEP_S = 1.0  # a signal may interrupt who wakes the thread
-MAX_CATCHING_UP_TURNS = 100  # under a stream that does not end
-NO_BUFFER = memoryview(b"")  # in place of 256 KiB, in what has ended
+# A signal handler may interrupt a thread between marking a member as due and waking this thread.
+# The call is then at most this late.
+MAX_SLEEP_S = 1.0
+# Turns that only read after a pause of the process. A publisher that never stops must not keep the
+# loop in this state.
+MAX_CATCHING_UP_TURNS = 100
+# Replaces the read buffer of 256 KiB after the end, because ended members still refer to the
+# thread.
+NO_BUFFER = memoryview(b"")
 
 
 class Watched(Protocol):
-    """What can be registered: a descriptor and what to do when it is ready."""
+    """An object with a descriptor, and the callbacks for when it is ready."""
 
     def fileno(self) -> int: ...
     def on_readable(self) -> None: ...
     def flush(self) -> None: ...
     def close(self) -> None: ...
     def close_copy(self) -> None:
-        """Close the descriptor in a forked child; the connection is the parent's."""
+        """Close the descriptor in a forked child, which does not own the connection."""
 
 
 @dataclass(slots=True, eq=False)
 class Timer:
-    """A call to be made later; `cancel` it from the loop's thread."""
+    """A scheduled call. `cancel` it on the I/O thread."""
 
     member: LoopMember
     at: float
@@ -67,17 +75,17 @@ class Timer:
     interval_s: float
 
     def cancel(self) -> None:
-        """The call will not be made."""
+        """Prevent the call."""
         self.call = None
 
 
 class LoopMember:
-    """A consumer or a producer on the I/O thread, from `start` until `stop` takes effect.
+    """A consumer or producer on the I/O thread, from `start` until `stop` takes effect.
 
-    ``each_turn`` is called after each event of this member: bytes that came, a timer, a call, a
-    wake-up. What it writes is flushed at the end of the turn, with one send per connection.
-    ``at_end`` is called on the thread when the member has stopped, or failed by a defect (`failure`
-    then): nothing may wait for it any longer.
+    ``each_turn`` is called after each event of this member: bytes to read, a timer, a call or a
+    wake-up. Its writes are flushed at the end of the turn, with one send for each connection.
+    ``at_end`` is called on the I/O thread when the member has stopped or raised (see ``failure``),
+    and must release all threads that wait for the member.
     """
 
     now = staticmethod(time.monotonic)
@@ -95,16 +103,16 @@ class LoopMember:
         self._at_end = at_end
         self._calls: collections.deque[Callable[[], object]] = collections.deque()
         self._is_released = False
-        self._waiters: list[threading.Lock] = []  # for its end
+        self._waiters: list[threading.Lock] = []  # of `join`
         self._thread: IOThread | None = None  # from `start` on
-        self.own: IOThread  # the same, for what runs on it
+        self.own: IOThread  # the same object, for code on the I/O thread
 
     # -- from any thread ------------------------------------------------------------------------
 
     def start(self, begin: Callable[[], object]) -> None:
-        """Join the I/O thread of the process, which is started if there is none; ``begin`` there.
+        """Join the I/O thread of the process, starting it if necessary, and call ``begin`` on it.
 
-        A signal handler or another greenlet may start the member meanwhile: it begins once.
+        A signal handler or another greenlet may start the member meanwhile; ``begin`` runs once.
         """
         thread = _join(self)
         if self._thread is None:
@@ -112,57 +120,62 @@ class LoopMember:
             self.call_soon(begin)
 
     def call_soon(self, call: Callable[[], object]) -> None:
-        """Have a call made on the I/O thread, in the order of these requests.
+        """Make a call on the I/O thread, in the order of these requests.
 
-        After the member has ended the call is made at once: what it was given may need closing.
+        After the end of the member the call is made immediately, because it may close something.
         """
         self._calls.append(call)
         if self.has_ended:
             self._make_calls()
-        else:  # should it end in this moment, its end makes the call
+        else:  # if the member ends concurrently, `end` makes the call
             self.wake()
 
     def wake(self) -> None:
-        """See that the member has a turn after this call."""
+        """Ensure that the member has a turn after this call."""
         if self._thread is not None:
             self._thread.wake(self)
 
     def is_current(self, now: float) -> bool:
-        """Tell whether all sockets were read a moment ago, or will never be again."""
+        """Return whether all sockets were read a moment ago, or will never be read again."""
         return self._thread is None or self.has_ended or now < self._thread.current_until
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait until the member has ended; return whether it has. On the I/O thread, False."""
+        """Wait until the member has ended; return whether it has. Returns False on the I/O thread,
+        which must not wait for itself."""
         return not self.is_own_thread and wait_until_released(
             self._waiters, lambda: self._is_released, timeout_s
         )
 
     @property
     def is_own_thread(self) -> bool:
-        """Tell whether this is the I/O thread, which must not wait for itself."""
+        """Return whether the caller runs on the I/O thread."""
         return self._thread is not None and self._thread.is_own_thread
 
     # -- on the I/O thread ----------------------------------------------------------------------
 
     def stop(self) -> None:
-        """End after this turn."""
+        """End the member after this turn."""
         self.is_leaving = True
 
     def call_later(
         self, delay_s: float, call: Callable[[], object], *, instead_of: Timer | None = None
     ) -> Timer:
-        """Have a call made after a delay, and that of another timer not."""
+        """Make a call after a delay, in place of the call of another timer."""
         if instead_of is not None:
             instead_of.cancel()
         return self.own.add_timer(Timer(self, self.now() + delay_s, call, 0.0))
 
     def call_every(self, interval_s: float, call: Callable[[], object]) -> Timer:
-        """Have a call made again and again, at the same moments as those of other members."""
+        """Make a call periodically, at the same times as other members with this interval."""
         at = next_multiple(self.now(), interval_s)
         return self.own.add_timer(Timer(self, at, call, interval_s))
 
     def on_pause(self, after_s: float, call: Callable[[], object]) -> None:
-        """Have a call made after a pause of the process, once all sockets were read."""
+        """Make a call after each pause of the process, once all sockets have been read.
+
+        A pause is a turn that took longer than ``after_s``: the process was stopped or the machine
+        suspended, or another thread held the interpreter.
+        """
         self.pause_after_s = after_s
         self.after_pause = call
         self.own.pause_after_s = min(after_s, self.own.pause_after_s)
@@ -172,48 +185,48 @@ class LoopMember:
         self.own.unflushed.append((connection, self))
 
     def after_flush(self, call: Callable[[], object]) -> None:
-        """Have a call made at the end of this turn, when everything is sent."""
+        """Make a call at the end of this turn, when everything is sent."""
         self.own.at_last.append((call, self))
 
     def register(self, connection: Watched) -> None:
         """Watch a connection for bytes to read."""
         self.own.selector.register(connection, selectors.EVENT_READ, (connection, self))
 
-    def watch_writes(self, connection: Watched, wanted: bool) -> None:
-        """Watch a connection for room to write as well, or no longer."""
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if wanted else 0)
+    def watch_writes(self, connection: Watched, enabled: bool) -> None:
+        """Start or stop watching a connection for room to write."""
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if enabled else 0)
         self.own.selector.modify(connection, events, (connection, self))
 
     def unregister(self, connection: Watched) -> None:
-        """Stop watching; call it before the connection is closed."""
+        """Stop watching a connection. Call this before closing it."""
         self.own.selector.unregister(connection)
 
-    # -- what the loop calls --------------------------------------------------------------------
+    # -- called by the loop ---------------------------------------------------------------------
 
     def take_turn(self) -> None:
-        """Make the calls that wait, and what there is to do each turn."""
-        if not self.has_ended:  # else `call_soon` makes it at once
-            self._make_calls()
+        """Make the pending calls, and then the regular work of a turn."""
         if not self.has_ended:
+            self._make_calls()
+        if not self.has_ended:  # a call may have ended it
             self._each_turn()
 
     def end(self) -> None:
-        """The member has ended: nothing is served any longer."""
+        """End the member; it gets no further turns."""
         try:
             self._at_end()
-        except BaseException:  # or those would wait for ever that wait for this end
+        except BaseException:  # an error here must not keep threads waiting in `join`
             log.exception("%s: its end failed", self.name)
         self.has_ended = True
         self._make_calls()
 
     def release(self) -> None:
-        """End the waiting of `join`."""
+        """Wake the threads in `join`."""
         self._is_released = True
         for waiter in self._waiters:
             waiter.release()
 
     def abandon(self) -> None:
-        """In a forked child: the member goes on in the parent only. Nothing waits for it here."""
+        """End the member in a forked child. It continues in the parent."""
         self._calls.clear()
         self.has_ended = True
         self._is_released = True
@@ -222,28 +235,29 @@ class LoopMember:
         for _ in range(len(self._calls)):
             try:
                 call = self._calls.popleft()
-            except IndexError:  # after the end two threads may meet here
+            except IndexError:  # after the end other threads make calls, too
                 return
             call()
 
 
 class IOThread:
-    """Serves members until there are none. What is public is for `LoopMember` and connections."""
+    """Serves members until none is left. Public attributes are for `LoopMember` and connections."""
 
     def __init__(self) -> None:
-        self.poll_time = 0.0  # what this turn reads was sent after it, as far as we know
-        self.buffer = memoryview(bytearray(READ_SIZE))  # scratch space, to read into
+        # The time of the last poll. Bytes that this turn reads were sent after it, except after a
+        # pause of the process.
+        self.poll_time = 0.0
+        self.buffer = memoryview(bytearray(READ_SIZE))  # scratch space for reading
         self.current_until = 0.0  # see `LoopMember.is_current`
         self.unflushed: list[tuple[Watched, LoopMember]] = []
-        self.at_last: list[tuple[Callable[[], object], LoopMember]] = []  # in this turn
+        self.at_last: list[tuple[Callable[[], object], LoopMember]] = []  # see `after_flush`
         self._members: set[LoopMember] = set()
         self._joining = threading.RLock()
-        self._ended: list[LoopMember] = []  # and not released yet
-        self._due: dict[LoopMember, None] = {}  # that have a turn to come
+        self._ended: list[LoopMember] = []  # ended but not released
+        self._due: dict[LoopMember, None] = {}  # members that have a turn
         self._timers: list[tuple[float, int, Timer]] = []
-        self._sequence = itertools.count()
-        # a turn that took longer was a pause: of the process, or the interpreter was held elsewhere
-        self.pause_after_s = math.inf
+        self._sequence = itertools.count()  # keeps timers with equal times comparable
+        self.pause_after_s = math.inf  # the shortest of all members: see `LoopMember.on_pause`
         self._polled_at = 0.0
         self._catches_up = False
         self._catching_up_turns = 0
@@ -258,7 +272,7 @@ class IOThread:
     # -- from any thread ------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the thread. Raises ``RuntimeError`` where no thread can be started."""
+        """Start the thread. Raises ``RuntimeError`` if no thread can be started."""
         try:
             if sys.is_finalizing():  # before Python 3.12 the start would never return
                 raise RuntimeError("can't create new thread at interpreter shutdown")
@@ -268,39 +282,39 @@ class IOThread:
             raise
 
     def retire(self) -> None:
-        """End without a member."""
+        """End a thread that never had a member."""
         self._is_over = True
         self._wake_sender.send(b"w")
 
     def admit(self, member: LoopMember) -> bool:
-        """Serve a member; return False when the thread is ending."""
+        """Serve a member; return False if the thread is ending."""
         with self._joining:
-            # A stopped member refers to its thread. If that referred to the next member, which has
-            # a thread of its own, one stopped producer in a variable would keep every later one.
+            # A thread that is ending must not refer to the member: an earlier member refers to this
+            # thread, so one stopped producer in a variable would keep every later one alive.
             if not self._is_over:
                 self._members.add(member)
             return not self._is_over
 
     def wake(self, member: LoopMember) -> None:
-        """See that a member has a turn after this call."""
+        """Ensure that a member has a turn after this call."""
         self._due[member] = None
         if self._asleep:
             self._asleep = False
             try:
                 self._wake_sender.send(b"w")
             except OSError:
-                pass  # full: it is being woken; closed: it has ended
+                pass  # a full buffer wakes it as well; a closed socket means that it has ended
 
     @property
     def is_own_thread(self) -> bool:
         return threading.current_thread() is self._thread
 
     def close_copies(self) -> None:
-        """In a forked child: close its copies of the descriptors; the thread is the parent's.
+        """Close a forked child's copies of the descriptors.
 
-        Nothing is unregistered: the kernel's list of what is watched is shared with the parent.
+        Nothing is unregistered, because the child shares the kernel's epoll set with the parent.
         """
-        watched = self.selector.get_map() or {}  # None when the thread had ended before the fork
+        watched = self.selector.get_map() or {}  # None if the thread had ended before the fork
         for key in watched.values():
             if key.data is not None:
                 key.data[0].close_copy()
@@ -310,7 +324,7 @@ class IOThread:
         self._close()
 
     def _close(self) -> None:
-        # Members that have ended still refer to this, and must not keep one another alive.
+        # Ended members still refer to this thread and must not keep one another alive.
         self.buffer = NO_BUFFER
         self._timers.clear()
         self._due.clear()
@@ -331,7 +345,7 @@ class IOThread:
                 if self._ended or self._is_over:
                     self._release_ended()
         except BaseException as exc:
-            # a defect of the loop itself: whatever a member does wrong ends that member
+            # This is a defect of the loop itself: an error of a member ends only that member.
             log.exception("the I/O thread failed")
             with self._joining:
                 self._is_over = True
@@ -340,8 +354,9 @@ class IOThread:
             self._release_ended()
 
     def _release_ended(self) -> None:
-        """Release threads that wait for a member; if it was the last, close everything before."""
-        if self._joining.acquire(blocking=False):  # else there will be another
+        """Release threads that wait for ended members; after the last member, close first."""
+        # A member that joins at this moment has the lock, so this one is not the last.
+        if self._joining.acquire(blocking=False):
             self._is_over = not self._members
             self._joining.release()
         if self._is_over:
@@ -353,7 +368,8 @@ class IOThread:
     def _turn(self) -> None:
         self._asleep = True
         ready = self.selector.select(self._sleep_s())
-        self._asleep = False  # what comes from here on is due before the work is looked at
+        # From here on `wake` sends nothing: it adds to `_due`, which is read after this.
+        self._asleep = False
         self._note_poll(any(key.data is not None for key, _ in ready))
         for key, events in ready:
             if key.data is None:
@@ -378,10 +394,11 @@ class IOThread:
             self.current_until = self._polled_at + self.pause_after_s
 
     def _give_turns(self) -> list[LoopMember]:
-        """Let the members have their turns; return those that stop with it."""
+        """Give the due members their turns; return the members that stop after it."""
         leaving = []
         for member in list(self._due):
-            del self._due[member]  # before it looks at its work, as above
+            # Before the turn: work that arrives during it makes the member due again.
+            del self._due[member]
             self._call(member, member.take_turn)
             if member.is_leaving and not member.has_ended:
                 leaving.append(member)
@@ -406,23 +423,22 @@ class IOThread:
             self._remove(member)
             for key in list(self.selector.get_map().values()):
                 if key.data is not None and key.data[1] is member:
-                    key.data[0].close()  # what its end has left behind
+                    key.data[0].close()  # connections that its end did not close
 
     def _remove(self, member: LoopMember) -> None:
-        """The member has stopped or failed."""
-        if member.has_ended:  # both, or it came up twice
+        """End a member that has stopped or failed."""
+        if member.has_ended:  # it may have done both
             return
         self._members.discard(member)
         member.end()
         self._ended.append(member)
         if member.pause_after_s == self.pause_after_s < math.inf:
-            limits_s = [each.pause_after_s for each in self._members]
-            self.pause_after_s = min(limits_s, default=math.inf)
+            self.pause_after_s = min((m.pause_after_s for m in self._members), default=math.inf)
 
     def _note_poll(self, has_bytes: bool) -> None:
-        """Notice a pause; then everything is read before anything relies on what was read earlier.
+        """Detect a pause of the process, after which all sockets are read before anything else.
 
-        The poll that a stop of the process interrupts returns nothing: the next one counts.
+        The poll that a stop of the process interrupts returns nothing, so the next one counts.
         """
         now = time.monotonic()
         if now - self._polled_at > self.pause_after_s and self._polled_at:
@@ -444,11 +460,11 @@ class IOThread:
                 self._due[member] = None
 
     def _sleep_s(self) -> float:
-        # looked at after _asleep was set: who woke us before is seen here, who comes later sends
+        # `_asleep` is set already: an earlier `wake` shows in `_due`, a later one sends a byte.
         if self._catches_up or self._due:
             return 0
         left_s = self._timers[0][0] - time.monotonic() if self._timers else math.inf
-        # a sleep that is as long as a pause would look like one
+        # A sleep as long as a pause would be taken for one.
         return max(0.0, min(left_s, self.pause_after_s / 2, MAX_SLEEP_S))
 
     def _run_timers(self) -> None:
@@ -468,23 +484,26 @@ class IOThread:
 def wait_until_released(
     waiters: list[Any], is_over: Callable[[], bool], timeout_s: float | None
 ) -> bool:
-    """Wait with a lock among the ``waiters``, which are released when it is over; return whether it
-    is. An Event has a lock of its own, which a signal handler may have interrupted us with."""
+    """Wait until ``is_over``, or until another thread releases our lock among the ``waiters``.
+
+    Return whether it is over. A `threading.Event` would not do: its internal lock may be held by
+    the code that a signal handler has interrupted.
+    """
     waiter = threading.Lock()
     waiter.acquire()
-    waiters.append(waiter)  # in this order: who releases looks at them last
-    # -1 would wait without end
+    # Append first and check second: the other side sets its state first and releases second.
+    waiters.append(waiter)
     limit_s = -1 if timeout_s is None else min(max(0.0, timeout_s), threading.TIMEOUT_MAX)
     if is_over() or waiter.acquire(timeout=limit_s):
         return True
-    with suppress(ValueError):  # released in this moment
-        waiters.remove(waiter)  # many may give up before it is over
+    with suppress(ValueError):  # it was released and removed concurrently
+        waiters.remove(waiter)  # or many short waits would fill the list
     return False
 
 
 def next_multiple(now: float, interval_s: float) -> float:
-    """Return the next moment at which everything with this interval happens: after ``now``, also
-    where the product is rounded down to it."""
+    """Return the first multiple of the interval that is greater than ``now``."""
+    # The product may be rounded down to ``now``.
     count = now // interval_s + 1
     return (count if count * interval_s > now else count + 1) * interval_s
 
@@ -496,7 +515,7 @@ _sharing = threading.RLock()  # re-entrant: a signal handler may start another
 
 
 def _join(member: LoopMember) -> IOThread:
-    """Let a member join the thread of this process."""
+    """Add a member to the I/O thread of this process, and return the thread."""
     global _shared
     with _sharing:
         while (shared := _shared) is None or not shared.admit(member):
@@ -504,13 +523,13 @@ def _join(member: LoopMember) -> IOThread:
             thread.start()
             if _shared is shared:
                 _shared = thread
-            else:  # a signal handler has started one meanwhile
+            else:  # a signal handler has started another one meanwhile
                 thread.retire()
         return shared
 
 
-def _leave_to_parent() -> None:
-    """In a forked child, whose copy of the lock may be held by a thread that it does not have."""
+def _forget_thread() -> None:
+    """Forget the parent's thread in a forked child, and replace the lock, which it may hold."""
     global _shared, _sharing
     thread, _shared, _sharing = _shared, None, threading.RLock()
     call_at_end_of_child.cache_clear()
@@ -518,14 +537,14 @@ def _leave_to_parent() -> None:
         thread.close_copies()
 
 
-os.register_at_fork(after_in_child=_leave_to_parent)
+os.register_at_fork(after_in_child=_forget_thread)
 
 
-@functools.cache  # once: it is kept as long as the child
+@functools.cache  # one registration for each process
 def call_at_end_of_child(stop: Callable[[], object]) -> None:
     """Call ``stop`` at the end of a child of multiprocessing, before its queues are closed.
 
-    Such a child skips atexit. In any other process this does nothing.
+    Such a child skips atexit. In other processes this does nothing.
     """
     process = sys.modules.get("multiprocessing.process")
     if process is not None and process.parent_process() is not None:

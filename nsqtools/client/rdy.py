@@ -1,39 +1,39 @@
-"""RDY: how max_in_flight is shared between the connections, and backoff, which takes it from all of
-them. Pure: events and clock readings in, RDY commands out.
+"""RDY of each connection, and backoff. Pure: events and clock readings in, RDY commands out.
 
-RDY is a window: nsqd keeps at most that many messages in flight to a connection (since 0.3.0; the
-old pages describe a credit, so RDY is also sent again when a quarter of it is left, with the next
-answer, because a write of its own would double the cost of a message; not while RDY 1 rotates,
-which renews it anyway).
+RDY is a window: nsqd keeps at most that many messages in flight on a connection (since 0.3.0).
+Older documentation describes a credit, so RDY is also sent again, with the next answer, when a
+quarter of it is left. A write of its own would double the cost of a message. RDY 1 that rotates is
+not sent again, because rotation renews it.
 
-Two invariants hold whatever happens, in whatever order:
+Two invariants hold after every event:
 
 - the sum of RDY never exceeds max_in_flight;
-- an *increase* is granted only within max_in_flight minus what the other connections use, where a
-  connection uses the larger of its RDY and its messages in flight. Messages in flight outlive the
-  RDY that brought them, and without this rule moving RDY would double them (pynsq#177).
+- an *increase* is granted only within max_in_flight minus the use of the other connections. The
+  use of a connection is the larger of its RDY and its messages in flight. Messages in flight outlive
+  the RDY that brought them, so without this rule moving RDY would double them (pynsq#177).
 
-What could not be granted is remembered in `_wanting` and retried when room appears. The sums are
-running totals, so that an answer costs the same with one connection as with a thousand.
+Ungranted increases are kept in `_wanting` and retried when room appears. The sums are running
+totals, so the cost of an answer does not depend on the number of connections.
 
-Shares are even, but for a *quiet* connection: one without messages for a moment while another had
-all that it may have. It keeps RDY 1 until it is full from tick to tick, and the quiet ones together
-have half of what is allowed at most. Of ten slow workers two would work without that, where one of
-five nsqd has the backlog. What an even division leaves over goes to the first ones.
+Shares are even, except for *idle* connections: those without messages for a moment while another
+connection has used all of its RDY. An idle connection has RDY 1 until it is full from tick to tick,
+and all idle ones together have at most half of max_in_flight. With even shares, only two of ten
+slow workers would be busy if one of five nsqd had the backlog. The remainder of an even division
+goes to the first connections.
 
-With fewer messages allowed than connections RDY 1 rotates (`redistribute`, every `PROBE_S` then). A
-connection without messages passes it on after a moment, to who has waited longest. While all that
-have it are busy, one at a time lends it to a connection that waits, which keeps it if it has
-messages and else gives it back after `PROBE_S`: a message on a quiet nsqd waits for seconds, and
-the busy ones lose a twelfth of their time.
+With fewer messages allowed than connections, RDY 1 rotates (`redistribute`, every `PROBE_S` then).
+A connection without messages passes it on after a moment, to the one that has waited longest. While
+all connections with RDY are busy, one at a time lends it to a waiting connection, which keeps it if
+it has messages and else returns it after `PROBE_S`. A message on an idle nsqd then waits for
+seconds, and the busy connections lose a twelfth of their time.
 
-Backoff is what a failing handler does to the whole consumer, in three modes. NORMAL: messages flow.
-WAIT: every connection is at RDY 0 until a timer runs out. TEST: one connection has RDY 1, another
-one when that has no messages, and the first answer decides: success lowers the level, failure
-raises it, a requeue without backoff keeps it; then the wait starts again, or at level 0 everything
-is restored. Answers in WAIT are ignored, so fifty failures at once count as one. It protects what
-the handler works on, so it covers all connections (as in go-nsq and pynsq). Unlike go-nsq's, the
-level keeps its meaning at the cap, and a message given up unseen does not count as a result.
+Backoff applies to all connections, because it protects the resource that the handler uses (as in
+go-nsq and pynsq). It has three modes. NORMAL: messages flow. WAIT: every connection has RDY 0 until
+a timer expires. TEST: one connection has RDY 1, and another one if that has no messages; the first
+answer decides. Success lowers the level, failure raises it, and a requeue without backoff keeps it.
+Then the wait starts again, or at level 0 all RDY is restored. Answers in WAIT are ignored, so fifty
+simultaneous failures count as one. Unlike in go-nsq, the level stops rising at the longest delay,
+and a message given up unhandled is not a result.
 """
 
 from __future__ import annotations
@@ -46,45 +46,52 @@ from typing import Generic, TypeVar
 
 from nsqtools.client.options import ClientOptions
 
+# Share of RDY left at which it is sent again: go-nsq's and pynsq's rule.
 RESEND_AT = 0.25
+# Share of RDY in flight at which a connection is starved: pynsq's rule.
 STARVED_AT = 0.85
-PROBE_S = 0.1  # how long a connection has RDY before it counts as one without messages
+# How long a connection has RDY before it counts as one without messages. nsqd delivers a waiting
+# message within its output_buffer_timeout of 25 ms and the round trip.
+PROBE_S = 0.1
 PROBED_S = 0.9 * PROBE_S  # ticks are not exact
-QUIET_S = 2 * PROBE_S
-ROUND_S = 2.0  # for idle connections to have their turns, where there are few
-LENT_SHARE = 0.08  # of the time of busy connections
+IDLE_S = 2 * PROBE_S
+# Time in which RDY visits all idle connections, if they are few. A user who publishes one message
+# and waits for it does not want to wait longer.
+ROUND_S = 2.0
+# Share of the time of busy connections for which their RDY is lent.
+LENT_SHARE = 0.08
 
 K = TypeVar("K", bound=Hashable)
 
-# modes of backoff; no enum, as looking up a member of one costs as much as a call
+# Modes of backoff. Not an enum, because looking up a member of one costs as much as a call.
 NORMAL, WAIT, TEST = "normal", "wait", "test"
 
 
 @dataclass(slots=True)
 class ReadyState:
-    """One connection. ``cap`` is nsqd's max_rdy_count; times are readings of the caller's clock."""
+    """The state of one connection. ``cap`` is nsqd's max_rdy_count."""
 
     cap: int
     last_message: float
     last_change: float
     rdy: int = 0
     share: int = 0  # of max_in_flight
-    last_room: float = -math.inf  # when it lost RDY that had brought nothing for a moment
-    left: int = 0  # of rdy, as the old credit reading counts it
+    last_room: float = -math.inf  # when it last lost RDY unused for at least `PROBED_S`
+    left: int = 0  # credit left of rdy, for an nsqd that counts it so
     in_flight: int = 0
     closing: bool = False
-    was_full: bool = False  # since the last tick
-    full_ticks: int = 0
+    was_full: bool = False  # at any time since the last tick
+    full_ticks: int = 0  # consecutive ticks at which it was full
     is_idle: bool = False
     is_probed: bool = False  # has RDY on loan
-    has_lent: bool = False  # was busy when its RDY was lent to another
+    has_lent: bool = False  # was busy when its RDY was lent to another connection
 
 
 class ReadyControl(Generic[K]):
-    """Decides the RDY of every connection; keys are whatever the caller uses for a connection.
+    """Decides the RDY of every connection. Keys are the caller's objects for connections.
 
-    After each event the caller sends what `take_changes` returns, in order, before any FIN or REQ
-    of the same turn (go-nsq#83).
+    After each event the caller sends the commands of `take_changes`, in order, before any FIN or
+    REQ of the same turn (go-nsq#83). Times are readings of the caller's clock.
     """
 
     def __init__(
@@ -94,13 +101,14 @@ class ReadyControl(Generic[K]):
         self._options = options
         self._rng = rng or random.Random()
         self.states: dict[K, ReadyState] = {}
-        self._wanting: dict[K, None] = {}  # ordered: the first to want is the first to get
+        self._wanting: dict[K, None] = {}  # in order of their requests
         self._changes: list[tuple[K, int]] = []
-        self._use = 0  # of all connections
+        # Sums over all connections.
+        self._use = 0
         self._rdy = 0
         self.in_flight = 0
-        self._sharers = 0  # connections that are not closing
-        self._quiet_share = 0  # what those that are quiet get together
+        self._sharers = 0  # number of connections that are not closing
+        self._idle_share = 0  # RDY of all idle connections together
         self.is_scarce = False  # some connections must wait for RDY
         self.mode = NORMAL
         self.level = 0  # of backoff
@@ -109,33 +117,38 @@ class ReadyControl(Generic[K]):
 
     @property
     def rotates(self) -> bool:
-        """Tell whether connections without messages pass RDY on."""
-        return self.is_scarce or self._quiet_share > 0 or (self.mode == TEST and self._sharers > 1)
+        """Return whether connections without messages pass RDY on."""
+        return self.is_scarce or self._idle_share > 0 or (self.mode == TEST and self._sharers > 1)
 
     @property
     def is_starved(self) -> bool:
-        """Tell whether some connection is within 15 % of its RDY: finish what is held back. The
-        message of a quiet one does not count, or each would be flushed alone."""
+        """Return whether a connection has 85 % of its RDY in flight, so that unanswered messages
+        should be answered. Idle connections do not count, or each of their messages would be
+        answered alone."""
         return any(
             not (s.closing or s.is_idle) and 0 < s.in_flight >= s.rdy * STARVED_AT
-            for s in list(self.states.values())  # other threads ask, too
+            for s in list(self.states.values())  # a copy, because other threads call this
         )
 
     def is_full(self, now: float, idle_s: float) -> bool:
-        """Tell whether no connection may bring more messages than are in flight, but for those that
-        have brought none in ``idle_s``."""
-        states = self.states.values()
-        brings = [s for s in states if s.in_flight or now - s.last_message < idle_s]
-        return all(s.in_flight >= s.rdy for s in brings)
+        """Return whether no connection may bring further messages before an answer.
 
-    def had_turns(self, since: float, now: float) -> bool:
-        """Tell whether every connection could have brought a message after ``since``: it has room
-        in its RDY, for a moment already, or had until later than that."""
+        Connections without messages for ``idle_s`` do not count.
+        """
+        states = self.states.values()
+        active = [s for s in states if s.in_flight or now - s.last_message < idle_s]
+        return all(s.in_flight >= s.rdy for s in active)
+
+    def could_have_delivered_since(self, since: float, now: float) -> bool:
+        """Return whether every connection could have brought a message after ``since``.
+
+        That is so if it has had room in its RDY for `PROBED_S`, now or at a time after ``since``.
+        """
         return all(
             s.closing
             or (s.rdy > s.in_flight and now - s.last_change >= PROBED_S)
             or s.last_room > since
-            for s in list(self.states.values())  # other threads ask, too
+            for s in list(self.states.values())  # a copy, because other threads call this
         )
 
     def take_changes(self) -> list[tuple[K, int]]:
@@ -155,7 +168,7 @@ class ReadyControl(Generic[K]):
         self._find_tester(now)
 
     def remove(self, key: K, now: float) -> None:
-        """A connection is gone; its messages come again from nsqd."""
+        """Remove a lost connection, whose messages nsqd will deliver again."""
         state = self.states[key]
         self._update(state, 0, 0)
         del self.states[key]
@@ -169,7 +182,7 @@ class ReadyControl(Generic[K]):
         self._find_tester(now)
 
     def close(self, key: K, now: float) -> None:
-        """CLS is being sent on a connection: it gets no more RDY."""
+        """Grant no further RDY to a connection on which CLS is sent."""
         self._changes = [change for change in self._changes if change[0] != key]
         state = self.states[key]
         state.closing = True
@@ -184,7 +197,7 @@ class ReadyControl(Generic[K]):
     # -- messages -------------------------------------------------------------------------------
 
     def received(self, key: K, count: int, now: float) -> bool:
-        """Messages arrived on a connection; return whether it has all that it may have."""
+        """Record the arrival of messages; return whether the connection has used all its RDY."""
         state = self.states[key]
         rdy, was = state.rdy, state.in_flight
         state.in_flight = in_flight = was + count
@@ -193,14 +206,15 @@ class ReadyControl(Generic[K]):
             self._use += in_flight - (was if was > rdy else rdy)
         state.left -= count
         state.last_message = now
+        # RDY 0 of a connection that has messages was taken for others if RDY is scarce.
         if rdy < state.share and self.mode == NORMAL and (rdy or not self.is_scarce):
-            self._set(key, state.share, now)  # unless it was taken from it for those that wait
+            self._set(key, state.share, now)
         is_full = in_flight >= state.rdy
         state.was_full |= is_full
         return is_full
 
     def answered(self, key: K, count: int, now: float) -> None:
-        """Messages of a connection were finished, requeued or replaced by a newer delivery."""
+        """Record messages that were finished, requeued or replaced by a newer delivery."""
         state = self.states[key]
         rdy, was = state.rdy, state.in_flight
         state.in_flight = in_flight = was - count
@@ -215,10 +229,10 @@ class ReadyControl(Generic[K]):
         else:
             self._find_tester(now)
 
-    # -- decisions of others --------------------------------------------------------------------
+    # -- limits and the periodic tick -----------------------------------------------------------
 
     def set_max_in_flight(self, max_in_flight: int, now: float) -> None:
-        """Change the total; 0 pauses, in backoff too."""
+        """Change the total; 0 pauses, also in backoff."""
         self.max_in_flight = max_in_flight
         self._count_sharers()
         self._wanting.clear()
@@ -230,30 +244,34 @@ class ReadyControl(Generic[K]):
         self._find_tester(now)
 
     def redistribute(self, now: float) -> None:
-        """The periodic tick: move RDY where there is too little for all, and mend what is idle."""
+        """Move RDY to connections that need it. Called periodically."""
         if self.mode == TEST:
             self._move_idle_tester(now)
         elif self.mode == NORMAL:
-            self._find_quiet(now)
+            self._update_idle(now)
             if self.is_scarce:
                 self._rotate(now)
             else:
                 self._raise_to_share(now)
 
-    # -- backoff: seconds for which RDY is 0 everywhere from now on, 0 where it is over, or None --
+    # -- backoff --------------------------------------------------------------------------------
+    #
+    # These three return the seconds for which RDY is 0 from now on, 0 for the end of backoff, or
+    # None for no change.
 
     def failed(self, now: float) -> float | None:
-        """A message was requeued with backoff. A max_backoff_duration of 0 disables that."""
+        """Record a requeue with backoff. A max_backoff_duration of 0 disables backoff."""
         if self.mode is WAIT or self._options.max_backoff_duration_s <= 0:
             return None
         if self.mode is NORMAL:
             self.level = 1
         elif self._backoff_s(self.level) < self._backoff_s(self.level + 1):
-            self.level += 1  # not where it would lengthen nothing, only the way back
+            # At the longest delay a higher level would only lengthen the way back.
+            self.level += 1
         return self._enter_wait(now)
 
     def succeeded(self, now: float) -> float | None:
-        """A message was finished by its handler."""
+        """Record a message that its handler finished."""
         if self.mode is not TEST:
             return None
         self.level -= 1
@@ -265,7 +283,7 @@ class ReadyControl(Generic[K]):
         return 0.0
 
     def requeued_without_backoff(self, now: float) -> float | None:
-        """A message was requeued without backoff."""
+        """Record a requeue without backoff."""
         return self._enter_wait(now) if self.mode is TEST else None
 
     def _enter_wait(self, now: float) -> float:
@@ -279,12 +297,12 @@ class ReadyControl(Generic[K]):
         return self._rng.uniform(0, most_s) if is_drawn else most_s
 
     def _backoff_s(self, level: int) -> float:
-        # beyond 2**62 the product overflows nothing, but it has long been past any cap
+        # Far larger powers would overflow; the longest delay applies long before.
         delay_s = self._options.backoff_multiplier_s * 2.0 ** min(level, 62)
         return min(self._options.max_backoff_duration_s, delay_s)
 
     def test(self, now: float) -> bool:
-        """The wait is over: give RDY 1 to one connection. Return whether there is one."""
+        """End the wait with RDY 1 for one connection; return False without a connection."""
         if not self._sharers:
             return False
         self.mode = TEST
@@ -296,59 +314,60 @@ class ReadyControl(Generic[K]):
 
     def _count_sharers(self) -> None:
         sharers = [state for state in self.states.values() if not state.closing]
-        quiet = sum([state.is_idle for state in sharers])
-        most = self.max_in_flight
+        idle_count = sum([state.is_idle for state in sharers])
+        total = self.max_in_flight
         self._sharers = len(sharers)
-        self._quiet_share = min(quiet, (most + 1) // 2)
-        even, rest = divmod(most - self._quiet_share, max(1, len(sharers) - quiet))
+        self._idle_share = min(idle_count, (total + 1) // 2)
+        even, remainder = divmod(total - self._idle_share, max(1, len(sharers) - idle_count))
         for state in sharers:
-            share = 1 if state.is_idle else even + (rest > 0)
-            rest -= not state.is_idle
-            state.share = min(max(share, 1), most, state.cap)
-        self.is_scarce = most > 0 and (len(sharers) > most or quiet > self._quiet_share)
+            share = 1 if state.is_idle else even + (remainder > 0)
+            remainder -= not state.is_idle
+            state.share = min(max(share, 1), total, state.cap)
+        self.is_scarce = total > 0 and (len(sharers) > total or idle_count > self._idle_share)
 
-    def _find_quiet(self, now: float) -> None:
-        """Decide again which connections are quiet."""
+    def _update_idle(self, now: float) -> None:
+        """Decide which connections are idle."""
         live = [state for state in self.states.values() if not state.closing]
-        before = [state.is_idle for state in live]
+        previous = [state.is_idle for state in live]
         for state in live:
             is_full = state.was_full or state.in_flight >= state.rdy > 0
             state.full_ticks = state.full_ticks + 1 if is_full else 0
             state.was_full = False
-        is_short = any(state.full_ticks >= 2 for state in live)  # one message fills RDY 1
+        # Two ticks, because a single message fills RDY 1.
+        is_short = any(state.full_ticks >= 2 for state in live)
         for state in live:
-            is_silent = not state.in_flight and now - state.last_message >= QUIET_S
+            is_silent = not state.in_flight and now - state.last_message >= IDLE_S
             state.is_idle = is_short and state.full_ticks < 2 and (state.is_idle or is_silent)
-        if before != [state.is_idle for state in live]:
+        if previous != [state.is_idle for state in live]:
             self._count_sharers()
             self._lower_to_share(now)
             self._raise_to_share(now)
 
     def _update(self, state: ReadyState, rdy: int, in_flight: int) -> None:
-        """Change a connection, and the totals with it."""
-        was_rdy, was_in_flight = state.rdy, state.in_flight
+        """Change a connection, and the sums with it."""
+        old_rdy, old_in_flight = state.rdy, state.in_flight
         state.rdy, state.in_flight = rdy, in_flight
-        self._rdy += rdy - was_rdy
-        self.in_flight += in_flight - was_in_flight
-        self._use += rdy if rdy > in_flight else in_flight
-        self._use -= was_rdy if was_rdy > was_in_flight else was_in_flight
+        self._rdy += rdy - old_rdy
+        self.in_flight += in_flight - old_in_flight
+        self._use += max(rdy, in_flight) - max(old_rdy, old_in_flight)
 
     def _lower_to_share(self, now: float) -> None:
         for key, state in self.states.items():
             if state.rdy > state.share:
                 self._set(key, state.share, now)
-        quiet = sum([state.rdy for state in self.states.values() if state.is_idle])
-        over = max(self._rdy - self.max_in_flight, quiet - self._quiet_share)
-        for key, state in self._quiet_last()[::-1]:  # more connections than messages allowed
-            if over > 0 and state.rdy > 0:
-                over -= state.rdy
+        # With more connections than messages allowed, some must have RDY 0: idle ones first.
+        idle_rdy = sum([state.rdy for state in self.states.values() if state.is_idle])
+        excess = max(self._rdy - self.max_in_flight, idle_rdy - self._idle_share)
+        for key, state in self._idle_last()[::-1]:
+            if excess > 0 and state.rdy > 0:
+                excess -= state.rdy
                 self._set(key, 0, now)
 
-    def _quiet_last(self) -> list[tuple[K, ReadyState]]:
-        return sorted(self.states.items(), key=lambda each: each[1].is_idle)
+    def _idle_last(self) -> list[tuple[K, ReadyState]]:
+        return sorted(self.states.items(), key=lambda item: item[1].is_idle)
 
     def _raise_to_share(self, now: float) -> None:
-        for key, state in self._quiet_last():
+        for key, state in self._idle_last():
             if not state.closing and state.rdy < state.share:
                 self._set(key, state.share, now)
 
@@ -357,29 +376,29 @@ class ReadyControl(Generic[K]):
             key = next(iter(self._wanting))
             self._set(key, self.states[key].share, now)
             if key in self._wanting:
-                return  # there was room for a part of its share
+                return  # there was room for only a part of its share
 
-    def _set(self, key: K, wish: int, now: float) -> None:
-        """Bring a connection to the wished RDY, as far as the invariants allow."""
+    def _set(self, key: K, target: int, now: float) -> None:
+        """Change the RDY of a connection to ``target``, as far as the invariants allow."""
         state = self.states[key]
         if state.closing:
             return
-        count = min(wish, state.cap)
+        count = min(target, state.cap)
         if count > state.rdy:
             others = self._use - max(state.rdy, state.in_flight)
             granted = min(count, self.max_in_flight - others)
             if granted < count:
                 self._wanting[key] = None
             count = max(granted, state.rdy)
-        if count >= wish:
+        if count >= target:
             self._wanting.pop(key, None)
         if count != state.rdy:
-            quiet_s = now - max(state.last_change, state.last_message)
-            if not count and not state.in_flight and quiet_s >= PROBED_S:
+            unused_s = now - max(state.last_change, state.last_message)
+            if not count and not state.in_flight and unused_s >= PROBED_S:
                 state.last_room = now
             state.last_change = now
             if not state.rdy:
-                state.last_message = now  # it has been silent from here on
+                state.last_message = now  # its silence counts from here on
             self._send(key, state, count)
 
     def _send(self, key: K, state: ReadyState, count: int) -> None:
@@ -388,12 +407,12 @@ class ReadyControl(Generic[K]):
         self._changes.append((key, count))
 
     def _find_tester(self, now: float) -> None:
-        """In a test without a tester, give RDY 1 to one: now, or when an answer makes room.
+        """Choose the connection that gets RDY 1 in TEST, now or when an answer makes room.
 
-        Preferred is one without messages in flight, to which nsqd sends at once, and of these the
-        one that has waited longest. When everything allowed is in flight already it is the busiest:
-        its RDY 1 takes effect as soon as its own messages are answered, and adds nothing until
-        then.
+        A connection without messages in flight is preferred, because nsqd sends to it immediately;
+        among these, the one that has waited longest. If max_in_flight is in flight already, the
+        busiest is chosen: its RDY 1 takes effect when its own messages are answered, and adds none
+        before.
         """
         if self.mode != TEST or self._tester is not None or self.max_in_flight == 0:
             return
@@ -424,49 +443,59 @@ class ReadyControl(Generic[K]):
             self._find_tester(now)
 
     def _dwell_s(self, ready: int, waiting: int) -> float:
-        """Return how long a connection without messages keeps RDY that others wait for."""
+        """Return how long a connection without messages keeps its RDY while others wait."""
         round_s = ROUND_S * ready / max(1, waiting)
         return max(PROBED_S, min(self._options.low_rdy_idle_timeout_s, round_s))
 
     def _rotate(self, now: float) -> None:
-        """Take RDY from some connections, and give what is free to those that wait."""
+        """Take RDY from some connections, and grant the free RDY to waiting ones."""
         live = [(key, state) for key, state in self.states.items() if not state.closing]
-        # who has lent its RDY comes first, as it has messages; then who has waited longest
-        waiting = [(not s.has_lent, s.last_change, n) for n, (_, s) in enumerate(live) if not s.rdy]
-        turns = [live[n] for _, _, n in sorted(waiting)]
-        dwell_s = self._dwell_s(len(live) - len(turns), len(turns))
-        if self._quiet_share:
-            dwell_s = min(dwell_s, ROUND_S)
-        self._wanting.clear()
-        busy: list[tuple[K, ReadyState]] = []
-        taken = 0
-        for key, state in sorted(live, key=lambda each: each[1].last_change):
-            if state.rdy:
-                idle_s = now - max(state.last_message, state.last_change)
-                lasts_s = PROBED_S if state.is_probed else dwell_s
-                is_idle = not state.in_flight and idle_s >= lasts_s
-                held_s = now - state.last_change
-                is_due = state.rdy == 1 and held_s > self._options.low_rdy_timeout_s
-                if taken < len(turns) and (is_idle or is_due):
-                    taken += 1
-                    self._take_back(key, state, now, lends=not is_idle)
-                elif state.in_flight or idle_s < PROBED_S:
-                    busy.append((key, state))
+        # A connection that lent its RDY comes first, because it has messages. Then those that have
+        # waited longest.
+        waiting = [(key, state) for key, state in live if not state.rdy]
+        waiting.sort(key=lambda item: (not item[1].has_lent, item[1].last_change))
+        busy = self._release_idle(live, waiting, now)
         if self._rdy >= self.max_in_flight == len(busy):
-            self._lend(busy, turns, now)
-        for key, state in turns[: self.max_in_flight - self._rdy]:
+            self._lend(busy, waiting, now)
+        for key, state in waiting[: self.max_in_flight - self._rdy]:
             state.has_lent = False
             self._set(key, 1, now)
 
+    def _release_idle(
+        self, live: list[tuple[K, ReadyState]], waiting: list[tuple[K, ReadyState]], now: float
+    ) -> list[tuple[K, ReadyState]]:
+        """Take RDY from connections without messages, and from those that have had RDY 1 for
+        low_rdy_timeout, as many as are waiting. Return the busy ones that keep it."""
+        dwell_s = self._dwell_s(len(live) - len(waiting), len(waiting))
+        if self._idle_share:
+            dwell_s = min(dwell_s, ROUND_S)
+        self._wanting.clear()
+        busy: list[tuple[K, ReadyState]] = []
+        released = 0
+        for key, state in sorted(live, key=lambda item: item[1].last_change):
+            if state.rdy:
+                unused_s = now - max(state.last_message, state.last_change)
+                limit_s = PROBED_S if state.is_probed else dwell_s
+                is_unused = not state.in_flight and unused_s >= limit_s
+                has_had_s = now - state.last_change
+                is_due = state.rdy == 1 and has_had_s > self._options.low_rdy_timeout_s
+                if released < len(waiting) and (is_unused or is_due):
+                    released += 1
+                    self._take_back(key, state, now, lends=not is_unused)
+                elif state.in_flight or unused_s < PROBED_S:
+                    busy.append((key, state))
+        return busy
+
     def _lend(
-        self, busy: list[tuple[K, ReadyState]], turns: list[tuple[K, ReadyState]], now: float
+        self, busy: list[tuple[K, ReadyState]], waiting: list[tuple[K, ReadyState]], now: float
     ) -> None:
-        """Take RDY from busy connections, as many as are due, for those that waited longest."""
+        """Take RDY from as many busy connections as are due, for those that waited longest."""
+        # Each loan lasts for `PROBE_S`, so this interval makes loans `LENT_SHARE` of the time.
         interval_s = PROBE_S / (LENT_SHARE * self.max_in_flight)
         self._next_loan = max(self._next_loan, now - max(interval_s, PROBE_S))
-        busy.sort(key=lambda each: (each[1].is_probed, each[1].last_change))
-        turns.sort(key=lambda each: each[1].last_change)
-        for lender, (_, borrower) in zip(busy, turns, strict=False):
+        busy.sort(key=lambda item: (item[1].is_probed, item[1].last_change))
+        waiting.sort(key=lambda item: item[1].last_change)
+        for lender, (_, borrower) in zip(busy, waiting, strict=False):
             if now < self._next_loan:
                 return
             self._next_loan += interval_s

@@ -36,10 +36,10 @@ def test_a_topic_that_is_not_there_yet_is_not_an_error(
     lookupd = nsqlookupd()
     nsqd = go_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
     consumer = consume(lookupd=lookupd.http_address, fail_fast=True)
-    wait_until(lambda: "does not know topic" in caplog.text, what="a line that says so")
+    wait_until(lambda: "does not list topic" in caplog.text, what="a line that says so")
     nsqd.create_topic(TOPIC)
     wait_until(lambda: consumer.connections == [nsqd.tcp_address], what="the nsqd")
-    assert caplog.text.count("does not know topic") == 1
+    assert caplog.text.count("does not list topic") == 1
     assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
 
 
@@ -320,7 +320,7 @@ def test_delays_restart_for_the_proven_and_one_that_worked_is_looked_at_at_once(
     assert known.failed(DIRECT, now, was_proven=True) == 0
     assert known.take_due(now) == [DIRECT]
     assert known[DIRECT].was_just_lost
-    delays.append(known.failed(DIRECT, now, is_away=True))
+    delays.append(known.failed(DIRECT, now, is_unreachable=True))
     for _ in range(8):
         now += delays[-1]
         assert known.take_due(now) == [DIRECT]

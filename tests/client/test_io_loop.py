@@ -241,7 +241,7 @@ def test_without_threads_the_caller_learns_it(
     background.run(loop, "x", lambda: None, outcomes.append)
     loop.take_turn()
     assert [str(each) for each in outcomes] == ["cannot reach x (can't start new thread)"]
-    assert not background._waiting
+    assert not background._queue
     consumer = consume(scripted_nsqd.address, started=False)
     begun = Mock(wraps=consumer._io._begin)
     monkeypatch.setattr(consumer._io, "_begin", begun)

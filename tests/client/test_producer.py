@@ -596,7 +596,7 @@ def test_a_password_of_nsqlookupd_is_shown_nowhere(
     with pytest.raises(errors.PublishNotSent) as caught:
         producer.publish(TOPIC, b"x")
     consume(lookupd=lookupd)
-    wait_until(lambda: "does not know topic" in caplog.text, what="an answer")
+    wait_until(lambda: "does not list topic" in caplog.text, what="an answer")
     assert "hush" not in f"{producer!r} {caught.value} {caplog.text}"
 
 
