@@ -10,9 +10,9 @@
 
     await Consumer("clicks", "billing", nsqd_tcp_addresses=["127.0.0.1:4150"]).run(bill)
 
-There is no second implementation of the protocol: the I/O threads of `nsqtools.client` do the
-network traffic, and wake the event loop when there is something for it. Heartbeats are answered
-even while a task blocks the event loop. Options, errors and outcomes are those of `nsqtools`.
+The protocol is not implemented a second time: the I/O thread of `nsqtools.client` does the network
+traffic and wakes the event loop. Heartbeats are answered even while a task blocks the event loop.
+Options, errors and outcomes are those of `nsqtools`.
 """
 
 from __future__ import annotations

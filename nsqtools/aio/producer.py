@@ -1,7 +1,7 @@
-"""Producer for asyncio: `nsqtools.Producer` with outcomes to await.
+"""Producer for asyncio: `nsqtools.Producer` with awaitable outcomes.
 
-A full window blocks a thread, which must not be that of an event loop: here tasks wait for room, in
-order. Outcomes come in on the I/O thread, many at a time, and wake the event loop once.
+A full window must not block the event loop's thread, so tasks wait for room in a queue. The I/O
+thread reports outcomes in groups, and wakes the event loop once for each group.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 def claim_running_loop(
     previous: asyncio.AbstractEventLoop | None, owner: object, *, has_waiters: bool = False
 ) -> asyncio.AbstractEventLoop:
-    """Return the running event loop, which the ``owner`` serves from here on.
+    """Return the running event loop, which the ``owner`` serves from now on.
 
-    Raises `ConfigurationError` while the ``previous`` one can still run tasks that wait for the
-    owner: they would wait forever.
+    Raises `ConfigurationError` if the ``previous`` loop may still have tasks that wait for the
+    owner, because they would wait forever.
     """
     loop = asyncio.get_running_loop()
     if previous is None or previous is loop or previous.is_closed():
@@ -42,10 +42,10 @@ class Producer(ProducerCore):
     """Publishes to one or several nsqd from one event loop at a time.
 
     The parameters are those of `nsqtools.Producer`. A publish from another event loop raises
-    `ConfigurationError` while the first one runs. With ``linger_s`` publishes of many tasks are
-    joined, which is several times faster.
+    `ConfigurationError` while the first one runs. ``linger_s`` joins the publishes of many tasks,
+    which is several times faster.
 
-    Cancelling a task that publishes does not take the message back: it may be published. Raises
+    Cancelling a task does not cancel its publish: the message may be published. Raises
     `ConfigurationError` for a bad address or bad options.
     """
 
@@ -54,11 +54,11 @@ class Producer(ProducerCore):
         self._serve(None)
 
     def _serve(self, loop: asyncio.AbstractEventLoop | None) -> None:
-        """Serve an event loop; what another one waited for is forgotten."""
+        """Serve an event loop, and forget the tasks of the previous one."""
         self._loop = loop
-        self._under_way: dict[Publication, asyncio.Future[None]] = {}
-        # what waits for room, in order
-        self._line: dict[asyncio.Future[None], Callable[[], None]] = {}
+        self._outcomes: dict[Publication, asyncio.Future[None]] = {}
+        # Publishes that wait for room in the window, in order.
+        self._waiting: dict[asyncio.Future[None], Callable[[], None]] = {}
         self._settled: collections.deque[Publication] = collections.deque()
 
     async def __aenter__(self) -> Self:
@@ -69,7 +69,7 @@ class Producer(ProducerCore):
         await self.stop(self.patience_s)
 
     async def stop(self, timeout_s: float | None = None) -> bool:
-        """Wait for what is outstanding, then close; return whether that was done in time."""
+        """Wait for outstanding publishes, then close; return whether all settled in time."""
         return await asyncio.shield(asyncio.to_thread(self._stop, timeout_s))
 
     async def flush(self, timeout_s: float | None = None) -> bool:
@@ -81,7 +81,7 @@ class Producer(ProducerCore):
     ) -> None:
         """Publish one message and wait for the confirmation. Raises `PublishError`.
 
-        ``timeout_s`` is for everything together: see `nsqtools.Producer.publish`.
+        ``timeout_s`` limits the whole call: see `nsqtools.Producer.publish`.
         """
         await self._publish(topic, [body], None, timeout_s)
 
@@ -100,15 +100,15 @@ class Producer(ProducerCore):
     ) -> None:
         """Publish messages in as few MPUB as nsqd's limits allow, and wait. Raises `PublishError`.
 
-        ``outcomes`` of the error has what became of each: see `nsqtools.Producer.publish_many`.
+        ``outcomes`` of the error has the result of each: see `nsqtools.Producer.publish_many`.
         """
         parts = self.checked_parts(bodies)
         publishes = [self._publish(topic, part, None, timeout_s) for part in parts]
         errors: list[PublishError | None] = []
-        for ended in await asyncio.gather(*publishes, return_exceptions=True):
-            if isinstance(ended, BaseException) and not isinstance(ended, PublishError):
-                raise ended
-            errors.append(ended)
+        for result in await asyncio.gather(*publishes, return_exceptions=True):
+            if isinstance(result, BaseException) and not isinstance(result, PublishError):
+                raise result
+            errors.append(result)
         if error := outcomes.combined_error(list(map(len, parts)), errors):
             raise error
 
@@ -122,53 +122,54 @@ class Producer(ProducerCore):
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             with self._lock:  # several threads may each have a loop
-                waiters = [*self._under_way.values(), *self._line]
+                waiters = [*self._outcomes.values(), *self._waiting]
                 has_waiters = not all(outcome.done() for outcome in waiters)
                 self._serve(claim_running_loop(self._loop, self, has_waiters=has_waiters))
         outcome = loop.create_future()
         limit_s = self.options.publish_timeout_s if timeout_s is None else timeout_s
-        until = loop.time() + limit_s
+        give_up_at = loop.time() + limit_s
 
         def begin() -> None:
-            left_s = None if timeout_s is None else max(0.0, until - loop.time())
-            publication = self._submit(topic, bodies, defer_s, left_s, self._note_outcome)
-            self._under_way[publication] = outcome
+            left_s = None if timeout_s is None else max(0.0, give_up_at - loop.time())
+            publication = self._submit(topic, bodies, defer_s, left_s, self._add_settled)
+            self._outcomes[publication] = outcome
 
-        if self.has_room and not self._line:  # else `_submit` would block
+        # Without room `_submit` would block the event loop.
+        if self.has_room and not self._waiting:
             begin()
             await outcome
             return
-        self._line[outcome] = begin
-        timer = loop.call_at(until, self._refuse, outcome, limit_s)
+        self._waiting[outcome] = begin
+        timer = loop.call_at(give_up_at, self._refuse, outcome, limit_s)
         try:
             await outcome
         finally:
             timer.cancel()
-            self._line.pop(outcome, None)  # the task was cancelled
+            self._waiting.pop(outcome, None)  # it is still there if the task was cancelled
 
     # -- the window -----------------------------------------------------------------------------
 
     def _release_window(self, publications: Iterable[PendingPublication]) -> None:
         super()._release_window(publications)
-        self._call_soon(self._let_in)
+        self._call_soon(self._begin_waiting)
 
-    def _let_in(self) -> None:
-        while self._line and self.has_room:
-            outcome = next(iter(self._line))
-            begin = self._line.pop(outcome)
+    def _begin_waiting(self) -> None:
+        while self._waiting and self.has_room:
+            outcome = next(iter(self._waiting))
+            begin = self._waiting.pop(outcome)
             try:
-                if not outcome.done():  # else its task was cancelled
+                if not outcome.done():  # its task may have been cancelled
                     begin()
             except Exception as exc:
                 outcome.set_exception(exc)
 
     def _refuse(self, outcome: asyncio.Future[None], waited_s: float) -> None:
-        if self._line.pop(outcome, None) is not None and not outcome.done():
+        if self._waiting.pop(outcome, None) is not None and not outcome.done():
             outcome.set_exception(self._no_room(waited_s))
 
     # -- outcomes -------------------------------------------------------------------------------
 
-    def _note_outcome(self, publication: Publication) -> None:  # on the I/O thread
+    def _add_settled(self, publication: Publication) -> None:  # on the I/O thread
         self._settled.append(publication)
         if len(self._settled) == 1:
             self._call_soon(self._take_settled)
@@ -178,20 +179,21 @@ class Producer(ProducerCore):
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(call)
         except RuntimeError:
-            pass  # the event loop has ended, and with it the tasks that waited
+            pass  # the event loop has ended, and its tasks with it
 
     def _take_settled(self) -> None:
         settled = self._settled
         while settled:
             publication = settled[0]
-            outcome = self._under_way.pop(publication, None)
-            if outcome is not None and not outcome.done():  # else its task was cancelled
+            outcome = self._outcomes.pop(publication, None)
+            if outcome is not None and not outcome.done():  # its task may have been cancelled
                 if publication.error is None:
                     outcome.set_result(None)
                 else:
                     outcome.set_exception(publication.error)
-            settled.popleft()  # last: while there is one, nothing wakes us
-        self._let_in()
+            # Removed last: `_add_settled` schedules a call only if the queue was empty.
+            settled.popleft()
+        self._begin_waiting()
 
     def __repr__(self) -> str:
         return super().__repr__().replace("<Producer", "<aio.Producer")

@@ -1,9 +1,9 @@
-"""Where to connect and how, as text: one value for the command line and for Spark.
+"""Connection settings as text, for the command line and for Spark.
 
-A client option can be given in several places: as a flag, with ``--consumer-opt``, in the
-environment, in the configuration file, as an option of a Spark source or sink. Each is a
-`GivenOption` under go-nsq's name, and `resolve_options` picks the one that applies. The options
-themselves are imported inside the functions: a help page does not need them.
+A client option can be set in several places: a flag, ``--consumer-opt``, the environment, the
+configuration file, an option of a Spark source or sink. Each occurrence is a `GivenOption` under
+go-nsq's name, and `resolve_options` selects the effective one. The options themselves are imported
+inside the functions, because a help page does not need them.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ OPTION_OF_FLAG = {
     "tls_insecure": "tls_insecure_skip_verify",
     "timeout": "lookupd_poll_timeout",
 }
-"""go-nsq's names, where the flag has another."""
+"""go-nsq's names of options whose flag has another name."""
 
 
 class PublishMode(enum.Enum):
-    """How a job's batches are spread over several nsqd.
+    """How the batches of a job are distributed to several nsqd.
 
-    ``all``: every nsqd gets each, and a record is confirmed when all have confirmed it, as to_nsq
-    does it. ``round-robin``: one of them, in turn. ``failover``: the first, and the next one only
-    while it fails.
+    ``all``: every nsqd gets each batch, and a record is confirmed when all nsqd have confirmed it
+    (as in to_nsq). ``round-robin``: the nsqd take turns. ``failover``: the first nsqd gets all
+    batches, and the next one only while the first fails.
     """
 
     ALL = "all"
@@ -54,12 +54,12 @@ class ConnectionSettings:
     nsqd_tcp_addresses: tuple[str, ...] = (DEFAULT_NSQD_TCP_ADDRESS,)
     lookupd_http_addresses: tuple[str, ...] = ()
     nsqd_http_addresses: tuple[str, ...] = ()
-    options: Mapping[str, str] = field(default_factory=dict, repr=False)  # a secret is among them
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)  # includes a secret
     address_map: Mapping[str, str] = field(default_factory=dict)
-    """Address as announced -> address to connect to."""
+    """Announced address -> address to connect to."""
 
     def client_options(self, **defaults: Any) -> ClientOptions:
-        """Return the `ClientOptions`: what the user set, over a command's own ``defaults``.
+        """Return `ClientOptions` of the user's settings, with the ``defaults`` of a command.
 
         Raises `ConfigurationError` for an unknown option or a value out of bounds.
         """
@@ -71,17 +71,18 @@ class ConnectionSettings:
 def check_can_consume(
     nsqd_tcp_addresses: Collection[str], lookupd_http_addresses: Collection[str]
 ) -> None:
-    """Raise `ConfigurationError` without the address of an nsqd, or of an nsqlookupd."""
+    """Raise `ConfigurationError` if there is no address of an nsqd or nsqlookupd."""
     if not nsqd_tcp_addresses and not lookupd_http_addresses:
-        hint = "Give the TCP address of an nsqd, or that of an nsqlookupd."
+        hint = "Give the TCP address of an nsqd, or the HTTP address of an nsqlookupd."
         raise ConfigurationError("a consumer needs an address", hint=hint)
 
 
 class GivenOption(NamedTuple):
-    """A client option as the user gave it: ``given_as`` is the flag or setting, for errors.
+    """An occurrence of a client option.
 
-    Of two that set the same option, the one with the greater ``origin`` applies. ``file`` is where
-    the text was read, and ``place`` is the setting of the configuration file that has it.
+    ``given_as`` is the flag or setting for error messages. The occurrence with the greatest
+    ``origin`` is effective. ``file`` is the file that the text was read from, and ``place`` the
+    setting in the configuration file.
     """
 
     option: str
@@ -93,35 +94,38 @@ class GivenOption(NamedTuple):
 
 
 def resolve_options(given: Iterable[GivenOption]) -> dict[str, GivenOption]:
-    """Return the one that applies for each option: that of the stronger origin.
+    """Return the effective occurrence of each option.
 
-    Raises `ConfigurationError` for an unknown option, and where two of the same origin differ.
+    Raises `ConfigurationError` for an unknown option, and for different values of equal origin.
     """
     from nsqtools.client.options import read_option
 
     resolved: dict[str, GivenOption] = {}
-    for new in given:
-        known = resolved.get(new.option)
+    for option in given:
+        earlier = resolved.get(option.option)
         try:
-            _, value = read_option(new.option, new.text)
+            _, value = read_option(option.option, option.text)
         except ConfigurationError as exc:
-            if not new.place:
+            if not option.place:
                 raise
-            raise ConfigurationError(f"{new.place}: {exc}", hint=exc.hint) from None
-        if known is None or new.origin > known.origin:
-            resolved[new.option] = new
-        elif new.origin == known.origin and value != read_option(known.option, known.text)[1]:
+            raise ConfigurationError(f"{option.place}: {exc}", hint=exc.hint) from None
+        if earlier is None or option.origin > earlier.origin:
+            resolved[option.option] = option
+        elif (
+            option.origin == earlier.origin
+            and value != read_option(earlier.option, earlier.text)[1]
+        ):
             raise ConfigurationError(
-                f"{known.given_as} and {new.given_as} contradict each other",
-                hint=f"Keep one of them: both set the client option {new.option}.",
+                f"{earlier.given_as} and {option.given_as} contradict each other",
+                hint=f"Keep one of them: both set the client option {option.option}.",
             )
     return resolved
 
 
 def texts_of(resolved: Mapping[str, GivenOption]) -> dict[str, str]:
-    """Return the options as `ConnectionSettings` has them.
+    """Return the texts of the options, for `ConnectionSettings`.
 
-    A secret that was read from a file is read there again at each connection.
+    A secret from a file is read again at each connection, so the file is set as well.
     """
     texts = {option: given.text for option, given in resolved.items()}
     secret, file = resolved.get("auth_secret"), resolved.get("auth_secret_file")
@@ -133,22 +137,22 @@ def texts_of(resolved: Mapping[str, GivenOption]) -> dict[str, str]:
 def check_tls(
     resolved: Mapping[str, GivenOption], http_addresses: Iterable[str], *, cure: str
 ) -> None:
-    """Refuse TLS settings without effect: the connection would silently be plain text.
+    """Raise `ConfigurationError`, with the hint ``cure``, for TLS settings without effect.
 
-    ``cure`` is the hint. Raises `ConfigurationError`.
+    Otherwise the connection would silently be plain text.
     """
-    settings = resolved.items()
-    tls = [each.place or each.given_as for name, each in settings if name.startswith("tls_")]
+    tls = [option for name, option in resolved.items() if name.startswith("tls_")]
     if not tls or "tls_v1" in resolved:
         return
     if not any(address.startswith("https://") for address in http_addresses):
-        raise ConfigurationError(f"{tls[0]} is given, but TLS is not enabled", hint=cure)
+        setting = tls[0].place or tls[0].given_as
+        raise ConfigurationError(f"{setting} is given, but TLS is not enabled", hint=cure)
 
 
 def read_secret(path: Path) -> str:
     """Return the secret in a file, without the final newline. Raises `ConfigurationError`.
 
-    A file that others can read is named in the log.
+    Logs a warning about a file that other users can read.
     """
     warn_of_exposure(path)
     try:
@@ -165,18 +169,18 @@ def read_secret(path: Path) -> str:
 
 
 def current_secret(options: ClientOptions) -> str:
-    """Return the auth secret: what its file holds now, or what is known of it; "" without one."""
+    """Return the auth secret from its file, or the last known one; "" without a secret."""
     if not options.auth_secret_file:
         return options.auth_secret
     try:
         return read_secret(Path(options.auth_secret_file))
     except ConfigurationError as exc:
-        log.warning("%s; %s", exc, "using the one from before" if options.auth_secret else exc.hint)
+        log.warning("%s; %s", exc, "using the earlier one" if options.auth_secret else exc.hint)
         return options.auth_secret
 
 
 def parse_address_map(pairs: Iterable[str], given_as: str) -> dict[str, str]:
-    """Read ``OLD=NEW`` pairs, given with the flag ``given_as``. Raises `ConfigurationError`."""
+    """Parse ``OLD=NEW`` pairs of the flag ``given_as``. Raises `ConfigurationError`."""
     mapping = {}
     for pair in pairs:
         old, equals, new = pair.partition("=")

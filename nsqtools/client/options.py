@@ -1,9 +1,9 @@
-"""ClientOptions: everything that can be set on a client, in one frozen dataclass.
+"""ClientOptions: all options of a client, in one frozen dataclass.
 
-The metadata of each field holds its kind, its bounds and a line of help. The ``--consumer-opt`` and
-``--producer-opt`` flags, ``nsq config show`` and the documents are made from it, so an option
-exists everywhere as soon as it is here. The names and bounds are go-nsq's (config.go) where go-nsq
-has the option; times are seconds here and durations as text.
+The metadata of each field has its kind, its bounds and a line of help. ``--consumer-opt`` and
+``--producer-opt``, ``nsq config show`` and the manual are generated from it, so a new field is
+available everywhere. Names and bounds are go-nsq's (config.go) if go-nsq has the option. Times are
+seconds here, and durations as text.
 
 Trap: nsqd refuses an out-of-range value with a fatal error, so the bounds are checked here, before
 a connection is made.
@@ -24,8 +24,9 @@ from nsqtools.transport.stream import parse_pins
 if TYPE_CHECKING:
     import ssl
 
-_INT32 = 0x7FFFFFFF  # the most that the protocol has room for
-LONGEST_WAIT_S = 3600.0  # this client's own: between tries, and in backoff
+_INT32 = 0x7FFFFFFF  # the largest size that the protocol can express
+# Limit of this client for delays between attempts and for backoff. go-nsq allows up to an hour.
+LONGEST_WAIT_S = 3600.0
 
 Kind = Literal["duration", "bool", "int", "float", "text", "choice"]
 
@@ -40,7 +41,7 @@ def opt(
     kind: Kind | None = None,
     secret: bool = False,
 ) -> Any:
-    """Declare one option; its default tells its ``kind``, and a float is a duration unless said."""
+    """Declare an option. The default value implies the ``kind``: a float is a duration."""
     kinds: dict[type, Kind] = {bool: "bool", int: "int", float: "duration", str: "text"}
     kind = "choice" if choices else kind or kinds[type(default)]
     metadata = {"kind": kind, "help": help, "low": low, "high": high, "choices": choices}
@@ -51,10 +52,10 @@ def opt(
 class ClientOptions:
     """Options of a Consumer or Producer. Raises `ConfigurationError` for a value out of bounds.
 
-    Fields that end in ``_s`` are seconds. A change is made with `dataclasses.replace`.
+    Fields that end in ``_s`` are seconds. `dataclasses.replace` makes a changed copy.
 
-    ``ssl_context`` is a TLS context of the program's own, for nsqd and for https addresses. With it
-    TLS is used, and nothing else; it replaces the options ``tls_*``.
+    ``ssl_context`` is the program's own TLS context, for nsqd and for https addresses. It enables
+    TLS and replaces the options ``tls_*``.
     """
 
     ssl_context: ssl.SSLContext | None = field(default=None, repr=False)
@@ -246,7 +247,7 @@ class ClientOptions:
         import ssl
 
         if not isinstance(self.ssl_context, ssl.SSLContext):
-            raise ConfigurationError(f"ssl_context {self.ssl_context!r} is no ssl.SSLContext")
+            raise ConfigurationError(f"ssl_context {self.ssl_context!r} is not an ssl.SSLContext")
         for name in TLS_SETTINGS:
             if getattr(self, name):
                 raise ConfigurationError(f"ssl_context replaces {name}: set only one of them")
@@ -255,38 +256,40 @@ class ClientOptions:
     def with_options(self, options: Mapping[str, str]) -> ClientOptions:
         """Return a copy with options given as text, under go-nsq's names.
 
-        ``-`` and ``_`` are the same in a name, and an empty text means true for a switch. Raises
-        `ConfigurationError` for an unknown name or an unusable value.
+        A name may have ``-`` for ``_``, and an empty text enables a switch. Raises
+        `ConfigurationError` for an unknown name or an invalid value.
         """
         changes = dict(read_option(name, text) for name, text in options.items())
         return replace(self, **changes)
 
 
 def option_name(option: Any) -> str:
-    """Return the name under which a field of `ClientOptions` is given: go-nsq's."""
+    """Return go-nsq's name of a field of `ClientOptions`."""
     name: str = option.name
     return name.removesuffix("_s")
 
 
-CLIENT_OPTIONS = {option_name(each): each for each in fields(ClientOptions) if each.metadata}
-"""The fields that can be given as text, by the name that they have there."""
+CLIENT_OPTIONS = {
+    option_name(option): option for option in fields(ClientOptions) if option.metadata
+}
+"""The fields that can be set as text, by go-nsq's name."""
 
 
 def read_option(name: str, text: str) -> tuple[str, Any]:
-    """Return the field name and value of one option given as text. Raises `ConfigurationError`."""
+    """Return the field name and value of an option given as text. Raises `ConfigurationError`."""
     from difflib import get_close_matches
 
-    wanted = name.strip().replace("-", "_")
-    wanted = {"skip_lookupd_authorization": "lookupd_authorization"}.get(wanted, wanted)
-    if option := CLIENT_OPTIONS.get(wanted):
-        value = _read_value(wanted, option.metadata["kind"], text.strip())
-        _check_bounds(wanted, value, option.metadata)
+    key = name.strip().replace("-", "_")
+    key = {"skip_lookupd_authorization": "lookupd_authorization"}.get(key, key)
+    if option := CLIENT_OPTIONS.get(key):
+        value = _read_value(key, option.metadata["kind"], text.strip())
+        _check_bounds(key, value, option.metadata)
         return option.name, value
-    if wanted in _GONE:
-        raise ConfigurationError(f"there is no {name} any more", hint=_GONE[wanted])
-    near = get_close_matches(wanted, CLIENT_OPTIONS, 1)
-    meant = f"Did you mean {near[0]}? " if near else ""
-    hint = f"{meant}See the list with: nsq config show"
+    if key in _REMOVED:
+        raise ConfigurationError(f"there is no {name} any more", hint=_REMOVED[key])
+    similar = get_close_matches(key, CLIENT_OPTIONS, 1)
+    suggestion = f"Did you mean {similar[0]}? " if similar else ""
+    hint = f"{suggestion}See the list with: nsq config show"
     raise ConfigurationError(f"unknown client option {name!r}", hint=hint)
 
 
@@ -308,7 +311,7 @@ def _read_value(name: str, kind: Kind, text: str) -> Any:
     return text
 
 
-_GONE = {
+_REMOVED = {
     "rdy_resend": "RDY is always sent again.",
     "connect_threads": "Eight threads serve any number of nsqd.",
 }
@@ -326,7 +329,7 @@ def _check_bounds(name: str, value: Any, metadata: Mapping[str, Any]) -> None:
         )
     if choices and value not in choices:
         raise _out_of_bounds(name, "one of " + ", ".join(choices))
-    # written so that a NaN is outside
+    # Negated comparisons, so that NaN is out of bounds.
     if not (low is None or value >= low) or not (high is None or value <= high):
         show = format_duration if kind == "duration" else str
         upper = "" if high is None else f" to {show(high)}"
@@ -336,7 +339,7 @@ def _check_bounds(name: str, value: Any, metadata: Mapping[str, Any]) -> None:
 def check_times(**seconds: float) -> None:
     """Raise `ConfigurationError` for a time, given by its name, that is negative or no number."""
     for name, value in seconds.items():
-        if not value >= 0:  # written so that a NaN is refused
+        if not value >= 0:  # negated, so that NaN is refused
             raise ConfigurationError(f"{name} must be >= 0, not {value!r}")
 
 

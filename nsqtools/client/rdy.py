@@ -9,8 +9,8 @@ Two invariants hold after every event:
 
 - the sum of RDY never exceeds max_in_flight;
 - an *increase* is granted only within max_in_flight minus the use of the other connections. The
-  use of a connection is the larger of its RDY and its messages in flight. Messages in flight outlive
-  the RDY that brought them, so without this rule moving RDY would double them (pynsq#177).
+  use of a connection is the larger of its RDY and its messages in flight. Messages in flight stay
+  after RDY was lowered, so without this rule moving RDY would double them (pynsq#177).
 
 Ungranted increases are kept in `_wanting` and retried when room appears. The sums are running
 totals, so the cost of an answer does not depend on the number of connections.

@@ -1,24 +1,24 @@
-"""A TCP stream to one peer, plain or TLS: the only code that touches sockets.
+"""A TCP stream to one peer, plain or TLS: the only client code that touches sockets.
 
-It has two lives. While a connection is negotiated the calls block, each under a `Deadline`. Then
-`set_nonblocking` hands it to an I/O thread, which uses `receive_ready` and `send_ready` only.
+A stream has two phases. During negotiation its calls block, each with a `Deadline`. Then
+`set_nonblocking` hands it to an I/O thread, which uses only `receive_ready` and `send_ready`.
 
 Traps. A TLS socket belongs to one thread at a time: OpenSSL forbids reading in one thread while
-another writes. An SSL write that must be retried has to be retried with the same bytes, so what
-`send_ready` was offered may not be shortened or reordered. ``select`` does not see bytes that TLS
-has decrypted and not yet given out, so `receive_ready` reads until the socket has no more. A client
-certificate that TLS 1.3 refuses shows at the first read, not in the handshake.
+another writes. A short SSL write must be retried with the same bytes, so data offered to
+`send_ready` may not be shortened or reordered. ``select`` does not report bytes that TLS has
+decrypted and buffered, so `receive_ready` reads until the socket has no more. A client certificate
+that TLS 1.3 refuses shows at the first read, not in the handshake.
 
-TLS: settings to an ``ssl.SSLContext``, with errors that name the file at fault. Verification and
-host name check are on unless switched off together. ``PROTOCOL_TLS_CLIENT`` alone trusts nothing,
-so the system's certificates are loaded when no CA file is given. Less than TLS 1.2 is not spoken:
-every nsqd has that, and the lower names, which are go-nsq's, mean it.
+TLS settings become an ``ssl.SSLContext``, with errors that name the file at fault. Verification and
+the host name check can only be disabled together. ``PROTOCOL_TLS_CLIENT`` alone trusts nothing, so
+the system's certificates are loaded when no CA file is given. The lowest version is TLS 1.2, which
+every nsqd has; go-nsq's lower names mean it as well.
 
-A pinned certificate is checked at the end of the handshake, by the socket itself: so it holds for
-whatever uses the context. With verification off, pins are all that is verified.
+A pinned certificate is checked at the end of the handshake by the socket itself, so that the check
+holds for all users of the context. With verification off, pins are the only check.
 
-Certificates are rotated while programs run. `RenewedContext` builds the context again when a file
-that it came from has changed, and is asked at each connection.
+Certificates are rotated while programs run. `RenewedContext` is asked at each connection, and
+builds the context again when one of its files has changed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TLSOptions:
-    """Paths are of PEM files; "" means not given."""
+    """TLS settings. Paths are of PEM files; "" means not set."""
 
     ca_file: str = ""
     cert_file: str = ""
@@ -68,8 +68,11 @@ class TLSOptions:
 
 
 def parse_pins(text: str) -> frozenset[str]:
-    """Read fingerprints, separated by blanks or commas, as ``openssl x509 -fingerprint -sha256``
-    prints them or in plain hexadecimal. Raises `ConfigurationError`."""
+    """Parse SHA-256 fingerprints that are separated by blanks or commas.
+
+    They are plain hexadecimal, or as ``openssl x509 -fingerprint -sha256`` prints them. Raises
+    `ConfigurationError`.
+    """
     pins = frozenset(pin.replace(":", "").lower() for pin in text.replace(",", " ").split())
     for pin in pins:
         if not re.fullmatch("[0-9a-f]{64}", pin):
@@ -95,7 +98,7 @@ def make_context(options: TLSOptions) -> ssl.SSLContext:
     if options.cert_file:
         warn_of_exposure(Path(options.key_file or options.cert_file))
         files = options.cert_file, options.key_file
-        # an encrypted key must fail, not ask on the terminal
+        # With a password callback an encrypted key fails instead of asking on the terminal.
         load = functools.partial(context.load_cert_chain, *files, password=lambda: b"")
         _load("client certificate and key", " and ".join(files), load)
     is_1_3 = options.min_version == "tls1.3"
@@ -106,12 +109,12 @@ def make_context(options: TLSOptions) -> ssl.SSLContext:
 
 
 RenewedContext = Renewed["ssl.SSLContext"]
-"""A context, and the files it was built from."""
+"""A context that is built again when its files change."""
 
 
 @functools.lru_cache(maxsize=64)
 def renewed_context(options: TLSOptions) -> RenewedContext:
-    """Return the client context of these options, shared by all who connect with them.
+    """Return the client context of these options, shared by all connections that use them.
 
     Raises `ConfigurationError` for files that cannot be used.
     """
@@ -126,17 +129,17 @@ def _pinned_socket(pins: frozenset[str]) -> type[ssl.SSLSocket]:
     class PinnedSocket(ssl.SSLSocket):
         def do_handshake(self, block: bool = False) -> None:
             super().do_handshake(block)
-            found = sha256(self.getpeercert(binary_form=True) or b"").hexdigest()
-            if found not in pins:
-                what = f"the certificate with SHA-256 {found}"
-                error = ssl.SSLCertVerificationError(1, f"{what} is not pinned")
-                error.verify_message = f"its SHA-256 is {found}, which is not pinned"
+            fingerprint = sha256(self.getpeercert(binary_form=True) or b"").hexdigest()
+            if fingerprint not in pins:
+                text = f"its SHA-256 is {fingerprint}, which is not pinned"
+                error = ssl.SSLCertVerificationError(1, text)
+                error.verify_message = text
                 raise error
 
     return PinnedSocket
 
 
-def _load(what: str, path: str, load: Callable[[], None]) -> None:
+def _load(description: str, path: str, load: Callable[[], None]) -> None:
     import ssl
 
     try:
@@ -144,23 +147,27 @@ def _load(what: str, path: str, load: Callable[[], None]) -> None:
     except ssl.SSLError as exc:
         reason = exc.reason or "not PEM"
         raise ConfigurationError(
-            f"cannot use the {what} {path} ({reason})",
+            f"cannot use the {description} {path} ({reason})",
             hint="Give unencrypted PEM files; certificate and key must belong together.",
         ) from exc
     except OSError as exc:
         raise ConfigurationError(
-            f"cannot read the {what} {path} ({exc.strerror})", hint="Check the path and its mode."
+            f"cannot read the {description} {path} ({exc.strerror})",
+            hint="Check the path and its mode.",
         ) from exc
 
 
-READ_SIZE = 1 << 18  # what one turn takes from a connection at most, so that others get theirs
-STAGGER_S = 0.25  # between the attempts to reach the addresses of one name
+# Most bytes that a loop iteration reads from one connection, so that all connections are served:
+# 256 KiB are read and parsed in about a millisecond.
+READ_SIZE = 1 << 18
+# Delay between the attempts to reach the addresses of one name: the default of RFC 8305.
+STAGGER_S = 0.25
 
 _IPAddress = tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]  # of getaddrinfo
 
 
 class Deadline:
-    """``seconds`` from now. Several steps share one deadline, so their timeouts do not add up."""
+    """A time in ``seconds`` from now that several steps share, so that timeouts do not add up."""
 
     def __init__(self, seconds: float) -> None:
         self._at = time.monotonic() + seconds
@@ -171,7 +178,7 @@ class Deadline:
 
 
 class Stream:
-    """A connected stream. Made by `connect`; close it with `close`."""
+    """A connected stream, which `connect` makes and `close` ends."""
 
     def __init__(self, sock: socket.socket, address: Address) -> None:
         self.address = address
@@ -182,11 +189,11 @@ class Stream:
         """Return the descriptor for a selector."""
         return self._socket.fileno()
 
-    # -- blocking, while negotiating ------------------------------------------------------------
+    # -- blocking, during negotiation -----------------------------------------------------------
 
     def receive(self, deadline: Deadline) -> bytes:
         """Wait for bytes. Raises `ConnectionLost` at the end of the stream, `DeadlineExceeded`."""
-        with self._mapped("waiting for an answer", deadline):
+        with self._translating_errors("waiting for an answer", deadline):
             data = self._socket.recv(1 << 16)
         if not data:
             raise ConnectionLost(f"{self.address} closed the connection")
@@ -194,26 +201,27 @@ class Stream:
 
     def send_all(self, data: bytes, deadline: Deadline) -> None:
         """Send everything. Raises `ConnectionLost`, `DeadlineExceeded`."""
-        with self._mapped("sending", deadline):
+        with self._translating_errors("sending", deadline):
             self._socket.sendall(data)
 
     def start_tls(self, context: ssl.SSLContext, deadline: Deadline) -> None:
         """Do the TLS handshake. Raises `TLSError`, `ConnectionLost`, `DeadlineExceeded`."""
-        with self._mapped("in the TLS handshake", deadline):
+        with self._translating_errors("in the TLS handshake", deadline):
             self._socket = context.wrap_socket(self._socket, server_hostname=self.address.host)
         self._is_tls = True
 
     @contextlib.contextmanager
-    def _mapped(self, doing: str, deadline: Deadline) -> Iterator[None]:
+    def _translating_errors(self, activity: str, deadline: Deadline) -> Iterator[None]:
         try:
-            if not (left_s := deadline.remaining_s()):  # a peer may send without end
+            # A peer that sends without end would otherwise never exceed the deadline.
+            if not (left_s := deadline.remaining_s()):
                 raise TimeoutError
             self._socket.settimeout(left_s)
             yield
         except TimeoutError as exc:
-            raise DeadlineExceeded(f"{self.address}: no answer in time, {doing}") from exc
+            raise DeadlineExceeded(f"{self.address}: no answer in time, {activity}") from exc
         except OSError as exc:
-            raise _map(exc, self.address) from exc
+            raise _translate(exc, self.address) from exc
 
     def _would_block(self, exc: OSError) -> bool:
         if not self._is_tls:
@@ -225,22 +233,22 @@ class Stream:
     # -- non-blocking, on the I/O thread --------------------------------------------------------
 
     def set_nonblocking(self) -> None:
-        """From here on only `receive_ready` and `send_ready` may be used."""
+        """End the blocking phase: only `receive_ready` and `send_ready` may follow."""
         self._socket.setblocking(False)
 
     def receive_ready(self, buffer: memoryview) -> bytes | None:
-        """Return what can be read now, None when that is nothing. ``b""`` is the end of the stream.
+        """Return the bytes that can be read now, None without any, or ``b""`` at the end.
 
-        ``buffer`` is scratch space of the calling thread; it bounds what is returned, to a TLS
-        record. Raises `ConnectionLost` and `TLSError`.
+        ``buffer`` is scratch space of the calling thread. Its size bounds the result, except for
+        the rest of a TLS record. Raises `ConnectionLost` and `TLSError`.
         """
-        if not self._is_tls:  # once for each message where every connection has RDY 1
+        if not self._is_tls:  # short, as it runs for every message if each connection has RDY 1
             try:
                 return bytes(buffer[: self._socket.recv_into(buffer)])
             except BlockingIOError:
                 return None
             except OSError as exc:
-                raise _map(exc, self.address) from exc
+                raise _translate(exc, self.address) from exc
         filled = 0
         while filled < len(buffer):
             try:
@@ -249,23 +257,23 @@ class Stream:
                 break
             except OSError as exc:
                 if filled or self._would_block(exc):
-                    break  # hand out what came before a failure; the next call reports it
-                raise _map(exc, self.address) from exc
+                    break  # return the bytes that came before a failure, which the next call raises
+                raise _translate(exc, self.address) from exc
             if not received:
                 return bytes(buffer[:filled])
             filled += received
         if not filled:
             return None
         data = bytes(buffer[:filled])
-        if filled == len(buffer):  # no selector reports what TLS has decrypted already
+        if filled == len(buffer):  # no selector reports bytes that TLS has buffered
             pending: int = self._socket.pending()  # type: ignore[attr-defined]
             data += self._socket.recv(pending) if pending else b""
         return data
 
     def send_ready(self, data: memoryview | bytes) -> int:
-        """Send what the socket takes now and return how many bytes that was, possibly 0.
+        """Send as many bytes as the socket accepts now; return their number, possibly 0.
 
-        The bytes not taken must be offered again unchanged. Raises `ConnectionLost`.
+        The other bytes must be offered again unchanged. Raises `ConnectionLost`.
         """
         try:
             return self._socket.send(data)
@@ -274,30 +282,30 @@ class Stream:
         except OSError as exc:
             if self._would_block(exc):
                 return 0
-            raise _map(exc, self.address) from exc
+            raise _translate(exc, self.address) from exc
 
     def shutdown_write(self) -> None:
-        """End our direction of the stream; what the peer still sends can be read."""
-        with contextlib.suppress(OSError):  # it may have gone first
-            # not SSLSocket's own, which would end the decryption of what still comes
+        """End our direction of the stream. The peer's direction can still be read."""
+        with contextlib.suppress(OSError):  # the peer may have closed the connection
+            # SSLSocket.shutdown would end decryption, and with it the other direction.
             socket.socket.shutdown(self._socket, socket.SHUT_WR)
 
     def close(self) -> None:
-        """Close the socket. May be called again."""
+        """Close the socket. Repeated calls do nothing."""
         self._socket.close()
 
 
 def connect(address: Address, deadline: Deadline, local_address: str = "") -> Stream:
-    """Connect to the first IP address of a name that answers, within one deadline.
+    """Connect to the first IP address of a name that answers.
 
-    A new address is tried when one fails, and every `STAGGER_S` while none has answered (RFC 8305):
-    an address that drops packets costs that long, not the deadline. Raises `ConnectionFailed` or
+    The next address is tried when one fails, and every `STAGGER_S` while none has answered (RFC
+    8305), so an address that drops packets costs only that time. Raises `ConnectionFailed` or
     `DeadlineExceeded`, with the address and the system's reason.
     """
     source = parse_address(local_address, 0) if local_address else None
-    found = _resolve(address, deadline)
+    ip_addresses = _resolve(address, deadline)
     try:
-        sock = _connect_first(found, source, deadline)
+        sock = _connect_first(ip_addresses, source, deadline)
     except TimeoutError as exc:
         raise DeadlineExceeded(
             f"cannot connect to {address} (timed out)",
@@ -312,21 +320,21 @@ def connect(address: Address, deadline: Deadline, local_address: str = "") -> St
 
 
 def look_up(address: Address, deadline: Deadline) -> list[_IPAddress]:
-    """Return the IP addresses of a name, as the system orders them.
+    """Return the IP addresses of a name in the order of the system.
 
-    The system's resolver knows no deadline, so it asks on a thread, which ends when it does. Raises
-    ``OSError``, ``TimeoutError`` of them, and ``ValueError`` for what is no host name.
+    The system's resolver has no timeout, so it runs on a thread that may outlive the deadline.
+    Raises ``OSError``, including ``TimeoutError``, and ``ValueError`` for a malformed name.
     """
     from concurrent.futures import Future
 
-    ask = functools.partial(socket.getaddrinfo, *address, type=socket.SOCK_STREAM)
-    with contextlib.suppress(OSError):  # a name
-        return list(ask(flags=socket.AI_NUMERICHOST))
+    resolve = functools.partial(socket.getaddrinfo, *address, type=socket.SOCK_STREAM)
+    with contextlib.suppress(OSError):  # raised for a name
+        return list(resolve(flags=socket.AI_NUMERICHOST))
     answer: Future[list[_IPAddress]] = Future()
 
     def wait_for_name_server() -> None:
         try:
-            answer.set_result(list(ask()))
+            answer.set_result(list(resolve()))
         except OSError as exc:
             answer.set_exception(exc)
 
@@ -340,9 +348,9 @@ def look_up(address: Address, deadline: Deadline) -> list[_IPAddress]:
 
 
 def _resolve(address: Address, deadline: Deadline) -> list[_IPAddress]:
-    """Return the IP addresses of a name, IPv6 and IPv4 in turn."""
+    """Return the IP addresses of a name, alternating between IPv6 and IPv4."""
     try:
-        found = look_up(address, deadline)
+        ip_addresses = look_up(address, deadline)
     except TimeoutError as exc:
         raise DeadlineExceeded(
             f"cannot connect to {address} ({exc})",
@@ -353,10 +361,10 @@ def _resolve(address: Address, deadline: Deadline) -> list[_IPAddress]:
         hint = "Check the host name."
         raise ConnectionFailed(f"cannot connect to {address} ({reason})", hint=hint) from exc
     families: dict[int, list[_IPAddress]] = {}
-    for each in found:
-        families.setdefault(each[0], []).append(each)
-    turns = itertools.zip_longest(*families.values())
-    return [each for turn in turns for each in turn if each]
+    for ip_address in ip_addresses:
+        families.setdefault(ip_address[0], []).append(ip_address)
+    pairs = itertools.zip_longest(*families.values())
+    return [ip_address for pair in pairs for ip_address in pair if ip_address]
 
 
 def _connect_first(
@@ -380,11 +388,11 @@ def _connect_first(
                     selector.register(sock, selectors.EVENT_WRITE, sock)
                 stagger_s = next_try.remaining_s() if untried else math.inf
                 for key, _ in selector.select(min(deadline.remaining_s(), stagger_s)):
-                    tried: socket.socket = selector.unregister(key.data).data
-                    code = tried.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                    candidate: socket.socket = selector.unregister(key.data).data
+                    code = candidate.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                     if not code:
-                        return tried
-                    tried.close()
+                        return candidate
+                    candidate.close()
                     failure = OSError(code, os.strerror(code))
             raise TimeoutError if pending or failure is None else failure
         finally:
@@ -413,12 +421,12 @@ def _reason(exc: OSError) -> str:
     return (exc.strerror or str(exc) or type(exc).__name__).lower()
 
 
-_OWN_CERTIFICATE = (
+_CLIENT_CERTIFICATE_HINT = (
     "nsqd may require a client certificate: set tls_cert and tls_key (nsq: --tls-cert, --tls-key)."
 )
 
 
-def _map(exc: OSError, address: Address) -> NsqError:
+def _translate(exc: OSError, address: Address) -> NsqError:
     import ssl
 
     if isinstance(exc, ssl.SSLCertVerificationError):
@@ -431,7 +439,8 @@ def _map(exc: OSError, address: Address) -> NsqError:
         return ConnectionLost(f"{address}: the TLS connection ended")
     if isinstance(exc, ssl.SSLError):
         reason = (exc.reason or str(exc)).lower().replace("_", " ")
-        is_ours = re.search("certificate required|bad certificate|handshake failure", reason)
-        hint = _OWN_CERTIFICATE if is_ours else ""
+        # Alerts of nsqd about our certificate, not errors of ours about nsqd's.
+        is_alert = re.search("certificate required|bad certificate|handshake failure", reason)
+        hint = _CLIENT_CERTIFICATE_HINT if is_alert else ""
         return TLSError(f"{address}: TLS failed ({reason})", hint=hint)
     return ConnectionLost(f"{address}: {_reason(exc)}")

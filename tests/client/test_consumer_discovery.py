@@ -236,7 +236,7 @@ def test_what_is_deleted_is_not_brought_back_at_once(
     handle(consume(nsqd.tcp_address, **PATIENT), lambda m: bodies.append(m.body))
     wait_until(lambda: bodies == [b"before"], what="a message")
     nsqd.post(f"/{what}/delete", topic=TOPIC, channel=CHANNEL)
-    wait_until(lambda: "is there, and ended the connection" in caplog.text, what="the look")
+    wait_until(lambda: "ended the connection, and is running" in caplog.text, what="the look")
     topics = nsqd.stats()["topics"]
     assert [each["channels"] for each in topics] == ([] if what == "topic" else [[]])
 

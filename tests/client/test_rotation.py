@@ -104,7 +104,7 @@ def test_the_secret_from_before_is_used_while_its_file_is_missing(
     missing = str(tmp_path / "missing")
     produce(nsqd.tcp_address, auth_secret="known", auth_secret_file=missing).publish(TOPIC, b"x")
     assert f"cannot read the auth secret from {missing}" in caplog.text
-    assert "using the one from before" in caplog.text
+    assert "using the earlier one" in caplog.text
 
 
 def test_a_certificate_waits_for_its_key(place: Place, caplog: pytest.LogCaptureFixture) -> None:
