@@ -21,8 +21,9 @@ from nsqtools.spark.jobs.ingestion import (
     COMMITS,
     LOCK,
     IngestPlaces,
-    QueryFollower,
-    held_directories,
+    IngestRun,
+    IngestSource,
+    lock_directories,
     mark_directories,
 )
 
@@ -76,10 +77,10 @@ def test_only_what_belongs_together_is_taken(places: tuple[Path, Path], tmp_path
 
 def test_one_ingestion_at_a_time_removes_what_no_batch_committed(places: tuple[Path, Path]) -> None:
     with (
-        held_directories(SOURCE, IngestPlaces(*places)),
+        lock_directories(SOURCE, IngestPlaces(*places)),
         pytest.raises(OutputError, match="another run writes to"),
     ):
-        held_directories(SOURCE, IngestPlaces(*places)).__enter__()
+        lock_directories(SOURCE, IngestPlaces(*places)).__enter__()
     output = places[0]
     folder = output / "topic=a" / "date=2026-09-21"
     folder.mkdir(parents=True)
@@ -91,7 +92,7 @@ def test_one_ingestion_at_a_time_removes_what_no_batch_committed(places: tuple[P
     (log / "1.compact").write_text("\n".join(["v1", *(log_entry(output, n) for n in names[:2])]))
     (log / "2").write_text("\n".join(["v1", log_entry(output, names[2])]))
 
-    with held_directories(SOURCE, IngestPlaces(*places)):
+    with lock_directories(SOURCE, IngestPlaces(*places)):
         kept = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
 
     assert kept == names[:3]
@@ -100,7 +101,7 @@ def test_one_ingestion_at_a_time_removes_what_no_batch_committed(places: tuple[P
     for unreadable in ("", "v2\n{}"):  # by a power cut, say: nothing is removed then
         (log / "0").write_text(unreadable)
         with pytest.raises(OutputError, match="cannot read"):
-            held_directories(SOURCE, IngestPlaces(*places)).__enter__()
+            lock_directories(SOURCE, IngestPlaces(*places)).__enter__()
     assert (folder / "part-1.parquet").exists()
 
 
@@ -109,7 +110,7 @@ def test_places_in_a_bucket_are_kept_and_a_run_that_lost_them_to_another_removes
 ) -> None:
     output, checkpoint = (parse_place(f"{bucket.url}/{name}") for name in ("out", "checkpoint"))
     put, folder = bucket.storage.put, "out/topic=a/date=2026-09-21"
-    with held_directories(SOURCE, IngestPlaces(output, checkpoint)):
+    with lock_directories(SOURCE, IngestPlaces(output, checkpoint)):
         put("checkpoint/offsets/0", b"{}")
         put(f"{folder}/kept.parquet", b"x")
         put(f"{folder}/left.parquet", b"x")
@@ -124,7 +125,7 @@ def test_places_in_a_bucket_are_kept_and_a_run_that_lost_them_to_another_removes
     with pytest.raises(ConfigurationError, match="belongs to the topic clicks"):
         mark_directories("the topic views, channel spark", IngestPlaces(output, checkpoint))
     # the files of another run look like leftovers until it commits them
-    holding = held_directories(SOURCE, IngestPlaces(output, checkpoint))
+    holding = lock_directories(SOURCE, IngestPlaces(output, checkpoint))
     place, _ = holding.__enter__()
     place.need()
     numbers = StoredNumbers(checkpoint / LOCK)
@@ -154,14 +155,14 @@ def test_what_the_first_batch_left_is_removed_unless_one_was_committed(
     committed.parent.mkdir()
     committed.touch()
     with pytest.raises(ConfigurationError, match=f"{places[0]} is older than {places[1]}"):
-        held_directories(SOURCE, IngestPlaces(*places)).__enter__()
+        lock_directories(SOURCE, IngestPlaces(*places)).__enter__()
     assert left.exists()  # the log is lost, and what counted is unknown
     committed.unlink()
     begun = places[1] / BEGUN / ".0.85f8-487f.tmp"  # Spark refuses to begin beside it
     shutil.rmtree(begun.parent)
     begun.parent.mkdir()
     begun.touch()
-    with held_directories(SOURCE, IngestPlaces(*places)):
+    with lock_directories(SOURCE, IngestPlaces(*places)):
         assert not left.exists()
         assert not begun.exists()
 
@@ -184,7 +185,7 @@ def test_a_checkpoint_or_an_output_older_than_the_other_is_refused(
         shutil.rmtree(output / "_spark_metadata")
         table = DeltaCatalog(str(output))
         table.create(BYTES.message_schema(), [])
-    held = partial(held_directories, SOURCE, IngestPlaces(*places, is_delta=is_delta))
+    held = partial(lock_directories, SOURCE, IngestPlaces(*places, is_delta=is_delta))
     for number in (0, 2):  # of a table, a batch without anything new is not there
         end_batch(number)
         with held():
@@ -216,13 +217,13 @@ def test_of_two_at_once_one_has_the_output_and_a_kill_between_the_marks_does_no_
 def test_an_output_keeps_its_format(places: tuple[Path, Path], tmp_path: Path) -> None:
     """What was ingested in the other one would be missing, for the checkpoint is beyond it."""
     with pytest.raises(ConfigurationError, match="holds Parquet that is not a Delta table"):
-        held_directories(SOURCE, IngestPlaces(*places, is_delta=True)).__enter__()
+        lock_directories(SOURCE, IngestPlaces(*places, is_delta=True)).__enter__()
     table, checkpoint = tmp_path / "table", tmp_path / "of-table"
-    with held_directories(SOURCE, IngestPlaces(table, checkpoint, is_delta=True)):
+    with lock_directories(SOURCE, IngestPlaces(table, checkpoint, is_delta=True)):
         DeltaCatalog(str(table)).create(BYTES.message_schema(), [])
 
     with pytest.raises(ConfigurationError, match="is a Delta table"):
-        held_directories(SOURCE, IngestPlaces(table, checkpoint)).__enter__()
+        lock_directories(SOURCE, IngestPlaces(table, checkpoint)).__enter__()
 
 
 def test_counts_and_troubles_are_told_at_the_start_and_with_each_batch(
@@ -246,7 +247,8 @@ def test_counts_and_troubles_are_told_at_the_start_and_with_each_batch(
     told: list[int] = []
     shown: list[int] = []
     tell, show = (lambda counts, rows=rows: rows.append(counts.rows) for rows in (told, shown))
-    QueryFollower(query, tell=tell, show=show).run()
+    source, places = IngestSource(SOURCE, "nsq", {}), IngestPlaces(Path("out"), Path("checkpoint"))
+    IngestRun(source, places, on_batch=tell, on_poll=show).follow(query)
 
     assert (told, shown) == ([0, 3], [3, 3, 3, 3])
     assert caplog.messages == ["full: messages stay in NSQ", "messages are taken again"]

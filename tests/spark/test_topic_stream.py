@@ -291,7 +291,7 @@ def started(frame: DataFrame, place: Path, found: list[bytes], **trigger: Any) -
 def test_every_body_arrives_once_a_stop_is_clean_and_available_now_reads_what_came_since(
     spark: SparkSession, nsqd: Nsqd, spark_options: dict[str, str], tmp_path: Path
 ) -> None:
-    from nsqtools.spark.jobs.ingestion import _lag
+    from nsqtools.spark.jobs.ingestion import _parse_lag
 
     found: list[bytes] = []
     spark_options["idleTimeout"] = f"{patience_s(2):g}s"
@@ -315,7 +315,7 @@ def test_every_body_arrives_once_a_stop_is_clean_and_available_now_reads_what_ca
     query = started(frame, tmp_path / "checkpoint", later, availableNow=True)
     assert query.awaitTermination(int(patience_s(60)))
     assert sorted(map(int, later)) == list(range(500))
-    latest = _lag(query.recentProgress[-1]["sources"][0]["latestOffset"])
+    latest = _parse_lag(query.recentProgress[-1]["sources"][0]["latestOffset"])
     assert (latest["source"], latest["rows_behind"]) == ("topic clicks, channel spark", 0)
 
 

@@ -1,9 +1,8 @@
-"""``nsq spark ingest``: a live topic, or an archive that grows, into Parquet."""
+"""``nsq spark ingest``: a live topic, or an archive that grows, into Parquet or Delta."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,7 @@ from nsqtools.cli.options.spark_options import (
     place_opt,
 )
 from nsqtools.cli.options.tables import ColumnsChoice, TableFormat
-from nsqtools.cli.parsing.binding import opt
+from nsqtools.cli.parsing.binding import OptionSet, opt
 from nsqtools.cli.render.outcomes import Progress, report_damages
 from nsqtools.cli.render.output import write_json
 from nsqtools.cli.running.consuming import Create, look_before
@@ -34,14 +33,115 @@ from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.protocol.text import format_duration
 
 if TYPE_CHECKING:
-    from nsqtools.archive.location import Location
     from nsqtools.cli.render.documents import Ingested
-    from nsqtools.spark.archives.damage import ArchiveDamage
-    from nsqtools.spark.jobs.ingestion import IngestCounts, IngestSource
+    from nsqtools.spark.jobs.ingestion import IngestCounts, IngestPlaces, IngestRun, IngestSource
 
 STREAM = "Stream"
 CHANNEL = "spark-ingest"
+# Each batch writes a file for each topic and date, so a short interval makes many small files.
 TRIGGER_S = 10.0
+
+
+class TopicInput(OptionSet):
+    """Live topics, or those that match a pattern, and the spool of their messages."""
+
+    topic: list[str] | None = opt("-t TOPIC", "Live topics, not an archive.")
+    topic_pattern: str | None = opt("REGEX", "All live topics that match, also later ones.")
+    channel: Channel = None
+    spool_dir: Path | None = opt(
+        "DIR",
+        "Where messages of a topic wait; default: in the checkpoint.",
+        STREAM,
+        parser=location,
+    )
+    create: Create = False
+
+    def source(
+        self,
+        places: IngestPlaces,
+        options: dict[str, str],
+        connection: ConnectionSettings,
+        runtime: Runtime,
+    ) -> IngestSource:
+        """Return the source. Raises `ConfigurationError`, and what checking the topics raises."""
+        from nsqtools.spark.format_options import as_options, hand_on_secrets
+        from nsqtools.spark.jobs.ingestion import IngestSource
+        from nsqtools.spark.topic_stream import topic_settings
+
+        topics, channel = self.topic or [], self.channel or CHANNEL
+        if topics:
+            look_before(topics, channel, connection, runtime, create=self.create, force=True)
+        spool = self.spool_dir or places.checkpoint / "spool"
+        if not isinstance(spool, Path):
+            raise ConfigurationError(
+                f"a spool cannot be in {places.checkpoint}: it is appended to and synced",
+                hint="Give a local or shared directory with --spool-dir.",
+            )
+        hand_on_secrets(connection, os.environ)
+        options = {**as_options(connection), "channel": channel, **options}
+        options["spoolDir"] = str(spool.absolute())
+        if self.topic_pattern is None:
+            options["topic"] = ",".join(topics)
+            names = ", ".join(sorted(set(topics)))
+        else:
+            options["topicPattern"] = self.topic_pattern
+            names = f"pattern {self.topic_pattern}"
+        topic_settings(options, os.environ)  # Raises for wrong options before Spark is started.
+        plural = "s" if len(set(topics)) > 1 else ""
+        return IngestSource(f"the topic{plural} {names}, channel {channel}", "nsq", options)
+
+
+class ArchiveInput(OptionSet):
+    """An archive, which may still grow."""
+
+    archive_dir: Annotated[
+        Any,  # a Location or None
+        Argument(parser=place, help="An archive that nsq to-file writes, not a topic."),
+    ] = None
+    raw: bool = opt("", "Read files of bare bodies too (nsq_to_file).", STREAM)
+    work_dir: Path | None = opt(
+        "DIR", "Where nsq to-file has files in progress, if elsewhere.", ARCHIVES, parser=location
+    )
+    skip_damaged: SkipDamaged = False
+
+    def source(self, places: IngestPlaces, options: dict[str, str]) -> IngestSource:
+        """Return the source. Raises `ConfigurationError` and `NotFoundError`."""
+        from nsqtools.archive.location import absolute, refuse_nested
+        from nsqtools.spark.archives.read_settings import archive_settings
+        from nsqtools.spark.format_options import Options
+        from nsqtools.spark.jobs.ingestion import IngestSource
+        from nsqtools.spark.jobs.inputs import damage_options
+
+        for option, folder in (("--output", places.output), ("--checkpoint", places.checkpoint)):
+            refuse_nested(option, folder, self.archive_dir)
+        directory = absolute(self.archive_dir)
+        if isinstance(directory, Path) and not directory.exists():
+            raise NotFoundError(f"there is no {directory}")
+        options = {"path": str(directory), **options}
+        options |= damage_options(places.damage if self.skip_damaged else None)
+        if self.raw:
+            options["format"] = "raw"
+        if self.work_dir:
+            options["workDir"] = str(self.work_dir.absolute())
+        archive_settings(Options("nsq-archive", options))  # Raises before Spark is started.
+        return IngestSource(f"the archive {directory}", "nsq-archive", options, (directory,))
+
+
+def check_input(archive: ArchiveInput, topics: TopicInput) -> None:
+    """Raise `ConfigurationError` unless one input is given, with its own options only."""
+    if sum(map(bool, (archive.archive_dir, topics.topic, topics.topic_pattern))) != 1:
+        raise ConfigurationError(
+            "give topics (-t TOPIC), or a --topic-pattern, or a directory of archives"
+        )
+    if archive.archive_dir is None:
+        if archive.raw or archive.work_dir is not None or archive.skip_damaged:
+            raise ConfigurationError(
+                "--raw, --work-dir and --skip-damaged are for archives, not for topics"
+            )
+    elif topics.channel is not None or topics.spool_dir is not None or topics.create:
+        raise ConfigurationError(
+            "--channel, --spool-dir and --create are for topics, not for archives"
+        )
 
 
 def ingest(
@@ -52,13 +152,9 @@ def ingest(
         Any, place_opt("--checkpoint DIR", "Where the stream records its progress.")
     ],
     format: TableFormat = opt("", "What to write: parquet or delta.", None, TableFormat.parquet),
-    archive_dir: Annotated[
-        Any,  # a Location or None
-        Argument(parser=place, help="An archive that nsq to-file writes, not a topic."),
-    ] = None,
-    topic: list[str] | None = opt("-t TOPIC", "Live topics, not an archive."),
-    topic_pattern: str | None = opt("REGEX", "All live topics that match, also later ones."),
-    channel: Channel = None,
+    *,
+    archive: ArchiveInput,
+    topics: TopicInput,
     once: bool = opt("", "Take what is there and end.", LIMITS),
     for_: For = None,
     trigger: float | None = opt(
@@ -67,29 +163,16 @@ def ingest(
     max_rows_per_trigger: int = opt(
         "N", "At most about N messages in a batch.", STREAM, 1_000_000, min=1
     ),
-    spool_dir: Path | None = opt(
-        "DIR",
-        "Where messages of a topic wait; default: in the checkpoint.",
-        STREAM,
-        parser=location,
-    ),
-    raw: bool = opt("", "Read files of bare bodies too (nsq_to_file).", STREAM),
-    work_dir: Path | None = opt(
-        "DIR", "Where nsq to-file has files in progress, if elsewhere.", ARCHIVES, parser=location
-    ),
-    skip_damaged: SkipDamaged = False,
     fail_on_data_loss: bool = opt(
         "--fail-on-data-loss/--no-fail-on-data-loss",
         "End when a file to read is gone or shorter; else go on and warn in Spark's log.",
         STREAM,
         True,
     ),
-    create: Create = False,
     metrics_file: Path | None = opt(
         "FILE", "Write counts, rate and lag here, as Prometheus text.", MONITORING
     ),
     json: Json = False,
-    *,
     bodies: ColumnsChoice,
     connection: ConsumerConnection,
     spark: SparkChoice,
@@ -107,135 +190,50 @@ def ingest(
         nsq spark ingest --topic-pattern 'web_.*' -o /data/web --checkpoint /data/web.checkpoint
         nsq spark ingest /var/nsq -o /data/nsq --checkpoint /data/nsq.checkpoint --once
     """
-    from nsqtools.archive.location import absolute, refuse_nested
-    from nsqtools.spark.archives.damage import read_damage
+    from nsqtools.archive.location import absolute
     from nsqtools.spark.archives.read_settings import Bodies
-    from nsqtools.spark.format_options import hand_on_secrets
-    from nsqtools.spark.jobs.ingestion import (
-        IngestPlaces,
-        QueryFollower,
-        held_directories,
-        start_query,
-    )
-    from nsqtools.spark.jobs.inputs import damage_options
+    from nsqtools.spark.jobs.ingestion import IngestPlaces, IngestRun
 
     if once and trigger is not None:
         raise ConfigurationError("--trigger has no effect with --once")
-    common = {"maxRowsPerTrigger": str(max_rows_per_trigger)}
-    common["failOnDataLoss"] = str(fail_on_data_loss).lower()
-    chosen = Bodies(bodies.body, bodies.fields(needed=True))
-    output, checkpoint = absolute(output), absolute(checkpoint)
-    damage_path = checkpoint / "damage"
-    if sum(map(bool, (archive_dir, topic, topic_pattern))) != 1:
-        raise ConfigurationError(
-            "give topics (-t TOPIC), or a --topic-pattern, or a directory of archives"
-        )
-    if archive_dir is not None:
-        if channel is not None or spool_dir is not None or create:
-            raise ConfigurationError(
-                "--channel, --spool-dir and --create are for topics, not for archives"
-            )
-        for option, folder in (("--output", output), ("--checkpoint", checkpoint)):
-            refuse_nested(option, folder, archive_dir)
-        options = {
-            **common,
-            **({"format": "raw"} if raw else {}),
-            **({"workDir": str(work_dir.absolute())} if work_dir else {}),
-            **damage_options(damage_path if skip_damaged else None),
-        }
-        source = archive_source(archive_dir, options)
+    columns = Bodies(bodies.body, bodies.fields(needed=True))
+    is_delta = format is TableFormat.delta
+    places = IngestPlaces(absolute(output), absolute(checkpoint), columns, is_delta)
+    options = {"maxRowsPerTrigger": str(max_rows_per_trigger)}
+    options["failOnDataLoss"] = str(fail_on_data_loss).lower()
+    check_input(archive, topics)
+    if archive.archive_dir is None:
+        source = topics.source(places, options, connection, runtime)
     else:
-        if raw or work_dir is not None or skip_damaged:
-            raise ConfigurationError(
-                "--raw, --work-dir and --skip-damaged are for archives, not for topics"
-            )
-        channel = channel or CHANNEL
-        if topic:
-            look_before(topic, channel, connection, runtime, create=create, force=True)
-        spool = spool_dir or checkpoint / "spool"
-        if not isinstance(spool, Path):
-            raise ConfigurationError(
-                f"a spool cannot be in {checkpoint}: it is a log that is appended to and synced",
-                hint="Give a local or shared directory with --spool-dir.",
-            )
-        hand_on_secrets(connection, os.environ)
-        source = topic_source(topic or [], topic_pattern, channel, spool, connection, common)
-    places = IngestPlaces(output, checkpoint, chosen, format is TableFormat.delta)
+        source = archive.source(places, options)
+    trigger_s = None if once else TRIGGER_S if trigger is None else trigger
+    run = IngestRun(source, places, trigger_s, for_, partial(write_ingest_metrics, metrics_file))
     settings = spark.settings(
-        f"nsq spark ingest: {source.name}",
-        (output, checkpoint),
-        python_places=(archive_dir,) if archive_dir is not None else (),
+        f"nsq spark ingest: {source.name}", places[:2], python_places=source.places
     )
-    reported = set(read_damage(damage_path))
     with (
-        held_directories(source.name, places) as (held, made),
         naming_flags(),
-        open_spark(runtime, replace(settings, inherited=held.descriptors)) as session,
+        run.locked() as descriptors,
+        open_spark(runtime, replace(settings, inherited=descriptors)) as session,
         Progress(runtime) as progress,
     ):
-        between_s = TRIGGER_S if trigger is None else trigger
-        query = start_query(session, source, made, None if once else between_s)
-        follower = QueryFollower(
-            query,
-            for_s=for_,
-            tell=partial(keep_metrics, metrics_file),
-            show=lambda counts: progress.show(partial(how_far, counts)),
-            need=held.need,
-        )
-        with stopping(follower.stop) as signals:
-            follower.run()
-    found = [damage for damage in read_damage(damage_path) if damage not in reported]
-    return signals.status(otherwise=tell_outcome(runtime, follower.counts, found, json=json))
+        run.on_poll = lambda counts: progress.show(partial(progress_text, counts))
+        query = run.start(session)
+        with stopping(run.stop) as signals:
+            run.follow(query)
+    return signals.status(otherwise=report_ingestion(runtime, run, json=json))
 
 
-def archive_source(directory: Location, options: Mapping[str, str]) -> IngestSource:
-    """The source for an archive. Raises `NotFoundError`."""
-    from nsqtools.archive.location import absolute
-    from nsqtools.spark.archives.read_settings import archive_settings
-    from nsqtools.spark.format_options import Options
-    from nsqtools.spark.jobs.ingestion import IngestSource
-
-    directory = absolute(directory)
-    if isinstance(directory, Path) and not directory.exists():
-        raise NotFoundError(f"there is no {directory}")
-    options = {"path": str(directory), **options}
-    archive_settings(Options("nsq-archive", options))  # refused before Spark is started
-    return IngestSource(f"the archive {directory}", "nsq-archive", options)
-
-
-def topic_source(
-    topics: Sequence[str],
-    pattern: str | None,
-    channel: str,
-    spool: Path,
-    connection: ConnectionSettings,
-    options: Mapping[str, str],
-) -> IngestSource:
-    """The source for live topics, or for those of a pattern. Raises `ConfigurationError`."""
-    from nsqtools.spark.format_options import as_options
-    from nsqtools.spark.jobs.ingestion import IngestSource
-    from nsqtools.spark.topic_stream import topic_settings
-
-    chosen = {"topic": ",".join(topics)} if pattern is None else {"topicPattern": pattern}
-    place = {**chosen, "channel": channel, "spoolDir": str(spool.absolute())}
-    known = sorted(set(topics))
-    names = ", ".join(known) if pattern is None else f"pattern {pattern}"
-    name = f"the topic{'s' if len(known) > 1 else ''} {names}, channel {channel}"
-    options = {**as_options(connection), **place, **options}
-    topic_settings(options, os.environ)  # refused before Spark is started
-    return IngestSource(name, "nsq", options)
-
-
-def keep_metrics(file: Path | None, counts: IngestCounts) -> None:
-    """Replace the file, if there is one."""
+def write_ingest_metrics(file: Path | None, counts: IngestCounts) -> None:
+    """Replace the metrics file, if there is one."""
     if file is not None:
         from nsqtools.cli.running.service import write_metrics
 
         write_metrics(file, counts.metrics())
 
 
-def how_far(counts: IngestCounts) -> str:
-    """The progress line."""
+def progress_text(counts: IngestCounts) -> str:
+    """Return the progress line."""
     text = f"{counts.rows:,} rows in {counts.batches:,} batches, {counts.rows_per_s:,.0f} rows/s"
     if counts.rows_behind:
         text += f", {counts.rows_behind:,} rows behind"
@@ -244,10 +242,9 @@ def how_far(counts: IngestCounts) -> str:
     return text
 
 
-def tell_outcome(
-    runtime: Runtime, counts: IngestCounts, damages: list[ArchiveDamage], *, json: bool
-) -> ExitStatus:
-    """Tell the counts, and what could not be read; return the exit status."""
+def report_ingestion(runtime: Runtime, run: IngestRun, *, json: bool) -> ExitStatus:
+    """Print the counts and the damage of a run; return the exit status."""
+    counts, damages = run.counts, run.new_damages()
     status = report_damages(runtime, damages).status
     if json:
         document: Ingested = {

@@ -34,7 +34,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
@@ -58,6 +58,7 @@ from nsqtools.cluster.topics import ChangeLog
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.records.envelope import BodyKind
 from nsqtools.records.prometheus import Metric, metric_of
+from nsqtools.spark.archives.damage import ArchiveDamage, read_damage
 from nsqtools.spark.archives.read_settings import BYTES, Bodies
 from nsqtools.spark.pyspark_internals import GLOB_PATHS, struct_of
 
@@ -83,16 +84,21 @@ class IngestMark:
 
 
 class IngestPlaces(NamedTuple):
-    """Where a query writes to, and what: bodies in columns of some kind, in Parquet or Delta."""
+    """Where a query writes, and what: the columns of bodies, in Parquet or Delta."""
 
     output: Location
     checkpoint: Location
     bodies: Bodies = BYTES
     is_delta: bool = False
 
+    @property
+    def damage(self) -> Location:
+        """Where tasks report the archives that they cannot read."""
+        return self.checkpoint / "damage"
+
 
 @contextmanager
-def held_directories(source: str, places: IngestPlaces) -> Iterator[tuple[Held, IngestPlaces]]:
+def lock_directories(source: str, places: IngestPlaces) -> Iterator[tuple[Held, IngestPlaces]]:
     """Mark two places, lock them, and remove what interrupted batches left before and after.
 
     Yields the lock, with the descriptors that the JVM must inherit (`SparkSettings.inherited`), and
@@ -283,11 +289,13 @@ DATE_IN_UTC = f"date_from_unix_date(int(ts_ns div {DAY_NS} - if(ts_ns % {DAY_NS}
 
 
 class IngestSource(NamedTuple):
-    """What is read: a format with its options, and how it is called in messages."""
+    """What a query reads: a format with its options, and its name in messages."""
 
     name: str
     format: str
     options: Mapping[str, str]
+    places: tuple[Location, ...] = ()
+    """Object stores among them need credentials."""
 
 
 @dataclass(slots=True)
@@ -327,87 +335,109 @@ METRICS_OF_COUNTS = (
 )
 
 
-def start_query(
-    spark: SparkSession, source: IngestSource, places: IngestPlaces, trigger_s: float | None
-) -> StreamingQuery:
-    """Start it. The places must have been taken. ``trigger_s`` are the seconds between batches;
-    None takes what is there, and ends."""
-    columns = struct_of(places.bodies.message_schema())
-    stream = spark.readStream.schema(columns).options(**source.options, **places.bodies.options())
-    rows = stream.format(source.format).load().withColumn("date", F.expr(DATE_IN_UTC))
-    has = [name for name in ("body", "body_bytes") if name in columns.names]
-    misfits = F.col(ERROR) if ERROR in columns.names else F.lit(None)
-    rows = rows.observe(
-        METRICS,
-        F.count(F.lit(1)).alias("rows"),
-        F.sum(F.coalesce(*map(F.octet_length, has))).alias("body_bytes"),
-        F.max("ts_ns").alias("newest_ns"),
-        F.count(misfits).alias("misfits"),
-    )
-    writer = rows.writeStream.option("checkpointLocation", spark_url(places.checkpoint))
-    if places.is_delta:
-        writer = writer.foreachBatch(DeltaSink(places))
-    else:
-        writer = writer.format("parquet").partitionBy("topic", "date")
-        writer = writer.option("compression", "zstd").option("path", spark_url(places.output))
-    if trigger_s is None:
-        return writer.trigger(availableNow=True).start()
-    return writer.trigger(processingTime=f"{round(trigger_s * 1000)} milliseconds").start()
-
-
 @dataclass(slots=True)
-class QueryFollower:
-    """Counts what a query does. `stop`, from any thread, ends it after the current batch.
+class IngestRun:
+    """One run of ``nsq spark ingest``: locks its places, starts the query and follows it.
 
-    ``for_s`` ends it after that time. ``tell`` is called at the start and with each batch, ``show``
-    a few times a second, and so is ``need``, which raises when the places were lost to another run.
+    ``trigger_s`` are the seconds between batches; None reads what the source has now, then ends.
+    ``for_s`` bounds the run. ``on_batch`` is called at the start and after each batch, ``on_poll``
+    every `POLL_S`.
     """
 
-    query: StreamingQuery
+    source: IngestSource
+    places: IngestPlaces
+    trigger_s: float | None = None
     for_s: float | None = None
-    tell: Callable[[IngestCounts], object] = lambda counts: None
-    show: Callable[[IngestCounts], object] = lambda counts: None
-    need: Callable[[], object] = lambda: None
+    on_batch: Callable[[IngestCounts], object] = lambda counts: None
+    on_poll: Callable[[IngestCounts], object] = lambda counts: None
     counts: IngestCounts = field(default_factory=IngestCounts)
+    _lock: Held | None = None
+    _reported: Collection[ArchiveDamage] = ()
     _stop: threading.Event = field(default_factory=threading.Event)
     _last_batch: int = -1
     _change_log: ChangeLog = field(default_factory=ChangeLog)
 
-    def stop(self) -> None:
-        """Ask for the end."""
-        self._stop.set()
+    @contextmanager
+    def locked(self) -> Iterator[tuple[int, ...]]:
+        """Lock the places for the run; yield the descriptors that the JVM must inherit.
 
-    def run(self) -> None:
-        """Follow the query to its end. Raises what it failed with, and what ``need`` does."""
-        until_s = None if self.for_s is None else time.monotonic() + self.for_s
-        self.tell(self.counts)
-        while self.query.isActive:
-            self.need()
-            self._count()
-            self.show(self.counts)
-            if until_s is not None and time.monotonic() >= until_s:
+        Raises `ConfigurationError` and `OutputError`.
+        """
+        self._reported = set(read_damage(self.places.damage))
+        with lock_directories(self.source.name, self.places) as (lock, self.places):
+            self._lock = lock
+            yield lock.descriptors
+
+    def start(self, spark: SparkSession) -> StreamingQuery:
+        """Start the query. The places must be locked."""
+        columns = struct_of(self.places.bodies.message_schema())
+        options = {**self.source.options, **self.places.bodies.options()}
+        stream = spark.readStream.schema(columns).options(**options).format(self.source.format)
+        rows = stream.load().withColumn("date", F.expr(DATE_IN_UTC))
+        bodies = [name for name in ("body", "body_bytes") if name in columns.names]
+        misfits = F.col(ERROR) if ERROR in columns.names else F.lit(None)
+        rows = rows.observe(
+            METRICS,
+            F.count(F.lit(1)).alias("rows"),
+            F.sum(F.coalesce(*map(F.octet_length, bodies))).alias("body_bytes"),
+            F.max("ts_ns").alias("newest_ns"),
+            F.count(misfits).alias("misfits"),
+        )
+        writer = rows.writeStream.option("checkpointLocation", spark_url(self.places.checkpoint))
+        if self.places.is_delta:
+            writer = writer.foreachBatch(DeltaSink(self.places))
+        else:
+            writer = writer.format("parquet").partitionBy("topic", "date")
+            writer = writer.option("compression", "zstd")
+            writer = writer.option("path", spark_url(self.places.output))
+        if self.trigger_s is None:
+            return writer.trigger(availableNow=True).start()
+        interval_ms = round(self.trigger_s * 1000)
+        return writer.trigger(processingTime=f"{interval_ms} milliseconds").start()
+
+    def follow(self, query: StreamingQuery) -> None:
+        """Follow the query to its end.
+
+        Raises what the query failed with, and `OutputError` when another run takes the places.
+        """
+        deadline_s = None if self.for_s is None else time.monotonic() + self.for_s
+        self.on_batch(self.counts)
+        while query.isActive:
+            if self._lock is not None:
+                self._lock.need()
+            self._count(query)
+            self.on_poll(self.counts)
+            if deadline_s is not None and time.monotonic() >= deadline_s:
                 self._stop.set()
             if self._stop.wait(POLL_S):
-                self._end()
-        self.query.awaitTermination()
-        self._count()
-        self.show(self.counts)
+                self._end(query)
+        query.awaitTermination()
+        self._count(query)
+        self.on_poll(self.counts)
 
-    def _end(self) -> None:
-        """Wait for the batch that runs; what a broken one wrote would lie about in the output."""
-        batch, query = self._last_batch, self.query
+    def stop(self) -> None:
+        """End the run after the current batch. May be called from any thread."""
+        self._stop.set()
+
+    def new_damages(self) -> list[ArchiveDamage]:
+        """Return the damage that this run reported, without that of earlier runs."""
+        return [each for each in read_damage(self.places.damage) if each not in self._reported]
+
+    def _end(self, query: StreamingQuery) -> None:
+        # A batch that is interrupted leaves files which readers other than Spark would count.
+        batch = self._last_batch
         while self._last_batch == batch and query.isActive and query.status["isTriggerActive"]:
             time.sleep(POLL_S)
-            self._count()
+            self._count(query)
         query.stop()
 
-    def _count(self) -> None:
-        """Add the batches that have ended since, and say what keeps messages in NSQ."""
+    def _count(self, query: StreamingQuery) -> None:
+        """Add the batches that have ended since the last call, and log what fills no spool."""
         problem = ""
-        for progress in self.query.recentProgress:
-            lag = _lag(progress["sources"][0]["latestOffset"])
+        for progress in query.recentProgress:
+            lag = _parse_lag(progress["sources"][0]["latestOffset"])
             problem = lag.get("problem", "")
-            # an idle query reports, too, under the number of the batch that will come
+            # An idle query reports progress as well, under the number of the batch to come.
             has_run = (
                 METRICS in progress["observedMetrics"] and "addBatch" in progress["durationMs"]
             )
@@ -420,21 +450,21 @@ class QueryFollower:
             self._change_log.resolve(SPOOL, "messages are taken again")
 
     def _add(self, progress: Any, lag: Mapping[str, Any]) -> None:
-        seen = progress["observedMetrics"][METRICS]
-        self.counts.rows += seen["rows"]
-        self.counts.body_bytes += seen["body_bytes"] or 0
-        self.counts.misfits += seen["misfits"]
+        metrics = progress["observedMetrics"][METRICS]
+        self.counts.rows += metrics["rows"]
+        self.counts.body_bytes += metrics["body_bytes"] or 0
+        self.counts.misfits += metrics["misfits"]
         self.counts.batches += 1
-        took_ms = progress["durationMs"].get("triggerExecution", 0)
-        self.counts.rows_per_s = seen["rows"] * 1000 / took_ms if took_ms else 0.0
+        duration_ms = progress["durationMs"].get("triggerExecution", 0)
+        self.counts.rows_per_s = metrics["rows"] * 1000 / duration_ms if duration_ms else 0.0
         for name in ("rows_behind", "bytes_behind", "seconds_behind"):
             setattr(self.counts, name, lag.get(name, 0))
-        if seen["newest_ns"] is not None:
-            self.counts.lag_s = max(0.0, (time.time_ns() - seen["newest_ns"]) / 1e9)
-        self.tell(self.counts)
+        if metrics["newest_ns"] is not None:
+            self.counts.lag_s = max(0.0, (time.time_ns() - metrics["newest_ns"]) / 1e9)
+        self.on_batch(self.counts)
 
 
-def _lag(latest: Any) -> dict[str, Any]:
+def _parse_lag(latest: Any) -> dict[str, Any]:
     """The lag that the source reports as its latest offset, which Spark gives as JSON."""
     document = json.loads(latest) if isinstance(latest, str) else latest
     return document if isinstance(document, dict) else {}
