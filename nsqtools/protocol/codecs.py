@@ -1,19 +1,19 @@
-"""Stream compression: bytes in, bytes out, one codec object per connection and for its life.
+"""Stream compression: one codec object for each connection, for as long as it lives.
 
 deflate is raw (no zlib header, RFC 1951) with a sync flush after every write, and the stream is
-never finished. snappy is the framing format with masked CRC-32C (both directions independent).
+never finished. snappy is the framing format with masked CRC-32C, independent in each direction.
 
-``compress`` returns the bytes for the wire, flushed: the peer can decode all of the data from them.
-``decompress`` returns what the bytes decode to, possibly nothing yet, or raises `ProtocolError`.
-A few bytes can decode to gigabytes: with a ``limit`` in bytes it returns no more than that, or one
-chunk of the format above it, and ``has_more`` says to call it again, without bytes.
+``compress`` returns flushed bytes for the wire, from which the peer can decode all of the data.
+``decompress`` returns the decoded bytes, possibly none yet, or raises `ProtocolError`. Because a
+few bytes can decode to gigabytes, a ``limit`` bounds the result to that many bytes, or to one chunk
+of the format beyond it. While ``has_more`` is true, call ``decompress`` again with ``b""``.
 
-What comes before the end of a stream or its damage is returned first, with ``has_more``, and the
-next call raises: a client may publish, end its stream and close, all in one read.
+Data before a damaged byte or the end of the stream is returned first, with ``has_more``, and the
+next call raises. A client may publish, end its stream and close within one read.
 
-Traps: plaintext that comes out empty from input that was not is normal, never an end of stream;
-python-snappy reports damage as a bare ``OSError``, which a socket's caller would mistake for a
-network failure, so both codecs raise `ProtocolError`.
+Traps: input that decodes to nothing is normal and no end of stream. python-snappy reports damage
+as a bare ``OSError``, which callers of a socket would mistake for a network failure; both codecs
+raise `ProtocolError` instead.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from nsqtools.errors import ConfigurationError, ProtocolError
 
 _RAW_DEFLATE = -zlib.MAX_WBITS
 _SNAPPY_HEAD = 4  # type and length
-_SNAPPY_PLAIN = 65_536  # the most that a chunk decodes to
-_SNAPPY_CHUNK = 76_490 + 4  # the most that it can take with its checksum; Go refuses larger ones
+_SNAPPY_PLAIN = 65_536  # the largest decoded size of a chunk, by the framing format
+_SNAPPY_CHUNK = 76_490 + 4  # its largest encoded size with the checksum; Go refuses larger ones
 
 
 class DeflateCodec:
-    """``deflate`` at a level from 1 to 9: use the level of nsqd's IDENTIFY reply."""
+    """``deflate`` at a level from 1 to 9. Use the level of nsqd's IDENTIFY reply."""
 
     def __init__(self, level: int = 6) -> None:
         self._compressor = zlib.compressobj(level, zlib.DEFLATED, _RAW_DEFLATE)
@@ -45,31 +45,32 @@ class DeflateCodec:
             raise self._failure
         decompressor = self._decompressor
         data = decompressor.unconsumed_tail + data
-        before = decompressor.copy()  # zlib drops what it decoded before damage; this takes 3 us
+        # zlib drops the bytes that it decoded before damage, so a copy keeps the state (3 us).
+        snapshot = decompressor.copy()
         try:
             plain = decompressor.decompress(data, limit)
             if decompressor.eof:
                 self._failure = ProtocolError("the peer ended its deflate stream")
         except zlib.error as exc:
-            plain = _inflate_undamaged(before, data, limit)
+            plain = _inflate_undamaged(snapshot, data, limit)
             self._failure = ProtocolError(f"damaged deflate stream ({exc})")
         if self._failure is not None and not plain:
             raise self._failure
-        # zlib may hold back the end of a copy although it has taken all of the bytes
+        # zlib may hold back decoded bytes although it has consumed all of the input.
         is_cut = bool(decompressor.unconsumed_tail) or 0 < limit <= len(plain)
         self.has_more = is_cut or self._failure is not None
         return plain
 
 
 def _inflate_undamaged(decompressor: zlib._Decompress, data: bytes, limit: int) -> bytes:
-    """Return what the bytes before the first damaged one decode to."""
+    """Decode the bytes before the first damaged one, which is found by bisection."""
     plain = b""
-    whole, damaged = 0, len(data)
-    while damaged - whole > 1:
-        middle = (whole + damaged) // 2
+    intact, damaged = 0, len(data)
+    while damaged - intact > 1:
+        middle = (intact + damaged) // 2
         try:
             plain = decompressor.copy().decompress(data[:middle], limit)
-            whole = middle
+            intact = middle
         except zlib.error:
             damaged = middle
     return plain
@@ -101,12 +102,12 @@ class SnappyCodec:
             raise self._failure
         received = self._received + data if self._received else data
         plain: list[bytes] = []
-        end = most = 0
+        end = max_plain = 0
         try:
-            while (chunk := _chunk_size(received, end)) and (not limit or most < limit):
+            while (chunk := _chunk_size(received, end)) and (not limit or max_plain < limit):
                 plain.append(self._decompressor.decompress(received[end : end + chunk]))
                 end += chunk
-                most += _SNAPPY_PLAIN
+                max_plain += _SNAPPY_PLAIN
             self.has_more = chunk > 0
         except Exception as exc:  # OSError from cramjam, UncompressError from older versions
             self._failure = ProtocolError(f"damaged snappy stream ({exc})")
@@ -118,9 +119,9 @@ class SnappyCodec:
 
 
 def _chunk_size(data: bytes, position: int) -> int:
-    """Return the size of the chunk at a position, 0 while it is not there whole.
+    """Return the size of the chunk at a position, 0 while it is incomplete.
 
-    Raises ``ValueError`` for one that is too long.
+    Raises ``ValueError`` for a chunk that is too long.
     """
     if len(data) - position < _SNAPPY_HEAD:
         return 0

@@ -1,17 +1,13 @@
-"""The commands of protocol V2, client to nsqd: one function each, which returns its bytes.
+"""The commands of protocol V2, client to nsqd, and IDENTIFY for both sides.
 
-A line ends in a newline; bodies have a big-endian int32 size in front. Names are checked where they
-enter the program (`names`), sizes by the caller, who knows the server's limits.
+One function for each command returns its bytes. A line ends in a newline; bodies follow a
+big-endian int32 size. Names are checked where they enter the program (`names`), and sizes by the
+caller, which has the limits of the server. FINs are sent by the hundred, so `encode_finishes`
+encodes a batch in one join.
 
-FINs go out by the hundred, so `encode_finishes` encodes a whole batch in one join.
-
-IDENTIFY, for both sides: what a client says of itself, how nsqd reads it, and what it answers.
-
-The request is JSON with times in milliseconds. The reply is a JSON object when features were
-negotiated, plain ``OK`` from an nsqd before 0.2.19, and then the old limits hold.
-
-nsqd reads the request by the rules of Go's decoder: `ReceivedIdentify` has Go's zero value for what
-was absent.
+The request of IDENTIFY is JSON with times in milliseconds. The reply is a JSON object when features
+were negotiated. An nsqd before 0.2.19 replies plain ``OK``, and the old limits hold. nsqd reads the
+request by the rules of Go's decoder: absent fields have Go's zero value in `ReceivedIdentify`.
 """
 
 from __future__ import annotations
@@ -28,13 +24,15 @@ from nsqtools.protocol.text import INT32, INT64, go_members
 _COUNTS = struct.Struct(">II")
 
 SIZE_BYTES = 4
-"""Of the count of an MPUB, and of the size before each of its messages."""
+"""Length of the count in an MPUB, and of the size before each of its messages."""
 
 MAGIC_V2 = b"  V2"
 
 MAX_DELAY_S = 9e9
-"""The longest delay of DPUB and REQ that nsqd can hold, in 64 bits of nanoseconds: 285 years. It
-accepts delays up to its --max-req-timeout, an hour by default, which it does not announce."""
+"""The longest delay of DPUB and REQ that fits into nsqd's 64 bits of nanoseconds: 285 years.
+
+nsqd accepts delays up to its --max-req-timeout, an hour by default, which it does not announce.
+"""
 
 NOP = b"NOP\n"
 CLS = b"CLS\n"
@@ -74,26 +72,27 @@ def multi_publish(topic: str, bodies: Sequence[bytes]) -> bytes:
     """``MPUB``: several messages, taken all or none."""
     count = len(bodies)
     lengths = list(map(len, bodies))
-    packed = {length: length.to_bytes(4, "big") for length in set(lengths)}  # many have the same
+    # Messages of a topic tend to repeat lengths, so each length is packed once.
+    packed = {length: length.to_bytes(4, "big") for length in set(lengths)}
     parts = [b""] * (2 * count + 1)
     parts[0] = b"MPUB %b\n" % topic.encode() + _COUNTS.pack(mpub_size(lengths), count)
     parts[1::2] = [packed[length] for length in lengths]
     parts[2::2] = bodies
-    return b"".join(parts)  # a batch is large: one copy of it is enough
+    return b"".join(parts)  # A batch may have megabytes: join copies it only once.
 
 
 def ready(count: int) -> bytes:
-    """``RDY``: the most messages that may be in flight to this connection at a time."""
+    """``RDY``: set how many messages may be in flight to this connection."""
     return b"RDY %d\n" % count
 
 
 def finish(message_id: bytes) -> bytes:
-    """``FIN``: the message is finished."""
+    """``FIN``: finish the message."""
     return b"FIN %b\n" % message_id
 
 
 def requeue(message_id: bytes, delay_ms: int) -> bytes:
-    """``REQ``: deliver the message again, after ``delay_ms`` milliseconds (0: at once)."""
+    """``REQ``: deliver the message again after ``delay_ms`` milliseconds (0: immediately)."""
     return b"REQ %b %d\n" % (message_id, delay_ms)
 
 
@@ -108,15 +107,15 @@ def encode_finishes(ids: Iterable[bytes]) -> bytes:
 
 
 def mpub_size(lengths: Sequence[int]) -> int:
-    """Return the size that nsqd compares with ``--max-body-size``, from those of the bodies."""
+    """Return the size that nsqd compares with ``--max-body-size``, given the lengths of bodies."""
     return SIZE_BYTES + sum(lengths) + SIZE_BYTES * len(lengths)
 
 
 class IdentifyReply(NamedTuple):
-    """What was negotiated. The defaults are what holds when nsqd answers plain ``OK``.
+    """The negotiated features. The defaults hold when nsqd answers plain ``OK``.
 
-    Times are in milliseconds. ``tls_v1``, ``snappy`` and ``deflate`` are "asked for and granted":
-    a client that did not ask sees false even where nsqd has the feature.
+    Times are in milliseconds. ``tls_v1``, ``snappy`` and ``deflate`` mean "requested and granted":
+    a client that did not request a feature receives false even if nsqd has it.
     """
 
     max_rdy_count: int = 2500
@@ -148,7 +147,7 @@ def decode_identify_reply(data: bytes) -> IdentifyReply:
         reply = None
     if not isinstance(reply, dict):
         raise ProtocolError(f"the answer to IDENTIFY is neither OK nor JSON: {data[:60]!r}")
-    known: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, default in IdentifyReply._field_defaults.items():
         value = reply.get(name)
         if value is None:
@@ -156,10 +155,11 @@ def decode_identify_reply(data: bytes) -> IdentifyReply:
         kind = type(default)
         if type(value) is not kind or (kind is int and value not in INT64):
             raise ProtocolError(f"the answer to IDENTIFY has {name}={str(value)[:60]!r}")
-        is_plain = not isinstance(value, str) or value.isprintable()  # it goes into logs
-        known[name] = value if is_plain else ascii(value)[1:-1]
-    decoded = IdentifyReply(**known)
-    # nsqd before 1.1 grants level 0 to all who name one, and then compresses nothing
+        # Texts are logged, so control characters are escaped.
+        is_plain = not isinstance(value, str) or value.isprintable()
+        values[name] = value if is_plain else ascii(value)[1:-1]
+    decoded = IdentifyReply(**values)
+    # nsqd before 1.1 grants level 0 for any requested level, and then compresses nothing.
     if not 0 <= decoded.deflate_level <= 9 and decoded.deflate:
         raise ProtocolError(f"nsqd granted deflate at level {decoded.deflate_level}")
     if decoded.max_rdy_count < 1:
@@ -170,7 +170,7 @@ def decode_identify_reply(data: bytes) -> IdentifyReply:
 
 
 class ReceivedIdentify(NamedTuple):
-    """The fields as received; what was absent has Go's zero value."""
+    """The fields of a request; absent fields have Go's zero value."""
 
     client_id: str = ""
     hostname: str = ""

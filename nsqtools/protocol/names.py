@@ -1,12 +1,12 @@
 """Names of topics and channels, and addresses of daemons.
 
-A name is 1 to 64 characters of ``[.a-zA-Z0-9_-]``, the optional suffix ``#ephemeral`` included in
-the count (nsqd, internal/protocol/names.go; the protocol page prints ``1 <`` where nsqd accepts 1).
-Names go into command lines unquoted, so the check is also what keeps a newline in a name from
-becoming a second command: it must match the whole text, and ``$`` would let a newline pass.
+A name is 1 to 64 characters of ``[.a-zA-Z0-9_-]``, including the optional suffix ``#ephemeral``
+(nsqd, internal/protocol/names.go; the protocol page prints ``1 <`` where nsqd accepts 1). Names are
+written into command lines unquoted, so this check also keeps a newline in a name from becoming a
+second command. It must match the whole text: ``$`` would let a trailing newline pass.
 
-An address is ``host:port`` for TCP, ``host:port`` or a URL for HTTP. It keeps the *name* that it
-was given: a name is resolved again at every connect, so that a daemon that moved is found again
+An address is ``host:port`` for TCP, and ``host:port`` or a URL for HTTP. It keeps the *name* of the
+host, which is resolved at every connect, so that a client follows a daemon that moved
 (go-nsq#104). IPv6 addresses are written in brackets.
 """
 
@@ -29,12 +29,12 @@ _NAME = re.compile(r"[.a-zA-Z0-9_-]+(#ephemeral)?")
 
 
 def is_valid_name(name: str) -> bool:
-    """Tell whether nsqd would accept the name for a topic or a channel."""
+    """Return whether nsqd would accept the name for a topic or a channel."""
     return len(name) <= MAX_NAME_LENGTH and _NAME.fullmatch(name) is not None
 
 
 def is_ephemeral(name: str) -> bool:
-    """Tell whether the topic or channel lives in memory only and goes with its last user."""
+    """Return whether the topic or channel lives in memory only and ends with its last client."""
     return name.endswith(EPHEMERAL)
 
 
@@ -62,7 +62,7 @@ def _check(kind: str, name: str) -> str:
 
 NSQD_TCP_PORT = 4150
 NSQD_HTTP_PORT = 4151
-HTTP_PORT_OFFSET = 1  # from nsqd's TCP port to its HTTP port, unless it is configured otherwise
+HTTP_PORT_OFFSET = 1  # from the TCP port to the HTTP port of a daemon, unless configured otherwise
 LOOKUPD_TCP_PORT = 4160
 LOOKUPD_HTTP_PORT = 4161
 
@@ -72,7 +72,7 @@ _IPV6 = re.compile(r"[0-9a-fA-F:.]{2,45}(%[\w.-]+)?", re.ASCII)
 
 
 class Address(NamedTuple):
-    """A host name or IP address (without brackets) and a TCP port. ``str()`` gives the key text."""
+    """A host name or IP address (without brackets) and a TCP port; ``str()`` adds the brackets."""
 
     host: str
     port: int
@@ -84,7 +84,7 @@ class Address(NamedTuple):
 def parse_address(text: str, default_port: int = NSQD_TCP_PORT) -> Address:
     """Read ``host``, ``host:port``, ``[v6]`` or ``[v6]:port``.
 
-    Raises `ConfigurationError` for anything else; a URL gets a hint of its own.
+    Raises `ConfigurationError` for anything else.
     """
     text = text.strip()
     if "://" in text:
@@ -95,18 +95,18 @@ def parse_address(text: str, default_port: int = NSQD_TCP_PORT) -> Address:
         cure = "repeat the option, or separate them by spaces in a variable"
         raise _bad_address(text, f"It is several: {cure}.")
     if text.startswith("["):
-        host, closed, rest = text[1:].partition("]")
-        if not closed or (rest and not rest.startswith(":")):
+        host, bracket, suffix = text[1:].partition("]")
+        if not bracket or (suffix and not suffix.startswith(":")):
             raise _bad_address(text)
-        port_text = rest[1:]
+        port_text = suffix[1:]
     elif text.count(":") > 1:
         raise _bad_address(text, f"Write an IPv6 address in brackets: [{text}]:PORT.")
     else:
         host, _, port_text = text.partition(":")
-        rest = text[len(host) :]
+        suffix = text[len(host) :]
     if not host or any(c.isspace() or c in "/?#[]" for c in host):
         raise _bad_address(text)
-    if not rest:
+    if not suffix:
         return Address(host, default_port)
     if not re.fullmatch(r"[0-9]{1,5}", port_text) or not 0 < int(port_text) < 65536:
         raise _bad_address(text)
@@ -116,12 +116,12 @@ def parse_address(text: str, default_port: int = NSQD_TCP_PORT) -> Address:
 def _bad_address(
     text: str, hint: str = "Write host:port, with a port from 1 to 65535.", kind: str = "address"
 ) -> ConfigurationError:
-    shown = re.sub(r"(?s)^(\w+://)?.*@", r"\1***@", text)
-    return ConfigurationError(f"invalid {kind} {shown!r}", hint=hint)
+    redacted = re.sub(r"(?s)^(\w+://)?.*@", r"\1***@", text)
+    return ConfigurationError(f"invalid {kind} {redacted!r}", hint=hint)
 
 
 def announced_host(name: object) -> str:
-    """Return the host that a daemon announces, without brackets; "" for what is not one."""
+    """Return the host that a daemon announces, without brackets, or "" for anything else."""
     if not isinstance(name, str) or not 0 < len(name) <= MAX_HOST_LENGTH:
         return ""
     host = name[1:-1] if name.startswith("[") and name.endswith("]") else name
@@ -146,10 +146,9 @@ def parse_patterns(text: str) -> tuple[str, ...]:
 
 
 def is_allowed(address: Address, patterns: Iterable[str]) -> bool:
-    """Tell whether an address matches a pattern: ``*.internal:4150``, ``10.1.*`` (any port).
+    """Return whether an address matches a pattern: ``*.internal:4150``, ``10.1.*`` (any port).
 
-    In a pattern ``*`` and ``?`` mean what they mean in file names, and an IPv6 address is
-    written in brackets.
+    ``*`` and ``?`` match as in file names. An IPv6 address is written in brackets.
     """
     for pattern in patterns:
         host, port = _pattern_parts(pattern)
@@ -170,18 +169,18 @@ def _matches(text: str, pattern: str) -> bool:
 def http_url(text: str, default_port: int) -> str:
     """Turn an HTTP address into a base URL: ``host[:port]`` or ``http(s)://host[:port][/path][?query]``.
 
-    The default port goes to a bare host; a URL without a port means the scheme's own. The result
+    The default port applies to a bare host; a URL without a port has that of its scheme. The result
     has no trailing slash. Raises `ConfigurationError`.
     """
     text = text.strip()
     if not re.search("://|@", text):
-        # urlsplit would take the host of "localhost:4161" for a scheme
+        # urlsplit would take the host of "localhost:4161" for a scheme.
         head, slash, path = text.partition("/")
         text = f"http://{parse_address(head, default_port)}{slash}{path}"
     try:
         parts = urlsplit(text)
         usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # a port that is not a number, an address of IPv6 that is none
+    except ValueError:  # The port is no number, or the IPv6 address is malformed.
         usable = False
     if not usable or parts.fragment or any(c.isspace() for c in text):
         raise _bad_address(text, "Write host:port or http(s)://host:port.", "HTTP address")
@@ -189,11 +188,11 @@ def http_url(text: str, default_port: int) -> str:
 
 
 def shown_url(url: str) -> str:
-    """Return a URL as it may be shown and written down: without user, password and query."""
+    """Return a URL without user, password and query, which must not be shown or stored."""
     parts = urlsplit(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))
 
 
 def one_or_several(addresses: str | Sequence[str]) -> Sequence[str]:
-    """Return a list where just one address was given."""
+    """Return one address as a list, and a list unchanged."""
     return [addresses] if isinstance(addresses, str) else addresses

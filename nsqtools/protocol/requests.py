@@ -1,21 +1,19 @@
-"""The receiving side of protocol V2: commands out of bytes, refused with nsqd's own words.
+"""The receiving side of protocol V2: commands parsed from bytes, and refused with nsqd's texts.
 
-nsqd checks a command in steps, and some refusals come before its body has arrived. So a reader
-here takes the buffer and a position, and either returns a value with the position after it,
-raises `RequestError` (the error frame to send), or raises `Incomplete`, with the number of bytes
-that are needed before it is worth trying again. The caller keeps what is left and repeats the
-command then, which is why nothing here has effects.
+nsqd checks a command in steps and sends some refusals before its body has arrived. A reader
+therefore takes the buffer and a position. It returns a value with the position after it, raises
+`RequestError` (the error frame to send), or raises `Incomplete` with the number of bytes to wait
+for. The caller keeps the bytes and parses the command again, so no reader has side effects.
 
 The order of the checks and the texts are nsqd's (nsqd/protocol_v2.go); clients match on them.
 
-Protocol V1, of nsqd and nsqlookupd, is here for both sides: lines to nsqlookupd, sized responses
-back. A response has no frame type: ``int32 size | data``. Errors are responses, too; their data
-begins with ``E_``, and the connection ends with them.
+Protocol V1, between nsqd and nsqlookupd, is implemented for both sides: lines to nsqlookupd, sized
+responses back. A response has no frame type: ``int32 size | data``. Errors are responses whose data
+begins with ``E_``; they end the connection.
 
-The readers of nsqlookupd work as those of nsqd: a value and the position after it,
-`RequestError` for what is refused, in nsqlookupd's own words, `Incomplete` until the bytes are
-there. Traps: nsqlookupd trims a line before it splits it at single blanks, quotes names in single
-quotes, and believes the size of IDENTIFY whatever it is. A size that no nsqd sends is refused here.
+The readers of nsqlookupd follow the same contract, with nsqlookupd's texts. Traps: nsqlookupd trims
+a line before it splits it at single blanks, writes names in single quotes, and accepts any size of
+IDENTIFY. Sizes that no nsqd sends are refused here.
 """
 
 from __future__ import annotations
@@ -30,8 +28,8 @@ from nsqtools.protocol.frames import ID_LENGTH, RequestError
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.text import INT64, go_json, go_members, quote
 
-MAX_IDENTIFY_SIZE = 1 << 16  # clients send up to 1,000 bytes, nsqd to nsqlookupd some 150
-MAX_LINE_LENGTH = 16384  # nsqd's read buffer: the newline has to fit in it
+MAX_IDENTIFY_SIZE = 1 << 16  # Clients send up to 1,000 bytes, and nsqd sends nsqlookupd 150.
+MAX_LINE_LENGTH = 16384  # The size of nsqd's read buffer, into which a line must fit.
 
 _SIZE = struct.Struct(">i")
 _UINT64 = 1 << 64
@@ -41,24 +39,24 @@ _ANSWERS = re.compile(
 
 
 class Incomplete(Exception):
-    """The command is not there whole: keep the bytes from ``position`` until ``wanted`` are there.
+    """The command is incomplete: keep the bytes from ``position`` until there are ``needed`` ones.
 
-    ``error`` is what to answer when they never come, None for silence.
+    ``error`` is the answer if they never come; None for no answer.
     """
 
-    def __init__(self, position: int, wanted: int, error: RequestError | None = None) -> None:
-        super().__init__(position, wanted)
+    def __init__(self, position: int, needed: int, error: RequestError | None = None) -> None:
+        super().__init__(position, needed)
         self.position = position
-        self.wanted = wanted
+        self.needed = needed
         self.error = error
 
 
 class LineTooLong(Exception):
-    """No newline in the first 16384 bytes: nsqd closes without a word."""
+    """A line without a newline in its first 16384 bytes: nsqd closes without an answer."""
 
 
 class Request(NamedTuple):
-    """A command line that was read, and where its body would begin in ``data``."""
+    """A command line, and the position in ``data`` where its body would begin."""
 
     words: list[bytes]
     data: bytes
@@ -67,7 +65,7 @@ class Request(NamedTuple):
 
 
 def read_request(data: bytes, position: int) -> Request:
-    """Split the command line at ``position`` into words; empty ones count."""
+    """Split the command line at ``position`` into words, including empty words."""
     newline = data.find(b"\n", position, position + MAX_LINE_LENGTH)
     if newline < 0:
         have = len(data) - position
@@ -79,7 +77,7 @@ def read_request(data: bytes, position: int) -> Request:
 
 
 class AnswerRun(NamedTuple):
-    """A run of one command: FIN, TOUCH or REQ."""
+    """Consecutive lines of one command: FIN, TOUCH or REQ."""
 
     command: bytes
     ids: list[bytes]
@@ -88,7 +86,10 @@ class AnswerRun(NamedTuple):
 
 
 def read_answers(data: bytes, position: int) -> AnswerRun | None:
-    """Take a run of plain FIN, TOUCH or REQ lines at once, up to 500; None if there is none."""
+    """Parse up to 500 consecutive FIN, TOUCH or REQ lines; None if the next line is no such one.
+
+    A regular expression takes all of them in one call, because consumers send them by the hundred.
+    """
     run = _ANSWERS.match(data, position)
     if run is None:
         return None
@@ -99,7 +100,7 @@ def read_answers(data: bytes, position: int) -> AnswerRun | None:
 
 
 def read_size(data: bytes, position: int, start: int, unreadable: RequestError) -> tuple[int, int]:
-    """Read a signed size; ``start`` is where the command began."""
+    """Read a signed size; ``start`` is the position of the command."""
     after = position + 4
     if len(data) < after:
         raise Incomplete(start, after - start, unreadable)
@@ -111,8 +112,8 @@ def read_body(
 ) -> tuple[bytes, int]:
     """Read the sized body of IDENTIFY or AUTH.
 
-    Anyone may send them, and JSON of 5 MB takes 0.2 s to read, so they are bounded by
-    `MAX_IDENTIFY_SIZE` as well.
+    Any client may send them, and parsing JSON of 5 MB takes 0.2 s, so `MAX_IDENTIFY_SIZE` bounds
+    them as well.
     """
     unreadable = RequestError("E_BAD_BODY", f"{command} failed to read body size")
     size, _ = read_size(request.data, request.position, request.start, unreadable)
@@ -147,29 +148,33 @@ def _take(request: Request, size: int, code: str, text: str) -> tuple[bytes, int
     return data[position + 4 : after], after
 
 
-LARGE_COUNT = 1000  # messages; more are handled in batches
-_SMALL_BYTES = 64  # of a message with its size, on average: an object takes 40 more
+LARGE_COUNT = 1000  # A publish of more messages is handled in batches.
+# An object of bytes takes about 40 bytes in addition to its content. Below this average size that
+# overhead matters, and the messages stay in the bytes of the request.
+_SMALL_BYTES = 64
 
 Batches = Callable[[], Iterable[list[bytes]]]
-"""Makes an iterator of the messages of a large publish, some at a time."""
+"""Returns an iterator over the messages of a large publish, in batches."""
 
 
 class BodiesReader:
-    """Reads a count and as many sized messages: what MPUB and HTTP's binary /mpub carry.
+    """Reads a count and N sized messages, the body of MPUB and of HTTP's binary /mpub.
 
-    A body of 5 MB comes in many reads. `read` keeps what it has, so that nothing is parsed or held
-    twice; call it again with the rest when it raised `Incomplete`. Up to `LARGE_COUNT` messages are
-    in ``bodies``, more in `batches` only. A million small objects would take ten times the memory
-    of the request, so these stay as they came. ``count`` and ``size`` are those of all messages.
+    A body of 5 MB arrives in many reads. `read` keeps the messages that it has parsed, so that no
+    byte is parsed or stored twice. After `Incomplete`, call it again with the bytes from its
+    position on. Up to `LARGE_COUNT` messages are in ``bodies``; larger publishes are only in
+    `batches`. A million small objects would take ten times the memory of the request, so small
+    messages stay in the received bytes. ``count`` and ``size`` are the totals.
     """
 
     def __init__(self, max_msg_size: int, max_body_size: int) -> None:
         self.bodies: list[bytes] = []
         self.count = self.size = 0
         self._max_msg_size = max_msg_size
-        self._max_count = (max_body_size - 4) // 5  # a message takes 5 bytes at least
-        self._done = 0  # messages that were read
-        self._pieces: list[list[bytes] | bytes] = []  # of a large publish; bytes have the sizes
+        self._max_count = (max_body_size - 4) // 5  # A message takes at least 5 bytes.
+        self._read_count = 0
+        # The messages of a large publish: a list, or the received bytes with their sizes.
+        self._pieces: list[list[bytes] | bytes] = []
 
     @property
     def is_large(self) -> bool:
@@ -191,9 +196,9 @@ class BodiesReader:
         have = len(data)
         last_size_at = have - 4
         start = position
-        number = self._done
+        number = self._read_count
         try:
-            for number in range(self._done, self.count):
+            for number in range(self._read_count, self.count):
                 if position > last_size_at:
                     text = f"MPUB failed to read message({number}) body size"
                     raise Incomplete(position, 4, RequestError("E_BAD_MESSAGE", text))
@@ -205,12 +210,12 @@ class BodiesReader:
                 position = after
             number = self.count
         finally:
-            count = number - self._done
+            count = number - self._read_count
             if self.is_large and count:
                 is_small = position - start < _SMALL_BYTES * count
                 self._pieces.append(data[start:position] if is_small else bodies)
             self.size += position - start - 4 * count
-            self._done = number
+            self._read_count = number
         return position
 
     def batches(self) -> Iterator[list[bytes]]:
@@ -242,7 +247,8 @@ class BodiesReader:
 def read_multi_publish_size(request: Request, max_body_size: int) -> int:
     """Check the outer size of MPUB's body and return the position after it.
 
-    nsqd believes this size no further: the count and the sizes inside say where the body ends.
+    nsqd only checks this size: the count and the sizes of the messages determine where the body
+    ends.
     """
     unreadable = RequestError("E_BAD_BODY", "MPUB failed to read body size")
     size, position = read_size(request.data, request.position, request.start, unreadable)
@@ -254,17 +260,17 @@ def read_multi_publish_size(request: Request, max_body_size: int) -> int:
 
 
 def parse_uint64(word: bytes, complaint: bytes) -> int:
-    """Read ASCII digits as nsqd does: empty is 0, and the arithmetic wraps."""
+    """Read ASCII digits as nsqd does: empty text is 0, and the arithmetic wraps."""
     try:
         if word and not word.isdigit():
             raise ValueError
         return int(word or b"0") % _UINT64
-    except ValueError:  # int reads no more than some thousand digits
+    except ValueError:  # Python's int refuses texts of more than 4,300 digits as well.
         raise RequestError("E_INVALID", complaint + b" " + word) from None
 
 
 def as_int64(value: int) -> int:
-    """Return what a Go int64 holds after the value was put into it."""
+    """Return the value of a Go int64 after ``value`` was converted to it."""
     value %= _UINT64
     return value - _UINT64 if value >= _UINT64 >> 1 else value
 
@@ -300,7 +306,7 @@ PING = b"PING\n"
 
 
 class PeerInfo(NamedTuple):
-    """Who a daemon says it is; the fields of the JSON in Go's order."""
+    """A daemon's description of itself; the fields of the JSON in Go's order."""
 
     broadcast_address: str = ""
     hostname: str = ""
@@ -314,7 +320,7 @@ class PeerInfo(NamedTuple):
 
 
 def decode_peer_info(data: bytes) -> PeerInfo:
-    """Read what a daemon says of itself. Raises `ProtocolError`."""
+    """Read a daemon's description of itself. Raises `ProtocolError`."""
     try:
         return _peer_info(data)
     except ValueError as exc:
@@ -339,7 +345,7 @@ def encode_unregister(topic: str, channel: str = "") -> bytes:
 
 
 _KINDS: dict[str, type | range] = {
-    "remote_address": str,  # nsqlookupd reads it, and puts the real one in its place
+    "remote_address": str,  # nsqlookupd parses it and replaces it by the real address.
     "hostname": str,
     "broadcast_address": str,
     "tcp_port": INT64,

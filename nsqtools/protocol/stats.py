@@ -1,7 +1,7 @@
-"""/stats of nsqd, written and read, with the keys of its JSON in nsqd's order.
+"""Encode and decode /stats of nsqd, with the keys of its JSON in nsqd's order.
 
-Reading is tolerant, because the nsqd of a cluster are of several ages: what is missing or of
-another type is taken as 0, "", or not there. Only a document that is not an object is refused.
+Decoding is tolerant, because the nsqd of a cluster have different versions: a value that is missing
+or of another type becomes 0, "" or None. Only a document that is no object is refused.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class ClientStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelStats:
-    """One channel. ``clients`` is None when they were not asked for."""
+    """One channel. ``clients`` is None when they were not requested."""
 
     channel_name: str
     depth: int
@@ -114,13 +114,17 @@ class TopicStats:
 
     def encoded(self) -> Iterator[bytes]:
         """Yield the JSON object in small pieces."""
-        return _in_pieces(document_of(self), channels=(each.encoded() for each in self.channels))
+        channels = (channel.encoded() for channel in self.channels)
+        return _in_pieces(document_of(self), channels=channels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NsqdStats:
-    """The whole of /stats. None is null in ``topics`` and ``producers``, which nsqd sends
-    when nothing was found, and leaves ``memory`` out."""
+    """The whole of /stats.
+
+    ``topics`` and ``producers`` are None for null, which nsqd sends when nothing matches the
+    request. ``memory`` is None where nsqd omits it.
+    """
 
     version: str
     health: str
@@ -135,16 +139,16 @@ class NsqdStats:
         return self.health in ("OK", "")
 
     def encoded(self) -> Iterator[bytes]:
-        """Yield the JSON in small pieces: of thousands of topics it takes a while to make."""
+        """Yield the JSON in small pieces, because thousands of topics take a while to encode."""
         document = document_of(self)
         if self.memory is None:
             del document["memory"]
-        topics = None if self.topics is None else (each.encoded() for each in self.topics)
+        topics = None if self.topics is None else (topic.encoded() for topic in self.topics)
         return _in_pieces(document, topics=topics, producers=_clients(self.producers))
 
 
 def document_of(stats: Any) -> dict[str, Any]:
-    """Return the values of the fields; what is one of our objects as its own document."""
+    """Return the values of the fields by name, the latency as its own document."""
     document = {field.name: getattr(stats, field.name) for field in fields(stats)}
     if isinstance(latency := document.get("e2e_processing_latency"), LatencyStats):
         document["e2e_processing_latency"] = latency.document()
@@ -152,25 +156,25 @@ def document_of(stats: Any) -> dict[str, Any]:
 
 
 def _clients(clients: Iterable[ClientStats] | None) -> Iterator[Iterable[bytes]] | None:
-    return None if clients is None else ((go_json(each.document()),) for each in clients)
+    return None if clients is None else ((go_json(client.document()),) for client in clients)
 
 
 def _in_pieces(
     document: dict[str, Any], **lists: Iterable[Iterable[bytes]] | None
 ) -> Iterator[bytes]:
-    """Yield the JSON of an object; ``lists`` are members in it, by the pieces of their items."""
-    rest = go_json(document | {name: each and [] for name, each in lists.items()})
+    """Yield the JSON of an object; ``lists`` are its members that come as pieces of items."""
+    tail = go_json(document | {name: items and [] for name, items in lists.items()})
     for name, items in lists.items():
         if items is None:
             continue
-        # nowhere else: in a text the quotes are escaped
-        head, mark, rest = rest.partition(b'"%b":[' % name.encode())
+        # The mark occurs only once, because quotes inside a text are escaped.
+        head, mark, tail = tail.partition(b'"%b":[' % name.encode())
         yield head + mark
         for index, item in enumerate(items):
             if index:
                 yield b","
             yield from item
-    yield rest
+    yield tail
 
 
 _EMPTY: dict[str, Any] = {"int": 0, "str": "", "bool": False}  # annotations are text
@@ -187,40 +191,36 @@ _BEGIN = b'{"topic_name":'
 
 
 class StatsReader:
-    """Reads one answer of an nsqd after the other.
+    """Reads the answers of one nsqd, and decodes only the topics that changed since the last one.
 
-    For a topic that did not change, as most do not between two answers, it returns the object of
-    the last answer, which costs little; the last topic of an answer is always read. For one thread
-    at a time.
+    Most topics do not change between two answers. The last topic of an answer is always decoded.
+    Not thread-safe.
     """
 
     def __init__(self) -> None:
         self._pieces: dict[bytes, TopicStats] = {}
 
     def read(self, body: bytes, decode: Callable[[bytes], Any]) -> NsqdStats:
-        """Return what `read_stats` does of a decoded answer, but decode what changed only.
-
-        The beginning of a topic is nowhere else in JSON, for in a text its quotes are escaped. So
-        the answer is cut there; pieces that were in the last one are known, and what is left is a
-        smaller answer. Raises what ``decode`` and `read_stats` raise.
-        """
+        """Return the statistics in a body. Raises the errors of ``decode`` and `read_stats`."""
+        # The text that begins a topic occurs nowhere else in JSON, because quotes inside a text are
+        # escaped. So the body is split there, and pieces of the last body need no decoding.
         head, *pieces = body.split(_BEGIN)
-        known, self._pieces = self._pieces, {}
+        cached, self._pieces = self._pieces, {}
         if not pieces or not head.endswith(b'"topics":['):
             return read_stats(decode(body))
         *pieces, last = pieces
-        changed = [piece for piece in pieces if piece not in known]
+        changed = [piece for piece in pieces if piece not in cached]
         stats = read_stats(decode(_BEGIN.join((head, *changed, last))))
         topics = stats.topics or ()
-        if len(topics) != len(changed) + 1:  # not one topic in each piece
+        if len(topics) != len(changed) + 1:  # A piece must be exactly one topic.
             return read_stats(decode(body))
-        known |= zip(changed, topics, strict=False)
-        self._pieces = {piece: known[piece] for piece in pieces}
+        cached |= zip(changed, topics, strict=False)
+        self._pieces = {piece: cached[piece] for piece in pieces}
         return replace(stats, topics=(*self._pieces.values(), topics[-1]))
 
 
 def read_topic(document: dict[str, Any]) -> TopicStats:
-    """Return one topic of the statistics, as tolerantly."""
+    """Return one topic of the statistics."""
     return _fill(TopicStats, document)
 
 
@@ -234,11 +234,11 @@ def _channel(document: dict[str, Any]) -> ChannelStats:
 def _clients_of(documents: Any) -> tuple[ClientStats, ...] | None:
     if documents is None:
         return None
-    return tuple(_fill(ClientStats, each) for each in _objects(documents))
+    return tuple(_fill(ClientStats, document) for document in _objects(documents))
 
 
 def _pub_counts(documents: Any) -> tuple[tuple[str, int], ...]:
-    counts = ((each.get("topic"), each.get("count")) for each in _objects(documents))
+    counts = ((item.get("topic"), item.get("count")) for item in _objects(documents))
     return tuple((t, n) for t, n in counts if isinstance(t, str) and isinstance(n, int))
 
 
@@ -255,7 +255,7 @@ def _latency(document: Any) -> LatencyStats:
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
-    """Tell whether Go's float64 or int64 holds the value, and it is not infinite."""
+    """Return whether the value is a finite number in the range of Go's int64."""
     return isinstance(value, int | float) and INT64.start <= value < INT64.stop
 
 
@@ -266,21 +266,21 @@ def _memory(document: Any) -> dict[str, int] | None:
 
 
 def _fill(kind: type[T], document: dict[str, Any]) -> T:
-    """Make a ``kind`` of the values in the document."""
-    read = {}
+    """Create a ``kind`` from the values in the document."""
+    values = {}
     for name, empty in _fields(kind):  # type: ignore[arg-type]
         value = document.get(name)
         if empty is None:
-            read[name] = _READERS[name](value)
+            values[name] = _READERS[name](value)
         else:
             is_usable = type(value) is type(empty) and (type(value) is not int or value in INT64)
-            read[name] = value if is_usable else empty
-    return kind(**read)
+            values[name] = value if is_usable else empty
+    return kind(**values)
 
 
 @cache
 def _fields(kind: Any) -> tuple[tuple[str, Any], ...]:
-    """Return the names of the fields, and the empty value of those with a plain one."""
+    """Return the names of the fields, each with its empty value, None if its type is not plain."""
     return tuple((field.name, _EMPTY.get(str(field.type))) for field in fields(kind))
 
 

@@ -1,24 +1,23 @@
-r"""Text as NSQ's programs read and write it, and as a terminal may see it.
+r"""Text in the forms of Go's programs, durations, and escapes for terminals.
 
-Go's forms: nsqd and nsqlookupd are Go programs, so their error texts quote with ``%q``, their JSON
-escapes what Go's encoder escapes, and what they are sent as JSON is read by the rules of Go's
-decoder.
+Go's forms: nsqd and nsqlookupd are Go programs. Their error texts quote with ``%q``, their JSON has
+the escapes of Go's encoder, and they read JSON by the rules of Go's decoder.
 
-Durations, ``250ms``, ``30s``, ``1h30m``, ``1.5h``: the grammar is Go's (time.ParseDuration), a
-sign, then numbers each with a unit, and a unit is needed except after 0. All together fit in 64
-bits of nanoseconds. Inside the program a duration is a float of seconds, or an int of nanoseconds
-where its name ends in ``_ns``.
+Durations (``250ms``, ``30s``, ``1h30m``, ``1.5h``) have the grammar of Go's time.ParseDuration: a
+sign, then numbers, each with a unit; only 0 needs none. They fit into 64 bits of nanoseconds.
+Inside the program a duration is a float of seconds, or an int of nanoseconds where its name ends in
+``_ns``.
 
-Text of others, made harmless; nothing else does it. A name, body or error text of a peer can hold
-escape sequences that steer a terminal, controls that reverse how a line reads, and newlines that
-begin a forged line. There are three forms, over one table of characters:
+Foreign text is escaped here and nowhere else. A name, body or error text of a peer can contain
+escape sequences that control a terminal, characters that reverse the direction of a line, and
+newlines that begin a forged line. Three functions share one table of characters:
 
-    escape_line(text)   for whatever is shown in one line: messages, log lines, names, cells
-    escape_text(bytes)  for bodies and whole outputs: tab and newline stay
+    escape_line(text)   for text in one line: messages, log lines, names, cells
+    escape_text(bytes)  for bodies and whole outputs, which keep tab and newline
     escape_json(text)   for JSON: the same values, written as \uNNNN, also in pipes and files
 
-A traceback has lines of its own: `harmless_traceback` keeps these. What is escaped is shown as
-Python would write it: ``\x1b``, ``\n``, ``\u202e``.
+`harmless_traceback` escapes a traceback and keeps its lines. Escapes are those of Python:
+``\x1b``, ``\n``, ``\u202e``.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def _quoted(char: str) -> str:
     code = ord(char)
     if char.isprintable() or code in _QUOTED:
         return _QUOTED.get(code, char)
-    if code < 0x80 or 0xDC80 <= code <= 0xDCFF:  # these are bytes that were not UTF-8
+    if code < 0x80 or 0xDC80 <= code <= 0xDCFF:  # The latter are bytes that are not UTF-8.
         return f"\\x{code & 0xFF:02x}"
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
@@ -55,16 +54,16 @@ def _quoted(char: str) -> str:
 def go_json(value: object) -> bytes:
     """Return compact JSON with Go's escapes: keys in the given order, UTF-8 left as it is."""
     text = _ENCODER.encode(value)
-    # '<' and its like occur only inside strings, so the whole text may be translated
+    # '<', '>' and '&' occur only inside strings, so the whole text may be translated.
     return text.translate(_JSON_ESCAPES).encode("utf-8", "replace")
 
 
 def go_members(data: bytes, kinds: Mapping[str, type | range]) -> dict[str, Any]:
-    """Return the members of a JSON object that a Go struct with these fields would take.
+    """Decode a JSON object as Go decodes it into a struct with these fields.
 
-    The kind of a field is its type, or for an integer the range that it has to fit in. Keys match
-    in any case, the last duplicate wins, null leaves a field alone, an unknown key is ignored,
-    an integer must be written as one. Raises ``ValueError`` where Go's decoder fails.
+    The kind of a field is its type, or the range of an integer. Keys match in any case, the last
+    duplicate wins, null leaves a field alone, unknown keys are ignored, and an integer has no
+    fraction. Raises ``ValueError`` where Go's decoder fails.
     """
     try:
         text = data.decode("utf-8", "replace")
@@ -87,14 +86,14 @@ def go_members(data: bytes, kinds: Mapping[str, type | range]) -> dict[str, Any]
             fits = type(value) is kind
         if not fits:
             raise ValueError(f"{name} has the wrong type")
-        if kind is str:  # replace lone surrogates: no encoder takes them
+        if kind is str:  # Lone surrogates are replaced, because they cannot be encoded.
             value = value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         members[name] = value
     return members
 
 
 class _Pairs(list[tuple[str, Any]]):
-    """The members of an object with their duplicates."""
+    """The members of an object, including duplicate keys."""
 
 
 def _refuse_constant(word: str) -> NoReturn:
@@ -114,7 +113,7 @@ _PARTS = re.compile(_PART, re.ASCII)
 
 
 def parse_duration(text: str) -> float:
-    """Return the duration in seconds. Raises ``ValueError`` naming what is wrong."""
+    """Return the duration in seconds. Raises ``ValueError`` with the reason."""
     if text in ("0", "+0", "-0"):
         return 0.0
     reason = "is not a duration"
@@ -129,7 +128,7 @@ def parse_duration(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """Return the shortest common way to write a duration: ``250ms``, ``1m30s``, ``1h``, ``0s``."""
+    """Format a duration without zero units: ``250ms``, ``1m30s``, ``1h``, ``0s``."""
     text = go_duration(round(seconds * NS)).replace("µ", "u")
     if text.endswith("m0s"):
         text = text[:-2]
@@ -137,16 +136,16 @@ def format_duration(seconds: float) -> str:
 
 
 def go_duration(duration_ns: int) -> str:
-    """Write nanoseconds as Go does, on the pages of nsqd: ``1h0m0s``, ``632.134542ms``, ``0s``."""
-    sign, left = ("-", -duration_ns) if duration_ns < 0 else ("", duration_ns)
-    if left < NS:
+    """Format nanoseconds as Go does on the pages of nsqd: ``1h0m0s``, ``632.134542ms``, ``0s``."""
+    sign, absolute_ns = ("-", -duration_ns) if duration_ns < 0 else ("", duration_ns)
+    if absolute_ns < NS:
         for unit in ("ms", "µs", "ns"):
-            if left >= _UNITS_NS[unit]:
-                return f"{sign}{_decimal(left, _UNITS_NS[unit])}{unit}"
+            if absolute_ns >= _UNITS_NS[unit]:
+                return f"{sign}{_decimal(absolute_ns, _UNITS_NS[unit])}{unit}"
         return "0s"
-    minutes, rest = divmod(left, _UNITS_NS["m"])
+    minutes, seconds_ns = divmod(absolute_ns, _UNITS_NS["m"])
     hours, minutes = divmod(minutes, 60)
-    text = f"{_decimal(rest, _UNITS_NS['s'])}s"
+    text = f"{_decimal(seconds_ns, _UNITS_NS['s'])}s"
     if hours or minutes:
         text = f"{minutes}m{text}"
     return f"{sign}{hours}h{text}" if hours else sign + text
@@ -163,16 +162,16 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-# -- text of others -------------------------------------------------------------------------------
+# -- foreign text ---------------------------------------------------------------------------------
 
-# DEL and C1 (U+009B starts a sequence on 8-bit terminals); invisible, bidirectional and tag
-# characters; line and paragraph separators; surrogates, which no terminal and no UTF-8 can take
-_OTHERS = (
+# These are DEL and C1 (U+009B starts a sequence on 8-bit terminals); invisible, bidirectional and
+# tag characters; line and paragraph separators; and surrogates, which UTF-8 cannot encode.
+_UNSAFE = (
     "\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufeff"
     "\U000e0000-\U000e007f"
 )
-# Each of these in UTF-8 begins with one of these bytes, or is it
-_MARKS_OF_OTHERS = (
+# The UTF-8 form of every unsafe character begins with one of these prefixes.
+_UNSAFE_PREFIXES = (
     b"\x7f",
     b"\xc2",
     b"\xd8\x9c",
@@ -181,22 +180,22 @@ _MARKS_OF_OTHERS = (
     b"\xef\xbb",
     b"\xf3\xa0",
 )
-_IN_LINES = re.compile(f"[\x00-\x1f{_OTHERS}]")
-_IN_TEXTS = re.compile(f"[\x00-\x08\x0b-\x1f{_OTHERS}]")
-_IN_JSON = re.compile(f"[{_OTHERS}]")  # json escapes the others itself
+_IN_LINES = re.compile(f"[\x00-\x1f{_UNSAFE}]")
+_IN_TEXTS = re.compile(f"[\x00-\x08\x0b-\x1f{_UNSAFE}]")
+_IN_JSON = re.compile(f"[{_UNSAFE}]")  # The json module escapes controls below 0x20 itself.
 _TRACEBACK = "Traceback (most recent call last):"
 _SUSPECT_BYTES = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f-\xff]")
 
 
 def escape_line(text: str) -> str:
-    """Return text as one line in which nothing steers a terminal."""
+    """Return text as one line without characters that control a terminal."""
     return _IN_LINES.sub(_as_python_writes_it, text)
 
 
 def escape_text(text: bytes) -> bytes:
-    r"""Return bytes in which only tab and newline are controls; what is not UTF-8 as ``\xNN``.
+    r"""Escape all control characters except tab and newline, and invalid UTF-8 as ``\xNN``.
 
-    Bytes without any of these are returned as they are.
+    Bytes without any of these are returned unchanged.
     """
     if _SUSPECT_BYTES.search(text) is None:
         return text
@@ -204,16 +203,18 @@ def escape_text(text: bytes) -> bytes:
 
 
 def escape_json(text: str) -> str:
-    """Return the same JSON without a character that steers a terminal."""
+    """Return the same JSON without characters that control a terminal."""
     return _IN_JSON.sub(_as_json_writes_it, text)
 
 
 def escape_json_lines(data: bytes) -> bytes:
-    """Return the same JSON as `escape_json`, of UTF-8; what needs no escape costs next to nothing,
-    for streams."""
+    """Escape lines of JSON in UTF-8 as `escape_json` does.
+
+    Lines without unsafe characters, which are nearly all, are returned without decoding.
+    """
     if data.isascii() and b"\x7f" not in data:
         return data
-    if not any(mark in data for mark in _MARKS_OF_OTHERS):
+    if not any(prefix in data for prefix in _UNSAFE_PREFIXES):
         return data
     return escape_json(data.decode()).encode()
 
@@ -225,9 +226,9 @@ def utc_text(epoch_s: float, timespec: str = "milliseconds") -> str:
 
 
 def harmless_traceback(text: str) -> str:
-    """Return a traceback, indented: a message that is quoted in it begins no line of its own."""
+    """Return a traceback with indented lines, so that a quoted message cannot forge a log line."""
     lines = text.rstrip("\n").split("\n")
-    return "\n".join(each if each == _TRACEBACK else f"  {escape_line(each)}" for each in lines)
+    return "\n".join(line if line == _TRACEBACK else f"  {escape_line(line)}" for line in lines)
 
 
 def _as_python_writes_it(match: re.Match[str]) -> str:
@@ -243,23 +244,23 @@ _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+')
 
 
 def json_tokens(text: str) -> list[str]:
-    """Cut valid JSON into tokens, which stay as they are: digits, order, keys that come twice."""
+    """Split valid JSON into tokens, which keep all digits, the order, and duplicate keys."""
     return _TOKEN.findall(text)
 
 
-def indented(tokens: Sequence[str], shown: Sequence[str], most: int = 1 << 30) -> str:
-    """Lay the tokens of JSON out, a line for each value; ``shown`` is how each looks.
+def indented(tokens: Sequence[str], texts: Sequence[str], max_depth: int = 1 << 30) -> str:
+    """Format tokens of JSON, one line for each value; ``texts`` are their styled forms.
 
-    Lines are indented by at most ``most`` levels.
+    Lines are indented by at most ``max_depth`` levels.
     """
     parts: list[str] = []
-    depth, before = 0, ""
-    for token, text in zip(tokens, shown, strict=True):
+    depth, previous = 0, ""
+    for token, text in zip(tokens, texts, strict=True):
         is_end = token in ("}", "]")
         depth -= is_end
-        if before not in ("{", "[") if is_end else before in ("{", "[", ","):
-            parts.append("\n" + "  " * min(depth, most))
+        if previous not in ("{", "[") if is_end else previous in ("{", "[", ","):
+            parts.append("\n" + "  " * min(depth, max_depth))
         parts.append(text + (" " if token == ":" else ""))
         depth += token in ("{", "[")
-        before = token
+        previous = token
     return "".join(parts)

@@ -1,5 +1,5 @@
-"""Messages as data: envelope, templates, filters, framing, and the units people write.
+"""Messages as data: envelope, templates, filters, framing, and units of the command line.
 
-Pure: no files, sockets, clocks or threads. A message is anything that looks like `MessageLike`; its
-topic and its nsqd are beside it, since a batch shares them.
+Pure: no files, sockets, clocks or threads. A message is any `MessageLike`. Its topic and nsqd are
+separate arguments, because all messages of a batch share them.
 """

@@ -1,30 +1,25 @@
-"""A message as one line of JSON: the form that tail, archives, pub, replay and Spark share.
+"""A message as one line of JSON: the format that tail, archives, pub, replay and Spark share.
 
     {"topic": "clicks", "nsqd": "host:4150", "id": "0f..", "ts": 17.., "attempts": 1, "body": ".."}
 
-``"body64"`` is there in place of ``"body"`` when the bytes are not UTF-8. Keys, their order and the
-separators are fixed, a line never contains a newline, and decoding gives every byte back.
+``"body64"`` replaces ``"body"`` when the bytes are not UTF-8. Keys, their order and the separators
+are fixed, a line never contains a newline, and decoding returns every byte.
 
-The line is put together by hand, and the json module only quotes strings, in C: 3.5 times as fast
-as dumping a dict. What quotes is private to json; the public way to it takes a third longer for a
-whole line, and is taken where the private name is missing. Decoding is strict; whatever reads the
-lines knows their numbers and puts them before the message of the ``ValueError``.
+Lines are concatenated by hand, and the json module only quotes strings, in C: 3.5 times as fast as
+dumping a dict. The quoting function is private to json; where it is missing, the public encoder is
+used, and a line takes a third longer. Decoding is strict. A ``ValueError`` has the reason only; the
+caller adds the number of the line.
 
-A message that could not be delivered is the raw body in a topic, which any consumer can read and
-any tool publish again. In a file it is this line and why and when delivery failed, which whatever
-reads envelopes reads as well:
+A dead letter in a topic is the raw body, which any consumer can read and any tool can publish. In a
+file it is an envelope with the error and its time, which all readers of envelopes accept:
 
     {"topic": "clicks", .. "body": "..", "error": "HTTP 400 Bad Request", "failed_at": 17..}
 
-``failed_at`` is in nanoseconds since 1970, as ``ts`` is.
+``failed_at`` and ``ts`` are in nanoseconds since 1970.
 
-Messages as plain lines: the body and a delimiter, as nsq_tail prints them, and back.
-
-On a terminal nothing of a body may steer it.
-
-Back, a stream of bytes is cut at the delimiter a chunk at a time. The delimiter is any bytes and
-may fall across two chunks. A chunk costs one ``bytes.split``, and of bytes that wait for their
-delimiter only the new ones are searched, so a long record costs no more than its length.
+`encode_lines` writes bodies with a delimiter, as nsq_tail prints them, and `Splitter` splits such a
+stream. The delimiter is any bytes and may fall across two chunks. A chunk costs one
+``bytes.split``, and only new bytes are searched, so the cost of a long record is linear.
 """
 
 from __future__ import annotations
@@ -42,14 +37,14 @@ from nsqtools.protocol.text import INT64, escape_text
 
 
 class RecordFormat(Enum):
-    """What a message becomes in a file: the envelope of all tools, or its body and a delimiter."""
+    """The format of messages in a file: the envelope of all tools, or the body and a delimiter."""
 
     jsonl = "jsonl"
     raw = "raw"
 
 
 class BodyKind(Enum):
-    """What becomes of bodies in tables: text beside bytes, bytes alone, or text with columns."""
+    """Columns for bodies in tables: text and other bytes, bytes only, or text and its fields."""
 
     string = "string"
     binary = "binary"
@@ -57,7 +52,7 @@ class BodyKind(Enum):
 
 
 class MessageLike(Protocol):
-    """What a consumed message, a decoded frame and an archived record have in common."""
+    """The common interface of consumed messages, decoded frames and archived records."""
 
     @property
     def timestamp_ns(self) -> int: ...
@@ -79,7 +74,7 @@ UINT16 = range(2**16)
 
 
 class Envelope(NamedTuple):
-    """A decoded line. (topic, nsqd, id) is the identity of the message: ids alone repeat."""
+    """A decoded line. The identity of a message is (topic, nsqd, id), because ids repeat."""
 
     topic: str
     nsqd: str
@@ -90,7 +85,7 @@ class Envelope(NamedTuple):
 
 
 def encode_many(topic: str, nsqd: str, messages: Iterable[MessageLike]) -> bytes:
-    """Return one line for each message, each ended by a newline."""
+    """Return one line for each message, each with a newline."""
     head = f'{{"topic": {quote(topic)}, "nsqd": {quote(nsqd)}, "id": '
     lines = []
     for message in messages:
@@ -106,7 +101,7 @@ def encode_many(topic: str, nsqd: str, messages: Iterable[MessageLike]) -> bytes
 
 
 def decode(line: bytes) -> Envelope:
-    """Read one line, with or without its newline. Raises ``ValueError`` that says what is wrong."""
+    """Decode one line, with or without its newline. Raises ``ValueError`` with the reason."""
     fields = _object(line)
     return Envelope(
         _field(fields, "topic", str),
@@ -119,14 +114,14 @@ def decode(line: bytes) -> Envelope:
 
 
 def decode_body(line: bytes) -> bytes:
-    """Read only the body of a line, which may lack the other keys: enough for publishing."""
+    """Decode only the body of a line; publishing needs no other key."""
     return _body(_object(line))
 
 
 def _object(line: bytes) -> dict[str, Any]:
     try:
-        # json.loads would take bytes too, but guesses UTF-16 and lets surrogates through.
-        value = json.loads(line.removeprefix(codecs.BOM_UTF8).decode())  # as Windows writes it
+        # json.loads accepts bytes, but it guesses UTF-16 and passes surrogates. Windows adds a BOM.
+        value = json.loads(line.removeprefix(codecs.BOM_UTF8).decode())
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 at byte {error.start}") from None
     except json.JSONDecodeError as error:
@@ -165,7 +160,7 @@ def _id(text: str) -> bytes:
 
 def _body(fields: dict[str, Any]) -> bytes:
     if "body" in fields and "body64" in fields:
-        raise ValueError('"body" and "body64" are both there')
+        raise ValueError('both "body" and "body64" are present')
     if "body64" in fields:
         text: str = _field(fields, "body64", str)
         try:
@@ -179,25 +174,27 @@ def _body(fields: dict[str, Any]) -> bytes:
 def encode_dead_letter(
     topic: str, nsqd: str, message: MessageLike, *, error: str, failed_at_ns: int
 ) -> bytes:
-    """Return the line, ended by a newline."""
+    """Return the line of a dead letter, with a newline."""
     envelope = encode_many(topic, nsqd, [message])
-    # half of a surrogate pair, from a text that was not UTF-8, cannot be written
+    # A text that was not UTF-8 may contain half of a surrogate pair, which cannot be encoded.
     reason = quote(error.encode("utf-8", "replace").decode())
     return envelope[:-2] + f', "error": {reason}, "failed_at": {failed_at_ns}}}\n'.encode()
 
 
 def decode_dead_letter(line: bytes) -> tuple[Envelope, str]:
-    """Read one line, with or without its newline; return the message, and why it failed, "" if that
-    is not said. Raises ``ValueError`` that says what is wrong."""
+    """Decode one line; return the message and the error of its delivery, "" if it has none.
+
+    Raises ``ValueError`` with the reason.
+    """
     message, error = decode(line), json.loads(line).get("error")
     return message, error if isinstance(error, str) else ""
 
 
 class Splitter:
-    """Feed chunks, take records; at the end of the input, `end` gives the last one.
+    """Splits a stream into records: `feed` chunks, and call `end` for the last record.
 
-    Every byte fed is in a record or is a delimiter. ``limit`` bounds the memory that a record
-    without a delimiter may take, in bytes; it says nothing about what may be published.
+    Every byte is part of a record or of a delimiter. ``limit`` bounds the memory, in bytes, of a
+    record without a delimiter. It does not limit the size of a message.
     """
 
     def __init__(self, delimiter: bytes = b"\n", *, limit: int):
@@ -211,32 +208,33 @@ class Splitter:
     def feed(self, chunk: bytes) -> list[bytes]:
         """Return the records that ``chunk`` completes, without their delimiters.
 
-        Raises `NsqError` when the bytes before ``chunk`` were already over the limit: what was
-        complete before them has been returned.
+        Raises `NsqError` when the pending bytes exceed the limit. The check precedes the chunk, so
+        that all complete records have been returned before.
         """
         self._check_limit()
         if self._pending:
-            begin = max(0, len(self._pending) + 1 - len(self._delimiter))  # it may have begun there
+            # The pending bytes may end with the beginning of a delimiter.
+            begin = max(0, len(self._pending) + 1 - len(self._delimiter))
             self._pending += chunk
             if self._pending.find(self._delimiter, begin) < 0:
                 return []
-            chunk, self._pending = bytes(self._pending), bytearray()  # one copy less
-        *records, rest = chunk.split(self._delimiter)
-        self._pending = bytearray(rest)
+            chunk, self._pending = bytes(self._pending), bytearray()
+        *records, tail = chunk.split(self._delimiter)
+        self._pending = bytearray(tail)
         self._records += len(records)
         return records
 
     def end(self) -> list[bytes]:
-        """Return what followed the last delimiter, if anything did. Raises as `feed`."""
+        """Return the record after the last delimiter, unless it is empty. Raises as `feed`."""
         self._check_limit()
-        rest, self._pending = bytes(self._pending), bytearray()
-        return [rest] if rest else []
+        tail, self._pending = bytes(self._pending), bytearray()
+        return [tail] if tail else []
 
     def _check_limit(self) -> None:
         if len(self._pending) > self._limit:
             raise NsqError(
                 f"input record {self._records + 1} is longer than {self._limit} bytes",
-                hint=f"No delimiter {self._delimiter!r} came: is --delimiter right?",
+                hint=f"The delimiter {self._delimiter!r} did not occur: is --delimiter right?",
             )
 
 
@@ -249,10 +247,9 @@ def encode_lines(
     print_topic: bool = False,
     escape: bool = False,
 ) -> bytes:
-    """Return the messages' bodies, each ended by ``delimiter``.
+    """Return the bodies of messages, each followed by ``delimiter``.
 
-    ``escape`` makes it harmless for a terminal, and ``print_topic`` puts the topic and a bar before
-    it.
+    With ``escape`` no body can control a terminal. ``print_topic`` prefixes the topic and a bar.
     """
     bodies: Iterable[bytes] = [message.body for message in messages]
     if escape:

@@ -1,18 +1,17 @@
-"""Which messages to keep, and what to make of them: regular expressions, shares, jq's language.
-Pure.
+"""Select and transform messages with regular expressions, random samples and jq programs.
 
-``--grep``, ``--where`` and ``--sample`` select, ``--pick`` transforms a body. ``--where '.status >=
-500'`` and ``--pick .user.id`` are programs of jq, compiled at the start; a wrong one is refused
-there. Results are turned into text inside of jq (``tojson``): a number that the program does not
-change keeps all its digits, while the values that the binding makes of them go through double
-precision. jq is imported only when a program is compiled.
+Pure. ``--grep``, ``--where`` and ``--sample`` select messages, ``--pick`` transforms a body.
+``--where '.status >= 500'`` and ``--pick .user.id`` are jq programs, which are compiled before the
+first message. jq itself converts results to text (``tojson``), because values that pass through the
+Python binding become doubles, and large numbers would lose digits. jq is imported only when a
+program is compiled.
 
-A filter has three answers: yes, no, and ``ValueError`` where it cannot tell, because the body is
-not JSON or the program fails for it. "Cannot tell" is never a no: who finishes what a filter leaves
-out would lose a message that nobody has judged. It has the same consequence as a ``--pick`` that
-fails: a forwarder refuses the message (dead letter, or back to its queue), a publisher rejects it,
-and what only prints reports it. As in jq, bytes that are not UTF-8 and halves of surrogate pairs
-are U+FFFD for a program, so one damaged field does not hide the others.
+A filter returns True or False, or raises ``ValueError`` when it cannot be evaluated, because the
+body is not JSON or the program fails. An error is never a False: a consumer that finishes the
+rejected messages would lose one that no filter has evaluated. It has the same consequence as a
+failed ``--pick``: a forwarder refuses the message (dead letter, or requeue), a publisher rejects
+it, and a command that only prints reports it. As in jq, invalid UTF-8 and halves of surrogate pairs
+become U+FFFD, so one damaged field does not hide the others.
 """
 
 from __future__ import annotations
@@ -27,45 +26,46 @@ from nsqtools.errors import ConfigurationError
 from nsqtools.records.envelope import MessageLike
 from nsqtools.records.units import argument_bytes
 
-# The program is on lines of its own, because it may end in a comment.
+# The program is on separate lines, because it may end in a comment.
 _IS_ANY_TRUE = "any((\n", "\n); .)"
 _TEXTS = "(\n", '\n) | if type == "string" then . else tojson end'
 
-_BLANK = "\ufeff \t\r\n"  # where jq finds no value, and no error either
-_ESCAPES = re.compile(  # those of backslashes, too: what follows \\ is text
+_BLANK = "\ufeff \t\r\n"  # jq reads no value from these characters, and raises no error.
+# Escaped backslashes are matched as well, because the characters after \\ are no escape.
+_ESCAPES = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
     r"|(?P<half>\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\."
 )
 
 
 def _read_body(body: bytes) -> tuple[str, bool]:
-    """Return the body as text that jq can parse, and whether nothing had to be replaced for that.
+    """Return the body as text for jq, and whether the text is exact (without replacements).
 
-    Raises ``ValueError`` for a body without any value.
+    Raises ``ValueError`` for a blank body.
     """
     text = body.decode("utf-8", "replace")
     is_exact = "\ufffd" not in text or text.encode() == body
     if "\\ud" in text or "\\uD" in text:
-        whole = _ESCAPES.sub(lambda escape: "\\ufffd" if escape["half"] else escape[0], text)
-        is_exact, text = is_exact and whole == text, whole
+        repaired = _ESCAPES.sub(lambda escape: "\\ufffd" if escape["half"] else escape[0], text)
+        is_exact, text = is_exact and repaired == text, repaired
     if not text.strip(_BLANK):
         raise ValueError("it is blank, and not JSON")
     return text, is_exact
 
 
 def compile_pick(program: str) -> Pick:
-    """Return a function from a body to what ``program`` makes of it; None when it makes nothing.
+    """Return a function that applies ``program`` to a body; it returns None without a result.
 
-    Strings are given as they are, everything else as compact JSON, several results on lines of
-    their own (as ``jq -rc`` prints them). The function raises ``ValueError`` for a body that is not
-    JSON, that the program fails for, or of which a part that it returns would not be the same: what
-    is not UTF-8. Raises `ConfigurationError` for a wrong program.
+    Strings are returned raw, other values as compact JSON, and several results on separate lines
+    (as ``jq -rc`` prints them). The function raises ``ValueError`` if the body is not JSON, if the
+    program fails, or if a result has replaced characters. Raises `ConfigurationError` for an
+    invalid program.
     """
-    ask = _compile(program, _TEXTS)
+    run = _compile(program, _TEXTS)
 
     def pick(body: bytes) -> bytes | None:
         text, is_exact = _read_body(body)
-        results = ask(text).all()
+        results = run(text).all()
         picked = "\n".join(results)
         if not is_exact and "\ufffd" in picked:
             raise ValueError("it has bytes that are not UTF-8, or half of a surrogate pair")
@@ -74,7 +74,7 @@ def compile_pick(program: str) -> Pick:
     return pick
 
 
-def _compile(program: str, around: tuple[str, str]) -> Callable[[str], Any]:
+def _compile(program: str, wrapper: tuple[str, str]) -> Callable[[str], Any]:
     try:
         import jq
     except ImportError:
@@ -82,28 +82,28 @@ def _compile(program: str, around: tuple[str, str]) -> Callable[[str], Any]:
             "JSON cannot be queried without the package jq: pip install 'nsqtools[jq]'"
         ) from None
     try:
-        jq.compile(program)  # alone, so that the message says where in the text the error is
-        compiled = jq.compile(program.join(around))
+        jq.compile(program)  # Without the wrapper, the error has the position in the user's text.
+        compiled = jq.compile(program.join(wrapper))
     except ValueError as error:
         reason = str(error).splitlines()[0].removeprefix("jq: error: ")
         raise ConfigurationError(
             f"{program!r} is not a program of jq: {reason}",
             hint="For example .status >= 500, .user.id or {id, name: .user.name}.",
         ) from None
-    ask: Callable[[str], Any] = compiled.input_text
-    return ask
+    run: Callable[[str], Any] = compiled.input_text
+    return run
 
 
 Filter = Callable[[MessageLike], bool]
-"""Whether to keep a message. Raises ``ValueError`` where it cannot tell."""
+"""Returns whether to keep a message. Raises ``ValueError`` if it cannot be evaluated."""
 Pick = Callable[[bytes], bytes | None]
 
 
 def grep(pattern: str, *, ignore_case: bool = False, invert: bool = False) -> Filter:
-    """Keep the messages whose body contains ``pattern``, or with ``invert`` those that do not.
+    """Keep messages whose body matches ``pattern``, or with ``invert`` all other messages.
 
-    The pattern works on bytes: ``\\xff`` finds a byte, and case is ignored for ASCII only. Raises
-    `ConfigurationError` for a pattern that is not a regular expression.
+    The pattern matches bytes: ``\\xff`` is a byte, and case is ignored for ASCII only. Raises
+    `ConfigurationError` for an invalid regular expression.
     """
     try:
         search = re.compile(argument_bytes(pattern), re.IGNORECASE if ignore_case else 0).search
@@ -116,17 +116,17 @@ def grep(pattern: str, *, ignore_case: bool = False, invert: bool = False) -> Fi
 
 
 def where(program: str) -> Filter:
-    """Keep the messages for which a result of ``program``, in jq's language, is neither false nor
-    null. It cannot tell for a body that is not JSON, or that the program fails for.
+    """Keep messages for which the jq ``program`` has a result other than false and null.
 
-    Raises `ConfigurationError` for a wrong program.
+    The filter raises ``ValueError`` if the body is not JSON or the program fails. Raises
+    `ConfigurationError` for an invalid program.
     """
-    ask = _compile(program, _IS_ANY_TRUE)
-    return lambda message: any(ask(_read_body(message.body)[0]).all())
+    run = _compile(program, _IS_ANY_TRUE)
+    return lambda message: any(run(_read_body(message.body)[0]).all())
 
 
 def sample(share: float, random: Callable[[], float]) -> Filter:
-    """Keep each message with the probability ``share``; ``random`` gives numbers in [0, 1)."""
+    """Keep each message with the probability ``share``; ``random`` returns numbers in [0, 1)."""
     return lambda _message: random() < share
 
 
@@ -143,23 +143,23 @@ def parse_share(text: str) -> float:
 
 
 def every(filters: Sequence[Filter]) -> Filter | None:
-    """The filter that keeps what all ``filters`` keep, asked in order; None when there are none.
+    """Return the filter that keeps a message if all ``filters`` do; None for no filters.
 
-    One that says no decides, also where another cannot tell.
+    They are evaluated in order. False from one of them prevails over an error of another.
     """
     if len(filters) <= 1:
         return filters[0] if filters else None
 
     def is_kept(message: MessageLike) -> bool:
-        doubt: ValueError | None = None
+        failure: ValueError | None = None
         for keep in filters:
             try:
                 if not keep(message):
                     return False
             except ValueError as error:
-                doubt = doubt or error
-        if doubt is not None:
-            raise doubt
+                failure = failure or error
+        if failure is not None:
+            raise failure
         return True
 
     return is_kept
@@ -167,11 +167,11 @@ def every(filters: Sequence[Filter]) -> Filter | None:
 
 M = TypeVar("M", bound=MessageLike)
 OnUnjudged = Callable[[M, ValueError], object]
-"""Gets a message for which a filter or ``--pick`` cannot tell, and why."""
+"""Called with a message that a filter or ``--pick`` cannot evaluate, and the error."""
 
 
 def reporting(keep: Filter, on_unjudged: OnUnjudged[M]) -> Callable[[M], bool]:
-    """Return the filter that leaves out, and reports, the messages for which it cannot tell."""
+    """Return a filter that rejects and reports the messages that ``keep`` cannot evaluate."""
 
     def is_kept(message: M) -> bool:
         try:
@@ -191,10 +191,10 @@ def json_filters(
     value: str | None,
     whitelist: Sequence[str],
 ) -> tuple[Filter | None, Pick | None]:
-    """Return what selects and what transforms: nsq_to_nsq's options and others together.
+    """Combine a filter and a pick with the options of nsq_to_nsq.
 
-    ``required`` is a field that an object must have, ``value`` the text or number that it must be;
-    ``whitelist`` are the fields that are kept. Raises `ConfigurationError`.
+    ``required`` is a field that each object must have, ``value`` its required text or number, and
+    ``whitelist`` the fields to keep. Raises `ConfigurationError`.
     """
     if value is not None and required is None:
         raise ConfigurationError("--require-json-value needs --require-json-field")
@@ -220,5 +220,5 @@ def _is_value(field: str, value: str) -> str:
         is_number = not isinstance(number, bool) and math.isfinite(number)
     except (ValueError, TypeError, OverflowError):
         is_number = False
-    # Python reads NaN and Infinity, which are no JSON
+    # Python's json also reads NaN and Infinity, which are not JSON.
     return f"{is_text} or {field} == {value.strip()}" if is_number else is_text

@@ -1,20 +1,19 @@
-"""What a file of an archive is called: a format with tokens, filled in for a topic and a time.
+"""Names of archive files, from a format with tokens, and the limits for rotation.
 
     <TOPIC>.<HOST><REV>.<DATETIME>.log        nsq_to_file's default
     <TOPIC>/<PARTITION>/<HOST>-<PID><REV>.jsonl
 
-A name is made in two steps. `FileNaming.stem` fills in everything but ``<REV>``: files are rotated
-when the stem changes. `with_rev` gives the n-th file of a stem its name. A format without ``<REV>``
-does no harm: the first file has none, and a later one of the same name gets it before its
-extension, so that a name never has to be used twice.
+A name is built in two steps. `FileNaming.stem` fills in every token except ``<REV>``; files are
+rotated when the stem changes. `with_rev` then names the n-th file of a stem. A format does not need
+``<REV>``: the first file has no number, and later files of the same name get it before the
+extension, so no name is used twice.
 
-Two traps of nsq_to_file are avoided. Times go through strftime and nothing else (literal digits in
-a format stay what they are), and a name never leaves its directory, whatever a topic is called:
-``..`` is a valid topic.
+Two traps of nsq_to_file are avoided. Only times go through strftime, so literal digits in a format
+are kept. And no name leaves its directory, even for the valid topic ``..``.
 
-`Rotation` says when a file is full or old enough. An interval is aligned to the clock: with 1h
-files change on the hour, whenever they were opened. An age counts from the first moment of a file.
-Sizes are limits that a file exceeds by at most one flush.
+`Rotation` determines when a file is full or old enough. An interval is aligned to the clock: with
+1h, files rotate on the hour. An age counts from the opening of a file. A file exceeds its size by
+at most one flush.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ REV = "<REV>"
 
 
 class Codec(Enum):
-    """What a file is compressed with: `Compression`, or what other programs made of it."""
+    """The compression of an existing file, by an archiver or by another program."""
 
     NONE = "none"
     GZIP = "gzip"
@@ -44,12 +43,12 @@ class Codec(Enum):
 
     @property
     def is_compressed(self) -> bool:
-        """Whether the bytes alone show where a member begins and ends."""
+        """Whether members can be found without an index, by their own headers."""
         return self is not Codec.NONE
 
 
 class Compression(Enum):
-    """What an archiver compresses files with."""
+    """The compression of new files."""
 
     NONE = "none"
     GZIP = "gzip"
@@ -63,8 +62,8 @@ EXTENSIONS = {Codec.GZIP: ".gz", Codec.ZSTD: ".zst"}
 class FileNaming:
     """A filename format and the values of its tokens; ``extension`` is appended if missing.
 
-    ``<DATETIME>`` is the time of arrival, ``<PARTITION>`` that of arrival or of the message, as the
-    caller decides. Raises `ConfigurationError` for a format that cannot name a file.
+    ``<DATETIME>`` is the time of arrival. ``<PARTITION>`` is the time of arrival or of the message,
+    as the caller decides. Raises `ConfigurationError` for a format that cannot name a file.
     """
 
     format: str = DEFAULT_FORMAT
@@ -81,9 +80,9 @@ class FileNaming:
             raise ConfigurationError(f"the format of times {exc.object!r} is not UTF-8") from None
 
     def stem(self, topic: str, arrival: datetime, partition: datetime) -> str:
-        """Return the name but for its ``<REV>``, relative to the directory of the archive.
+        """Return the name with ``<REV>`` left in it, relative to the directory of the archive.
 
-        Raises `ConfigurationError` when it would be hidden, or lie outside of that directory.
+        Raises `ConfigurationError` if the name is hidden or outside of that directory.
         """
         name = self.format
         name = name.replace("<DATETIME>", arrival.strftime(self.datetime_format))
@@ -97,7 +96,7 @@ class FileNaming:
 
     @property
     def changes_each_second(self) -> bool:
-        """Whether a name made of the time of arrival can change within a minute."""
+        """Whether names with the time of arrival can change within a minute."""
         first, last = (datetime(2000, 1, 1, 0, 0, second) for second in (0, 59))
         return self.stem("topic", first, first) != self.stem("topic", last, last)
 
@@ -111,24 +110,24 @@ def with_rev(stem: str, rev: int) -> str:
 
 
 def before_extension(name: str, text: str) -> str:
-    """Return a name with a text put in before its extensions."""
+    """Insert a text into a name, before its extensions."""
     folder, slash, base = name.rpartition("/")
     end = len(base) - sum(map(len, _extensions(base)))
     return f"{folder}{slash}{base[:end]}{text}{base[end:]}"
 
 
 def _extensions(base: str) -> list[str]:
-    """The extension of a name, and the one before ``.gz`` or ``.zst``, last first.
+    """Return the last extension of a name, and the one before ``.gz`` or ``.zst``, in that order.
 
-    Dates have dots too.
+    A suffix that is not alphabetic is no extension: dates have dots as well.
     """
-    found: list[str] = []
+    extensions: list[str] = []
     for suffix in reversed(PurePosixPath(base).suffixes):
-        is_whole = bool(found) and found[-1] not in EXTENSIONS.values()
-        if not suffix[1:].isalpha() or len(found) == 2 or is_whole:
+        is_complete = bool(extensions) and extensions[-1] not in EXTENSIONS.values()
+        if not suffix[1:].isalpha() or len(extensions) == 2 or is_complete:
             break
-        found.append(suffix)
-    return found
+        extensions.append(suffix)
+    return extensions
 
 
 def _check(name: str) -> None:
@@ -151,10 +150,10 @@ def _check(name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Limits of a file; each None means without. Sizes are bytes, times seconds.
+    """Limits of a file, None for no limit. Sizes are bytes, times are seconds.
 
-    ``size`` is what the file takes on disk, ``uncompressed_size`` what was put in. An interval
-    begins at midnight of the clock that is ``utc_offset_s`` ahead of UTC.
+    ``size`` is the size on disk, ``uncompressed_size`` that of the written data. Intervals begin at
+    midnight of the clock that is ``utc_offset_s`` ahead of UTC.
     """
 
     size: int | None = None
@@ -163,7 +162,7 @@ class Rotation:
     age_s: float | None = None
 
     def is_full(self, size: int, uncompressed_size: int) -> bool:
-        """Tell whether a file of these sizes takes no more."""
+        """Return whether a file of these sizes has reached a limit."""
         return (self.size is not None and size >= self.size) or (
             self.uncompressed_size is not None and uncompressed_size >= self.uncompressed_size
         )
@@ -171,9 +170,10 @@ class Rotation:
     def is_over(
         self, opened_at_s: float, now_s: float, utc_offset_s: float = 0, *, age_s: float = 0
     ) -> bool:
-        """Tell whether the time of a file opened at ``opened_at_s`` (since 1970) is over.
+        """Return whether the interval or age of a file has ended.
 
-        ``age_s`` is measured by the monotonic clock.
+        The file was opened at ``opened_at_s`` (since 1970). ``age_s`` is its age by the monotonic
+        clock.
         """
         if self.age_s is not None and age_s >= self.age_s:
             return True

@@ -1,4 +1,4 @@
-"""Prometheus' text format: metrics to the page that it scrapes. Pure."""
+"""Encode metrics in the text format that Prometheus scrapes. Pure."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class Metric(NamedTuple):
 
 
 def metric_of(name: str, help: str, samples: Iterable[Sample]) -> Metric:
-    """Return a metric whose name says, as is the custom, whether it only grows."""
+    """Return a metric; by convention, the name of a counter ends with ``_total``."""
     return Metric(name, "counter" if name.endswith("_total") else "gauge", help, samples)
 
 
 def encode_metrics(metrics: Iterable[Metric]) -> str:
-    """Return the text: each metric with its help and type, and a line for each sample."""
+    """Return the page: each metric with its help and type, and a line for each sample."""
     return "\n".join(metric_lines(metrics)) + "\n"
 
 
 def metric_lines(metrics: Iterable[Metric]) -> Iterator[str]:
-    """Yield the lines, for those who make many in steps."""
+    """Yield the lines of the page, so that a caller can encode a large page in steps."""
     for metric in metrics:
         yield f"# HELP {metric.name} {_escape(metric.help)}"
         yield f"# TYPE {metric.name} {metric.kind}"

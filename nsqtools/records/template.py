@@ -2,8 +2,8 @@ r"""``--format``: a template compiled once to a function from messages to bytes.
 
     {timestamp:%H:%M:%S.%f} {topic} {id} {body}\n
 
-``{field}`` is the field, ``{field:spec}`` the field in another form, ``{{`` and ``}}`` are braces,
-and the escapes are those of `escapes`. No newline is added. Fields and their forms:
+``{field}`` is a field, ``{field:spec}`` a field in another form, ``{{`` and ``}}`` are braces, and
+escapes are those of `unescape`. No newline is added. Fields and their forms:
 
     topic nsqd id attempts size     as they are; size is the length of the body in bytes
     timestamp                       nanoseconds since 1970, or any strftime format, in UTC
@@ -13,10 +13,10 @@ and the escapes are those of `escapes`. No newline is added. Fields and their fo
                                     language that begins with a dot and has no brace and no colon;
                                     ``url``; nothing where it is null or the body is not JSON
 
-``url`` writes what an address may not contain as ``%NN``. In the template of a URL every field is
-written so, except a time: whoever publishes messages must not choose the path or the parameters of
-a request. There ``{body:raw}`` and ``{.user.id:raw}`` are as they are. A template that names
-anything else is refused before a connection is made.
+``url`` percent-encodes characters. In the template of a URL every field except a time is encoded,
+because the publisher of a message must not choose the path or the parameters of a request. There
+``{body:raw}`` and ``{.user.id:raw}`` are not encoded. A template with an unknown field or form is
+refused before a connection is made.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Get = Callable[[MessageLike], Any]
 
 
 class Encoder(Protocol):
-    """Makes the bytes to write of topic, nsqd and messages."""
+    """Encodes messages with their topic and nsqd."""
 
     def __call__(
         self, topic: str, nsqd: str, messages: Iterable[MessageLike], *, escape: bool = False
@@ -55,14 +55,15 @@ def has_fields(text: str) -> bool:
 
 
 def compile_template(text: str, *, is_url: bool = False, is_strict: bool = False) -> Encoder:
-    """Return a function of topic, nsqd and messages that gives the bytes to write.
+    """Return the encoder of a template.
 
-    With ``escape=True`` nothing in a field steers a terminal; what the template itself says does.
-    Where jq cannot be applied to a body, the function writes nothing, or if it ``is_strict`` raises
-    ``ValueError``. Raises ``ValueError``, naming the known fields or forms, for a template that
-    cannot work.
+    With ``escape=True`` no field can control a terminal; the text of the template is not escaped.
+    If jq fails for a body, the encoder writes nothing, or if it ``is_strict`` raises
+    ``ValueError``. Raises ``ValueError`` with the valid fields or forms for an invalid template.
     """
-    parts: list[bytes | str | Get] = []  # what is written, what a batch shares, what is a message's
+    # Literal text is bytes, a field of the whole batch is its name, and a field of each message is
+    # a function.
+    parts: list[bytes | str | Get] = []
     end = 0
     for token in _TOKEN.finditer(text):
         parts.append(unescape(text[end : token.start()]))
@@ -144,7 +145,7 @@ def _moment(form: str) -> Get:
         moment = datetime.fromtimestamp(seconds, UTC).replace(microsecond=ns // 1000)
         return moment.strftime(form).encode()
 
-    get(WireMessage(0, 0, b"", b""))  # a format that fails does so now
+    get(WireMessage(0, 0, b"", b""))  # An invalid format fails before the first message.
     return get
 
 

@@ -1,8 +1,8 @@
-"""Values as people write them on a command line: sizes, times, durations, backslash escapes.
+"""Parse values of a command line: sizes, times, durations, backslash escapes.
 
-Durations proper (``30s``, ``1h30m``) are the protocol's, in `nsqtools.protocol.text`; here
-they only must not be negative. Delimiters and templates are typed with escapes. Every function
-raises ``ValueError`` with a message that shows the accepted forms.
+The grammar of durations (``30s``, ``1h30m``) is in `nsqtools.protocol.text`; `parse_span` also
+refuses negative ones. Delimiters and templates contain escapes. Every function raises
+``ValueError`` with a message that shows the accepted forms.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _SIMPLE = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"0": b"\0", b"\\": b"\\"}
 
 
 def unescape(text: str) -> bytes:
-    r"""Return the bytes of ``text``, its escapes interpreted.
+    r"""Return the bytes of ``text`` with the escapes ``\n \t \r \0 \\`` and ``\xNN`` interpreted.
 
-    Known are ``\n \t \r \0 \\`` and ``\xNN``. Raises ``ValueError`` for any other.
+    Raises ``ValueError`` for any other escape.
     """
     return _ESCAPE.sub(_value, argument_bytes(text))
 
 
 def argument_bytes(text: str) -> bytes:
-    """The bytes that were typed: Python reads those that are not UTF-8 as surrogates."""
+    """Return the typed bytes of an argument: Python decodes invalid UTF-8 to surrogates."""
     return text.encode("utf-8", "surrogateescape")
 
 
@@ -36,15 +36,15 @@ def _value(escape: re.Match[bytes]) -> bytes:
         return _SIMPLE[code]
     if code[:1] == b"x" and len(code) == 3:
         return bytes.fromhex(code[1:].decode())
-    shown = escape[0].decode("utf-8", "replace")
-    raise ValueError(f"unknown escape {shown}; known are \\n \\t \\r \\0 \\xNN \\\\")
+    sequence = escape[0].decode("utf-8", "replace")
+    raise ValueError(f"unknown escape {sequence}; known are \\n \\t \\r \\0 \\xNN \\\\")
 
 
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d+)?) ?(?:([kmgt])(i?))?b?", re.ASCII | re.IGNORECASE)
 
 
 class Moment(NamedTuple):
-    """A point in time as it was written, and as nanoseconds since 1970."""
+    """A point in time, as the user's text and as nanoseconds since 1970."""
 
     text: str
     ns: int

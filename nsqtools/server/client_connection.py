@@ -301,7 +301,7 @@ class ClientConnection(asyncio.Protocol):
                     break
         except Incomplete as more:
             position = more.position
-            self._wanted = more.wanted
+            self._wanted = more.needed
             self._if_never = more.error
         except Pause as pause:
             position = pause.position

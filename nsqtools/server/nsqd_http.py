@@ -328,11 +328,11 @@ def _read_pieces(reader: BodiesReader, body: bytes) -> Iterator[None]:
             return
         except (Incomplete, RequestError) as exc:
             start += exc.position if isinstance(exc, Incomplete) else 0
-            if isinstance(exc, RequestError) or start + exc.wanted > len(body):
+            if isinstance(exc, RequestError) or start + exc.needed > len(body):
                 error = exc if isinstance(exc, RequestError) else exc.error
                 code = error.data.split(b" ")[0].decode() if error is not None else "E_BAD_BODY"
                 raise HTTPRefusal(413, code.removeprefix("E_")) from None
-            end = start + max(exc.wanted, _PIECE_BYTES)
+            end = start + max(exc.needed, _PIECE_BYTES)
         yield
 
 

@@ -23,7 +23,7 @@ def test_a_line_has_a_limit_and_asks_for_more_below_it() -> None:
         requests.read_request(b"x" * 16384, 0)
     with pytest.raises(requests.Incomplete) as more:
         requests.read_request(b"..NO", 2)
-    assert (more.value.position, more.value.wanted, more.value.error) == (2, 3, None)
+    assert (more.value.position, more.value.needed, more.value.error) == (2, 3, None)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_bodies_are_read_in_any_pieces(bodies: list[bytes], rest: bytes, cuts: l
             break
         except requests.Incomplete as more:
             buffer = buffer[more.position :]
-            needless += [more] * (len(buffer) >= more.wanted)  # what it waits for is there
+            needless += [more] * (len(buffer) >= more.needed)  # what it waits for is there
     assert not needless
     assert reader.bodies == bodies
     assert (buffer[position:] + data[end:]) == rest
