@@ -32,6 +32,7 @@ tail: client protocol
 archive: client cluster errors files protocol records tail
 bench: client cluster errors protocol
 one_channel: client cluster errors http protocol publish records server
+schedule: client errors files protocol records
 replay: archive errors protocol publish records
 forward: client cluster errors files http protocol publish records tail transport
 spark: archive client cluster errors files protocol publish records settings tail transport
@@ -39,7 +40,7 @@ web: client cluster errors files http protocol records server tail
 demo: errors server
 testing: aio client errors http server
 cli: archive bench client cluster demo errors files forward http one_channel protocol publish \
-records replay server settings spark tail web
+records replay schedule server settings spark tail web
 __main__: cli
 """
 _LINES = (line.partition(":") for line in _EDGES.strip().splitlines())

@@ -71,7 +71,16 @@ SPARK_GUIDE = "nsq-spark.7.md"
 TUTORIAL = "nsq-tutorial.7.md"
 OPERATE_GUIDE = "nsq-operate.7.md"
 # tests/archive/test_lake_guide.py runs that of lakes
-OWN_TESTS = (TUTORIAL, OPERATE_GUIDE, SPARK_GUIDE, "nsq-lake.7.md", "nsq-config.5.md")
+# and tests/schedule that of the scheduler
+SCHEDULE_GUIDE = "nsq-schedule.7.md"
+OWN_TESTS = (
+    TUTORIAL,
+    OPERATE_GUIDE,
+    SPARK_GUIDE,
+    SCHEDULE_GUIDE,
+    "nsq-lake.7.md",
+    "nsq-config.5.md",
+)
 # An editable install may be older than the entry point of the plugin, so it is named.
 PYTEST = " -m pytest -q -p nsqtools.testing.pytest_plugin"
 

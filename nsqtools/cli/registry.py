@@ -91,6 +91,13 @@ Messages
   to-nsq forwarding:to_nsq Forward topics to another nsqd or cluster, each message finished once it is there.
   to-http forwarding:to_http Send topics to HTTP endpoints, each message finished when one has accepted it.
   to-exec to_exec:to_exec Run a command for each message, which is finished when the command ends with status 0.
+  schedule Publish messages later: serve requests, and show and cancel entries.
+    serve schedule:serve Publish messages when they are due: nsq pub --at, --in, --every and --cron.
+    list schedule:list_ List the entries of a scheduler on this host, the earliest first.
+    show schedule:show Show an entry with its body, as JSON.
+    cancel schedule:cancel Ask the scheduler to forget an entry: a message that is not published yet.
+    $ nsq schedule serve --data-path /var/lib/nsq-schedule
+    $ nsq schedule cancel order-42
 Archives
   to-file to_file:to_file Archive topics to files, each message finished after it is on disk.
   archive Check, repair and read archives.

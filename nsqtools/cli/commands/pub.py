@@ -19,6 +19,7 @@ from nsqtools.cli.options.publishing import (
     selection,
     size_of,
 )
+from nsqtools.cli.options.scheduling import Scheduling
 from nsqtools.cli.parsing.binding import heading, opt
 from nsqtools.cli.render.outcomes import report_counts
 from nsqtools.cli.running.runtime import Session
@@ -73,6 +74,7 @@ def pub(
     json: Json = False,
     *,
     publishing: Publishing,
+    schedule: Scheduling,
     runtime: Session,
 ) -> int:
     """Publish messages: texts, or the lines of standard input or of files.
@@ -92,6 +94,10 @@ def pub(
     With --channel the messages reach that channel of the topic and no other, by a temporary nsqd
     (see nsq replay), which ends when they are consumed.
 
+    With --at, --in, --every or --cron nsqd gets a request, and nsq schedule serve publishes the
+    message when it is due: see nsq-schedule(7). --defer leaves the delay to nsqd, which forgets it
+    when it restarts.
+
     The exit status is 0 when everything was confirmed, 6 when only a part was; otherwise it is that
     of the error.
 
@@ -104,12 +110,19 @@ def pub(
         nsq tail -t clicks --json -n 1000 | nsq pub -t clicks-copy --format jsonl
         find . -print0 | nsq pub -t files -d '\\0' --rate 100
         nsq pub -t orders --channel billing @missed.log --lookupd-http-address lookup:4161
+        nsq pub -t orders --at 2026-12-24T18:00Z --key order-42 '{"id": 42}'
     """
     from nsqtools.publish.input import BEGIN, InputCheckpoint, RecordSource, held
     from nsqtools.publish.publish_job import PublishJob, reader
 
     check_topic(topic)
     given = read_input(texts or (), message or (), file or (), repeat, interval)
+    select, publish_topic = selection(where, pick), topic
+    if schedule.is_used:
+        schedule.check_against(
+            given.texts, defers=defer is not None, channel=publishing.channel.name
+        )
+        select, publish_topic = schedule.request_for(topic, select), schedule.schedule_topic
     ending, noted = delimiter or b"\n", None
     with ExitStack() as stack:
         if checkpoint is not None:
@@ -136,8 +149,8 @@ def pub(
 
         job = PublishJob(
             publisher,
-            topic,
-            reader(topic, selection(where, pick), is_jsonl=format is RecordFormat.jsonl),
+            publish_topic,
+            reader(publish_topic, select, is_jsonl=format is RecordFormat.jsonl),
             unsent=run.unsent,
             settled=noted.settle if noted is not None else None,
             warn=run.progress.tell,
@@ -155,6 +168,8 @@ def pub(
                     noted.save()
 
         signals = run.finish(publish)
+    if schedule.is_used:
+        schedule.warn_without_scheduler(publishing.connection, runtime)
     counts = publisher.counts
     status = report_counts(runtime, publisher, json=json)
     if noted is not None and (signals.received or counts.unknown or counts.unsent):

@@ -540,6 +540,26 @@ class CheckDocument(TypedDict):
     queues: Annotated[int, "Topics and channels, each counted once."]
 
 
+class ScheduledEntry(TypedDict):
+    """An entry of a scheduler."""
+
+    key: str
+    due: Annotated[Time | None, "When it is published; null for a message that nsqd refused."]
+    topic: str
+    bytes: Annotated[int, "Size of the body."]
+    repeats: Annotated[str | None, "Interval or cron expression; null for an entry that ends."]
+    catch_up: Annotated[str | None, "Missed occurrences that are published: all, last or none."]
+    envelope: Annotated[bool, "Whether the body is published inside a document with the key."]
+    error: Failure
+
+
+class ShownEntry(ScheduledEntry):
+    """An entry with its body."""
+
+    body: NotRequired[str]
+    body64: NotRequired[Annotated[str, "The body in base64, if it is not UTF-8."]]
+
+
 DOCUMENTS: dict[str, Any] = {
     "topic-list": list[TopicRow],
     "topic-info": TopicInfo,
@@ -559,6 +579,8 @@ DOCUMENTS: dict[str, Any] = {
     "replay": PublishedDocument | PlannedDocument,
     "to-nsq": ForwardTotals,
     "to-file": ArchivedDocument,
+    "schedule-list": list[ScheduledEntry],
+    "schedule-show": ShownEntry,
     "archive-info": list[ArchiveRow],
     "archive-repair": Repaired,
     "archive-convert": ConvertedDocument,

@@ -1,0 +1,290 @@
+"""The scheduler: consumes requests, keeps them, and publishes entries when they are due.
+
+One thread does both, so the store has one writer and an entry does not change while it is being
+published. Each round takes the requests that have arrived, then publishes up to `WINDOW` due
+entries and waits for their confirmations: however many are due, requests are not kept waiting.
+
+The order that loses nothing: commit requests, then finish them; commit the try, publish, wait for
+the confirmation, then commit what follows. A kill between the last two repeats at most one window,
+which `ScheduleCounts.repeated` counts after the restart.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from nsqtools.client.consumer import Consumer
+from nsqtools.client.message import Batch, Message
+from nsqtools.client.outcomes import may_try_again
+from nsqtools.client.producer import Producer
+from nsqtools.client.publication import Publication
+from nsqtools.errors import OutputError, PublishError, PublishRefused
+from nsqtools.protocol.text import NS
+from nsqtools.records.prometheus import Metric
+from nsqtools.schedule.clock import CheckedClock
+from nsqtools.schedule.recurrence import occurrence_to_publish
+from nsqtools.schedule.rejected import Rejected
+from nsqtools.schedule.request import LATEST_NS, Cancellation, Entry, InvalidRequest, parse_request
+from nsqtools.schedule.store import Advance, Rank, ScheduleStore, StoredEntry
+
+log = logging.getLogger("nsqtools")
+
+WINDOW = 500
+"""Entries published at a time. A thousand due in one second take two rounds, each with two commits
+of some milliseconds; more would be repeated by a kill."""
+
+LONGEST_WAIT_S = 0.5
+"""The clock may be set, and the command may be stopped, so it is looked at this often."""
+
+RETRY_S = 1.0
+INVALID_DELAY_S = 600.0  # somebody has to look at the message, and the warning repeats until then
+COUNT_EVERY_S = 5.0  # a million entries take 20 ms to count
+FORGET_EVERY_S = 600.0
+
+
+@dataclass
+class ScheduleCounts:
+    """What a scheduler has done since its start, and what it has."""
+
+    requested: int = 0
+    invalid: int = 0
+    published: int = 0
+    repeated: int = 0
+    skipped: int = 0
+    refused: int = 0
+    waiting: int = 0
+    kept_refused: int = 0
+    late_s: float = 0.0
+
+    def metrics(self) -> list[Metric]:
+        """Return the metrics of ``/metrics``."""
+        return [
+            Metric(f"nsq_schedule_{name}", help, kind, [({}, getattr(self, field))])
+            for field, name, kind, help in _METRICS
+        ]
+
+
+_METRICS = (
+    ("requested", "requests_total", "counter", "Requests that were committed."),
+    ("invalid", "invalid_requests_total", "counter", "Messages that are no requests."),
+    ("published", "published_total", "counter", "Messages published and confirmed."),
+    ("repeated", "repeated_total", "counter", "Of these, messages that may have arrived before."),
+    ("skipped", "skipped_total", "counter", "Missed occurrences that were not published."),
+    ("refused", "refused_total", "counter", "Messages that nsqd refused for good."),
+    ("waiting", "entries", "gauge", "Entries that wait."),
+    ("kept_refused", "refused_entries", "gauge", "Entries that nsqd refused, kept in the store."),
+    ("late_s", "late_seconds", "gauge", "How long the earliest entry has been due."),
+)
+
+
+KeepRejected = Callable[[Rejected], bool]
+"""Store a message that is given up; return True when that is confirmed, False without a place."""
+
+
+class Scheduler:
+    """Serves the entries of a store until it is stopped. It uses ``store`` on one thread."""
+
+    def __init__(
+        self,
+        store: ScheduleStore,
+        consumer: Consumer,
+        producer: Producer,
+        clock: CheckedClock,
+        *,
+        keep_rejected: KeepRejected,
+        on_round: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.counts = ScheduleCounts()
+        self.problem = ""
+        self._store = store
+        self._consumer = consumer
+        self._producer = producer
+        self._clock = clock
+        self._keep_rejected = keep_rejected
+        self._on_round = on_round
+        self._next_due_ns = store.next_due_ns()
+        self._retry_at_s = self._count_at_s = self._forget_at_s = 0.0  # monotonic
+        self._is_stopping = False
+
+    def stop(self) -> None:
+        """End `run` after the round under way. Any thread, and signal handlers, may call it."""
+        self._is_stopping = True
+
+    def run(self) -> None:
+        """Consume and publish until `stop`."""
+        while not self._is_stopping:
+            batch = self._consumer.next_batch(self._wait_s())
+            try:
+                if batch:
+                    self._take(batch)
+                self._publish_due()
+                self._maintain()
+            except (
+                OutputError
+            ) as error:  # a full disk, say: requests and entries stay where they are
+                self._postpone(str(error))
+            self._on_round()
+
+    def _wait_s(self) -> float:
+        """Return how long to wait for requests: until the next entry is due, or until a retry."""
+        if self.problem:
+            return min(LONGEST_WAIT_S, max(0.0, self._retry_at_s - time.monotonic()))
+        if self._next_due_ns is None:
+            return LONGEST_WAIT_S
+        return min(LONGEST_WAIT_S, max(0.0, (self._next_due_ns - self._clock.now_ns()) / NS))
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def _take(self, batch: Batch) -> None:
+        """Commit the requests of a batch, then finish them."""
+        try:
+            requests, invalid = _parse_batch(batch)
+            self._store.apply(requests, self._clock.now_ns())
+            for message, reason in invalid:
+                self.counts.invalid += 1
+                rejected = Rejected(message.topic, message.body, f"not a request: {reason}")
+                if not self._give_up(rejected):
+                    message.requeue(INVALID_DELAY_S, backoff=False)
+        except OutputError:
+            batch.requeue(RETRY_S, backoff=False)
+            raise
+        batch.finish()
+        self.counts.requested += len(requests)
+        self._next_due_ns = self._store.next_due_ns()
+
+    def _give_up(self, rejected: Rejected) -> bool:
+        """Store a message that is given up, and log it."""
+        is_kept = self._keep_rejected(rejected)
+        log.warning("%s: %s", rejected.key or "a message", rejected.reason)
+        return is_kept
+
+    # -- entries -------------------------------------------------------------------------------
+
+    def _publish_due(self) -> None:
+        """Publish the entries that are due, at most a window of them."""
+        if time.monotonic() < self._retry_at_s:
+            return
+        now_ns = self._clock.trusted_now_ns()
+        if now_ns is None:
+            self._postpone("the clock jumped forward")
+            return
+        advances, occurrences = self._plan(self._store.due_entries(now_ns, WINDOW), now_ns)
+        if occurrences:
+            self._store.record_tries([occurrence.stored.entry for occurrence in occurrences])
+        error_text = ""
+        for occurrence, publication in [(item, self._submit(item)) for item in occurrences]:
+            error = _outcome(publication)
+            if error is None:
+                self.counts.published += 1
+                self.counts.repeated += occurrence.stored.tries > 0
+            elif _is_transient(error):
+                error_text = str(error)
+                continue
+            advances.append(self._advance(occurrence, error))
+        if advances:
+            self._store.advance(advances, self._clock.now_ns())
+        self._next_due_ns = due_ns = self._store.next_due_ns()
+        self.counts.late_s = 0.0 if due_ns is None else max(0.0, (now_ns - due_ns) / NS)
+        if error_text:
+            self._postpone(error_text)
+        else:
+            self.problem = ""
+
+    def _plan(
+        self, entries: Sequence[StoredEntry], now_ns: int
+    ) -> tuple[list[Advance], list[Occurrence]]:
+        """Return what is skipped of missed occurrences, and the occurrences to publish."""
+        skipped, occurrences = [], []
+        for stored in entries:
+            entry, due_ns, next_ns = stored.entry, stored.entry.due_ns, None
+            if entry.recurrence is not None:
+                publish_ns, next_ns = occurrence_to_publish(
+                    entry.recurrence, due_ns, now_ns, entry.catch_up
+                )
+                if publish_ns is None:
+                    self.counts.skipped += 1
+                    skipped.append(Advance(entry, next_ns))
+                    continue
+                due_ns = publish_ns
+                if next_ns > LATEST_NS:
+                    next_ns = None
+            occurrences.append(Occurrence(stored, due_ns, next_ns))
+        return skipped, occurrences
+
+    def _submit(self, occurrence: Occurrence) -> Publication | PublishError:
+        entry = occurrence.stored.entry
+        try:
+            return self._producer.submit(entry.topic, [entry.published_body(occurrence.due_ns)])
+        except PublishError as error:
+            return error
+
+    def _advance(self, occurrence: Occurrence, error: PublishError | None) -> Advance:
+        """Return what follows for an occurrence that was published or refused for good."""
+        entry = occurrence.stored.entry
+        if error is None:
+            return Advance(entry, occurrence.next_ns)
+        self.counts.refused += 1
+        body = entry.published_body(occurrence.due_ns)
+        if self._give_up(Rejected(entry.topic, body, str(error), entry.key)):
+            return Advance(entry, occurrence.next_ns)
+        return Advance(entry, None, str(error))
+
+    # -- the rest ------------------------------------------------------------------------------
+
+    def _maintain(self) -> None:
+        """Count the entries, and forget those that ended long ago, once in a while."""
+        now_s = time.monotonic()
+        if now_s >= self._count_at_s:
+            self._count_at_s = now_s + COUNT_EVERY_S
+            self.counts.waiting, self.counts.kept_refused = self._store.counts()
+        if now_s >= self._forget_at_s:
+            self._forget_at_s = now_s + FORGET_EVERY_S
+            self._store.forget_ended(self._clock.now_ns())
+
+    def _postpone(self, problem: str) -> None:
+        """Try again a second later, and log a problem that is new."""
+        self._retry_at_s = time.monotonic() + RETRY_S
+        if problem != self.problem:
+            log.warning("not published yet: %s", problem)
+        self.problem = problem
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrence:
+    """An entry that is due now, and its due time after this one (None: it ends)."""
+
+    stored: StoredEntry
+    due_ns: int
+    next_ns: int | None
+
+
+def _parse_batch(
+    batch: Batch,
+) -> tuple[list[tuple[Rank, Entry | Cancellation]], list[tuple[Message, str]]]:
+    """Return the requests of a batch, and the messages that are none with the reason."""
+    requests, invalid = [], []
+    for message in batch:
+        # ids repeat between nsqd, so the address is a part of the key
+        key = f"{message.nsqd}/{message.id.decode()}"
+        try:
+            request = parse_request(message.body, default_key=key, asked_ns=message.timestamp_ns)
+        except InvalidRequest as error:
+            invalid.append((message, str(error)))
+        else:
+            requests.append((Rank(message.timestamp_ns, message.id), request))
+    return requests, invalid
+
+
+def _outcome(publication: Publication | PublishError) -> PublishError | None:
+    """Wait for the outcome of a publish."""
+    if isinstance(publication, PublishError):
+        return publication
+    return publication.exception()
+
+
+def _is_transient(error: PublishError) -> bool:
+    """Tell whether a later try may succeed; a client that is refused may be admitted later."""
+    return isinstance(error, PublishRefused) or may_try_again(error, retry_unknown=True)

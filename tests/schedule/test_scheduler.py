@@ -1,0 +1,288 @@
+"""The scheduler as a process: kills, restarts of nsqd, takeover, dead letters, and its entries."""
+
+import json
+import random
+import signal
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+from plugins.archives import unfinished
+from plugins.cli import NSQ, RunNsq
+from plugins.clients import bodies_in
+from plugins.clusters import ValidJson
+from plugins.servers import AnyNsqd, GoNsqd, MakeNsqd, Nsqd
+from plugins.waiting import patience_s, wait_until
+
+from nsqtools import Consumer, Producer
+from nsqtools.protocol.schedule_request import (
+    SCHEDULE_TOPIC,
+    encode_cancellation,
+    encode_request,
+)
+
+StartScheduler = Callable[..., subprocess.Popen[bytes]]
+S = 1_000_000_000
+
+LARGER_IN_ITS_ENVELOPE = json.dumps(
+    {"topic": "later", "at": "+0s", "envelope": True, "body": "x" * 925}
+).encode()
+"""A request below 1,000 bytes; with its key and due time the message is above."""
+
+
+@pytest.fixture
+def schedule(tmp_path: Path, nsq_env: dict[str, str]) -> Iterator[StartScheduler]:
+    """Start ``nsq schedule serve`` on an nsqd; the directory is ``tmp_path/data``."""
+    with ExitStack() as cleanup:
+
+        def start(nsqd: Nsqd, *options: str) -> subprocess.Popen[bytes]:
+            log = cleanup.enter_context((tmp_path / "log").open("ab"))
+            words = ["schedule", "serve", "--data-path", str(tmp_path / "data")]
+            words += ["--nsqd-tcp-address", nsqd.tcp_address, *options]
+            process = subprocess.Popen([*NSQ, *words], stderr=log, env=nsq_env)
+            cleanup.callback(process.wait)
+            cleanup.callback(process.kill)
+            return process
+
+        yield start
+
+
+def request_later(nsqd: Nsqd, *requests: bytes) -> None:
+    with Producer(nsqd.tcp_address) as producer:
+        producer.publish_many(SCHEDULE_TOPIC, requests)
+
+
+def listed(run_nsq: RunNsq, directory: Path) -> list[dict[str, Any]]:
+    result = run_nsq(["schedule", "list", "--data-path", str(directory / "data"), "--json"])
+    entries: list[dict[str, Any]] = json.loads(result.out) if result.status == 0 else []
+    return entries
+
+
+class Arrivals:
+    """Consumes the topic ``later`` of numbers with their due times, and notes when they arrive."""
+
+    def __init__(self, nsqd: Nsqd) -> None:
+        self.copies: Counter[int] = Counter()
+        self.late_s: list[float] = []
+        self._consumer = Consumer("later", "check", nsqd_tcp_addresses=nsqd.tcp_address)
+        self._consumer.start()
+        self._thread = threading.Thread(target=self._consume)
+        self._thread.start()
+
+    def _consume(self) -> None:
+        for message in self._consumer:
+            number, due_ns = message.body.split()
+            self.late_s.append((time.time_ns() - int(due_ns)) / S)
+            self.copies[int(number)] += 1
+            message.finish()
+
+    def stop(self) -> None:
+        self._consumer.stop()
+        self._thread.join()
+
+
+@pytest.mark.parametrize(
+    ("entries", "kills"), [(1_500, 3), pytest.param(100_000, 20, marks=pytest.mark.slow)]
+)
+def test_no_kill_loses_an_entry_or_publishes_it_early(
+    nsqd: GoNsqd, schedule: StartScheduler, tmp_path: Path, entries: int, kills: int
+) -> None:
+    nsqd.create_channel("later", "check")
+    arrivals = Arrivals(nsqd)
+    try:
+        process = schedule(nsqd)
+        start_ns, chance = time.time_ns(), random.Random(59)
+        span_s = max(4.0, entries / 2000)
+        due = [start_ns + round((1 + span_s * chance.random()) * S) for _ in range(entries)]
+        bodies = [b"%d %d" % (number, due_ns) for number, due_ns in enumerate(due)]
+        requests = [
+            encode_request("later", body, at_ns=due_ns, key=body.decode())
+            for body, due_ns in zip(bodies, due, strict=True)
+        ]
+        request_later(nsqd, *requests)
+        cancelled = set(chance.sample([n for n in range(entries) if due[n] > start_ns + 3 * S], 50))
+        request_later(nsqd, *[encode_cancellation(bodies[n].decode()) for n in cancelled])
+        for _ in range(kills):
+            time.sleep(span_s / kills * chance.random())  # a kill at any moment
+            process.kill()
+            process.wait()
+            process = schedule(nsqd)
+        expected = entries - len(cancelled)
+        wait_until(
+            lambda: len(arrivals.copies.keys() - cancelled) == expected,
+            timeout_s=60,
+            what="every entry that was not cancelled has arrived",
+        )
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(patience_s(20)) == 128 + signal.SIGTERM
+    finally:
+        arrivals.stop()
+    assert min(arrivals.late_s) >= 0
+    assert sum(arrivals.copies.values()) - len(arrivals.copies) <= kills * 500
+
+
+def test_requests_and_entries_survive_a_restart_of_nsqd(
+    go_nsqd: MakeNsqd, schedule: StartScheduler, run_nsq: RunNsq, tmp_path: Path
+) -> None:
+    nsqd = go_nsqd()
+    nsqd.create_channel("later", "check")
+    schedule(nsqd)
+    due_ns = time.time_ns() + 2 * S
+    request_later(nsqd, encode_request("later", b"x", at_ns=due_ns, key="k"))
+    wait_until(lambda: len(listed(run_nsq, tmp_path)) == 1, what="the entry is kept")
+    nsqd.stop()
+    time.sleep(max(0.0, (due_ns - time.time_ns()) / S))  # it is due while nsqd is away
+    nsqd.start()
+    wait_until(lambda: unfinished(nsqd, "later", "check") == 1, what="it is published")
+    assert time.time_ns() >= due_ns
+    wait_until(lambda: listed(run_nsq, tmp_path) == [], what="it is published once")
+
+
+def test_a_second_scheduler_takes_over_after_a_kill(
+    nsqd: GoNsqd, schedule: StartScheduler, tmp_path: Path
+) -> None:
+    nsqd.create_channel("later", "check")
+    first = schedule(nsqd)
+    wait_until(lambda: (tmp_path / "data" / "schedule.db").exists(), what="the first has started")
+    second = schedule(nsqd)
+    log = tmp_path / "log"
+    wait_until(lambda: b"waiting for the scheduler" in log.read_bytes(), what="the second waits")
+    first.kill()
+    request_later(nsqd, encode_request("later", b"x", at_ns=time.time_ns()))
+    wait_until(lambda: unfinished(nsqd, "later", "check") == 1, what="the second publishes")
+    second.send_signal(signal.SIGTERM)
+    assert second.wait(patience_s(20)) == 128 + signal.SIGTERM
+
+
+def test_a_waiting_scheduler_ends_at_once(
+    nsqd: GoNsqd, schedule: StartScheduler, tmp_path: Path
+) -> None:
+    schedule(nsqd)
+    wait_until(lambda: (tmp_path / "data" / "schedule.db").exists(), what="the first has started")
+    second = schedule(nsqd)
+    log = tmp_path / "log"
+    wait_until(lambda: b"waiting for the scheduler" in log.read_bytes(), what="the second waits")
+    second.send_signal(signal.SIGTERM)
+    assert second.wait(patience_s(10)) == 128 + signal.SIGTERM
+
+
+def test_a_key_replaces_and_cancels_whatever_the_order_of_delivery(
+    any_nsqd: AnyNsqd,
+    schedule: StartScheduler,
+    run_nsq: RunNsq,
+    valid_json: ValidJson,
+    tmp_path: Path,
+) -> None:
+    nsqd = any_nsqd()
+    soon_ns, later_ns = time.time_ns() + 600 * S, time.time_ns() + 3600 * S
+    request_later(
+        nsqd,
+        encode_request("orders", b"old", at_ns=soon_ns, key="a"),
+        encode_request("orders", b"gone", at_ns=soon_ns, key="b"),
+        encode_request("orders", b"new", at_ns=later_ns, key="a"),
+        encode_cancellation("b"),
+    )
+    with Consumer(SCHEDULE_TOPIC, "scheduler", nsqd_tcp_addresses=nsqd.tcp_address) as consumer:
+        messages = [next(iter(consumer)) for _ in range(4)]
+        for message in reversed(messages):  # the oldest comes last
+            message.requeue(0, backoff=False)
+    schedule(nsqd)
+    wait_until(
+        lambda: (
+            unfinished(nsqd, SCHEDULE_TOPIC, "scheduler") == 0 and listed(run_nsq, tmp_path) != []
+        ),
+        what="the requests are taken",
+    )
+    assert [(entry["key"], entry["bytes"]) for entry in listed(run_nsq, tmp_path)] == [("a", 3)]
+    data = str(tmp_path / "data")
+    shown = run_nsq(["schedule", "show", "a", "--data-path", data])
+    assert json.loads(shown.out)["body"] == "new"
+    valid_json("schedule show", shown.out)
+    valid_json("schedule list", run_nsq(["schedule", "list", "--data-path", data, "--json"]).out)
+    assert run_nsq(["schedule", "show", "b", "--data-path", data]).status == 3
+
+
+def test_an_entry_that_repeats_is_published_at_each_due_time(
+    any_nsqd: AnyNsqd, schedule: StartScheduler, run_nsq: RunNsq, tmp_path: Path
+) -> None:
+    nsqd = any_nsqd()
+    nsqd.create_channel("ticks", "check")
+    start_ns = time.time_ns()
+    request = encode_request("ticks", b"tick", at_ns=start_ns, every="1s", key="t", envelope=True)
+    request_later(nsqd, request)
+    schedule(nsqd)
+    wait_until(lambda: unfinished(nsqd, "ticks", "check") >= 3, what="three ticks have arrived")
+    assert run_nsq(["schedule", "cancel", "t", "--nsqd-tcp-address", nsqd.tcp_address]).status == 0
+    wait_until(lambda: listed(run_nsq, tmp_path) == [], what="it is cancelled")
+    ticks = map(json.loads, bodies_in(nsqd, "ticks", unfinished(nsqd, "ticks", "check")))
+    due = [tick["due"] for tick in ticks]
+    assert len(set(due)) == len(due)
+
+
+def test_a_message_that_nsqd_refuses_for_good_becomes_a_dead_letter(
+    go_nsqd: MakeNsqd, schedule: StartScheduler, run_nsq: RunNsq, tmp_path: Path
+) -> None:
+    nsqd = go_nsqd("-max-msg-size=1000")
+    letters = tmp_path / "letters.jsonl"
+    schedule(nsqd, "--dead-letter-file", str(letters), "-X", "publish_max_msg_size=1000000")
+    request_later(nsqd, LARGER_IN_ITS_ENVELOPE, b"no request")
+    wait_until(
+        lambda: letters.exists() and letters.read_bytes().count(b"\n") == 2,
+        what="both are dead letters",
+    )
+    errors = {json.loads(line)["error"] for line in letters.read_bytes().splitlines()}
+    assert any("not a request" in error for error in errors)
+    assert any("E_BAD_MESSAGE" in error for error in errors)
+    assert listed(run_nsq, tmp_path) == []
+
+
+def test_without_dead_letters_a_refused_message_stays_with_its_error(
+    go_nsqd: MakeNsqd, schedule: StartScheduler, run_nsq: RunNsq, tmp_path: Path
+) -> None:
+    nsqd = go_nsqd("-max-msg-size=1000")
+    schedule(nsqd, "-X", "publish_max_msg_size=1000000")
+    request_later(nsqd, LARGER_IN_ITS_ENVELOPE)
+    wait_until(
+        lambda: [entry["error"] for entry in listed(run_nsq, tmp_path) if entry["error"]] != [],
+        what="the entry has its error",
+    )
+    [entry] = listed(run_nsq, tmp_path)
+    assert "E_BAD_MESSAGE" in entry["error"]
+    assert entry["due"] is None
+
+
+def test_metrics_count_entries_and_publishes(
+    nsqd: GoNsqd, schedule: StartScheduler, tmp_path: Path
+) -> None:
+    schedule(nsqd, "--listen-http", "0", "-v")
+    request_later(
+        nsqd,
+        encode_request("later", b"x", at_ns=time.time_ns()),
+        encode_request("later", b"y", at_ns=time.time_ns() + 3600 * S),
+    )
+
+    def metrics() -> dict[str, float]:
+        text = (tmp_path / "log").read_text()
+        if "serving http://" not in text:
+            return {}
+        address = text.partition("serving http://")[2].split("/")[0]
+        with urlopen(f"http://{address}/metrics", timeout=5) as response:
+            text = response.read().decode()
+        lines = [line for line in text.splitlines() if line.startswith("nsq_")]
+        return {name: float(value) for name, value in map(str.split, lines)}
+
+    wait_until(
+        lambda: (
+            metrics().get("nsq_schedule_published_total") == 1
+            and metrics().get("nsq_schedule_entries") == 1
+        ),
+        what="one is published and one waits",
+    )
+    assert metrics()["nsq_schedule_requests_total"] == 2
