@@ -1,12 +1,12 @@
 """Consumer for asyncio: hands the messages of `nsqtools.Consumer` to tasks of one event loop.
 
-The I/O thread puts messages in the backlog and wakes the event loop; a task that wants one takes it
-there without blocking. Messages are taken in small numbers and handed out one by one, so that tasks
-that iterate at the same time share them, and what was not handed out stays with the backlog, which
-returns it to nsqd when it has waited too long.
+The I/O thread puts messages into the backlog and wakes the event loop; a task takes messages from
+it without blocking. Messages are taken in small numbers and handed out one by one, so that
+concurrent tasks share them. The others stay in the backlog, which returns them to nsqd when they
+have waited too long.
 
-Trap: a loop body that never really waits would keep the event loop to itself. So the iterator
-yields to other tasks whenever it takes messages.
+Trap: a loop body that never waits would block the event loop. So the iterator yields to other tasks
+whenever it takes messages.
 """
 
 from __future__ import annotations
@@ -27,68 +27,73 @@ from nsqtools.client.message import Batch, Message, requeue_undelivered
 
 
 class _LoopBacklog(Backlog):
-    """Wakes an event loop when something is put in."""
+    """A backlog that wakes an event loop when an entry is added."""
 
     def __init__(self) -> None:
         super().__init__(on_entry=self._wake)
         self.iterators = weakref.WeakSet()
         self.loop: asyncio.AbstractEventLoop | None = None
         self._filled: asyncio.Event
-        # something, by who looks; no lock, which a signal handler may have interrupted us with
-        self._expected: collections.deque[None] = collections.deque(maxlen=1)
+        # Whether the next entry must wake the event loop. A deque instead of a flag with a lock, as
+        # a signal handler may have interrupted the lock's owner.
+        self._wakes: collections.deque[None] = collections.deque(maxlen=1)
 
     def _wake(self) -> None:
-        if self._expected and self.loop is not None:
-            # several threads may meet here; and the event loop may have ended
+        if self._wakes and self.loop is not None:
+            # Another thread may have taken the token, and the event loop may have ended.
             with suppress(IndexError, RuntimeError):
-                self._expected.pop()
+                self._wakes.pop()
                 self.loop.call_soon_threadsafe(self._filled.set)
 
     def serve(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Wake this event loop from here on."""
+        """Wake this event loop from now on."""
         if loop is not self.loop:
-            self._filled = asyncio.Event()  # which belongs to the loop that waited for it
+            self._filled = asyncio.Event()  # an event belongs to the loop that waits for it
             self.loop = loop
 
-    def expect(self) -> None:
-        """What is put in from here on ends the next `wait` (the event loop)."""
+    def prepare_wait(self) -> None:
+        """Let every entry that is added from now on end the next `wait`."""
         self._filled.clear()
-        self._expected.append(None)
+        self._wakes.append(None)
 
     async def wait(self) -> None:
+        """Wait for an entry that was added since `prepare_wait`."""
         task = asyncio.current_task()
         self.iterators.add(task)
-        self._asking.add(task)
+        self._waiters.add(task)
         try:
             await self._filled.wait()
         finally:
-            self._asking.discard(task)
+            self._waiters.discard(task)
 
 
 class Consumer(ConsumerCore):
     """A channel of one or several topics, on all nsqd that have them, for one event loop.
 
-    The parameters are those of `nsqtools.Consumer`; ``on_error`` is called on the I/O thread and
-    ``on_giving_up`` on the event loop's, and neither may block.
+    The parameters are those of `nsqtools.Consumer`. ``on_error`` runs on the I/O thread and
+    ``on_giving_up`` on the event loop's thread, and neither may block.
 
-    Raises `ConfigurationError` for bad names, addresses or options, and in another event loop while
-    the first one runs.
+    Raises `ConfigurationError` for bad names, addresses or options, and in a second event loop
+    while the first one runs.
     """
 
     _new_backlog = _LoopBacklog
     backlog: _LoopBacklog
-    # what was taken and not handed out yet: from `_reached` to `_count`
-    _held: Batch
+    # The batch that the tasks share. Messages from `_reached` to `_count` are not handed out yet.
+    _shared: Batch
     _in_flight: Mapping[bytes, Message]
     _count = _reached = 0
     _taken_at = _until = 0.0
-    _most = 1
+    _share = 1  # messages to take at a time
 
     # -- life -----------------------------------------------------------------------------------
 
     async def start(self, *, fail_fast: bool = False) -> None:
-        """Connect. With ``fail_fast`` wait for the first tries, and raise the first error if none
-        of them led to a connection; otherwise failures are logged and tried again."""
+        """Connect.
+
+        With ``fail_fast``, wait for the first attempts, and raise the first error if none of them
+        succeeded; otherwise failures are logged and retried.
+        """
         with self._life:  # several threads may each have a loop
             self.backlog.serve(claim_running_loop(self.backlog.loop, self))
         if fail_fast:
@@ -99,16 +104,16 @@ class Consumer(ConsumerCore):
     def begin_stop(self, *, drain: bool = False) -> None:
         """End the iteration: see `nsqtools.Consumer`. Leaving ``async with`` waits for it.
 
-        Without ``drain`` messages that no task has got are requeued at once; with it they are still
-        delivered.
+        Without ``drain``, messages that no task has received are requeued immediately; with it they
+        are still delivered.
         """
         super().begin_stop(drain=drain)
         if not drain:
-            self._requeue_held()
+            self._requeue_remainder()
 
-    def _requeue_held(self) -> None:
-        if rest := self._take_held():
-            requeue_undelivered(rest)
+    def _requeue_remainder(self) -> None:
+        if remainder := self._take_remainder():
+            requeue_undelivered(remainder)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -118,7 +123,7 @@ class Consumer(ConsumerCore):
         """Stop, as leaving ``with`` does: `nsqtools.Consumer`."""
         if kind is not None or not self._is_stopping:
             self.abort()
-        self._requeue_held()
+        self._requeue_remainder()
         await asyncio.shield(asyncio.to_thread(self.wait_for_end))
 
     # -- messages -------------------------------------------------------------------------------
@@ -135,9 +140,10 @@ class Consumer(ConsumerCore):
     ) -> None:
         """Await ``handler`` with each message until the consumer stops, ``concurrency`` at a time.
 
-        It works as `nsqtools.Consumer.run`: what the handler has not answered is finished when it
-        returns, and requeued when it returns False or raises; SIGTERM and SIGINT stop it. When
-        `run` is cancelled, so are the handlers, and what they had is requeued at once.
+        It works like `nsqtools.Consumer.run`: a message that the handler has not answered is
+        finished when the handler returns, and requeued when it returns False or raises; SIGTERM and
+        SIGINT stop it. Cancelling `run` cancels the handlers, and requeues their messages
+        immediately.
 
         Raises `ConfigurationError` with ``signals`` outside the main thread, for a ``concurrency``
         below 1, and for a handler that returns nothing to await.
@@ -151,7 +157,7 @@ class Consumer(ConsumerCore):
             try:
                 pending = tasks
                 while pending:
-                    # a signal that comes just before the event loop goes to sleep does not wake it
+                    # A signal that arrives just before the event loop sleeps does not wake it.
                     when = asyncio.FIRST_EXCEPTION
                     done, pending = await asyncio.wait(
                         pending, timeout=MAX_SLEEP_S, return_when=when
@@ -180,10 +186,10 @@ class Consumer(ConsumerCore):
     async def batches(self, size: int = 100, within_s: float = 1.0) -> AsyncIterator[Batch]:
         """Iterate over batches of ``size`` messages until the consumer stops.
 
-        A batch has fewer where no more came ``within_s`` seconds after the first, or in a quarter
-        of msg_timeout, or some of them were of another topic. Every message must be answered:
-        `Batch.finish` finishes what is left of a batch. Raises `ConfigurationError` for a ``size``
-        below 1 or above max_in_flight.
+        A batch has fewer if no others arrived within ``within_s`` seconds or a quarter of
+        msg_timeout after the first, or if the next one has another topic. Every message must be
+        answered; `Batch.finish` finishes those that have no answer. Raises `ConfigurationError` for
+        a ``size`` below 1 or above max_in_flight.
         """
         self._check_size(size, within_s)
         await self.start()
@@ -196,7 +202,7 @@ class Consumer(ConsumerCore):
                 try:
                     while collector.add(await self._take_in(collector.wait_s, collector.room)):
                         pass
-                except BaseException:  # cancelled, as a rule: no handler has seen these
+                except BaseException:  # usually a cancellation; no handler has seen these messages
                     for part in collector.parts:
                         requeue_undelivered(part)
                     raise
@@ -210,17 +216,17 @@ class Consumer(ConsumerCore):
             self.backlog.workers.discard(worker)
             self.gather(worker, 0)
 
-    async def _take_in(self, wait_s: float | None, most: int) -> list[Batch] | None:
-        """Take what is there, or what comes next in ``wait_s``: `_take` without blocking."""
+    async def _take_in(self, wait_s: float | None, max_messages: int) -> list[Batch] | None:
+        """Take batches within ``wait_s``, like `_take`, without blocking the event loop."""
         until = None if wait_s is None else asyncio.get_running_loop().time() + wait_s
         while True:
             is_delivered = self.is_delivered  # read before the backlog
-            self.backlog.expect()
-            taken = self._take(0, most, several=True)
-            if taken or is_delivered or wait_s == 0:
-                return taken
+            self.backlog.prepare_wait()
+            batches = self._take(0, max_messages, several=True)
+            if batches or is_delivered or wait_s == 0:
+                return batches
             try:
-                # no longer where another task takes what wakes this one
+                # Until a fixed time: another task may take the entry that wakes this one.
                 async with asyncio.timeout_at(until):
                     await self.backlog.wait()
             except TimeoutError:
@@ -234,27 +240,27 @@ class Consumer(ConsumerCore):
         return _Loop(self)
 
     def __anext__(self) -> Coroutine[Any, Any, Message]:
-        """Return the next message, outside of a loop: no worker has it then."""
+        """Return the next message outside of a loop. No worker has the message then."""
         return _Loop(self).__anext__()
 
-    def _return_rest(self) -> None:
-        """Return what took too long to come to, and fit how much is taken next."""
-        share = int(self._reached * TARGET_HOLD_S / max(time.monotonic() - self._taken_at, 1e-6))
-        self._most = max(1, min(4 * self._most, share))
-        if rest := self._take_held():
-            self._put_back([rest])
+    def _return_remainder(self) -> None:
+        """Return messages that were not reached in time, and adapt the next share."""
+        took_s = max(time.monotonic() - self._taken_at, 1e-6)
+        self._share = max(1, min(4 * self._share, int(self._reached * TARGET_HOLD_S / took_s)))
+        if remainder := self._take_remainder():
+            self._put_back([remainder])
 
-    def _take_held(self) -> Batch | None:
-        """Return what was taken and not handed out, and forget it."""
+    def _take_remainder(self) -> Batch | None:
+        """Return the messages of the shared batch that were not handed out, and forget it."""
         reached, count, self._count = self._reached, self._count, 0
-        return Batch(self._held.source, self._held[reached:]) if reached < count else None
+        return Batch(self._shared.source, self._shared[reached:]) if reached < count else None
 
     def __repr__(self) -> str:
         return super().__repr__().replace("<Consumer", "<aio.Consumer")
 
 
 class _Loop:
-    """One ``async for``, which is a worker until its iterator is dropped."""
+    """One ``async for`` loop, which is a worker until its iterator is dropped."""
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
@@ -274,26 +280,26 @@ class _Loop:
             # refused before it gets one. That costs each message one call.
             if consumer.backlog.loop is not asyncio.get_running_loop():
                 await consumer.start()
-            # everything here is once a message: attributes, not calls
+            # This runs for every message, so it reads attributes and makes no calls.
             while (reached := consumer._reached) < consumer._count and (
                 not reached or time.monotonic() < consumer._until
             ):
-                message = consumer._held[reached]
+                message = consumer._shared[reached]
                 consumer._reached = reached + 1
                 if consumer._in_flight.get(message.id) is message:
                     worker.current, worker.since = message, consumer._taken_at
                     return message
             worker.current = None
             if consumer._count:
-                consumer._return_rest()
+                consumer._return_remainder()
                 await asyncio.sleep(0)
                 continue
             is_delivered = consumer.is_delivered  # read before the backlog
-            consumer.backlog.expect()
-            if taken := consumer._take(0, consumer._most):
-                consumer._held = taken[0]
-                consumer._in_flight = consumer._held.source.in_flight
-                consumer._count, consumer._reached = len(consumer._held), 0
+            consumer.backlog.prepare_wait()
+            if batches := consumer._take(0, consumer._share):
+                consumer._shared = batches[0]
+                consumer._in_flight = consumer._shared.source.in_flight
+                consumer._count, consumer._reached = len(consumer._shared), 0
                 consumer._taken_at = time.monotonic()
                 consumer._until = consumer._taken_at + 2 * TARGET_HOLD_S
             elif is_delivered:

@@ -1,33 +1,30 @@
-"""The way of messages from the connections of a consumer to its handlers.
+"""The path of messages from the connections of a consumer to its handlers.
 
-`Delivery` puts new messages in the `Backlog`, but for those that were tried too often. There they
-wait for a handler: the I/O thread adds, handler threads take. From there they come back when they
-have waited too long, when nsqd delivers them again, or when their connection is lost; such a
-delivery is remembered, and does not count against the message (`giving_up.Attempts`). And the
-number of messages in flight is fitted to what the handlers can take (`in_flight_limit`).
+`Delivery` puts new messages into the `Backlog`, except those that have failed too often. The I/O
+thread adds to the backlog, and handler threads take from it. Pending messages are withdrawn when
+they have waited too long, when nsqd delivers them again, or when their connection is lost. Such a
+delivery does not count against max_attempts (`attempts.Attempts`). `Delivery` also adapts the
+number of messages in flight to the speed of the handlers (`in_flight_limit`).
 
-A message that may kill its process waits apart (`giving_up` tells which): nothing more is let in,
-until what is in flight is answered. Then it goes to a handler alone. That must not take long, as
-one handler may hang: after a part of msg_timeout everything goes on as usual.
+A message that may kill its process is isolated (`Quarantine`).
 
-Taking is what hands a message out. What waits can still be withdrawn: because it waited too long,
-because nsqd delivered it again, or because its connection is gone. Each message is either taken or
-withdrawn, never both, as both happen under one lock. The I/O thread does not wait long for it.
+A message is either taken by a handler or withdrawn, never both, because both happen under one lock.
+The I/O thread waits for that lock only briefly.
 
-What the I/O thread read in one turn is one entry: with many connections those are many batches of
-one message, and an entry each would cost more than the rest of their way. It may be taken whole or
-by parts: a handler that is slow takes one message at a time and leaves the rest to others.
+Everything that the I/O thread reads in one turn is one entry. Many connections bring many batches
+of one message, and an entry for each would cost more than the rest of their path. An entry may be
+taken in parts: a slow handler takes one message at a time and leaves the others.
 
-A message that a worker has does not occupy another worker when nsqd delivers it again: the message
-object that the worker has stands for the new delivery as well (`message.adopt_redelivery`), which
-is not handed out. The worker's answer is for that delivery; without one nsqd takes it back by its
-timeout (`Delivery.watch_workers`). So a handler that hangs costs one worker, and when all hang RDY
-is 0. What a handler has passed on, to threads of its own, counts as in no worker's hands: it may
+When nsqd delivers a message again that a worker has, the new delivery is not handed out. The
+worker's message object represents it as well (`message.adopt_redelivery`), and the worker's answer
+is for the new delivery. Without an answer nsqd requeues it by its timeout
+(`Delivery.watch_workers`). So a handler that hangs costs one worker, and when all hang, RDY is 0. A
+message that a handler has passed to threads of its own counts as being in no worker's hands: it may
 have been dropped, so its redelivery is handed out.
 
-Before anything is handed out its consumer must be *current*: the I/O thread has looked at its
-sockets a moment ago. After a pause of the process nsqd may have delivered everything again, and the
-newer deliveries are still in the sockets.
+Before a message is handed out, its consumer must be *current*: the I/O thread has read all sockets
+a moment ago. After a pause of the process nsqd may have delivered everything again, and the newer
+deliveries are still in the sockets.
 """
 
 from __future__ import annotations
@@ -59,25 +56,36 @@ from nsqtools.protocol.text import counted
 
 log = logging.getLogger("nsqtools")
 
-EXPIRED_SHARE = 0.5  # of msg_timeout: the rest is for the handler
-TICKS = 8  # in msg_timeout, to look for what has expired
+# Share of msg_timeout after which a pending message is returned to nsqd. The rest of the time
+# remains for the handler that gets the message just before.
+EXPIRED_SHARE = 0.5
+# Ticks in msg_timeout: a pending message is returned at most an eighth of it late.
+TICKS = 8
 MAX_TICK_S = 0.25
+# A pause of the process after which messages may have been delivered again. It is two ticks where
+# msg_timeout is short.
 MAX_PAUSE_S = 2.0
-QUARANTINE_SHARE = 0.25  # of msg_timeout, the longest that suspects hold up others
+# Share of msg_timeout for which suspects may delay other messages. Messages that were pending
+# before then have as much time left until they expire.
+QUARANTINE_SHARE = 0.25
+# How long a handler's thread waits for the I/O thread to read all sockets.
 CATCH_UP_S = 2.0
-TAKEN_BACK_S = 0.25  # after its timeout nsqd has taken a message back; it looks each 0.1 s
-IDLE_S = 2.0  # without messages, before every connection may bring one again
-# A signal that comes just before a thread goes to sleep does not wake it: its Python handler waits
-# until something else does (seen in 12 of 20,000 on a busy machine).
+# Time after the timeout of a message at which nsqd has certainly requeued it: nsqd scans its queues
+# every 0.1 s.
+REQUEUED_AFTER_S = 0.25
+# Time without messages after which every connection may bring a message again.
+IDLE_S = 2.0
+# A signal that arrives just before a thread goes to sleep does not wake it, and its Python handler
+# waits until something else does (seen in 12 of 20,000 on a busy machine).
 MAX_SLEEP_S = 1.0
-LOCK_TIMEOUT_S = (
-    0.1  # a lock, by whom a signal handler has interrupted: it may wait for the I/O thread
-)
+# The longest wait of the I/O thread for a lock. A signal handler may have interrupted the owner,
+# and may be waiting for the I/O thread.
+LOCK_TIMEOUT_S = 0.1
 
 
 @dataclass(slots=True, eq=False)
 class QueuedBatches:
-    """Batches that arrived together, nothing of them taken; empty once they were withdrawn."""
+    """Batches that arrived together and have not been taken; empty once they are withdrawn."""
 
     owner: Delivery
     batches: list[Batch]
@@ -85,8 +93,10 @@ class QueuedBatches:
 
 
 class Worker:
-    """One loop over messages: what it has ``taken``, at ``since``, and what its body works on, the
-    ``current`` message or a whole batch."""
+    """One loop over messages, with the messages that it has ``taken`` at the time ``since``.
+
+    Its body works on the ``current`` message, or with ``has_batch`` on all of them.
+    """
 
     __slots__ = ("current", "has_batch", "since", "taken", "thread")
 
@@ -99,45 +109,45 @@ class Worker:
 
     @property
     def messages(self) -> Sequence[Message]:
-        """What the body works on, answered or not."""
+        """The messages that the body works on, answered or not."""
         if self.has_batch:
             return self.taken
-        current = self.current  # its thread changes it meanwhile
+        current = self.current  # read once, because the worker's thread changes it
         return () if current is None else (current,)
 
 
 class Pool(Protocol):
-    """What passes messages on and keeps track of them until they are answered.
+    """A program that passes messages on and tracks them until they are answered.
 
     Its methods are called on the I/O thread.
     """
 
     def at_work(self) -> dict[Message, float]:
-        """Return the messages that it has, and since when."""
+        """Return its messages, with the time at which it got each."""
 
     def redelivered(self, message: Message) -> None:
-        """Note that nsqd delivered one of them again, which is no attempt."""
+        """Record that nsqd delivered a message again, which does not count as an attempt."""
 
 
 class Backlog:
-    """What waits, of one consumer or of several. Entries other than messages pass through.
+    """The pending messages of one or several consumers, and other entries in between.
 
-    ``on_entry`` is called after something was added, on the thread that did.
+    ``on_entry`` is called after each addition, on the thread that adds.
     """
 
     def __init__(self, on_entry: Callable[[], None] | None = None) -> None:
         self._on_entry = on_entry
-        # who takes messages, one after the other: threads that iterate
-        self.iterators: MutableSet[Any] = set()
-        self._asking: set[object] = set()  # threads and tasks that wait for messages
+        self.iterators: MutableSet[Any] = set()  # threads and tasks that iterate over messages
+        self._waiters: set[object] = set()  # threads and tasks that wait for messages
         self.workers: set[Worker] = set()
         self.pools: list[Pool] = []
-        # messages that nsqd took back, or lost the connection of, while a worker or a pool has
-        # them, and since when it has them
+        # Messages that timed out at nsqd, or lost their connection, while a worker or a pool has
+        # them; with the time at which it got each.
         self.overdue: dict[Message, float] = {}
-        self._lock = threading.RLock()  # re-entrant: a signal handler may put something in
+        self._lock = threading.RLock()  # re-entrant: a signal handler may put an entry
         self._entries: collections.deque[object] = collections.deque()
-        # one for each entry, and after withdrawals too many: waiting costs no lock
+        # At least one token for each entry, so that a thread can wait without the lock. Withdrawals
+        # leave surplus tokens behind.
         self._tokens: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     # -- adding (any thread) --------------------------------------------------------------------
@@ -149,7 +159,8 @@ class Backlog:
         if is_first:
             with self._lock:
                 self._entries.appendleft(entry)
-        else:  # without it: see `LOCK_TIMEOUT_S`
+        else:
+            # A deque's append is atomic, and the I/O thread must not wait for handlers here.
             self._entries.append(entry)
         self._tokens.put(None)
         if self._on_entry is not None:
@@ -171,16 +182,20 @@ class Backlog:
     def get(self, timeout_s: float | None = None) -> object:
         """Return the next `Batch` or other entry; None when ``timeout_s`` passed first."""
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        taken = self.get_some(until, several=False)
-        return taken[0] if isinstance(taken, list) else taken
+        entry = self.get_batches(until, several=False)
+        return entry[0] if isinstance(entry, list) else entry
 
-    def get_some(self, until: float, most: int = sys.maxsize, *, several: bool = True) -> object:
-        """Like `get`, but return a list: of a batch, or of ``several`` of one consumer, ``most``
-        messages together."""
+    def get_batches(
+        self, until: float, max_messages: int = sys.maxsize, *, several: bool = True
+    ) -> object:
+        """Like `get`, but return batches of one consumer as a list.
+
+        It has one batch, or with ``several`` as many as there are, with at most ``max_messages``.
+        """
         thread = threading.get_ident()
         while True:
             left_s = max(0.0, until - time.monotonic())
-            self._asking.add(thread)
+            self._waiters.add(thread)
             try:
                 self._tokens.get(timeout=min(left_s, MAX_SLEEP_S))
             except queue.Empty:
@@ -188,8 +203,8 @@ class Backlog:
                     continue
                 return None
             finally:
-                self._asking.discard(thread)
-            entry, is_current = self._take(most, several=several)
+                self._waiters.discard(thread)
+            entry, is_current = self._take(max_messages, several=several)
             if not isinstance(entry, QueuedBatches):
                 if entry is not None:
                     return entry
@@ -201,8 +216,11 @@ class Backlog:
             else:
                 return entry.batches
 
-    def _take(self, most: int, *, several: bool) -> tuple[object, bool]:
-        """Take the next entry, or a part of it, and whether its consumer is current."""
+    def _take(self, max_messages: int, *, several: bool) -> tuple[object, bool]:
+        """Return the next entry or a part of it, and whether its consumer is current.
+
+        The entry of a consumer that is not current stays in the backlog.
+        """
         with self._lock:
             self._drop_withdrawn()
             if not self._entries:
@@ -213,20 +231,21 @@ class Backlog:
             if not entry.owner.is_current(time.monotonic()):
                 self._tokens.put(None)
                 return entry, False
-            if entry.to_give_up:  # one by one: a callback may take so long that the rest expires
-                most, several = 1, False
-            taken = self._take_batches(entry, most, several=several)
-            return QueuedBatches(entry.owner, taken, entry.to_give_up), True
+            if entry.to_give_up:
+                # One by one, because the callback may be slow and the others may expire meanwhile.
+                max_messages, several = 1, False
+            batches = self._take_batches(entry, max_messages, several=several)
+            return QueuedBatches(entry.owner, batches, entry.to_give_up), True
 
     def _take_batches(self, entry: QueuedBatches, room: int, *, several: bool) -> list[Batch]:
-        """Take a batch of an entry, or what fits of it and of those of the same owner after it."""
-        taken: list[Batch] = []
+        """Take one batch of an entry, or ``several`` of it and of the next entries of its owner."""
+        batches: list[Batch] = []
         owner = entry.owner
         while True:
-            room = _move(entry.batches, taken, room, several=several)
+            room = _move_batches(entry.batches, batches, room, several=several)
             if entry.batches:
                 self._tokens.put(None)
-                return taken
+                return batches
             del owner.waiting[entry]
             self._entries.popleft()
             self._drop_withdrawn()
@@ -236,22 +255,22 @@ class Backlog:
                 or following.owner is not owner
                 or following.to_give_up
             ):
-                return taken
+                return batches
             entry = following
             try:
                 self._tokens.get_nowait()
             except queue.Empty:
-                pass  # another thread has it, and will find less
+                pass  # another thread has taken the token, and will find fewer entries
 
     @property
-    def is_asked(self) -> bool:
-        """Tell whether a thread or task waits for messages."""
-        return bool(self._asking)
+    def has_waiters(self) -> bool:
+        """Return whether a thread or task waits for messages."""
+        return bool(self._waiters)
 
-    # -- what workers have (the I/O thread, but for `health`) ------------------------------------
+    # -- messages of workers (the I/O thread, and any thread for `health`) -----------------------
 
     def at_work(self) -> dict[Message, float]:
-        """Return the messages that workers and pools have, answered or not, and since when."""
+        """Return the messages of workers and pools, answered or not, and since when."""
         messages = {m: worker.since for worker in list(self.workers) for m in worker.messages}
         for pool in self.pools:
             messages |= pool.at_work()
@@ -259,7 +278,7 @@ class Backlog:
 
     @property
     def is_stuck(self) -> bool:
-        """Tell whether every worker has a message that is overdue."""
+        """Return whether every worker has an overdue message."""
         workers = list(self.workers) if self.overdue else []
         return bool(workers) and all(
             any(message in self.overdue for message in worker.messages) for worker in workers
@@ -268,9 +287,10 @@ class Backlog:
     # -- withdrawing (the I/O thread) ------------------------------------------------------------
 
     def withdraw(self, owner: Delivery, expired_at: float | None = None) -> list[Batch]:
-        """Take out what belongs to an owner: all, or what has waited too long at ``expired_at``.
+        """Remove and return the messages of an owner, or only those expired at ``expired_at``.
 
-        If the lock cannot be had soon, nothing is taken out, and all is returned as it is.
+        If the lock is not available, nothing is removed. All messages are returned nevertheless if
+        no time is given: they are to be requeued in any case.
         """
         withdrawn: list[Batch] = []
         if self._lock.acquire(timeout=LOCK_TIMEOUT_S):
@@ -290,22 +310,22 @@ class Backlog:
     def discard(
         self, owner: Delivery, source: MessageSource, ids: Container[bytes] | None = None
     ) -> set[bytes]:
-        """Drop messages of a connection, by id or (None) all; return the ids of those dropped.
+        """Drop all messages of a connection, or those with certain ids; return the dropped ids.
 
-        If the lock cannot be had soon, nothing is dropped.
+        If the lock is not available, nothing is dropped.
         """
         dropped: set[bytes] = set()
-        if not self._lock.acquire(
-            timeout=10 * LOCK_TIMEOUT_S
-        ):  # busy handlers may hold it for long, too
+        # Longer than elsewhere: busy handlers may have the lock for a while, and a message that is
+        # not dropped here may be handled twice.
+        if not self._lock.acquire(timeout=10 * LOCK_TIMEOUT_S):
             return dropped
         try:
             for entry in list(owner.waiting):
                 for batch in entry.batches:
                     if batch.source is source:
-                        gone = {m.id for m in batch if ids is None or m.id in ids}
-                        dropped |= gone
-                        batch[:] = [message for message in batch if message.id not in gone]
+                        matches = {m.id for m in batch if ids is None or m.id in ids}
+                        dropped |= matches
+                        batch[:] = [message for message in batch if message.id not in matches]
                 entry.batches[:] = filter(None, entry.batches)
                 if not entry.batches:
                     del owner.waiting[entry]
@@ -315,20 +335,20 @@ class Backlog:
         return dropped
 
 
-def _move(source: list[Batch], to: list[Batch], room: int, *, several: bool) -> int:
-    """Move the first batch, or ``several``, of at most ``room`` messages: return what is left.
+def _move_batches(source: list[Batch], target: list[Batch], room: int, *, several: bool) -> int:
+    """Move one batch, or ``several``, with at most ``room`` messages; return the remaining room.
 
-    Only the first of what is taken is divided.
+    A batch is divided only if it is the first in ``target``.
     """
     count = 0
     for batch in source:
         if len(batch) > room:
-            if not to:
-                to.append(Batch(batch.source, batch[:room]))
+            if not target:
+                target.append(Batch(batch.source, batch[:room]))
                 del batch[:room]
             room = 0
             break
-        to.append(batch)
+        target.append(batch)
         count += 1
         room -= len(batch)
         if not several:
@@ -337,10 +357,56 @@ def _move(source: list[Batch], to: list[Batch], room: int, *, several: bool) -> 
     return room
 
 
-def _turn(suspect: QueuedBatches) -> tuple[int, int]:
-    message = suspect.batches[0][0]
-    number = int.from_bytes(message.id)
-    return message.attempts, number if message.attempts % 2 else -number
+class Quarantine:
+    """Suspects, messages that may kill their process, until each was handled alone. Pure.
+
+    While it is active, no further messages are requested from nsqd. When all other messages in
+    flight are answered, the suspects are released one by one. This must not take long, because a
+    handler may hang: after ``limit_s`` the remaining suspects are released together.
+
+    The suspect with the fewest attempts comes first, as it was not in flight at every death. Those
+    with equal attempts come in one order and, at their next delivery, in the other: whichever of
+    them kills the process, the ones before it are handled.
+    """
+
+    def __init__(self) -> None:
+        self._suspects: list[QueuedBatches] = []
+        self._began_at: float | None = None
+
+    @property
+    def is_active(self) -> bool:
+        return self._began_at is not None
+
+    def add(self, suspect: QueuedBatches, now: float) -> None:
+        """Isolate a message."""
+        self._suspects.append(suspect)
+        if self._began_at is None:
+            self._began_at = now
+
+    def take_due(self, in_flight: int, now: float, limit_s: float) -> list[QueuedBatches]:
+        """Return the suspects to hand out now; end the quarantine after the last one."""
+        self._suspects = [suspect for suspect in self._suspects if suspect.batches]
+        if self._began_at is None:
+            return []
+        if now - self._began_at > limit_s or not (self._suspects or in_flight):
+            return self.end()
+        if not self._suspects or in_flight > len(self._suspects):
+            return []
+        suspect = min(self._suspects, key=self._order)
+        self._suspects.remove(suspect)
+        return [suspect]
+
+    def end(self) -> list[QueuedBatches]:
+        """End the quarantine, and return the remaining suspects."""
+        self._began_at = None
+        suspects, self._suspects = self._suspects, []
+        return [suspect for suspect in suspects if suspect.batches]
+
+    @staticmethod
+    def _order(suspect: QueuedBatches) -> tuple[int, int]:
+        message = suspect.batches[0][0]
+        number = int.from_bytes(message.id)
+        return message.attempts, number if message.attempts % 2 else -number
 
 
 def _has_expired(batch: Batch, now: float) -> bool:
@@ -351,8 +417,8 @@ def _has_expired(batch: Batch, now: float) -> bool:
 class ConsumerStats:
     """Counts of messages since the start.
 
-    ``late`` counts answers that nsqd refused as late; ``expired`` counts deliveries that ended
-    before a handler saw them, because they waited too long or their connection was lost.
+    ``late`` counts answers that nsqd refused as late. ``expired`` counts deliveries that ended
+    before a handler got them, because they waited too long or their connection was lost.
     """
 
     received: int = 0
@@ -364,8 +430,11 @@ class ConsumerStats:
 
 
 class Delivery:
-    """``on_limit`` gets the number of messages that may be in flight when it has changed; ``rdy``
-    knows how many are."""
+    """Delivers the messages of one consumer to the backlog, and limits their number in flight.
+
+    ``give_up`` is called on a handler's thread. ``on_limit`` gets each new limit for messages in
+    flight, and ``on_tick`` the time several times in msg_timeout, both on the I/O thread.
+    """
 
     def __init__(
         self,
@@ -383,32 +452,32 @@ class Delivery:
         self.give_up = give_up
         self.is_current = loop.is_current
         self._on_tick = on_tick
-        self.waiting: dict[
-            QueuedBatches, None
-        ] = {}  # what the backlog has of ours, or gets this turn
-        self._arrived: QueuedBatches | None = None  # in this turn
+        # Our entries in the backlog, including one that is added at the end of this turn.
+        self.waiting: dict[QueuedBatches, None] = {}
+        self._arrived: QueuedBatches | None = None  # messages read in this turn
         self._loop = loop
         self._backlog = backlog
         self._on_limit = on_limit
         self._rdy = rdy
         self._attempts = attempts
-        self._quarantined: list[QueuedBatches] = []  # which wait until nothing else is in flight
-        self._quarantine_began_at: float | None = None
+        self._quarantine = Quarantine()
         self.in_flight_limit = limit
         self._sources: dict[MessageSource, None] = {}
-        # what workers had of connections that were lost: nsqd delivers it again on the next one
+        # Messages of workers whose connection was lost. nsqd delivers them again on another one.
         self.orphans: dict[Key, Message] = {}
         self._is_stuck = False  # see `Backlog.is_stuck`
-        self._arrived_bytes = self._arrived_count = 0  # since the messages were weighed last
-        self._weigh_at = 0.0  # the first at once: the limit doubles with each answer
+        # Arrived since the last `_weigh`, which the first message calls: the limit may double with
+        # each answer.
+        self._arrived_bytes = self._arrived_count = 0
+        self._weigh_at = 0.0
         self._tick_s = 0.0
-        self._ticks: Timer | None = None  # while something can expire, or was handled just now
+        self._ticks: Timer | None = None  # while messages can expire, and until `IDLE_S` later
         self._busy_at = 0.0
 
     # -- messages, on the I/O thread ------------------------------------------------------------
 
     def deliver(self, source: MessageSource, batch: Batch) -> None:
-        """Put new messages where handlers take them, at the end of the turn."""
+        """Put new messages into the backlog, at the end of the turn."""
         self._start_ticks()
         self._arrived_count += len(batch)
         if len(batch) == 1:
@@ -440,11 +509,12 @@ class Delivery:
         ]
 
     def _weigh(self) -> None:
-        """Count the bytes in flight: not for each message, whose answers do not tell its size."""
+        """Measure the bytes in flight. A running total would cost a lookup for each answer."""
         sizes = [len(message.body) for message in self._in_flight()]
         size, count = sum(sizes), len(sizes)
-        most = self.in_flight_limit.maximum_bytes
-        self._weigh_at = max(most / 16, most / 2 - size)
+        max_bytes = self.in_flight_limit.maximum_bytes
+        # Again when the arrivals could have filled half of the budget, at most 16 times for each.
+        self._weigh_at = max(max_bytes / 16, max_bytes / 2 - size)
         if not count:
             size, count = self._arrived_bytes, self._arrived_count
         self._arrived_bytes = self._arrived_count = 0
@@ -453,87 +523,75 @@ class Delivery:
             self._apply_limit()
 
     def _hand_over(self) -> None:
-        """Let handlers have all that the turn has read.
-
-        A handler that is woken for its first message competes with the thread that reads the others
-        and sends answers.
-        """
+        # At the end of the turn, because a handler that is woken for the first message would
+        # compete with the I/O thread, which reads the others and sends answers.
         arrived, self._arrived = self._arrived, None
         if arrived is not None and arrived.batches:
             self._backlog.put(arrived)
 
     def _sort_out(self, source: MessageSource, batch: Batch) -> Batch:
-        """Return what is to be handled as usual, and put the rest in the backlog apart."""
-        usual, given_up = Batch(source, ()), Batch(source, ())
+        """Return the messages to deliver, and set aside those to isolate or to give up."""
+        deliverable, given_up = Batch(source, ()), Batch(source, ())
+        was_active = self._quarantine.is_active
         for message in batch:
             key = source.topic, source.nsqd, message.id
             verdict = self._attempts.verdict(key, message.attempts)
             if verdict == "isolate":
                 suspect = QueuedBatches(self, [Batch(source, [message])])
-                self._quarantined.append(suspect)
+                self._quarantine.add(suspect, self._loop.now())
                 self.waiting[suspect] = None
             else:
-                (given_up if verdict == "give up" else usual).append(message)
+                (given_up if verdict == "give up" else deliverable).append(message)
         if given_up:
             self._backlog.put(QueuedBatches(self, [given_up], to_give_up=True))
-        if self._quarantined and self._quarantine_began_at is None:
-            self._quarantine_began_at = self._loop.now()
+        if self._quarantine.is_active and not was_active:
             self._apply_limit()
-            self._loop.after_flush(self._hand_out_suspects)
-        return usual
+            self._loop.after_flush(self._release_suspects)
+        return deliverable
 
-    def _hand_out_suspects(self) -> None:
-        """Give a handler the next suspect when all others are answered, and then go on as usual.
-
-        The one with the fewest attempts first: it was not there at every death. The others in one
-        order and, at their next delivery, in the other: whichever kills the process, those before
-        it are handled.
-        """
-        if self._quarantine_began_at is None:
-            return
-        self._quarantined = [each for each in self._quarantined if each.batches]  # not withdrawn
-        if (
-            self._loop.now() - self._quarantine_began_at
-            > QUARANTINE_SHARE * self.in_flight_limit.msg_timeout_s
-        ):
-            self.end_quarantine()
-        elif self._rdy.in_flight <= len(self._quarantined):
-            if self._quarantined:
-                self._quarantined.sort(key=_turn, reverse=True)
-                self._backlog.put(self._quarantined.pop())
-            else:
-                self.end_quarantine()
+    def _release_suspects(self) -> None:
+        if self._quarantine.is_active:
+            limit_s = QUARANTINE_SHARE * self.in_flight_limit.msg_timeout_s
+            now = self._loop.now()
+            for suspect in self._quarantine.take_due(self._rdy.in_flight, now, limit_s):
+                self._backlog.put(suspect)
+            self._apply_limit()  # the quarantine may have ended
 
     def end_quarantine(self) -> None:
-        """Hand out what waits apart, and let others in again."""
-        self._quarantine_began_at = None
-        for suspect in self._quarantined:
-            if suspect.batches:  # not withdrawn
-                self._backlog.put(suspect)
-        self._quarantined.clear()
+        """Hand out all suspects."""
+        for suspect in self._quarantine.end():
+            self._backlog.put(suspect)
         self._apply_limit()
 
     def redelivered(
         self, source: MessageSource, ids: Set[bytes], dropped: list[bytes]
     ) -> dict[bytes, Message]:
-        """Messages arrived, some perhaps again: drop earlier deliveries that wait here, and return
-        by id the messages that workers have. Those stand for the new deliveries; elsewhere the new
-        delivery takes over. Some were ``dropped``, for a later one came in the same read."""
-        again = ids & source.in_flight.keys()
-        if not (again or dropped or self.orphans):
+        """Process the arrival of messages that may have been delivered before.
+
+        Earlier deliveries that are pending are dropped, in favor of the new ones. Return the
+        messages that workers have, by id: they represent the new deliveries. ``dropped`` has ids of
+        deliveries that a later one in the same read has superseded.
+        """
+        repeated = ids & source.in_flight.keys()
+        if not (repeated or dropped or self.orphans):
             return {}
-        unseen = self._backlog.discard(self, source, again) if again else set()
-        self.stats.expired += len(unseen) + len(dropped)
-        self.discount(source, [*again, *dropped])
-        earlier = {id: m for id in again - unseen if (m := source.in_flight.get(id)) is not None}
+        pending = self._backlog.discard(self, source, repeated) if repeated else set()
+        self.stats.expired += len(pending) + len(dropped)
+        self.discount(source, [*repeated, *dropped])
+        earlier = {
+            id: message
+            for id in repeated - pending
+            if (message := source.in_flight.get(id)) is not None
+        }
         if self.orphans:
-            keys = {id: (source.topic, source.nsqd, id) for id in ids - again}
+            keys = {id: (source.topic, source.nsqd, id) for id in ids - repeated}
             earlier |= {id: self.orphans[key] for id, key in keys.items() if key in self.orphans}
         if not earlier:
             return {}
         at_work = self._backlog.at_work()
         kept = {id: message for id, message in earlier.items() if message in at_work}
-        # a single message that takes long says nothing of how many should be in flight
+        # A handler that is slow with its current message is no reason to lower the limit. Messages
+        # that timed out behind the current ones are.
         if not {worker.current for worker in self._backlog.workers}.issuperset(earlier.values()):
             self.timed_out()
         for id, message in kept.items():
@@ -545,7 +603,7 @@ class Delivery:
         return kept
 
     def lost(self, source: MessageSource) -> None:
-        """Drop what waits of a connection: nsqd will deliver it again."""
+        """Drop the pending messages of a lost connection, which nsqd will deliver again."""
         self._sources.pop(source, None)
         self.in_flight_limit.connections -= 1
         self.stats.expired += len(self._backlog.discard(self, source))
@@ -554,25 +612,25 @@ class Delivery:
         self._apply_limit()
 
     def finished(self, source: MessageSource, ids: list[bytes]) -> None:
-        """Handlers finished messages."""
+        """Record messages that handlers finished."""
         self.stats.finished += len(ids)
         if self._attempts:
             for message_id in ids:
                 self._attempts.forget((source.topic, source.nsqd, message_id))
 
     def tried(self, source: MessageSource, message_id: bytes, *, late: bool) -> None:
-        """A handler requeued a message; ``late``: nsqd had delivered it again before."""
+        """Record a requeue by a handler; ``late``: nsqd had delivered the message again before."""
         self._attempts.record_failure((source.topic, source.nsqd, message_id), late=late)
 
     def discount(self, source: MessageSource, ids: Iterable[bytes]) -> None:
-        """Deliveries ended before a handler said anything about them."""
+        """Record deliveries that ended without an answer of a handler."""
         for message_id in ids:
             self._attempts.discount((source.topic, source.nsqd, message_id))
 
     # -- limits, on the I/O thread --------------------------------------------------------------
 
     def connected(self, source: MessageSource) -> None:
-        """There is another connection."""
+        """Add a connection."""
         self._sources[source] = None
         limit = self.in_flight_limit
         limit.connections += 1
@@ -585,18 +643,18 @@ class Delivery:
         self._apply_limit()
 
     def timed_out(self) -> None:
-        """Messages timed out in the hands of handlers."""
+        """Lower the limit, because messages timed out in the hands of handlers."""
         self.in_flight_limit.timed_out(self._rdy.in_flight, self._loop.now())
         self._apply_limit()
 
-    def passed(self, now: float) -> None:
-        """What is in flight is about to change."""
-        self.in_flight_limit.passed(now, self._rdy.in_flight)
+    def advance_clock(self, now: float) -> None:
+        """Account for the time until now, before the number in flight changes."""
+        self.in_flight_limit.advance_clock(now, self._rdy.in_flight)
 
     def adapt(self) -> None:
-        """Fit the limit to the answers."""
+        """Adapt the limit to the answers."""
         self.in_flight_limit.adapt(self._rdy.in_flight, self._ages_s, waits=bool(self.waiting))
-        self._hand_out_suspects()
+        self._release_suspects()
         if self._is_stuck:
             self.watch_workers(self._loop.now())
         self._apply_limit()
@@ -605,22 +663,20 @@ class Delivery:
         now = self._loop.now()
         return sum([now - message.received_at for message in self._in_flight()])
 
-    def gather(self, count: int) -> None:
-        """Handlers answer ``count`` messages together."""
-        self.in_flight_limit.gathered = count
+    def set_batch_size(self, count: int) -> None:
+        """Allow at least ``count`` messages, which handlers answer together."""
+        self.in_flight_limit.batch_size = count
         self._apply_limit()
 
     def grow_for_batch(self) -> bool:
-        """Messages that are answered together do not fit in the limit: raise it. Return False where
-        max_in_flight or the bytes allow no more."""
+        """Double the limit for a batch that does not fit in it.
+
+        Return False if max_in_flight or the bytes allow no more.
+        """
         limit = self.in_flight_limit
-        if (
-            self._quarantine_began_at is not None
-            or limit.is_by_bytes
-            or limit.current >= limit.maximum
-        ):
+        if self._quarantine.is_active or limit.is_by_bytes or limit.current >= limit.maximum:
             return False
-        self.gather(2 * limit.current)
+        self.set_batch_size(2 * limit.current)
         return True
 
     def set_maximum(self, count: int) -> None:
@@ -629,18 +685,19 @@ class Delivery:
         self._apply_limit()
 
     def _tick(self) -> None:
-        """Return what has waited too long, and see whether a handler is stuck."""
+        """Return expired messages, look for stuck handlers, and adapt the limit."""
         self._return_expired()
         if self.in_flight_limit.is_by_bytes:
-            self._weigh()  # smaller ones may follow
+            self._weigh()  # smaller messages may have arrived
         now, in_flight = self._loop.now(), self._rdy.in_flight
         if in_flight:
             self._busy_at = now
         is_idle = now - self._busy_at > IDLE_S
         self._on_tick(now)
-        self.passed(now)
+        self.advance_clock(now)
         self.watch_workers(now)
-        self.in_flight_limit.look(in_flight, is_asked=self._backlog.is_asked and not self.waiting)
+        is_starved = self._backlog.has_waiters and not self.waiting
+        self.in_flight_limit.sample(in_flight, is_starved=is_starved)
         self.adapt()
         if is_idle and self._ticks is not None and not (self._backlog.overdue or self.orphans):
             self._ticks.cancel()
@@ -655,23 +712,25 @@ class Delivery:
     def _return_expired(self) -> None:
         now = self._loop.now()
         for batch in self._backlog.withdraw(self, now):
-            # nsqd may have taken back itself what is past its deadline: a REQ would be an error
+            # nsqd may have requeued a message past its deadline: a REQ would be an error then.
             self.stats.expired += requeue_undelivered(batch, in_time=batch[0].deadline > now)
 
     def _apply_limit(self) -> None:
         self.in_flight_limit.iterators = len(self._backlog.iterators)
-        # nothing more is let in while suspects wait, or no worker is free
-        is_shut = self._quarantine_began_at is not None or self._is_stuck
-        self._on_limit(0 if is_shut else self.in_flight_limit.current)
+        is_closed = self._quarantine.is_active or self._is_stuck
+        self._on_limit(0 if is_closed else self.in_flight_limit.current)
 
-    # -- what workers have for too long, on the I/O thread ---------------------------------------
+    # -- overdue messages of workers, on the I/O thread ------------------------------------------
 
     def watch_workers(self, now: float) -> None:
-        """Note what nsqd has taken back while workers have it: that is in flight no longer."""
+        """Find messages that timed out at nsqd while workers have them.
+
+        They are no longer in flight. If every worker has such a message, no others are requested.
+        """
         overdue, expired = self._backlog.overdue, []
         for source in self._sources:
-            before = now - source.msg_timeout_s - TAKEN_BACK_S
-            expired += [m for m in list(source.in_flight.values()) if m.received_at < before]
+            oldest = now - source.msg_timeout_s - REQUEUED_AFTER_S
+            expired += [m for m in list(source.in_flight.values()) if m.received_at < oldest]
         if not (expired or overdue or self.orphans or self._is_stuck):
             return
         at_work = self._backlog.at_work()
@@ -689,9 +748,10 @@ class Delivery:
         self._note_overdue(late)
         if self._is_stuck != (is_stuck := self._backlog.is_stuck):
             self._is_stuck = is_stuck
-            state = "no worker is free; taking nothing until one is" if is_stuck else "going on"
+            state = "no worker is free; taking no messages until one is" if is_stuck else "resuming"
             log.warning("%s: %s", self._loop.name, state)
-            self._apply_limit()  # before RDY is renewed for what is in flight no longer
+            # Before `ReadyControl.answered`, which would renew RDY.
+            self._apply_limit()
         for message in late:
             source = source_of(message)
             if source in self._sources and message.id not in source.released:
@@ -703,20 +763,21 @@ class Delivery:
         if not (fresh := messages.keys() - overdue.keys()):
             return
         overdue |= messages
-        first = min(fresh, key=overdue.__getitem__)
-        others = f" (and {counted(len(fresh) - 1, 'other')})" if len(fresh) > 1 else ""
-        handled_s = self._loop.now() - overdue[first]
+        oldest = min(fresh, key=overdue.__getitem__)
+        suffix = f" (and {counted(len(fresh) - 1, 'other')})" if len(fresh) > 1 else ""
+        handled_s = self._loop.now() - overdue[oldest]
         log.warning(
-            "nsqd took back %r%s, which its handler has had for %.1f s;"
-            " no other worker gets it meanwhile",
-            first,
-            others,
+            "%r%s timed out at nsqd; its handler has had it for %.1f s,"
+            " and no other worker gets it meanwhile",
+            oldest,
+            suffix,
             handled_s,
         )
 
     # -- from handlers' threads -----------------------------------------------------------------
 
     def wait_until_polled(self) -> None:
+        """Wait until the I/O thread has read all sockets, for at most `CATCH_UP_S`."""
         until = self._loop.now() + CATCH_UP_S
         while not self._loop.is_current(now := self._loop.now()) and now < until:
             self._loop.wake()

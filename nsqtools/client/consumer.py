@@ -5,14 +5,14 @@
             store(message.body)
             message.finish()
 
-The I/O thread of the process does all network traffic: heartbeats are answered however long a
+The I/O thread of the process does all network traffic. Heartbeats are answered however long a
 handler takes, unless it runs C code that holds the interpreter's lock. Messages come to the
-handlers' threads through a `Backlog`, in batches, one for each read of a socket; handlers that are
-slow share a batch, message by message.
+handlers' threads through a `Backlog`, in one batch for each read of a socket. Slow handlers share a
+batch, message by message.
 
-A handler never gets a message that has waited for more than half of msg_timeout, or that nsqd has
-delivered again since: such a message went back to nsqd or is superseded. How many messages are in
-flight follows the rate of their answers; max_in_flight is the upper limit.
+A handler never gets a message that has waited for more than half of msg_timeout, because it is
+requeued, nor one that nsqd has delivered again since. The number of messages in flight adapts to
+the rate of answers, up to max_in_flight.
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ class OverdueMessage:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerHealth:
-    """How a consumer is: what `Consumer.health` returns.
+    """The state of a consumer, as `Consumer.health` returns it.
 
-    ``connections`` are the addresses of the nsqd connected to, ``in_flight`` counts the unanswered
-    messages, ``backoff_level`` is 0 unless handlers failed lately, and ``idle_s`` is the time since
-    the last message, in seconds: None before the first. ``overdue`` are the messages that nsqd has
-    taken back, by their timeout, while their handlers still have them, the oldest first.
+    ``connections`` has the addresses of the connected nsqd, ``in_flight`` counts unanswered
+    messages, and ``backoff_level`` is 0 unless handlers failed recently. ``idle_s`` is the time
+    since the last message in seconds, None before the first. ``overdue`` lists the messages that
+    timed out at nsqd while their handlers have them, oldest first.
     """
 
     connections: list[str]
@@ -90,20 +90,24 @@ class ConsumerHealth:
 
 
 class Stopped(NamedTuple):
-    """Put in the backlog when a consumer will deliver no more."""
+    """The entry in the backlog behind the last messages of a consumer."""
 
     consumer: ConsumerCore
 
 
-TARGET_HOLD_S = 0.005  # a thread takes about as many messages at a time as it handles in this time
-GATHER_SHARE = 0.25  # of msg_timeout, to gather a batch in
-GATHER_LOOK_S = 0.02  # between looks whether more can come
-ABORT_S = 2.0  # for nsqd to get back what handlers hold, at the second signal
+# A thread takes about as many messages at a time as it handles in this time. Messages that one
+# thread has taken cannot go to another, so it is short; but taking costs about 20 us.
+TARGET_HOLD_S = 0.005
+# Share of msg_timeout in which a batch is collected. The rest is for handling it.
+COLLECT_SHARE = 0.25
+# Interval at which a thread that collects a batch asks whether further messages can arrive.
+COLLECT_CHECK_S = 0.02
+ABORT_S = 2.0  # for nsqd to accept the requeues after the second signal
 EXIT_S = 3.0  # for all consumers to stop at the end of the interpreter
 
 
 class ConsumerCore:
-    """What consumers for threads and for asyncio have in common: all but waiting."""
+    """The common part of the consumers for threads and asyncio: everything except waiting."""
 
     _new_backlog: type[Backlog] = Backlog
     topics: list[str]
@@ -125,9 +129,8 @@ class ConsumerCore:
         _backlog: Backlog | None = None,
         _looked_up: Iterable[Address] = (),
     ) -> None:
-        """``_backlog`` is one that several consumers share. ``_looked_up`` are nsqd that an
-        nsqlookupd has just named, as it named them: the first lookup comes a poll interval later
-        then."""
+        """``_backlog`` is shared by several consumers. ``_looked_up`` has the unmapped addresses of
+        a lookup that was just made: the first lookup of this consumer is a poll interval later."""
         self.topics = list(dict.fromkeys(map(check_topic, one_or_several(topic))))
         self.channel = check_channel(channel)
         self.options = options or ClientOptions()
@@ -144,8 +147,8 @@ class ConsumerCore:
         self.backlog = _backlog if _backlog is not None else self._new_backlog()
         self._giving_up = GivingUp(self.options, on_giving_up, giving_up, dead_letter)
         discoveries = {
-            each: Discovery(urls, each, self.options, address_map, looked_up=_looked_up)
-            for each in self.topics
+            topic: Discovery(urls, topic, self.options, address_map, looked_up=_looked_up)
+            for topic in self.topics
             if urls
         }
         self._io = ConsumerIO(
@@ -164,15 +167,15 @@ class ConsumerCore:
         )
         self._subscribe_check: SubscribeCheck = lambda topic, nsqd: None
         self._auto_touches = False
-        # re-entrant: a signal handler may stop what its thread is starting
+        # Re-entrant: a signal handler may stop the consumer while its thread starts it.
         self._life = threading.RLock()
         self._process = os.getpid()
         self._is_started = False
         self._is_stopping = False
-        self.is_delivered = False  # all that will ever be
-        self._drains = True  # until a stop says otherwise
-        self._workers: dict[int, Worker] = {}  # by the threads that iterate
-        self._gathers: dict[object, int] = {}  # sizes of batches
+        self.is_delivered = False  # no further message will be delivered
+        self._drains = True  # until a stop without ``drain``
+        self._workers: dict[int, Worker] = {}  # by thread
+        self._batch_sizes: dict[object, int] = {}  # by loop
 
     def __repr__(self) -> str:
         return f"<Consumer of {self._io.loop.name}, {len(self._io.subscriptions)} connections>"
@@ -187,13 +190,13 @@ class ConsumerCore:
             if not self._is_started:
                 self._io.start(defer_warnings=fail_fast)
                 self._is_started = True
-                if self.is_delivered:  # a signal handler has stopped it meanwhile
+                if self.is_delivered:  # a signal handler has stopped it before its start
                     self.begin_stop(drain=self._drains)
                 _started.add(self)
                 call_at_end_of_child(_stop_all)
-        if fail_fast and wait_s:  # of what was started without it, as by ``with``, too
-            awaited = self._io.settled if for_all else self._io.decided
-            awaited.wait(min(wait_s, max_attempt_s(self.options)))
+        if fail_fast and wait_s:  # also if ``with`` has started the consumer without ``fail_fast``
+            event = self._io.tried_all if for_all else self._io.has_result
+            event.wait(min(wait_s, max_attempt_s(self.options)))
             if self._io.first_errors and not self._io.subscriptions:
                 self.begin_stop()
                 self.wait_for_end()
@@ -201,10 +204,10 @@ class ConsumerCore:
             self._io.log_first_errors()
 
     def begin_stop(self, *, drain: bool = False) -> None:
-        """Start to stop and return at once; safe in a signal handler and in a message handler.
+        """Begin to stop without waiting. Safe in a signal handler and in a message handler.
 
-        Without ``drain`` messages that no handler has started on are requeued at once; with it they
-        are still delivered. Messages being handled may be answered for drain_timeout.
+        Without ``drain``, messages that no handler has started on are requeued immediately; with it
+        they are still delivered. Handlers have drain_timeout to answer their messages.
         """
         with self._life:
             self._drains = drain and (self._drains or not self._is_stopping)
@@ -215,38 +218,38 @@ class ConsumerCore:
             if self._is_started:
                 self._io.loop.call_soon(lambda: self._io.begin_stop(drain))
 
-    def _stop_signals(self, wanted: bool | None) -> StopSignals:
+    def _stop_signals(self, signals: bool | None) -> StopSignals:
         stop = partial(self.begin_stop, drain=True)
-        return StopSignals(wanted, stop=stop, end=self._abort_and_wait)
+        return StopSignals(signals, stop=stop, end=self._abort_and_wait)
 
     def _abort_and_wait(self) -> None:
         self.abort()
         self.wait_for_end(ABORT_S)
 
     def wait_for_end(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end of a stop that has begun; return whether it has come."""
-        is_over = self._io.loop.join(timeout_s) if self._is_started else True
-        if is_over:
+        """Wait for the end of a stop that has begun; return whether it has ended."""
+        has_ended = self._io.loop.join(timeout_s) if self._is_started else True
+        if has_ended:
             _started.discard(self)
             self._giving_up.stop()
-        return is_over
+        return has_ended
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:
             raise ConfigurationError(
-                f"{self!r} belongs to the process that made it, which this one was forked from",
+                f"{self!r} belongs to the parent process, which made it before the fork",
                 hint="Make a consumer after the fork.",
             )
 
     def abort(self) -> None:
-        """Stop without waiting for running handlers: what they hold is requeued."""
+        """Stop without waiting for running handlers: their messages are requeued."""
         self.begin_stop()
         if self._is_started:
             self._io.loop.call_soon(self._io.abort)
 
     def _end_deliveries(self) -> None:
-        """The last batch has been put in the queue (the I/O thread, which alone can know that)."""
-        if self.is_delivered:  # it was said before
+        """Put the `Stopped` entry behind the last messages (on the I/O thread)."""
+        if self.is_delivered:  # it may be called repeatedly
             return
         if not self._drains:
             for batch in self.backlog.withdraw(self._io.delivery):
@@ -258,19 +261,24 @@ class ConsumerCore:
     # -- messages -------------------------------------------------------------------------------
 
     def _take(
-        self, timeout_s: float | None = None, most: int = sys.maxsize, *, several: bool = False
+        self,
+        timeout_s: float | None = None,
+        max_messages: int = sys.maxsize,
+        *,
+        several: bool = False,
     ) -> list[Batch] | None:
-        """Take a batch or, if small ones wait, ``several``, of at most ``most`` messages."""
+        """Take one batch, or ``several`` small ones; None at the end or after ``timeout_s``."""
         self._check_process()
-        if not self._io.waiting:  # a thread that asks for more has answered: send it
+        # A thread that asks for messages has answered its last ones: send those answers now.
+        if not self._io.waiting:
             self._io.loop.wake()
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            entry = self.backlog.get_some(until, most, several=several)
+            entry = self.backlog.get_batches(until, max_messages, several=several)
             if entry is None:
                 return None
             if isinstance(entry, Stopped):
-                self.backlog.put(entry)  # for the next that asks, on any thread
+                self.backlog.put(entry)  # for the other threads
                 self.raise_failure()
                 return None
             assert isinstance(entry, list)
@@ -281,38 +289,42 @@ class ConsumerCore:
 
     def _give_up(self, batch: Batch) -> None:
         worker = self._workers.get(threading.get_ident()) or Worker()
-        before = worker.taken, worker.has_batch
+        previous = worker.taken, worker.has_batch
         worker.since = time.monotonic()
-        worker.taken, worker.has_batch = batch, True  # `stop` in a callback must not wait for it
+        # `stop` in the callback must not wait for these messages: see there.
+        worker.taken, worker.has_batch = batch, True
         try:
             self._giving_up.give_up(batch)
         finally:
-            worker.taken, worker.has_batch = before
+            worker.taken, worker.has_batch = previous
 
     def raise_failure(self) -> None:
-        """Raise ``RuntimeError`` if a defect has ended it, and no stop."""
+        """Raise ``RuntimeError`` if a defect has ended the consumer."""
         if self._io.loop.failure is not None:
             raise RuntimeError("the I/O thread failed") from self._io.loop.failure
 
     def _check_size(self, size: int, within_s: float) -> None:
-        """Raise `ConfigurationError` for batches that cannot be."""
+        """Raise `ConfigurationError` for a batch that cannot be collected."""
         check_count("size", size)
         if not within_s > 0:
             raise ConfigurationError(f"within_s must be > 0, not {within_s!r}")
-        most = max(self.options.max_in_flight, self._io.delivery.in_flight_limit.maximum)
-        if size > most:
+        maximum = max(self.options.max_in_flight, self._io.delivery.in_flight_limit.maximum)
+        if size > maximum:
             raise ConfigurationError(
-                f"batches of {size} messages need a max_in_flight of as many; it is {most}",
+                f"batches of {size} messages need a max_in_flight of as many; it is {maximum}",
                 hint=f"Give options=ClientOptions(max_in_flight={2 * size}).",
             )
 
     def gather(self, who: object, size: int) -> None:
-        """Some loop answers ``size`` messages together from here on; 0: none."""
-        self._gathers[who] = size
+        """Announce that the loop ``who`` answers ``size`` messages together from now on.
+
+        So many are allowed in flight immediately; 0 withdraws the announcement.
+        """
+        self._batch_sizes[who] = size
         if not size:
-            del self._gathers[who]
-        count = sum(self._gathers.values())
-        self._io.loop.call_soon(lambda: self._io.delivery.gather(count))
+            del self._batch_sizes[who]
+        count = sum(self._batch_sizes.values())
+        self._io.loop.call_soon(lambda: self._io.delivery.set_batch_size(count))
 
     def _begin_work(self, worker: Worker) -> Worker:
         worker.thread = threading.get_ident()
@@ -322,7 +334,8 @@ class ConsumerCore:
 
     def _end_work(self, worker: Worker) -> None:
         self.backlog.workers.discard(worker)
-        self._workers.pop(worker.thread, None)  # a dropped generator ends on any thread
+        # Not the current thread: the garbage collector may end a dropped generator on any.
+        self._workers.pop(worker.thread, None)
 
     def _touch_when_due(self, now: float) -> None:
         """Touch the messages of running handlers, with ``auto_touch`` (on the I/O thread).
@@ -333,10 +346,10 @@ class ConsumerCore:
             touch_when_due(self.backlog.at_work(), now)
 
     def _put_back(self, batches: list[Batch]) -> None:
-        """Return to the backlog what was taken and not reached."""
+        """Return messages to the backlog that were taken but not handed out."""
         now = time.monotonic()
         for batch in batches:
-            if batch[0].deadline < now:  # they waited for a handler that hung
+            if batch[0].deadline < now:  # it waited behind a slow handler
                 self.stats.expired += requeue_undelivered(batch, in_time=False)
         if fresh := [batch for batch in batches if batch[0].deadline >= now]:
             self.backlog.put(QueuedBatches(self._io.delivery, fresh), is_first=True)
@@ -350,16 +363,17 @@ class ConsumerCore:
         self._io.loop.call_soon(lambda: self._io.delivery.set_maximum(count))
 
     def look_up_soon(self) -> None:
-        """Ask nsqlookupd in a second or a few, and not only when its interval has passed."""
+        """Look up nsqd within a few seconds, instead of after lookupd_poll_interval."""
         self._io.loop.call_soon(self._io.look_up_soon)
 
     def look_before_subscribing(
         self, look: Callable[[str, Address], Callable[[], None] | None]
     ) -> None:
-        """Ask ``look``, with topic and nsqd, at each try to subscribe for the first time.
+        """Call ``look`` with topic and nsqd before each attempt to subscribe there for the first
+        time.
 
-        What it returns is called when that nsqd has taken the connection, on that thread, before
-        SUB. An `NsqError` of it keeps the consumer from this nsqd for a while.
+        The function that it returns, if any, is called on another thread when that nsqd has
+        accepted the connection, before SUB. An `NsqError` raised by it postpones the attempt.
         """
         self._subscribe_check = look
 
@@ -368,39 +382,45 @@ class ConsumerCore:
 
     @property
     def is_starved(self) -> bool:
-        """Tell whether some connection has 85 % of its RDY in flight: who holds messages back to
-        answer them together should answer now."""
+        """Return whether a connection has 85 % of its RDY in flight.
+
+        A program that collects messages to answer them together should answer them then.
+        """
         return self._io.rdy.is_starved
 
     def had_turns(self, since: float) -> bool:
-        """Tell whether each nsqd connected to could have sent a message after ``since``, a reading
-        of the monotonic clock. Fewer messages in flight than nsqd go around: until then silence
-        says nothing of the channel."""
+        """Return whether each connected nsqd could have sent a message after the monotonic time
+        ``since``.
+
+        With fewer messages in flight than nsqd, RDY rotates. Until each has had a turn, silence
+        does not mean that the channel is empty.
+        """
         return self._io.rdy.could_have_delivered_since(since, self._io.now())
 
     @property
     def has_tried_all(self) -> bool:
-        """Tell whether each nsqd that was known at the start was tried once."""
-        return self._io.settled.is_set()
+        """Return whether each initial nsqd has been tried once."""
+        return self._io.tried_all.is_set()
 
     @property
     def connections(self) -> list[str]:
-        """The addresses of the nsqd connected to now."""
-        return list(dict.fromkeys(each.nsqd for each in list(self._io.subscriptions)))
+        """The addresses of the connected nsqd."""
+        subscriptions = list(self._io.subscriptions)
+        return list(dict.fromkeys(subscription.nsqd for subscription in subscriptions))
 
     def connections_by_topic(self) -> dict[str, list[str]]:
-        """The addresses of the nsqd that each topic is consumed from now."""
+        """Return the addresses of the connected nsqd for each topic."""
         by_topic: dict[str, list[str]] = {topic: [] for topic in self.topics}
         for subscription in list(self._io.subscriptions):
             by_topic[subscription.topic].append(subscription.nsqd)
         return by_topic
 
     def errors(self) -> list[NsqError]:
-        """Why nsqd of its topics are not connected now, one for each of those that are known."""
+        """Return the last error of each nsqd that is not connected."""
         return [e for dialer in self._io.dialers.values() for e in list(dialer.errors.values())]
 
     def health(self) -> ConsumerHealth:
-        """How the consumer is now: for a probe, or for metrics."""
+        """Return the current state, for a probe or for metrics."""
         io, last = self._io, self._io.received_at
         return ConsumerHealth(
             connections=self.connections,
@@ -417,7 +437,7 @@ class ConsumerCore:
                 m.topic, m.nsqd, m.id.decode("ascii", "replace"), m.attempts, now - since
             )
             for m, since in sorted(overdue, key=lambda item: item[1])
-            if m.topic in self.topics  # others may share the backlog
+            if m.topic in self.topics  # other consumers may share the backlog
         ]
 
     @property
@@ -427,10 +447,13 @@ class ConsumerCore:
 
 
 class BatchCollector:
-    """A batch of messages of several nsqd and reads, from the first to come until there are
-    ``size``, no more can come, or the first has waited for ``within_s`` or a part of msg_timeout.
+    """Collects a batch of ``size`` messages from several nsqd and reads.
 
-    Who gathers takes ``room`` messages at most, waits ``wait_s`` for them, and tells `add`.
+    A smaller batch is complete when no further messages can arrive before an answer, or when its
+    first message has waited for ``within_s`` or `COLLECT_SHARE` of msg_timeout.
+
+    The caller repeatedly takes at most ``room`` messages within ``wait_s`` and passes them to
+    `add`.
     """
 
     def __init__(
@@ -441,43 +464,44 @@ class BatchCollector:
         self.wait_s = first_s
         self._consumer = consumer
         self._within_s = within_s
-        self._until = math.inf
-        self._is_full: list[bool] | None = None  # what was asked; empty until there is a reply
+        self._complete_at = math.inf
+        # The pending or received reply of `_ask_if_full`; an empty list is pending.
+        self._is_full: list[bool] | None = None
 
-    def add(self, more: list[Batch] | None) -> bool:
-        """Add what was taken, if anything; return whether to take again."""
+    def add(self, batches: list[Batch] | None) -> bool:
+        """Add messages, if any; return whether to take again."""
         now, consumer = time.monotonic(), self._consumer
-        is_full = self._is_full == [True]  # read before the backlog
-        if more:
-            first, source = more[0][0], more[0].source
-            in_time = first.received_at + GATHER_SHARE * source.msg_timeout_s
-            self._until = min(self._until, now + self._within_s, in_time)
-            self.parts += more
-            self.room -= sum(map(len, more))
+        is_full = self._is_full == [True]  # read before the backlog is checked below
+        if batches:
+            first, source = batches[0][0], batches[0].source
+            latest = first.received_at + COLLECT_SHARE * source.msg_timeout_s
+            self._complete_at = min(self._complete_at, now + self._within_s, latest)
+            self.parts += batches
+            self.room -= sum(map(len, batches))
             self._is_full = None
         elif not self.parts or consumer.is_delivered or (is_full and consumer.backlog.is_empty):
             return False
         elif self._is_full != []:
             self._is_full = self._ask_if_full()
-        left_s = self._until - now
-        self.wait_s = 0.0 if self._is_full == [True] else min(left_s, GATHER_LOOK_S)
+        left_s = self._complete_at - now
+        self.wait_s = 0.0 if self._is_full == [True] else min(left_s, COLLECT_CHECK_S)
         return self.room > 0 and left_s > 0
 
     def batch(self) -> Gathered | None:
-        """Return what was gathered, of one topic; what is of others comes first in the next."""
+        """Return the collected messages of one topic. Others return to the backlog, in front."""
         if not self.parts:
             return None
         topic = self.parts[0].topic
-        if others := [part for part in self.parts if part.topic != topic]:
-            self._consumer._put_back(others)
+        if other_topics := [part for part in self.parts if part.topic != topic]:
+            self._consumer._put_back(other_topics)
         return Gathered([part for part in self.parts if part.topic == topic])
 
     def _ask_if_full(self) -> list[bool]:
-        """Ask whether no more can come before an answer, but from nsqd that brought nothing in
-        ``within_s``. The list gets the reply, once all that came until then is in the backlog.
+        """Ask the I/O thread whether no further messages can arrive before an answer.
 
-        Only the I/O thread can tell: elsewhere a message may be counted that is still on its way to
-        the backlog, and a limit may be seen that is about to rise.
+        Return a list that gets the reply, once all messages received so far are in the backlog.
+        Another thread could not decide: it might count a message that is not in the backlog yet, or
+        see a limit that is about to rise.
         """
         is_full: list[bool] = []
         io = self._consumer._io
@@ -492,28 +516,27 @@ class BatchCollector:
 class Consumer(ConsumerCore):
     """A channel of one or several topics, on all nsqd that have them.
 
-    ``topic`` is a name or a sequence of them. Each message and batch has its own (`Message.topic`);
-    max_in_flight, backoff and `stop` are for all topics together.
+    ``topic`` is a name or a sequence of names. Each message and batch has its own topic
+    (`Message.topic`); max_in_flight, backoff and `stop` apply to all topics together.
 
-    Give addresses of nsqd, of nsqlookupd, or both: a sequence of them, or just one.
+    The addresses of nsqd and nsqlookupd are each a sequence or a single text.
 
-    ``on_error`` is called with the error of every connection that fails or is lost (on the I/O
-    thread; it must not block).
+    ``on_error`` is called with the error of every failed or lost connection. It runs on the I/O
+    thread and must not block.
 
-    A message that handlers requeue comes again, however often, unless there is something better to
-    do with it after max_attempts deliveries:
+    A message that handlers requeue is delivered again without a limit, unless one of these applies
+    after max_attempts deliveries:
 
-    - with ``dead_letter`` it is published to that topic on the same nsqd, and finished when nsqd
-      has confirmed that,
-    - with ``on_giving_up`` that is called with it, on a handler's thread. If it returns True, it
-      has taken the message, which is finished; otherwise the message is requeued with backoff, or
-      left to ``dead_letter``.
-    - with ``giving_up="finish"`` it is finished, which loses it.
+    - ``dead_letter``: it is published to that topic on the same nsqd, and finished when nsqd has
+      confirmed the publish.
+    - ``on_giving_up``: this function is called with it on a handler's thread. If it returns True,
+      the message is finished; otherwise it goes to ``dead_letter``, or is requeued with backoff.
+    - ``giving_up="finish"``: it is finished, and lost.
 
-    A message is given up only after a handler of this process has requeued it. Deliveries do not
-    count that ended here without that: because they waited too long, because their connection
-    broke, or because a handler, or a pool behind it, did not answer in time. One that may kill its
-    process is handled alone first, and given up, where it is kept, after max_attempts + 2 deaths.
+    A message is given up only after a handler of this process has requeued it. A delivery does not
+    count if it expired in the client, lost its connection, or was not answered in time by a handler
+    or its pool. A message that may kill its process is handled alone first. It is given up after
+    max_attempts + 2 deaths, if it goes to ``dead_letter`` or ``on_giving_up``.
 
     Raises `ConfigurationError` for bad names, addresses or options.
     """
@@ -523,22 +546,23 @@ class Consumer(ConsumerCore):
     def start(
         self, *, fail_fast: bool = False, wait_s: float = math.inf, for_all: bool = True
     ) -> None:
-        """Connect. With ``fail_fast`` wait for the first tries, and raise the first error if none
-        of them led to a connection; otherwise failures are logged and tried again. The wait ends
-        after ``wait_s`` seconds (0: it is for a later call), or the time that one try may take;
-        unless it is ``for_all``, with the first connection.
+        """Connect.
 
-        A consumer is started once: after a stop this does nothing.
+        With ``fail_fast``, wait for the first attempts, and raise the first error if none of them
+        succeeded; otherwise failures are logged and retried. The wait takes at most ``wait_s``
+        seconds (0: a later call waits), and the longest time of one attempt. Without ``for_all`` it
+        ends with the first connection.
+
+        A stopped consumer cannot be started again: this does nothing then.
         """
         self._begin(fail_fast=fail_fast, wait_s=wait_s, for_all=for_all)
 
     def stop(self, *, drain: bool = False, timeout_s: float | None = None) -> bool:
-        """Stop and wait for it: until everything delivered is answered, and the answers sent.
+        """Stop, and wait until all delivered messages are answered and the answers sent.
 
-        Returns whether the consumer has stopped. It has not yet when ``timeout_s`` passed, nor when
-        called inside a handler, in on_giving_up or in a loop over messages, which is what would be
-        waited for. Messages without an answer are requeued after drain_timeout. May be called
-        again.
+        Returns whether the consumer has stopped. It has not after ``timeout_s``, and not if called
+        in a handler, in on_giving_up or in a loop over messages, because the wait would be for the
+        caller itself. Unanswered messages are requeued after drain_timeout. May be called again.
         """
         self.begin_stop(drain=drain)
         worker = self._workers.get(threading.get_ident())
@@ -551,8 +575,8 @@ class Consumer(ConsumerCore):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Stop. What is unanswered is requeued at once, unless a stop has begun within the block,
-        which waits for handlers: `stop`, `begin_stop`."""
+        """Stop. Unanswered messages are requeued immediately, unless `stop` or `begin_stop` was
+        called within the block, which waits for handlers."""
         if kind is not None or not self._is_stopping:
             self.abort()
         self.wait_for_end()
@@ -560,10 +584,10 @@ class Consumer(ConsumerCore):
     # -- messages -------------------------------------------------------------------------------
 
     def next_batch(self, timeout_s: float | None = None) -> Batch | None:
-        """Wait for the next batch, which starts the consumer. None when ``timeout_s`` passed or it
-        has stopped.
+        """Return the next batch, or None after ``timeout_s`` and when the consumer has stopped.
 
-        Every message must be answered, on any thread: `Batch.finish` finishes what is left.
+        The first call starts the consumer. Every message must be answered, on any thread;
+        `Batch.finish` finishes those that have no answer.
         """
         self.start()
         batches = self._take(timeout_s)
@@ -572,13 +596,13 @@ class Consumer(ConsumerCore):
     def batches(
         self, timeout_s: float | None = None, *, size: int | None = None, within_s: float = 1.0
     ) -> Iterator[Batch]:
-        """Iterate over batches until the consumer stops, or for ``timeout_s`` none came.
+        """Iterate over batches until the consumer stops, or until none arrived for ``timeout_s``.
 
-        A batch is what arrived together, or with ``size`` that many messages of a topic, of all
-        nsqd: fewer where no more came ``within_s`` seconds after the first, or in a quarter of
-        msg_timeout, or some of them were of another topic.
+        A batch has the messages of one read, or with ``size`` that many messages of one topic from
+        all nsqd. It has fewer if no others arrived within ``within_s`` seconds or a quarter of
+        msg_timeout after the first, or if the next one has another topic.
 
-        Every message must be answered: `Batch.finish` finishes what is left of a batch. Raises
+        Every message must be answered; `Batch.finish` finishes those that have no answer. Raises
         `ConfigurationError` for a ``size`` below 1 or above max_in_flight.
         """
         if size is not None:
@@ -589,9 +613,8 @@ class Consumer(ConsumerCore):
         self, timeout_s: float | None, size: int | None, within_s: float
     ) -> Iterator[Batch]:
         self.start()
-        who = object()  # not the thread, which may do this twice
-        self.gather(who, size or 0)
         worker = self._begin_work(Worker(has_batch=True))
+        self.gather(worker, size or 0)
         try:
             while True:
                 if size is None:
@@ -609,22 +632,22 @@ class Consumer(ConsumerCore):
                 worker.taken = ()
         finally:
             self._end_work(worker)
-            self.gather(who, 0)
+            self.gather(worker, 0)
 
     def __iter__(self) -> Iterator[Message]:
         """Iterate over messages until the consumer stops. Each must be answered.
 
-        Threads that iterate at the same time share the messages: each takes about as many at a time
-        as it handles in `TARGET_HOLD_S`. Leaving the loop requeues those that it did not reach.
+        Threads that iterate at the same time share the messages. Each takes about as many at a time
+        as it handles in 5 ms. Leaving the loop requeues messages that it has taken but not reached.
         """
         thread, now = threading.get_ident(), time.monotonic
         expect_finish = self._io.expect_finish
         self.backlog.iterators.add(thread)
         self.start()
-        most = 1
+        share = 1
         worker = self._begin_work(Worker())
         try:
-            while (batches := self._take(most=most, several=True)) is not None:
+            while (batches := self._take(max_messages=share, several=True)) is not None:
                 messages = batches[0] if len(batches) == 1 else list(chain(*batches))
                 worker.taken = messages
                 reached = 0
@@ -650,7 +673,7 @@ class Consumer(ConsumerCore):
                 if reached < count:
                     self._put_back(batches_from(batches, reached))
                 took_s = now() - began_at
-                most = max(1, min(4 * most, int(reached * TARGET_HOLD_S / max(took_s, 1e-6))))
+                share = max(1, min(4 * share, int(reached * TARGET_HOLD_S / max(took_s, 1e-6))))
         finally:
             expect_finish(False)
             self._end_work(worker)
@@ -668,21 +691,22 @@ class Consumer(ConsumerCore):
     ) -> None:
         """Call ``handler`` with each message until the consumer stops, on ``workers`` threads.
 
-        A message that the handler has not answered itself is finished when it returns, requeued
+        A message that the handler has not answered is finished when the handler returns, requeued
         with backoff when it returns False or raises (the exception is logged), and requeued without
-        backoff when it raises `RequeueWithoutBackoff`. Without ``auto_answer`` a message whose
-        handler returns is answered later, by the program. With ``auto_touch`` messages are touched
-        while their handler runs. ``on_handled`` is for metrics. A handler that hangs costs one
-        worker: while it has a message no other gets it (`ConsumerHealth.overdue`).
+        backoff when it raises `RequeueWithoutBackoff`. Without ``auto_answer`` the program answers
+        later the messages whose handler returns. With ``auto_touch`` messages are touched while
+        their handler runs. ``on_handled`` is for metrics. A handler that hangs costs one worker: no
+        other worker gets its message (`ConsumerHealth.overdue`).
 
-        On the main thread the first SIGTERM or SIGINT stops the consumer when everything delivered
-        is handled, and `run` returns when nsqd has the answers. The second requeues what handlers
-        hold, and raises `SystemExit` or `KeyboardInterrupt`. A signal that the program handles
-        itself is left to it, unless ``signals`` is True; with False both are.
+        On the main thread the first SIGTERM or SIGINT stops the consumer when all delivered
+        messages are handled, and `run` returns when nsqd has the answers. The second one requeues
+        the messages of running handlers, and raises `SystemExit` or `KeyboardInterrupt`. A signal
+        that the program handles itself is left alone, unless ``signals`` is True; with False both
+        are.
 
         Raises `ConfigurationError` with ``signals`` outside the main thread, for ``workers`` below
-        1, and for a handler whose work is not done when it returns, but a coroutine, a generator or
-        a future: nothing is finished for it then. Without ``auto_answer`` it may be a future.
+        1, and for a handler that returns pending work: a coroutine, a generator, or with
+        ``auto_answer`` a future. Its message is not finished then.
         """
         check_is_sync(handler)
         check_count("workers", workers)
@@ -698,7 +722,7 @@ class Consumer(ConsumerCore):
             try:
                 for thread in threads:
                     thread.start()
-            except RuntimeError:  # no more can be had
+            except RuntimeError:  # the system has no more threads
                 self.begin_stop()
                 raise
             self._work(handling)
@@ -711,7 +735,7 @@ class Consumer(ConsumerCore):
             raise handling.fatal_error
 
     def _work(self, handling: Handling) -> None:
-        """Handle messages until the end; what ends one thread, as SystemExit does, ends all."""
+        """Handle messages until the end. An error that ends this thread ends the consumer."""
         try:
             for message in self:
                 handling.handle(message)
@@ -734,7 +758,7 @@ def make_consumer(
     on_error: Callable[[NsqError], None] | None = None,
     looked_up: Iterable[Address] = (),
 ) -> Consumer:
-    """Return a consumer of what the settings lead to, with other ``options`` than theirs."""
+    """Return a consumer with the addresses of the settings, and with ``options``."""
     return Consumer(
         topic,
         channel,
@@ -749,8 +773,8 @@ def make_consumer(
 
 
 def start_all(consumers: Sequence[Consumer]) -> None:
-    """Start consumers with ``fail_fast``; wait for a connection of each, together."""
-    for wait_s in (0.0, math.inf):
+    """Start consumers with ``fail_fast``, and wait for a connection of each."""
+    for wait_s in (0.0, math.inf):  # start all before the first wait
         for consumer in consumers:
             consumer.start(fail_fast=True, wait_s=wait_s, for_all=False)
 
@@ -761,14 +785,14 @@ _started: weakref.WeakSet[ConsumerCore] = weakref.WeakSet()
 
 
 def _stop_all() -> None:
-    """At the end of the interpreter: answers are sent, and what has none is requeued."""
+    """At the end of the interpreter, send all answers, and requeue unanswered messages."""
     consumers = list(_started)
     for consumer in consumers:
         consumer.abort()
-    until = time.monotonic() + EXIT_S
+    give_up_at = time.monotonic() + EXIT_S
     for consumer in consumers:
-        consumer.wait_for_end(max(0.0, until - time.monotonic()))
+        consumer.wait_for_end(max(0.0, give_up_at - time.monotonic()))
 
 
 atexit.register(_stop_all)
-os.register_at_fork(after_in_child=_started.clear)  # they are the parent's
+os.register_at_fork(after_in_child=_started.clear)  # they belong to the parent

@@ -1,26 +1,28 @@
 """All connections of a consumer, on the I/O thread: RDY, backoff, connecting and stopping.
 
-This connects the pure deciders (`rdy`, `Stopping`, `connecting`) with the sockets: events go to the
-deciders, their decisions go out through `Subscription`. Everything runs on the I/O thread unless a
-method says otherwise. Handler threads call the methods of `message.MessageSource`: they only append
-to what a subscription has ``_finished`` and ``_answers``, and note it for its consumer. The
-consumer collects the answers of a turn, puts RDY changes before them (nsqd would send one message
-more between a FIN and the RDY 0 after it), and all of it leaves in one write.
+This module connects the pure deciders (`rdy`, `Stopping`, `connecting`) with the sockets. Events go
+to the deciders, and their decisions go out through `Subscription`. Everything runs on the I/O
+thread unless a method states otherwise. Handler threads call the methods of
+`message.MessageSource`, which only append to the ``_finished`` and ``_answers`` of a subscription
+and mark it as answered. In its next turn the consumer collects the answers, puts RDY changes before
+them (nsqd would send one more message between a FIN and the RDY 0 behind it), and writes all of it
+at once.
 
-Closing a socket right after CLS and FINs loses them: nsqd may be writing, the close becomes a
-reset, and what it had not read is gone (measured: all of 250 FINs, in half of the runs). So each
-connection goes through: CLS sent; CLOSE_WAIT seen (or a second passed); every message answered and
-every byte sent; our direction shut down; nsqd's end of stream read (or a second passed); closed.
+To close a socket right after CLS and FINs would lose them: nsqd may be writing, so the close
+becomes a reset, and unread commands are lost (measured: all of 250 FINs, in half of the runs). So
+each connection goes through these steps: CLS sent; CLOSE_WAIT received (or a second passed); all
+messages answered and all bytes sent; our direction shut down; nsqd's end of stream read (or a
+second passed); closed.
 
-CLOSE_WAIT is not quite the end: nsqd answers CLS on one goroutine while another may just be taking
-a message for us, which arrives a moment later (measured: in 3 % of the stops on a busy machine). So
-that moment is waited for, and such a message is requeued like the others.
+A message may arrive after CLOSE_WAIT, because nsqd answers CLS on one goroutine while another may
+be taking a message for us (measured: in 3 % of the stops on a busy machine). So the stop waits for
+`STRAGGLERS_S`, and requeues such a message like the others.
 
-A disconnect does not requeue, it leaves messages in flight until their timeout; so what is not
-handled by the deadline is requeued explicitly first.
+A disconnect does not requeue messages: they would stay in flight until their timeout. So messages
+that are unanswered at the deadline of a stop are requeued explicitly first.
 
-What one turn costs must not grow with the number of connections: only subscriptions that have
-answers are collected, only connections that were written to are flushed.
+The cost of a turn must not grow with the number of connections: only subscriptions with answers are
+collected, and only connections with writes are flushed.
 """
 
 from __future__ import annotations
@@ -58,15 +60,25 @@ from nsqtools.protocol.text import counted
 
 log = logging.getLogger("nsqtools")
 
-GATHER_S = 0.025  # the longest that an answer waits to be joined with others (see `_gather`)
-BACKOFF_RETRY_S = 1.0  # when backoff ends without a connection to test on
+# The longest time for which an answer waits to be joined with others (see `_collect_later`). It is
+# the output_buffer_timeout that the client requests, so nsqd's side waits as long.
+COLLECT_S = 0.025
+# Interval of attempts to end backoff while there is no connection to test on.
+BACKOFF_RETRY_S = 1.0
 WARN_INTERVAL_S = 10.0
-MOST_BEYOND_RDY = 4  # times, as what nsqd takes back by its timeout may still be held here
-FLUSH_INTERVAL_S = 0.001  # of a handler that answers messages one by one and fast
+# A connection with more unanswered messages than its highest RDY times this is lost. Messages that
+# timed out at nsqd may still be unanswered here, so they may exceed RDY.
+MAX_RDY_EXCESS = 4
+# A handler that answers messages one by one and fast wakes the I/O thread at most this often. A
+# millisecond collects some hundred FINs, and delays none noticeably.
+FLUSH_INTERVAL_S = 0.001
+# How long a stop waits for each reaction of nsqd. nsqd answers in milliseconds; a second allows for
+# a busy machine.
 GRACE_S = 1.0
-SAY_AFTER_S = 1.0  # what a stop waits for
-STRAGGLERS_S = 0.05
-NOT_FINAL = ("touch", "late")  # answers after which a message is still in flight
+# A stop that takes longer logs the messages that it waits for.
+REPORT_STOP_AFTER_S = 1.0
+STRAGGLERS_S = 0.05  # see the module's docstring
+NOT_FINAL = ("touch", "late")  # kinds of answers after which a message is still in flight
 
 SubscribeCheck = Callable[[str, Address], Callable[[], None] | None]
 """Called with topic and nsqd before the first SUB there: see `ConsumerCore`."""
@@ -75,7 +87,7 @@ Step = Literal["wait", "requeue", "shutdown", "close"]
 
 
 class QueuedAnswer(NamedTuple):
-    """An answer other than the FIN of a handler, on its way to the I/O thread."""
+    """An answer other than the FIN of a handler, queued for the I/O thread."""
 
     message_id: bytes
     kind: AnswerKind
@@ -83,10 +95,10 @@ class QueuedAnswer(NamedTuple):
 
 
 class Subscription:
-    """One of a consumer's connections: messages in, answers out.
+    """A connection of a consumer: it receives messages and sends answers.
 
-    ``in_flight`` maps ids of unanswered messages to them. Those ``released`` nsqd has taken back
-    while a worker has them: they do not count.
+    ``in_flight`` has the unanswered messages by id. Messages with ids in ``released`` timed out at
+    nsqd while a worker has them, and do not count as in flight.
     """
 
     make_message = Message
@@ -103,8 +115,9 @@ class Subscription:
         self._user = user
         self.received_at = 0.0
         self._now: Callable[[], float] = user.now
-        self._most_ready = 250  # the greatest RDY so far, and room for those that never sent one
-        # ``in_flight`` would not do: a handler takes a message out before it queues the answer
+        # The highest RDY so far, with room for messages that arrive before the first RDY.
+        self._max_ready = 250
+        # Not ``len(in_flight)``: a handler removes a message before it queues the answer.
         self._unanswered = 0
         self._finished: list[bytes] = []
         self._answers: collections.deque[QueuedAnswer] = collections.deque()
@@ -113,7 +126,7 @@ class Subscription:
     # -- from handler threads -------------------------------------------------------------------
 
     def finish(self, message_id: bytes) -> None:
-        """Queue a FIN. Quick ones gather for a moment, unless it is the last."""
+        """Queue a FIN. It may wait for `FLUSH_INTERVAL_S`, unless it is the last one."""
         self._finished.append(message_id)
         user = self._user
         user.answered[self] = None
@@ -123,7 +136,7 @@ class Subscription:
             user.wake()
 
     def finish_many(self, ids: list[bytes]) -> None:
-        """Queue FINs that belong together."""
+        """Queue several FINs."""
         self._finished += ids
         self._user.answered[self] = None
         self._user.wake()
@@ -142,51 +155,54 @@ class Subscription:
         self._user.answered[self] = None
         self._user.wake()
 
-    # -- on the I/O thread: what nsqd sends -----------------------------------------------------
+    # -- frames of nsqd, on the I/O thread ------------------------------------------------------
 
     def on_messages(self, messages: list[Message]) -> None:
         kept = replaced = 0
-        if self._orphans:  # an nsqd that was killed may have forgotten the attempts
-            messages, kept, replaced = self._place(messages)
-        elif len(messages) == 1 and messages[0].attempts == 1:  # as usual with many connections
+        # After the loss of a connection even a first attempt may be a redelivery: an nsqd that was
+        # killed has lost the count.
+        if self._orphans:
+            messages, kept, replaced = self._merge_redeliveries(messages)
+        elif len(messages) == 1 and messages[0].attempts == 1:  # the usual case
             self.in_flight[messages[0].id] = messages[0]
         elif max_attempts_of(messages) == 1:
             for message in messages:
                 self.in_flight[message.id] = message
         else:
-            messages, kept, replaced = self._place(messages)
+            messages, kept, replaced = self._merge_redeliveries(messages)
         self._unanswered += len(messages) + kept
-        if self._unanswered > MOST_BEYOND_RDY * self._most_ready:
-            beyond = f"{self._unanswered} messages in flight where RDY was {self._most_ready}"
-            self.connection.lose(ProtocolError(f"{self.nsqd}: {beyond} at most"))
+        if self._unanswered > MAX_RDY_EXCESS * self._max_ready:
+            excess = f"{self._unanswered} messages in flight, but RDY was at most {self._max_ready}"
+            self.connection.lose(ProtocolError(f"{self.nsqd}: {excess}"))
             return
         self._user.received(self, Batch(self, messages), kept, replaced)
 
-    def _place(self, messages: list[Message]) -> tuple[list[Message], int, int]:
-        """Put messages in flight of which some were delivered before. Return those to hand out, the
-        number of those that workers have, and how many of all counted as in flight.
+    def _merge_redeliveries(self, messages: list[Message]) -> tuple[list[Message], int, int]:
+        """Put messages in flight of which some were delivered before.
 
-        Of one message the latest delivery counts: one read may bring several. A delivery of what a
-        worker has is that worker's; any other takes the place of the earlier one.
+        A worker keeps a message that it has, for the new delivery. Any other new delivery replaces
+        the earlier one. Return the messages to hand out, the number of messages that workers keep,
+        and the number of deliveries that counted as in flight before.
         """
+        # One read may bring a message several times. The latest delivery counts.
         latest = {message.id: message for message in messages}
         dropped = [m.id for m in messages if latest[m.id] is not m]
-        again = set[bytes]()
+        repeated = set[bytes]()
         kept = self._user.delivery.redelivered(self, latest.keys(), dropped)
         for message_id, message in kept.items():
             if source_of(message) is self:
-                again.add(message_id)
-            else:  # of a connection that was lost
+                repeated.add(message_id)
+            else:  # of a lost connection
                 self.in_flight[message_id] = message
             adopt_redelivery(message, latest.pop(message_id))
         for message in latest.values():
-            # one by one, as taking an earlier delivery out is what decides against its handler
+            # `pop` is atomic: it decides between this delivery and an answer to the earlier one.
             if self.in_flight.pop(message.id, None) is not None:
-                again.add(message.id)
+                repeated.add(message.id)
             self.in_flight[message.id] = message
-        self._unanswered -= len(again)
-        replaced = len(again) - len(again & self.released)  # those did not count
-        self.released -= again
+        self._unanswered -= len(repeated)
+        replaced = len(repeated) - len(repeated & self.released)  # released ones did not count
+        self.released -= repeated
         return list(latest.values()), len(kept), replaced
 
     def on_response(self, data: bytes) -> None:
@@ -198,7 +214,8 @@ class Subscription:
             self.connection.lose(error)
             return
         self._user.answer_refused(error)
-        if error.code == "E_TOUCH_FAILED":  # max_msg_timeout has passed, which no touch extends
+        if error.code == "E_TOUCH_FAILED":  # nsqd's max_msg_timeout has passed
+            # The message counts as timed out from now on, and is not touched again.
             for word in str(error).encode().split():
                 if (message := self.in_flight.get(word)) is not None:
                     message.received_at = self._now() - 2 * self.msg_timeout_s
@@ -206,14 +223,15 @@ class Subscription:
     def on_lost(self, error: NsqError) -> None:
         self._user.lost(self, error)
 
-    # -- on the I/O thread: what the consumer sends ---------------------------------------------
+    # -- commands to nsqd, on the I/O thread ----------------------------------------------------
 
     def collect(self) -> tuple[list[bytes], list[QueuedAnswer]]:
-        """Take the answers since the last time: ids that handlers finished, and the others.
+        """Collect the ids that handlers have finished, and the other answers.
 
-        The commands go out with `send_answers`.
+        Their commands leave with `send_answers`.
         """
-        # other threads append meanwhile; counted first, so that a TOUCH stays before its FIN
+        # Other threads append meanwhile. FINs are counted before the other answers are taken, so
+        # that the TOUCH of a message leaves before its FIN.
         finished = self._finished
         count = len(finished)
         answers: list[QueuedAnswer] = []
@@ -228,8 +246,8 @@ class Subscription:
             self._unanswered -= count
         return ids, answers
 
-    def counts(self, ids: list[bytes]) -> int:
-        """Return how many of the messages answered now were not ``released`` before."""
+    def count_in_flight(self, ids: list[bytes]) -> int:
+        """Return how many of the answered messages counted as in flight (were not released)."""
         if not self.released:
             return len(ids)
         late = self.released.intersection(ids)
@@ -237,7 +255,7 @@ class Subscription:
         return len(ids) - len(late)
 
     def send_answers(self) -> None:
-        """Write what was collected."""
+        """Write the collected commands."""
         outgoing = self._outgoing
         if outgoing:
             self.connection.write(outgoing[0] if len(outgoing) == 1 else b"".join(outgoing))
@@ -245,59 +263,59 @@ class Subscription:
 
     def send_ready(self, count: int) -> None:
         """Write RDY, before the answers of this turn."""
-        self._most_ready = max(self._most_ready, count)
+        self._max_ready = max(self._max_ready, count)
         self.connection.write(commands.ready(count))
 
     @property
     def is_drained(self) -> bool:
-        """Tell whether every message is answered and every answer is sent."""
-        is_answered = not (self._answers or self._outgoing)
-        is_answered &= self._unanswered <= len(self.released)
-        return is_answered and not self.connection.has_unsent
+        """Return whether every message is answered and every answer is sent."""
+        has_answers = bool(self._answers or self._outgoing)
+        is_answered = self._unanswered <= len(self.released)
+        return is_answered and not has_answers and not self.connection.has_unsent
 
 
 class Stopping:
-    """One stop under way: what is next for each connection.
+    """Decides the next step of a stop for each connection.
 
-    A pure decider: times are readings of the caller's clock.
+    It does no input or output; times are readings of the caller's clock.
     """
 
     def __init__(self, now: float, drain_timeout_s: float, drain: bool) -> None:
         self.drain = drain
         self._close_wait_by = now + GRACE_S
         self.drained_by = now + drain_timeout_s
-        self._quiet_at: dict[Subscription, float] = {}
-        self._closed_by: dict[Subscription, float] = {}
+        self._drained_input_at: dict[Subscription, float] = {}
+        self._close_at: dict[Subscription, float] = {}
         self._requeued: set[Subscription] = set()
 
     def refuses(self, now: float) -> bool:
-        """Tell whether messages that still arrive go back at once."""
+        """Return whether messages that still arrive are requeued immediately."""
         return not self.drain or now >= self.drained_by
 
     def has_drained_input(self, subscription: Subscription, now: float) -> bool:
-        """Tell whether no more messages are to be expected from a connection."""
+        """Return whether a connection will bring no further messages."""
         if subscription.saw_close_wait:
-            return now >= self._quiet_at.setdefault(subscription, now + STRAGGLERS_S)
+            return now >= self._drained_input_at.setdefault(subscription, now + STRAGGLERS_S)
         return now >= self._close_wait_by
 
     def next_change(self, now: float) -> float | None:
-        """Return when time alone will change an answer of `next_step` or `has_drained_input`."""
+        """Return the time at which `next_step` or `has_drained_input` may change by itself."""
         ends = (self._close_wait_by, self.drained_by, self.drained_by + GRACE_S)
-        times = [*ends, *self._quiet_at.values(), *self._closed_by.values()]
+        times = [*ends, *self._drained_input_at.values(), *self._close_at.values()]
         return min((at for at in times if at > now), default=None)
 
     def next_step(self, subscription: Subscription, now: float) -> Step:
-        """Return what to do with a connection now; each step but "wait" is returned once."""
-        if subscription in self._closed_by:
-            return "close" if now >= self._closed_by[subscription] else "wait"
+        """Return the next step for a connection. Each step except "wait" is returned once."""
+        if subscription in self._close_at:
+            return "close" if now >= self._close_at[subscription] else "wait"
         if self.has_drained_input(subscription, now) and subscription.is_drained:
-            self._closed_by[subscription] = now + GRACE_S
+            self._close_at[subscription] = now + GRACE_S
             return "shutdown"
         if now >= self.drained_by:
             if subscription not in self._requeued:
                 self._requeued.add(subscription)
                 return "requeue"
-            if now >= self.drained_by + GRACE_S:  # not even the requeues get through
+            if now >= self.drained_by + GRACE_S:  # nsqd accepts not even the requeues
                 return "close"
         return "wait"
 
@@ -305,13 +323,13 @@ class Stopping:
 class ConsumerIO:
     """Owns all connections of one consumer: to each nsqd that has one of the ``topics``.
 
-    A connection serves one topic, so each topic has a `Dialer` of its own, and one of the
-    ``discoveries`` where its nsqd are looked up. RDY, backoff and a stop are those of all
-    connections together.
+    A connection serves one topic, so each topic has its own `Dialer`, and its own discovery among
+    ``discoveries`` if its nsqd are looked up. RDY, backoff and a stop apply to all connections.
 
-    Messages go to the ``backlog``; ``giving_up`` gets those that were tried too often, on a
-    handler's thread. These are called on the I/O thread and must not block: ``on_stopped`` when
-    nothing more will be delivered, more than once, ``on_error`` with every lost or failed
+    Messages go to the ``backlog``. ``give_up`` gets those that failed too often, on a handler's
+    thread. The other callbacks run on the I/O thread and must not block: ``check_subscribe`` before
+    each first SUB at an nsqd, ``on_tick`` several times in msg_timeout, ``on_stopped`` (perhaps
+    repeatedly) when nothing more will be delivered, ``on_error`` with each lost or failed
     connection.
     """
 
@@ -334,15 +352,15 @@ class ConsumerIO:
         self.loop = LoopMember(f"{','.join(topics)}/{channel}", self._each_turn, self._at_end)
         self.wake = self.loop.wake
         self.now = self.loop.now
-        self.settled = threading.Event()  # every address known at the start was tried once
-        self.decided = threading.Event()  # or one of them led to a connection
+        self.tried_all = threading.Event()  # every initial address has been tried once
+        self.has_result = threading.Event()  # the same, or one of them led to a connection
         self.first_errors: list[NsqError] = []
         self.subscriptions: dict[Subscription, None] = {}
         self.answered: dict[Subscription, None] = {}  # subscriptions with answers to collect
         self.received_at: float | None = None
         self._has_received = False  # in this turn
         self._collected_at = 0.0
-        self._is_gathering = False
+        self._collects_later = False  # a call of `_collect_later` is scheduled
         self.options = options
         limit = InFlightLimit(options)
         self.rdy: ReadyControl[Subscription] = ReadyControl(limit.current, options)
@@ -357,7 +375,8 @@ class ConsumerIO:
             on_tick=on_tick,
         )
         self.waiting = self.delivery.waiting
-        # Quick FINs of all subscriptions gather until then, or the last of what is ``waiting``
+        # FINs of fast handlers, on all subscriptions, wake the loop no earlier than this, except
+        # for the last one.
         self.next_wake = 0.0
         self.expects_finish = False  # see `expect_finish`
         self.stats = self.delivery.stats
@@ -413,27 +432,27 @@ class ConsumerIO:
             discovery.begin(self.loop, partial(self._listed, topic))
         self.loop.call_every(LIVENESS_TICK_S, self._watch_liveness)
         self._schedule_redistribution()
-        self._settle()
+        self._note_progress()
 
     # -- connecting -----------------------------------------------------------------------------
 
     def _listed(self, topic: str, addresses: Iterable[Address], errors: list[NsqError]) -> None:
-        """A lookup round has ended; it found ``addresses``, or has nothing but ``errors``."""
+        """Apply the result of a lookup round: ``addresses``, or only ``errors``."""
         if topic in self._expected:
             self._expected.remove(topic)
             self.first_errors += errors
         self.dialers[topic].listed(addresses)
-        self._settle()
+        self._note_progress()
 
     def _connected(self, topic: str, address: Address, result: Connection | NsqError) -> None:
         if isinstance(result, Connection):
             self._subscribed(topic, result)
         else:
-            if is_first := not self.settled.is_set():
+            if is_first := not self.tried_all.is_set():
                 self.first_errors.append(result)
             level = logging.INFO if is_first and self._defers_warnings else logging.WARNING
             self._ended(topic, address, result, was_proven=False, level=level)
-        self._settle()
+        self._note_progress()
 
     def _subscribed(self, topic: str, connection: Connection) -> None:
         reply, options = connection.reply, self.options
@@ -441,7 +460,8 @@ class ConsumerIO:
         for feature in ("snappy", "deflate"):
             if getattr(options, feature) and not getattr(reply, feature):
                 log.warning("%s does not offer %s; continuing without", subscription.nsqd, feature)
-        # first: who sees the subscription and forks relies on its socket being registered
+        # Before it is added: a thread that sees the subscription may fork, and the child closes
+        # registered sockets only.
         connection.attach(self.loop, subscription)
         self.subscriptions[subscription] = None
         self.rdy.add(subscription, reply.max_rdy_count, self.loop.now())
@@ -449,14 +469,14 @@ class ConsumerIO:
         self.delivery.connected(subscription)
         log.info("connected to %s (nsqd %s)", subscription.nsqd, reply.version or "before 0.2.19")
 
-    def _settle(self) -> None:
-        if not self._expected and not any(each.connecting for each in self.dialers.values()):
-            self.settled.set()
-        if self.subscriptions or self.settled.is_set():
-            self.decided.set()
+    def _note_progress(self) -> None:
+        if not self._expected and not any(dialer.connecting for dialer in self.dialers.values()):
+            self.tried_all.set()
+        if self.subscriptions or self.tried_all.is_set():
+            self.has_result.set()
 
     def lost(self, subscription: Subscription, error: NsqError) -> None:
-        """A connection has ended: its messages come again after their timeout."""
+        """Handle the loss of a connection, whose messages nsqd will deliver again."""
         self._forget(subscription)
         if not self._stopping:
             address, was_proven = subscription.connection.address, subscription.connection.is_proven
@@ -465,11 +485,11 @@ class ConsumerIO:
     def _forget(self, subscription: Subscription) -> None:
         subscription.connection.close()
         del self.subscriptions[subscription]
-        self.delivery.passed(self.loop.now())
+        self.delivery.advance_clock(self.loop.now())
         self.delivery.lost(subscription)
-        subscription.in_flight.clear()  # from here on its messages count as answered
+        subscription.in_flight.clear()  # from now on its messages count as answered
         self.rdy.remove(subscription, self.loop.now())
-        self.loop.wake()  # the turn may be past the point where RDY changes are sent
+        self.loop.wake()  # this turn may have sent its RDY changes already
 
     def _ended(
         self,
@@ -485,19 +505,22 @@ class ConsumerIO:
             self._discoveries[topic].ask_soon()
         try:
             self._on_error(error)
-        except BaseException:  # as `Publication.call_back`
+        except BaseException:  # ``sys.exit`` in a callback must not end the I/O thread
             log.exception("on_error failed")
 
     # -- messages and their answers -------------------------------------------------------------
 
     def received(self, subscription: Subscription, batch: Batch, kept: int, replaced: int) -> None:
-        """New deliveries, and others that are ``kept`` for workers; ``replaced`` were in flight."""
+        """Process a batch to hand out, and ``kept`` redeliveries of messages that workers have.
+
+        ``replaced`` of all these were in flight before.
+        """
         self.received_at = now = self.loop.now()
         count = len(batch) + kept
         self.stats.received += count
-        if not self._has_received:  # the first of this turn
+        if not self._has_received:  # the first batch of this turn
             self._has_received = True
-            self.delivery.passed(now)
+            self.delivery.advance_clock(now)
         if self.rdy.received(subscription, count, now) and not replaced:
             self.delivery.in_flight_limit.is_used = True
         if replaced:
@@ -509,11 +532,11 @@ class ConsumerIO:
             self.delivery.deliver(subscription, batch)
 
     def _collect(self, subscription: Subscription, now: float) -> int:
-        """Note the answers of a connection; return how many messages were finished."""
+        """Process the answers of a connection; return how many messages were finished."""
         finished, answers = subscription.collect()
         for message_id, kind, _ in answers:
             is_final = kind not in NOT_FINAL
-            if is_final and subscription.counts([message_id]):
+            if is_final and subscription.count_in_flight([message_id]):
                 self.rdy.answered(subscription, 1, now)
             if kind == "undelivered":
                 self.delivery.discount(subscription, [message_id])
@@ -524,17 +547,21 @@ class ConsumerIO:
                 self.delivery.tried(subscription, message_id, late=kind == "late")
             if kind in ("requeue", "fail"):
                 self.stats.requeued += 1
-                note = self.rdy.failed if kind == "fail" else self.rdy.requeued_without_backoff
-                self._back_off(note(now))
+                is_failure = kind == "fail"
+                record = self.rdy.failed if is_failure else self.rdy.requeued_without_backoff
+                self._back_off(record(now))
         if finished:
             self.delivery.finished(subscription, finished)
-            self.rdy.answered(subscription, subscription.counts(finished), now)
+            self.rdy.answered(subscription, subscription.count_in_flight(finished), now)
             if self.rdy.level:
                 self._back_off(self.rdy.succeeded(now))
         return len(finished)
 
     def answer_refused(self, error: ServerError) -> None:
-        """nsqd refused an answer because the message had timed out: harmless, but a symptom."""
+        """Count an answer that nsqd refused because the message had timed out.
+
+        This is harmless by itself, but a symptom of slow handlers.
+        """
         self.stats.late += 1
         self.delivery.timed_out()
         if (now := self.loop.now()) >= self._next_late_warning:
@@ -545,11 +572,15 @@ class ConsumerIO:
         if count != self.rdy.max_in_flight:
             self.rdy.set_max_in_flight(count, self.loop.now())
             self._schedule_redistribution()
-            self.loop.wake()  # the turn may be past the point where RDY changes are sent
+            self.loop.wake()  # this turn may have sent its RDY changes already
 
     def is_full(self, idle_s: float) -> bool:
-        """Tell whether no more can come before an answer, from nsqd that brought something in
-        ``idle_s``; raise the limit where it can be. A stop tells itself when all has come."""
+        """Return whether no further messages can arrive before an answer.
+
+        nsqd without messages for ``idle_s`` do not count. If the limit can be raised for a batch,
+        it is, and more can arrive.
+        """
+        # A stop reports by itself when everything has arrived.
         if self._stopping is not None or not self.rdy.is_full(self.loop.now(), idle_s):
             return False
         return not self.delivery.grow_for_batch()
@@ -558,7 +589,7 @@ class ConsumerIO:
         if delay_s is None or self._stopping:
             return
         if self.rdy.mode is NORMAL:
-            log.info("backoff is over")
+            log.info("backoff has ended")
             return
         log.warning("backing off for %.2f s (level %d)", delay_s, self.rdy.level)
         self.loop.call_later(delay_s, self._test)
@@ -571,7 +602,7 @@ class ConsumerIO:
         else:
             self.loop.call_later(BACKOFF_RETRY_S, self._test)
 
-    # -- every turn, and by the clock -----------------------------------------------------------
+    # -- each turn, and periodically ------------------------------------------------------------
 
     def _each_turn(self) -> None:
         self._has_received = False
@@ -579,9 +610,10 @@ class ConsumerIO:
         finished = 0
         now = self.loop.now()
         if self.answered:
-            self.delivery.passed(now)
+            self.delivery.advance_clock(now)
         for subscription in list(self.answered):
-            del self.answered[subscription]  # before it is collected: others answer meanwhile
+            # Before collecting: a handler that answers meanwhile marks it again.
+            del self.answered[subscription]
             if subscription in self.subscriptions:
                 finished += self._collect(subscription, now)
                 collected.append(subscription)
@@ -590,9 +622,9 @@ class ConsumerIO:
                 self.delivery.in_flight_limit.answered(finished)
             self.delivery.adapt()
             self._collected_at = now
-            if not self._is_gathering:
-                self._is_gathering = True
-                self.loop.call_later(GATHER_S, self._gather)
+            if not self._collects_later:
+                self._collects_later = True
+                self.loop.call_later(COLLECT_S, self._collect_later)
         for subscription, count in self.rdy.take_changes():
             subscription.send_ready(count)
         for subscription in collected:
@@ -600,12 +632,15 @@ class ConsumerIO:
         if self._stopping:
             self._advance_stop(self._stopping)
 
-    def _gather(self) -> None:
-        """Look once more: who has just woken the loop leaves answers without waking it again."""
-        left_s = self._collected_at + GATHER_S - self.loop.now()
-        self._is_gathering = left_s > 0
-        if self._is_gathering:
-            self.loop.call_later(left_s, self._gather)
+    def _collect_later(self) -> None:
+        """Have a turn `COLLECT_S` after the last answers.
+
+        A handler that has just woken the loop queues further answers without waking it again.
+        """
+        left_s = self._collected_at + COLLECT_S - self.loop.now()
+        self._collects_later = left_s > 0
+        if self._collects_later:
+            self.loop.call_later(left_s, self._collect_later)
 
     def _watch_liveness(self) -> None:
         for subscription in list(self.subscriptions):
@@ -616,7 +651,7 @@ class ConsumerIO:
         self._schedule_redistribution()
 
     def _schedule_redistribution(self) -> None:
-        """Call `_redistribute` from here on as often as is needed now."""
+        """Call `_redistribute` from now on at the interval that RDY needs."""
         interval_s = self.options.rdy_redistribute_interval_s
         if self.rdy.rotates:
             interval_s = min(interval_s, PROBE_S)
@@ -628,52 +663,62 @@ class ConsumerIO:
     # -- stopping -------------------------------------------------------------------------------
 
     def begin_stop(self, drain: bool) -> None:
-        """Send CLS everywhere. With ``drain`` what was delivered and still comes is handled,
-        otherwise it is requeued at once."""
+        """Send CLS on all connections.
+
+        With ``drain``, delivered messages are still handled; otherwise those that no handler has
+        started on are requeued.
+        """
         if self._stopping:
-            self._stopping.drain &= drain  # the more impatient of two stops applies
+            self._stopping.drain &= drain  # of two stops the more impatient one applies
             return
         now = self.loop.now()
         self._stopping = Stopping(now, self.options.drain_timeout_s, drain)
         self._stop_connecting()
-        self.loop.call_later(SAY_AFTER_S, self._log_drain_wait)
+        self.loop.call_later(REPORT_STOP_AFTER_S, self._log_drain_wait)
         for subscription in self.subscriptions:
             self.rdy.close(subscription, now)
-            subscription.connection.write(commands.CLS)  # once: a second one is a fatal error
+            # Only once: a second CLS is a fatal error for nsqd.
+            subscription.connection.write(commands.CLS)
 
     def _log_drain_wait(self) -> None:
         count = self.rdy.in_flight
         if self._stopping and count and (left_s := self._stopping.drained_by - self.now()) > 0:
-            what = f"{counted(count, 'message')} in flight {'is' if count == 1 else 'are'} answered"
-            name = self.loop.name
-            log.warning("%s: stops when %s, in %.0f s at the latest", name, what, left_s)
+            messages = counted(count, "message")
+            verb = "is" if count == 1 else "are"
+            log.warning(
+                "%s: stops when %s in flight %s answered, in %.0f s at the latest",
+                self.loop.name,
+                messages,
+                verb,
+                left_s,
+            )
 
     def look_up_soon(self) -> None:
-        """Bring the next rounds of lookups forward, where there are any."""
+        """Bring the next lookup rounds forward, if there are any."""
         for discovery in self._discoveries.values():
             discovery.ask_soon()
 
     def _stop_connecting(self) -> None:
-        """Look for no more nsqd, and connect to none."""
+        """Look up no further nsqd, and connect to none."""
         for dialer in self.dialers.values():
             dialer.stop()
         for discovery in self._discoveries.values():
             discovery.stop()
 
     def abort(self) -> None:
-        """Requeue everything unanswered and leave without waiting for handlers."""
+        """Requeue all unanswered messages and stop without waiting for handlers."""
         if self._stopping:
             self._stopping.drained_by = self.loop.now()
 
     def _advance_stop(self, stopping: Stopping) -> None:
         now = self.loop.now()
         for subscription in list(self.subscriptions):
-            subscription.connection.flush()  # here, as the next step depends on it
+            subscription.connection.flush()  # now, because the next step depends on it
             if subscription not in self.subscriptions:
                 continue
             step = stopping.next_step(subscription, now)
             if step == "requeue":
-                self._requeue_rest(subscription)
+                self._requeue_unanswered(subscription)
             elif step == "shutdown":
                 subscription.connection.shutdown_write()
             elif step == "close":
@@ -689,17 +734,17 @@ class ConsumerIO:
             self._stop_timer = self.loop.call_later(at - now, self.loop.wake, instead_of=timer)
 
     def _at_end(self) -> None:
-        """It has ended, by a stop or a defect: release all threads that wait."""
+        """Release all waiting threads at the end, after a stop or a defect."""
         self._stop_connecting()
         for subscription in list(self.subscriptions):
             self._forget(subscription)
         self._on_stopped()
-        self.settled.set()
-        self.decided.set()
+        self.tried_all.set()
+        self.has_result.set()
 
-    def _requeue_rest(self, subscription: Subscription) -> None:
-        rest = list(subscription.in_flight.values())
-        if rest:
-            what = counted(len(rest), "message")
-            log.warning("%s: requeued %s in flight to stop", subscription.nsqd, what)
-            Batch(subscription, rest).requeue(0, backoff=False)
+    def _requeue_unanswered(self, subscription: Subscription) -> None:
+        unanswered = list(subscription.in_flight.values())
+        if unanswered:
+            messages = counted(len(unanswered), "message")
+            log.warning("%s: requeued %s in flight to stop", subscription.nsqd, messages)
+            Batch(subscription, unanswered).requeue(0, backoff=False)

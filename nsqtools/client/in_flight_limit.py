@@ -58,7 +58,7 @@ class InFlightLimit:
         self._fit = math.inf  # into the bytes
         self.connections = 0
         self.iterators = 0
-        self.gathered = 0  # messages that are answered together, which must be in flight together
+        self.batch_size = 0  # messages that are answered together, which must be in flight together
         self.adapted = START
         self.is_busy = False
         self.is_used = False  # some connection had all that it may have
@@ -89,7 +89,7 @@ class InFlightLimit:
     @property
     def _base(self) -> int:
         iterators = self.iterators if self._is_measured else 0
-        adapted = max(self.gathered, self._together, iterators, self.adapted)
+        adapted = max(self.batch_size, self._together, iterators, self.adapted)
         if self.is_busy and (self._is_measured or self.iterators):
             return adapted
         return max(adapted, self.connections if self._is_quick else self.connections // TURNS)
@@ -113,7 +113,7 @@ class InFlightLimit:
 
     # -- what happens -----------------------------------------------------------------------------
 
-    def passed(self, now: float, in_flight: int) -> None:
+    def advance_clock(self, now: float, in_flight: int) -> None:
         """Note how many were in flight until now."""
         passed_s, self._seen_at = now - self._seen_at, now
         if in_flight:
@@ -140,10 +140,10 @@ class InFlightLimit:
             self._bound = fewer = max(1, int(0.9 * self._base))
             self.adapted = max(1, self._base // 2) if is_far else fewer
 
-    def look(self, in_flight: int, *, is_asked: bool) -> None:
+    def sample(self, in_flight: int, *, is_starved: bool) -> None:
         """Note from time to time whether a handler wants a message while none waits."""
         self._looks += 1
-        self._asked += is_asked and in_flight >= self.iterators
+        self._asked += is_starved and in_flight >= self.iterators
 
     def adapt(self, in_flight: int, ages_s: Callable[[], float], *, waits: bool) -> None:
         """Decide again, after answers and looks. ``waits``: messages do, for a handler.

@@ -265,9 +265,11 @@ def test_what_fits_is_taken_together_and_in_order_and_what_was_not_reached_first
     backlog, owner = Backlog(), Mock(waiting={})
     deliver(backlog, owner, 1, 3, 2)
     assert taken(backlog.get(0)) == [[b"0-0"]]
-    assert taken(backlog.get_some(0, most=1)) == [[b"1-0"]]
-    assert taken(backlog.get_some(0, most=3)) == [[b"1-1", b"1-2"]]  # the next does not fit whole
-    assert taken(backlog.get_some(0, most=3)) == [[b"2-0", b"2-1"]]
+    assert taken(backlog.get_batches(0, max_messages=1)) == [[b"1-0"]]
+    assert taken(backlog.get_batches(0, max_messages=3)) == [
+        [b"1-1", b"1-2"]
+    ]  # the next does not fit whole
+    assert taken(backlog.get_batches(0, max_messages=3)) == [[b"2-0", b"2-1"]]
     assert backlog.get(0) is None
     assert not owner.waiting
     backlog, owner, other = Backlog(), Mock(waiting={}), Mock(waiting={})
@@ -275,16 +277,16 @@ def test_what_fits_is_taken_together_and_in_order_and_what_was_not_reached_first
     deliver(backlog, owner, 1)
     deliver(backlog, other, 1)
     backlog.put("last")
-    assert len(taken(backlog.get_some(0, most=10))) == 3
-    assert len(taken(backlog.get_some(0, most=10))) == 1
+    assert len(taken(backlog.get_batches(0, max_messages=10))) == 3
+    assert len(taken(backlog.get_batches(0, max_messages=10))) == 1
     assert backlog.get(0) == "last"
     assert backlog.get(0) is None
     backlog, owner = Backlog(), Mock(waiting={})
     deliver(backlog, owner, 2, 1)
-    batches = backlog.get_some(0, most=10)
+    batches = backlog.get_batches(0, max_messages=10)
     backlog.put("other")
     backlog.put(QueuedBatches(owner, batches_from(batches, 1)), is_first=True)
-    assert taken(backlog.get_some(0, most=10)) == [[b"0-1"], [b"1-0"]]
+    assert taken(backlog.get_batches(0, max_messages=10)) == [[b"0-1"], [b"1-0"]]
 
 
 def test_what_is_dropped_leaves_the_rest_and_what_is_withdrawn_is_returned_once() -> None:

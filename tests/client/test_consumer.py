@@ -19,7 +19,7 @@ from plugins.waiting import patience_s, wait_until
 from nsqtools import ClientOptions, Consumer
 from nsqtools.client import consumer_io
 from nsqtools.client.backlog import Delivery
-from nsqtools.client.consumer import GATHER_LOOK_S
+from nsqtools.client.consumer import COLLECT_CHECK_S
 from nsqtools.client.handling import RequeueWithoutBackoff
 from nsqtools.client.message import Message
 from nsqtools.client.producer import Producer
@@ -126,7 +126,7 @@ def test_single_answers_at_max_in_flight_1_do_not_wait_to_be_gathered(
     nsqd: GoNsqd, consume: Consume, in_background: InBackground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a second for each these would take minutes."""
-    monkeypatch.setattr(consumer_io, "GATHER_S", 1.0)
+    monkeypatch.setattr(consumer_io, "COLLECT_S", 1.0)
     fill(nsqd, 200)
     consumer = consume(nsqd.tcp_address, max_in_flight=1)
     gone = in_background(lambda: [take(consumer, 1)[0].finish() for _ in range(200)])
@@ -280,13 +280,13 @@ def test_batches_have_the_size_that_was_asked_for(go_nsqd: MakeNsqd, msg_timeout
     assert unfinished(nsqd, TOPIC, CHANNEL) == 0
 
 
-@pytest.mark.parametrize("late", ["gather", "_hand_over"])
+@pytest.mark.parametrize("late", ["set_batch_size", "_hand_over"])
 def test_a_late_batch_is_whole(nsqd: GoNsqd, monkeypatch: pytest.MonkeyPatch, late: str) -> None:
     """With what it is told, and with handing over what it has counted."""
     usual = getattr(Delivery, late)
 
     def later(*arguments: Any) -> None:
-        time.sleep(5 * GATHER_LOOK_S)
+        time.sleep(5 * COLLECT_CHECK_S)
         usual(*arguments)
 
     monkeypatch.setattr(Delivery, late, later)
@@ -305,7 +305,7 @@ def test_a_batch_waits_for_who_has_room(go_nsqd: MakeNsqd, in_background: InBack
         wait_until(lambda: len(consumer.connections) == 2, what="both connections")
         gathering = in_background(next, iter(consumer.batches(size=500, within_s=3600)))
         wait_until(lambda: consumer.stats.received == 250, what="the messages of one")
-        time.sleep(5 * GATHER_LOOK_S)
+        time.sleep(5 * COLLECT_CHECK_S)
         late.publish(TOPIC, *[b"late"] * 250)
         assert gathering.result(patience_s(10)).finish() == 500
 

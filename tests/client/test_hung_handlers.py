@@ -234,5 +234,5 @@ def test_one_that_hangs_leaves_the_others_to_work_and_is_logged_once(
         nsqd.publish(TOPIC, *[b"%d" % number for number in range(10)])
         wait_until(lambda: stats.finished == 10, what="the others")
         assert program.begun[b"hang"] == 1
-    taken_back = [record for record in caplog.records if "nsqd took back" in record.message]
+    taken_back = [record for record in caplog.records if "timed out at nsqd" in record.message]
     assert len(taken_back) == 1

@@ -67,7 +67,7 @@ class Simulation:
             self._later(TRANSIT, self._arrive)
 
     def _arrive(self) -> None:
-        self.limit.passed(self.now, len(self._in_flight))
+        self.limit.advance_clock(self.now, len(self._in_flight))
         self._coming -= 1
         self._in_flight.append(self.now)
         self._waiting.append(self.now)
@@ -83,7 +83,7 @@ class Simulation:
             self._later(takes_s, self._answer, taken)
 
     def _answer(self, taken: list[float]) -> None:
-        self.limit.passed(self.now, len(self._in_flight))
+        self.limit.advance_clock(self.now, len(self._in_flight))
         late = sum(self.now - came > 1 for came in taken)
         for came in taken:
             self._in_flight.remove(came)
@@ -97,14 +97,14 @@ class Simulation:
         self._adapt()
 
     def _tick(self) -> None:
-        self.limit.passed(self.now, len(self._in_flight))
+        self.limit.advance_clock(self.now, len(self._in_flight))
         if self.kind == "threads":
             for came in [each for each in self._waiting if self.now - each > EXPIRED_SHARE]:
                 self._waiting.remove(came)
                 self._in_flight.remove(came)
                 self.expired += 1
         asks = self.kind != "threads" or (self._free > 0 and not self._waiting)
-        self.limit.look(len(self._in_flight), is_asked=asks)
+        self.limit.sample(len(self._in_flight), is_starved=asks)
         self._adapt()
         self._later(TICK, self._tick)
 
@@ -142,7 +142,7 @@ def test_who_collects_messages_gets_them(count: int, handler_s: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("iterators", "is_asked", "in_flight", "expected"),
+    ("iterators", "is_starved", "in_flight", "expected"),
     [
         (1, True, None, {33: 200}),  # who collects has all that is allowed in seconds
         (1, False, None, {33: 1}),  # and who handles has one
@@ -150,15 +150,15 @@ def test_who_collects_messages_gets_them(count: int, handler_s: float) -> None:
     ],
 )
 def test_without_an_answer_it_rises_for_who_asks_for_more(
-    iterators: int, is_asked: bool, in_flight: int | None, expected: dict[int, int]
+    iterators: int, is_starved: bool, in_flight: int | None, expected: dict[int, int]
 ) -> None:
     limit = InFlightLimit(ClientOptions())  # of a msg_timeout of 60 s
     limit.connections, limit.iterators, limit.is_busy = 1, iterators, True
     seen = []
     for tick in range(1, 40):
         count = in_flight or limit.current
-        limit.passed(MAX_TICK_S * tick, count)
-        limit.look(count, is_asked=is_asked)
+        limit.advance_clock(MAX_TICK_S * tick, count)
+        limit.sample(count, is_starved=is_starved)
         limit.adapt(count, lambda: 0.0, waits=False)
         seen.append(limit.current)
     assert {at: seen[at] for at in expected} == expected
@@ -180,7 +180,7 @@ def test_the_first_is_alone_until_its_answer_and_what_is_answered_together_is_no
     limit.answered(1)
     assert limit.current == 8
     limit = InFlightLimit(ClientOptions())
-    limit.gathered = 150
+    limit.batch_size = 150
     assert limit.current == 150
 
 
@@ -197,7 +197,7 @@ def test_every_connection_may_have_a_message_in_flight_unless_handlers_are_too_b
     limit.is_busy = False
     assert limit.current == 10  # as it is not known to be quick
     limit.is_used = True
-    limit.passed(1.0, 1)
+    limit.advance_clock(1.0, 1)
     limit.adapt(0, lambda: 0.0, waits=False)
     assert limit.current == 10
 
@@ -221,8 +221,8 @@ def test_a_pause_leaves_the_limit_as_it_was() -> None:
     limit.adapted = 8
     limit.maximum = 0
     for now in range(1, 20):
-        limit.passed(now, 8)
-        limit.look(8, is_asked=True)
+        limit.advance_clock(now, 8)
+        limit.look(8, is_starved=True)
         if now == 10:
             limit.answered(8)
         limit.adapt(8, lambda: 0.0, waits=False)
