@@ -512,14 +512,14 @@ class Delivery:
         """Measure the bytes in flight. A running total would cost a lookup for each answer."""
         sizes = [len(message.body) for message in self._in_flight()]
         size, count = sum(sizes), len(sizes)
-        max_bytes = self.in_flight_limit.maximum_bytes
+        max_bytes = self.in_flight_limit.max_bytes
         # Again when the arrivals could have filled half of the budget, at most 16 times for each.
         self._weigh_at = max(max_bytes / 16, max_bytes / 2 - size)
         if not count:
             size, count = self._arrived_bytes, self._arrived_count
         self._arrived_bytes = self._arrived_count = 0
         if count:
-            self.in_flight_limit.weighed(size, count)
+            self.in_flight_limit.weigh(size, count)
             self._apply_limit()
 
     def _hand_over(self) -> None:
@@ -605,7 +605,7 @@ class Delivery:
     def lost(self, source: MessageSource) -> None:
         """Drop the pending messages of a lost connection, which nsqd will deliver again."""
         self._sources.pop(source, None)
-        self.in_flight_limit.connections -= 1
+        self.in_flight_limit.connections = len(self._sources)
         self.stats.expired += len(self._backlog.discard(self, source))
         self.discount(source, list(source.in_flight))
         self.orphans |= {(m.topic, m.nsqd, m.id): m for m in list(source.in_flight.values())}
@@ -633,8 +633,8 @@ class Delivery:
         """Add a connection."""
         self._sources[source] = None
         limit = self.in_flight_limit
-        limit.connections += 1
-        limit.msg_timeout_s = min(limit.msg_timeout_s, source.msg_timeout_s)  # of all connections
+        limit.connections = len(self._sources)
+        limit.msg_timeout_s = min(limit.msg_timeout_s, source.msg_timeout_s)
         self._tick_s = min(MAX_TICK_S, limit.msg_timeout_s / TICKS)
         pause_s = min(MAX_PAUSE_S, 2 * limit.msg_timeout_s / TICKS)
         self._loop.on_pause(pause_s, self._return_expired)
@@ -653,7 +653,7 @@ class Delivery:
 
     def adapt(self) -> None:
         """Adapt the limit to the answers."""
-        self.in_flight_limit.adapt(self._rdy.in_flight, self._ages_s, waits=bool(self.waiting))
+        self.in_flight_limit.adapt(self._rdy.in_flight, self._ages_s, is_pending=bool(self.waiting))
         self._release_suspects()
         if self._is_stuck:
             self.watch_workers(self._loop.now())

@@ -227,7 +227,7 @@ class Connection:
         """Serve ``user`` on the I/O thread."""
         self._loop = loop
         self._user = user
-        self._buffer = loop.own.buffer
+        self._buffer = loop.io_thread.buffer
         self._opened_at = self._last_read = self._last_progress = loop.now()
         loop.register(self)  # this may raise
         self._is_attached = True
@@ -278,7 +278,7 @@ class Connection:
             if data == b"":
                 raise ConnectionLost(f"{self.nsqd} closed the connection")
             self._last_read = self._loop.now()
-            self._user.received_at = self._loop.own.poll_time
+            self._user.received_at = self._loop.io_thread.poll_time
             if codec is not None:
                 # Compressed bytes may decode to nothing yet, which is not the end of the stream.
                 self._frames.feed(codec.decompress(data or b"", self._options.max_inflated_read))

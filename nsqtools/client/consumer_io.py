@@ -522,7 +522,7 @@ class ConsumerIO:
             self._has_received = True
             self.delivery.advance_clock(now)
         if self.rdy.received(subscription, count, now) and not replaced:
-            self.delivery.in_flight_limit.is_used = True
+            self.delivery.in_flight_limit.was_used = True
         if replaced:
             self.rdy.answered(subscription, replaced, now)
         if self._stopping and self._stopping.refuses(now):

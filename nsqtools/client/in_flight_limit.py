@@ -1,26 +1,46 @@
-"""How many messages may be in flight, so that none waits long for its answer. Pure.
+"""How many messages may be in flight: a control law on the measured rate of answers. Pure.
 
-Messages in flight wait in the client while handlers are busy, and nsqd delivers what waits longer
-than msg_timeout again. So the limit follows the *answers*, whatever gives them: threads, tasks, or
-a pool behind them. A round ends when as many were answered as were in flight at its beginning. It
-shows the mean time from delivery to answer, by Little's law, as nothing is known of one message.
+Messages in flight wait in the client while handlers are busy, and nsqd redelivers a message that
+waits longer than msg_timeout T. With too few in flight, handlers are idle.
 
-- The first message is alone until its answer, as it may kill its process, where
-  threads and tasks iterate (``iterators``). Afterwards each of them may have one,
-  however long it takes; also where the first hangs.
-- While answers come within `WAIT_SHARE` of msg_timeout and handlers have nothing left, a round
-  doubles the limit, up to max_in_flight: a handler of a microsecond gets there in milliseconds.
-- Slower ones tell by asking for more while all of them have a message: they pass it on, to a pool.
-  The limit grows by a quarter then, as long as the answers do not come later for it.
-- Who asks and answers nothing may be collecting what is answered together: after a while that gets
-  twice as many.
-- Answers that come too late lower the limit, and so do messages that time out with handlers and
-  those that wait while there are no answers.
+**Law.** By Little's law the mean number in flight L, the rate of answers r and the mean time W from
+delivery to answer satisfy L = r W. This holds for any handlers: threads, tasks, or a pool to which
+the program passes messages. So to bring W to a target W*, allow
 
-Bytes are limited by the number as well: `weighed` tells the size of messages in flight.
+    L* = r W* = L W* / W
 
-While handlers are busy it may be less than one for each connection: RDY rotates then. While they
-are idle it is not, or the first message of a quiet nsqd would wait for its turn.
+and bound the change to a factor `MAX_CHANGE` in each *round*, a period with as many answers as
+messages were allowed. A round that did not use its limit proves nothing and changes nothing.
+
+**Stability.** If k handlers need s seconds for a message, then r = min(L, k) / s. For L <= k the
+law gives L* = L W* / s, which grows if s < W*. For L > k it gives L* = k W* / s, a fixed point that
+is reached in one round: all handlers are busy, and messages wait for W* - s. With W* = T / 4 a
+message is answered long before its timeout, even if the measured W is a round old.
+
+**Slow handlers.** For s >= W* the law alone would shrink L to 1. There are two cases.
+
+*Iterators*, threads and tasks that iterate, are counted. Each may have one message, however long it
+takes. Then L = k, and nothing waits.
+
+A *pool* is opaque. It shows by an iterator that asks for messages while every iterator has one. Its
+s is the shortest W so far, and the target is `PROBE_TARGET` s, so that L grows by a fifth in a
+round while W does not grow with it. A longer W shows that messages queue. Then L returns to L s /
+W, and probes this height again only after `PROBE_ANSWERS` answers. If a smaller L does not shorten
+W, the handlers have become slower, and W is the new s.
+
+**Silence.** Without an answer there is no rate. The first message is alone until its answer,
+because it may kill its process, but at most for `PATIENCE_SHARE` of T. An iterator that asks for
+messages and answers none feeds a pool, or collects a batch of unknown size before it answers. So
+the limit doubles after each patience. Until the first answer, and at most for T / 60, it grows
+`BURST`-fold at each tick instead: with T = 60 s a collector has hundreds of messages within a
+second. The price is paid by a pool that is slow from its start. If max_in_flight messages take it
+longer than T, it answers some of its first ones late, once for each start.
+
+Messages that time out in the hands of handlers lower the limit, once in a timeout. Bytes are
+limited as a number of messages: `weigh` measures their size.
+
+While handlers are busy the limit may be below one for each connection, and RDY rotates. While they
+are idle it is not, or the first message of an idle nsqd would wait until RDY visits its connection.
 """
 
 from __future__ import annotations
@@ -30,173 +50,199 @@ from collections.abc import Callable
 
 from nsqtools.client.options import ClientOptions
 
-START = 1  # before anything was measured
-WAIT_SHARE = 0.25  # of msg_timeout, for an answer, while there is room for more
-LATE_SHARE = 0.4  # of msg_timeout: too many are in flight, unless a handler alone takes as long
-EXPIRES_SHARE = 0.5  # of msg_timeout, for what waits (`Backlog`)
-PATIENCE_SHARE = 0.125  # of msg_timeout, without an answer; but not longer than
-# four looks: who collects 200 has them in 8 s. A pool looks the same until its first answer: one of
-# few threads and handlers of more than 5 s gets, once, some hundred that it answers too late.
-PATIENCE_S = 0.95
-UNDELAYED = 1.15  # times the shortest mean time: nothing waited
-DELAYED = 1.4
-PROBED_EACH = 400  # answers, whether one more is still too much
-SAMPLE = 8  # answers that tell their mean time
-TURNS = 20  # of RDY among quiet connections until each had one, in two seconds
+START = 1  # the limit before the first answer
+TARGET_SHARE = 0.25  # W* / T, half of the time after which a pending message expires
+EXPIRES_SHARE = 0.5  # of T, after which a pending message expires (`backlog.EXPIRED_SHARE`)
+MAX_CHANGE = 2.0
+# Of a slow pool: above the noise of W in a round (handlers of +-10 %), and below T for s = 0.7 T.
+PROBE_TARGET = 1.2
+PROBE_ANSWERS = 400  # a probe may cost a late message: 0.25 % of the answers
+# Share by which a limit is lowered that has proven too high: 1 of 2, 2 of 3, 18 of 20.
+BACK_OFF = 0.9
+# Answers after which a round may end although W is long. Fewer do not average the jitter.
+MIN_SAMPLE = 8
+PATIENCE_SHARE = 0.125  # of T
+# Four ticks at most, so that a collector of 200 messages has them in 8 s even after the burst.
+MAX_PATIENCE_S = 0.95
+BURST = 8  # 1, 8, 64, 512: three ticks of 0.25 s
+BURST_SHARE = 1 / 60  # of T
+ROTATIONS = 20  # of RDY among idle connections within two seconds (`rdy.ROUND_S` / `rdy.PROBE_S`)
 
 
 class InFlightLimit:
-    """The limit of one consumer, at most ``maximum`` (max_in_flight; 0 pauses).
-
-    ``adapted`` is what its handlers can take, as measured last.
-    """
+    """The limit of one consumer, at most ``maximum`` (max_in_flight; 0 pauses)."""
 
     def __init__(self, options: ClientOptions) -> None:
         self.maximum = options.max_in_flight
-        self.msg_timeout_s = 60.0
-        self.maximum_bytes = options.max_in_flight_bytes or math.inf
-        self._fit = math.inf  # into the bytes
+        self.msg_timeout_s = 60.0  # the shortest of all connections
+        self.max_bytes = options.max_in_flight_bytes or math.inf
         self.connections = 0
         self.iterators = 0
-        self.batch_size = 0  # messages that are answered together, which must be in flight together
-        self.adapted = START
-        self.is_busy = False
-        self.is_used = False  # some connection had all that it may have
-        self._is_measured = False  # there was an answer, or is none for long
+        self.batch_size = 0  # messages that the program answers together, as it announced
+        self.is_busy = False  # messages were in flight a moment ago
+        self.was_used = False  # a connection had all its RDY in flight in this round
+        self._law = START  # the result of the law
+        self._byte_limit = math.inf  # as a number of messages
+        self._learned_batch = 0  # messages that were answered together after a silence
+        self._stalled_at = math.inf  # the limit at the last growth in silence
+        self._has_rate = False  # there was an answer, or the patience for the first has passed
+        self._clock = 0.0
+        self._silent_s = self._patient_s = 0.0  # without an answer; and without growth either
+        self._new_answers = 0
+        self._time_s = 0.0  # W of the last round, or the longest silence since
+        self._service_s = math.inf  # s
+        self._ceiling = math.inf  # of probes
+        self._lowered_from_s: float | None = None  # W of the last round, if it lowered the limit
         self._lowered_at = -math.inf
-        self._seen_at = 0.0
-        self._bound = math.inf  # what was too much, of slow handlers
-        self._took_s = 0.0
-        self._unqueued_s = math.inf  # the shortest time to an answer
-        self._silent_s = self._quiet_s = 0.0  # without an answer; and without more of them
-        self._new = 0  # answers
-        self._stuck_at = math.inf  # what who collects had, before there were more
-        self._together = 0  # answers that needed as many messages
         self._begin_round(0.0)
 
-    def _begin_round(self, age_s: float) -> None:
+    def _begin_round(self, ages_s: float) -> None:
         self._answers = 0
-        self._busy_s = 0.0
-        self._waited_s = age_s  # by the messages that are answered, together
-        self._looks = self._asked = 0
-        self.is_used = False
+        self._waited_s = ages_s  # sum of the times in flight of all messages
+        self._busy_s = 0.0  # time with messages in flight
+        self._samples = self._starved_samples = 0
+        self.was_used = False
+        self._was_lowered = False  # by `timed_out`: the round has messages of a longer queue
 
     @property
     def current(self) -> int:
-        """The limit."""
-        return int(min(self.maximum, self._base, self._fit))
+        """The number of messages that may be in flight."""
+        return int(min(self.maximum, self._demand, self._byte_limit))
 
     @property
-    def _base(self) -> int:
-        iterators = self.iterators if self._is_measured else 0
-        adapted = max(self.batch_size, self._together, iterators, self.adapted)
-        if self.is_busy and (self._is_measured or self.iterators):
-            return adapted
-        return max(adapted, self.connections if self._is_quick else self.connections // TURNS)
+    def _demand(self) -> int:
+        iterators = self.iterators if self._has_rate else 0
+        demand = max(self.batch_size, self._learned_batch, iterators, self._law)
+        if self.is_busy and (self._has_rate or self.iterators):
+            return demand
+        return max(demand, self.connections if self._is_fast else self.connections // ROTATIONS)
 
     @property
-    def _is_quick(self) -> bool:
-        """Tell whether each connection may bring a message at the same time."""
-        if not self._is_measured:
+    def _is_fast(self) -> bool:
+        """Return whether handlers can take a message of each connection at the same time."""
+        if not self._has_rate:
             return not self.iterators
-        together_s = self._unqueued_s * self.connections / max(1, self.iterators)
-        return together_s < EXPIRES_SHARE * self.msg_timeout_s
+        all_s = self._service_s * self.connections / max(1, self.iterators)
+        return all_s < EXPIRES_SHARE * self.msg_timeout_s
 
     @property
     def is_by_bytes(self) -> bool:
-        """Tell whether more messages were allowed if they were smaller."""
-        return self._fit < min(self.maximum, self._base)
+        """Return whether smaller messages would raise the limit."""
+        return self._byte_limit < min(self.maximum, self._demand)
 
-    def weighed(self, size: int, count: int) -> None:
-        """Note that ``count`` messages have this many bytes; one of any size is always allowed."""
-        self._fit = max(1.0, self.maximum_bytes * count / max(1, size))
+    def weigh(self, size: int, count: int) -> None:
+        """Record that ``count`` messages have ``size`` bytes. One message is always allowed."""
+        self._byte_limit = max(1.0, self.max_bytes * count / max(1, size))
 
-    # -- what happens -----------------------------------------------------------------------------
+    # -- measuring ------------------------------------------------------------------------------
 
     def advance_clock(self, now: float, in_flight: int) -> None:
-        """Note how many were in flight until now."""
-        passed_s, self._seen_at = now - self._seen_at, now
+        """Account for the time until now, in which ``in_flight`` messages were in flight."""
+        elapsed_s, self._clock = now - self._clock, now
         if in_flight:
-            self._busy_s += passed_s
-            self._silent_s += passed_s
-            self._quiet_s += passed_s
-            self._waited_s += passed_s * in_flight
+            self._busy_s += elapsed_s
+            self._silent_s += elapsed_s
+            self._patient_s += elapsed_s
+            self._waited_s += elapsed_s * in_flight
 
     def answered(self, count: int) -> None:
-        """Handlers answered messages."""
+        """Record answers of handlers."""
         self._answers += count
-        self._new += count
-        self._took_s = max(self._took_s, self._silent_s)
-        self._silent_s = self._quiet_s = 0.0
-        self._is_measured = True
-
-    def timed_out(self, in_flight: int, now: float) -> None:
-        """Messages timed out in the hands of handlers while ``in_flight`` were in flight."""
-        is_far = not 0 < self._took_s < self.msg_timeout_s
-        # the queue of a pool that was a little too long is late once more
-        settles_s = self.msg_timeout_s * (1 if is_far else 2)
-        if 2 * in_flight > self.current and now - self._lowered_at >= settles_s:
-            self._lowered_at = now
-            self._bound = fewer = max(1, int(0.9 * self._base))
-            self.adapted = max(1, self._base // 2) if is_far else fewer
+        self._new_answers += count
+        self._time_s = max(self._time_s, self._silent_s)
+        self._silent_s = self._patient_s = 0.0
+        self._has_rate = True
 
     def sample(self, in_flight: int, *, is_starved: bool) -> None:
-        """Note from time to time whether a handler wants a message while none waits."""
-        self._looks += 1
-        self._asked += is_starved and in_flight >= self.iterators
-
-    def adapt(self, in_flight: int, ages_s: Callable[[], float], *, waits: bool) -> None:
-        """Decide again, after answers and looks. ``waits``: messages do, for a handler.
-
-        ``ages_s`` returns how long what is in flight has been, in sum.
-        """
-        if not self.maximum:  # paused, which must not lower what holds afterwards
-            return
-        timeout_s = self.msg_timeout_s
-        if self._silent_s > PATIENCE_SHARE * timeout_s:
-            self._is_measured = True  # the first may hang, and must not hold up the others
-        new, self._new = self._new, 0
-        if new > self._stuck_at:
-            self._together, self._stuck_at = max(self._together, new), math.inf
-        if self._answers >= (base := self._base):
-            if base >= self.maximum and self._waited_s < WAIT_SHARE * timeout_s * self._answers:
-                self._begin_round(self._waited_s)  # that is quick; the ages are no more than this
-                return
-            age_s = ages_s()
-            took_s = (self._waited_s - age_s) / self._answers
-            if took_s < WAIT_SHARE * timeout_s or self._answers >= SAMPLE:
-                self._end_round(took_s, waits)
-                self._begin_round(age_s)
-        elif waits:
-            per_answer_s = self._busy_s / (self._answers + 1)
-            if per_answer_s * self._base > EXPIRES_SHARE * timeout_s:
-                self.adapted = max(1, int(WAIT_SHARE * timeout_s / per_answer_s))
-        elif in_flight >= self._base and self._hands_on:
-            patience_s = max(min(PATIENCE_SHARE * timeout_s, PATIENCE_S), 1.5 * self._took_s)
-            if self._quiet_s > patience_s:
-                self._stuck_at, self._quiet_s = self._base, 0.0
-                self.adapted = min(2 * self._base, self.maximum)
+        """Record at a tick whether a handler waits for a message while none is pending."""
+        self._samples += 1
+        self._starved_samples += is_starved and in_flight >= self.iterators
 
     @property
-    def _hands_on(self) -> bool:
-        return 2 * self._asked > self._looks
+    def _is_pool(self) -> bool:
+        return 2 * self._starved_samples > self._samples
 
-    def _end_round(self, took_s: float, waits: bool) -> None:
-        base, timeout_s = self._base, self.msg_timeout_s
-        self._took_s = took_s
-        known_s = self._unqueued_s = min(1.02 * self._unqueued_s, took_s)
-        self._bound += self._answers / PROBED_EACH
-        if not self.is_used:
-            pass
-        elif took_s < WAIT_SHARE * timeout_s:
-            if not waits:
-                fits_s = 0.9 * LATE_SHARE * timeout_s
-                more = base * min(2.0, fits_s / max(took_s, 1e-9))
-                self.adapted = min(int(more), self.maximum)
-        elif took_s > max(LATE_SHARE * timeout_s, DELAYED * known_s):
-            fits_s = max(WAIT_SHARE * timeout_s, 0.9 * known_s)
-            self.adapted = max(1, int(base * fits_s / took_s))
-            self._bound = max(1, int(0.9 * base))
-            self._unqueued_s = math.inf  # measured again, while little waits
-        elif self._hands_on and took_s <= max(0.9 * LATE_SHARE * timeout_s, UNDELAYED * known_s):
-            self.adapted = int(min(base + max(1, base // 4), max(base, self._bound), self.maximum))
+    # -- deciding -------------------------------------------------------------------------------
+
+    def timed_out(self, in_flight: int, now: float) -> None:
+        """Lower the limit, because messages timed out in the hands of handlers.
+
+        ``in_flight`` were in flight then. If most of the limit was unused, it is not the reason.
+        """
+        # Without a valid measurement the limit is halved. Otherwise a pool has queued a little too
+        # much, and messages in its queue will time out once more before the change takes effect.
+        is_unmeasured = not 0 < self._time_s < self.msg_timeout_s
+        settles_s = self.msg_timeout_s * (1 if is_unmeasured else 2)
+        if 2 * in_flight > self.current and now - self._lowered_at >= settles_s:
+            self._lowered_at = now
+            self._was_lowered = True
+            demand = self._demand
+            self._ceiling = max(1, int(BACK_OFF * demand))
+            self._law = max(1, demand // 2) if is_unmeasured else int(self._ceiling)
+
+    def adapt(self, in_flight: int, ages_s: Callable[[], float], *, is_pending: bool) -> None:
+        """Decide again, after answers and ticks.
+
+        ``ages_s`` returns the sum of the times that the messages in flight have been so.
+        ``is_pending`` means that messages wait for an iterator.
+        """
+        if not self.maximum:  # the measurements of a pause must not count after it
+            return
+        timeout_s, demand = self.msg_timeout_s, self._demand
+        if self._silent_s > PATIENCE_SHARE * timeout_s and not self._has_rate:
+            self._has_rate = True  # the first message may hang, and must not stop the others
+            demand = self._demand
+        new_answers, self._new_answers = self._new_answers, 0
+        if new_answers > self._stalled_at:  # answers that needed the growth in silence
+            self._learned_batch = max(self._learned_batch, new_answers)
+            self._stalled_at = math.inf
+            demand = self._demand
+        if self._answers >= demand:
+            is_short = self._waited_s < TARGET_SHARE * timeout_s * self._answers
+            # At the maximum the ages, which cost a loop, could only shorten W further.
+            sum_s = 0.0 if is_short and demand >= self.maximum else ages_s()
+            time_s = (self._waited_s - sum_s) / self._answers
+            if time_s < TARGET_SHARE * timeout_s or self._answers >= MIN_SAMPLE:
+                self._end_round(demand, time_s, is_pending=is_pending)
+                self._begin_round(sum_s)
+        elif is_pending:
+            # The round may last too long: with the next answer the rate is at most this.
+            rate = (self._answers + 1) / self._busy_s if self._busy_s else math.inf
+            if demand > rate * EXPIRES_SHARE * timeout_s:
+                self._law = max(1, int(rate * TARGET_SHARE * timeout_s))
+        elif in_flight >= demand and self._is_pool:
+            self._grow_in_silence(demand)
+
+    def _grow_in_silence(self, demand: int) -> None:
+        timeout_s = self.msg_timeout_s
+        is_burst = not self._time_s and self._silent_s <= BURST_SHARE * timeout_s
+        patience_s = min(PATIENCE_SHARE * timeout_s, MAX_PATIENCE_S)
+        if is_burst or self._patient_s > max(patience_s, 1.5 * self._time_s):
+            self._stalled_at, self._patient_s = demand, 0.0
+            self._law = min((BURST if is_burst else 2) * demand, self.maximum)
+
+    def _end_round(self, demand: int, time_s: float, *, is_pending: bool) -> None:
+        """Apply the law to a round in which ``demand`` was the limit and W was ``time_s``."""
+        self._time_s = time_s
+        self._ceiling += self._answers / PROBE_ANSWERS
+        if not self.was_used or self._was_lowered:
+            return
+        lowered_from_s, self._lowered_from_s = self._lowered_from_s, None
+        if lowered_from_s is not None and time_s > 0.95 * lowered_from_s:
+            self._service_s = time_s
+        self._service_s = min(self._service_s, time_s)
+        target_s, ceiling = TARGET_SHARE * self.msg_timeout_s, math.inf
+        is_slow_pool = self._is_pool and time_s > target_s
+        if is_slow_pool:
+            target_s, ceiling = max(target_s, PROBE_TARGET * self._service_s), self._ceiling
+        law = demand * target_s / max(time_s, 1e-9)
+        if law >= demand:
+            if not is_pending:  # else handlers are busy, and more messages would only wait
+                law = max(law, demand + 1)
+                self._law = int(min(law, MAX_CHANGE * demand, max(demand, ceiling), self.maximum))
+            return
+        if is_slow_pool:
+            law = demand * max(TARGET_SHARE * self.msg_timeout_s, self._service_s) / time_s
+            self._ceiling = max(1, int(BACK_OFF * demand))
+        self._lowered_from_s = time_s
+        self._law = max(1, int(max(law, demand / MAX_CHANGE)))

@@ -105,7 +105,7 @@ class LoopMember:
         self._is_released = False
         self._waiters: list[threading.Lock] = []  # of `join`
         self._thread: IOThread | None = None  # from `start` on
-        self.own: IOThread  # the same object, for code on the I/O thread
+        self.io_thread: IOThread  # the same object, for code on the I/O thread
 
     # -- from any thread ------------------------------------------------------------------------
 
@@ -116,7 +116,7 @@ class LoopMember:
         """
         thread = _join(self)
         if self._thread is None:
-            self.own = self._thread = thread
+            self.io_thread = self._thread = thread
             self.call_soon(begin)
 
     def call_soon(self, call: Callable[[], object]) -> None:
@@ -163,12 +163,12 @@ class LoopMember:
         """Make a call after a delay, in place of the call of another timer."""
         if instead_of is not None:
             instead_of.cancel()
-        return self.own.add_timer(Timer(self, self.now() + delay_s, call, 0.0))
+        return self.io_thread.add_timer(Timer(self, self.now() + delay_s, call, 0.0))
 
     def call_every(self, interval_s: float, call: Callable[[], object]) -> Timer:
         """Make a call periodically, at the same times as other members with this interval."""
         at = next_multiple(self.now(), interval_s)
-        return self.own.add_timer(Timer(self, at, call, interval_s))
+        return self.io_thread.add_timer(Timer(self, at, call, interval_s))
 
     def on_pause(self, after_s: float, call: Callable[[], object]) -> None:
         """Make a call after each pause of the process, once all sockets have been read.
@@ -178,28 +178,28 @@ class LoopMember:
         """
         self.pause_after_s = after_s
         self.after_pause = call
-        self.own.pause_after_s = min(after_s, self.own.pause_after_s)
+        self.io_thread.pause_after_s = min(after_s, self.io_thread.pause_after_s)
 
     def flush_soon(self, connection: Watched) -> None:
         """Flush a connection at the end of this turn."""
-        self.own.unflushed.append((connection, self))
+        self.io_thread.unflushed.append((connection, self))
 
     def after_flush(self, call: Callable[[], object]) -> None:
         """Make a call at the end of this turn, when everything is sent."""
-        self.own.at_last.append((call, self))
+        self.io_thread.at_last.append((call, self))
 
     def register(self, connection: Watched) -> None:
         """Watch a connection for bytes to read."""
-        self.own.selector.register(connection, selectors.EVENT_READ, (connection, self))
+        self.io_thread.selector.register(connection, selectors.EVENT_READ, (connection, self))
 
     def watch_writes(self, connection: Watched, enabled: bool) -> None:
         """Start or stop watching a connection for room to write."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if enabled else 0)
-        self.own.selector.modify(connection, events, (connection, self))
+        self.io_thread.selector.modify(connection, events, (connection, self))
 
     def unregister(self, connection: Watched) -> None:
         """Stop watching a connection. Call this before closing it."""
-        self.own.selector.unregister(connection)
+        self.io_thread.selector.unregister(connection)
 
     # -- called by the loop ---------------------------------------------------------------------
 

@@ -77,7 +77,7 @@ class ReadyState:
     rdy: int = 0
     share: int = 0  # of max_in_flight
     last_room: float = -math.inf  # when it last lost RDY unused for at least `PROBED_S`
-    left: int = 0  # credit left of rdy, for an nsqd that counts it so
+    credit: int = 0  # messages until RDY is used up, for an nsqd that counts it so
     in_flight: int = 0
     closing: bool = False
     was_full: bool = False  # at any time since the last tick
@@ -187,7 +187,7 @@ class ReadyControl(Generic[K]):
         state = self.states[key]
         state.closing = True
         self._count_sharers()
-        state.left = 0
+        state.credit = 0
         self._update(state, 0, state.in_flight)
         self._wanting.pop(key, None)
         if key == self._tester:
@@ -204,7 +204,7 @@ class ReadyControl(Generic[K]):
         self.in_flight += count
         if in_flight > rdy:
             self._use += in_flight - (was if was > rdy else rdy)
-        state.left -= count
+        state.credit -= count
         state.last_message = now
         # RDY 0 of a connection that has messages was taken for others if RDY is scarce.
         if rdy < state.share and self.mode == NORMAL and (rdy or not self.is_scarce):
@@ -222,7 +222,7 @@ class ReadyControl(Generic[K]):
         if was > rdy:
             self._use -= was - (in_flight if in_flight > rdy else rdy)
         if self.mode == NORMAL:
-            if rdy > self.is_scarce and state.left <= rdy * RESEND_AT:
+            if rdy > self.is_scarce and state.credit <= rdy * RESEND_AT:
                 self._send(key, state, rdy)
             if self._wanting:
                 self._retry_wanting(now)
@@ -402,7 +402,7 @@ class ReadyControl(Generic[K]):
             self._send(key, state, count)
 
     def _send(self, key: K, state: ReadyState, count: int) -> None:
-        state.left = count
+        state.credit = count
         self._update(state, count, state.in_flight)
         self._changes.append((key, count))
 

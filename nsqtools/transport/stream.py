@@ -131,9 +131,9 @@ def _pinned_socket(pins: frozenset[str]) -> type[ssl.SSLSocket]:
             super().do_handshake(block)
             fingerprint = sha256(self.getpeercert(binary_form=True) or b"").hexdigest()
             if fingerprint not in pins:
-                text = f"its SHA-256 is {fingerprint}, which is not pinned"
+                text = f"the certificate with SHA-256 {fingerprint} is not pinned"
                 error = ssl.SSLCertVerificationError(1, text)
-                error.verify_message = text
+                error.verify_message = f"its SHA-256 is {fingerprint}, which is not pinned"
                 raise error
 
     return PinnedSocket

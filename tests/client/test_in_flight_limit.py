@@ -1,5 +1,7 @@
-"""What may be in flight, by the answers of handlers of many kinds: simulated, with a clock of its
-own, in units of msg_timeout."""
+"""The control law of messages in flight, with simulated handlers and a simulated clock.
+
+Times of the simulation are in units of msg_timeout.
+"""
 
 import heapq
 import itertools
@@ -14,7 +16,7 @@ from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions, Consumer
 from nsqtools.client.backlog import EXPIRED_SHARE, MAX_TICK_S
-from nsqtools.client.in_flight_limit import START, InFlightLimit
+from nsqtools.client.in_flight_limit import START, TARGET_SHARE, InFlightLimit
 
 TRANSIT = 0.001
 TICK = 0.125
@@ -71,7 +73,7 @@ class Simulation:
         self._coming -= 1
         self._in_flight.append(self.now)
         self._waiting.append(self.now)
-        self.limit.is_used |= len(self._in_flight) >= self.limit.current
+        self.limit.was_used |= len(self._in_flight) >= self.limit.current
         self._serve()
 
     def _serve(self) -> None:
@@ -110,13 +112,13 @@ class Simulation:
 
     def _adapt(self) -> None:
         waits, came = self.kind == "threads" and bool(self._waiting), self._in_flight
-        self.limit.adapt(len(came), lambda: sum(self.now - each for each in came), waits=waits)
+        self.limit.adapt(len(came), lambda: sum(self.now - each for each in came), is_pending=waits)
         self._request()
 
 
 @pytest.mark.parametrize("handler_s", [0.001, 0.1, 0.35, 0.7])
 @pytest.mark.parametrize("kind", ["threads", "pool"])
-def test_handlers_are_busy_and_messages_in_time(kind: Kind, handler_s: float) -> None:
+def test_handlers_are_busy_and_answer_in_time(kind: Kind, handler_s: float) -> None:
     """Of a pool nothing is known but its answers: it costs a few late ones to find its size."""
     for count, jitter, seed in [(1, 0.1, 1), (2, 0.0, 1), (4, 0.1, 2), (12, 0.0, 2), (32, 0.1, 1)]:
         simulated = Simulation(kind, count, handler_s, jitter, seed)
@@ -131,9 +133,25 @@ def test_handlers_are_busy_and_messages_in_time(kind: Kind, handler_s: float) ->
         assert learned <= (10 if kind == "threads" or handler_s < 0.5 else 20 + count), about
 
 
+@pytest.mark.parametrize("handler_s", [0.02, 0.1])
+def test_one_round_reaches_the_fixed_point_of_the_law(handler_s: float) -> None:
+    """With k handlers and a queue the limit is k W* / s."""
+    limit = InFlightLimit(ClientOptions(max_in_flight=10_000))
+    limit.msg_timeout_s, limit.iterators, limit.is_busy = 1.0, 4, True
+    limit._law = in_flight = int(1.5 * 4 * TARGET_SHARE / handler_s)
+    now = 0.0
+    for _ in range(in_flight // 4 + 1):  # 4 answers in each handler_s
+        now += handler_s
+        limit.advance_clock(now, in_flight)
+        limit.answered(4)
+    limit.was_used = True
+    limit.adapt(in_flight, lambda: 0.0, is_pending=True)
+    assert limit.current == pytest.approx(4 * TARGET_SHARE / handler_s, abs=1 + 0.1 * in_flight)
+
+
 @pytest.mark.parametrize("handler_s", [0.001, 0.1])
 @pytest.mark.parametrize("count", [2, 10, 100, 150])
-def test_who_collects_messages_gets_them(count: int, handler_s: float) -> None:
+def test_a_collector_gets_its_batches(count: int, handler_s: float) -> None:
     simulated = Simulation("collector", count, handler_s, 0.1, 1)
     simulated.run(10 * count)
     assert simulated.late <= count  # of the first batch
@@ -144,12 +162,12 @@ def test_who_collects_messages_gets_them(count: int, handler_s: float) -> None:
 @pytest.mark.parametrize(
     ("iterators", "is_starved", "in_flight", "expected"),
     [
-        (1, True, None, {33: 200}),  # who collects has all that is allowed in seconds
-        (1, False, None, {33: 1}),  # and who handles has one
-        (4, False, 1, {0: 1, 20: 1, 38: 4}),  # a first one that hangs holds up the others a while
+        (1, True, None, {0: 8, 1: 64, 2: 200}),  # a collector has everything within a second
+        (1, False, None, {33: 1}),  # a busy iterator has one
+        (4, False, 1, {0: 1, 20: 1, 38: 4}),  # the first message hangs
     ],
 )
-def test_without_an_answer_it_rises_for_who_asks_for_more(
+def test_growth_without_an_answer(
     iterators: int, is_starved: bool, in_flight: int | None, expected: dict[int, int]
 ) -> None:
     limit = InFlightLimit(ClientOptions())  # of a msg_timeout of 60 s
@@ -159,15 +177,15 @@ def test_without_an_answer_it_rises_for_who_asks_for_more(
         count = in_flight or limit.current
         limit.advance_clock(MAX_TICK_S * tick, count)
         limit.sample(count, is_starved=is_starved)
-        limit.adapt(count, lambda: 0.0, waits=False)
+        limit.adapt(count, lambda: 0.0, is_pending=False)
         seen.append(limit.current)
     assert {at: seen[at] for at in expected} == expected
 
 
-def test_slower_handlers_lower_it_and_faster_ones_raise_it() -> None:
+def test_the_limit_follows_the_speed_of_handlers() -> None:
     for kind in ("threads", "pool"):
         simulated = Simulation(kind, 4, 0.0001, 0.1, 1)  # type: ignore[arg-type]
-        fits: Any = {10_000: (0.0001, 8, 200), 10_500: (0.2, 4, 12), 20_000: (0.0001, 8, 200)}
+        fits: Any = {10_000: (0.0001, 5, 200), 10_500: (0.2, 4, 12), 20_000: (0.0001, 5, 200)}
         for until, (simulated._handler_s, least, most) in fits.items():
             simulated.run(until)
             assert least <= simulated.limit.current <= most
@@ -196,15 +214,15 @@ def test_every_connection_may_have_a_message_in_flight_unless_handlers_are_too_b
     assert limit.current == 1
     limit.is_busy = False
     assert limit.current == 10  # as it is not known to be quick
-    limit.is_used = True
+    limit.was_used = True
     limit.advance_clock(1.0, 1)
-    limit.adapt(0, lambda: 0.0, waits=False)
+    limit.adapt(0, lambda: 0.0, is_pending=False)
     assert limit.current == 10
 
 
-def test_messages_that_time_out_with_handlers_halve_it_once_in_a_timeout() -> None:
+def test_timeouts_with_handlers_halve_the_limit_once_in_a_timeout() -> None:
     limit = InFlightLimit(ClientOptions())
-    limit.adapted = 200
+    limit._law = 200
     counts = []
     for now in (0, 1, 59, 60, 120):
         limit.timed_out(limit.current, now)
@@ -217,15 +235,15 @@ def test_messages_that_time_out_with_handlers_halve_it_once_in_a_timeout() -> No
 def test_a_pause_leaves_the_limit_as_it_was() -> None:
     """It became 0, and with the next look the I/O thread ended."""
     limit = InFlightLimit(ClientOptions())
-    limit.is_busy = limit.is_used = True
-    limit.adapted = 8
+    limit.is_busy = limit.was_used = True
+    limit._law = 8
     limit.maximum = 0
     for now in range(1, 20):
         limit.advance_clock(now, 8)
-        limit.look(8, is_starved=True)
+        limit.sample(8, is_starved=True)
         if now == 10:
             limit.answered(8)
-        limit.adapt(8, lambda: 0.0, waits=False)
+        limit.adapt(8, lambda: 0.0, is_pending=False)
         assert limit.current == 0
     limit.maximum = 200
     assert limit.current == 8
@@ -265,12 +283,12 @@ def test_large_messages_are_few_at_a_time(any_nsqd: AnyNsqd, in_background: InBa
 
 def test_the_size_of_messages_limits_their_number() -> None:
     limit = InFlightLimit(ClientOptions(max_in_flight_bytes=1000))
-    limit.adapted = 200
+    limit._law = 200
     assert (limit.current, limit.is_by_bytes) == (200, False)
     for size, count, expected in [(1000, 10, 10), (5000, 1, 1), (10, 10, 200), (0, 5, 200)]:
-        limit.weighed(size, count)
+        limit.weigh(size, count)
         assert (limit.current, limit.is_by_bytes) == (expected, expected < 200)
     unlimited = InFlightLimit(ClientOptions(max_in_flight_bytes=0))
-    unlimited.adapted = 200
-    unlimited.weighed(1 << 40, 1)
+    unlimited._law = 200
+    unlimited.weigh(1 << 40, 1)
     assert unlimited.current == 200

@@ -161,7 +161,7 @@ def test_what_has_stopped_keeps_no_later_one_and_no_buffer(
     # the thread of the last one may just be ending
     wait_until(lambda: gc.collect() + 1 and not any(each() for each in later), what="all are gone")
     assert isinstance(message._source, Subscription)
-    ended = producer._io.loop.own, consumer._io.loop.own
+    ended = producer._io.loop.io_thread, consumer._io.loop.io_thread
     assert not any([*(each.buffer for each in ended), message._source.connection._buffer])
 
 
@@ -171,8 +171,8 @@ def test_the_thread_wakes_by_itself_where_a_signal_ended_who_woke_it(
     monkeypatch.setattr("nsqtools.client.io_loop._shared", None)  # others may have set timers
     one = LoopMember("one", lambda: None, lambda: None)
     one.start(lambda: None)
-    wait_until(lambda: one.own._asleep and not one.own._due, what="sleep")
-    one.own._asleep = False  # what is done first, to send a byte only once
+    wait_until(lambda: one.io_thread._asleep and not one.io_thread._due, what="sleep")
+    one.io_thread._asleep = False  # what is done first, to send a byte only once
     one.call_soon(one.stop)
     assert one.join(patience_s(5))
 

@@ -336,10 +336,10 @@ def test_a_publish_ends_in_its_own_time(scripted_nsqd: ScriptedNsqd, produce: Pr
 def test_a_confirmed_publish_leaves_no_timer_behind(nsqd: GoNsqd, produce: Produce) -> None:
     producer = produce(nsqd.tcp_address)
     producer.publish(TOPIC, b"x")  # the loop is that of the process: others may have left timers
-    before = len(producer._io.loop.own._timers)
+    before = len(producer._io.loop.io_thread._timers)
     for _ in range(200):
         producer.publish(TOPIC, b"x", timeout_s=3600)
-    assert len(producer._io.loop.own._timers) < before + 20
+    assert len(producer._io.loop.io_thread._timers) < before + 20
     assert not producer._io._expires_at
 
 
