@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from plugins.archives import unfinished
@@ -26,7 +25,12 @@ from plugins.waiting import patience_s, wait_until
 from nsqtools import Batch, ClientOptions, Consumer, Message
 from nsqtools.client import consumer as consumer_module
 from nsqtools.client import in_flight_limit
-from nsqtools.client.backlog import EXPIRED_SHARE, Backlog, QueuedBatches
+from nsqtools.client.backlog import (
+    EXPIRED_SHARE,
+    Backlog,
+    Quarantine,
+    QueuedBatches,
+)
 from nsqtools.client.message import batches_from
 from nsqtools.testing import fake_batch
 
@@ -244,11 +248,32 @@ def test_a_pool_gets_no_more_than_it_can_take(embedded_nsqd: AnyNsqd, way: str) 
     assert seen.total() <= 60 + 4  # one that stands still for two costs a round
 
 
-# -- what waits: announced, taken by parts, put back and withdrawn --------------------------------
+# -- the queue: parts of entries, returned and withdrawn messages ---------------------------------
+
+
+class Owner:
+    """A stand-in for a consumer's `Delivery`, which is always current."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[QueuedBatches, None] = {}
+        self.give_up: Callable[[Batch], None]
+
+    def is_current(self, now: float) -> bool:
+        return True
+
+
+@pytest.fixture
+def owner() -> Any:
+    return Owner()
+
+
+@pytest.fixture
+def backlog() -> Backlog:
+    return Backlog()
 
 
 def deliver(backlog: Backlog, owner: Any, *sizes: int) -> list[Batch]:
-    """Batches of so many messages, received at time 0, with bodies such as ``1-0``."""
+    """Batches of these sizes, received at time 0, with bodies such as ``1-0``."""
     batches = [fake_batch([b"%d-%d" % (n, k) for k in range(sizes[n])]) for n in range(len(sizes))]
     for message in chain(*batches):
         message.received_at = 0.0
@@ -256,63 +281,96 @@ def deliver(backlog: Backlog, owner: Any, *sizes: int) -> list[Batch]:
     return batches
 
 
-def taken(entry: object) -> list[list[bytes]]:
-    batches = [entry] if isinstance(entry, Batch) else entry
+def bodies_of(batches: Any) -> list[list[bytes]]:
     return [[message.body for message in batch] for batch in batches]
 
 
-def test_what_fits_is_taken_together_and_in_order_and_what_was_not_reached_first() -> None:
-    backlog, owner = Backlog(), Mock(waiting={})
+def take(backlog: Backlog, max_messages: int) -> list[list[bytes]]:
+    return bodies_of(backlog.get_batches(0, max_messages=max_messages))
+
+
+def test_an_entry_is_taken_in_parts(backlog: Backlog, owner: Any) -> None:
     deliver(backlog, owner, 1, 3, 2)
-    assert taken(backlog.get(0)) == [[b"0-0"]]
-    assert taken(backlog.get_batches(0, max_messages=1)) == [[b"1-0"]]
-    assert taken(backlog.get_batches(0, max_messages=3)) == [
-        [b"1-1", b"1-2"]
-    ]  # the next does not fit whole
-    assert taken(backlog.get_batches(0, max_messages=3)) == [[b"2-0", b"2-1"]]
+    assert bodies_of([backlog.get(0)]) == [[b"0-0"]]
+    assert take(backlog, 1) == [[b"1-0"]]
+    assert take(backlog, 3) == [[b"1-1", b"1-2"]]  # only a first batch is divided
+    assert take(backlog, 3) == [[b"2-0", b"2-1"]]
     assert backlog.get(0) is None
     assert not owner.waiting
-    backlog, owner, other = Backlog(), Mock(waiting={}), Mock(waiting={})
+
+
+def test_entries_of_one_owner_are_taken_together(backlog: Backlog, owner: Any) -> None:
     deliver(backlog, owner, 1, 1)
     deliver(backlog, owner, 1)
-    deliver(backlog, other, 1)
+    deliver(backlog, Owner(), 1)
     backlog.put("last")
-    assert len(taken(backlog.get_batches(0, max_messages=10))) == 3
-    assert len(taken(backlog.get_batches(0, max_messages=10))) == 1
-    assert backlog.get(0) == "last"
-    assert backlog.get(0) is None
-    backlog, owner = Backlog(), Mock(waiting={})
+    assert [len(take(backlog, 10)) for _ in range(2)] == [3, 1]
+    assert [backlog.get(0), backlog.get(0)] == ["last", None]
+
+
+def test_returned_messages_come_first(backlog: Backlog, owner: Any) -> None:
     deliver(backlog, owner, 2, 1)
-    batches = backlog.get_batches(0, max_messages=10)
+    batches: Any = backlog.get_batches(0, max_messages=10)
     backlog.put("other")
     backlog.put(QueuedBatches(owner, batches_from(batches, 1)), is_first=True)
-    assert taken(backlog.get_batches(0, max_messages=10)) == [[b"0-1"], [b"1-0"]]
+    assert take(backlog, 10) == [[b"0-1"], [b"1-0"]]
 
 
-def test_what_is_dropped_leaves_the_rest_and_what_is_withdrawn_is_returned_once() -> None:
-    backlog, owner = Backlog(), Mock(waiting={})
+def test_messages_of_a_connection_are_discarded(backlog: Backlog, owner: Any) -> None:
     (a,), (b, c) = batches = deliver(backlog, owner, 1, 2)
     assert backlog.discard(owner, batches[0].source) == {a.id}
     assert backlog.discard(owner, batches[1].source, {b.id}) == {b.id}
     assert backlog.get(0) == [c]
-    [[message]] = batches = deliver(backlog, owner, 1)
-    assert backlog.discard(owner, batches[0].source) == {message.id}
     assert backlog.is_empty
     assert not owner.waiting
-    backlog, owner = Backlog(), Mock(waiting={})
+
+
+def test_expired_messages_are_withdrawn_once(backlog: Backlog, owner: Any) -> None:
     deliver(backlog, owner, 1, 2)
     assert backlog.withdraw(owner, expired_at=60.0 * EXPIRED_SHARE) == []
     assert list(map(len, backlog.withdraw(owner, expired_at=60.0))) == [1, 2]
     assert backlog.withdraw(owner) == []
-    deliver(backlog, owner, 2)
-    [[message], _] = batches = deliver(backlog, owner, 1, 1)
-    with ThreadPoolExecutor(1) as io_thread, backlog._lock:  # a signal handler waits inside, for it
-        assert not io_thread.submit(backlog.discard, owner, batches[0].source).result()
-        assert taken(io_thread.submit(backlog.withdraw, owner).result())[1] == [message.body]
-    assert list(map(len, backlog.withdraw(owner))) == [2, 1, 1]
     assert backlog.get(0) is None
+
+
+def test_the_io_thread_does_not_wait_for_the_lock(backlog: Backlog, owner: Any) -> None:
+    """A signal handler may have interrupted the lock's owner, and wait for the I/O thread."""
+    [[message]] = [batch] = deliver(backlog, owner, 1)
+    with ThreadPoolExecutor(1) as io_thread, backlog._lock:
+        assert not io_thread.submit(backlog.discard, owner, batch.source).result()
+        assert bodies_of(io_thread.submit(backlog.withdraw, owner).result()) == [[message.body]]
+    assert len(backlog.withdraw(owner)) == 1  # nothing was removed
+
+
+def test_messages_to_give_up_expire_during_a_slow_callback(backlog: Backlog, owner: Any) -> None:
+    withdrawn: list[Batch] = []
+    owner.give_up = lambda batch: withdrawn.extend(backlog.withdraw(owner))
     backlog.put(QueuedBatches(owner, [fake_batch([b"0", b"1"])], to_give_up=True))
-    rest: list[Batch] = []
-    owner.give_up = lambda batch: rest.extend(backlog.withdraw(owner))  # it takes that long
     assert backlog.get(0) is None
-    assert taken(rest) == [[b"1"]]
+    assert bodies_of(withdrawn) == [[b"1"]]
+
+
+def test_suspects_are_released_one_by_one(owner: Any) -> None:
+    quarantine = Quarantine()
+    batch: Any = fake_batch([b"often", b"seldom"])
+    batch[0].attempts, batch[1].attempts = 9, 7
+    suspects = [QueuedBatches(owner, [Batch(batch.source, [message])]) for message in batch]
+    for suspect in suspects:
+        quarantine.add(suspect, 0.0)
+    assert quarantine.take_due(3, 1.0, 10.0) == []  # another message is in flight
+    assert quarantine.take_due(2, 1.0, 10.0) == [suspects[1]]
+    assert quarantine.take_due(2, 2.0, 10.0) == []
+    assert quarantine.take_due(1, 3.0, 10.0) == [suspects[0]]
+    assert quarantine.is_active
+    assert quarantine.take_due(0, 4.0, 10.0) == []
+    assert not quarantine.is_active
+
+
+def test_a_quarantine_ends_after_its_limit(owner: Any) -> None:
+    quarantine = Quarantine()
+    suspects = [QueuedBatches(owner, [fake_batch([b"x"])]) for _ in range(3)]
+    for suspect in suspects:
+        quarantine.add(suspect, 0.0)
+    suspects[0].batches.clear()  # withdrawn
+    assert quarantine.take_due(9, 11.0, 10.0) == suspects[1:]
+    assert not quarantine.is_active

@@ -64,48 +64,67 @@ def test_what_cannot_be_asked_for_is_refused(consume: Consume, in_background: In
         in_background(consumer.run, lambda message: None, signals=True).result(patience_s(5))
 
 
-def test_a_handlers_result_is_the_answer_and_hooks_see_it(
-    nsqd: GoNsqd, consume: Consume, in_background: InBackground
+def requeue_and_return_false(message: Message) -> bool:
+    message.requeue(0, backoff=False)
+    return False
+
+
+def raising(error: Exception) -> Callable[[Message], object]:
+    def handle(message: Message) -> object:
+        raise error
+
+    return handle
+
+
+@pytest.mark.parametrize(
+    ("handle", "error", "is_requeued"),
+    [
+        (lambda message: True, None, False),
+        (lambda message: None, None, False),
+        (lambda message: False, None, True),
+        (requeue_and_return_false, None, True),
+        (raising(LookupError()), LookupError, True),
+        (raising(RequeueWithoutBackoff(0)), RequeueWithoutBackoff, True),
+    ],
+)
+def test_the_outcome_of_a_handler_is_the_answer(
+    nsqd: GoNsqd,
+    consume: Consume,
+    in_background: InBackground,
+    handle: Callable[[Message], object],
+    error: type[Exception] | None,
+    is_requeued: bool,
 ) -> None:
     nsqd.create_channel(TOPIC, CHANNEL)
+    nsqd.publish(TOPIC, b"x")
+    errors: list[type[BaseException] | None] = []
+
+    def on_handled(message: Message, seconds: float, exception: BaseException | None) -> None:
+        assert message.is_answered
+        assert 0 <= seconds < patience_s(5)
+        errors.append(type(exception) if exception else None)
+        raise ValueError("an error of the hook")
+
+    def first_only(message: Message) -> object:
+        return handle(message) if message.attempts == 1 else None
+
+    consumer = consume(nsqd.tcp_address, default_requeue_delay_s=0.0, backoff_multiplier_s=0.01)
+    in_background(consumer.run, first_only, on_handled=on_handled)
+    wait_until(lambda: consumer.stats.finished == 1, what="the message")
+    wait_until(lambda: errors == [error] + [None] * is_requeued, what="the hook")
+
+
+def test_on_published_sees_publications_and_may_fail(nsqd: GoNsqd) -> None:
     published: list[tuple[str, object]] = []
-    handled: dict[bytes, type | None] = {}
-    attempts: dict[bytes, int] = {}
 
     def on_published(publication: Publication) -> None:
         published.append((publication.topic, publication.error))
-        raise ValueError("of the hook: it harms nothing")
+        raise ValueError("an error of the hook")
 
-    def on_handled(message: Message, seconds: float, error: BaseException | None) -> None:
-        if message.attempts == 1 and message.is_answered and 0 <= seconds < patience_s(5):
-            handled[message.body] = type(error) if error else None
-        raise ValueError("of the hook: it harms nothing")
-
-    def answer(message: Message) -> object:
-        attempts[message.body] = message.attempts
-        if message.attempts > 1:
-            return True
-        if message.body == b"raise":
-            raise LookupError
-        if message.body == b"neutral":
-            raise RequeueWithoutBackoff(0)
-        if message.body == b"own":
-            message.requeue(0, backoff=False)
-            return False
-        return {b"true": True, b"none": None, b"false": False}[message.body]
-
-    errors = {b"raise": LookupError, b"neutral": RequeueWithoutBackoff}
-    bodies = [b"true", b"none", b"false", b"own", *errors]
     with Producer(nsqd.tcp_address, on_published=on_published) as producer:
-        for body in bodies:
-            producer.publish(TOPIC, body)
-    assert published == [(TOPIC, None)] * 6
-    consumer = consume(nsqd.tcp_address, default_requeue_delay_s=0.0, backoff_multiplier_s=0.01)
-    in_background(consumer.run, answer, workers=4, on_handled=on_handled)
-    wait_until(lambda: consumer.stats.finished == len(handled) == 6, what="six messages")
-    assert handled == dict.fromkeys(bodies) | errors
-    again = {body for body, count in attempts.items() if count > 1}
-    assert again == {b"false", b"raise", b"neutral", b"own"}
+        for _ in range(2):
+            producer.publish(TOPIC, b"x")
+    assert published == [(TOPIC, None)] * 2
 
 
 def test_is_starved_when_all_that_is_allowed_is_held(nsqd: GoNsqd, consume: Consume) -> None:

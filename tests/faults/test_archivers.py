@@ -52,6 +52,7 @@ from nsqtools.archive.slices import Settings
 from nsqtools.archive.storage_objects import PART_SIZE
 from nsqtools.archive.table import TablePlan
 from nsqtools.archive.upload import uploaded_of
+from nsqtools.client.connection import MIN_HANDSHAKE_S
 from nsqtools.protocol.frames import WireMessage
 
 FORMS = ["raw none", "raw gzip", "jsonl gzip", "raw zstd"]
@@ -129,7 +130,7 @@ def test_a_pause_of_the_archiver_while_it_connects_does_not_end_it(
     magic = "desired protocol magic"
     wait_until(lambda: magic in nsqd.log, what="the archiver", timeout_s=20)
     os.kill(archiver.pid, signal.SIGSTOP)
-    time.sleep(7)  # a handshake may take 5 s
+    time.sleep(MIN_HANDSHAKE_S + 2)  # until the time of the handshake has passed
     os.kill(archiver.pid, signal.SIGCONT)
     wait_until(lambda: archiver.poll() or nsqd.log.count(magic) > 1, what="a try", timeout_s=20)
     proxy.resume(TO_CLIENT)

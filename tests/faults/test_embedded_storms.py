@@ -76,18 +76,18 @@ def test_what_is_given_back_often_comes_through(nsqd: EmbeddedNsqdProcess, size:
 
 @sizes
 def test_many_that_time_out_together_come_again(nsqd: EmbeddedNsqdProcess, size: int) -> None:
-    count = 25_000 * size
+    count, msg_timeout_s = 25_000 * size, 3.0
     nsqd.create_channel("t", "ch")
     publish(nsqd, count)
     with ExitStack() as stack:
         for _ in range(count // 2500):
             sleeper = stack.enter_context(RawClient(nsqd.tcp_address))
-            sleeper.identify(msg_timeout=3000)
+            sleeper.identify(msg_timeout=round(msg_timeout_s * 1000))
             sleeper.subscribe("t", "ch", ready=2500)
             sleeper.read_messages(2500)
             sleeper.send(b"RDY 0\n")
         with paused(nsqd):
-            time.sleep(3.2)
+            time.sleep(msg_timeout_s + 0.2)
         wait_until(
             lambda: nsqd.channel_stats("t", "ch")["timeout_count"] >= count,
             what="all have timed out",
