@@ -33,7 +33,7 @@ def make_consumer(*servers: Nsqd, **options: Any) -> Consumer:
 
 
 @pytest.mark.parametrize(("count", "held_s"), [(2000, 0.0), (20, 0.03)])
-async def test_a_loop_that_never_waits_and_another_task_that_holds_the_event_loop_get_on(
+async def test_a_loop_that_never_waits_yields_to_others(
     nsqd: GoNsqd, count: int, held_s: float
 ) -> None:
     fill(nsqd, count, CHANNEL)
@@ -55,7 +55,7 @@ async def test_a_loop_that_never_waits_and_another_task_that_holds_the_event_loo
     assert unfinished(nsqd, TOPIC, CHANNEL) == 0
 
 
-async def test_waiting_for_a_message_can_time_out_and_go_on(nsqd: GoNsqd) -> None:
+async def test_waiting_for_a_message_can_time_out(nsqd: GoNsqd) -> None:
     nsqd.create_channel(TOPIC, CHANNEL)
     consumer = make_consumer(nsqd)
     with pytest.raises(TimeoutError):
@@ -70,7 +70,7 @@ async def test_waiting_for_a_message_can_time_out_and_go_on(nsqd: GoNsqd) -> Non
 # -- run and batches -------------------------------------------------------------------------------
 
 
-async def test_messages_are_handled_together_and_answered_by_the_outcome(any_nsqd: AnyNsqd) -> None:
+async def test_concurrent_handlers_answer_by_their_outcome(any_nsqd: AnyNsqd) -> None:
     nsqd = any_nsqd()
     fill(nsqd, 40, CHANNEL)
     seen: collections.Counter[int] = collections.Counter()
@@ -108,7 +108,7 @@ async def test_messages_are_handled_together_and_answered_by_the_outcome(any_nsq
     assert unfinished(nsqd, TOPIC, CHANNEL) == 0
 
 
-async def test_a_cancelled_run_requeues_what_its_handlers_have(nsqd: GoNsqd) -> None:
+async def test_a_cancelled_run_requeues_messages_of_handlers(nsqd: GoNsqd) -> None:
     fill(nsqd, 20, CHANNEL)
     reached = asyncio.Event()
 
@@ -176,7 +176,7 @@ def test_more_signals_end_a_program_whose_handlers_are_stuck(nsqd: GoNsqd, handl
     assert unfinished(nsqd, TOPIC, CHANNEL) == 100
 
 
-async def test_batches_come_by_size_and_by_time(go_nsqd: MakeNsqd) -> None:
+async def test_batches_end_by_size_or_time(go_nsqd: MakeNsqd) -> None:
     servers = [go_nsqd(), go_nsqd()]
     for nsqd in servers:
         fill(nsqd, 525, CHANNEL)
@@ -195,7 +195,7 @@ async def test_batches_come_by_size_and_by_time(go_nsqd: MakeNsqd) -> None:
     assert sum(unfinished(nsqd, TOPIC, CHANNEL) for nsqd in servers) == 0
 
 
-async def test_a_task_that_is_cancelled_gives_back_what_it_gathers(nsqd: GoNsqd) -> None:
+async def test_a_cancelled_task_requeues_its_batch(nsqd: GoNsqd) -> None:
     fill(nsqd, 5, CHANNEL)
     async with make_consumer(nsqd) as consumer:
         gathering = asyncio.ensure_future(anext(consumer.batches(within_s=3600)))
@@ -212,7 +212,7 @@ async def test_a_task_that_is_cancelled_gives_back_what_it_gathers(nsqd: GoNsqd)
             message.finish()
 
 
-async def test_a_batch_does_not_wait_longer_where_other_tasks_take_what_comes() -> None:
+async def test_a_batch_ends_in_time_while_other_tasks_take_messages() -> None:
     consumer = Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses=DEAD)
     consumer.backlog.serve(asyncio.get_running_loop())
     taking = asyncio.create_task(consumer._take_in(0.05, 10))
@@ -222,7 +222,7 @@ async def test_a_batch_does_not_wait_longer_where_other_tasks_take_what_comes() 
     assert await taking is None
 
 
-async def test_what_cannot_be_run_is_refused(nsqd: GoNsqd) -> None:
+async def test_invalid_handlers_are_refused(nsqd: GoNsqd) -> None:
     fill(nsqd, 3, CHANNEL)
 
     async def run(handler: Callable[[Message], Any], **how: Any) -> None:
@@ -334,7 +334,7 @@ async def test_a_window_full_of_bytes_does_not_hold_the_event_loop(
     await producer.stop(patience_s(5))
 
 
-async def test_one_that_is_refused_leaves_its_room_to_the_next(nsqd: GoNsqd) -> None:
+async def test_a_refused_publish_leaves_its_room_to_the_next(nsqd: GoNsqd) -> None:
     options = ClientOptions(max_outstanding=1, publish_timeout_s=600)
     async with Producer(nsqd.tcp_address, options) as producer:
         publishes = [producer.publish(topic, b"x") for topic in (TOPIC, "not a topic", TOPIC)]

@@ -92,7 +92,7 @@ def test_workers_share_a_burst_message_by_message(nsqd: GoNsqd) -> None:
     assert max(threads.values()) <= 50  # a read of one thread's is 96
 
 
-def test_a_delivery_that_came_again_in_the_same_read_is_dropped(dialog: Dialog) -> None:
+def test_a_delivery_repeated_in_the_same_read_is_dropped(dialog: Dialog) -> None:
     consumer, conn = dialog("RDY 1", max_in_flight=5)
     first = conn.new_id()
     frames = [message_frame(b"x", first, attempts=number, timestamp_ns=1) for number in range(1, 5)]
@@ -147,7 +147,9 @@ def test_a_message_that_only_waited_is_not_given_up(dialog: Dialog, handle: Hand
     assert (consumer.stats.given_up, consumer.stats.expired) == (0, 8)
 
 
-def test_what_no_loop_reached_is_no_try(dialog: Dialog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_that_no_loop_reached_has_no_attempt(
+    dialog: Dialog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
         consumer_module, "TARGET_HOLD_S", patience_s(5)
     )  # it takes several at a time
@@ -166,7 +168,7 @@ def test_what_no_loop_reached_is_no_try(dialog: Dialog, monkeypatch: pytest.Monk
     assert consumer.stats.given_up == 0
 
 
-def test_a_handler_that_fails_late_has_tried(
+def test_a_late_failure_is_an_attempt(
     scripted_nsqd: ScriptedNsqd, consume: Consume, handle: Handle
 ) -> None:
     """nsqd has delivered the message again when its handler fails; that is a try nonetheless."""
@@ -223,7 +225,7 @@ def test_a_pool_loses_nothing(quick_nsqd: EmbeddedServer, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("way", ["handlers", "batches"])
-def test_a_pool_gets_no_more_than_it_can_take(embedded_nsqd: AnyNsqd, way: str) -> None:
+def test_a_pool_gets_only_what_it_answers_in_time(embedded_nsqd: AnyNsqd, way: str) -> None:
     """All of max_in_flight in the queue of the pool would time out again and again."""
     nsqd = embedded_nsqd("--msg-timeout=2s")  # a busy machine may stand still for one
     fill(nsqd, 60)

@@ -35,7 +35,7 @@ from nsqtools.protocol.names import parse_address
 from nsqtools.testing import fake_message
 
 
-def test_silence_beyond_two_heartbeats_is_death_and_no_wall_clock_decides_it() -> None:
+def test_silence_beyond_two_heartbeats_closes_the_connection() -> None:
     limits_s = {(1, 60): 3, (10, 60): 21, (30, 60): 60, (30, 300): 61, (60, 60): 61, (1, 1): 2}
     for (interval_s, read_timeout_s), limit_s in {**limits_s, (-1, 60): None}.items():
         options = ClientOptions(heartbeat_interval_s=interval_s, read_timeout_s=read_timeout_s)
@@ -70,7 +70,7 @@ def test_a_failed_send_reports_the_reason_that_nsqd_gave(dialog: Dialog) -> None
 BEAT_S = min(2.0, max(1.0, patience_s(0.5)))
 
 
-def test_a_slow_handler_and_redeliveries_do_not_stop_heartbeats(
+def test_heartbeats_continue_during_a_slow_handler(
     quick_nsqd: EmbeddedServer, consume: Consume, handle: Handle
 ) -> None:
     nsqd = quick_nsqd
@@ -89,7 +89,7 @@ def test_a_slow_handler_and_redeliveries_do_not_stop_heartbeats(
     wait_until(lambda: not unfinished(nsqd, TOPIC, CHANNEL), what="an empty channel")
 
 
-def test_a_silent_peer_is_given_up(nsqd: GoNsqd, proxy_to: ProxyTo, consume: Consume) -> None:
+def test_a_silent_peer_is_disconnected(nsqd: GoNsqd, proxy_to: ProxyTo, consume: Consume) -> None:
     errors: list[NsqError] = []
     proxy = proxy_to(nsqd.tcp_address)
     more = {"on_error": errors.append}
@@ -139,7 +139,7 @@ def turns_a_second(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
     return ask
 
 
-def test_nothing_to_do_takes_no_cpu(
+def test_idle_clients_use_no_cpu(
     scripted_nsqd: ScriptedNsqd,
     nsqd: GoNsqd,
     consume: Consume,
@@ -163,7 +163,7 @@ def test_nothing_to_do_takes_no_cpu(
 
 
 @pytest.mark.parametrize("compression", ["snappy", "deflate"])
-def test_an_ended_compressed_stream_takes_no_cpu(
+def test_an_ended_compressed_stream_uses_no_cpu(
     nsqd: GoNsqd,
     proxy_to: ProxyTo,
     consume: Consume,
@@ -194,7 +194,7 @@ def batch_of(consumer: Consumer) -> Batch:
     return batch
 
 
-def test_an_answer_that_is_too_late_is_counted_and_harmless_and_heartbeats_pile_up_no_answers(
+def test_a_late_answer_is_counted(
     dialog: Dialog,
 ) -> None:
     consumer, conn = dialog("RDY 200")
@@ -245,7 +245,7 @@ def test_zero_is_a_delay_and_seconds_become_milliseconds(dialog: Dialog) -> None
         conn.skip_to(f"REQ {message_id} {delay_ms}")
 
 
-def test_of_two_answers_at_once_one_is_taken(in_background: InBackground) -> None:
+def test_only_one_of_two_simultaneous_answers_counts(in_background: InBackground) -> None:
     both = threading.Barrier(2)
 
     class SeenByBoth(dict[bytes, Message]):
@@ -312,7 +312,7 @@ ANSWERS = {  # to IDENTIFY, and the complaint
 }
 
 
-def test_any_answer_to_identify_is_taken_or_named(in_background: InBackground) -> None:
+def test_every_answer_to_identify_is_used_or_reported(in_background: InBackground) -> None:
     for reply, complaint in ANSWERS.items():
         with ScriptedNsqd() as peer:
             address = parse_address(peer.address)

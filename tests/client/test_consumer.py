@@ -41,14 +41,14 @@ from nsqtools.errors import ConfigurationError
     ],
     ids=str,
 )
-def test_what_cannot_work_is_refused_at_once(arguments: dict[str, Any]) -> None:
+def test_invalid_arguments_of_a_consumer(arguments: dict[str, Any]) -> None:
     usable = {"topic": TOPIC, "channel": CHANNEL, "nsqd_tcp_addresses": ["localhost"]}
     with pytest.raises(ConfigurationError):
         Consumer(**(usable | arguments))
     assert Consumer(**usable | {"topic": ["a", "b", "a"]}).topics == ["a", "b"]
 
 
-def test_what_cannot_be_asked_for_is_refused(consume: Consume, in_background: InBackground) -> None:
+def test_invalid_batches_and_handlers(consume: Consume, in_background: InBackground) -> None:
     consumer = consume("127.0.0.1:1", started=False, max_in_flight=1000)
     for size, within_s in ((0, 1.0), (-1, 1.0), (1001, 1.0), (5, 0.0), (5, float("nan"))):
         with pytest.raises(ConfigurationError):
@@ -127,7 +127,7 @@ def test_on_published_sees_publications_and_may_fail(nsqd: GoNsqd) -> None:
     assert published == [(TOPIC, None)] * 2
 
 
-def test_is_starved_when_all_that_is_allowed_is_held(nsqd: GoNsqd, consume: Consume) -> None:
+def test_is_starved_when_max_in_flight_is_unanswered(nsqd: GoNsqd, consume: Consume) -> None:
     nsqd.create_channel(TOPIC, CHANNEL)
     consumer = consume(nsqd.tcp_address, max_in_flight=4)
     assert not consumer.is_starved
@@ -141,7 +141,7 @@ def test_is_starved_when_all_that_is_allowed_is_held(nsqd: GoNsqd, consume: Cons
         consumer.set_max_in_flight(-1)
 
 
-def test_single_answers_at_max_in_flight_1_do_not_wait_to_be_gathered(
+def test_single_answers_do_not_wait_to_be_joined(
     nsqd: GoNsqd, consume: Consume, in_background: InBackground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a second for each these would take minutes."""
@@ -152,7 +152,7 @@ def test_single_answers_at_max_in_flight_1_do_not_wait_to_be_gathered(
     assert sum(gone.result(patience_s(10))) == 200
 
 
-def test_health_tells_connections_messages_and_backoff(nsqd: GoNsqd, consume: Consume) -> None:
+def test_consumer_health(nsqd: GoNsqd, consume: Consume) -> None:
     consumer = consume(nsqd.tcp_address, default_requeue_delay_s=3600, backoff_multiplier_s=3600)
     wait_until(lambda: consumer.connections, what="the connection")
     quiet = {"connections": [nsqd.tcp_address], "in_flight": 0, "backoff_level": 0, "idle_s": None}
@@ -240,7 +240,7 @@ def test_async_handlers_are_refused(consume: Consume, handler: Callable[[Message
 
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("work", [handle_async, generate, generate_async, lambda message: Future()])
-def test_what_is_not_done_when_the_handler_returns_finishes_nothing(
+def test_a_handler_that_returns_pending_work_finishes_nothing(
     nsqd: GoNsqd, consume: Consume, workers: int, work: Callable[[Message], object]
 ) -> None:
     fill(nsqd, 20)
@@ -282,7 +282,7 @@ def make_consumer(*servers: Nsqd) -> Consumer:
 
 
 @pytest.mark.parametrize("msg_timeout", ["60s", "4s"])
-def test_batches_have_the_size_that_was_asked_for(go_nsqd: MakeNsqd, msg_timeout: str) -> None:
+def test_batches_have_the_requested_size(go_nsqd: MakeNsqd, msg_timeout: str) -> None:
     """Also with an insert that takes longer than its message's share of msg_timeout."""
     nsqd = go_nsqd(f"--msg-timeout={msg_timeout}")
     fill(nsqd, 1500)
@@ -300,7 +300,7 @@ def test_batches_have_the_size_that_was_asked_for(go_nsqd: MakeNsqd, msg_timeout
 
 
 @pytest.mark.parametrize("late", ["set_batch_size", "_hand_over"])
-def test_a_late_batch_is_whole(nsqd: GoNsqd, monkeypatch: pytest.MonkeyPatch, late: str) -> None:
+def test_a_late_batch_is_complete(nsqd: GoNsqd, monkeypatch: pytest.MonkeyPatch, late: str) -> None:
     """With what it is told, and with handing over what it has counted."""
     usual = getattr(Delivery, late)
 
@@ -316,7 +316,9 @@ def test_a_late_batch_is_whole(nsqd: GoNsqd, monkeypatch: pytest.MonkeyPatch, la
         assert len(batch) == batch.finish() == 500
 
 
-def test_a_batch_waits_for_who_has_room(go_nsqd: MakeNsqd, in_background: InBackground) -> None:
+def test_a_batch_waits_for_connections_with_room(
+    go_nsqd: MakeNsqd, in_background: InBackground
+) -> None:
     full, late = go_nsqd(), go_nsqd()
     late.create_channel(TOPIC, CHANNEL)
     fill(full, 250)
@@ -329,7 +331,7 @@ def test_a_batch_waits_for_who_has_room(go_nsqd: MakeNsqd, in_background: InBack
         assert gathering.result(patience_s(10)).finish() == 500
 
 
-def test_a_batch_gathers_from_several_nsqd_and_answers_to_each(go_nsqd: MakeNsqd) -> None:
+def test_a_batch_has_messages_of_several_nsqd(go_nsqd: MakeNsqd) -> None:
     """Their shares are raised until they add up to its size: a third of 500 is 166."""
     servers = [go_nsqd(), go_nsqd(), go_nsqd()]
     for nsqd in servers:
@@ -344,7 +346,7 @@ def test_a_batch_gathers_from_several_nsqd_and_answers_to_each(go_nsqd: MakeNsqd
     assert sum(unfinished(nsqd, TOPIC, CHANNEL) for nsqd in servers) == 900 - 499
 
 
-def test_no_batch_waits_for_what_cannot_come(nsqd: GoNsqd, in_background: InBackground) -> None:
+def test_no_batch_waits_for_impossible_messages(nsqd: GoNsqd, in_background: InBackground) -> None:
     """Another batch is in the hands of another thread, and no more may be in flight."""
     fill(nsqd, 2000)
     options = ClientOptions(max_in_flight=500, output_buffer_timeout_s=0.025)
@@ -355,7 +357,7 @@ def test_no_batch_waits_for_what_cannot_come(nsqd: GoNsqd, in_background: InBack
         assert (second.finish(), first.finish()) == (100, 400)
 
 
-def test_a_drain_ends_with_the_rest(nsqd: GoNsqd) -> None:
+def test_a_drain_ends_with_a_partial_batch(nsqd: GoNsqd) -> None:
     fill(nsqd, 700)
     sizes = []
     with make_consumer(nsqd) as consumer:
@@ -368,7 +370,7 @@ def test_a_drain_ends_with_the_rest(nsqd: GoNsqd) -> None:
     assert unfinished(nsqd, TOPIC, CHANNEL) == 0
 
 
-def test_a_batch_is_of_one_topic(nsqd: GoNsqd) -> None:
+def test_a_batch_has_one_topic(nsqd: GoNsqd) -> None:
     topics = ["clicks", "orders"]
     for topic in topics:
         nsqd.create_channel(topic, CHANNEL)

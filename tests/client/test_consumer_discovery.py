@@ -29,7 +29,7 @@ from nsqtools.http.http_api import HTTPAccess, decode_lookup
 from nsqtools.protocol.names import Address, parse_address
 
 
-def test_a_topic_that_is_not_there_yet_is_not_an_error(
+def test_a_missing_topic_is_not_an_error(
     nsqlookupd: MakeLookupd, go_nsqd: MakeNsqd, consume: Consume, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -43,7 +43,7 @@ def test_a_topic_that_is_not_there_yet_is_not_an_error(
     assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
 
 
-def test_all_lookupd_are_asked_and_those_that_refuse_or_hang_delay_no_other(
+def test_nsqlookupd_that_refuse_or_hang_delay_no_other(
     deaf_address: str, scripted_lookupd: MakeScripted, go_nsqd: MakeNsqd, consume: Consume
 ) -> None:
     nsqds = [go_nsqd(), go_nsqd()]
@@ -120,7 +120,7 @@ NEXT_BEST = {"broadcast_address": "", "hostname": ""}
     ],
     ids=str,
 )
-def test_an_nsqd_is_where_it_says_or_hides_no_other(changes: dict[str, object], host: str) -> None:
+def test_an_invalid_producer_hides_no_other(changes: dict[str, object], host: str) -> None:
     producers = [PRODUCER | changes, GOOD, None, 1, "x", [], {}]
     found = decode_lookup({"channels": ["c"], "producers": producers}, "url", HTTPAccess()).nsqd
     assert set(found) == {Address(each, 4150) for each in ("good", host) if each}
@@ -146,7 +146,7 @@ def test_delays_are_drawn_and_early_rounds_are_spaced(monkeypatch: pytest.Monkey
     assert statistics.pstdev(delays) > 1
 
 
-def test_a_secret_goes_to_nsqlookupd_only_where_that_was_asked_for() -> None:
+def test_the_secret_goes_to_nsqlookupd_only_on_request() -> None:
     options = ClientOptions(auth_secret="s", auth_requires_tls=True)
     assert http_access(options, ["http://a:1"]).bearer == ""
     access = http_access(replace(options, lookupd_authorization=True), ["http://a:1"])
@@ -160,7 +160,7 @@ def test_a_secret_goes_to_nsqlookupd_only_where_that_was_asked_for() -> None:
 PATIENT = {"reconnect_base_s": 3600, "reconnect_max_s": 3600}
 
 
-def test_a_consumer_is_back_with_its_nsqd(nsqd: GoNsqd, consume: Consume, handle: Handle) -> None:
+def test_a_consumer_reconnects_to_its_nsqd(nsqd: GoNsqd, consume: Consume, handle: Handle) -> None:
     """It took eight seconds, the first delay between tries, which is an hour here."""
     nsqd.create_channel(TOPIC, CHANNEL)
     nsqd.publish(TOPIC, b"before")
@@ -203,7 +203,7 @@ def test_a_cut_connection_of_a_healthy_nsqd_costs_no_delay(
 
 
 @pytest.mark.parametrize("what", ["topic", "channel"])
-def test_what_is_deleted_is_waited_for(
+def test_a_deleted_topic_or_channel_is_waited_for(
     any_nsqd: AnyNsqd, consume: Consume, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     nsqd = any_nsqd()
@@ -226,7 +226,7 @@ def test_what_is_deleted_is_waited_for(
 
 
 @pytest.mark.parametrize("what", ["topic", "channel"])
-def test_what_is_deleted_is_not_brought_back_at_once(
+def test_a_deleted_topic_or_channel_is_not_recreated_immediately(
     nsqd: GoNsqd, consume: Consume, handle: Handle, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """nsqd closes the connection of who consumes it, and a SUB would create it again."""
@@ -304,7 +304,7 @@ def test_direct_addresses_wait_8_to_120_seconds_less_a_tenth_at_most(
     assert 7.9 < max(drawn) <= 8
 
 
-def test_delays_restart_for_the_proven_and_one_that_worked_is_looked_at_at_once() -> None:
+def test_a_proven_connection_resets_the_delays() -> None:
     known = known_nsqd(DIRECT)
     known.take_due(0)
     known.failed(DIRECT, 0)
@@ -329,7 +329,7 @@ def test_delays_restart_for_the_proven_and_one_that_worked_is_looked_at_at_once(
     assert delays == [0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32]
 
 
-def test_a_listed_nsqd_is_tried_at_1_2_4_seconds_and_one_that_is_gone_forgotten() -> None:
+def test_a_listed_nsqd_is_tried_after_1_2_4_seconds() -> None:
     known = known_nsqd()
     tries = []
     now = 0.0
@@ -356,7 +356,7 @@ def test_a_listed_nsqd_is_tried_at_1_2_4_seconds_and_one_that_is_gone_forgotten(
         assert max(known.failed(FOUND, 0) for _ in range(20)) == interval_s
 
 
-def test_of_too_many_listed_nsqd_some_are_drawn_and_connected_ones_stay() -> None:
+def test_of_too_many_listed_nsqd_some_are_drawn() -> None:
     known = KnownNsqd([DIRECT], 0.0, ClientOptions(max_discovered_nsqd=10))
     many = [Address(f"n{number:02}", 4150) for number in range(50)]
     assert known.listed(many[:5], 0) == 0

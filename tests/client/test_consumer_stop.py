@@ -24,7 +24,7 @@ def left(nsqd: GoNsqd) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("count", [250, 251])
-def test_no_finish_is_lost_by_the_close(nsqd: GoNsqd, consume: Consume, count: int) -> None:
+def test_closing_loses_no_finish(nsqd: GoNsqd, consume: Consume, count: int) -> None:
     fill(nsqd, 1000)
     consumer = consume(nsqd.tcp_address, max_in_flight=250)
     for message in itertools.islice(consumer, count):
@@ -43,7 +43,7 @@ def test_an_unanswered_message_is_waited_for_and_requeued(nsqd: GoNsqd, consume:
 
 
 @pytest.mark.parametrize("place", ["handler", "loop"])
-def test_a_stop_in_the_midst_returns_and_ends_it(
+def test_a_stop_inside_a_loop_ends_it(
     nsqd: GoNsqd, consume: Consume, in_background: InBackground, place: str
 ) -> None:
     fill(nsqd, 100)
@@ -82,7 +82,7 @@ def test_stops_before_the_start_and_connection(unreachable_address: str, consume
     assert list(consumer) == []
 
 
-def test_a_signal_that_stops_what_is_just_starting_stops_it(
+def test_a_signal_stops_a_starting_consumer(
     dead_address: str, consume: Consume, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consumer = consume(dead_address, started=False)
@@ -109,7 +109,7 @@ def test_stop_during_the_handshake_closes_it(scripted_nsqd: ScriptedNsqd, consum
     conn.expect_closed()
 
 
-def test_cls_goes_out_once_and_rdy_no_more(dialog: Dialog) -> None:
+def test_cls_is_sent_once(dialog: Dialog) -> None:
     consumer, conn = dialog("RDY 200")
     late = conn.message(b"x")
     [message] = consumer.next_batch(timeout_s=patience_s(5)) or []
@@ -140,7 +140,7 @@ def test_nothing_is_connected_after_a_stop(scripted_nsqd: ScriptedNsqd, consume:
 
 
 @pytest.mark.parametrize("is_started", [False, True])
-def test_a_start_that_fails_fast_says_why_and_needs_one_of_several_nsqd(
+def test_fail_fast_raises_the_first_error(
     dead_address: str,
     nsqd: GoNsqd,
     consume: Consume,
@@ -168,7 +168,7 @@ def test_several_start_at_once(unreachable_address: str, nsqd: GoNsqd, consume: 
     wait_until(lambda: second.connections == [nsqd.tcp_address], what="the other")
 
 
-def test_a_failure_while_several_start_is_said_once(
+def test_a_failure_of_several_consumers_is_logged_once(
     dead_address: str,
     scripted_nsqd: ScriptedNsqd,
     consume: Consume,
@@ -220,7 +220,7 @@ def steps(moments: dict[float, str]) -> list[str]:
     return said
 
 
-def test_the_socket_outlives_every_answer_and_time_changes_the_step_at_these_moments() -> None:
+def test_steps_of_a_stop() -> None:
     answered = {100: "", 101: "saw_close_wait", 102: "is_drained", 102.5: "", 103: ""}
     assert steps(answered) == ["wait", "wait", "shutdown", "wait", "close"]
     without_close_wait = {100.9: "is_drained", 101: ""}  # a second is enough

@@ -22,7 +22,7 @@ def giving_up(policy: Policy = "requeue", dead_letter: str = "", on: Any = None)
     return GivingUp(ClientOptions(max_attempts=5), on, policy, dead_letter)
 
 
-def test_there_is_a_limit_only_where_a_message_has_somewhere_to_go_and_one_place() -> None:
+def test_max_attempts_needs_a_destination() -> None:
     assert giving_up().max_attempts == 0
     assert giving_up("finish").max_attempts == 5
     assert giving_up(dead_letter="clicks.dead").max_attempts == 5
@@ -44,7 +44,9 @@ def test_there_is_a_limit_only_where_a_message_has_somewhere_to_go_and_one_place
         ("requeue", RuntimeError("a defect of the user's"), "requeue"),
     ],
 )
-def test_only_who_says_so_takes_a_message(policy: Policy, outcome: object, answer: str) -> None:
+def test_on_giving_up_takes_a_message_by_returning_true(
+    policy: Policy, outcome: object, answer: str
+) -> None:
     batch: Any = fake_batch([b"x", b"y"])
     on_giving_up = Mock(side_effect=[outcome] * 2)  # an exception is raised
     giving_up(policy, on=on_giving_up).give_up(batch)
@@ -63,7 +65,7 @@ def test_only_who_says_so_takes_a_message(policy: Policy, outcome: object, answe
         ("taken", "give_up"),  # by the callback, and published nowhere
     ],
 )
-def test_a_dead_letter_is_finished_when_it_has_arrived(fate: str, answer: str) -> None:
+def test_a_dead_letter_is_finished_when_confirmed(fate: str, answer: str) -> None:
     batch: Any = fake_batch([b"x", b"x"])
     on_giving_up = Mock(return_value=fate == "taken")
     producer, dead_letters = FakeProducer(), giving_up(dead_letter="clicks.dead", on=on_giving_up)
@@ -81,7 +83,7 @@ def test_a_dead_letter_is_finished_when_it_has_arrived(fate: str, answer: str) -
     stop.assert_called_once()
 
 
-def test_a_stop_waits_for_dead_letters_after_the_call_that_found_them() -> None:
+def test_a_stop_waits_for_dead_letters() -> None:
     consumer = Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses="127.0.0.1:1", dead_letter="dead")
     with patch.object(consumer._giving_up, "give_up"):  # they are under way
         consumer._io.delivery.give_up(fake_batch([b"x"]))
@@ -156,7 +158,7 @@ COUNT, WAYS = 40, ("pool", "asyncio", "batches")
         *(slow(how, [20]) for how in WAYS),
     ],
 )
-def test_the_poison_alone_reaches_the_dead_letters(
+def test_only_the_poison_reaches_the_dead_letters(
     how: str, poisoned: list[int], embedded_nsqd: AnyNsqd, tmp_path: Path
 ) -> None:
     """On the embedded nsqd, which looks for timeouts in a new channel at once."""
@@ -202,7 +204,7 @@ def test_a_dead_letter_may_be_large(go_nsqd: MakeNsqd, consume: Consume, handle:
     assert nsqd.depth("dead") == 1
 
 
-def test_a_handler_that_hangs_holds_up_what_is_to_be_alone_for_a_moment(go_nsqd: MakeNsqd) -> None:
+def test_a_hanging_handler_delays_suspects_briefly(go_nsqd: MakeNsqd) -> None:
     nsqd = go_nsqd("-msg-timeout=4s")
     nsqd.create_channel(TOPIC, CHANNEL)
     nsqd.publish(TOPIC, b"came too often")

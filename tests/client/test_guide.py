@@ -60,11 +60,11 @@ def running(program: str, directory: Path) -> Iterator[None]:
             assert process.wait(patience_s(20)) == 0, output.read_text()
 
 
-def test_no_other_program_of_the_guide_runs_until_a_signal() -> None:
+def test_all_services_of_the_guide_are_tested() -> None:
     assert [block.heading for block in BLOCKS if UNTIL_SIGNAL in block.text] == HEADINGS
 
 
-def test_the_worker_bills_orders_but_for_the_poison(nsqd: GoNsqd, tmp_path: Path) -> None:
+def test_the_worker_of_the_guide(nsqd: GoNsqd, tmp_path: Path) -> None:
     nsqd.create_channel("orders", "billing")
     nsqd.create_topic("orders.dead")
     nsqd.publish("orders", b"no JSON", *[b'{"id": %d}' % number for number in range(20)])
@@ -96,7 +96,7 @@ def test_the_worker_bills_orders_but_for_the_poison(nsqd: GoNsqd, tmp_path: Path
     assert (tmp_path / "output").read_text().count("billed") == 20
 
 
-def test_the_bulk_inserter_has_inserted_what_it_finished(nsqd: GoNsqd, tmp_path: Path) -> None:
+def test_the_bulk_inserter_of_the_guide(nsqd: GoNsqd, tmp_path: Path) -> None:
     nsqd.create_channel("rows", "database")
     rows = [b"row %d" % number for number in range(1200)]
     nsqd.publish("rows", *rows)
@@ -107,7 +107,7 @@ def test_the_bulk_inserter_has_inserted_what_it_finished(nsqd: GoNsqd, tmp_path:
     assert sorted(inserted) == sorted(rows)
 
 
-def test_the_asyncio_worker_finishes_orders_with_an_invoice(nsqd: GoNsqd, tmp_path: Path) -> None:
+def test_the_asyncio_worker_of_the_guide(nsqd: GoNsqd, tmp_path: Path) -> None:
     nsqd.create_channel("orders", "invoicing")
     nsqd.publish("orders", *[b"%d" % number for number in range(100)])
     with running(program_of("Write an asyncio worker", nsqd), tmp_path):
@@ -115,7 +115,7 @@ def test_the_asyncio_worker_finishes_orders_with_an_invoice(nsqd: GoNsqd, tmp_pa
     assert len(set(bodies_in(nsqd, "invoices", 100))) == 100
 
 
-def test_the_web_application_says_what_became_of_an_order(nsqd: GoNsqd) -> None:
+def test_the_web_application_of_the_guide(nsqd: GoNsqd) -> None:
     names: dict[str, Any] = {}
     heading = "Publish from a web request"
     unreachable = {"nsqd-2:4150": "127.0.0.1:1", "timeout_s=2": f"timeout_s={patience_s(2)}"}

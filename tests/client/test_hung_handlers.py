@@ -112,9 +112,7 @@ def redeliver(program: Program, conn: Connection, message_id: str, attempts: int
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_is_delivered_again_waits_for_the_handler_that_has_it(
-    scripted_nsqd: ScriptedNsqd, way: str
-) -> None:
+def test_a_redelivery_waits_for_the_running_handler(scripted_nsqd: ScriptedNsqd, way: str) -> None:
     """Its one answer is for the last delivery, beyond max_attempts too."""
     with running(way, scripted_nsqd.address) as program:
         conn = scripted_nsqd.subscribed("RDY 1")
@@ -134,7 +132,7 @@ def test_what_is_delivered_again_waits_for_the_handler_that_has_it(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_another_connection_delivers_again_waits_as_well(
+def test_a_redelivery_on_another_connection_waits_as_well(
     scripted_nsqd: ScriptedNsqd, way: str
 ) -> None:
     """With attempts of 1, too: an nsqd that was killed has forgotten them."""
@@ -172,7 +170,9 @@ def test_a_late_exception_requeues_the_last_delivery(scripted_nsqd: ScriptedNsqd
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_without_a_free_worker_nothing_is_taken(quick_nsqd: EmbeddedServer, way: str) -> None:
+def test_without_a_free_worker_no_message_is_requested(
+    quick_nsqd: EmbeddedServer, way: str
+) -> None:
     """Nor does what nsqd took back count as in flight. With a free one all goes on."""
     nsqd = quick_nsqd
     nsqd.create_channel(TOPIC, CHANNEL)
@@ -192,9 +192,7 @@ def test_without_a_free_worker_nothing_is_taken(quick_nsqd: EmbeddedServer, way:
 
 
 @pytest.mark.parametrize("way", ["run", "aio.run"])
-def test_what_waited_behind_a_handler_that_hung_is_not_handled(
-    quick_nsqd: EmbeddedServer, way: str
-) -> None:
+def test_messages_expire_behind_a_hanging_handler(quick_nsqd: EmbeddedServer, way: str) -> None:
     """Nothing came that could replace it, as no worker was free; another consumer may have it."""
     nsqd = quick_nsqd
     nsqd.create_channel(TOPIC, CHANNEL)
@@ -211,7 +209,7 @@ def test_what_waited_behind_a_handler_that_hung_is_not_handled(
         assert program.begun[b"behind"] <= 1
 
 
-def test_a_touch_that_nsqd_refuses_tells_that_it_took_the_message_back(
+def test_a_refused_touch_means_a_timeout(
     scripted_nsqd: ScriptedNsqd,
 ) -> None:
     with running("run", scripted_nsqd.address) as program:
@@ -222,7 +220,7 @@ def test_a_touch_that_nsqd_refuses_tells_that_it_took_the_message_back(
         wait_until(lambda: not program.consumer.health().in_flight, what="nothing in flight")
 
 
-def test_one_that_hangs_leaves_the_others_to_work_and_is_logged_once(
+def test_a_hanging_handler_is_logged_once(
     any_nsqd: AnyNsqd, caplog: pytest.LogCaptureFixture
 ) -> None:
     nsqd = any_nsqd("--msg-timeout=1s")

@@ -191,7 +191,7 @@ def test_the_limit_follows_the_speed_of_handlers() -> None:
             assert least <= simulated.limit.current <= most
 
 
-def test_the_first_is_alone_until_its_answer_and_what_is_answered_together_is_not() -> None:
+def test_the_first_message_is_alone_until_its_answer() -> None:
     limit = InFlightLimit(ClientOptions())
     limit.connections, limit.iterators, limit.is_busy = 30, 8, True
     assert (limit.current, START) == (1, 1)
@@ -202,7 +202,7 @@ def test_the_first_is_alone_until_its_answer_and_what_is_answered_together_is_no
     assert limit.current == 150
 
 
-def test_every_connection_may_have_a_message_in_flight_unless_handlers_are_too_busy() -> None:
+def test_each_connection_may_have_a_message_while_handlers_are_idle() -> None:
     limit = InFlightLimit(ClientOptions(max_in_flight=150))
     limit.connections, limit.iterators = 200, 1
     assert limit.current == 200 // 20  # RDY goes round in two seconds

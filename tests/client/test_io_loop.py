@@ -24,7 +24,9 @@ from nsqtools.transport.stream import Deadline, connect
 
 
 @pytest.mark.parametrize("place", ["call", "timer", "turn", "bytes", "flush"])
-def test_a_defect_ends_alone(nsqd: GoNsqd, consume: Consume, produce: Produce, place: str) -> None:
+def test_a_defect_ends_only_its_member(
+    nsqd: GoNsqd, consume: Consume, produce: Produce, place: str
+) -> None:
     producer = produce(nsqd.tcp_address)
     producer.publish(TOPIC, b"x")
     other = consume(nsqd.tcp_address, topic="other", fail_fast=True)
@@ -60,7 +62,7 @@ def test_a_defect_ends_alone(nsqd: GoNsqd, consume: Consume, produce: Produce, p
     assert message.body == b"z"
 
 
-def test_a_connection_that_cannot_be_watched_keeps_nobody_waiting(
+def test_a_failed_registration_releases_waiting_threads(
     nsqd: GoNsqd, produce: Produce, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LoopMember, "register", Mock(side_effect=OSError))
@@ -68,7 +70,7 @@ def test_a_connection_that_cannot_be_watched_keeps_nobody_waiting(
         produce(nsqd.tcp_address).publish(TOPIC, b"x", timeout_s=patience_s(5))
 
 
-def test_a_child_closes_its_copies_of_the_sockets_and_the_parent_goes_on(nsqd: GoNsqd) -> None:
+def test_a_forked_child_closes_its_copies_of_the_sockets(nsqd: GoNsqd) -> None:
     program = """
         import os, sys, warnings
         from nsqtools import ConfigurationError, Consumer, Producer
@@ -96,7 +98,9 @@ def test_a_child_closes_its_copies_of_the_sockets_and_the_parent_goes_on(nsqd: G
     assert run_program(program, nsqd.tcp_address) == ""
 
 
-def test_a_message_after_a_long_idle_time_comes_at_once(nsqd: GoNsqd, consume: Consume) -> None:
+def test_a_message_after_a_long_idle_time_arrives_immediately(
+    nsqd: GoNsqd, consume: Consume
+) -> None:
     """Nothing ticks for it then; what came after a long sleep must not look as old as the sleep."""
     consumer = consume(nsqd.tcp_address, fail_fast=True, msg_timeout_s=2)
     time.sleep(2.1)
@@ -111,7 +115,7 @@ def test_a_message_after_a_long_idle_time_comes_at_once(nsqd: GoNsqd, consume: C
 # -- the loop by itself ---------------------------------------------------------------------------
 
 
-def test_periodic_calls_of_members_share_their_moments() -> None:
+def test_periodic_calls_of_members_share_iterations() -> None:
     """A thousand of them must not wake the thread a thousand times a second."""
     made: list[float] = []
     members = [LoopMember("test", lambda: None, lambda: None) for _ in range(20)]
@@ -127,7 +131,7 @@ def test_periodic_calls_of_members_share_their_moments() -> None:
     assert all(next_multiple(at, interval_s) > at for at, interval_s in [(1e3, 0.1), (1000.8, 0.3)])
 
 
-def test_joins_and_ends_meet(in_background: InBackground) -> None:
+def test_members_join_while_others_end(in_background: InBackground) -> None:
     """A member that joins while the last one leaves gets a thread that serves it."""
 
     def come_and_go() -> None:
@@ -142,7 +146,7 @@ def test_joins_and_ends_meet(in_background: InBackground) -> None:
     wait_until(lambda: sum(t.name == "nsq-io" for t in running()) <= 1, what="threads end")
 
 
-def test_what_has_stopped_keeps_no_later_one_and_no_buffer(
+def test_a_stopped_member_keeps_no_later_member_alive(
     nsqd: GoNsqd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A producer for each request ends its I/O thread, and the next starts another."""
@@ -165,7 +169,7 @@ def test_what_has_stopped_keeps_no_later_one_and_no_buffer(
     assert not any([*(each.buffer for each in ended), message._source.connection._buffer])
 
 
-def test_the_thread_wakes_by_itself_where_a_signal_ended_who_woke_it(
+def test_the_thread_wakes_after_an_interrupted_wake_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("nsqtools.client.io_loop._shared", None)  # others may have set timers
@@ -185,7 +189,7 @@ def ignore(result: object) -> None:
 
 
 @pytest.mark.parametrize(("peers", "answered", "most"), [(3, False, 4), (20, None, 6)])
-def test_work_that_hangs_leaves_threads_to_peers_that_answer(
+def test_hanging_peers_leave_threads_to_responsive_ones(
     peers: int, answered: bool | None, most: int
 ) -> None:
     """It did not answer last time, or is new, as what nsqlookupd announces."""
@@ -214,7 +218,7 @@ def test_work_that_hangs_leaves_threads_to_peers_that_answer(
     wait_until(lambda: len(running) == peers * MAX_THREADS, what="all the others")
 
 
-def test_work_that_raises_costs_no_thread_and_idle_threads_end(
+def test_failed_work_costs_no_thread(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("nsqtools.client.connecting.IDLE_S", 0.05)
@@ -228,7 +232,7 @@ def test_work_that_raises_costs_no_thread_and_idle_threads_end(
     assert done.wait(patience_s(5))
 
 
-def test_without_threads_the_caller_learns_it(
+def test_without_threads_work_fails(
     scripted_nsqd: ScriptedNsqd, consume: Consume, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(thread: threading.Thread) -> None:

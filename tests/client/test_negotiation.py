@@ -99,7 +99,7 @@ def test_compressed_bytes_after_the_reply_are_not_lost(
 
 @pytest.mark.usefixtures("small_buffers")
 @pytest.mark.parametrize("mode", MODES, ids=str)
-def test_large_publishes_in_little_pieces(
+def test_large_publishes_in_small_pieces(
     tls_nsqd: GoNsqd,
     certificates: Certificates,
     produce: Produce,
@@ -156,7 +156,7 @@ def test_sockets_are_read_and_written_by_one_thread(
 # -- TLS that must not be -----------------------------------------------------------------------
 
 
-def test_a_missing_client_certificate_is_named_and_one_of_files_or_a_context_serves(
+def test_a_required_client_certificate(
     go_nsqd: MakeNsqd, certificates: Certificates, produce: Produce, consume: Consume
 ) -> None:
     required = ("-tls-client-auth-policy=require-verify", f"-tls-root-ca-file={certificates.ca}")
@@ -177,7 +177,7 @@ def test_a_missing_client_certificate_is_named_and_one_of_files_or_a_context_ser
 
 
 @pytest.mark.parametrize("wrong", ["host", "expired", "ca", "system"])
-def test_a_certificate_that_is_not_right_is_refused_and_named(
+def test_an_unverified_certificate_is_refused(
     go_nsqd: MakeNsqd, certificates: Certificates, wrong: str
 ) -> None:
     servers = {"host": certificates.wrong_host_server, "expired": certificates.expired_server}
@@ -191,7 +191,7 @@ def test_a_certificate_that_is_not_right_is_refused_and_named(
     open_to(nsqd.tcp_address, tls_v1=True, tls_insecure_skip_verify=True).close()
 
 
-def test_tls_that_is_not_offered_is_refused_and_the_secret_stays(
+def test_without_tls_the_secret_is_not_sent(
     scripted_nsqd: ScriptedNsqd, in_background: InBackground
 ) -> None:
     opening = in_background(open_to, scripted_nsqd.address, tls_v1=True, auth_secret="hush")
@@ -206,7 +206,7 @@ def test_tls_that_is_not_offered_is_refused_and_the_secret_stays(
 
 
 @pytest.mark.parametrize("glued", [OK_FRAME, b""], ids=["clear text", "an error"])
-def test_a_peer_that_does_no_tls_in_the_end_is_refused_and_named(
+def test_a_failed_handshake_is_a_tls_error(
     scripted_nsqd: ScriptedNsqd, in_background: InBackground, glued: bytes
 ) -> None:
     opening = in_background(open_to, scripted_nsqd.address, tls_v1=True)
@@ -217,7 +217,7 @@ def test_a_peer_that_does_no_tls_in_the_end_is_refused_and_named(
         opening.result(patience_s(5))
 
 
-def test_compression_not_offered_is_said_and_done_without_as_is_a_secret_not_asked_for(
+def test_features_that_nsqd_lacks_are_not_used(
     dialog: Dialog, caplog: pytest.LogCaptureFixture
 ) -> None:
     consumer, conn = dialog("RDY 1", snappy=True, auth_secret="hush")
@@ -244,7 +244,7 @@ def test_a_real_nsqd_with_auth(
     producer.publish(TOPIC, b"x")
 
 
-def test_auth_servers_may_hang_till_one_answers(
+def test_auth_servers_may_hang_until_one_answers(
     go_nsqd: MakeNsqd, auth_server: AuthServer, consume: Consume
 ) -> None:
     auth_server.allow("s3cret", after_s=MIN_HANDSHAKE_S + 1)
@@ -259,7 +259,7 @@ def test_auth_servers_may_hang_till_one_answers(
 WARNING = "the auth secret goes in plain text to"
 
 
-def test_an_announced_nsqd_gets_the_secret_in_plain_text_with_a_warning_and_one_given_without(
+def test_a_secret_in_plain_text_to_an_announced_nsqd_is_logged(
     scripted_lookupd: MakeScripted,
     scripted_nsqd: ScriptedNsqd,
     consume: Consume,
@@ -283,7 +283,7 @@ def test_an_announced_nsqd_gets_the_secret_in_plain_text_with_a_warning_and_one_
     ]
 
 
-def test_auth_requires_tls_keeps_secret_and_token_from_everybody_without_it(
+def test_auth_requires_tls_sends_no_secret_in_plain_text(
     scripted_nsqd: ScriptedNsqd, produce: Produce, in_background: InBackground
 ) -> None:
     producer = produce(scripted_nsqd.address, auth_secret="hush", auth_requires_tls=True)
@@ -317,7 +317,9 @@ def test_only_nsqd_at_allowed_addresses_are_connected_to(
     ]
 
 
-def test_only_what_is_pinned_is_accepted(tls_nsqd: GoNsqd, certificates: Certificates) -> None:
+def test_only_pinned_certificates_are_accepted(
+    tls_nsqd: GoNsqd, certificates: Certificates
+) -> None:
     address, trusted = tls_nsqd.tcp_address, {"tls_root_ca_file": str(certificates.ca)}
     der = ssl.PEM_cert_to_DER_cert(certificates.server.cert.read_text())
     pin, other = sha256(der).hexdigest(), "0" * 64
@@ -344,7 +346,7 @@ def own_context(certificates: Certificates) -> ssl.SSLContext:
     return context
 
 
-def test_a_context_means_tls_and_replaces_the_other_options(
+def test_an_ssl_context_replaces_the_tls_options(
     nsqd: GoNsqd, certificates: Certificates, produce: Produce
 ) -> None:
     context = own_context(certificates)
@@ -355,7 +357,7 @@ def test_a_context_means_tls_and_replaces_the_other_options(
 
 
 @pytest.mark.parametrize("is_set", [False, True])
-def test_a_buffer_time_that_nsqd_refuses_is_dropped_unless_the_user_set_it(
+def test_a_refused_default_output_buffer_timeout_is_dropped(
     any_nsqd: AnyNsqd, is_set: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "nsqtools")

@@ -25,7 +25,7 @@ lookupd_poll_timeout
 """
 
 
-def test_every_name_of_go_nsq_is_known() -> None:
+def test_every_option_of_go_nsq_exists() -> None:
     for name in GO_NSQ_NAMES.split():
         option: Any = read_option(name, "")[0] if name.startswith("skip") else OPTIONS[name].name
         assert hasattr(ClientOptions(), option)
@@ -61,7 +61,7 @@ def test_an_option_is_read_from_text() -> None:
         ("backoff_strategy", "linear"),
     ],
 )
-def test_an_unusable_value_is_refused_with_a_remedy(name: str, text: str) -> None:
+def test_an_invalid_value_is_refused_with_a_hint(name: str, text: str) -> None:
     with pytest.raises(ConfigurationError, match=name) as caught:
         ClientOptions().with_options({name: text})
     assert caught.value.hint
@@ -91,7 +91,7 @@ def test_an_unusable_value_is_refused_with_a_remedy(name: str, text: str) -> Non
         *((name, ("file.pem",), ("",)) for name in ("tls_cert", "tls_key")),  # without the other
     ],
 )
-def test_what_nsqd_would_refuse_fatally_is_refused_here(
+def test_values_that_nsqd_would_refuse_are_refused(
     name: str, refused: tuple[Any, ...], allowed: tuple[Any, ...]
 ) -> None:
     base = replace(ClientOptions(), heartbeat_interval_s=-1)
@@ -102,7 +102,7 @@ def test_what_nsqd_would_refuse_fatally_is_refused_here(
         replace(base, **{name: value})
 
 
-def test_options_that_contradict_each_other_are_refused_and_a_secret_is_not_shown() -> None:
+def test_contradicting_options_are_refused() -> None:
     wrong: list[dict[str, Any]] = [{"heartbeat_interval_s": 50, "read_timeout_s": 40}]
     for change in (*wrong, {"snappy": True, "deflate": True}):
         with pytest.raises(ConfigurationError):
@@ -111,7 +111,7 @@ def test_options_that_contradict_each_other_are_refused_and_a_secret_is_not_show
     assert "hush" not in repr(ClientOptions(auth_secret="hush"))
 
 
-def test_identify_asks_for_what_was_decided_and_leaves_the_rest_to_nsqd() -> None:
+def test_identify_leaves_defaults_to_nsqd() -> None:
     options = ClientOptions(client_id="me", hostname="me.example", heartbeat_interval_s=-1)
     asked = json.loads(identify_body(options))
     assert (asked["client_id"], asked["hostname"]) == ("me", "me.example")

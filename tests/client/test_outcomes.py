@@ -145,7 +145,7 @@ def assert_true(stored: set[bytes], body: bytes, error: PublishError | None) -> 
     linger_s=st.sampled_from([0.0, 0.01]),
     timeout_s=st.sampled_from([None, 0.1]),
 )
-def test_a_producer_tells_the_truth_of_every_message(
+def test_outcomes_of_a_producer_are_true(
     steps: list[Step], then_gone: bool, timeout_s: float | None, **policy: Any
 ) -> None:
     with fickle(steps, then_gone=then_gone) as (address, stored):
@@ -168,7 +168,7 @@ def test_a_producer_tells_the_truth_of_every_message(
 
 @settings(max_examples=examples(25))
 @given(steps=STEPS, then_gone=st.booleans(), retry_unknown=st.booleans())
-def test_jobs_tell_the_truth(steps: list[Step], then_gone: bool, retry_unknown: bool) -> None:
+def test_outcomes_of_jobs_are_true(steps: list[Step], then_gone: bool, retry_unknown: bool) -> None:
     ended: list[PublishBatch] = []
     with fickle(steps, then_gone=then_gone) as (address, stored):
         options = PublishOptions(retry_timeout_s=0.1, retry_unknown=retry_unknown)
@@ -196,7 +196,7 @@ def test_jobs_tell_the_truth(steps: list[Step], then_gone: bool, retry_unknown: 
     retry_unknown=st.booleans(),
     linger_s=st.sampled_from([0.0, 0.01]),
 )
-def test_it_is_the_truth_in_asyncio_too(steps: list[Step], then_gone: bool, **policy: Any) -> None:
+def test_outcomes_in_asyncio_are_true(steps: list[Step], then_gone: bool, **policy: Any) -> None:
     many = [b"many %d" % n for n in range(8)]
 
     async def publish(address: str) -> list[PublishError | BaseException | None]:
@@ -218,7 +218,7 @@ def test_it_is_the_truth_in_asyncio_too(steps: list[Step], then_gone: bool, **po
 
 @settings(max_examples=examples(15))
 @given(steps=STEPS, then_gone=st.booleans())
-def test_a_forwarder_finishes_only_what_is_there(steps: list[Step], then_gone: bool) -> None:
+def test_a_forwarder_finishes_only_stored_messages(steps: list[Step], then_gone: bool) -> None:
     with fickle(steps, then_gone=then_gone) as (address, stored):
         options = {"publish_timeout": "0.3s", "publish_max_body_size": "60"}
         sink = NsqSink(ConnectionSettings((address,), options=options))
@@ -243,7 +243,7 @@ def test_a_forwarder_finishes_only_what_is_there(steps: list[Step], then_gone: b
 
 
 @pytest.mark.parametrize("ends_by", ["retry_timeout_s", "timeout_s", "stop"])
-def test_what_an_earlier_attempt_may_have_stored_is_never_called_not_sent(
+def test_a_publish_that_may_be_stored_never_ends_as_not_sent(
     scripted_nsqd: ScriptedNsqd, produce: Produce, ends_by: str
 ) -> None:
     """The answer is lost, and then nothing listens: until the time is over, or a stop."""
@@ -276,7 +276,9 @@ def test_a_batch_that_nsqd_stored_in_part_is_unknown_and_not_split(
     assert nsqd.depth(TOPIC) == before
 
 
-def test_after_a_part_all_is_sent_one_by_one(scripted_nsqd: ScriptedNsqd, produce: Produce) -> None:
+def test_a_batch_stored_in_part_is_retried_one_by_one(
+    scripted_nsqd: ScriptedNsqd, produce: Produce
+) -> None:
     """Else each try stores the first of them again, while the disk has room for a few."""
     producer = produce(scripted_nsqd.address, more={"retry_timeout_s": 600, "retry_unknown": True})
     sent = producer.submit(TOPIC, [b"a", b"b", b"c"])
@@ -291,7 +293,7 @@ def test_after_a_part_all_is_sent_one_by_one(scripted_nsqd: ScriptedNsqd, produc
     assert producer.repeated == 3
 
 
-def test_the_answers_of_nsqd_and_what_they_mean_to_a_forwarder_too() -> None:
+def test_meaning_of_the_error_codes_of_nsqd() -> None:
     def error(code: str, count: int, text: str = "") -> PublishError:
         return outcomes.rejected(ServerError(code, text, fatal=True), count)
 
@@ -306,7 +308,7 @@ def test_the_answers_of_nsqd_and_what_they_mean_to_a_forwarder_too() -> None:
     assert (large.fate, large.may_split) == (Fate.REFUSED, True)
 
 
-def test_an_error_of_many_in_parts_says_what_became_of_each(
+def test_the_error_of_parts_has_the_outcome_of_each_message(
     scripted_nsqd: ScriptedNsqd, in_background: InBackground, produce: Produce
 ) -> None:
     producer = produce(scripted_nsqd.address, publish_max_body_size=60, max_outstanding=1)
@@ -342,7 +344,7 @@ def queue_of(*publications: PendingPublication, linger_s: float = LINGER_S) -> P
     return queue
 
 
-def test_only_what_may_be_joined_waits_as_the_first_says_and_so_many_at_most() -> None:
+def test_only_joinable_publications_linger() -> None:
     one, soon, deferred = publication(b"x"), publication(b"x"), publication(b"x", defer_s=0.0)
     several, alone = publication(b"x", b"y"), publication(b"x")
     alone.is_alone = True
@@ -363,7 +365,7 @@ def test_only_what_may_be_joined_waits_as_the_first_says_and_so_many_at_most() -
     assert list(map(len, queue.take_groups("clicks"))) == [MAX_JOINED, 1]
 
 
-def test_what_has_settled_goes_nowhere_and_what_may_be_stored_stays_so_in_both_halves() -> None:
+def test_settled_publications_leave_the_queue() -> None:
     gone = [publication(b"x"), publication(b"x", b"y")]
     for each in gone:
         each.settle(None)
@@ -400,7 +402,7 @@ def test_groups_are_as_large_as_a_body_allows(sizes: list[int], groups: list[int
     assert [each for group in taken for each in group] == publications
 
 
-def test_what_waits_for_futures_waits_for_publications(nsqd: GoNsqd, produce: Produce) -> None:
+def test_concurrent_futures_waits_for_publications(nsqd: GoNsqd, produce: Produce) -> None:
     producer = produce(nsqd.tcp_address)
     sent = [producer.submit(TOPIC, [b"%d" % n]) for n in range(200)]
     bad = producer.submit("bad", [b"x", b"y"])

@@ -40,7 +40,7 @@ def outcome(publication: Publication) -> str:
     return "published"
 
 
-def test_every_way_of_publishing_arrives_within_limits(go_nsqd: MakeNsqd, produce: Produce) -> None:
+def test_every_kind_of_publish_arrives(go_nsqd: MakeNsqd, produce: Produce) -> None:
     nsqd = go_nsqd("-max-body-size=1000", "-max-msg-size=500")
     nsqd.create_channel(TOPIC, CHANNEL)
     producer = produce(nsqd.tcp_address, publish_max_body_size=1000, publish_max_msg_size=500)
@@ -71,7 +71,7 @@ REFUSED: list[tuple[str, list[bytes], float | None]] = [
 ]
 
 
-def test_what_nsqd_would_refuse_never_reaches_it(nsqd: GoNsqd, produce: Produce) -> None:
+def test_invalid_publishes_are_not_sent(nsqd: GoNsqd, produce: Produce) -> None:
     producer = produce(nsqd.tcp_address)
     calls = [partial(producer.submit, to, bodies, defer_s=s) for to, bodies, s in REFUSED]
     calls += [partial(producer.publish_many, "t", [*[bytes(1 << 20)] * 5, b""])]  # the last part
@@ -98,7 +98,7 @@ def test_a_bad_body_fails_alone(go_nsqd: MakeNsqd, produce: Produce, linger_s: f
     assert nsqd.depth(TOPIC) == 58
 
 
-def test_what_no_byte_was_sent_of_is_not_unknown(
+def test_unsent_publishes_are_not_unknown(
     nsqd: GoNsqd, proxy_to: ProxyTo, produce: Produce, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More than the buffers on the way hold: what came after it was never offered."""
@@ -130,7 +130,7 @@ def test_an_nsqd_that_hangs_holds_no_more_than_two_windows(nsqd: GoNsqd, produce
     assert set(outcomes) <= {"PublishUnknown", "PublishNotSent"}
 
 
-def test_a_failure_that_was_seen_keeps_nothing(dead_address: str, produce: Produce) -> None:
+def test_a_failure_that_was_read_keeps_no_memory(dead_address: str, produce: Produce) -> None:
     """Its traceback refers to frames, and these to the bodies."""
     producer = produce(dead_address)
     kept: list[weakref.ref[array[int]]] = []
@@ -185,7 +185,9 @@ def test_a_flood_stays_in_its_window(nsqd: GoNsqd, produce: Produce) -> None:
     assert nsqd.log.count("TCP: new client") == 1
 
 
-def test_an_answer_to_nothing_is_the_end(scripted_nsqd: ScriptedNsqd, produce: Produce) -> None:
+def test_an_unexpected_answer_closes_the_connection(
+    scripted_nsqd: ScriptedNsqd, produce: Produce
+) -> None:
     producer = produce(scripted_nsqd.address)
     publication = producer.submit(TOPIC, [b"x"])
     conn = scripted_nsqd.identified(f"PUB {TOPIC}")
@@ -205,7 +207,7 @@ def test_a_stopped_producer_publishes_nothing(nsqd: GoNsqd, produce: Produce) ->
                 producer.publish(TOPIC, b"x")
 
 
-def test_a_defect_on_the_io_thread_leaves_nobody_waiting(
+def test_a_defect_on_the_io_thread_releases_waiting_threads(
     scripted_nsqd: ScriptedNsqd, produce: Produce
 ) -> None:
     producer = produce(scripted_nsqd.address)
@@ -216,7 +218,7 @@ def test_a_defect_on_the_io_thread_leaves_nobody_waiting(
     assert producer._io.loop.join(patience_s(5))
 
 
-def test_what_holds_bytes_is_published_whole_and_as_it_was(nsqd: GoNsqd, produce: Produce) -> None:
+def test_buffers_are_copied(nsqd: GoNsqd, produce: Produce) -> None:
     producer = produce(nsqd.tcp_address)
     changing = bytearray(b"before")
     bodies: list[Any] = [memoryview(array("i", [1, 2, 3])), memoryview(b"abcdef")[::2]]
@@ -230,7 +232,7 @@ def test_what_holds_bytes_is_published_whole_and_as_it_was(nsqd: GoNsqd, produce
     assert bodies_in(nsqd, TOPIC, 8) == expected
 
 
-def test_a_callback_can_submit_and_not_wait_for_its_thread(nsqd: GoNsqd, produce: Produce) -> None:
+def test_a_callback_may_submit_but_not_wait(nsqd: GoNsqd, produce: Produce) -> None:
     producer = produce(nsqd.tcp_address, max_outstanding=1)
     done = threading.Event()
 
@@ -281,7 +283,7 @@ def test_a_callback_can_begin_to_stop(scripted_nsqd: ScriptedNsqd, produce: Prod
     assert producer.stop(patience_s(5))
 
 
-def test_a_signal_handler_can_publish_flush_and_stop_whatever_line_it_has_interrupted(
+def test_a_signal_handler_may_publish_flush_and_stop(
     nsqd: GoNsqd,
 ) -> None:
     """Each line of the client that a thread runs to publish, to consume and to stop."""
@@ -314,7 +316,9 @@ def test_a_signal_handler_can_publish_flush_and_stop_whatever_line_it_has_interr
     assert {"_join", "wake", "_take", "join"} <= {name for name, _ in interrupted}
 
 
-def test_a_publish_ends_in_its_own_time(scripted_nsqd: ScriptedNsqd, produce: Produce) -> None:
+def test_a_publish_settles_within_its_timeout(
+    scripted_nsqd: ScriptedNsqd, produce: Produce
+) -> None:
     producer = produce(scripted_nsqd.address)
     waiting = producer.submit(TOPIC, [b"x"], timeout_s=0.2)
     with pytest.raises(errors.PublishNotSent, match=r"within 0\.2 s"):
@@ -343,7 +347,9 @@ def test_a_confirmed_publish_leaves_no_timer_behind(nsqd: GoNsqd, produce: Produ
     assert not producer._io._expires_at
 
 
-def test_a_full_window_costs_the_time_given(scripted_nsqd: ScriptedNsqd, produce: Produce) -> None:
+def test_a_full_window_blocks_for_the_timeout(
+    scripted_nsqd: ScriptedNsqd, produce: Produce
+) -> None:
     producer = produce(scripted_nsqd.address, max_outstanding=1, publish_timeout_s=patience_s(60))
     producer.submit(TOPIC, [b"x"])
     assert not producer.flush(0.1)
@@ -373,7 +379,7 @@ def unseen(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [line for line in caplog.messages if "was never read" in line]
 
 
-def test_unseen_failures_are_logged_once_at_the_end_or_while_the_producer_goes_on(
+def test_unread_failures_are_logged_once(
     caplog: pytest.LogCaptureFixture, produce: Produce, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Producer(DEAD) as producer:
@@ -398,7 +404,7 @@ def test_unseen_failures_are_logged_once_at_the_end_or_while_the_producer_goes_o
 
 
 @pytest.mark.parametrize("mode", ["failover", "round-robin"])
-def test_nsqd_that_refuse_or_swallow_packets_cost_no_message_and_seconds_at_most(
+def test_unreachable_nsqd_lose_no_message(
     nsqd: GoNsqd, unreachable_address: str, produce: Produce, mode: str
 ) -> None:
     addresses = [DEAD, unreachable_address, nsqd.tcp_address]
@@ -410,7 +416,7 @@ def test_nsqd_that_refuse_or_swallow_packets_cost_no_message_and_seconds_at_most
     assert nsqd.depth(TOPIC) == 50
 
 
-def test_round_robin_shares_what_is_joined(go_nsqd: MakeNsqd, produce: Produce) -> None:
+def test_round_robin_spreads_joined_messages(go_nsqd: MakeNsqd, produce: Produce) -> None:
     nsqds = [go_nsqd(), go_nsqd()]
     addresses = [nsqd.tcp_address for nsqd in nsqds]
     producer = produce(addresses, more={"mode": "round-robin", "linger_s": 0.01})
@@ -423,7 +429,7 @@ def test_round_robin_shares_what_is_joined(go_nsqd: MakeNsqd, produce: Produce) 
     assert min(depths) >= 10
 
 
-def test_what_cannot_work_or_is_not_bytes_is_refused(produce: Produce) -> None:
+def test_invalid_arguments_of_a_producer(produce: Produce) -> None:
     wrong: list[dict[str, Any]] = [{"mode": "all"}, {"retry_timeout_s": -1}]
     for more in ({"nsqd_tcp_addresses": []}, *wrong, {"linger_s": float("nan")}):
         with pytest.raises(errors.ConfigurationError):
@@ -439,7 +445,7 @@ def test_what_cannot_work_or_is_not_bytes_is_refused(produce: Produce) -> None:
         produce(DEAD).submit(TOPIC, [b"x"], timeout_s="2")  # type: ignore[arg-type]
 
 
-def test_a_refused_client_is_not_told_that_publishing_again_is_safe(
+def test_a_refused_client_gets_publish_refused(
     go_nsqd: MakeNsqd, auth_server: AuthServer, produce: Produce
 ) -> None:
     nsqd = go_nsqd(f"-auth-http-address={auth_server.address}")
@@ -496,7 +502,7 @@ def publish_until_connected(producer: Producer, addresses: list[str]) -> None:
     wait_until(publish, what="connections to these alone", timeout_s=20)
 
 
-def test_round_robin_spreads_over_all_and_takes_in_a_new_one(
+def test_round_robin_uses_new_nsqd(
     nsqlookupd: MakeLookupd, go_nsqd: MakeNsqd, produce: Produce
 ) -> None:
     lookupds = [nsqlookupd(), nsqlookupd()]
@@ -516,7 +522,7 @@ def test_round_robin_spreads_over_all_and_takes_in_a_new_one(
             nsqds[-1].create_topic(TOPIC)
 
 
-def test_a_connection_outlives_what_nsqlookupd_says(
+def test_a_connection_outlives_its_listing(
     scripted_lookupd: MakeScripted, go_nsqd: MakeNsqd, produce: Produce
 ) -> None:
     """One that was just started knows no nsqd yet; then it fails, and then it is gone."""
@@ -534,7 +540,7 @@ def test_a_connection_outlives_what_nsqlookupd_says(
     assert nsqd.depth(TOPIC) == 4
 
 
-def test_an_nsqd_that_is_being_emptied_gets_nothing(
+def test_a_drained_nsqd_gets_no_messages(
     nsqlookupd: MakeLookupd, go_nsqd: MakeNsqd, produce: Produce
 ) -> None:
     lookupd = nsqlookupd()
@@ -550,7 +556,7 @@ def test_an_nsqd_that_is_being_emptied_gets_nothing(
     assert (leaving.depth(TOPIC), staying.depth(TOPIC)) == (0, 10)
 
 
-def test_given_nsqd_come_before_those_that_are_found(
+def test_configured_nsqd_come_before_listed_ones(
     scripted_lookupd: MakeScripted, go_nsqd: MakeNsqd, produce: Produce
 ) -> None:
     lookupd, given, found = scripted_lookupd(), go_nsqd(), go_nsqd()
@@ -564,7 +570,7 @@ def test_given_nsqd_come_before_those_that_are_found(
 
 
 @patch.object(producer_io, "DELISTED_GRACE_S", 0.5)
-def test_any_number_of_nsqd_may_leave_the_list_at_once_and_is_forgotten_in_time(
+def test_delisted_nsqd_are_forgotten(
     scripted_lookupd: MakeScripted, go_nsqd: MakeNsqd, produce: Produce
 ) -> None:
     lookupd, nsqd = scripted_lookupd(), go_nsqd("-tcp-address=0.0.0.0:0")
@@ -577,7 +583,7 @@ def test_any_number_of_nsqd_may_leave_the_list_at_once_and_is_forgotten_in_time(
     wait_until(lambda: list(links(producer)) == addresses[:1], what="the others to be forgotten")
 
 
-def test_without_nsqd_the_error_says_so(scripted_lookupd: MakeScripted, produce: Produce) -> None:
+def test_the_error_without_nsqd(scripted_lookupd: MakeScripted, produce: Produce) -> None:
     empty = "lists no nsqd that messages can be published to"
     for lookupd, complaint in ((scripted_lookupd().address, empty), (DEAD, DEAD)):
         with pytest.raises(errors.PublishNotSent, match=complaint):
@@ -600,13 +606,13 @@ def test_a_password_of_nsqlookupd_is_shown_nowhere(
     assert "hush" not in f"{producer!r} {caught.value} {caplog.text}"
 
 
-def test_silent_nsqlookupd_hold_up_nobody(scripted_nsqd: ScriptedNsqd, produce: Produce) -> None:
+def test_silent_nsqlookupd_delay_no_publish(scripted_nsqd: ScriptedNsqd, produce: Produce) -> None:
     producer = produce(lookupd=scripted_nsqd.address, lookupd_poll_timeout_s=patience_s(20))
     with pytest.raises(errors.PublishNotSent, match=f"{scripted_nsqd.address}: no answer within"):
         producer.publish(TOPIC, b"x", timeout_s=0.5)
 
 
-def test_of_too_many_nsqd_some_are_used_and_a_stop_ends_the_polling(
+def test_max_discovered_nsqd_limits_a_producer(
     scripted_lookupd: MakeScripted, produce: Produce
 ) -> None:
     lookupds = [scripted_lookupd() for _ in range(3)]
@@ -625,7 +631,7 @@ def test_of_too_many_nsqd_some_are_used_and_a_stop_ends_the_polling(
 # -- publishes go on while one nsqd works ----------------------------------------------------------
 
 
-def test_threads_that_publish_in_turn_are_not_all_held_by_one_that_hangs(
+def test_an_nsqd_that_hangs_does_not_block_all_threads(
     go_nsqd: MakeNsqd, in_background: InBackground, produce: Produce
 ) -> None:
     nsqds = [go_nsqd() for _ in range(3)]
@@ -647,7 +653,7 @@ def test_threads_that_publish_in_turn_are_not_all_held_by_one_that_hangs(
     nsqds[0].resume()
 
 
-def test_failover_leaves_one_that_hangs_and_comes_back(go_nsqd: MakeNsqd, produce: Produce) -> None:
+def test_failover_leaves_an_nsqd_while_it_hangs(go_nsqd: MakeNsqd, produce: Produce) -> None:
     first, second = go_nsqd(), go_nsqd()
     options = {"publish_timeout_s": 600, "max_outstanding": 4}
     producer = produce([first.tcp_address, second.tcp_address], **options)
@@ -668,7 +674,7 @@ def test_failover_leaves_one_that_hangs_and_comes_back(go_nsqd: MakeNsqd, produc
     assert second.depth(TOPIC) == before
 
 
-def test_an_nsqd_that_was_listed_lately_is_the_last_resort(
+def test_a_delisted_nsqd_is_the_last_resort(
     scripted_lookupd: MakeScripted, go_nsqd: MakeNsqd, produce: Produce
 ) -> None:
     """All nsqlookupd have restarted and know none, and the nsqd in use stops."""
@@ -689,7 +695,9 @@ def test_an_nsqd_that_was_listed_lately_is_the_last_resort(
     publish_until_connected(producer, [used.tcp_address])  # what is listed goes first
 
 
-def test_retries_outlast_auth(go_nsqd: MakeNsqd, auth_server: AuthServer, produce: Produce) -> None:
+def test_retries_outlast_a_missing_auth_server(
+    go_nsqd: MakeNsqd, auth_server: AuthServer, produce: Produce
+) -> None:
     """nsqd asks again when an identity has expired, and refuses what it cannot ask about."""
     auth_server.allow("sesame", ttl_s=1)
     nsqd = go_nsqd(f"-auth-http-address={auth_server.address}")

@@ -142,7 +142,7 @@ def test_what_was_finished_is_finished_when_the_interpreter_ends(nsqd: GoNsqd, t
 
 
 @pytest.mark.parametrize(("workers", "number"), [(1, signal.SIGTERM), (2, signal.SIGINT)])
-def test_a_second_signal_ends_what_is_stuck(nsqd: GoNsqd, workers: int, number: int) -> None:
+def test_a_second_signal_ends_stuck_handlers(nsqd: GoNsqd, workers: int, number: int) -> None:
     with program(nsqd, NEVER_RETURNS + f"consumer.run(stuck, workers={workers})") as process:
         process.stdout.readline()
         process.send_signal(number)
@@ -156,7 +156,7 @@ def test_a_second_signal_ends_what_is_stuck(nsqd: GoNsqd, workers: int, number: 
     assert left(nsqd) == (COUNT, 0)
 
 
-def test_a_signal_that_is_sent_twice_at_once_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_sent_twice_at_once_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """As timeout(1) does it: to the process, and to its process group."""
     monkeypatch.setattr(handling, "SIGNAL_DEBOUNCE_S", 600.0)
     said: list[str] = []
@@ -193,7 +193,7 @@ def test_a_left_block_requeues(nsqd: GoNsqd, consume: Consume, in_background: In
     assert left(nsqd) == (10, 0)
 
 
-def test_a_stop_within_the_block_waits_for_answers_and_says_so(
+def test_a_stop_within_the_block_waits_for_answers(
     nsqd: GoNsqd, consume: Consume, in_background: InBackground, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill(nsqd, 1)
@@ -215,7 +215,7 @@ def test_a_stop_within_the_block_waits_for_answers_and_says_so(
 # -- what a fork and the end of the interpreter mean to a producer ---------------------------------
 
 
-def test_a_pool_that_forks_publishes_with_the_producer_of_its_parent(nsqd: GoNsqd) -> None:
+def test_forked_workers_publish_with_an_inherited_producer(nsqd: GoNsqd) -> None:
     program = """
         import multiprocessing, os, sys, warnings
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -241,7 +241,7 @@ def test_a_pool_that_forks_publishes_with_the_producer_of_its_parent(nsqd: GoNsq
     assert bodies_in(nsqd, "orders", len(expected)) == expected
 
 
-def test_what_the_parent_has_under_way_is_not_waited_for_in_the_child() -> None:
+def test_a_child_does_not_wait_for_publishes_of_its_parent() -> None:
     run_program(
         """
         import os, signal, sys, warnings
@@ -264,7 +264,7 @@ def test_what_the_parent_has_under_way_is_not_waited_for_in_the_child() -> None:
     )
 
 
-def test_the_interpreter_says_at_its_end_what_was_not_published() -> None:
+def test_unpublished_messages_are_logged_at_exit() -> None:
     said = run_program(
         """
         from nsqtools import ClientOptions, Producer
@@ -317,7 +317,7 @@ def test_a_child_publishes_what_it_submitted(nsqd: GoNsqd, tmp_path: Path, metho
     assert bodies_in(nsqd, "children", 40) == [b"%02d" % number for number in range(40)]
 
 
-def test_a_publish_that_atexit_calls_after_our_own_is_not_lost(nsqd: GoNsqd) -> None:
+def test_a_publish_in_a_later_atexit_function_is_not_lost(nsqd: GoNsqd) -> None:
     """As a log handler that publishes: logging registers its end when it is imported."""
     program = """
         import atexit, sys

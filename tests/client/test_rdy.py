@@ -30,7 +30,7 @@ def end_backoff(rdy: ReadyControl[Any], now: float) -> None:
     assert rdy.succeeded(now) == 0
 
 
-def test_a_connection_that_gave_its_rdy_back_does_not_take_it_again() -> None:
+def test_returned_rdy_is_not_taken_again() -> None:
     rdy = control(1, "a", "b")
     rdy.received("a", 1, 1.0)
     rdy.redistribute(40.0)
@@ -47,7 +47,7 @@ LASTS_S = 30
     ("connections", "allowed", "busy"),
     [(8, 2, 2), (8, 2, 5), (8, 1, 1), (40, 10, 12), (40, 10, 1), (5, 10, 1), (10, 10, 2)],
 )
-def test_no_quiet_nsqd_waits_long(connections: int, allowed: int, busy: int) -> None:
+def test_no_idle_nsqd_waits_long(connections: int, allowed: int, busy: int) -> None:
     """And the busy ones lose little. Handling takes 5 ms, the quiet ones get one in 7 s or so."""
     names = [f"n{i}" for i in range(connections)]
     rdy = control(allowed, *names)
@@ -84,7 +84,7 @@ def test_no_quiet_nsqd_waits_long(connections: int, allowed: int, busy: int) -> 
     assert min(handled[name] for name in names[:busy]) > 0
 
 
-def test_a_connection_starves_at_85_percent_and_all_are_full_but_the_long_idle() -> None:
+def test_is_starved_at_85_percent() -> None:
     """Of RDY 2 at both, where go-nsq rounds the threshold down; and where RDY was taken away."""
     states = control(1000, "a")
     state = states.states["a"]
@@ -107,7 +107,7 @@ def test_a_connection_starves_at_85_percent_and_all_are_full_but_the_long_idle()
     assert states.is_full(60.0, 2.0)
 
 
-def test_rdy_is_sent_again_when_a_quarter_is_left_but_not_where_it_rotates() -> None:
+def test_rdy_is_sent_again_when_a_quarter_is_left() -> None:
     rdy = control(8, "a")
     rdy.redistribute(5.0)
     rdy.take_changes()
@@ -128,7 +128,7 @@ def test_rdy_is_sent_again_when_a_quarter_is_left_but_not_where_it_rotates() -> 
     assert rdy.take_changes() == []
 
 
-def test_in_backoff_the_tested_connection_may_be_lost_and_max_in_flight_may_change() -> None:
+def test_the_tested_connection_may_be_lost() -> None:
     rdy = control(10, "a")
     rdy.failed(1.0)
     rdy.test(2.0)
@@ -149,7 +149,7 @@ def test_in_backoff_the_tested_connection_may_be_lost_and_max_in_flight_may_chan
     assert rdy.take_changes() == [("a", 0)]
 
 
-def test_an_idle_test_moves_round_all_connections() -> None:
+def test_an_idle_test_visits_all_connections() -> None:
     names = [f"n{number}" for number in range(25)]
     rdy = control(100, *names)
     rdy.failed(1.0)
@@ -165,7 +165,7 @@ def test_an_idle_test_moves_round_all_connections() -> None:
 
 
 @pytest.mark.parametrize("connections", [10, 500])
-def test_an_answer_costs_the_same_however_many_connections_want_rdy(connections: int) -> None:
+def test_the_cost_of_an_answer_does_not_depend_on_connections(connections: int) -> None:
     """Counted in lines of Python, which a busy machine does not change."""
     names = [f"n{number}" for number in range(connections)]
     rdy = control(connections // 2, *names)
@@ -205,7 +205,7 @@ def test_an_answer_costs_the_same_however_many_connections_want_rdy(connections:
         (1, 0, []),
     ],
 )
-def test_the_delay_doubles_up_to_the_cap_and_further_failures_do_not_lengthen_the_way_back(
+def test_backoff_doubles_up_to_its_maximum(
     multiplier_s: float, maximum_s: float, delays: list[float]
 ) -> None:
     options = ClientOptions(backoff_multiplier_s=multiplier_s, max_backoff_duration_s=maximum_s)
@@ -422,7 +422,7 @@ def as_the_body_says(message: Message) -> bool:
     return message.body == b"good"
 
 
-def test_the_order_of_go_nsqs_own_scenario(dialog: Dialog, handle: Handle) -> None:
+def test_the_backoff_scenario_of_go_nsq(dialog: Dialog, handle: Handle) -> None:
     """Fail, fail, good, good: RDY 0 before each answer, RDY 1 after each wait, all at the end.
 
     A requeue without backoff is tested again.
@@ -475,7 +475,7 @@ def test_giving_up_is_neither_success_nor_failure(
     conn.expect(f"FIN {hopeless}")
 
 
-def test_an_nsqd_without_messages_holds_up_no_test(
+def test_an_nsqd_without_messages_does_not_delay_backoff(
     scripted_nsqd: ScriptedNsqd, consume: Consume, handle: Handle
 ) -> None:
     with ScriptedNsqd() as second:

@@ -53,7 +53,7 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-def test_clients_connect_again_with_the_certificates_and_the_secret_of_now(
+def test_clients_reconnect_with_renewed_certificates_and_secret(
     place: Place,
     go_nsqd: MakeNsqd,
     auth_server: AuthServer,
@@ -92,7 +92,7 @@ def test_clients_connect_again_with_the_certificates_and_the_secret_of_now(
             nsqd.start()
 
 
-def test_the_secret_from_before_is_used_while_its_file_is_missing(
+def test_the_earlier_secret_is_used_while_its_file_is_missing(
     go_nsqd: MakeNsqd,
     auth_server: AuthServer,
     produce: Produce,
@@ -121,7 +121,7 @@ def test_a_certificate_waits_for_its_key(place: Place, caplog: pytest.LogCapture
     assert renewed.get() is not before
 
 
-def test_https_nsqlookupd_are_asked_with_the_certificates_of_now(
+def test_lookups_use_renewed_certificates(
     place: Place, http_server: MakeServer, consume: Consume, tmp_path: Path
 ) -> None:
     folders = [tmp_path / str(number) for number in range(2)]
@@ -135,7 +135,7 @@ def test_https_nsqlookupd_are_asked_with_the_certificates_of_now(
     wait_until(lambda: bool(servers[1].requests), what="a lookup with the new authority")
 
 
-def test_https_nsqd_of_a_cluster_are_sampled_with_the_certificates_of_now(
+def test_sampling_uses_renewed_certificates(
     place: Place,
     http_server: MakeServer,
     tmp_path: Path,
@@ -167,7 +167,7 @@ def test_https_nsqd_of_a_cluster_are_sampled_with_the_certificates_of_now(
         assert caplog.text.count("cannot read the auth secret") == 1
 
 
-def test_to_http_sends_with_the_certificates_and_the_token_of_now(
+def test_to_http_uses_renewed_certificates_and_token(
     place: Place, go_nsqd: MakeNsqd, http_server: MakeServer, spawn_nsq: SpawnNsq, tmp_path: Path
 ) -> None:
     issued = tmp_path / "1"

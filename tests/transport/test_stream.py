@@ -52,7 +52,9 @@ def test_a_blocking_stream_sends_and_receives_in_time(pair: tuple[Stream, socket
         stream.send_all(bytes(1 << 25), Deadline(0.05))
 
 
-def test_bytes_nothing_and_the_end_are_three_things(pair: tuple[Stream, socket.socket]) -> None:
+def test_receive_ready_distinguishes_bytes_nothing_and_the_end(
+    pair: tuple[Stream, socket.socket],
+) -> None:
     stream, peer = pair
     stream.set_nonblocking()
     assert stream.receive_ready(memoryview(bytearray(100))) is None
