@@ -158,19 +158,14 @@ class KnownNsqd:
 
     def take_due(self, now: float) -> list[Address]:
         """Return the addresses to connect to now, and mark them as busy."""
-        due = [
-            address
-            for address, nsqd in self._nsqds.items()
-            if self._is_waiting(nsqd) and nsqd.not_before <= now
-        ]
-        for address in due:
-            self._nsqds[address].is_busy = True
-        return due
+        due = {address: nsqd for address, nsqd in self._waiting() if nsqd.not_before <= now}
+        for nsqd in due.values():
+            nsqd.is_busy = True
+        return list(due)
 
     def next_due(self) -> float | None:
         """Return the time at which an address is due, or None if no address waits."""
-        times = [nsqd.not_before for nsqd in self._nsqds.values() if self._is_waiting(nsqd)]
-        return min(times, default=None)
+        return min((nsqd.not_before for _, nsqd in self._waiting()), default=None)
 
     def failed(
         self,
@@ -200,9 +195,8 @@ class KnownNsqd:
     def __getitem__(self, address: Address) -> _Nsqd:
         return self._nsqds[address]
 
-    @staticmethod
-    def _is_waiting(nsqd: _Nsqd) -> bool:
-        return nsqd.is_listed and not nsqd.is_busy
+    def _waiting(self) -> list[tuple[Address, _Nsqd]]:
+        return [(a, nsqd) for a, nsqd in self._nsqds.items() if nsqd.is_listed and not nsqd.is_busy]
 
 
 def warn_about_unused(count: int, options: ClientOptions) -> None:

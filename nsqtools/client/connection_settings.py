@@ -101,23 +101,20 @@ def resolve_options(given: Iterable[GivenOption]) -> dict[str, GivenOption]:
     from nsqtools.client.options import read_option
 
     resolved: dict[str, GivenOption] = {}
-    for option in given:
-        earlier = resolved.get(option.option)
+    for item in given:
+        earlier = resolved.get(item.option)
         try:
-            _, value = read_option(option.option, option.text)
+            _, value = read_option(item.option, item.text)
         except ConfigurationError as exc:
-            if not option.place:
+            if not item.place:
                 raise
-            raise ConfigurationError(f"{option.place}: {exc}", hint=exc.hint) from None
-        if earlier is None or option.origin > earlier.origin:
-            resolved[option.option] = option
-        elif (
-            option.origin == earlier.origin
-            and value != read_option(earlier.option, earlier.text)[1]
-        ):
+            raise ConfigurationError(f"{item.place}: {exc}", hint=exc.hint) from None
+        if earlier is None or item.origin > earlier.origin:
+            resolved[item.option] = item
+        elif item.origin == earlier.origin and value != read_option(item.option, earlier.text)[1]:
             raise ConfigurationError(
-                f"{earlier.given_as} and {option.given_as} contradict each other",
-                hint=f"Keep one of them: both set the client option {option.option}.",
+                f"{earlier.given_as} and {item.given_as} contradict each other",
+                hint=f"Keep one of them: both set the client option {item.option}.",
             )
     return resolved
 

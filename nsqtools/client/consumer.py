@@ -160,7 +160,7 @@ class ConsumerCore:
             backlog=self.backlog,
             attempts=Attempts(self._giving_up.max_attempts, keeps=self._giving_up.keeps),
             give_up=self._give_up,
-            check_subscribe=self._check_subscribe,
+            check_subscribe=lambda topic, nsqd: self._subscribe_check(topic, nsqd),
             on_tick=self._touch_when_due,
             on_stopped=self._end_deliveries,
             on_error=on_error or (lambda error: None),
@@ -261,20 +261,19 @@ class ConsumerCore:
     # -- messages -------------------------------------------------------------------------------
 
     def _take(
-        self,
-        timeout_s: float | None = None,
-        max_messages: int = sys.maxsize,
-        *,
-        several: bool = False,
+        self, timeout_s: float | None = None, limit: int = sys.maxsize, *, several: bool = False
     ) -> list[Batch] | None:
-        """Take one batch, or ``several`` small ones; None at the end or after ``timeout_s``."""
+        """Take one batch, or ``several``, of at most ``limit`` messages together.
+
+        Return None at the end and after ``timeout_s``.
+        """
         self._check_process()
         # A thread that asks for messages has answered its last ones: send those answers now.
         if not self._io.waiting:
             self._io.loop.wake()
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            entry = self.backlog.get_batches(until, max_messages, several=several)
+            entry = self.backlog.get_batches(until, limit, several=several)
             if entry is None:
                 return None
             if isinstance(entry, Stopped):
@@ -376,9 +375,6 @@ class ConsumerCore:
         accepted the connection, before SUB. An `NsqError` raised by it postpones the attempt.
         """
         self._subscribe_check = look
-
-    def _check_subscribe(self, topic: str, nsqd: Address) -> Callable[[], None] | None:
-        return self._subscribe_check(topic, nsqd)
 
     @property
     def is_starved(self) -> bool:
@@ -647,7 +643,7 @@ class Consumer(ConsumerCore):
         share = 1
         worker = self._begin_work(Worker())
         try:
-            while (batches := self._take(max_messages=share, several=True)) is not None:
+            while (batches := self._take(limit=share, several=True)) is not None:
                 messages = batches[0] if len(batches) == 1 else list(chain(*batches))
                 worker.taken = messages
                 reached = 0

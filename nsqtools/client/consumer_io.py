@@ -683,14 +683,9 @@ class ConsumerIO:
     def _log_drain_wait(self) -> None:
         count = self.rdy.in_flight
         if self._stopping and count and (left_s := self._stopping.drained_by - self.now()) > 0:
-            messages = counted(count, "message")
-            verb = "is" if count == 1 else "are"
+            messages = counted(count, "unanswered message")
             log.warning(
-                "%s: stops when %s in flight %s answered, in %.0f s at the latest",
-                self.loop.name,
-                messages,
-                verb,
-                left_s,
+                "%s: stopping waits %.0f s at most for %s", self.loop.name, left_s, messages
             )
 
     def look_up_soon(self) -> None:

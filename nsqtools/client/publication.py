@@ -380,17 +380,14 @@ class PublishQueue:
 
 
 def in_groups(
-    items: Iterable[T],
-    size_of: Callable[[T], int],
-    max_body_size: int,
-    max_items: int = sys.maxsize,
+    items: Iterable[T], size_of: Callable[[T], int], max_body_size: int, limit: int = sys.maxsize
 ) -> Iterator[list[T]]:
-    """Group messages into MPUBs of at most ``max_body_size`` bytes and ``max_items`` messages."""
+    """Group messages into MPUBs of at most ``max_body_size`` bytes and ``limit`` messages."""
     group: list[T] = []
     empty_size = size = commands.mpub_size(())
     for item in items:
         item_size = commands.SIZE_BYTES + size_of(item)
-        if group and (size + item_size > max_body_size or len(group) == max_items):
+        if group and (size + item_size > max_body_size or len(group) == limit):
             yield group
             group, size = [], empty_size
         group.append(item)

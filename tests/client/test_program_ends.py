@@ -205,7 +205,7 @@ def test_a_stop_within_the_block_waits_for_answers(
 
     [message] = consumer.next_batch(patience_s(5)) or []
     leaving = in_background(leave)
-    wait_until(lambda: "1 message in flight is answered" in caplog.text, what="the reason to wait")
+    wait_until(lambda: "at most for 1 unanswered message" in caplog.text, what="the reason to wait")
     assert not leaving.done()
     assert message.finish()
     leaving.result(patience_s(10))
