@@ -7,6 +7,7 @@ long a daemon takes. The threads are daemons: quitting does not wait for an nsqd
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -90,21 +91,44 @@ The last columns are left out and named where they do not fit; what is cut ends 
 
 
 class Terminal(LinuxDriver):
-    """textual's own, but on stdout: textual takes stderr, which may be a file for the log."""
+    """Textual's driver on stdout; textual's own writes to stderr, which may be a log file.
+
+    Textual suspends and resumes inside its signal handlers. A handler interrupts the main thread
+    anywhere, also where it holds the lock of the output queue, and would wait for that lock
+    forever. So the event loop does their work here.
+    """
 
     def __init__(self, app: Top, **options: Any) -> None:
+        self._loop = asyncio.get_running_loop()
         super().__init__(app, **options)
         self._file = open(  # noqa: SIM115 - until the process ends
             1, "w", encoding=app.encoding, errors="replace", closefd=False
         )
         app.write = self.write
 
+    def _sigtstp_application(self, *_: object) -> None:
+        self._call_on_loop(super()._sigtstp_application)
+
+    def _sigcont_application(self, *_: object) -> None:
+        # Before the first start there is nothing to resume.
+        if self._writer_thread is not None:
+            self._call_on_loop(super()._sigcont_application)
+
+    def _call_on_loop(self, handle: Callable[[], None]) -> None:
+        if self._auto_restart:
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(handle)
+        else:
+            # While `nsq tail` has the screen, the loop waits for it.
+            handle()
+
     def suspend_application_mode(self) -> None:
         super().suspend_application_mode()
-        self.attrs_before = None  # until it begins again
+        # None tells `resume_application_mode` that the terminal has its modes back.
+        self.attrs_before = None
 
     def resume_application_mode(self) -> None:
-        """Begin again. With SIGSTOP it stops without being suspended."""
+        """Start again. After SIGSTOP the application was stopped without being suspended."""
         if self.attrs_before is not None:
             self.suspend_application_mode()
         super().resume_application_mode()

@@ -1,9 +1,12 @@
 """``nsq top`` on a terminal: what its screens show of an nsqd, what keys do, and how it ends."""
 
+import asyncio
 import signal
 import termios
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pexpect
 import pytest
@@ -11,6 +14,7 @@ from plugins.cli import NSQ, NsqOnAScreen, RunNsq, TerminalScreen, end_terminal
 from plugins.servers import AnyNsqd, MakeNsqd, Nsqd
 from plugins.waiting import patience_s, wait_until
 
+from nsqtools.cli.top.app import Terminal, Top
 from nsqtools.client.consumer import Consumer
 
 OpenTop = Callable[..., TerminalScreen]
@@ -270,6 +274,27 @@ def test_the_terminal_is_left_as_it_was(
     top.wait_until(lambda _: termios.tcgetattr(top.child.child_fd) == before, what="its modes")
     assert top.wait_for_end() == status
     assert all(each in top.raw for each in (LEAVES_MOUSE, SHOWS_CURSOR, LEAVES_SCREEN))
+
+
+def test_it_resumes_on_the_event_loop_and_not_inside_the_signal_handler() -> None:
+    """A handler may have interrupted a write, whose lock it would wait for."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGCONT, signal.SIGTSTP)}
+    resumed: list[str] = []
+
+    async def receive_signal() -> None:
+        driver = Terminal(cast(Top, SimpleNamespace(encoding="utf-8")))
+        driver._writer_thread = cast(Any, object())
+        driver.resume_application_mode = lambda: resumed.append("resumed")  # type: ignore[method-assign]
+        signal.raise_signal(signal.SIGCONT)
+        assert not resumed
+        await asyncio.sleep(0)
+
+    try:
+        asyncio.run(receive_signal())
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert resumed == ["resumed"]
 
 
 def test_it_ends_with_its_terminal(top: TerminalScreen) -> None:
