@@ -370,7 +370,7 @@ class Archiver:
     def _follow(self, now: float) -> None:
         """Begin and end topics as the daemons have answered."""
         before, self._nsqd = self._nsqd, self._topics.nsqd
-        wanted = self._topics.wanted()
+        wanted = self._topics.current()
         for topic in self._archivers.keys() - wanted:
             self._archivers[topic].stop()
         for topic in self._nsqd.keys() & self._archivers.keys():

@@ -1,32 +1,28 @@
-"""Topics by name: list them, select by pattern, and look one up before subscribing to it.
+"""Topics by name: list them, select them by pattern, and check one before subscribing to it.
 
 A pattern is a glob as in a shell (``clicks``, ``web*``), or a regular expression between slashes
-that is searched for (``/^(web|app)_/``). It is one language in every command. No name of NSQ has
-``*``, ``?``, ``[`` or ``/``, so a text with one of them is always a pattern. Names are asked for as
-cheaply as possible: nsqlookupd keeps them ready; an nsqd is asked only where it was given.
+that is searched for (``/^(web|app)_/``), in every command. No name of NSQ contains ``*``, ``?``,
+``[`` or ``/``, so a text with one of them is always a pattern. Names come from nsqlookupd, which
+has them ready; an nsqd is asked only if its address was given.
 
-A SUB creates topic and channel, so a misspelt topic would leave debris on nsqd and wait for ever.
-And nsqd hands the backlog of a topic without channels to its first channel: if that is an ephemeral
-one, what it does not consume is destroyed with it when its client leaves.
+A SUB creates topic and channel. A misspelled topic would leave debris on nsqd and wait forever, and
+nsqd hands the backlog of a topic without channels to its first channel: if that one is ephemeral,
+every message that it does not consume is destroyed when its client leaves.
 
-A command that consumes until a channel is empty waits while a topic has no connection: it may still
-be made, or nsqd is being restarted. nsqlookupd keeps the name of a topic when the last nsqd that
-had it is gone, and then the wait would be for ever and without a word. So nsqlookupd decides, and
-only when it has named no nsqd for `UNLISTED_S` on end: an nsqd that was restarted, or whose
-nsqlookupd was, is registered again before that. An nsqd that is given by address is tried for ever,
-which the client reports; then nothing here is decided.
+A command that consumes until a channel is empty waits while a topic has no connection, because nsqd
+may be restarting. But nsqlookupd keeps the name of a topic after its last nsqd has left, and the
+wait would never end. So the command ends when nsqlookupd has named no nsqd for `UNLISTED_S`, within
+which a restarted nsqd, or the nsqd of a restarted nsqlookupd, registers again. An nsqd given by
+address is tried without a limit, and the client reports that.
 
-`ConsumedTopics` decides for the commands that archive and forward which topics to consume: those
-given, and those whose names match a pattern, now and later. Every nsqlookupd and nsqd is asked, at
-once and again and again, and the answers are united: one that is down hides nothing that another
-knows.
+`ConsumedTopics` decides which topics the archiver and the forwarders consume: the given ones, and
+those whose names match a pattern, now or later. The answers of all nsqlookupd and nsqd are united,
+so a daemon that is down hides no topic that another one has. The same answers show which nsqd has a
+topic, so a new consumer starts with these addresses and needs few lookups of its own.
 
-The lists of nsqd show which have a topic, too. Its consumer can begin with those, ask seldom
-itself, and soon when a list shows that a further one has the topic.
-
-Trap: a topic that is taken for deleted and is not would be consumed no more. And the consumer of a
-deleted topic would create it again when it reconnects. So only nsqd decides, all of them, and only
-after the topic has lost its connections; an nsqlookupd that was restarted has nothing to say.
+Trap: a topic that is wrongly taken for deleted is no longer consumed, and the consumer of a deleted
+topic creates it again when it reconnects. So only nsqd decides that, all of them, and only after
+the topic has lost its connections. A restarted nsqlookupd has no say.
 """
 
 from __future__ import annotations
@@ -54,12 +50,12 @@ from nsqtools.protocol.text import counted
 
 @dataclass(slots=True)
 class TopicReport:
-    """What was found out about a topic.
+    """The answers of all daemons about a topic.
 
-    ``stats`` are those of each nsqd that has it; ``channels`` are on one, or nsqlookupd knows them.
-    ``unwell`` has the health and the statistics of those nsqd that cannot store messages.
-    ``asked`` and ``failed`` say who answered and what went wrong; ``looked_at`` are the
-    TCP addresses of nsqd that answered, if known, and ``known_topics`` names to suggest.
+    ``stats`` has the statistics of each nsqd with the topic; ``channels`` are on any nsqd or at any
+    nsqlookupd. ``unwell`` has the health and the statistics of nsqd that cannot store messages.
+    ``asked`` are the daemons that answered and ``failed`` the errors of the others. ``looked_at``
+    has the TCP addresses of nsqd that answered; ``known_topics`` are names to suggest.
     """
 
     topic: str
@@ -74,25 +70,25 @@ class TopicReport:
 
     @property
     def backlog(self) -> int:
-        """Messages queued in the topic itself, where it has no channel."""
-        return sum(each.depth for each in self.stats if not each.channels)
+        """Messages queued in the topic itself, on nsqd where it has no channel."""
+        return sum(stats.depth for stats in self.stats if not stats.channels)
 
     def of_channel(self, name: str) -> list[ChannelStats]:
-        """The channel on each nsqd that has it."""
-        channels = chain.from_iterable(each.channels for each in self.stats)
+        """Return the statistics of a channel on each nsqd that has it."""
+        channels = chain.from_iterable(stats.channels for stats in self.stats)
         return [channel for channel in channels if channel.channel_name == name]
 
     def is_paused(self, channel: str) -> bool:
-        """Tell whether an nsqd has paused the topic or the channel."""
-        stats: list[TopicStats | ChannelStats] = [*self.stats, *self.of_channel(channel)]
-        return any(each.paused for each in stats)
+        """Return whether any nsqd has paused the topic or the channel."""
+        queues: list[TopicStats | ChannelStats] = [*self.stats, *self.of_channel(channel)]
+        return any(queue.paused for queue in queues)
 
 
 def inspect_topic(cluster: Cluster, topic: str, newcomer: Address | None = None) -> TopicReport:
-    """Ask every nsqlookupd, and every nsqd that is given or that they name for the topic; of the
-    latter with ``newcomer`` the one at this address alone.
+    """Ask all daemons about a topic: every nsqlookupd, the nsqd that they name, and those given.
 
-    Failures are noted in the report, none is raised.
+    With ``newcomer``, of the named ones only the nsqd at this address is asked. Failures are part
+    of the report; none is raised.
     """
     report = TopicReport(topic)
     lookups, failures = cluster.ask(cluster.lookupds, lambda lookupd: lookupd.lookup(topic))
@@ -104,22 +100,22 @@ def inspect_topic(cluster: Cluster, topic: str, newcomer: Address | None = None)
     ]
     nsqds, impostors = cluster.nsqds_among(nodes)
     reports, failed = cluster.ask(nsqds, lambda nsqd: nsqd.stats(topic))
-    answers = {address: each.topics or () for address, each in reports.items()}
+    answers = {address: stats.topics or () for address, stats in reports.items()}
     report.asked += [*lookups, *answers]
     names = {name for address in answers for name in cluster.names_of(address)}
-    report.looked_at |= {cluster.reachable(each.tcp) for each in nodes if str(each.http) in names}
+    report.looked_at |= {cluster.reachable(node.tcp) for node in nodes if str(node.http) in names}
     report.looked_at |= {tcp for address, tcp in cluster.proven.items() if address in answers}
     report.failed += [failure.error for failure in (*failures, *impostors, *failed)]
     report.exists = any(lookup.is_known for lookup in lookups.values()) or any(answers.values())
     for lookup in lookups.values():
         report.channels |= lookup.channels
     report.stats = list(chain.from_iterable(answers.values()))
-    for address, each in reports.items():
-        if not each.is_well:
-            text = f"{address} is not well ({each.health})"
-            report.unwell += [(text, stats) for stats in each.topics or ()]
-    for stats in report.stats:
-        report.channels |= {channel.channel_name for channel in stats.channels}
+    for address, node_stats in reports.items():
+        if not node_stats.is_well:
+            text = f"{address} is not well ({node_stats.health})"
+            report.unwell += [(text, topic_stats) for topic_stats in node_stats.topics or ()]
+    for topic_stats in report.stats:
+        report.channels |= {channel.channel_name for channel in topic_stats.channels}
     if not report.exists:
         listed, _ = cluster.ask(cluster.lookupds, NsqlookupdHTTPClient.topics)
         named, _ = cluster.ask(nsqds, topic_names)
@@ -132,55 +128,54 @@ def _topics(nsqd: NsqdHTTPClient, topic: str = "") -> tuple[TopicStats, ...]:
 
 
 def topic_names(nsqd: NsqdHTTPClient) -> list[str]:
-    return [each.topic_name for each in _topics(nsqd)]
+    return [stats.topic_name for stats in _topics(nsqd)]
 
 
 def merge_names(answers: Mapping[str, Iterable[str]]) -> set[str]:
-    """Return the names that any daemon has answered."""
+    """Return all names in the answers of several daemons."""
     return {name for names in answers.values() for name in names}
 
 
-def announced_topics(known: Mapping[str, Iterable[KnownNode]]) -> set[str]:
-    """Return the topics that any nsqlookupd names an nsqd for, which may be silent."""
-    return {topic for nodes in known.values() for node in nodes for topic in node.topics}
+def announced_topics(answers: Mapping[str, Iterable[KnownNode]]) -> set[str]:
+    """Return the topics for which any nsqlookupd names an nsqd, even a silent one."""
+    return {topic for nodes in answers.values() for node in nodes for topic in node.topics}
 
 
 def describe_queue(report: TopicReport, channel: str) -> str:
-    """Say in a few words what a consumer of the channel waits for."""
+    """Describe the state of a channel in a few words, for a consumer that gets no message."""
     topic, queue = report.topic, f"{report.topic}/{channel}"
     if not report.asked:
-        return str(report.failed[0]) if report.failed else f"no daemon knows topic {topic}"
+        return str(report.failed[0]) if report.failed else f"no daemon has topic {topic}"
     if not report.stats:
         return f"topic {topic} is on no nsqd yet"
     if is_new_channel(report, channel):
         return f"channel {queue} is new: it gets what is published from now on"
     if report.is_paused(channel):
-        is_topic = any(each.paused for each in report.stats)
+        is_topic = any(stats.paused for stats in report.stats)
         return f"topic {topic} is paused" if is_topic else f"channel {queue} is paused"
-    there = report.of_channel(channel)
-    waiting = sum(each.depth for each in there)
+    channels = report.of_channel(channel)
+    waiting = sum(stats.depth for stats in channels)
     text = f"channel {queue} " + (f"has {counted(waiting, 'message')}" if waiting else "is empty")
-    if in_flight := sum(each.in_flight_count for each in there):
+    if in_flight := sum(stats.in_flight_count for stats in channels):
         text += f", {in_flight} in flight"
-    if deferred := sum(each.deferred_count for each in there):
+    if deferred := sum(stats.deferred_count for stats in channels):
         text += f", {deferred} deferred"
     return text
 
 
 def is_new_channel(report: TopicReport, channel: str) -> bool:
-    """Tell whether a subscription creates the channel, and other channels have what was before."""
+    """Return whether a subscription creates the channel after others have got the backlog."""
     return bool(report.channels) and channel not in report.channels
 
 
 def check_subscription(
     report: TopicReport, channel: str, *, create: bool = False, force: bool = False
 ) -> str:
-    """Decide whether to subscribe. Return "" or one line of warning.
+    """Decide whether it is safe to subscribe. Return "" or one line of warning.
 
-    Raises `NotFoundError` for a topic that no daemon asked has, unless ``create``; and
-    `ConfigurationError` when an ephemeral channel would destroy the topic's backlog, unless
-    ``force``. Raises `NsqError` when an nsqd with a full disk would drop it on its way to the
-    channel.
+    Raises `NotFoundError` for a topic that no daemon has, unless ``create``; `ConfigurationError`
+    if an ephemeral channel would destroy the topic's backlog, unless ``force``; and `NsqError` if
+    an nsqd with a full disk would drop the backlog on its way to the channel.
     """
     topic = report.topic
     if not report.exists:
@@ -189,10 +184,10 @@ def check_subscription(
             return f"cannot check whether topic {topic} exists{why}; subscribing creates it"
         if create:
             return ""
-        meant = _meant(topic, report.known_topics)
+        suggestion = _did_you_mean(topic, report.known_topics)
         raise NotFoundError(
             f"topic {topic} does not exist",
-            hint=f"{meant} Use --create to subscribe all the same.".lstrip(),
+            hint=f"{suggestion} Use --create to subscribe anyway.".lstrip(),
         )
     for text, stats in report.unwell:
         if stats.depth and not stats.channels:
@@ -202,33 +197,34 @@ def check_subscription(
                 hint="Make room on its disk first.",
             )
     if is_ephemeral(channel) and report.backlog and not force:
-        where = " on an nsqd" if report.channels else ""  # others have some, or know of them
+        # The topic has channels on other nsqd, or nsqlookupd has their names.
+        where = " on an nsqd" if report.channels else ""
         count = counted(report.backlog, "message")
         raise ConfigurationError(
-            f"topic {topic} has no channel and {count} waiting{where}: what an "
-            f"ephemeral channel does not read before you leave would be destroyed",
-            hint="Name a channel that stays (--channel NAME), or go on with --force.",
+            f"topic {topic} has no channel and {count} waiting{where}: an ephemeral channel would"
+            " destroy all messages that it does not read before you leave",
+            hint="Name a channel that stays (--channel NAME), or override with --force.",
         )
     if is_ephemeral(channel) and not report.channels and report.failed and not force:
         return (
             f"cannot check whether messages wait in topic {topic} ({report.failed[0]}); "
-            "what this run does not read of them is lost"
+            "messages that this run does not read are lost"
         )
     for text, stats in report.unwell:
-        if channel not in {each.channel_name for each in stats.channels}:
-            return f"{text}: channel {topic}/{channel} misses what it cannot write"
+        if channel not in {existing.channel_name for existing in stats.channels}:
+            return f"{text}: channel {topic}/{channel} misses messages that it cannot write"
     return ""
 
 
-def _meant(name: str, names: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, sorted(names), n=3)
-    return f"Did you mean {' or '.join(near)}?" if near else ""
+def _did_you_mean(name: str, names: Iterable[str]) -> str:
+    matches = difflib.get_close_matches(name, sorted(names), n=3)
+    return f"Did you mean {' or '.join(matches)}?" if matches else ""
 
 
 def fetch_topics(cluster: Cluster) -> tuple[set[str], list[DaemonFailure]]:
-    """Return the topics of every nsqlookupd and of every nsqd given by address, and who failed.
+    """Return the topics of every nsqlookupd and every given nsqd, and the failures.
 
-    Raises the first failure when no daemon answers.
+    Raises the first failure if no daemon answers.
     """
     answers, failures = cluster.ask(cluster.lookupds, NsqlookupdHTTPClient.topics)
     nsqds, impostors = cluster.nsqds_among()
@@ -240,10 +236,12 @@ def fetch_topics(cluster: Cluster) -> tuple[set[str], list[DaemonFailure]]:
 
 
 def fetch_channels(cluster: Cluster, topic: str) -> list[str]:
-    """Return the channels of a topic, or of all with ``""``. Raises as above."""
+    """Return the channels of a topic, or with ``""`` of all topics. Raises as `fetch_topics`."""
 
     def channels(nsqd: NsqdHTTPClient) -> list[str]:
-        return [channel.channel_name for each in _topics(nsqd, topic) for channel in each.channels]
+        return [
+            channel.channel_name for stats in _topics(nsqd, topic) for channel in stats.channels
+        ]
 
     answers: dict[str, list[str]] = {}
     if topic:
@@ -254,14 +252,14 @@ def fetch_channels(cluster: Cluster, topic: str) -> list[str]:
 
 
 def is_pattern(text: str) -> bool:
-    """Tell whether the text can match several names."""
+    """Return whether the text can match several names."""
     return any(mark in text for mark in "*?[/")
 
 
 def matches(name: str, patterns: Collection[str]) -> bool:
-    """Tell whether one of the patterns matches the name; without patterns every name matches.
+    """Return whether a pattern matches the name; without patterns every name matches.
 
-    Raises `ConfigurationError` for a regular expression that is none.
+    Raises `ConfigurationError` for an invalid regular expression.
     """
     return not patterns or any(_matcher(pattern)(name) for pattern in patterns)
 
@@ -278,64 +276,68 @@ def _matcher(pattern: str) -> Callable[[str], bool]:
 
 
 def select_names(
-    what: str,
+    subject: str,
     patterns: Iterable[str],
     names: Collection[str],
     failures: Iterable[DaemonFailure] = (),
 ) -> list[str]:
-    """Return the names that the patterns match, in order.
+    """Return the names that match any pattern, sorted. ``subject`` is "topic" or "channel".
 
-    Raises `NotFoundError` as `missing` makes it, for a pattern that matches none.
+    Raises `NotFoundError` for a pattern that matches none.
     """
-    chosen: set[str] = set()
+    selection: set[str] = set()
     for pattern in patterns:
-        found = set(filter(_matcher(pattern), names))
-        if not found:
-            raise not_found_error(what, pattern, names, failures)
-        chosen |= found
-    return sorted(chosen)
+        matching = set(filter(_matcher(pattern), names))
+        if not matching:
+            raise not_found_error(subject, pattern, names, failures)
+        selection |= matching
+    return sorted(selection)
 
 
 def not_found_error(
-    what: str, pattern: str, names: Collection[str], failures: Iterable[DaemonFailure] = ()
+    subject: str, pattern: str, names: Collection[str], failures: Iterable[DaemonFailure] = ()
 ) -> NotFoundError:
     """Return the error for a name that does not exist or a pattern that matches nothing."""
-    where = unreachable_suffix(failures)
+    suffix = unreachable_suffix(failures)
     if is_pattern(pattern):
         hint = _glob_hint(pattern, names)
-        return NotFoundError(f"no {what} matches {pattern}{where}", hint=hint)
-    return NotFoundError(f"{what} {pattern} does not exist{where}", hint=_meant(pattern, names))
+        return NotFoundError(f"no {subject} matches {pattern}{suffix}", hint=hint)
+    hint = _did_you_mean(pattern, names)
+    return NotFoundError(f"{subject} {pattern} does not exist{suffix}", hint=hint)
 
 
 def unreachable_suffix(failures: Iterable[DaemonFailure]) -> str:
-    """Say who may have what was not found, "" when every daemon answered."""
-    left_out = "; ".join(str(failure.error) for failure in failures)
-    return f" on the daemons that answer; left out: {left_out}" if left_out else ""
+    """Return a suffix that names the daemons without an answer, "" if all have answered."""
+    errors = "; ".join(str(failure.error) for failure in failures)
+    return f" on the daemons that answer; left out: {errors}" if errors else ""
 
 
 def _glob_hint(pattern: str, names: Collection[str]) -> str:
-    """What to write for a pattern that is a regular expression without its slashes."""
+    """Suggest slashes for a glob that would match as a regular expression."""
     try:
-        meant = any(re.fullmatch(pattern, name) for name in names)
+        is_expression = any(re.fullmatch(pattern, name) for name in names)
     except re.error:
         return ""
-    return f"This is a glob; write '/{pattern}/' for a regular expression." if meant else ""
+    hint = f"This is a glob; write '/{pattern}/' for a regular expression."
+    return hint if is_expression else ""
 
 
 def describe_registered_only(subject: str, failures: Collection[DaemonFailure] = ()) -> str:
-    """Return the message about a topic or channel that only nsqlookupd knows."""
-    which = "no nsqd that answers" if failures else "no nsqd"
-    return f"{subject} is registered with nsqlookupd, but {which} has it"
+    """Return the message about a topic or channel that only nsqlookupd has."""
+    nobody = "no nsqd that answers" if failures else "no nsqd"
+    return f"{subject} is registered with nsqlookupd, but {nobody} has it"
 
 
-UNLISTED_S = 20.0  # nsqd registers at a restarted nsqlookupd within 15
+# nsqd pings its nsqlookupd every 15 s, and registers again if that fails. The other 5 s are for a
+# slow machine.
+UNLISTED_S = 20.0
 ASK_EVERY_S = 1.0
 
 
 class UnlistedTopics:
-    """Asks while a topic has no connection. Used on one thread.
+    """Find the topics that have no connection and are on no nsqd. Used on one thread.
 
-    ``found`` are those that no nsqd has, as of the last call of `among`.
+    ``found`` has the topics that no nsqd had at the last call of `among`.
     """
 
     def __init__(
@@ -348,9 +350,9 @@ class UnlistedTopics:
         self._ask_at_s = 0.0
 
     def among(self, unconnected: Collection[str]) -> Set[str]:
-        """Return those of all topics without a connection that no nsqd has.
+        """Return the unconnected topics that no nsqd has had for `UNLISTED_S`.
 
-        To be called again and again, with what has no connection then.
+        Call it repeatedly, with all topics that have no connection at that time.
         """
         self._since_s = {t: since for t, since in self._since_s.items() if t in unconnected}
         connection = self._connection
@@ -370,7 +372,7 @@ class UnlistedTopics:
         return self.found
 
     def refuse(self, topics: Iterable[str]) -> None:
-        """Raise `NotFoundError` when any of these topics is among those found."""
+        """Raise `NotFoundError` if no nsqd has one of these topics."""
         if names := ", ".join(sorted(self.found & set(topics))):
             raise NotFoundError(
                 f"no nsqd has topic {names}, which only nsqlookupd knows",
@@ -378,7 +380,7 @@ class UnlistedTopics:
             )
 
     def _listed(self) -> set[str] | None:
-        """Return the topics that some nsqd is named for; None when no daemon answers."""
+        """Return the topics that any nsqlookupd names an nsqd for; None if none answers."""
         try:
             with open_cluster(self._connection) as cluster:
                 answers, _ = cluster.fetch_nodes()
@@ -417,26 +419,32 @@ class ChangeLog:
             self.resolve(key, text.format(key))
 
 
-LOOK_S = 0.2  # between looks whether it is time to ask something
+# Conditions are checked five times a second: a lost connection leads to a question within 0.2 s,
+# and a check costs a few comparisons.
+CHECK_S = 0.2
 ASK_AGAIN_S = 1.0
-ASK_SELDOM_S = 5.0  # for topics that are deleted, or while an nsqd that may have one is silent
+# For topics that are deleted, or while an nsqd that may have one is silent: both last for long.
+ASK_SELDOM_S = 5.0
 
 
 class ConsumedTopics:
-    """Which topics to consume now: those ``given``, and those that ``pattern`` finds, but for those
-    that are deleted, until they are there again.
+    """Decide which topics to consume: the ``given`` ones and those that ``pattern`` matches, except
+    deleted ones until they exist again.
 
-    The pattern is a regular expression that names contain (as nsq_to_file), asked for every
-    ``refresh_s``; ``check`` raises `ConfigurationError` for a topic that must not be consumed, and
-    those to ``leave_out`` are not found. With ``forgets_deleted`` those given are not waited for.
+    Args:
+        pattern: A regular expression that names contain, as in nsq_to_file. Names are listed every
+            ``refresh_s``.
+        check: Raises `ConfigurationError` for a topic that must not be consumed.
+        leave_out: Topics that the pattern does not match.
+        forgets_deleted: Do not wait for a given topic that was deleted.
 
-    From `start` on daemons are asked on a thread of its own, until ``stopping`` is set: one that
-    hangs delays no message. Methods are for one other thread, `suspect` for any. ``nsqd`` have a
-    topic found, as nsqlookupd named them last: a new mapping each time. ``unlisted`` are asked for
-    where silence ends the run.
+    After `start` a thread asks the daemons until ``stopping`` is set, so one that hangs delays no
+    message. Methods are for one other thread, except `suspect`. ``nsqd`` has the addresses of each
+    matching topic as nsqlookupd named them last; it is replaced and never changed. ``unlisted``
+    covers the topics without a connection, in runs that end after silence.
 
-    Raises `ConfigurationError` for a pattern that is not one, and for a pattern with a connection
-    that only names topics: nobody could consume them.
+    Raises `ConfigurationError` for an invalid pattern, and for a pattern with a connection that can
+    only name topics and not consume them.
     """
 
     def __init__(
@@ -467,47 +475,47 @@ class ConsumedTopics:
         self.unlisted = UnlistedTopics(connection)
         self._refresh_s = refresh_s
         self._forgets_deleted = forgets_deleted
-        self._wanted = {*given}
+        self._current = {*given}
         self._awaited = {*given}
-        self._passed_over = {*given, *leave_out}  # where the pattern finds them
+        self._excluded = {*given, *leave_out}  # from the matches of the pattern
         self._suspects: set[str] = set()
         self._is_connected: Callable[[str], bool] = lambda topic: False
         self._silent, self._change_log = ChangeLog(), ChangeLog()
         self._failure: Exception | None = None
 
     def start(self, is_connected: Callable[[str], bool], *, ends_idle: bool) -> None:
-        """Find topics, now and from now on. Raises the first failure when no daemon answers.
+        """Find topics now, and from now on. Raises the first failure if no daemon answers.
 
-        ``is_connected`` tells whether a topic has a connection, on any thread; ``ends_idle`` that
-        silence ends the run.
+        ``is_connected`` returns whether a topic has a connection, on any thread. ``ends_idle``: the
+        run ends after silence.
         """
         self._is_connected = is_connected
         self._find()
         watch = partial(self._watch, ends_idle)
         threading.Thread(target=watch, name="nsq-topics", daemon=True).start()
 
-    def wanted(self) -> set[str]:
-        """Return the topics to consume now. Raises what ended the asking."""
+    def current(self) -> set[str]:
+        """Return the topics to consume now. Raises the error that ended the thread."""
         if self._failure is not None:
             raise self._failure
-        return self._wanted.copy()
+        return self._current.copy()
 
     @property
     def has_candidates(self) -> bool:
-        """Whether there is a topic to consume, or may be one."""
-        return bool(self._wanted or self._awaited or self.pattern)
+        """Whether there is a topic to consume, or one may appear."""
+        return bool(self._current or self._awaited or self.pattern)
 
     def disconnected(self) -> set[str]:
         """Return the topics to consume that have no connection."""
-        return {topic for topic in self._wanted.copy() if not self._is_connected(topic)}
+        return {topic for topic in self._current.copy() if not self._is_connected(topic)}
 
     def suspect(self, topic: str) -> None:
-        """A topic has lost a connection: it may be deleted. For any thread."""
+        """Note that a topic has lost a connection, and may be deleted. For any thread."""
         self._suspects.add(topic)
 
     def postpone(self, topic: str) -> None:
-        """A topic cannot be consumed now: it is wanted when it is found again."""
-        self._wanted.discard(topic)
+        """Drop a topic that cannot be consumed now, until it is found again."""
+        self._current.discard(topic)
 
     # -- the thread that asks -------------------------------------------------------------------
 
@@ -515,41 +523,42 @@ class ConsumedTopics:
         ask_at = retry_at = 0.0
         refresh_at = time.monotonic() + self._refresh_s
         try:
-            while not self.stopping.wait(LOOK_S):
+            while not self.stopping.wait(CHECK_S):
                 if (now := time.monotonic()) >= refresh_at:
                     refresh_at = now + self._refresh_s
                     self._refresh()
+                # Another thread may add while this one pops, so the set is not copied and cleared.
                 suspects = {self._suspects.pop() for _ in range(len(self._suspects))}
                 disconnected = self.disconnected() if suspects or ends_idle else set()
                 if ends_idle:
                     self.unlisted.among(disconnected)
-                lost, absent = suspects & disconnected, self._awaited - self._wanted
+                lost, absent = suspects & disconnected, self._awaited - self._current
                 self._suspects |= lost  # until they are connected, or deleted
                 if (lost and now >= ask_at) or (absent and now >= retry_at):
-                    are_all = self._ask_nsqd(lost, absent)
+                    have_all_answered = self._ask_nsqd(lost, absent)
                     now = time.monotonic()
-                    ask_at = now + (ASK_AGAIN_S if are_all else ASK_SELDOM_S)
+                    ask_at = now + (ASK_AGAIN_S if have_all_answered else ASK_SELDOM_S)
                     retry_at = now + min(self._refresh_s, ASK_SELDOM_S)
         except Exception as exc:
             self._failure = exc
 
     def _refresh(self) -> None:
-        for topic in self._wanted.copy():
+        for topic in self._current.copy():
             self.check(topic)
         try:
             self._find()
         except (NsqError, OSError) as exc:
-            self._failed("pattern", f"no topics were found: {exc}; trying again")
+            self._report_failure("pattern", f"no topics were found: {exc}; trying again")
         else:
             self._change_log.resolve("pattern")
 
-    def _failed(self, key: str, what: str) -> None:
-        """Log why nobody answers, unless nobody waits for an answer any more."""
+    def _report_failure(self, key: str, text: str) -> None:
+        """Log why no daemon answers, unless the run is stopping."""
         if not self.stopping.is_set():
-            self._change_log.report(key, what)
+            self._change_log.report(key, text)
 
     def _find(self) -> None:
-        """Ask all daemons for topics of the pattern. Raises when none answers."""
+        """Ask all daemons for topics that the pattern matches. Raises if none answers."""
         if self.pattern is None:
             return
         with open_cluster(self.connection) as cluster:
@@ -559,44 +568,44 @@ class ConsumedTopics:
             self._silent.report(address, f"cannot list the topics of {address}: {error}")
         self._silent.retain([failure.address for failure in failures], "{} answers again")
         nsqd: dict[str, set[Address]] = collections.defaultdict(set)
-        for known in chain.from_iterable(answers.values()):
-            for topic in filter(self.pattern.search, known.topics - known.tombstoned):
-                nsqd[topic].add(known.node.tcp)
-        found = {*filter(self.pattern.search, names)}
-        for topic in sorted(found - self._wanted - self._passed_over):
+        for entry in chain.from_iterable(answers.values()):
+            for topic in filter(self.pattern.search, entry.topics - entry.tombstoned):
+                nsqd[topic].add(entry.node.tcp)
+        matching = {*filter(self.pattern.search, names)}
+        for topic in sorted(matching - self._current - self._excluded):
             try:
                 self.check(topic)
-                self._wanted.add(topic)
+                self._current.add(topic)
             except ConfigurationError as exc:
                 log.error("%s", exc)
-                self._passed_over.add(topic)
+                self._excluded.add(topic)
         self.nsqd = nsqd
 
     def _ask_nsqd(self, lost: set[str], absent: set[str]) -> bool:
-        """Ask which topics there are; return whether all nsqd have answered.
+        """Ask which topics exist; return whether all nsqd have answered.
 
-        What nsqlookupd says of topics does not count: one that was restarted knows none, and no
-        nsqd, for as long as nsqd takes to register again.
+        The topics of nsqlookupd do not count: a restarted one has neither topics nor nsqd until
+        every nsqd has registered again.
         """
         try:
             with open_cluster(self.connection) as cluster:
                 answers, failures = cluster.ask_nsqds(topic_names, required=False)
         except (NsqError, OSError) as exc:
-            self._failed("nsqd", f"cannot ask which topics there are: {exc}; trying again")
+            self._report_failure("nsqd", f"cannot ask which topics there are: {exc}; trying again")
             return False
         self._change_log.resolve("nsqd")
-        there = merge_names(answers)
-        for topic in absent & there:
+        existing = merge_names(answers)
+        for topic in absent & existing:
             self.check(topic)
-            self._wanted.add(topic)
+            self._current.add(topic)
         if failures or not answers:
             return False
-        for topic in sorted(lost - there):
-            self._wanted.discard(topic)
+        for topic in sorted(lost - existing):
+            self._current.discard(topic)
             self._suspects.discard(topic)
             if self._forgets_deleted:
                 self._awaited.discard(topic)
-                log.warning("topic %s was deleted; it is not consumed any more", topic)
+                log.warning("topic %s was deleted; it is no longer consumed", topic)
             else:
-                log.warning("topic %s was deleted; waiting until it is there again", topic)
+                log.warning("topic %s was deleted; waiting until it exists again", topic)
         return True

@@ -127,7 +127,7 @@ class TopicSources:
 
     def look(self) -> None:
         """Begin and end consumers, as the daemons have answered. Raises what ended the asking."""
-        wanted = self.topics.wanted()
+        wanted = self.topics.current()
         for topic in self._consumers.keys() - wanted:
             self._consumers.pop(topic).begin_stop()
         for topic in sorted(wanted - self._consumers.keys()):

@@ -89,4 +89,4 @@ def test_a_topic_that_waited_and_could_not_begin_then_is_tried_again(
     fails = Mock(side_effect=OutputError("cannot use a (Too many open files)"))
     monkeypatch.setattr(archiver, "_begin", fails)
     archiver._begin_all(["a"])
-    assert (archiver._waiting, topics.wanted(), topics._awaited) == ([], set(), {"a"})
+    assert (archiver._waiting, topics.current(), topics._awaited) == ([], set(), {"a"})
