@@ -1,11 +1,11 @@
 """Changes to a cluster. Those to topics and channels are a plan that is shown first.
 
     plan = plan_topics(cluster, Action.DELETE, ["clicks"])
-    for step in plan.steps: ...      what will change, where, and what is lost
-    outcomes = apply(cluster, plan)  the same steps, each with how it ended
+    for step in plan.steps: ...      each change, its daemon, and the messages that are lost
+    outcomes = apply(cluster, plan)  the same steps, each with its error
 
 A dry run is a plan that is not applied. Steps are in the order of nsqadmin: nsqlookupd before nsqd,
-so that no client is sent to what is being deleted. A step that fails does not stop the others.
+so that no client is sent to a topic that is being deleted. A failed step does not stop the others.
 
 Where a change goes:
 
@@ -13,10 +13,10 @@ Where a change goes:
     delete    every nsqlookupd and nsqd that has it
     the rest  every nsqd that has it
 
-The plan warns of two traps of nsqd: emptying a topic leaves what is in its channels, and a deleted
-topic comes back as soon as a consumer reconnects or a producer publishes.
+The plan warns of two traps of nsqd: emptying a topic leaves the messages in its channels, and a
+deleted topic is created again as soon as a consumer reconnects or a producer publishes.
 
-Options of running nsqd have no plan: all can be read, two can be changed while it runs.
+Options of a running nsqd need no plan: all can be read, and two can be changed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ log = logging.getLogger("nsqtools")
 
 
 class Action(enum.Enum):
-    """What is done to a topic or a channel."""
+    """A change of a topic or a channel."""
 
     CREATE = "create"
     DELETE = "delete"
@@ -58,23 +58,23 @@ class Action(enum.Enum):
 
     @property
     def is_destructive(self) -> bool:
-        """Tell whether it cannot be undone."""
+        """Whether it cannot be undone."""
         return self in (Action.DELETE, Action.EMPTY, Action.TOMBSTONE)
 
 
 def subject_of(topic: str, channel: str) -> str:
-    """A topic or a channel in words: ``topic clicks``, ``channel clicks/archive``."""
+    """Return a topic or a channel in words: ``topic clicks``, ``channel clicks/archive``."""
     return f"channel {topic}/{channel}" if channel else f"topic {topic}"
 
 
-DaemonKind = Literal["nsqlookupd", "nsqd"]  # who carries a step out
+DaemonKind = Literal["nsqlookupd", "nsqd"]
 
 
 class Step(NamedTuple):
     """One change at one daemon. ``channel`` is "" for the topic itself.
 
-    ``messages`` are lost with it. ``clients`` are connected consumers, which would recreate what is
-    deleted. ``node`` is the nsqd to hide, for a tombstone.
+    ``messages`` is the number of messages that are lost. ``clients`` are connected consumers, which
+    would create a deleted queue again. ``node`` is the nsqd that a tombstone hides.
     """
 
     daemon: DaemonKind
@@ -88,19 +88,19 @@ class Step(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What is done to what: ``pause topic clicks``."""
+        """The change in words: ``pause topic clicks``."""
         return f"{self.action.value} {subject_of(self.topic, self.channel)}"
 
     @property
     def needs_room(self) -> bool:
-        """Whether nsqd moves messages to a channel, which with a full disk drops them."""
+        """Whether nsqd moves messages to a channel, and drops them if its disk is full."""
         is_unpaused_topic = self.action is Action.UNPAUSE and not self.channel
         return self.daemon == "nsqd" and (self.action is Action.CREATE or is_unpaused_topic)
 
 
 class AdminPlan(NamedTuple):
-    """What will change, where. ``failures`` are daemons that could not be asked about it;
-    ``notes`` are warnings to show first."""
+    """A list of changes. ``failures`` are daemons that could not be asked for it; ``notes`` are
+    warnings to show first."""
 
     steps: tuple[Step, ...]
     failures: tuple[DaemonFailure, ...] = ()
@@ -108,19 +108,19 @@ class AdminPlan(NamedTuple):
 
     @property
     def is_destructive(self) -> bool:
-        """Tell whether it should be confirmed."""
+        """Whether a user should confirm it."""
         return any(step.action.is_destructive for step in self.steps)
 
 
 class StepResult(NamedTuple):
-    """A step that was tried, and why it failed if it did."""
+    """A step that was carried out, and its error if it failed."""
 
     step: Step
     error: NsqError | None = None
 
 
 def apply(cluster: Cluster, plan: AdminPlan) -> list[StepResult]:
-    """Carry out every step of a plan, in order, whether or not others fail.
+    """Carry out every step of a plan, in order; failures of others do not stop it.
 
     A step that would lose messages on an nsqd that is not well fails.
     """
@@ -132,18 +132,18 @@ def apply(cluster: Cluster, plan: AdminPlan) -> list[StepResult]:
 
 
 def unwell_nsqds(cluster: Cluster, steps: Iterable[Step]) -> list[DaemonFailure]:
-    """Ask the nsqd of steps that need room on their disks; return those that are not well."""
+    """Return the nsqd without room on their disks, among those whose steps need it."""
     nsqds = {step.address: cluster.nsqd(step.address) for step in steps if step.needs_room}
     return cluster.ask(nsqds, require_well)[1]
 
 
 def require_well(nsqd: NsqdHTTPClient) -> None:
-    """Raise `NsqError` for an nsqd that drops what it moves, as its disk is full."""
+    """Raise `NsqError` for an nsqd with a full disk, which drops messages that it moves."""
     try:
         nsqd.ping()
     except HTTPError as exc:
-        why = "and would drop messages: make room on its disk first"
-        raise NsqError(f"{nsqd.url} is not well ({exc.code or exc}), {why}") from exc
+        reason = "and would drop messages: make room on its disk first"
+        raise NsqError(f"{nsqd.url} is not well ({exc.code or exc}), {reason}") from exc
 
 
 def _try(cluster: Cluster, step: Step) -> NsqError | None:
@@ -162,7 +162,7 @@ def _try(cluster: Cluster, step: Step) -> NsqError | None:
 def plan_topics(
     cluster: Cluster, action: Action, patterns: Sequence[str], *, with_channels: bool = False
 ) -> AdminPlan:
-    """Plan a change of topics. ``with_channels``: of all their channels too.
+    """Plan a change of topics, and ``with_channels`` of all their channels.
 
     Raises `NotFoundError`, `ConfigurationError`, and the first failure when no daemon answers.
     """
@@ -175,44 +175,47 @@ def plan_topics(
     queues = [(name, channel) for name in names for channel in ("", *channels(name))]
     plan = _plan(inventory, action, queues, f"topic {', '.join(names)}")
     if action is Action.EMPTY and not with_channels:
-        return plan._replace(notes=tuple(_kept(inventory, names)))
+        return plan._replace(notes=tuple(_retained_messages(inventory, names)))
     return plan
 
 
 def plan_channels(
     cluster: Cluster, action: Action, topic_patterns: Sequence[str], channels: Sequence[str]
 ) -> AdminPlan:
-    """Plan a change of channels, given by patterns, of the topics that match. Raises as above."""
+    """Plan a change of the channels that match, in the topics that match.
+
+    Raises like `plan_topics`.
+    """
     inventory = take_inventory(cluster)
     topics = select_names("topic", topic_patterns, inventory.topics, inventory.failures)
     if action is Action.CREATE:
         names = [check_channel(name) for name in channels]
         return AdminPlan(sort_steps(_create(inventory, topics, names)), inventory.failures)
     inventory = with_channels(cluster, inventory, topics)
-    known = {topic: inventory.channels(topic) for topic in topics}
-    chosen = select_names("channel", channels, merge_names(known), inventory.failures)
-    queues = [(topic, name) for topic in topics for name in known[topic].intersection(chosen)]
-    return _plan(inventory, action, queues, f"channel {', '.join(chosen)}")
+    existing = {topic: inventory.channels(topic) for topic in topics}
+    selected = select_names("channel", channels, merge_names(existing), inventory.failures)
+    queues = [(topic, name) for topic in topics for name in existing[topic].intersection(selected)]
+    return _plan(inventory, action, queues, f"channel {', '.join(selected)}")
 
 
 def _plan(
-    inventory: Inventory, action: Action, queues: Iterable[tuple[str, str]], what: str
+    inventory: Inventory, action: Action, queues: Iterable[tuple[str, str]], subject: str
 ) -> AdminPlan:
     steps = [step for queue in queues for step in change_steps(inventory, action, *queue)]
     if not steps:
-        raise NotFoundError(f"no nsqd has the {what}{unreachable_suffix(inventory.failures)}")
+        raise NotFoundError(f"no nsqd has the {subject}{unreachable_suffix(inventory.failures)}")
     return AdminPlan(sort_steps(steps), inventory.failures)
 
 
 def plan_tombstone(cluster: Cluster, topic: str, node: str) -> AdminPlan:
-    """Plan to take a topic from one nsqd: hide it with every nsqlookupd, then delete it there.
+    """Plan to remove a topic from one nsqd: hide it with every nsqlookupd, then delete it there.
 
-    ``node`` is the nsqd as ``nsq nodes`` shows it. Raises `NotFoundError`, and its failure when it
-    does not answer.
+    ``node`` is the nsqd as ``nsq nodes`` shows it. Raises `NotFoundError`, and the failure of an
+    nsqd that does not answer.
     """
     inventory = take_inventory(cluster)
     failed = dict(inventory.failures)
-    names = {at: own for at in (*inventory.nodes, *failed) if (own := cluster.names_of(at))}
+    names = {at: aliases for at in (*inventory.nodes, *failed) if (aliases := cluster.names_of(at))}
     address = cluster.aliases.get(node, node)
     nsqd, announced = next(
         (pair for pair in names.items() if address == pair[0] or node in pair[1]), (node, [])
@@ -240,9 +243,9 @@ def plan_tombstone(cluster: Cluster, topic: str, node: str) -> AdminPlan:
 class TopicChange:
     """A change to a topic, or to one channel of it.
 
-    ``node`` is the nsqd of a tombstone, and the only one to be emptied, paused or unpaused.
-    ``with_channels``: of all channels of the topic too. Raises `ConfigurationError` for what
-    cannot be a name.
+    ``node`` is the nsqd of a tombstone, or the only nsqd to empty, pause or unpause on.
+    ``with_channels`` includes all channels of the topic. Raises `ConfigurationError` for an invalid
+    name.
     """
 
     action: Action
@@ -258,27 +261,26 @@ class TopicChange:
         if self.action is Action.TOMBSTONE and not self.node:
             raise ConfigurationError("a tombstone needs a node")
         if self.node and self.action in (Action.CREATE, Action.DELETE):
-            raise ConfigurationError(f"{self.action.value} is for all nsqd, and not for one")
+            raise ConfigurationError(f"{self.action.value} is for all nsqd, not for one")
 
     @property
     def subject(self) -> str:
-        """What is changed: ``topic clicks``, ``channel clicks/archive``."""
+        """The queue in words: ``topic clicks``, ``channel clicks/archive``."""
         return subject_of(self.topic, self.channel)
 
     @property
     def word(self) -> str:
-        """What is typed to agree to it, "" where that is not needed."""
+        """The name that confirms a destructive change, "" for another one."""
         return (self.channel or self.topic) if self.action.is_destructive else ""
 
     def plan(self, cluster: Cluster) -> AdminPlan:
-        """Plan it. Raises `NotFoundError`, and the first failure when no daemon answers."""
+        """Return a plan. Raises `NotFoundError`, and the first failure if no daemon answers."""
         if self.action is Action.TOMBSTONE:
             return plan_tombstone(cluster, self.topic, self.node)
         if self.channel:
             plan = plan_channels(cluster, self.action, [self.topic], [self.channel])
         else:
-            every = self.with_channels
-            plan = plan_topics(cluster, self.action, [self.topic], with_channels=every)
+            plan = plan_topics(cluster, self.action, [self.topic], with_channels=self.with_channels)
         if not self.node:
             return plan
         steps = tuple(step for step in plan.steps if step.address == self.node)
@@ -291,33 +293,34 @@ def _create(
     inventory: Inventory, topics: Iterable[str], channels: Sequence[str] = ("",)
 ) -> Iterator[Step]:
     for topic in topics:
-        there = [address for address, _ in inventory.where(topic)]
+        addresses = [address for address, _ in inventory.where(topic)]
         for channel in channels:
             yield from lookupd_steps(inventory.registered, Action.CREATE, topic, channel)
-            for address in there if channel else inventory.given.intersection(inventory.nodes):
+            # Without nsqlookupd a new topic is created on the given nsqd; a channel belongs to the
+            # nsqd that have its topic.
+            for address in addresses if channel else inventory.given.intersection(inventory.nodes):
                 yield Step("nsqd", address, Action.CREATE, topic, channel)
 
 
 def lookupd_steps(addresses: Iterable[str], action: Action, topic: str, channel: str) -> list[Step]:
-    """The step at each of some nsqlookupd."""
+    """Return the step for each nsqlookupd."""
     return [Step("nsqlookupd", at, action, topic, channel) for at in addresses]
 
 
 def change_steps(inventory: Inventory, action: Action, topic: str, channel: str) -> Iterator[Step]:
-    """The steps that change a topic, or a channel of it, wherever it is."""
+    """Yield the steps that change a topic, or one of its channels, on all daemons that have it."""
     if action is Action.DELETE:
-        knowing = inventory.lookupds_with(topic, channel)
-        yield from lookupd_steps(knowing, action, topic, channel)
+        yield from lookupd_steps(inventory.lookupds_with(topic, channel), action, topic, channel)
     for address, stats in inventory.where(topic):
-        found = channel_of(stats, channel) if channel else None
-        if found or not channel:
-            yield _nsqd_step(address, action, stats, found)
+        channel_stats = channel_of(stats, channel) if channel else None
+        if channel_stats or not channel:
+            yield _nsqd_step(address, action, stats, channel_stats)
 
 
 def _nsqd_step(
     address: str, action: Action, topic: TopicStats, channel: ChannelStats | None = None
 ) -> Step:
-    """The step at an nsqd, with what is lost by it."""
+    """Return the step for an nsqd, with the messages that it loses."""
     is_deleted = action is Action.DELETE
     lost = (channel,) if channel else topic.channels if is_deleted else ()
     messages = sum(map(messages_of, lost)) + (0 if channel else topic.depth)
@@ -328,29 +331,34 @@ def _nsqd_step(
         topic.topic_name,
         channel.channel_name if channel else "",
         messages=messages if action.is_destructive else 0,
-        clients=tuple(_call(each) for one in lost for each in one.clients or () if is_deleted),
+        clients=tuple(
+            _describe_client(client)
+            for channel_stats in lost
+            for client in channel_stats.clients or ()
+            if is_deleted
+        ),
     )
 
 
-def _call(client: ClientStats) -> str:
+def _describe_client(client: ClientStats) -> str:
     """Describe a client for people: its host, its program and its address."""
     return f"{client.hostname} ({client.user_agent or 'unknown program'}, {client.remote_address})"
 
 
-def _kept(inventory: Inventory, names: Iterable[str]) -> Iterator[str]:
+def _retained_messages(inventory: Inventory, names: Iterable[str]) -> Iterator[str]:
     for name in names:
         channels = (channel for _, topic in inventory.where(name) for channel in topic.channels)
-        if kept := sum(map(messages_of, channels)):
-            yield f"the channels of {name} keep their {kept} messages"
+        if count := sum(map(messages_of, channels)):
+            yield f"the channels of {name} keep their {count} messages"
 
 
 def sort_steps(steps: Iterable[Step]) -> tuple[Step, ...]:
-    """Sort steps: nsqlookupd first, a topic before its channels; of one queue as they come."""
+    """Sort steps: nsqlookupd first, and a topic before its channels."""
 
-    def place(step: Step) -> tuple[bool, str, str, str]:
+    def order(step: Step) -> tuple[bool, str, str, str]:
         return step.daemon == "nsqd", step.topic, step.channel, step.address
 
-    return tuple(sorted(steps, key=place))
+    return tuple(sorted(steps, key=order))
 
 
 ADDRESSES = "nsqlookupd_tcp_addresses"
@@ -358,7 +366,7 @@ CHANGEABLE = ("log_level", ADDRESSES)
 
 
 def get_option(cluster: Cluster, name: str) -> Answers[Any]:
-    """Read an option of every nsqd. Raises `ConfigurationError` when there is no such option."""
+    """Read an option of every nsqd. Raises `ConfigurationError` for an unknown option."""
     option = _option(name)
     return _ask(
         cluster,
@@ -371,7 +379,7 @@ def get_option(cluster: Cluster, name: str) -> Answers[Any]:
 def set_option(cluster: Cluster, name: str, value: str) -> Answers[Any]:
     """Change an option of every nsqd; the answers are the new values.
 
-    Addresses are separated by commas. Raises `ConfigurationError` for what nsqd refuses.
+    Addresses are separated by commas. Raises `ConfigurationError` for a value that nsqd refuses.
     """
     option = _option(name)
     if option not in CHANGEABLE:
@@ -390,7 +398,7 @@ def set_option(cluster: Cluster, name: str, value: str) -> Answers[Any]:
 
 
 def warn_if_still_registered(cluster: Cluster, topics: Sequence[str], channel: str) -> None:
-    """Warn when nsqlookupd goes on naming a channel that was deleted on all nsqd of a cluster."""
+    """Warn that nsqlookupd still has a channel that was deleted on all nsqd of a cluster."""
     if not topics:
         return
     registered, _ = cluster.ask_nsqds(lambda nsqd: nsqd.config(ADDRESSES), required=False)

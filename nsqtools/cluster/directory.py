@@ -1,18 +1,17 @@
-"""A cluster as one thing to ask: some nsqd, and the nsqd that some nsqlookupd announce.
+"""Ask all daemons of a cluster: the given nsqd, and the nsqd that nsqlookupd announces.
 
     with open_cluster(settings) as cluster:
         answers, failures = cluster.ask_nsqds(NsqdHTTPClient.stats)
-        answers             what each nsqd that answered says, by address
-        failures            who did not answer, and why
+        answers             the answer of each nsqd, by address
+        failures            the other daemons, each with its error
 
-All are asked at the same time, and a dead one costs the others nothing but its timeout; it is named
-and left out, and not asked the next question before as much time has passed. Only when none answers
-is that an error.
+All daemons are asked at the same time, so a dead one costs its timeout once. It is named, left out,
+and not asked again for as long as that timeout. It is an error only if no daemon answers.
 
-An nsqd whose address is given is asked there, not under the name it announces. One that
-nsqlookupd announces is asked under its broadcast address, which the address map may replace. Where
-only a TCP address is known the usual HTTP port beside it is tried, and believed if its /info names
-that TCP port: no other nsqd than the one that was named is administered.
+A given nsqd is asked at the given address, not under the name that it announces. An announced nsqd
+is asked at its broadcast address, which the address map may replace. If only a TCP address is
+given, the usual HTTP port next to it is tried, and trusted if its /info names that TCP port: a
+command never administers another nsqd than the named one.
 """
 
 from __future__ import annotations
@@ -53,14 +52,15 @@ from nsqtools.protocol.names import (
     shown_url,
 )
 
-MAX_WORKERS = 128  # half of a large cluster may hang, and the other half is to be asked in time
+# Half of a large cluster may hang for a whole timeout; the other half needs threads of its own.
+MAX_WORKERS = 128
 
 C = TypeVar("C")
 R = TypeVar("R")
 
 
 class ClusterAddresses(NamedTuple):
-    """Addresses of daemons, as they were given."""
+    """Addresses of daemons, as the user gave them."""
 
     nsqd_http: Sequence[str] = ()
     lookupd_http: Sequence[str] = ()
@@ -75,15 +75,15 @@ class DaemonFailure(NamedTuple):
 
 
 Nsqds = Mapping[str, NsqdHTTPClient]
-"""Those to ask, by HTTP ``host:port``."""
+"""The nsqd to ask, by HTTP ``host:port``."""
 Answers = tuple[dict[str, R], list[DaemonFailure]]
-"""What daemons answered, by address, and who did not."""
+"""The answers of daemons by address, and the failures of the others."""
 
 
 def open_cluster(settings: ConnectionSettings, **defaults: Any) -> Cluster:
-    """Return the cluster that the settings lead to, to be closed. Raises `ConfigurationError`.
+    """Return the cluster of these settings. The caller closes it. Raises `ConfigurationError`.
 
-    ``defaults`` are those of `ConnectionSettings.client_options`.
+    ``defaults`` are passed to `ConnectionSettings.client_options`.
     """
     lookupds, nsqds = settings.lookupd_http_addresses, settings.nsqd_http_addresses
     options = settings.client_options(**defaults)
@@ -97,9 +97,9 @@ def open_cluster(settings: ConnectionSettings, **defaults: Any) -> Cluster:
 
 
 def nsqd_addresses(settings: ConnectionSettings) -> tuple[str, ...]:
-    """Return where the nsqd take TCP connections: those given, and those that nsqlookupd know now.
+    """Return the TCP addresses of the nsqd that are given or announced by nsqlookupd.
 
-    Raises the error when no nsqlookupd answers, and `NotFoundError` when none knows an nsqd.
+    Raises the first failure if no nsqlookupd answers, and `NotFoundError` if none has an nsqd.
     """
     if not settings.lookupd_http_addresses:
         return settings.nsqd_tcp_addresses
@@ -107,22 +107,23 @@ def nsqd_addresses(settings: ConnectionSettings) -> tuple[str, ...]:
         answers, failures = cluster.fetch_nodes()
     if failures and not answers:
         raise failures[0].error
-    known = {each.node.tcp for nodes in answers.values() for each in nodes}
-    found = {*settings.nsqd_tcp_addresses, *map(str, map(cluster.reachable, known))}
-    if not found:
+    announced = {entry.node.tcp for entries in answers.values() for entry in entries}
+    addresses = {*settings.nsqd_tcp_addresses, *map(str, map(cluster.reachable, announced))}
+    if not addresses:
         raise NotFoundError(f"{', '.join(settings.lookupd_http_addresses)} know no nsqd")
-    return tuple(sorted(found))
+    return tuple(sorted(addresses))
 
 
 class Cluster:
-    """The daemons at some addresses. Thread-safe; to be closed. Raises `ConfigurationError`.
+    """The daemons at some addresses. Thread-safe. The caller closes it.
 
-    ``renewed`` gives the access with certificates and secret as their files are now; each look-up
-    asks for it.
-    ``names`` are what nsqd call themselves to nsqlookupd, by address, as they last said it; ``""``
-    where that was not asked. ``proven`` are those given by TCP address, by their HTTP address.
-    ``remembered`` are those that samples have, even if no nsqlookupd announces them now.
-    ``aliases`` are addresses that lead to an nsqd which is asked at the other one.
+    ``renewed`` returns the access with the present certificates and secret; each discovery calls
+    it. ``names`` has the name under which each nsqd announces itself, by address, or ``""`` if it
+    was not asked. ``proven`` has the TCP address of each nsqd that was given by one, by HTTP
+    address. ``remembered`` are the nsqd of the last sample, even if no nsqlookupd announces them.
+    ``aliases`` maps other addresses of an nsqd to the address at which it is asked.
+
+    Raises `ConfigurationError` for an invalid address.
     """
 
     def __init__(
@@ -135,18 +136,20 @@ class Cluster:
         self._renewed = renewed
         self._workers = ThreadPoolExecutor(MAX_WORKERS, thread_name_prefix="nsq-cluster")
         self._clients: dict[str, NsqdHTTPClient] = {}
-        self._silent: dict[Hashable, tuple[float, NsqError]] = {}  # until when, and why
+        # Daemons that are not asked again before that time, and their last error.
+        self._silent: dict[Hashable, tuple[float, NsqError]] = {}
         self._lock = threading.Lock()
         urls = [http_url(text, NSQD_HTTP_PORT) for text in addresses.nsqd_http]
-        self._logins = {shown_url(url): url for url in urls}  # those given, with password
+        self._logins = {shown_url(url): url for url in urls}  # with passwords
         tcp_addresses = [parse_address(text) for text in addresses.nsqd_tcp]
-        if len(urls) >= len(tcp_addresses):  # fewer are not those of all: one would be overlooked
+        # Fewer HTTP than TCP addresses cannot cover all nsqd: then each TCP address is tried.
+        if len(urls) >= len(tcp_addresses):
             tcp_addresses = []
         self.names: dict[str, str] = {}
         self.remembered: Nsqds = {}
         self.aliases: dict[str, str] = {}
-        self._other_names: dict[str, list[str]] = {}  # by address, as ``names``
-        self._identities: dict[str, _Identity] = {}  # of those that share a port
+        self._other_names: dict[str, list[str]] = {}  # by address
+        self._identities: dict[str, _Identity] = {}  # of nsqd that share a port
         self.proven: dict[str, Address] = {}
         self._unproven = {
             url: tcp
@@ -154,9 +157,8 @@ class Cluster:
             if (url := http_url(str(Address(tcp.host, min(tcp.port + HTTP_PORT_OFFSET, 65535))), 0))
             not in self._logins
         }
-        # the nsqd that were given, by HTTP address
         self.given = [short_address(url) for url in {**self._logins, **self._unproven}]
-        self._infos: dict[str, dict[str, Any]] = {}  # what those given say of themselves
+        self._infos: dict[str, dict[str, Any]] = {}  # /info of the given nsqd
         self._lookupd_urls = [http_url(text, LOOKUPD_HTTP_PORT) for text in addresses.lookupd_http]
         self.lookupds = self._clients_of_lookupds()
 
@@ -164,14 +166,14 @@ class Cluster:
         return {short_address(url): self._access.nsqlookupd(url) for url in self._lookupd_urls}
 
     def _renew(self) -> None:
-        """Go on with certificates and secret as their files are now."""
+        """Use the certificates and the secret that are in their files now."""
         if self._renewed is None or (access := self._renewed()) == self._access:
             return
         with self._lock:
-            before = [*self._clients.values(), *self.lookupds.values()]
+            old_clients = [*self._clients.values(), *self.lookupds.values()]
             self._access, self._clients = access, {}
             self.lookupds = self._clients_of_lookupds()
-        for client in before:
+        for client in old_clients:
             client.close()
 
     def close(self) -> None:
@@ -187,69 +189,75 @@ class Cluster:
         self.close()
 
     def fetch_nodes(self) -> Answers[list[KnownNode]]:
-        """Ask every nsqlookupd for /nodes; answers by its address, and who did not answer."""
+        """Ask every nsqlookupd for /nodes."""
         return self.ask(self.lookupds, NsqlookupdHTTPClient.nodes)
 
     def nsqds(self) -> tuple[Nsqds, list[DaemonFailure]]:
-        """Find the nsqd: those given, and those that any nsqlookupd announces.
+        """Find the nsqd that are given or that any nsqlookupd announces.
 
-        Returns them with the failures of nsqlookupd, and of nsqd that are not the ones meant.
+        The failures are those of nsqlookupd, and of nsqd that are not the ones the user named.
         """
         return self.discover_nsqds()[1:]
 
     def discover_nsqds(self) -> tuple[dict[str, list[KnownNode]], Nsqds, list[DaemonFailure]]:
-        """Find the nsqd as `nsqds` does; return what each nsqlookupd knows, too."""
+        """Find the nsqd as `nsqds` does; return the answers of nsqlookupd as well."""
         self._renew()
         answers, failures = self.fetch_nodes()
-        announced = [known.node for nodes in answers.values() for known in nodes]
-        found, impostors = self.nsqds_among(announced)
-        return answers, found, [*failures, *impostors]
+        announced = [entry.node for entries in answers.values() for entry in entries]
+        nsqds, impostors = self.nsqds_among(announced)
+        return answers, nsqds, [*failures, *impostors]
 
     def nsqds_among(self, nodes: Sequence[ProducerNode] = ()) -> tuple[Nsqds, list[DaemonFailure]]:
-        """Return the nsqd given, the ``nodes`` announced, and failures to be the nsqd meant."""
+        """Return the given and the announced nsqd, and the given ones that are another nsqd."""
         given = {address: self.nsqd(address) for address in self.given}
-        found, impostors = self.ask(given, self._name)
+        names, impostors = self.ask(given, self._name)
         unproven = {short_address(url): tcp for url, tcp in list(self._unproven.items())}
-        # those, too, that do not say their name just now
-        found = {at: self.names.get(at, "") for at in given if at not in unproven} | found
-        # with another HTTP port some are given, or announced, too
-        known = {self.reachable(node.tcp) for node in nodes if node.http}
-        known |= {given[at].tcp_beside(i) for at, i in self._infos.items() if at not in self.proven}
-        doubtful = {address for address, tcp in unproven.items() if tcp not in known}
-        impostors = [each for each in impostors if each.address in doubtful]
-        own = set(found.values())
-        others = {
+        # A given nsqd is part of the cluster even if it does not answer now.
+        names = {at: self.names.get(at, "") for at in given if at not in unproven} | names
+        # An nsqd may also be given, or announced, with another HTTP port.
+        reachable = {self.reachable(node.tcp) for node in nodes if node.http}
+        reachable |= {
+            given[at].tcp_beside(i) for at, i in self._infos.items() if at not in self.proven
+        }
+        doubtful = {address for address, tcp in unproven.items() if tcp not in reachable}
+        impostors = [failure for failure in impostors if failure.address in doubtful]
+        taken = set(names.values())
+        announced = {
             short_address(self._access.url_of(node.http)): node.http
             for node in nodes
-            if node.http is not None and str(node.http) not in own
+            if node.http is not None and str(node.http) not in taken
         }
-        # those given that announce another HTTP port than they have (-broadcast-http-port)
-        names = {str(node.http) for node in nodes}
-        strange = {at: info for at, info in self._infos.items() if found[at] not in names}
-        hosts = {info["broadcast_address"] for info in strange.values()}
-        alike = {at: self.nsqd(at) for at, http in others.items() if http.host in hosts}
-        for address, info in self.ask(alike, NsqdHTTPClient.info)[0].items():
-            if same := [at for at, own in strange.items() if own == info and at != address]:
-                found |= dict.fromkeys(same, str(others.pop(address)))
-        found |= {address: str(http) for address, http in others.items()}
-        self._leave_out_aliases(found)
-        self.names |= found
-        return {address: self.nsqd(address) for address in found}, impostors
+        # A given nsqd may announce another HTTP port than it has (-broadcast-http-port).
+        announced_names = {str(node.http) for node in nodes}
+        unlisted = {
+            at: info for at, info in self._infos.items() if names[at] not in announced_names
+        }
+        hosts = {info["broadcast_address"] for info in unlisted.values()}
+        candidates = {at: self.nsqd(at) for at, http in announced.items() if http.host in hosts}
+        for address, info in self.ask(candidates, NsqdHTTPClient.info)[0].items():
+            if same := [
+                at for at, given_info in unlisted.items() if given_info == info and at != address
+            ]:
+                names |= dict.fromkeys(same, str(announced.pop(address)))
+        names |= {address: str(http) for address, http in announced.items()}
+        self._leave_out_aliases(names)
+        self.names |= names
+        return {address: self.nsqd(address) for address in names}, impostors
 
-    def _leave_out_aliases(self, found: dict[str, str]) -> None:
-        """Keep one address of each nsqd in ``found``: one that was given, or that is known already,
-        or else its present name."""
-        addresses = {*self.remembered, *found}
+    def _leave_out_aliases(self, names: dict[str, str]) -> None:
+        """Keep one address of each nsqd in ``names``: a given one, else one asked before, else
+        its present name."""
+        addresses = {*self.remembered, *names}
         ports = Counter(map(_port_of, addresses))
         shared = {address for address in addresses if ports[_port_of(address)] > 1}
-        # A new address may belong to an nsqd that has restarted, and an old one to another by now
+        # A new address may belong to an nsqd that has restarted, and an old one to another nsqd.
         is_new = not shared <= self._identities.keys()
         doubtful = shared if is_new else shared & {*self.aliases, *self.aliases.values()}
         if len(doubtful) > MAX_WORKERS:
             # More than workers: nsqd that hang would cost several time-outs.
             doubtful = set()
-        asked = {address: self.nsqd(address) for address in doubtful}
-        answers, failures = self.ask(asked, NsqdHTTPClient.info)
+        clients = {address: self.nsqd(address) for address in doubtful}
+        answers, failures = self.ask(clients, NsqdHTTPClient.info)
         self._identities |= {address: _identity(address, info) for address, info in answers.items()}
         for failure in failures:
             self._identities.pop(failure.address, None)
@@ -262,37 +270,39 @@ class Cluster:
             kept = min(
                 same,
                 key=lambda address: (
-                    address not in found,
+                    address not in names,
                     address not in self.given,
                     address not in self.names,
-                    found.get(address) != identity.name,
+                    names.get(address) != identity.name,
                 ),
             )
-            if len(same) > 1 and kept in found:
-                others = [address for address in same if address != kept]
-                aliases |= dict.fromkeys(others, kept)
-                other_names[kept] = [found.pop(other) for other in others if other in found]
+            if len(same) > 1 and kept in names:
+                duplicates = [address for address in same if address != kept]
+                aliases |= dict.fromkeys(duplicates, kept)
+                other_names[kept] = [names.pop(other) for other in duplicates if other in names]
         self.aliases = aliases | {
             other: kept for other, kept in self.aliases.items() if kept not in addresses
         }
         self._other_names = other_names | {
-            kept: names for kept, names in self._other_names.items() if kept not in addresses
+            kept: others for kept, others in self._other_names.items() if kept not in addresses
         }
 
     def names_of(self, address: str) -> list[str]:
-        """Return all names of an nsqd at nsqlookupd; that of its present address comes first."""
+        """Return all names of an nsqd at nsqlookupd, the one of its present address first."""
         names = [self.names.get(address, ""), *self._other_names.get(address, ())]
         return list(filter(None, names))
 
-    def entries(self, known: Mapping[str, Iterable[KnownNode]]) -> dict[str, dict[str, KnownNode]]:
-        """Return what each nsqlookupd knows of an nsqd, by the first name of that."""
+    def entries(
+        self, answers: Mapping[str, Iterable[KnownNode]]
+    ) -> dict[str, dict[str, KnownNode]]:
+        """Return the entries of each nsqd by its first name, each by nsqlookupd."""
         firsts = {
             name: self.names.get(address, "")
-            for address, others in self._other_names.items()
-            for name in others
+            for address, aliases in self._other_names.items()
+            for name in aliases
         }
         entries: dict[str, dict[str, KnownNode]] = {}
-        for lookupd, nodes in known.items():
+        for lookupd, nodes in answers.items():
             for entry in nodes:
                 name = str(entry.node.http)
                 of_nsqd = entries.setdefault(firsts.get(name) or name, {})
@@ -307,9 +317,9 @@ class Cluster:
         required: bool = True,
         nsqds: Nsqds | None = None,
     ) -> Answers[R]:
-        """Put one question to every nsqd, or to ``nsqds`` where they are known already.
+        """Ask every nsqd, or only ``nsqds``, one question.
 
-        Raises the first failure when no daemon answers, unless an answer is not ``required``.
+        Raises the first failure if no daemon answers, unless an answer is not ``required``.
         """
         failures: list[DaemonFailure] = []
         if not nsqds:
@@ -322,7 +332,7 @@ class Cluster:
 
     @property
     def timeout_s(self) -> float:
-        """How long a question may take."""
+        """The time limit for one question."""
         return self._access.timeout_s
 
     def remember(self, nsqds: Nsqds) -> None:
@@ -330,43 +340,43 @@ class Cluster:
         self.remembered = nsqds
 
     def keep_only(self, nsqds: Nsqds) -> None:
-        """Close the connections to all nsqd but these and those given, and forget these clients.
+        """Close the connections to all nsqd except these and the given ones.
 
-        Who asks again and again says so after each look: every nsqd that ever left would keep one,
-        and its last error.
+        A long-running caller does so after each discovery. Otherwise every nsqd that ever left
+        would keep a connection and its last error.
         """
         now_s = time.monotonic()
-        for whom, (until_s, _) in list(self._silent.items()):
+        for key, (until_s, _) in list(self._silent.items()):
             if until_s <= now_s:
-                self._silent.pop(whom, None)
+                self._silent.pop(key, None)
         for address in {*self.names, *self._identities}.difference(self.given, nsqds):
             self.names.pop(address, None)
             self._identities.pop(address, None)
         kept = {http_url(address, NSQD_HTTP_PORT) for address in (*self.given, *nsqds)}
         with self._lock:
-            left = [self._clients.pop(url) for url in list(self._clients) if url not in kept]
-        for client in left:
+            unused = [self._clients.pop(url) for url in list(self._clients) if url not in kept]
+        for client in unused:
             client.close()
 
     def reachable(self, announced: Address) -> Address:
-        """Return where an nsqd that announces this TCP address is connected to."""
+        """Return the address at which an nsqd that announces this TCP address is reached."""
         return self._access.reachable(announced)
 
     def tcp_address(self, address: str, info: Mapping[str, Any]) -> str:
-        """Return where to connect to the nsqd at an HTTP address, which says ``info`` of itself.
+        """Return the TCP address of the nsqd at an HTTP address, whose answer to /info is ``info``.
 
-        One that was given is there, too, unless the address map has what it announces.
+        A given nsqd is reached at its given host, unless the address map has the announced address.
         """
         announced = Address(info["broadcast_address"], info["tcp_port"])
-        place = self.reachable(announced)
-        if place == announced and address in self.given:
-            place = self.nsqd(address).tcp_beside(info)
-        return str(place)
+        reachable = self.reachable(announced)
+        if reachable == announced and address in self.given:
+            reachable = self.nsqd(address).tcp_beside(info)
+        return str(reachable)
 
     def ask(self, clients: Mapping[str, C], question: Callable[[C], R]) -> Answers[R]:
-        """Put one question to several daemons at once; answers by address, and failures.
+        """Ask several daemons one question at the same time.
 
-        All of them together have the time that one has.
+        All of them together have the time limit of one.
         """
         latest_s = time.monotonic() + self.timeout_s
         try:
@@ -386,30 +396,29 @@ class Cluster:
                 failures.append(DaemonFailure(address, exc))
         return answers, failures
 
-    def ask_one(self, whom: Hashable, question: Callable[[], R], latest_s: float) -> R:
-        """Put a question to a daemon, until ``latest_s`` on the monotonic clock.
+    def ask_one(self, key: Hashable, question: Callable[[], R], latest_s: float) -> R:
+        """Ask a daemon one question, until ``latest_s`` on the monotonic clock.
 
-        Who does not answer in time is not asked again for as long: it fails as before. ``whom`` is
-        its address, with what is asked where other questions may take longer.
+        A daemon that does not answer in time is not asked again for as long, and fails with the
+        same error. ``key`` is its address, together with the question if others may take longer.
         """
         from nsqtools.http.exchange import within
 
-        until_s, failure = self._silent.get(whom, (0.0, None))
+        until_s, failure = self._silent.get(key, (0.0, None))
         if failure is not None and time.monotonic() < until_s:
             raise failure.with_traceback(None)
         try:
             with within(latest_s):
                 return question()
         except DeadlineExceeded as exc:
-            self._silent[whom] = time.monotonic() + self.timeout_s, exc
+            self._silent[key] = time.monotonic() + self.timeout_s, exc
             raise
 
     def _name(self, client: NsqdHTTPClient) -> str:
-        """Return what an nsqd announces itself as, where that can matter: else it is not asked.
+        """Return the name under which an nsqd announces itself, or "" if nobody needs it.
 
-        It can where nsqlookupd may name the same nsqd, or it may be one of those given by TCP
-        address, which must not count twice; and for the HTTP port beside such an address, until it
-        is proven to belong to it.
+        It is needed where nsqlookupd may announce the same nsqd, which must not count twice, and
+        for an nsqd that was given by TCP address, until its HTTP port is proven.
         """
         tcp = self._unproven.get(client.url)
         if not (self._unproven or self.lookupds):
@@ -437,7 +446,7 @@ class Cluster:
         return str(Address(info["broadcast_address"], info["http_port"]))
 
     def nsqd(self, address: str) -> NsqdHTTPClient:
-        """Return the client of an nsqd, made once."""
+        """Return the client of an nsqd; it is created once."""
         url = http_url(address, NSQD_HTTP_PORT)
         with self._lock:
             if url not in self._clients:
@@ -464,11 +473,11 @@ def _port_of(address: str) -> int | None:
 
 
 def short_address(url: str) -> str:
-    """Return how a daemon is shown to people: ``host:port``, or a URL of https or without port."""
-    shown = shown_url(url)
-    return shown.removeprefix("http://") if urlsplit(shown).port else shown
+    """Return a daemon as people see it: ``host:port``, or a URL of https or without a port."""
+    text = shown_url(url)
+    return text.removeprefix("http://") if urlsplit(text).port else text
 
 
 def nsqd_address(text: str) -> str:
-    """Return how the nsqd at an address that was given is shown. Raises `ConfigurationError`."""
+    """Return a given nsqd as people see it. Raises `ConfigurationError`."""
     return short_address(http_url(text, NSQD_HTTP_PORT))

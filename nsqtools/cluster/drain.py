@@ -1,12 +1,12 @@
-"""Move what is left on one nsqd to another, before the first is retired.
+"""Move the remaining messages of an nsqd to another one before the first is retired.
 
-Each message is published to its topic on the other nsqd, and finished here only when that is
-confirmed: nothing is lost; when the connection breaks in between, a message can be there twice. A
-new message has a new id and timestamp, and no attempts.
+Each message is published to its topic on the other nsqd, and finished here only after that is
+confirmed. So none is lost, but if the connection breaks in between, a message may be published
+twice. The copy has a new id and timestamp, and no attempts.
 
-The trap is that NSQ publishes to topics and not to channels: on the other nsqd every channel of the
-topic gets the message, even one that had finished it. So a topic with several channels is left
-alone; `one_channel` moves the messages of each to its consumers.
+Trap: NSQ publishes to topics and not to channels. On the other nsqd every channel of the topic gets
+the message, even if it had finished it here. So a topic with several channels is left alone;
+`one_channel` moves the messages of each channel to its consumers.
 """
 
 from __future__ import annotations
@@ -30,84 +30,83 @@ from nsqtools.protocol.text import counted
 log = logging.getLogger("nsqtools")
 
 DRAIN_CHANNEL = "nsq-drain"
-"""Takes what waits in a topic without channels; deleted when it is empty."""
+"""Gets the messages that wait in a topic without channels; deleted when it is empty."""
 
+# nsqd delivers a waiting message within milliseconds, so a second without one means that none
+# waits. Then the statistics decide.
 IDLE_S = 1.0
 
 
 class Move(NamedTuple):
-    """The messages of one topic; ``channel`` is the one that holds them, "" for the topic's own.
+    """The messages of one topic. ``channel`` holds them, or "" if the topic itself does.
 
-    ``growing`` is the channel that gets them on the other nsqd, with what is to be known of it.
+    ``receiver`` is the channel that gets them on the other nsqd, with a note if it is paused.
     """
 
     topic: str
     channel: str
     messages: int
-    growing: str = ""
+    receiver: str = ""
 
     def line(self) -> str:
-        """The move in words."""
+        """Return the move in words."""
         channel = f" from {self.channel}" if self.channel else ""
-        growing = f"; they go to {self.growing}" if self.growing else ""
-        what = counted(self.messages, "message")
-        return f"move about {what} of topic {self.topic}{channel}{growing}"
+        receiver = f"; they go to {self.receiver}" if self.receiver else ""
+        messages = counted(self.messages, "message")
+        return f"move about {messages} of topic {self.topic}{channel}{receiver}"
 
 
 class DrainPlan(NamedTuple):
-    """What can be moved, and a line for each queue that cannot, with the reason."""
+    """The possible moves, and a line for each queue that cannot be moved, with the reason."""
 
     moves: tuple[Move, ...]
     left: tuple[str, ...]
 
 
 def plan_moves(source: Iterable[TopicStats], target: Iterable[TopicStats]) -> DrainPlan:
-    """Decide what to move, from the statistics of both nsqd. Pure."""
-    there = {
+    """Plan the moves from the statistics of both nsqd. Pure."""
+    target_channels = {
         topic.topic_name: {channel.channel_name: channel.paused for channel in topic.channels}
         for topic in target
     }
     moves, left = [], []
     for topic in source:
         name = topic.topic_name
-        # those of a drain that was interrupted, or left what is deferred, are the topic's own
+        # An earlier drain may have left `DRAIN_CHANNEL`: its messages are the topic's own.
         is_bare = all(channel.channel_name == DRAIN_CHANNEL for channel in topic.channels)
         waiting = topic.depth + (sum(map(messages_of, topic.channels)) if is_bare else 0)
         if topic.paused and (waiting or is_bare):
-            mend = f" by a drain that was killed, or by you (nsq topic unpause {name})"
-            why = mend if is_bare else ""
-            left.append(f"topic {name} is paused{why}, with {counted(waiting, 'message')} in it")
+            cause = f" by a drain that was killed, or by you (nsq topic unpause {name})"
+            cause = cause if is_bare else ""
+            left.append(f"topic {name} is paused{cause}, with {counted(waiting, 'message')} in it")
         channels = () if is_bare else topic.channels
         holding = []
         for channel in channels:
             if not messages_of(channel) or is_ephemeral(channel.channel_name):
                 continue
             if channel.paused:
-                kept = messages_of(channel)
-                left.append(f"channel {name}/{channel.channel_name} is paused, with {kept} in it")
+                count = messages_of(channel)
+                left.append(f"channel {name}/{channel.channel_name} is paused, with {count} in it")
             else:
                 holding.append(channel)
         if topic.paused or not is_bare:
             waiting = 0
         if not holding and not waiting:
             continue
-        paused = there.get(name, {})  # whether the channels on the other nsqd are
-        known = sorted({*paused, *(channel.channel_name for channel in channels)})
+        paused = target_channels.get(name, {})
+        receivers = sorted({*paused, *(channel.channel_name for channel in channels)})
         messages = waiting + sum(map(messages_of, holding))
-        if len(known) > 1:
-            left.append(f"topic {name} has {len(known)} channels, with {messages} messages")
+        if len(receivers) > 1:
+            left.append(f"topic {name} has {len(receivers)} channels, with {messages} messages")
             continue
-        growing = [f"{name}/{each}{' (paused)' if paused.get(each) else ''}" for each in known]
+        receiver = "".join(f"{name}/{c}{' (paused)' if paused.get(c) else ''}" for c in receivers)
         holder = holding[0].channel_name if holding else ""
-        moves.append(Move(name, holder, messages, *growing))
+        moves.append(Move(name, holder, messages, receiver))
     return DrainPlan(tuple(moves), tuple(left))
 
 
 class Drain:
-    """One move from nsqd to nsqd. `run` it on one thread; `stop` it from any.
-
-    Both are given by their HTTP clients; their TCP ports are asked for.
-    """
+    """Moves messages from one nsqd to another. `run` it on one thread; `stop` it from any."""
 
     def __init__(
         self, source: NsqdHTTPClient, target: NsqdHTTPClient, options: ClientOptions
@@ -120,23 +119,24 @@ class Drain:
         self.bare: list[str] = []  # topics that had `DRAIN_CHANNEL`
 
     def stop(self) -> None:
-        """Ask `run` to end after the present batch."""
+        """Make `run` end after the present batch."""
         self._stopped.set()
 
     def plan(self) -> DrainPlan:
-        """Look at both nsqd and decide.
+        """Plan the moves.
 
-        Raises `ConfigurationError` when they are the same one, and `NsqError` for a target that is
-        not well.
+        Raises `ConfigurationError` if both nsqd are the same one, and `NsqError` for a target with
+        a full disk.
         """
-        if self._source.info() == self._target.info():  # an address may have several names
+        # One nsqd may have several addresses.
+        if self._source.info() == self._target.info():
             raise ConfigurationError("an nsqd cannot be drained into itself")
-        source, target = (each.stats() for each in (self._source, self._target))
+        source, target = self._source.stats(), self._target.stats()
         require_well(self._target)
         plan = plan_moves(source.topics or (), target.topics or ())
         if source.is_well:
             return plan
-        # nsqd moves the messages of a topic without channels to one, and would drop them
+        # The messages of a topic without channels have to move to a channel, and would be dropped.
         bare = [
             f"topic {move.topic} has no channel, and its nsqd is not well ({source.health})"
             for move in plan.moves
@@ -146,10 +146,10 @@ class Drain:
         return DrainPlan(moves, (*plan.left, *bare))
 
     def run(self, plan: DrainPlan) -> int:
-        """Carry the plan out; return how many messages are left on the source.
+        """Carry out the plan; return the number of messages left on the source.
 
-        Messages that arrive meanwhile are moved too; those in flight or deferred stay. Raises
-        what publishing raises; every message that was not published is still on the source.
+        Messages that arrive meanwhile are moved too; messages in flight or deferred stay. Raises
+        the errors of publishing; every message that was not published is still on the source.
         """
         with Producer(tcp_address(self._target), self._options) as producer:
             for move in plan.moves:
@@ -173,17 +173,18 @@ class Drain:
     def _remove_channel(self, topic: str) -> None:
         """Delete `DRAIN_CHANNEL`, unless it has messages: deferred ones, or new ones."""
         try:
-            # what is published from here on stays in it; it may be paused where this fails, too
+            # Messages published from here on stay in the paused topic. Even if this fails, the
+            # topic may be paused.
             self._source.administer("pause", topic)
             topics = self._source.stats(topic).topics or ()
-            if not any(messages_of(channel) for each in topics for channel in each.channels):
+            if not any(messages_of(channel) for stats in topics for channel in stats.channels):
                 self._source.administer("delete", topic, DRAIN_CHANNEL)
                 self.bare.append(topic)
         finally:
             try:
                 self._source.administer("unpause", topic)
             except NsqError as exc:
-                # an ephemeral topic goes with its last channel
+                # An ephemeral topic is deleted with its last channel.
                 if not (isinstance(exc, HTTPError) and exc.status == 404):
                     log.warning("topic %s may still be paused: nsq topic unpause %s", topic, topic)
                     raise
@@ -208,14 +209,15 @@ class Drain:
                 batch.finish()
 
     def _waits(self, topic: str, channel: str) -> bool:
-        """Tell whether there is something to deliver: a busy nsqd is silent, too."""
+        """Return whether a message waits for delivery: a busy nsqd is silent, too."""
         topics = self._source.stats(topic, channel).topics or ()
         return any(
-            not each.paused and (each.depth or any(c.depth and not c.paused for c in each.channels))
-            for each in topics
+            not stats.paused
+            and (stats.depth or any(c.depth and not c.paused for c in stats.channels))
+            for stats in topics
         )
 
 
 def tcp_address(nsqd: NsqdHTTPClient) -> str:
-    """Where the nsqd takes TCP connections: at the host of its HTTP address."""
+    """Return the TCP address of an nsqd, at the host of its HTTP address."""
     return str(nsqd.tcp_beside(nsqd.info()))

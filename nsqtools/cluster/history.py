@@ -1,19 +1,18 @@
-"""What a cluster did in the last six hours, in bounded memory: for `nsq web`.
+"""The last six hours of a cluster in bounded memory, for `nsq web`.
 
     history = History(interval_s=2.0)
     history.add(sample)                                   # each sample, as it is taken
     history.series([("", "clicks", "archive")], "finish", since_s=time.time() - 3600)
 
-Kept are a point for each sample for 12 minutes (at 2 s), one for every 10 s for an hour, and one
-for every minute for 6 hours; these for each topic and channel of all nsqd together, each nsqd as a
-whole, and everything together. Coarser points are means.
+It keeps a point for each sample for 12 minutes (at 2 s), one for every 10 s for an hour, and one
+for every minute for 6 hours. There is a series for each topic and channel on all nsqd together, for
+each nsqd as a whole, and for the cluster. Coarser points are means.
 
-A frame is one moment of all series together: for each quantity a column of doubles, one for each
-series, compressed. A column without traffic takes almost nothing; a series with traffic takes at
-most 90 kB.
+A frame is one moment of all series: for each quantity a compressed column of doubles, one for each
+series. A column without traffic takes almost nothing; a series with traffic takes at most 90 kB.
 
-Trap: a place in the columns is given to another series when all places are taken, so a place knows
-since when it belongs to its series; older numbers in it are not its own.
+Trap: when all places in the columns are taken, a place passes to another series. So each place has
+the time since which it belongs to its series; older numbers in it belong to another one.
 """
 
 from __future__ import annotations
@@ -34,13 +33,14 @@ from nsqtools.cluster.sampling import Sample
 log = logging.getLogger("nsqtools")
 
 QUANTITIES = ("depth", "in_flight", "clients", "ingress", "finish", "requeue", "latency")
-"""What is kept of a queue. ``requeue`` has those messages in it that timed out, as everywhere.
-``latency`` is seconds, of the highest percentile of nsqd, and is not kept of sums."""
+"""The quantities of a queue. ``requeue`` includes time-outs, as everywhere. ``latency`` is the
+highest percentile of nsqd in seconds, and sums have none."""
 
 MAX_SERIES = 20_000
 MAX_POINTS = 360  # of each level
 COARSER_STEPS_S = (10.0, 60.0)
-GAP_S = 90.0  # a pause that is longer shows as a gap: of three samples, or of three steps
+# A pause of more than three samples, or three steps, shows as a gap.
+GAP_S = 90.0
 
 Values = tuple[float, ...]
 
@@ -66,9 +66,8 @@ class History:
     def __init__(self, *, interval_s: float = 2.0) -> None:
         steps = [interval_s, *(step_s for step_s in COARSER_STEPS_S if step_s > interval_s)]
         self._lock = threading.Lock()
-        # where a series is in the columns, and from when on (seconds since 1970)
+        # The place of each series in the columns, and since when (seconds since 1970).
         self._places: dict[Key, tuple[int, float]] = {}
-        # the finest first
         self._levels = [Level(step_s, step_s * MAX_POINTS, deque()) for step_s in steps]
         self._is_full = False
 
@@ -84,11 +83,10 @@ class History:
     ) -> list[tuple[float, float | None]]:
         """Return points of (seconds since 1970, value) from ``since_s`` on, the oldest first.
 
-        A key is (node, topic, channel): ``("", topic, channel)`` a queue on all nsqd, ``(node, "",
-        "")`` one nsqd, ``("", "", "")`` everything together. Several are summed up; of latencies
-        the worst counts. None is a gap. The points lie the closer the shorter that time is. Nothing
-        for a series that is not known; ``ValueError`` for a quantity that is not one of
-        `QUANTITIES`.
+        A key is (node, topic, channel): ``("", topic, channel)`` is a queue on all nsqd, ``(node,
+        "", "")`` one nsqd, and ``("", "", "")`` the cluster. Several keys are summed up, or the
+        worst of their latencies counts. None is a gap. A shorter time has closer points. The result
+        is empty for an unknown series. Raises ``ValueError`` for an unknown quantity.
         """
         column = QUANTITIES.index(quantity)
         with self._lock:
@@ -96,31 +94,31 @@ class History:
             frames, step_s = self._since(since_s)
         begin_s = min((from_s for _, from_s in places), default=math.inf)
         join = max if quantity == "latency" else sum
-        shown: list[tuple[float, float | None]] = []
+        points: list[tuple[float, float | None]] = []
         before_s = math.inf
         for at_s, columns in frames:
             if at_s < begin_s:
                 continue
             values = _unpacked(columns[column])
-            known = [
+            numbers = [
                 values[number]
                 for number, from_s in places
                 if at_s >= from_s and number < len(values) and values[number] == values[number]
             ]
-            if at_s - before_s > max(GAP_S, 3 * step_s) and shown[-1][1] is not None:
-                shown.append(((before_s + at_s) / 2, None))
-            shown.append((at_s, join(known) if known else None))
+            if at_s - before_s > max(GAP_S, 3 * step_s) and points[-1][1] is not None:
+                points.append(((before_s + at_s) / 2, None))
+            points.append((at_s, join(numbers) if numbers else None))
             before_s = at_s
-        return shown
+        return points
 
     def _add(self, at_s: float, values: Mapping[Key, Values]) -> None:
-        """Add a moment. After a clock was set back what lies in its future is forgotten."""
+        """Add a frame. If the clock was set back, the frames of its future are dropped."""
         finest = self._levels[0].frames
         if finest and finest[-1].at_s >= at_s:
             of_all = self._places.items()
             self._places = {key: (place, min(from_s, at_s)) for key, (place, from_s) in of_all}
         self._assign(values, at_s)
-        # by the place, which is not the order of the dict once a place has changed hands
+        # Ordered by place, which is not the order of the dict after a place has passed on.
         rows: list[Values] = [(math.nan,) * len(QUANTITIES)] * len(self._places)
         for key, (number, _) in self._places.items():
             if key in values:
@@ -137,7 +135,7 @@ class History:
                 level.frames.popleft()
 
     def _assign(self, present: Mapping[Key, Values], at_s: float) -> None:
-        """Give a place to the new ones; the longest known of those that are gone make room."""
+        """Give places to new series; the oldest series that have gone make room."""
         fresh = [key for key in present if key not in self._places]
         room = MAX_SERIES - len(self._places)
         gone = [key for key in self._places if key not in present] if len(fresh) > room else []
@@ -154,22 +152,22 @@ class History:
     def _since(self, since_s: float) -> tuple[list[Frame], float]:
         """Return frames from that time on, and how far apart the oldest are.
 
-        They are of the finest level that is kept that long, with finer ones after its last.
+        The frames are of the finest level that reaches back so far, followed by finer ones.
         """
         finest = self._levels[0].frames
         now_s = finest[-1].at_s if finest else since_s
         finer = [level for level in self._levels if now_s - level.keep_s > since_s]
-        wanted = self._levels[: len(finer) + 1]
+        levels = self._levels[: len(finer) + 1]
         frames: list[Frame] = []
         begin_s = since_s
-        for level in reversed(wanted):
+        for level in reversed(levels):
             frames += [frame for frame in level.frames if frame.at_s >= begin_s]
             begin_s = frames[-1].at_s + level.step_s / 2 if frames else since_s
-        return frames, wanted[-1].step_s
+        return frames, levels[-1].step_s
 
 
 def _average(finer: Sequence[Frame], level: Level, now_s: float) -> None:
-    """Average the last bucket of a level, if it is over and not done yet."""
+    """Append the mean of the last bucket to a level, once the bucket is complete."""
     if not finer or now_s // level.step_s == finer[-1].at_s // level.step_s:
         return
     bucket = finer[-1].at_s // level.step_s
@@ -181,7 +179,7 @@ def _average(finer: Sequence[Frame], level: Level, now_s: float) -> None:
 
 
 def _mean(columns: tuple[bytes, ...]) -> bytes:
-    """Return the column of the means of some columns, which grow. NaN is left out."""
+    """Return the means of columns, which may become longer with time. NaN is left out."""
     if len(set(columns)) == 1:
         return columns[0]
     unpacked = [_unpack(column) for column in columns]
@@ -192,8 +190,8 @@ def _mean(columns: tuple[bytes, ...]) -> bytes:
     for moments in zip(*unpacked, strict=True):
         total, count = sum(moments), len(moments)
         if math.isnan(total):
-            known = [value for value in moments if not math.isnan(value)]
-            total, count = sum(known) if known else math.nan, len(known) or 1
+            numbers = [value for value in moments if not math.isnan(value)]
+            total, count = sum(numbers) if numbers else math.nan, len(numbers) or 1
         means.append(total / count)
     return _pack(means)
 
@@ -207,7 +205,7 @@ def _unpack(column: bytes) -> array[float]:
 
 
 _unpacked = functools.lru_cache(256)(_unpack)
-"""For those who do not change a column: a page shows the trends of fifty queues at once."""
+"""Cached, for callers that do not change the column: a page shows the trends of fifty queues."""
 
 
 def _values_of(row: QueueRow) -> Values:
@@ -218,7 +216,7 @@ def _values_of(row: QueueRow) -> Values:
 
 
 def _sums_of_nodes(rows: Iterable[QueueRow]) -> dict[Key, Values]:
-    """Return the values of each nsqd as a whole, and of all together under node ""."""
+    """Return the values of each nsqd as a whole, and of the cluster under node ""."""
     nodes: defaultdict[str, list[QueueRow]] = defaultdict(list)
     for row in rows:
         nodes[row.node].append(row)
@@ -227,6 +225,6 @@ def _sums_of_nodes(rows: Iterable[QueueRow]) -> dict[Key, Values]:
     for node, queues in nodes.items():
         sums = sums_of(queues)
         moved = (sums.ingress, sums.finish, sums.requeue)
-        known = (math.nan if each is None else each for each in moved)
-        values[node, "", ""] = (sums.depth, sums.in_flight, sums.clients, *known, math.nan)
+        rates = (math.nan if rate is None else rate for rate in moved)
+        values[node, "", ""] = (sums.depth, sums.in_flight, sums.clients, *rates, math.nan)
     return values

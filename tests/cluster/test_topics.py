@@ -69,7 +69,7 @@ def test_lookupd_leads_to_the_nsqd_and_a_dead_one_is_noted(
         check_subscription(report, "mine#ephemeral")
 
 
-def test_each_trouble_is_reported_when_it_begins_changes_and_ends_also_by_a_thousand_topics(
+def test_a_problem_is_logged_when_it_begins_changes_and_ends_also_for_a_thousand_topics(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change_log = ChangeLog()
@@ -85,7 +85,7 @@ def test_each_trouble_is_reported_when_it_begins_changes_and_ends_also_by_a_thou
     assert caplog.messages == reported
 
     caplog.clear()
-    monkeypatch.setattr(discovery, "_said", {})
+    monkeypatch.setattr(discovery, "_reported_failures", {})
     caplog.set_level(logging.INFO)
     for _ in range(1000):
         discovery._report_failure("http://a:4161", ConnectionFailed("refused"))
