@@ -38,7 +38,7 @@ from pathlib import Path
 
 from nsqtools.archive.journal import Journal, TopicLock, journals_below, stem_of
 from nsqtools.archive.part_file import recover
-from nsqtools.archive.storage import failing
+from nsqtools.archive.place import translating_errors
 from nsqtools.archive.topic_archiver import Quota, Scheduled, TopicArchiver, Turns
 from nsqtools.archive.topic_writer import (
     ArchiveSettings,
@@ -214,7 +214,7 @@ class Archiver:
         end: End | None = None
         Scheduled(self._turns, lambda: None).soon()  # without a thread none could end
         try:
-            with failing("use", self._settings.directories.work):
+            with translating_errors("use", self._settings.directories.work):
                 self._settings.directories.make()
                 self._settings.directories.try_out()
                 for path in recover(self._settings.directories):
@@ -310,7 +310,7 @@ class Archiver:
         now = settings.moment(time.time())
         stem = settings.naming.stem(topic, now, now)  # a topic may be called ".."
         directories.check_name(stem)
-        with failing("use", directories.work), ExitStack() as undo:
+        with translating_errors("use", directories.work), ExitStack() as undo:
             lock = TopicLock(self._folder_locks, directories.work, topic, channel)
             undo.callback(lock.release)
             journal = Journal(

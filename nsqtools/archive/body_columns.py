@@ -32,7 +32,7 @@ import pyarrow
 from pyarrow import compute, string, types
 
 from nsqtools.archive.columns import KEYS_OF, message_schema, one_array, read_json
-from nsqtools.archive.storage import failing
+from nsqtools.archive.place import translating_errors
 from nsqtools.errors import ConfigurationError
 from nsqtools.records.envelope import BodyKind
 
@@ -493,7 +493,7 @@ def load_schema(source: Path | str) -> dict[str, Any]:
     """
     is_text = isinstance(source, str) and source.lstrip().startswith("{")
     shown = "the schema" if is_text else str(source)
-    with failing("read", shown):
+    with translating_errors("read", shown):
         text = str(source) if is_text else Path(source).read_bytes()
     try:
         document = json.loads(text)

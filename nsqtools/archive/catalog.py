@@ -17,10 +17,9 @@ from typing import NamedTuple
 
 from nsqtools.archive.finding import ArchiveFile, Wanted, all_of, find_archives, of_each
 from nsqtools.archive.layout import Member, folder_of, partition_of
-from nsqtools.archive.location import Location
 from nsqtools.archive.members import CorruptError
+from nsqtools.archive.place import Place, translating_errors
 from nsqtools.archive.reader import look_at, read_messages, rows_of
-from nsqtools.archive.storage import failing
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.text import NS
@@ -120,7 +119,7 @@ def by_slot(sources: Iterable[Source]) -> dict[Slot, list[Source]]:
     return found
 
 
-def sources_of(places: Iterable[Location], wanted: Wanted = all_of) -> list[Source]:
+def sources_of(places: Iterable[Place], wanted: Wanted = all_of) -> list[Source]:
     """Return all finished files of some places, each once: of two copies the one with more.
 
     Raises `NsqError`.
@@ -154,7 +153,7 @@ def each_source(archives: Iterable[ArchiveFile], wanted: Wanted) -> Iterator[Sou
             key = archive.shown
         begin = repr(spans[:1])
         if head is None and not scan.damage:
-            with failing("read", archive.shown):
+            with translating_errors("read", archive.shown):
                 begin = archive.storage.digest(archive.name, scan.size)
         archive = replace(archive, members=None if scan.is_cut else scan.members)
         source = Source(archive, key, scan.size, None, spans, begin=begin, damage=scan.damage)
@@ -214,7 +213,7 @@ def _sources_in(archive: ArchiveFile) -> list[Source]:
     others = tuple((name, at) for name, at in table.partition.items() if name not in PARTITIONS)
     source = Source(archive, shown, table.bytes, topic, (), others)
     try:
-        with failing("read", shown):
+        with translating_errors("read", shown):
             found = rows_of(archive)
     except CorruptError as exc:
         return [replace(source, is_timed=False, damage=str(exc))]

@@ -54,8 +54,13 @@ from nsqtools.archive.catalog import (
 from nsqtools.archive.delta import DeltaCatalog, TableFile, is_table, refuse_other_form
 from nsqtools.archive.finding import Inputs, files_in_folder, files_in_table
 from nsqtools.archive.layout import INDEX, MANIFEST, Member, aside
-from nsqtools.archive.lease import Held, held
-from nsqtools.archive.location import Location, StoredPlace, absolute, refuse_nested
+from nsqtools.archive.place import (
+    Place,
+    PlaceLock,
+    map_concurrently,
+    refuse_nested,
+    translating_errors,
+)
 from nsqtools.archive.reader import why_unfinished
 from nsqtools.archive.slices import (
     NOTES,
@@ -71,8 +76,6 @@ from nsqtools.archive.slices import (
     run_job,
     unreadable,
 )
-from nsqtools.archive.storage import failing, read_json, side_by_side
-from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
 from nsqtools.files.scratch import environment
 from nsqtools.records.envelope import BodyKind
@@ -213,7 +216,7 @@ class Compaction:
     def __init__(
         self,
         inputs: Inputs,
-        output: Location | None,
+        output: Place | None,
         selection: Selection,
         settings: Settings,
         *,
@@ -232,13 +235,12 @@ class Compaction:
         else:
             for place in inputs.places:
                 refuse_nested("--output", output, place)
-        self.output = absolute(output)
-        self.storage = open_storage(str(self.output))
+        self.output = output.absolute()
         self._now_s = time.time() if now_s is None else now_s
-        with failing("read", self.output):
+        with translating_errors("read", self.output):
             self._check(is_delta=is_delta)
         self.table = DeltaCatalog(str(self.output)) if is_delta else None
-        self._place = Held()
+        self._place = PlaceLock()
         self.sources: list[Source] = []
         self.partitions: list[Partition] = []
         self.grown: list[Source] = []
@@ -248,11 +250,11 @@ class Compaction:
 
     def _check(self, *, is_delta: bool) -> None:
         """Refuse a place that holds something else."""
-        refuse_other_form(self.storage, "--format", is_delta=is_delta)
-        entries, folders = self.storage.children("")
+        refuse_other_form(self.output, "--format", is_delta=is_delta)
+        entries, folders = self.output.children("")
         names = (*(entry.name for entry in entries), *folders)
         shown = {name for name in names if not name.startswith(".")}
-        if shown and NOTES not in shown and not is_table(self.storage):
+        if shown and NOTES not in shown and not is_table(self.output):
             raise ConfigurationError(
                 f"{self.output} holds files that compaction did not write",
                 hint="Give a place of its own, or one that nsq archive compact has written.",
@@ -325,7 +327,7 @@ class Compaction:
         if self._inputs.parquet or self._inputs.archives:
             read += [each for partition in work for each in partition.sources if each.is_parquet]
         some = list({each.shown: each for each in read if not each.damage}.values())
-        schemas += side_by_side(columns_in, some)
+        schemas += map_concurrently(columns_in, some)
         known: dict[str, pyarrow.Field] = {}
         for column in chain.from_iterable(schemas):
             if column.name in RESERVED:
@@ -371,7 +373,7 @@ class Compaction:
                 continue
             grew = False
             if slot.day is None:  # bare bodies that were appended to would come again
-                with failing("read", each.shown):
+                with translating_errors("read", each.shown):
                     grew = bool(taken) or has_grown(each.file, place_of(each.key), names)
             (self.grown if grew else new).append(each)
         return ("done" if not new else "late" if there else "new"), new, []
@@ -395,10 +397,10 @@ class Compaction:
         def is_wanted(partition: Mapping[str, str | None]) -> bool:
             return (partition.get("topic"), partition.get("date")) in folders
 
-        with failing("read", self.output):
+        with translating_errors("read", self.output):
             root, found = files_in_table(str(self.output), is_wanted)
             if found is None:
-                found = files_in_folder(root, self.storage, list(self.storage.list()), is_wanted)
+                found = files_in_folder(root, self.output, list(self.output.list()), is_wanted)
         there = by_slot(each_source(found, is_wanted))
         return {slot: some for slot, some in there.items() if slot in slots}
 
@@ -407,14 +409,15 @@ class Compaction:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other compactions out of the output."""
-        with held(self.output, f"{NOTES}/lock") as self._place:
-            if not isinstance(self.output, StoredPlace):
-                if list(self.output.glob("_staging/topic=*/date=*.replaced")):
+        with self.output.lock(f"{NOTES}/lock") as self._place:
+            if not self.output.is_remote:
+                folder = self.output.path
+                if list(folder.glob("_staging/topic=*/date=*.replaced")):
                     raise OutputError(
                         f"an earlier version was killed while it replaced a day in {self.output}",
                         hint="Run nsq spark compact of that version once: it puts the day back.",
                     )
-                for draft in (self.output / STAGING).glob("*.parquet"):  # of a run that was killed
+                for draft in (folder / STAGING).glob("*.parquet"):  # of a run that was killed
                     draft.unlink(missing_ok=True)
             yield
 
@@ -465,15 +468,15 @@ class Compaction:
         names = note.get("files", {}) | {file.path: file.bytes for file in files}
         begins = note.get("begins", {}) | {each.key: each.begin for each in partition.sources}
         document = {"version": 1, "sources": sources, "files": names, "begins": begins}
-        with failing("write", self.output):
-            self.storage.put(self._note_name(partition.slot), json.dumps(document).encode())
+        with translating_errors("write", self.output):
+            self.output.put(self._note_name(partition.slot), json.dumps(document).encode())
 
     def _note_name(self, slot: Slot) -> str:
         return f"{NOTES}/{slot.folder}.json"
 
     def _note(self, slot: Slot) -> dict[str, Any]:
-        with failing("read", self.output):
-            return dict(read_json(self.storage, self._note_name(slot)) or {})
+        with translating_errors("read", self.output):
+            return dict(self.output.read_json(self._note_name(slot)) or {})
 
     # -- what is needless then ------------------------------------------------------------------
 
@@ -495,7 +498,7 @@ class Compaction:
             reasons = [first.damage]
             if first.file.head is None and first.topic is None:
                 reasons.append("it has neither messages nor an index, so it may not be an archive")
-            with failing("read", first.shown):
+            with translating_errors("read", first.shown):
                 reasons.append(why_unfinished(first.file))
             why_not = (self._why_not(first, slot, notes[slot]) for slot in slots)
             if reason := next(filter(None, chain(reasons, why_not)), ""):
@@ -509,10 +512,10 @@ class Compaction:
             return f"not all of it is compacted: {slot.topic} on {slot.day}"
         for name, size in note["files"].items() if self.table is None else ():
             try:
-                if self.storage.stat(name).size != size:
-                    return f"{self.storage.where(name)} has changed"
+                if self.output.stat(name).size != size:
+                    return f"{self.output / name} has changed"
             except FileNotFoundError:
-                return f"{self.storage.where(name)} is missing"
+                return f"{self.output / name} is missing"
         return ""
 
 
@@ -524,7 +527,7 @@ def _noted(note: Mapping[str, Any], source: Source) -> int | None:
         return size
     if source.damage or source.file.head is not None:
         return None
-    with failing("read", source.shown):
+    with translating_errors("read", source.shown):
         return size if source.file.storage.digest(source.file.name, size) == before else None
 
 
@@ -535,7 +538,7 @@ def delete_archive(source: Source) -> bool:
     Raises as `failure_of` says.
     """
     storage, name, listed = source.file.storage, source.file.name, source.file.entry
-    with failing("delete", source.shown), suppress(FileNotFoundError):
+    with translating_errors("delete", source.shown), suppress(FileNotFoundError):
         if source.is_parquet or listed is None or why_unfinished(source.file):
             return False
         if storage.stat(name).version == listed.version:

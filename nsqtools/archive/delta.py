@@ -23,13 +23,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from nsqtools.archive.storage import LocalStorage, Storage, failing, failure_of
-from nsqtools.archive.storage_objects import ObjectStorage, error_of, open_storage
+from nsqtools.archive.place import Place, failure_of, translating_errors
+from nsqtools.archive.storage_objects import error_of
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.files.durable import sync_data, sync_folder
 from nsqtools.files.opening import NotRegularError, open_to_read
@@ -94,12 +93,12 @@ class TableFile:
     partition: Partition = field(default_factory=dict)
 
 
-def is_table(storage: Storage) -> bool:
+def is_table(storage: Place) -> bool:
     """Return whether a Delta table lies there. Raises ``OSError``."""
     return any("/." not in each.name for each in storage.list(LOG))  # as killed runs left it
 
 
-def refuse_other_form(storage: Storage, option: str, *, is_delta: bool) -> None:
+def refuse_other_form(storage: Place, option: str, *, is_delta: bool) -> None:
     """Refuse to go on in another form: nothing would read both, and what is there, or what comes,
     would be missing. Raises `ConfigurationError` and ``OSError``."""
     if is_table(storage):
@@ -138,10 +137,9 @@ class DeltaCatalog:
     def __init__(self, uri: str, options: Mapping[str, str] | None = None) -> None:
         import deltalake  # noqa: F401 - who needs it only later learns it before the work
 
-        self.storage = open_storage(uri, options)
-        is_local = isinstance(self.storage, LocalStorage)
-        url = self.storage.url
-        place = str(Path(url).absolute()) if is_local else url.replace("s3a://", "s3://", 1)
+        self.storage = Place.parse(uri, options)
+        is_local = not self.storage.is_remote
+        place = str(self.storage.absolute()).replace("s3a://", "s3://", 1)
         if escape := _ESCAPE.search(place):  # delta-rs looks below a decoded name
             raise ConfigurationError(
                 f"{place} cannot be a Delta table: {escape[0]} is in its name",
@@ -165,8 +163,8 @@ class DeltaCatalog:
         from deltalake.exceptions import DeltaError
 
         self._check_store()
-        if isinstance(self.storage, LocalStorage):
-            self.storage.root.mkdir(0o750, parents=True, exist_ok=True)
+        if not self.storage.is_remote:
+            self.storage.path.mkdir(0o750, parents=True, exist_ok=True)
         with self._failing():
             try:
                 DeltaTable.create(
@@ -295,7 +293,7 @@ class DeltaCatalog:
                 if removed:
                     there = {each.path for each in _files_of(table)}
                     if gone := [each.path for each in removes if each.path not in there]:
-                        raise OutputError(f"{self.storage.where(gone[0])} is not in the table now")
+                        raise OutputError(f"{self.storage / gone[0]} is not in the table now")
                 try:
                     table.create_write_transaction(
                         [*added, *removed],
@@ -316,8 +314,8 @@ class DeltaCatalog:
 
     def _sync_log(self) -> None:
         """Make commits durable on a local disk: delta-rs leaves that to the system."""
-        if isinstance(self.storage, LocalStorage):
-            log = self.storage.root / LOG
+        if not self.storage.is_remote:
+            log = self.storage.path / LOG
             for name in sorted(os.listdir(log))[-NEWEST:]:
                 with suppress(FileNotFoundError, NotRegularError), open_to_read(log / name) as file:
                     sync_data(file.fileno())
@@ -326,7 +324,7 @@ class DeltaCatalog:
     # -- how it is reached ----------------------------------------------------------------------
 
     def _options(self) -> dict[str, str]:
-        return self.storage.of_delta_rs() if isinstance(self.storage, ObjectStorage) else {}
+        return self.storage.for_delta_rs()
 
     def _table(self, access: _Access = _Access.READ) -> DeltaTable:
         """Open the table; the only way to it. Raises `ConfigurationError` for one that we would
@@ -362,10 +360,10 @@ class DeltaCatalog:
 
     def _check_store(self) -> None:
         """Refuse a store where one writer may overwrite the commit of another."""
-        if self._is_checked or isinstance(self.storage, LocalStorage):
+        if self._is_checked or not self.storage.is_remote:
             return
         name = f".nsqtools-{token_hex(8)}"
-        with failing("use", self.storage.url):
+        with translating_errors("use", self.storage.url):
             try:
                 for data in (b"1", b"2"):
                     self.storage.put_if_absent(name, data)

@@ -48,17 +48,15 @@ from nsqtools.archive.layout import (
     partition_of,
     split_head,
 )
-from nsqtools.archive.location import Location, StoredPlace, absolute, file_at, parse_place
-from nsqtools.archive.storage import (
+from nsqtools.archive.place import (
     ChangedError,
     DeniedError,
     Entry,
-    LocalStorage,
-    Storage,
-    failing,
-    side_by_side,
+    LocalPlace,
+    Place,
+    map_concurrently,
+    translating_errors,
 )
-from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import ConfigurationError, NotFoundError, OutputError
 from nsqtools.files.opening import NotRegularError, walk
 from nsqtools.records.naming import EXTENSIONS
@@ -75,7 +73,7 @@ class ArchiveFile:
     ``entry`` is what a listing said of a finished file: what is read must still be that.
     """
 
-    storage: Storage
+    storage: Place
     name: str
     members: list[Member] | None
     head: Head | None = None
@@ -88,23 +86,21 @@ class ArchiveFile:
     @classmethod
     def at(cls, path: Path, index: Index) -> ArchiveFile:
         """Return the file at a local path."""
-        return cls(LocalStorage(path.parent), path.name, index.members, index.head)
+        return cls(LocalPlace(path.parent), path.name, index.members, index.head)
 
     @property
     def shown(self) -> str:
         """Its path or URL."""
-        return self.storage.where(self.name)
+        return str(self.storage / self.name)
 
     @property
     def path(self) -> Path:
         """Its path. Raises `ConfigurationError` for one in an object store."""
-        if not isinstance(self.storage, LocalStorage):
-            raise ConfigurationError(f"{self.shown} is not a local file")
-        return self.storage.root / self.name
+        return (self.storage / self.name).path
 
     @property
     def is_remote(self) -> bool:
-        return not isinstance(self.storage, LocalStorage)
+        return self.storage.is_remote
 
     @property
     def is_in_progress(self) -> bool:
@@ -173,13 +169,13 @@ def all_of(_: Partition) -> bool:
 
 def of_each(look: Callable[[ArchiveFile], Seen], found: Sequence[ArchiveFile]) -> Iterator[Seen]:
     """Look at files, at many in a store at a time."""
-    return side_by_side(look, found, is_remote=any(archive.is_remote for archive in found))
+    return map_concurrently(look, found, is_remote=any(archive.is_remote for archive in found))
 
 
 @contextmanager
 def _looking_at(place: object) -> Iterator[None]:
     """Raise `NotFoundError` for what is not there, and else as `failure_of` says."""
-    with failing("read", place):
+    with translating_errors("read", place):
         try:
             yield
         except FileNotFoundError as exc:
@@ -205,48 +201,47 @@ def find_archives(places: Sequence[Path | str], wanted: Wanted = all_of) -> list
 
 def _in_progress(place: str) -> list[Entry]:
     """Return the files in progress of a directory. Raises as `find_archives`."""
-    storage, found = open_storage(place), list[Entry]()
-    if isinstance(storage, LocalStorage):
-        for folder, names in walk(storage.root):
+    storage, found = Place.parse(place), list[Entry]()
+    if not storage.is_remote:
+        for folder, names in walk(storage.path):
             for path in (folder / name for name in names if is_hidden(name, PART)):
                 with _looking_at(place), suppress(FileNotFoundError):  # finished in this moment
-                    found.append(storage.stat(path.relative_to(storage.root).as_posix()))
+                    found.append(storage.stat(path.relative_to(storage.path).as_posix()))
     return list(filter(_is_in_progress, found))
 
 
 def _find(place: str, in_progress: Sequence[Entry], wanted: Wanted) -> list[ArchiveFile]:
-    storage = open_storage(place)
+    storage = Place.parse(place)
     root, in_table = files_in_table(place, wanted)
     if in_table is not None:
         return in_table
-    if isinstance(storage, LocalStorage) and not storage.root.is_dir():
-        return [_named(LocalStorage(storage.root.parent), storage.root.name)]
-    unreadable: list[ArchiveFile] = []
-    if isinstance(storage, LocalStorage):
-        listed = []
-        for entry, error in storage.list_readable():
-            if error is None:
-                listed.append(entry)
-            elif is_shown(entry.name):
-                reason = f"cannot be read ({error.strerror})"
-                unreadable.append(ArchiveFile(storage, entry.name, None, problem=reason))
-    else:
-        listed = list(storage.list())
+    if not storage.may_be_folder():
+        return [_named(storage)]
+    unreadable, listed = list[ArchiveFile](), list[Entry]()
+    for entry, error in storage.list_readable():
+        if error is None:
+            listed.append(entry)
+        elif is_shown(entry.name):
+            reason = f"cannot be read ({error.strerror})"
+            unreadable.append(ArchiveFile(storage, entry.name, None, problem=reason))
     listed.sort(key=_order)
-    at = parse_place(place)
-    if not listed and isinstance(at, StoredPlace) and at.key:  # not an empty bucket
-        return [_named(open_storage(str(at.parent)), at.name)]
+    if not listed and _may_be_object(storage):
+        return [_named(storage)]
     if _is_of_parquet(listed):
         return files_in_folder(root, storage, listed, wanted)
     names = {entry.name for entry in listed}
     files = [*(entry for entry in listed if is_shown(entry.name)), *in_progress]
     indexed = partial(_with_index, storage, names=names)
-    is_remote = not isinstance(storage, LocalStorage)
-    return [*side_by_side(indexed, files, is_remote=is_remote), *unreadable]
+    return [*map_concurrently(indexed, files, is_remote=storage.is_remote), *unreadable]
 
 
-def _named(storage: Storage, name: str) -> ArchiveFile:
-    return _with_index(storage, storage.stat(name), is_named=True)
+def _may_be_object(place: Place) -> bool:
+    """Return whether a place without objects below it may be an object: a bucket is none."""
+    return place.is_remote and bool(place.name)
+
+
+def _named(place: Place) -> ArchiveFile:
+    return _with_index(place.parent, place.parent.stat(place.name), is_named=True)
 
 
 def _is_in_progress(entry: Entry) -> bool:
@@ -267,7 +262,7 @@ def is_shown(name: str) -> bool:
 
 
 def _with_index(
-    storage: Storage, entry: Entry, names: Collection[str] = (), *, is_named: bool = False
+    storage: Place, entry: Entry, names: Collection[str] = (), *, is_named: bool = False
 ) -> ArchiveFile:
     """Return a file with its index, if it has one: among the listed ``names``, or since.
 
@@ -286,13 +281,13 @@ def _with_index(
             table = _parquet(storage, entry, names)
         elif (foreign := why_foreign("" if is_named else entry.name, beginning)).reason:
             raise ConfigurationError(
-                f"cannot read {storage.where(entry.name)} as an archive ({foreign.reason})",
+                f"cannot read {storage / entry.name} as an archive ({foreign.reason})",
                 hint=foreign.remedy,
             )
     return ArchiveFile(storage, entry.name, None, entry=known, table=table)
 
 
-def read_index(storage: Storage, name: str, *, is_listed: bool) -> bytes | None:
+def read_index(storage: Place, name: str, *, is_listed: bool) -> bytes | None:
     """Return what an index holds, None where there is none. Raises ``OSError``."""
     try:
         return storage.read(name)
@@ -307,7 +302,7 @@ def read_index(storage: Storage, name: str, *, is_listed: bool) -> bytes | None:
         return b""
 
 
-def _parquet(storage: Storage, entry: Entry, names: Collection[str]) -> TableFile:
+def _parquet(storage: Place, entry: Entry, names: Collection[str]) -> TableFile:
     """Return what its manifest says of a file, and its folders. Raises ``OSError``."""
     manifest = aside(entry.name, MANIFEST)
     said: dict[str, int] = {}
@@ -315,12 +310,12 @@ def _parquet(storage: Storage, entry: Entry, names: Collection[str]) -> TableFil
         with suppress(FileNotFoundError, DeniedError, ValueError):
             said = json.loads(storage.read(manifest))
     rows, least, most = (said.get(key) for key in ("messages", "min_ts", "max_ts"))
-    above = partition_of(storage.where(entry.name))  # a place may lead into partitions
+    above = partition_of(str(storage / entry.name))  # a place may lead into partitions
     at = {key: above[key] for key in ("topic", "date") if key in above} | partition_of(entry.name)
     return TableFile(entry.name, entry.size, rows, least, most, at)
 
 
-def _beginning(storage: Storage, entry: Entry) -> bytes:
+def _beginning(storage: Place, entry: Entry) -> bytes:
     """Return the first bytes of a file, none of what reading it will report."""
     with suppress(FileNotFoundError, ChangedError, NotRegularError, PermissionError):
         return storage.read_range(entry.name, 0, BEGINNING_SIZE) if entry.size else b""
@@ -339,7 +334,7 @@ def _is_of_others(name: str) -> bool:
 
 
 def files_in_folder(
-    root: Location, storage: Storage, listed: Sequence[Entry], wanted: Wanted
+    root: Place, storage: Place, listed: Sequence[Entry], wanted: Wanted
 ) -> list[ArchiveFile]:
     """Return the files that count of a place of Parquet, in order.
 
@@ -347,31 +342,32 @@ def files_in_folder(
     """
     names = {entry.name for entry in listed}
     found = _parquet_entries(root, listed, wanted)
-    is_remote = not isinstance(storage, LocalStorage)
-    tables = side_by_side(partial(_parquet, storage, names=names), found, is_remote=is_remote)
+    tables = map_concurrently(
+        partial(_parquet, storage, names=names), found, is_remote=storage.is_remote
+    )
     return [
         ArchiveFile(storage, entry.name, None, entry=entry, table=table)
         for entry, table in zip(found, tables, strict=True)
     ]
 
 
-def _has_log(place: Location, is_given: bool) -> bool:
-    if isinstance(place, Path) and not place.is_dir():
+def _has_log(place: Place, is_given: bool) -> bool:
+    if not place.may_be_folder():
         return False
     try:
-        return is_table(open_storage(str(place)))
+        return is_table(place)
     except DeniedError:  # who may list the given folder only
         if is_given:
             raise
         return False
 
 
-def _is_file(place: Location) -> bool:
+def _is_file(place: Place) -> bool:
     """Whether a place that is called like a file is one: Spark's folders may be, too."""
-    if isinstance(place, Path):
-        return not place.is_dir()
+    if not place.is_remote:
+        return not place.may_be_folder()
     with suppress(DeniedError):  # to who may read the file alone
-        return next(iter(place.below()), None) is None
+        return next(place.list(), None) is None
     return True
 
 
@@ -382,17 +378,17 @@ def _all_in(url: str) -> list[TableFile]:
 def files_in_table(
     place: str,
     wanted: Wanted = all_of,
-    has_log: Callable[[Location, bool], bool] = _has_log,
+    has_log: Callable[[Place, bool], bool] = _has_log,
     all_in: Callable[[str], list[TableFile]] = _all_in,
-) -> tuple[Location, list[ArchiveFile] | None]:
+) -> tuple[Place, list[ArchiveFile] | None]:
     """Return the place above the partitions that a place leads into; of a lone file its folder.
 
     If that is a Delta table, whatever the folders that it lies in are called, then also the files
     that count in it of the place, else None. Raises `NsqError` and ``OSError``.
     """
-    at = absolute(parse_place(place))
+    at = Place.parse(place).absolute()
     folder = at.parent if at.name.endswith(".parquet") and _is_file(at) else at
-    above: list[Location] = [folder, *folder.parents]
+    above: list[Place] = [folder, *folder.parents]
     ends = [number for number, each in enumerate(above) if "=" in each.name]
     nearest = above[: ends[-1] + 2 if ends else 1]
     root = next((each for each in nearest if has_log(each, each == at)), None)
@@ -401,7 +397,7 @@ def files_in_table(
     inside = "" if root == at else str(at)[len(str(root)) + 1 :]
     if inside and _is_of_others(inside):  # logs that have not landed yet
         return root, None
-    storage = open_storage(str(root) if inside else place)
+    storage = Place.parse(str(root) if inside else place)
     if not inside:
         files = DeltaCatalog(storage.url).files(wanted=wanted)
     else:
@@ -416,13 +412,13 @@ def files_in_table(
     return root, [ArchiveFile(storage, each.path, None, table=each) for each in files]
 
 
-def _parquet_entries(root: Location, listed: Iterable[Entry], wanted: Wanted) -> list[Entry]:
+def _parquet_entries(root: Place, listed: Iterable[Entry], wanted: Wanted) -> list[Entry]:
     """Return the ``wanted`` Parquet files that count, of a listing, in order.
 
     Where Spark's file sink has a log, at the ``root``, they are those that it names. Raises
     ``OSError`` and `OutputError`.
     """
-    counting = committed(open_storage(str(root)))
+    counting = committed(root)
     return [
         entry
         for entry in sorted(listed, key=lambda each: each.name)
@@ -450,7 +446,7 @@ def _is_of_parquet(listed: Iterable[Entry]) -> bool:
     return has_some
 
 
-def committed(output: Storage) -> set[str] | None:
+def committed(output: Place) -> set[str] | None:
     """Return the names of the files that count; None where Spark's sink keeps no log.
 
     That of a file is made up by Spark, so that it is enough without its directory. Raises
@@ -469,19 +465,19 @@ def committed(output: Storage) -> set[str] | None:
                     raise ValueError(f"it is of version {version}")
                 known |= {json.loads(line)["path"].rpartition("/")[2] for line in lines}
             except (ValueError, KeyError, TypeError) as exc:
-                raise OutputError(f"cannot read {output.where(name)} ({exc})") from exc
+                raise OutputError(f"cannot read {output / name} ({exc})") from exc
     return known
 
 
-def table_files(places: Iterable[Location], wanted: Wanted = all_of) -> dict[Location, list[str]]:
+def table_files(places: Iterable[Place], wanted: Wanted = all_of) -> dict[Place, list[str]]:
     """Return the files that count of Parquet and Delta tables, by the root that they are below.
 
     A place may lead into partitions, or be a file. Raises `NsqError`.
     """
-    found: dict[Location, list[str]] = {}
+    found: dict[Place, list[str]] = {}
     has_log, all_in = cache(_has_log), cache(_all_in)  # of a thousand files of one table
-    for place in map(absolute, places):
-        with failing("read", place):
+    for place in (place.absolute() for place in places):
+        with translating_errors("read", place):
             root, in_table = files_in_table(str(place), wanted, has_log, all_in)
             inside = "" if root == place else str(place)[len(str(root)) + 1 :]
             names = found.setdefault(root, [])
@@ -490,7 +486,7 @@ def table_files(places: Iterable[Location], wanted: Wanted = all_of) -> dict[Loc
             elif inside.endswith(".parquet"):
                 names += [inside] if wanted(partition_of(inside)) else []
             else:
-                listed = open_storage(str(root)).list(inside)
+                listed = root.list(inside)
                 names += [each.name for each in _parquet_entries(root, listed, wanted)]
     return {root: list(dict.fromkeys(names)) for root, names in found.items()}
 
@@ -502,39 +498,37 @@ def table_files(places: Iterable[Location], wanted: Wanted = all_of) -> dict[Loc
 class Inputs:
     """Where messages are. Made by `find_inputs`."""
 
-    archives: tuple[Location, ...] = ()
-    parquet: tuple[Location, ...] = ()
-    delta: tuple[Location, ...] = ()
+    archives: tuple[Place, ...] = ()
+    parquet: tuple[Place, ...] = ()
+    delta: tuple[Place, ...] = ()
 
     @property
-    def places(self) -> tuple[Location, ...]:
+    def places(self) -> tuple[Place, ...]:
         """All of them."""
         return (*self.archives, *self.parquet, *self.delta)
 
 
-def find_inputs(paths: Sequence[Location]) -> Inputs:
+def find_inputs(paths: Sequence[Place]) -> Inputs:
     """Separate archives from Parquet and Delta; a place of both is read as archives are.
 
     Raises `NotFoundError`, and as `failure_of` says.
     """
-    found: dict[str, list[Location]] = {"archives": [], "parquet": [], "delta": []}
-    for path in map(absolute, paths):
+    found: dict[str, list[Place]] = {"archives": [], "parquet": [], "delta": []}
+    for path in (path.absolute() for path in paths):
         with _looking_at(path):
             found[_kind(path)].append(path)
     return Inputs(**{kind: tuple(places) for kind, places in found.items()})
 
 
-def _kind(place: Location) -> str:
+def _kind(place: Place) -> str:
     """Return of what kind a place is. Raises ``OSError``."""
-    is_folder = not isinstance(place, Path) or place.is_dir()
-    storage = open_storage(str(place))
-    if is_folder and is_table(storage):
+    is_folder = place.may_be_folder()
+    if is_folder and is_table(place):
         return "delta"
-    listed = storage.list() if is_folder else iter(())
+    listed = place.list() if is_folder else iter(())
     if (first := next(listed, None)) is not None:
         return "parquet" if _is_of_parquet(chain([first], listed)) else "archives"
-    if is_folder and not (isinstance(place, StoredPlace) and place.key):
+    if is_folder and not _may_be_object(place):
         return "archives"
-    file, name = file_at(place)
-    beginning = file.read_range(name, 0, len(PARQUET_MAGIC))
+    beginning = place.read_range("", 0, len(PARQUET_MAGIC))
     return "parquet" if beginning == PARQUET_MAGIC else "archives"

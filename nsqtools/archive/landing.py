@@ -42,7 +42,7 @@ from uuid import uuid4
 from nsqtools.archive.body_columns import fields_of, json_schema
 from nsqtools.archive.delta import TableFile
 from nsqtools.archive.finding import ArchiveFile
-from nsqtools.archive.storage_objects import open_storage
+from nsqtools.archive.place import Place
 from nsqtools.archive.table import Draft, Table, TablePlan, TableWriter, Unfit, stem_of
 from nsqtools.archive.upload import (
     HURRIED_S,
@@ -213,7 +213,7 @@ class Landings(Uploads):
         max_local_bytes: int | None,
         on_landed: Callable[[str], None] = lambda place: None,
     ) -> None:
-        storage = open_storage(plan.url, plan.options)
+        storage = Place.parse(plan.url, plan.options)
         super().__init__(UploadPlan(directory, storage, plan.host, deletes=True), max_local_bytes)
         self._table = plan
         self._process: subprocess.Popen[bytes] | None = None  # begun when it is first asked
@@ -302,7 +302,7 @@ class Landings(Uploads):
                 self._failed(first, exc)
                 continue
             self._count_unfit(landed.unfit)
-            for place in [self._plan.storage.where(file.path) for file in landed.files]:
+            for place in [str(self._plan.storage / file.path) for file in landed.files]:
                 log.info("landed %s", place)
                 self._on_landed(place)
             for path in batch:

@@ -26,39 +26,37 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from nsqtools.archive.location import Location, StoredPlace
-from nsqtools.archive.storage import FOLDER_MODE, failing
+from nsqtools.archive.place import Place, PlaceLock, locked_error, translating_errors
 from nsqtools.errors import NsqError, OutputError
-from nsqtools.files.opening import closing_fd, lock_file
 
 SUFFIX = ".json"
 
 
-class StoredNumbers:
+class NumberedObjects:
     """The objects ``000000000001.json`` and so on at a ``place``; `number` is the last of ours.
 
     All methods raise ``OSError``.
     """
 
-    def __init__(self, place: StoredPlace, number: int = 0) -> None:
+    def __init__(self, place: Place, number: int = 0) -> None:
         self.place = place
         self.number = number
 
     def latest(self) -> int:
         """Return the greatest number there is, 0 for none."""
-        names = [entry.name.removesuffix(SUFFIX) for entry in self.place.below()]
+        names = [entry.name.removesuffix(SUFFIX) for entry in self.place.list()]
         return max(map(int, filter(str.isdecimal, names)), default=0)
 
     def read(self, number: int) -> bytes:
         """Return what an object holds. Raises `FileNotFoundError` when it was followed up."""
-        return self.place.storage.read(self._key(number))
+        return self.place.read(self._name(number))
 
     def append(self, data: bytes) -> None:
         """Write the next number, and delete the one before it.
 
         Raises `FileExistsError` when another process has gone on from there.
         """
-        self.place.storage.put_if_absent(self._key(self.number + 1), data)
+        self.place.put_if_absent(self._name(self.number + 1), data)
         if self.latest() != self.number + 1:
             self._delete(self.number + 1)
             raise FileExistsError(errno.EEXIST, "another process has gone on", str(self.place))
@@ -66,12 +64,12 @@ class StoredNumbers:
         if before:
             self._delete(before)
 
-    def _key(self, number: int) -> str:
-        return (self.place / f"{number:012d}{SUFFIX}").key
+    def _name(self, number: int) -> str:
+        return f"{number:012d}{SUFFIX}"
 
     def _delete(self, number: int) -> None:
         with suppress(OSError):  # it says nothing any more
-            self.place.storage.delete(self._key(number))
+            self.place.delete(self._name(number))
 
 
 log = logging.getLogger("nsqtools")
@@ -81,29 +79,16 @@ LEASE_S = 20.0
 POLL_S = 0.5
 
 
-class Held:
-    """A place that this run has alone. ``descriptors`` are locked: a child may inherit them."""
-
-    def __init__(self, *descriptors: int) -> None:
-        self.descriptors = descriptors
-
-    def check(self) -> None:
-        """Raise `OutputError` when another run has it: then nothing more may be published."""
-
-    def need(self) -> None:
-        """Raise why the place was lost, if that is known; cheaper than `check`."""
-
-
-class Lease(Held):
+class Lease(PlaceLock):
     """The right to write to a place, while it is renewed. `check` before anything is published.
 
     Methods raise `OutputError` when another run has it, and as `failure_of` says.
     """
 
-    def __init__(self, place: StoredPlace, *, renew_s: float = RENEW_S) -> None:
+    def __init__(self, place: Place, *, renew_s: float = RENEW_S) -> None:
         super().__init__()
         self._place = place
-        self._numbers = StoredNumbers(place)
+        self._numbers = NumberedObjects(place)
         holder = f"{socket.gethostname()}, process {os.getpid()}"
         self._holder = {"holder": holder, "token": uuid.uuid4().hex}
         self._renew_s = renew_s
@@ -117,23 +102,23 @@ class Lease(Held):
         Raises `OutputError` when another run has it.
         """
         deadline_s = time.monotonic() + lease_s
-        with failing("read", self._place):
+        with translating_errors("read", self._place):
             first = self._numbers.latest()
             while (latest := self._numbers.latest()) and not self._said(latest).get("released"):
                 if latest != first:
-                    raise _taken(self._place)
+                    raise locked_error(self._place)
                 if time.monotonic() > deadline_s:
                     break
                 time.sleep(POLL_S)
         self._numbers.number = latest
         self.renew()
 
-    def need(self) -> None:
+    def raise_if_lost(self) -> None:
         if self._lost is not None:
             raise self._lost
 
     def check(self) -> None:
-        self.need()
+        self.raise_if_lost()
         self.renew()
 
     def keep(self, lease_s: float = LEASE_S) -> None:
@@ -161,7 +146,7 @@ class Lease(Held):
     def renew(self, *, released: bool = False) -> None:
         """Write the next number. Raises `OutputError`."""
         data = json.dumps({**self._holder, "released": released}).encode()
-        with _mutex, failing("write", self._place):
+        with _mutex, translating_errors("write", self._place):
             try:
                 try:
                     self._numbers.append(data)
@@ -170,7 +155,7 @@ class Lease(Held):
                         raise
                     self._numbers.append(data)
             except FileExistsError:
-                self._lost = _taken(self._place)
+                self._lost = locked_error(self._place)
                 raise self._lost from None
         self._renewed_s = time.monotonic()
 
@@ -193,41 +178,22 @@ class Lease(Held):
             raise OutputError(f"cannot read {self._place} ({exc})") from exc
 
 
-def _taken(place: Location) -> OutputError:
-    return OutputError(
-        f"another run writes to {place}",
-        hint="Wait until it has ended; one that was killed is noticed after some seconds.",
-    )
-
-
 _mutex = threading.Lock()
 
 
 @contextmanager
-def held(root: Location, name: str) -> Iterator[Held]:
-    """Have a place alone: in a directory by a lock on the file ``name``, in a store by a lease.
-
-    Raises `OutputError` when another run has it, and as `failure_of` says.
-    """
-    if isinstance(root, StoredPlace):
-        lease = Lease(root / name)
-        lease.take()
-        keeper = threading.Thread(target=lease.keep, name="nsq-lease", daemon=True)
-        keeper.start()
+def hold_lease(place: Place, name: str) -> Iterator[PlaceLock]:
+    """Hold the lease of a place, whose objects are in the folder ``name``. See `Place.lock`."""
+    lease = Lease(place / name)
+    lease.take()
+    keeper = threading.Thread(target=lease.keep, name="nsq-lease", daemon=True)
+    keeper.start()
+    try:
+        yield lease
+    finally:
         try:
-            yield lease
-        finally:
-            try:
-                lease.release()
-            except NsqError as error:  # it ends by itself; what the run ends with is what counts
-                log.warning("%s", error)
-            keeper.join()
-        return
-    path = root / name
-    with failing("write", path):
-        path.parent.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
-        descriptor = lock_file(path)
-    if descriptor is None:
-        raise _taken(root)
-    with closing_fd(descriptor):
-        yield Held(descriptor)
+            lease.release()
+        except NsqError as error:
+            # The lease expires by itself, and the result of the run must not change.
+            log.warning("%s", error)
+        keeper.join()

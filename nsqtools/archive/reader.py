@@ -60,7 +60,7 @@ from nsqtools.archive.members import (
     scan_file,
     unpack_members,
 )
-from nsqtools.archive.storage import LEFT_AFTER_S, ChangedError, failing
+from nsqtools.archive.place import ABANDONED_AFTER_S, ChangedError, translating_errors
 from nsqtools.errors import ConnectionFailed, NsqError, OutputError, RefusedError
 from nsqtools.files.durable import (
     NEW,
@@ -116,7 +116,7 @@ def read_text(
 @contextmanager
 def _noting(archive: ArchiveFile, on_problem: OnProblem) -> Iterator[None]:
     """Note what is damaged as a whole, gone or changed; raise as `failure_of` says for the rest."""
-    with failing("read", archive.shown):
+    with translating_errors("read", archive.shown):
         try:
             yield
         except FileNotFoundError:
@@ -495,18 +495,18 @@ def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
             f"cannot repair {archive.shown} (a table is not repaired)", hint=TABLE_REMEDY
         )
     path = archive.path
-    with failing("repair", path):
+    with translating_errors("repair", path):
         _refuse_written(archive)
     if form_of(archive).kind is LineKind.messages:
         delimiter = b"\n"
     if archive.members is not None:  # the index of before, when a repair was killed: it misleads
         both = archive, replace(archive, members=None)
         archive = max(both, key=lambda each: sum(map(len, _readable(each, delimiter))))
-    with failing("repair", path), temporary_beside(path) as beside:
+    with translating_errors("repair", path), temporary_beside(path) as beside:
         with archive.open() as file:
             begin_member, status = members_of(codec_at(file)), os.fstat(file.fileno())
         members: list[Member] = []
-        remove_temporaries(path.parent, time.time() - LEFT_AFTER_S)
+        remove_temporaries(path.parent, time.time() - ABANDONED_AFTER_S)
         with os.fdopen(os.open(beside, NEW | os.O_RDWR), "w+b") as copy:
             make_alike(copy.fileno(), status)
             for text in _readable(archive, delimiter):

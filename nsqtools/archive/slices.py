@@ -31,9 +31,8 @@ from nsqtools.archive.delta import DeltaCatalog, TableFile
 from nsqtools.archive.layout import EVER, TimeRange
 from nsqtools.archive.members import CorruptError
 from nsqtools.archive.parquet import ParquetWriter, in_time_order, read
+from nsqtools.archive.place import Place, translating_errors
 from nsqtools.archive.reader import REMAKE
-from nsqtools.archive.storage import LocalStorage, Storage, failing
-from nsqtools.archive.storage_objects import open_storage
 from nsqtools.errors import NsqError, OutputError
 from nsqtools.files.durable import make_folders, sync_folder
 from nsqtools.files.scratch import scratch_directory
@@ -113,10 +112,10 @@ class Done:
 
 def run_job(job: Job) -> Done:
     """Make one file: read, sort, deduplicate, write, compare, publish. Raises `NsqError`."""
-    storage, reading = open_storage(job.output), _Reading(job)
+    storage, reading = Place.parse(job.output), _Reading(job)
     duplicates = misfits = 0
     with (
-        failing("compact into", job.output),
+        translating_errors("compact into", job.output),
         draft_for(storage) as draft,
         ParquetWriter(draft, reading.schema) as writer,
     ):
@@ -146,10 +145,10 @@ def _misfits(rows: pyarrow.Table | pyarrow.RecordBatch) -> int:
 
 
 @contextmanager
-def draft_for(storage: Storage) -> Iterator[Path]:
+def draft_for(storage: Place) -> Iterator[Path]:
     """Where a file for a storage is made: beside its place, if that is a directory."""
-    if isinstance(storage, LocalStorage):
-        staging = storage.root / STAGING
+    if not storage.is_remote:
+        staging = storage.path / STAGING
         staging.mkdir(0o750, parents=True, exist_ok=True)
         yield staging / f"{uuid4().hex}.parquet"
         return
@@ -157,11 +156,11 @@ def draft_for(storage: Storage) -> Iterator[Path]:
         yield folder / "file.parquet"
 
 
-def publish(draft: Path, storage: Storage, name: str) -> None:
+def publish(draft: Path, storage: Place, name: str) -> None:
     """Move a file that is durable to its place, where it appears whole. Raises ``OSError``."""
-    if isinstance(storage, LocalStorage):
-        final = storage.root / name
-        make_folders(storage.root, final.parent, 0o750)
+    if not storage.is_remote:
+        final = storage.path / name
+        make_folders(storage.path, final.parent, 0o750)
         draft.replace(final)
         sync_folder(final.parent)
     else:
@@ -315,7 +314,7 @@ def _kind_in(schema: pyarrow.Schema) -> BodyKind:
 
 def columns_in(source: Source) -> pyarrow.Schema:
     """Return the columns of a file of Parquet. Raises `NsqError`, and as `failure_of` says."""
-    with failing("read", source.shown):
+    with translating_errors("read", source.shown):
         try:
             with source.file.open() as file, parquet.ParquetFile(file) as opened:
                 return opened.schema_arrow.remove_metadata()

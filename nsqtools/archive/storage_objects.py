@@ -28,22 +28,22 @@ import io
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from nsqtools.archive.storage import (
-    OBJECT_SCHEMES,
+from nsqtools.archive.place import (
+    HADOOP_SCHEMES,
     ChangedError,
     DeniedError,
     Entry,
-    LocalStorage,
-    Storage,
+    Place,
+    PlaceLock,
     UnreachableError,
-    local_path,
-    scheme_of,
 )
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.files.opening import open_to_read, state_of
@@ -68,99 +68,139 @@ RETRY: dict[str, Any] = {"max_retries": 4, "retry_timeout": timedelta(seconds=30
 CLIENT: dict[str, Any] = {"connect_timeout": "5s", "timeout": "2m", "allow_http": True}
 
 
-def open_storage(url: str, options: Mapping[str, str] | None = None) -> Storage:
-    """Return the storage at a local path or URL; nothing is looked at or asked yet.
-
-    ``options`` are settings of the object store, by obstore's names, beside those of the
-    environment. Raises `ConfigurationError` for what names no storage, and when the package for
-    object stores is not installed.
-    """
-    if scheme_of(url) in OBJECT_SCHEMES:
-        return ObjectStorage(url, dict(options or {}))
-    if options:
-        raise ConfigurationError(f"{url} is not an object store and takes no storage options")
-    return LocalStorage(local_path(url))
-
-
-def parts_of(url: str) -> tuple[str, str, str]:
-    """Return scheme, bucket and prefix of a URL. Raises `ConfigurationError`."""
+def parse_object_url(url: str) -> tuple[str, str, str]:
+    """Return scheme, bucket and key of a URL. Raises `ConfigurationError`."""
     match = _URL.fullmatch(url)
     if match is None:
         raise ConfigurationError(f"{url} names no bucket", hint="Write s3://BUCKET/PREFIX.")
     return match[1].lower(), match[2], match[3].strip("/")
 
 
-class ObjectStorage(Storage):
-    """A bucket or container, from a prefix on. ``options`` are obstore's settings of the store."""
+class Bucket:
+    """A bucket or container. ``options`` are obstore's settings of the store."""
 
-    def __init__(self, url: str, options: Mapping[str, str]) -> None:
-        self.scheme, self.bucket, self.prefix = parts_of(url)
-        try:
-            import obstore  # noqa: F401
-        except ImportError:
-            raise NsqError(
-                f"{url} needs the package obstore", hint="pip install 'nsqtools[object-store]'"
-            ) from None
-        self.url = f"{self.scheme}://{self.bucket}" + (f"/{self.prefix}" if self.prefix else "")
-        self.options = dict(options)
+    def __init__(self, scheme: str, name: str, options: Mapping[str, str]) -> None:
+        self.scheme, self.name, self.options = scheme, name, dict(options)
+        self.url = f"{scheme}://{name}"
         self._opened: tuple[object, Any] | None = None
 
-    def __reduce__(self) -> tuple[type[ObjectStorage], tuple[str, dict[str, str]]]:
-        return ObjectStorage, (self.url, self.options)
+    @property
+    def store(self) -> Any:
+        """obstore's client, made again when the process or its credentials have changed.
+
+        A forked child has none of the client's threads. A notebook may set credentials in the
+        environment after its first attempt.
+        """
+        environment = [item for item in os.environ.items() if item[0].startswith("AWS_")]
+        state = [os.getpid(), environment, *map(state_of, credential_files())]
+        opened = self._opened
+        if opened is None or opened[0] != state:
+            self._opened = opened = state, _open_store(self)
+        return opened[1]
+
+
+@cache
+def _bucket(scheme: str, name: str, options: tuple[tuple[str, str], ...]) -> Bucket:
+    """Return one `Bucket` for all places in it, so that they share its connections."""
+    return Bucket(scheme, name, dict(options))
+
+
+class BucketPlace(Place):
+    """An object, or all objects below a prefix. ``key`` is its path in the bucket."""
+
+    is_remote = True
+
+    def __init__(self, bucket: Bucket, key: str) -> None:
+        self._bucket = bucket
+        self._key = key
+        self.url = f"{bucket.url}/{key}" if key else bucket.url
+
+    @classmethod
+    def from_url(cls, url: str, options: Mapping[str, str]) -> BucketPlace:
+        """Return the place of a URL. Raises `ConfigurationError`, `NsqError` without obstore."""
+        scheme, name, key = parse_object_url(url)
+        if find_spec("obstore") is None:
+            raise NsqError(
+                f"{url} needs the package obstore", hint="pip install 'nsqtools[object-store]'"
+            )
+        return cls(_bucket(scheme, name, tuple(sorted(options.items()))), key)
+
+    def __reduce__(self) -> tuple[Any, tuple[str, dict[str, str]]]:
+        return Place.parse, (self.url, self._bucket.options)
+
+    def __truediv__(self, name: str) -> BucketPlace:
+        return BucketPlace(self._bucket, self._key_of(name))
+
+    @property
+    def name(self) -> str:
+        return self._key.rpartition("/")[2]
+
+    @property
+    def parent(self) -> BucketPlace:
+        return BucketPlace(self._bucket, self._key.rpartition("/")[0])
+
+    @property
+    def hadoop_url(self) -> str:
+        scheme, _, rest = self.url.partition("://")
+        return f"{HADOOP_SCHEMES.get(scheme, scheme)}://{rest}"
+
+    def _key_of(self, name: str) -> str:
+        return "/".join(filter(None, (self._key, name.strip("/"))))
 
     def check(self) -> None:
         next(self.list(), None)
 
-    def where(self, name: str) -> str:
-        return f"{self.url}/{name}" if name else self.url
+    def may_be_folder(self) -> bool:
+        return True
+
+    def for_delta_rs(self) -> dict[str, str]:
+        if self._bucket.scheme not in S3_SCHEMES:
+            return dict(self._bucket.options)
+        settings = s3_settings(self._bucket.options)
+        if settings.credential_provider is not None and not settings.access_key_id:
+            credentials = settings.credential_provider()
+            keys = _keys_of({**credentials, "session_token": credentials.get("token") or ""})
+            settings = replace(settings, **keys)
+        environment = {f"aws_{name}": value for name, value in settings.for_obstore().items()}
+        if settings.endpoint.startswith("http://"):
+            environment["aws_allow_http"] = "true"
+        options = {
+            f"aws_{key.removeprefix('aws_')}": value for key, value in self._bucket.options.items()
+        }
+        return options | environment | {"aws_conditional_put": "etag"}
+
+    def _entry(self, meta: Any) -> Entry:
+        name = meta["path"][len(self._key) + 1 if self._key else 0 :]
+        modified_ns = int(meta["last_modified"].timestamp() * 1_000_000) * 1000
+        return Entry(name, meta["size"], modified_ns, meta["e_tag"] or "")
+
+    def list(self, prefix: str = "") -> Iterator[Entry]:
+        with self._translating(prefix):
+            for chunk in self._store.list(self._key_of(prefix) or None, chunk_size=LIST_SIZE):
+                yield from map(self._entry, chunk)
+
+    def children(self, prefix: str = "") -> tuple[Sequence[Entry], Sequence[str]]:
+        with self._translating(prefix):
+            listing = self._store.list_with_delimiter(self._key_of(prefix) or None)
+        begin = len(self._key) + 1 if self._key else 0
+        folders = [str(folder).strip("/")[begin:] for folder in listing["common_prefixes"]]
+        return [self._entry(meta) for meta in listing["objects"]], folders
 
     @property
     def _store(self) -> Any:
-        """The store, opened again when a file with credentials has changed."""
-        now = list(map(state_of, credential_files()))
-        opened = self._opened
-        if opened is None or opened[0] != now:
-            self._opened = opened = now, _open_store(self)
-        return opened[1]
+        return self._bucket.store
 
-    def of_delta_rs(self) -> dict[str, str]:
-        """Return the settings of the store as delta-rs names them."""
-        if self.scheme not in S3_SCHEMES:
-            return dict(self.options)
-        settings = s3_settings(self.options)
-        if settings.credential_provider is not None and not settings.access_key_id:
-            found = settings.credential_provider()
-            keys = _keys_of({**found, "session_token": found.get("token") or ""})
-            settings = replace(settings, **keys)
-        options = {f"aws_{name}": value for name, value in settings.for_obstore().items()}
-        given = {f"aws_{key.removeprefix('aws_')}": each for key, each in self.options.items()}
-        if settings.endpoint.startswith("http://"):
-            options["aws_allow_http"] = "true"
-        return given | options | {"aws_conditional_put": "etag"}
+    def stat(self, name: str = "") -> Entry:
+        with self._translating(name):
+            return self._entry(self._store.head(self._key_of(name)))
 
-    def list(self, prefix: str = "") -> Iterator[Entry]:
-        with self._blaming(prefix):
-            for chunk in self._store.list(prefix.strip("/") or None, chunk_size=LIST_SIZE):
-                yield from map(_entry, chunk)
-
-    def children(self, prefix: str) -> tuple[Sequence[Entry], Sequence[str]]:
-        """Return the objects directly in a folder, and the folders in it, by their whole names."""
-        with self._blaming(prefix):
-            found = self._store.list_with_delimiter(prefix.strip("/") or None)
-            folders = [str(each).strip("/") for each in found["common_prefixes"]]
-            return [_entry(each) for each in found["objects"]], folders
-
-    def stat(self, name: str) -> Entry:
-        with self._blaming(name):
-            return _entry(self._store.head(name))
-
-    def open(self, name: str, entry: Entry | None = None) -> BinaryIO:
+    def open(self, name: str = "", entry: Entry | None = None) -> BinaryIO:
         entry = entry or self.stat(name)
         return io.BufferedReader(RangeFile(self, name, entry.size, entry.version), FIRST_SIZE)
 
-    def read(self, name: str) -> bytes:
-        with self._blaming(name):
-            return bytes(self._store.get(name).bytes())
+    def read(self, name: str = "") -> bytes:
+        with self._translating(name):
+            return bytes(self._store.get(self._key_of(name)).bytes())
 
     def read_range(self, name: str, start: int, length: int, version: str = "") -> bytes:
         if length <= 0:
@@ -168,8 +208,8 @@ class ObjectStorage(Storage):
         options: dict[str, Any] = {"range": (start, start + length)}
         if version:
             options["if_match"] = version
-        with self._blaming(name):
-            return bytes(self._store.get(name, options=options).bytes())
+        with self._translating(name):
+            return bytes(self._store.get(self._key_of(name), options=options).bytes())
 
     def put(self, name: str, data: bytes) -> str:
         return self._put(name, data, use_multipart=False)
@@ -182,18 +222,23 @@ class ObjectStorage(Storage):
         return self._put(name, data, mode="create")
 
     def _put(self, name: str, data: bytes | Path, **how: Any) -> str:
-        with self._blaming(name):
-            return self._store.put(name, data, **how)["e_tag"] or ""
+        with self._translating(name):
+            return self._store.put(self._key_of(name), data, **how)["e_tag"] or ""
 
     def delete(self, name: str) -> None:
-        with suppress(FileNotFoundError), self._blaming(name):
-            self._store.delete(name)
+        with suppress(FileNotFoundError), self._translating(name):
+            self._store.delete(self._key_of(name))
+
+    def lock(self, name: str) -> AbstractContextManager[PlaceLock]:
+        from nsqtools.archive.lease import hold_lease
+
+        return hold_lease(self, name)
 
     def verify(self, name: str, path: Path, version: str = "") -> None:
-        """Compare by the checksum that S3 computed of what it received, where it shows one.
+        """Compare the file with the checksum that S3 computed of what it received, if it has one.
 
         The ETag is an MD5 of the content, or of the MD5s of its parts, unless the store encrypts
-        with a key of its own or computes something else: then the content is read back.
+        with its own key or computes something else: then the content is read back.
         """
         tag = _MD5_TAG.fullmatch(version or self.stat(name).version)
         if tag is None or _md5_tag(path, bool(tag[2])) != tag[0]:
@@ -205,24 +250,24 @@ class ObjectStorage(Storage):
             super().verify_data(name, data, version)
 
     @contextmanager
-    def _blaming(self, name: str) -> Iterator[None]:
+    def _translating(self, name: str) -> Iterator[None]:
         """Raise the errors of obstore as ``OSError`` with the URL."""
         from obstore import exceptions
 
-        where = self.where(name)
+        url = str(self / name)
         try:
             yield
         except FileNotFoundError:
-            raise FileNotFoundError(errno.ENOENT, "it is not there", where) from None
+            raise FileNotFoundError(errno.ENOENT, "it is not there", url) from None
         except exceptions.AlreadyExistsError:
-            raise FileExistsError(errno.EEXIST, "it is there already", where) from None
+            raise FileExistsError(errno.EEXIST, "it is there already", url) from None
         except exceptions.PreconditionError:
-            raise ChangedError(errno.ESTALE, "it changed while it was read", where) from None
+            raise ChangedError(errno.ESTALE, "it changed while it was read", url) from None
         except exceptions.BaseError as exc:
             if NO_BUCKET.search(str(exc)):
-                what = f"bucket {self.bucket} does not exist"
-                raise FileNotFoundError(errno.ENOENT, what, self.url) from None
-            raise error_of(exc, where) from None
+                problem = f"bucket {self._bucket.name} does not exist"
+                raise FileNotFoundError(errno.ENOENT, problem, self.url) from None
+            raise error_of(exc, url) from None
 
 
 class RangeFile(io.RawIOBase):
@@ -234,10 +279,10 @@ class RangeFile(io.RawIOBase):
     and never gives a mixture of two.
     """
 
-    def __init__(self, storage: Storage, name: str, size: int, version: str) -> None:
+    def __init__(self, place: Place, name: str, size: int, version: str) -> None:
         super().__init__()
-        self.name = storage.where(name)
-        self._storage = storage
+        self.name = str(place / name)
+        self._place = place
         self._object = name
         self._size = size
         self._version = version
@@ -276,45 +321,39 @@ class RangeFile(io.RawIOBase):
         self._next_size = min(2 * self._next_size, LARGEST_SIZE) if is_next else FIRST_SIZE
         start = self._position + len(rest)
         length = min(max(size - len(rest), self._next_size), self._size - start)
-        data = self._storage.read_range(self._object, start, length, self._version)
+        data = self._place.read_range(self._object, start, length, self._version)
         if len(data) != length:
             raise ChangedError(errno.ESTALE, "it ends before its end", self.name)
         self._held = rest + data
         self._held_at = self._position
 
 
-def _open_store(storage: ObjectStorage) -> Any:
+def _open_store(bucket: Bucket) -> Any:
     from obstore import store as stores
     from obstore.exceptions import BaseError
 
-    prefix, options = storage.prefix or None, dict(storage.options)
+    options = dict(bucket.options)
     client = dict(CLIENT)
     try:
-        if storage.scheme in S3_SCHEMES:
+        if bucket.scheme in S3_SCHEMES:
             settings = s3_settings(options)
             if settings.ca_file:
                 client["root_certificate"] = Path(settings.ca_file).read_bytes()
             return stores.S3Store(
-                storage.bucket,
-                prefix=prefix,
+                bucket.name,
                 config=options | settings.for_obstore(),  # type: ignore[arg-type]
                 client_options=client,  # type: ignore[arg-type]
                 retry_config=RETRY,  # type: ignore[arg-type]
                 credential_provider=settings.credential_provider,
             )
-        kind: Any = stores.GCSStore if storage.scheme == "gs" else stores.AzureStore
-        container, _, account = storage.bucket.partition("@")
+        kind: Any = stores.GCSStore if bucket.scheme == "gs" else stores.AzureStore
+        container, _, account = bucket.name.partition("@")
         if account:
             options.setdefault("account_name", account.partition(".")[0])
         config = {"config": options} if options else {}
-        return kind(container, prefix=prefix, client_options=client, retry_config=RETRY, **config)
+        return kind(container, client_options=client, retry_config=RETRY, **config)
     except (BaseError, OSError) as exc:
-        raise ConfigurationError(f"cannot use {storage.url} ({reason_of(exc)})") from None
-
-
-def _entry(meta: Any) -> Entry:
-    modified_ns = int(meta["last_modified"].timestamp() * 1_000_000) * 1000
-    return Entry(meta["path"], meta["size"], modified_ns, meta["e_tag"] or "")
+        raise ConfigurationError(f"cannot use {bucket.url} ({reason_of(exc)})") from None
 
 
 def _part_size(size: int) -> int:
@@ -322,7 +361,7 @@ def _part_size(size: int) -> int:
 
 
 def _md5_tag(path: Path, is_in_parts: bool) -> str:
-    """Return the ETag that S3 gives a file which `ObjectStorage.put_file` wrote."""
+    """Return the ETag that S3 gives a file which `BucketPlace.put_file` wrote."""
     part_size = _part_size(path.stat().st_size)
     digests = []
     with open_to_read(path) as file:

@@ -47,9 +47,8 @@ from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.form import LineKind
 from nsqtools.archive.layout import MANIFEST, NULL_PARTITION, aside, folder_of, is_hidden, owner_of
 from nsqtools.archive.parquet import ROW_GROUP_BYTES, ParquetWriter
+from nsqtools.archive.place import Place, hash_of, translating_errors
 from nsqtools.archive.reader import form_of, look_at
-from nsqtools.archive.storage import failing, hash_of, read_json
-from nsqtools.archive.storage_objects import open_storage
 from nsqtools.archive.upload import NotUploadable, identity_of
 from nsqtools.errors import ConfigurationError
 from nsqtools.records.envelope import BodyKind
@@ -87,7 +86,7 @@ class TablePlan:
     def check(self) -> None:
         """Raise `NsqError` when the options do not fit together, or what is there."""
         storage = Table(self).storage
-        with failing("use", self.url):
+        with translating_errors("use", self.url):
             refuse_other_form(storage, "--store", is_delta=self.is_delta)
             is_ingested = any(each.name == INGESTED for each in storage.children("")[0])
         if is_ingested and not self.is_delta:
@@ -346,7 +345,7 @@ class Table:
     def __init__(self, plan: TablePlan) -> None:
         self.plan = plan
         self.catalog = DeltaCatalog(plan.url, plan.options) if plan.is_delta else None
-        self.storage = open_storage(plan.url, plan.options)
+        self.storage = Place.parse(plan.url, plan.options)
 
     def columns(self) -> list[pyarrow.Field]:
         """Return the columns that the table has for fields of bodies, and more of its own."""
@@ -364,7 +363,7 @@ class Table:
         names = [entry.name for entry in self.storage.children(COLUMNS)[0]]
         if (newest := max(filter(_COLUMNS_NAME.search, names), default=None)) is None:
             return 0, self._columns_of_newest()
-        document = read_json(self.storage, newest)
+        document = self.storage.read_json(newest)
         columns = [
             column.with_metadata({FIELD: document["fields"][column.name]})
             if column.name in document["fields"]
@@ -458,7 +457,7 @@ class Table:
             path, file = Path(each.path), each.file
             if there := 0 if self.catalog else self._noted(file.path):
                 if there != file.rows:
-                    raise _holds_less(there, self.storage.where(file.path))
+                    raise _holds_less(there, str(self.storage / file.path))
                 continue
             files.append(file)
             self.storage.verify(file.path, path, self.storage.put_file(file.path, path))

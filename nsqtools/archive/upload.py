@@ -68,8 +68,8 @@ from nsqtools.archive.layout import (
     owner_of,
     total_of,
 )
+from nsqtools.archive.place import ChangedError, Place, hash_of
 from nsqtools.archive.reader import look_at
-from nsqtools.archive.storage import ChangedError, Storage, hash_of
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.files.durable import replace_file, sync_folder, write_all
 from nsqtools.files.opening import NotOursError, NotRegularError, closing_fd, lock_file, open_own
@@ -167,7 +167,7 @@ class UploadPlan:
     """What happens to each file below ``directory``, whose finished files are uploaded."""
 
     directory: Path
-    storage: Storage
+    storage: Place
     host: str
     by_topic_and_date: bool = False
     deletes: bool = False
@@ -285,7 +285,7 @@ def make_manifest(path: Path, size: int, index: Index, name: str) -> dict[str, o
     }
 
 
-def _claim(storage: Storage, path: Path, name: str) -> bool:
+def _claim(storage: Place, path: Path, name: str) -> bool:
     """Put the index, which claims the name; return whether there was none.
 
     Then the file is not stored yet, and nothing has to be checked before it is. Raises
@@ -306,11 +306,11 @@ def _claim(storage: Storage, path: Path, name: str) -> bool:
     return True
 
 
-def _taken(storage: Storage, name: str) -> NotUploadable:
-    return NotUploadable(errno.EEXIST, "another file is stored there", storage.where(name))
+def _taken(storage: Place, name: str) -> NotUploadable:
+    return NotUploadable(errno.EEXIST, "another file is stored there", str(storage / name))
 
 
-def _is_stored(storage: Storage, name: str, manifest: dict[str, object]) -> bool:
+def _is_stored(storage: Place, name: str, manifest: dict[str, object]) -> bool:
     """Return whether the file is there already, whole. Raises `NotUploadable`."""
     try:
         if json.loads(storage.read(aside(name, MANIFEST))) != manifest:
@@ -322,7 +322,7 @@ def _is_stored(storage: Storage, name: str, manifest: dict[str, object]) -> bool
         raise _taken(storage, name) from None
 
 
-def _publish(storage: Storage, name: str, manifest: dict[str, object]) -> None:
+def _publish(storage: Place, name: str, manifest: dict[str, object]) -> None:
     """Put the manifest. One that is there may be ours: an answer that was lost was repeated."""
     data = json.dumps(manifest, indent=1).encode() + b"\n"
     try:

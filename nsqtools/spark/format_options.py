@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from nsqtools.archive.location import SHARED, Location, parse_place
+from nsqtools.archive.place import SHARED, LocalPlace, Place
 from nsqtools.client.connection_settings import (
     DEFAULT_NSQD_TCP_ADDRESS,
     OPTION_OF_FLAG,
@@ -51,16 +51,16 @@ def normal(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "")
 
 
-def read_place(name: str, text: str) -> Location:
+def read_place(name: str, text: str) -> Place:
     """Return the absolute path, or the place in an object store, in an option.
 
     Raises `ConfigurationError`.
     """
     try:
-        place = parse_place(text)
-    except ValueError as exc:
-        raise ConfigurationError(f"{name}: {exc}") from None
-    return place.expanduser().absolute() if isinstance(place, Path) else place
+        place = Place.parse(text)
+    except ConfigurationError as exc:
+        raise ConfigurationError(f"{name}: {exc}. {exc.hint}".rstrip(". ")) from None
+    return place if place.is_remote else LocalPlace(place.path.expanduser().absolute())
 
 
 class Options:
@@ -129,13 +129,15 @@ class Options:
     def location(self, name: str) -> Path | None:
         """Return the absolute path of a location."""
         place = self.place(name)
-        if place is None or isinstance(place, Path):
-            return place
+        if place is None:
+            return None
+        if not place.is_remote:
+            return place.path
         raise ConfigurationError(
             f"{name}: {place}: only a directory is supported here", hint=SHARED
         )
 
-    def place(self, name: str) -> Location | None:
+    def place(self, name: str) -> Place | None:
         """Return the absolute path of a location, or a place in an object store."""
         text = self.text(name)
         return None if text is None else read_place(name, text)

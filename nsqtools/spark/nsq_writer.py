@@ -17,7 +17,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from nsqtools.archive.storage import failing
+from nsqtools.archive.place import translating_errors
 from nsqtools.files.durable import replace_file
 from nsqtools.spark.publishing.publish_task import PublishTask, SinkPlan, chunk_of, sink_plan
 from nsqtools.spark.publishing.row_outcomes import (
@@ -60,7 +60,7 @@ def outcome_of(
     log.warning("%s: %s", what, summary(report))
     if path is not None:
         content = json.dumps(document(report, is_complete=is_complete), indent=1) + "\n"
-        with failing("write", path):
+        with translating_errors("write", path):
             replace_file(path, content.encode())
     return report
 

@@ -28,7 +28,7 @@ from functools import cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from nsqtools.archive.location import Location, StoredPlace
+from nsqtools.archive.place import Place
 from nsqtools.archive.storage_objects import S3Settings, s3_settings
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.files.durable import replace_file
@@ -72,8 +72,8 @@ class SparkSettings:
     driver_memory: str = "2g"
     conf: Mapping[str, str] = field(default_factory=dict)
     log_file: Path | None = None
-    places: tuple[Location, ...] = ()
-    python_places: tuple[Location, ...] = ()
+    places: tuple[Place, ...] = ()
+    python_places: tuple[Place, ...] = ()
     inherited: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -215,7 +215,7 @@ HADOOP_AZURE = ("org.apache.hadoop:hadoop-azure:{hadoop}",)
 SDK_OF_HADOOP = {"3.5.0": "2.35.4"}
 
 
-def needed_packages(places: Iterable[Location], home: Path) -> list[str]:
+def needed_packages(places: Iterable[Place], home: Path) -> list[str]:
     """Return the Maven coordinates for some places that ``home`` has no jars for.
 
     Raises `ConfigurationError` for what does not run with this version of Spark.
@@ -314,10 +314,10 @@ def store_environ(s3: S3Settings) -> dict[str, str]:
     return named
 
 
-def stores(places: Iterable[Location]) -> S3Settings | None:
+def stores(places: Iterable[Place]) -> S3Settings | None:
     """Return the settings of S3 when a place is in it."""
     return s3_settings(environ=os.environ) if _schemes(places) & {"s3", "s3a"} else None
 
 
-def _schemes(places: Iterable[Location]) -> set[str]:
-    return {str(place).partition(":")[0] for place in places if isinstance(place, StoredPlace)}
+def _schemes(places: Iterable[Place]) -> set[str]:
+    return {str(place).partition(":")[0] for place in places if place.is_remote}

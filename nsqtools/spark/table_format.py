@@ -25,9 +25,8 @@ from nsqtools.archive.catalog import PARTITIONS, Slot
 from nsqtools.archive.columns import message_schema
 from nsqtools.archive.delta import DeltaCatalog, TableFile
 from nsqtools.archive.parquet import write
+from nsqtools.archive.place import Place, translating_errors
 from nsqtools.archive.slices import body_kind, draft_for, fitted, publish
-from nsqtools.archive.storage import failing
-from nsqtools.archive.storage_objects import open_storage
 from nsqtools.records.envelope import BodyKind
 
 
@@ -46,7 +45,7 @@ class TableAppender(DataSourceArrowWriter):
         self._kind = body_kind(DeltaCatalog(path)) or BodyKind.string
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> WriterCommitMessage:
-        with failing("write", self._path):
+        with translating_errors("write", self._path):
             return Written(list(_files(iterator, self._path, self._kind)))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -73,7 +72,7 @@ def _files(
     batches: Iterator[pyarrow.RecordBatch], path: str, kind: BodyKind
 ) -> Iterator[TableFile]:
     """Write rows that are in the order of partitions."""
-    storage = open_storage(path)
+    storage = Place.parse(path)
     if (first := next(batches, None)) is None:
         return
     of_bodies = [each for each in first.schema if each.name not in RESERVED]

@@ -44,7 +44,7 @@ from typing import Any, NamedTuple
 from nsqtools.archive.archiver import Archiver
 from nsqtools.archive.layout import INDEX, Head, hidden_below, owner_of, part_of
 from nsqtools.archive.part_file import Directories
-from nsqtools.archive.storage import failing
+from nsqtools.archive.place import translating_errors
 from nsqtools.archive.topic_writer import THROUGHPUT, ArchiveSettings, Flush
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.cluster.topics import ConsumedTopics
@@ -218,7 +218,7 @@ class Spool:
 
     def open(self) -> None:
         """Make the directory and hold it. Raises `OutputError` when another process has it."""
-        with failing("use", ""):
+        with translating_errors("use", ""):
             self.directory.mkdir(parents=True, exist_ok=True)
             deadline_s = time.monotonic() + LOCK_WAIT_S
             while (lock := lock_file(self.directory / LOCK)) is None:
@@ -423,7 +423,7 @@ class TopicStream:
         ]
         if read:
             os.sync()  # Spark leaves what it wrote of them to the system, which may lose power
-        with failing("remove", ""):
+        with translating_errors("remove", ""):
             for path in read:
                 path.unlink(missing_ok=True)  # before its index, so that no file is without one
             for index in list(hidden_below(spool.directory, INDEX)):

@@ -26,10 +26,10 @@ from nsqtools.archive.compaction import Compaction, RunJobs, Selection, delete_a
 from nsqtools.archive.delta import DeltaCatalog
 from nsqtools.archive.finding import find_archives, find_inputs, table_files
 from nsqtools.archive.layout import Head, index_of
-from nsqtools.archive.lease import StoredNumbers
-from nsqtools.archive.location import Location, parse_place
+from nsqtools.archive.lease import NumberedObjects
 from nsqtools.archive.members import members_of
 from nsqtools.archive.part_file import Directories, PartFile, finish
+from nsqtools.archive.place import LocalPlace, Place
 from nsqtools.archive.reader import repair
 from nsqtools.archive.slices import NOTES, Done, Job, Settings, deduplicated, fitted, run_job
 from nsqtools.archive.table import TablePlan, convert
@@ -58,8 +58,8 @@ def expected(numbers: Sequence[int], *topics: str) -> list[Row]:
 
 
 def compact(
-    place: Location,
-    output: Location | None,
+    place: Path | Place,
+    output: Path | Place | None,
     *,
     delta: bool = False,
     selection: Selection | None = None,
@@ -67,8 +67,9 @@ def compact(
     **settings: Any,
 ) -> Compaction:
     made = Settings(**{"target_bytes": 1 << 20, **settings})
-    inputs, chosen = find_inputs([place]), selection or Selection()
-    compaction = Compaction(inputs, output, chosen, made, is_delta=delta)
+    source, target = (at and Place.parse(str(at)) for at in (place, output))
+    inputs, chosen = find_inputs([source]), selection or Selection()
+    compaction = Compaction(inputs, target, chosen, made, is_delta=delta)
     with compaction.locked():
         compaction.plan()
         compaction.run(run or in_processes(made.parallel))
@@ -111,12 +112,12 @@ def test_each_message_is_there_once_whenever_it_comes(
 STEPS = """
 from nsqtools.archive import slices
 from nsqtools.archive.delta import DeltaCatalog
-from nsqtools.archive.storage import LocalStorage
+from nsqtools.archive.place import LocalPlace
 
 around(slices.ParquetWriter, "add", "close")
 around(slices, "publish")
 around(DeltaCatalog, "commit")
-around(LocalStorage, "put")
+around(LocalPlace, "put")
 from nsqtools.cli.main import main
 sys.argv = ["nsq", *sys.argv[2:]]
 main()
@@ -154,7 +155,9 @@ def test_killed_anywhere_it_has_each_once(tmp_path: Path, form: str, steps: Sequ
     assert content(output) == everything
     assert not list((output / "_compaction").rglob("*.parquet"))
     if is_within:  # each day had several files
-        assert len(table_files([output])[output]) == len({day for _, day, *_ in everything})
+        assert len(table_files([LocalPlace(output)])[LocalPlace(output)]) == len(
+            {day for _, day, *_ in everything}
+        )
         assert done(compact(output, None)) == (0, 0)
 
 
@@ -258,7 +261,9 @@ def test_a_file_of_a_table_is_taken_alone_and_of_a_folder_what_a_log_names(tmp_p
     (log / "0").write_text(f'v1\n{{"path": "file:{file}"}}\n')
     for place in (output, *file.parents[:2]):
         assert [each.path for each in find_archives([place])] == [file]
-        assert table_files([place]) == {output: [str(file.relative_to(output))]}
+        assert table_files([LocalPlace(place)]) == {
+            LocalPlace(output): [str(file.relative_to(output))]
+        }
     failed.unlink()
     shutil.rmtree(log)
     file.with_name("y.md").write_text("a note")
@@ -278,7 +283,8 @@ def test_a_folder_in_a_table_has_what_the_log_of_the_table_names(tmp_path: Path)
     (kept,) = DeltaCatalog(str(table)).files()
     (removed,) = {*(table / "topic=a").iterdir()} - {table / kept.path}
 
-    assert table_files([table, table / "topic=a"]) == {table: [kept.path]}
+    place = LocalPlace(table)
+    assert table_files([place, place / "topic=a"]) == {place: [kept.path]}
     assert [each.name for each in find_archives([table / "topic=a"])] == [kept.path]
     assert done(compact(table / "topic=a", tmp_path / "out")) == (1, 0)
     with pytest.raises(ConfigurationError, match="does not count in the Delta table"):
@@ -293,7 +299,7 @@ def test_a_folder_in_a_table_has_what_the_log_of_the_table_names(tmp_path: Path)
     pq.write_table(rows, parquet / "a.parquet")
     (parquet / ".nsq-log" / ".a.log.part").touch()
     assert [each.name for each in find_archives([parquet])] == ["a.parquet"]
-    assert find_inputs([parquet]).parquet == (parquet,)
+    assert find_inputs([LocalPlace(parquet)]).parquet == (LocalPlace(parquet),)
 
 
 TEXT, DICTIONARY = pyarrow.large_string(), pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
@@ -476,9 +482,9 @@ def test_archives_of_two_machines_of_one_image_are_taken(tmp_path: Path, is_gone
 def test_open_days_and_other_topics_are_left_out(tmp_path: Path) -> None:
     for topic in ("clicks", "orders"):
         write_archive(tmp_path / "a" / f"{topic}.gz", [message(0)], [message(200)], topic=topic)
-    inputs, chosen = find_inputs([tmp_path / "a"]), Selection(frozenset(["clicks"]))
+    inputs, chosen = find_inputs([LocalPlace(tmp_path / "a")]), Selection(frozenset(["clicks"]))
     at = (message(200).timestamp_ns // DAY_NS + 1) * DAY_NS / SECOND + 3599
-    compaction = Compaction(inputs, tmp_path / "out", chosen, Settings(), now_s=at)
+    compaction = Compaction(inputs, LocalPlace(tmp_path / "out"), chosen, Settings(), now_s=at)
     compaction.plan()
 
     states = {each.slot.day: each.state for each in compaction.partitions}
@@ -494,7 +500,7 @@ def test_a_bucket_does_what_a_directory_does(tmp_path: Path, bucket: Bucket, del
     path = writer.finish()
     for each in (path, index_of(path)):
         bucket.storage.put_file(f"archive/{each.name}", each)
-    archive, output = parse_place(f"{bucket.url}/archive"), parse_place(f"{bucket.url}/lake")
+    archive, output = Place.parse(f"{bucket.url}/archive"), Place.parse(f"{bucket.url}/lake")
     with pytest.raises(NsqError, match="there is no"):
         find_inputs([output])
     compaction = compact(archive, output, delta=delta)
@@ -510,10 +516,10 @@ def test_a_bucket_does_what_a_directory_does(tmp_path: Path, bucket: Bucket, del
 
 def test_a_run_that_lost_output_to_another_commits_nothing(tmp_path: Path, bucket: Bucket) -> None:
     write_archive(tmp_path / "a" / "clicks.gz", [message(0)])
-    output = parse_place(f"{bucket.url}/lake")
+    output = Place.parse(f"{bucket.url}/lake")
 
     def while_it_slept(jobs: Sequence[Job]) -> Iterator[tuple[int, Done]]:
-        numbers = StoredNumbers(output / NOTES / "lock")
+        numbers = NumberedObjects(output / NOTES / "lock")
         numbers.number = numbers.latest()
         numbers.append(b"{}")  # as a run that waited for the end of the lease
         yield from in_processes(1)(jobs)
@@ -533,7 +539,8 @@ def clicks(first: int, *bodies: str) -> list[WireMessage]:
 
 def typed_rows(output: Path) -> list[dict[str, object]]:
     """The columns beside a message's, and the body, of all rows in order of time."""
-    tables = (pq.ParquetFile(output / name).read() for name in table_files([output])[output])
+    names = table_files([LocalPlace(output)])[LocalPlace(output)]
+    tables = (pq.ParquetFile(output / name).read() for name in names)
     rows = [row for table in tables for row in table.to_pylist()]
     rows.sort(key=lambda row: row.pop("ts_ns") or 0)
     own = ("nsqd", "id", "timestamp", "attempts", "body_bytes")

@@ -9,31 +9,31 @@ import pytest
 from plugins.object_store import Bucket
 from plugins.waiting import wait_until
 
-from nsqtools.archive.lease import Lease, StoredNumbers, held
-from nsqtools.archive.location import StoredPlace, parse_place
+from nsqtools.archive.lease import Lease, NumberedObjects
+from nsqtools.archive.place import Place
 from nsqtools.errors import OutputError
 
 
 @pytest.fixture
-def place(bucket: Bucket) -> StoredPlace:
-    return parse_place(f"{bucket.url}/lake")
+def place(bucket: Bucket) -> Place:
+    return Place.parse(f"{bucket.url}/lake")
 
 
 def test_a_place_has_one_writer_and_is_free_at_once_after_it(
-    place: StoredPlace, monkeypatch: pytest.MonkeyPatch
+    place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place.storage.put((place / "lock" / "note.txt").key, b"of somebody")
+    place.put("lock/note.txt", b"of somebody")
     monkeypatch.setitem(Lease.__init__.__kwdefaults__, "renew_s", 0.1)
-    with held(place, "lock") as lease:
+    with place.lock("lock") as lease:
         lease.check()
         with pytest.raises(OutputError, match=f"another run writes to {place}/lock"):
             Lease(place / "lock").take(60)
-    with held(place, "lock"):  # also of a run that cannot release it
-        monkeypatch.setattr(StoredNumbers, "append", Mock(side_effect=OSError("away")))
+    with place.lock("lock"):  # also of a run that cannot release it
+        monkeypatch.setattr(NumberedObjects, "append", Mock(side_effect=OSError("away")))
 
 
 @pytest.mark.parametrize("renewals", [0, 3])
-def test_a_run_that_slept_has_lost_the_place_to_another(place: StoredPlace, renewals: int) -> None:
+def test_a_run_that_slept_has_lost_the_place_to_another(place: Place, renewals: int) -> None:
     asleep = Lease(place / "lock")
     asleep.take()
     other = Lease(place / "lock")
@@ -45,37 +45,39 @@ def test_a_run_that_slept_has_lost_the_place_to_another(place: StoredPlace, rene
     other.check()
 
 
-def test_a_write_whose_answer_was_lost_is_no_other_run(place: StoredPlace) -> None:
+def test_a_write_whose_answer_was_lost_is_no_other_run(place: Place) -> None:
     lease = Lease(place / "lock")
     lease.take()
     for answers in ([], [OSError("it was reset")]):
-        written = StoredNumbers(place / "lock", lease._numbers.number)
+        written = NumberedObjects(place / "lock", lease._numbers.number)
         written.append(written.read(written.number))
-        put = Mock(wraps=place.storage.put_if_absent, side_effect=chain(answers, repeat(DEFAULT)))
-        with patch.object(place.storage, "put_if_absent", put):
+        put = Mock(
+            wraps=lease._numbers.place.put_if_absent, side_effect=chain(answers, repeat(DEFAULT))
+        )
+        with patch.object(lease._numbers.place, "put_if_absent", put):
             lease.check()
     lease.release()
     Lease(place / "lock").take(0)
 
 
-def test_a_store_away_costs_no_lease(place: StoredPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_away_costs_no_lease(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     lease = Lease(place / "lock", renew_s=0.01)
     lease.take()
     append = Mock(side_effect=chain([OSError("away")] * 3, repeat(None)))
-    monkeypatch.setattr(StoredNumbers, "append", append)
+    monkeypatch.setattr(NumberedObjects, "append", append)
     keeper = threading.Thread(target=lease.keep)
     keeper.start()
     wait_until(lambda: append.call_count > 3, what="a renewal that works")
-    lease.need()
+    lease.raise_if_lost()
     lease.release()
     keeper.join()
 
 
-def test_a_lease_not_renewed_is_lost(place: StoredPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_not_renewed_is_lost(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     lease = Lease(place / "lock", renew_s=0.01)
     lease.take()
     away = Mock(side_effect=OSError(errno.ENETDOWN, "the network is down"))
-    monkeypatch.setattr(StoredNumbers, "append", away)
+    monkeypatch.setattr(NumberedObjects, "append", away)
     lease.keep(lease_s=0.1)
     with pytest.raises(OutputError, match="the network is down"):
-        lease.need()
+        lease.raise_if_lost()

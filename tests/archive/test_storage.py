@@ -1,4 +1,4 @@
-"""Storage: one behavior on a directory and on an object store."""
+"""Place: one behavior on a directory and on an object store."""
 
 import errno
 import os
@@ -11,25 +11,25 @@ from unittest.mock import Mock
 import pytest
 from plugins.object_store import Bucket
 
-from nsqtools.archive.storage import ChangedError, Storage
-from nsqtools.archive.storage_objects import PART_SIZE, RangeFile, open_storage, s3_settings
+from nsqtools.archive.place import ChangedError, LocalPlace, Place
+from nsqtools.archive.storage_objects import PART_SIZE, RangeFile, s3_settings
 from nsqtools.errors import NsqError
 from nsqtools.spark.spark_settings import store_conf, store_environ
 
 
 @pytest.fixture(params=["file URL", "s3a"])
-def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """A storage below a prefix, which does not exist yet."""
     if request.param == "file URL":
-        return open_storage(f"file://{tmp_path}/with%20space")
-    return open_storage(f"s3a://{request.getfixturevalue('bucket').name}/pre/fix")
+        return Place.parse(f"file://{tmp_path}/with%20space")
+    return Place.parse(f"s3a://{request.getfixturevalue('bucket').name}/pre/fix")
 
 
-def names(storage: Storage, prefix: str = "") -> list[str]:
+def names(storage: Place, prefix: str = "") -> list[str]:
     return sorted(entry.name for entry in storage.list(prefix))
 
 
-def test_what_was_written_is_read_listed_and_deleted(storage: Storage, tmp_path: Path) -> None:
+def test_what_was_written_is_read_listed_and_deleted(storage: Place, tmp_path: Path) -> None:
     assert names(storage) == []
     big = tmp_path / "big"
     big.write_bytes(os.urandom(PART_SIZE + 17))
@@ -55,7 +55,7 @@ def test_what_was_written_is_read_listed_and_deleted(storage: Storage, tmp_path:
 
 
 def test_what_killed_writers_left_is_not_listed_and_not_in_the_way(tmp_path: Path) -> None:
-    storage, big = open_storage(str(tmp_path)), tmp_path / "big"
+    storage, big = LocalPlace(tmp_path), tmp_path / "big"
     big.write_bytes(b"whole")
     (tmp_path / "d").mkdir()
     (tmp_path / "d/x").write_bytes(b"old")
@@ -79,20 +79,20 @@ def test_what_killed_writers_left_is_not_listed_and_not_in_the_way(tmp_path: Pat
 
 @pytest.mark.parametrize("has_hard_links", [True, False])
 def test_an_object_is_put_once_whoever_is_first(
-    storage: Storage, monkeypatch: pytest.MonkeyPatch, has_hard_links: bool
+    storage: Place, monkeypatch: pytest.MonkeyPatch, has_hard_links: bool
 ) -> None:
     if not has_hard_links:  # as on a file system of cameras, or of another machine
         monkeypatch.setattr(os, "link", Mock(side_effect=PermissionError(errno.EPERM, "no")))
     storage.put_if_absent("d/m", b"one")
     with pytest.raises(FileExistsError) as caught:
         storage.put_if_absent("d/m", b"two")
-    assert caught.value.filename == storage.where("d/m")
+    assert caught.value.filename == str(storage / "d/m")
     assert storage.read("d/m") == b"one"
     assert names(storage) == ["d/m"]
 
 
 def test_a_changed_byte_is_noticed_and_a_range_of_what_was_replaced_refused(
-    storage: Storage, tmp_path: Path
+    storage: Place, tmp_path: Path
 ) -> None:
     for size in (3, PART_SIZE + 5):
         file = tmp_path / "file"
@@ -114,7 +114,7 @@ def test_a_changed_byte_is_noticed_and_a_range_of_what_was_replaced_refused(
     assert storage.read_range("x", 0, 3) == b"two"
 
 
-def test_an_object_reads_like_a_file_and_what_is_not_there_is_named(storage: Storage) -> None:
+def test_an_object_reads_like_a_file_and_what_is_not_there_is_named(storage: Place) -> None:
     content = b"".join(b"%d\n" % number for number in range(100_000))
     storage.put("x", content)
     file = storage.open("x")
@@ -134,13 +134,13 @@ def test_an_object_reads_like_a_file_and_what_is_not_there_is_named(storage: Sto
     for ask in (storage.read, storage.stat, storage.open, lambda n: storage.read_range(n, 0, 1)):
         with pytest.raises(FileNotFoundError) as caught:
             ask("d/nothing")
-        assert caught.value.filename == storage.where("d/nothing")
+        assert caught.value.filename == str(storage / "d/nothing")
 
 
 def test_without_obstore_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(NsqError, match="obstore") as caught:
-        open_storage("s3://bucket/x")
+        Place.parse("s3://bucket/x")
     assert "nsqtools[object-store]" in caught.value.hint
 
 
@@ -208,6 +208,6 @@ def test_keys_that_are_rotated_in_the_profile_are_used_at_once(
 )
 def test_other_stores_open(url: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
-    storage = open_storage(url)
+    storage = Place.parse(url)
     assert type(storage._store).__name__ == f"{kind}Store"
-    assert storage._store.prefix == "p"
+    assert (storage.name, storage.parent.name) == ("p", "")

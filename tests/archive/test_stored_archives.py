@@ -17,11 +17,10 @@ from plugins.object_store import BetweenPages, Bucket
 from nsqtools.archive import storage_objects
 from nsqtools.archive.finding import find_archives, find_inputs
 from nsqtools.archive.layout import Head, Index, TimeRange, index_of, part_of
-from nsqtools.archive.location import parse_place
 from nsqtools.archive.members import scan_members
+from nsqtools.archive.place import DeniedError, Entry, LocalPlace, Place
 from nsqtools.archive.reader import look_at, read_messages
-from nsqtools.archive.storage import DeniedError, Entry, LocalStorage
-from nsqtools.archive.storage_objects import ObjectStorage
+from nsqtools.archive.storage_objects import BucketPlace
 from nsqtools.archive.upload import UploadPlan
 from nsqtools.archive.upload import upload as upload_file
 from nsqtools.errors import RefusedError
@@ -66,7 +65,7 @@ def test_an_archive_in_a_bucket_is_replayed(
 def test_a_file_uploaded_while_it_is_listed_is_found_with_its_index(
     tmp_path: Path, bucket: Bucket, between_pages: BetweenPages
 ) -> None:
-    assert (find_archives([bucket.url]), find_inputs([parse_place(bucket.url)]).parquet) == ([], ())
+    assert (find_archives([bucket.url]), find_inputs([Place.parse(bucket.url)]).parquet) == ([], ())
     plan = UploadPlan(tmp_path, bucket.storage, "host")
     clicks, ads = Writer(tmp_path, topic="clicks"), Writer(tmp_path, topic="ads")
     for number in range(5):
@@ -96,14 +95,14 @@ def test_what_a_store_denies_is_missing_unless_it_is_listed_or_was_given(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, method: str, denied: str, found: int
 ) -> None:
     bucket.storage.put("day=1/a.raw", b"one\n")
-    real = getattr(ObjectStorage, method)
+    real = getattr(BucketPlace, method)
 
-    def ask(storage: ObjectStorage, name: str = "") -> object:
-        if storage.where(name) == f"{bucket.url}/{denied}":
+    def ask(storage: BucketPlace, name: str = "") -> object:
+        if str(storage / name) == f"{bucket.url}/{denied}":
             raise DeniedError(errno.EACCES, "it is not allowed", name)
         return real(storage, name)
 
-    monkeypatch.setattr(ObjectStorage, method, ask)
+    monkeypatch.setattr(BucketPlace, method, ask)
     with nullcontext() if found else pytest.raises(RefusedError, match="it is not allowed"):
         assert len(find_archives([bucket.url + "/day=1" * (method == "list")])) == found
 
@@ -147,16 +146,16 @@ def test_a_store_that_is_away_or_refuses_is_one_line_and_a_status(
 def test_only_the_members_of_the_time_range_are_fetched(
     tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, brought, read_range = tmp_path / "clicks.log", [], ObjectStorage.read_range
+    path, brought, read_range = tmp_path / "clicks.log", [], BucketPlace.read_range
 
-    def counted(storage: ObjectStorage, name: str, start: int, length: int, *version: str) -> bytes:
+    def counted(storage: BucketPlace, name: str, start: int, length: int, *version: str) -> bytes:
         brought.append(length)
         return read_range(storage, name, start, length, *version)
 
     long = [message._replace(body=message.body * 30) for message in numbered(0, 20_000)]
     write_archive(path, *(long[begin : begin + 1000] for begin in range(0, 20_000, 1000)))
     bucket.take(tmp_path)
-    monkeypatch.setattr(ObjectStorage, "read_range", counted)
+    monkeypatch.setattr(BucketPlace, "read_range", counted)
     [archive] = find_archives([bucket.url])
 
     within = TimeRange(BEGIN_NS + 10_000 * SECOND, BEGIN_NS + 10_100 * SECOND)
@@ -192,14 +191,14 @@ def test_a_file_that_changes_or_vanishes_before_it_is_read_is_damage(
 
     assert said in look_at(archives[0]).damage
     [(shown, problem)] = problems
-    assert (shown, said in problem) == (storage.where("a.log.gz"), True)
+    assert (shown, said in problem) == (str(storage / "a.log.gz"), True)
     assert len(found) == 10
 
 
 def test_a_file_that_is_finished_while_it_is_listed_is_still_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer, list_all = Writer(tmp_path), LocalStorage.list
+    writer, list_all = Writer(tmp_path), LocalPlace.list
     writer.write(numbered(0, 10))
     [archive] = find_archives([tmp_path])
     assert archive.is_in_progress
@@ -213,12 +212,12 @@ def test_a_file_that_is_finished_while_it_is_listed_is_still_read(
     writer = Writer(work, output=output)
     writer.write(numbered(0, 10))
 
-    def list_and_finish(storage: LocalStorage, prefix: str = "") -> Iterator[Entry]:
-        if storage.root == work and part_of(work / path.name).exists():
+    def list_and_finish(storage: LocalPlace, prefix: str = "") -> Iterator[Entry]:
+        if storage.path == work and part_of(work / path.name).exists():
             writer.finish()
         return list_all(storage, prefix)
 
-    monkeypatch.setattr(LocalStorage, "list", list_and_finish)
+    monkeypatch.setattr(LocalPlace, "list", list_and_finish)
     [archive] = find_archives([output, work])  # and is not missed: it has moved, which is told
     told: list[str] = []
     assert not list(read_messages(archive, lambda _, problem: told.append(problem)))

@@ -34,8 +34,8 @@ from nsqtools.archive.delta import INGESTED, DeltaCatalog, TableFile, is_table
 from nsqtools.archive.finding import find_archives
 from nsqtools.archive.landing import Lander, Landings
 from nsqtools.archive.layout import Head, TimeRange, index_of
-from nsqtools.archive.storage import LocalStorage
-from nsqtools.archive.storage_objects import ObjectStorage
+from nsqtools.archive.place import LocalPlace
+from nsqtools.archive.storage_objects import BucketPlace
 from nsqtools.archive.table import _TIMES, TablePlan, convert
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.protocol.frames import WireMessage
@@ -416,10 +416,10 @@ def test_stores_need_conditional_puts(
 ) -> None:
     bucket.storage.put("_delta_log/.nsqtools-1", b"1")
     assert not is_table(bucket.storage)
-    put = ObjectStorage.put_if_absent  # an answer that was lost is repeated
-    monkeypatch.setattr(ObjectStorage, "put_if_absent", lambda *args: [put(*args), put(*args)])
+    put = BucketPlace.put_if_absent  # an answer that was lost is repeated
+    monkeypatch.setattr(BucketPlace, "put_if_absent", lambda *args: [put(*args), put(*args)])
     table = new_table(f"{bucket.url}/table")
-    monkeypatch.setattr(ObjectStorage, "put_if_absent", ObjectStorage.put)
+    monkeypatch.setattr(BucketPlace, "put_if_absent", BucketPlace.put)
     with pytest.raises(ConfigurationError, match="no conditional puts"):
         new_table(f"{bucket.url}/other")
     refused, away = http_server(*[403] * 9).url, f"http://{dead_address}"
@@ -605,11 +605,11 @@ def test_an_archive_is_converted_once_and_what_is_left_out_is_said(
     assert "a copy of it with" in convert_again(tmp_path / "whole")[1]
 
     bare.write_bytes(b'{"n": 1}\n{"n": 2}\n')
-    real = LocalStorage.put
+    real = LocalPlace.put
     with monkeypatch.context() as killed:  # between two files, or before the commit
         killed.setattr(DeltaCatalog, "commit", None)
         puts = iter([real])
-        killed.setattr(LocalStorage, "put", lambda *args: next(puts)(*args))
+        killed.setattr(LocalPlace, "put", lambda *args: next(puts)(*args))
         with pytest.raises((TypeError, RuntimeError)):
             convert_again(bare)
     assert convert_again(bare) == (2 if is_delta else 1, "")

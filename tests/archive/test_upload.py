@@ -20,8 +20,8 @@ from plugins.waiting import patience_s, wait_for_threads, wait_until
 
 from nsqtools.archive import upload as upload_module
 from nsqtools.archive.layout import index_of
-from nsqtools.archive.storage import Storage
-from nsqtools.archive.storage_objects import ObjectStorage, open_storage
+from nsqtools.archive.place import Place
+from nsqtools.archive.storage_objects import BucketPlace
 from nsqtools.archive.upload import (
     NotUploadable,
     UploadPlan,
@@ -35,8 +35,8 @@ from nsqtools.archive.upload import (
 
 
 @pytest.fixture
-def storage(lake_url: str) -> Storage:
-    return open_storage(lake_url)
+def storage(lake_url: str) -> Place:
+    return Place.parse(lake_url)
 
 
 @pytest.fixture
@@ -55,18 +55,16 @@ def finished(writer: Writer, count: int = 10, name: str = "") -> Path:
     return writer.finish()
 
 
-def plan(out: Path, storage: Storage, **more: bool) -> UploadPlan:
+def plan(out: Path, storage: Place, **more: bool) -> UploadPlan:
     return UploadPlan(out, storage, "web1", **more)
 
 
-def data_names(storage: Storage) -> list[str]:
+def data_names(storage: Place) -> list[str]:
     names = (entry.name for entry in storage.list())
     return sorted(name for name in names if not name.rpartition("/")[2].startswith("."))
 
 
-def test_a_file_is_stored_once_with_its_manifest(
-    out: Path, storage: Storage, writer: Writer
-) -> None:
+def test_a_file_is_stored_once_with_its_manifest(out: Path, storage: Place, writer: Writer) -> None:
     path, to = finished(writer), plan(out, storage, by_topic_and_date=True)
     other = os.open(uploading_of(path), os.O_RDWR | os.O_CREAT)
     fcntl.flock(other, fcntl.LOCK_EX)  # as another process that uploads it
@@ -99,7 +97,7 @@ OTHER = UploadRecord("file:///", "clicks.web1-5b1c2f0e8d9a4e6f-17.log.gz").encod
 
 @pytest.mark.parametrize("record", [b"", OTHER])
 def test_a_file_stays_until_a_whole_record_says_that_it_is_uploaded(
-    out: Path, storage: Storage, writer: Writer, record: bytes
+    out: Path, storage: Place, writer: Writer, record: bytes
 ) -> None:
     path = finished(writer)
     size = path.stat().st_size
@@ -111,7 +109,7 @@ def test_a_file_stays_until_a_whole_record_says_that_it_is_uploaded(
 
 
 def test_a_kill_between_the_upload_and_the_removal_leaves_the_removal_to_the_next_run(
-    out: Path, storage: Storage, writer: Writer
+    out: Path, storage: Place, writer: Writer
 ) -> None:
     path, other = finished(writer), finished(writer)
     upload(other, plan(out, storage))  # by a run that was to keep it
@@ -126,7 +124,7 @@ def test_a_kill_between_the_upload_and_the_removal_leaves_the_removal_to_the_nex
 @pytest.mark.parametrize("step", ["put_file", "verify", "put_if_absent", "read", "conflict"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_an_upload_that_broke_off_anywhere_is_continued_under_its_name(
-    out: Path, storage: Storage, writer: Writer, step: str, when: str
+    out: Path, storage: Place, writer: Writer, step: str, when: str
 ) -> None:
     path = finished(writer)
     # only one that goes on reads
@@ -159,13 +157,13 @@ def test_an_upload_that_broke_off_anywhere_is_continued_under_its_name(
 
 @pytest.mark.parametrize("has_checksum", [True, False])
 def test_data_that_arrives_changed_is_not_published(
-    out: Path, storage: Storage, writer: Writer, monkeypatch: pytest.MonkeyPatch, has_checksum: bool
+    out: Path, storage: Place, writer: Writer, monkeypatch: pytest.MonkeyPatch, has_checksum: bool
 ) -> None:
     path = finished(writer)
     if not has_checksum:  # in the ETag: the content is read back
         monkeypatch.setattr("nsqtools.archive.storage_objects._md5_tag", lambda *args: "")
 
-    def spoils(self: Storage, name: str, source: Path) -> None:
+    def spoils(self: Place, name: str, source: Path) -> None:
         changed = bytearray(source.read_bytes())
         changed[30] ^= 1
         self.put(name, bytes(changed))
@@ -183,7 +181,7 @@ def test_data_that_arrives_changed_is_not_published(
 
 @pytest.mark.parametrize("when", ["later", "meanwhile"])
 def test_a_file_of_another_archiver_is_never_overwritten(
-    out: Path, storage: Storage, writer: Writer, tmp_path: Path, when: str
+    out: Path, storage: Place, writer: Writer, tmp_path: Path, when: str
 ) -> None:
     path, real = finished(writer), type(storage).put_file
     (tmp_path / "clone").mkdir()
@@ -194,7 +192,7 @@ def test_a_file_of_another_archiver_is_never_overwritten(
         with pytest.raises(NotUploadable, match="another file"):
             upload(other, plan(tmp_path / "clone", storage, deletes=True))
 
-    def put_file(self: Storage, *args: Any) -> str:
+    def put_file(self: Place, *args: Any) -> str:
         version = real(self, *args)
         upload_other()
         return version
@@ -218,7 +216,7 @@ def test_a_small_file_takes_three_requests_and_encryption_is_asked_of_the_store(
     for name, ask in asks.items():
         monkeypatch.setattr(S3Store, name, lambda *args, ask=ask, **more: ask(*args, **more))
     options = {"server_side_encryption": "aws:kms", "sse_kms_key_id": "alias/lake"}
-    storage = open_storage(bucket.url, options)
+    storage = Place.parse(bucket.url, options)
     upload(finished(writer), plan(out, storage))
     counts = {name: ask.call_count for name, ask in asks.items()}
     assert counts == {"put": 3, "get": 0, "head": 0, "list": 0}
@@ -229,7 +227,7 @@ def test_a_small_file_takes_three_requests_and_encryption_is_asked_of_the_store(
         assert answer.headers["x-amz-server-side-encryption-aws-kms-key-id"] == "alias/lake"
 
 
-def test_what_earlier_runs_left_goes_first(out: Path, storage: Storage, writer: Writer) -> None:
+def test_what_earlier_runs_left_goes_first(out: Path, storage: Place, writer: Writer) -> None:
     odd = finished(writer, name="caf\udce9.log")  # no object is called so
     files = [finished(writer) for _ in range(3)]
     files[0].write_bytes(b"")  # as one without messages and compression
@@ -242,7 +240,7 @@ def test_what_earlier_runs_left_goes_first(out: Path, storage: Storage, writer: 
     for _ in range(2):
         uploads.put(files[-1])
 
-    assert uploads.close() == odd.exists() == isinstance(storage, ObjectStorage)
+    assert uploads.close() == odd.exists() == isinstance(storage, BucketPlace)
     assert len(data_names(storage)) == uploads.totals.files == 5 - odd.exists()
     assert uploads.totals.waiting_bytes == 0
     assert [path for path in files if path.exists()] == []
@@ -250,7 +248,7 @@ def test_what_earlier_runs_left_goes_first(out: Path, storage: Storage, writer: 
 
 
 def test_a_file_that_cannot_be_uploaded_holds_up_no_other(
-    out: Path, storage: Storage, writer: Writer, monkeypatch: pytest.MonkeyPatch
+    out: Path, storage: Place, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upload_module, "FIRST_RETRY_S", 0.01)
     monkeypatch.setattr(upload_module, "LONGEST_FAILURE_S", 0.1)
@@ -268,7 +266,7 @@ def test_a_file_that_cannot_be_uploaded_holds_up_no_other(
 
 
 def test_many_uploads_that_fail_at_once_are_one_failure(
-    out: Path, storage: Storage, monkeypatch: pytest.MonkeyPatch
+    out: Path, storage: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upload_module, "FIRST_RETRY_S", 0.5)
     monkeypatch.setattr(upload_module, "LONGEST_RETRY_S", 1000.0)

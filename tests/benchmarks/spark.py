@@ -34,6 +34,7 @@ from plugins.daemons import GoNsqd
 from nsqtools.archive.compaction import Compaction, RunJobs, Selection, in_processes
 from nsqtools.archive.finding import find_inputs
 from nsqtools.archive.landing import Lander
+from nsqtools.archive.place import LocalPlace
 from nsqtools.archive.slices import Settings
 from nsqtools.archive.table import TablePlan
 from nsqtools.spark.jobs.sql import NamedView, plan_query
@@ -205,7 +206,12 @@ def compaction(spark: SparkSession, messages: int, rounds: int) -> Iterator[Row]
 
         def compact(run_jobs: RunJobs) -> None:
             selection = Selection(open_days=True)
-            job = Compaction(find_inputs([archives]), output, selection, Settings(parallel=2))
+            job = Compaction(
+                find_inputs([LocalPlace(archives)]),
+                LocalPlace(output),
+                selection,
+                Settings(parallel=2),
+            )
             with job.locked():
                 job.plan()
                 job.run(run_jobs)

@@ -48,6 +48,7 @@ from plugins.waiting import wait_until
 from nsqtools.archive.compaction import Compaction, Selection, in_processes
 from nsqtools.archive.finding import find_archives, find_inputs
 from nsqtools.archive.landing import DRAFTS, Lander
+from nsqtools.archive.place import LocalPlace
 from nsqtools.archive.slices import Settings
 from nsqtools.archive.storage_objects import PART_SIZE
 from nsqtools.archive.table import TablePlan
@@ -212,14 +213,14 @@ import pickle
 from pathlib import Path
 from nsqtools.archive import landing, parquet
 from nsqtools.archive.delta import DeltaCatalog
-from nsqtools.archive.storage import LocalStorage
-from nsqtools.archive.storage_objects import ObjectStorage
+from nsqtools.archive.place import LocalPlace
+from nsqtools.archive.storage_objects import BucketPlace
 
 around(parquet.ParquetWriter, "close")
 around(landing, "replace_file", "sync_folder")
 around(DeltaCatalog, "create", "commit")
-around(LocalStorage, "put_file", "put")
-around(ObjectStorage, "put_file", "put")
+around(LocalPlace, "put_file", "put")
+around(BucketPlace, "put_file", "put")
 plan = pickle.loads(bytes.fromhex(sys.argv[2]))
 landing.Lander(plan, Path(sys.argv[3])).land(list(map(Path, sys.argv[4:])))
 print("landed")
@@ -238,7 +239,9 @@ def logs_of(directory: Path) -> list[Path]:
 
 def compacted(place: Path, output: Path | None) -> None:
     if place.exists():
-        compaction = Compaction(find_inputs([place]), output, Selection(), Settings())
+        target = None if output is None else LocalPlace(output)
+        inputs = find_inputs([LocalPlace(place)])
+        compaction = Compaction(inputs, target, Selection(), Settings())
         with compaction.locked():
             compaction.plan()
             compaction.run(in_processes(1))

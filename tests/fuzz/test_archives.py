@@ -24,6 +24,7 @@ from nsqtools.archive.finding import PARQUET_MAGIC, find_archives
 from nsqtools.archive.journal import stem_of
 from nsqtools.archive.layout import decode_index, encode_members, index_of
 from nsqtools.archive.members import scan_members
+from nsqtools.archive.place import LocalPlace
 from nsqtools.archive.reader import read_messages
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.spark.archives.damage import read_damage
@@ -70,7 +71,9 @@ def test_both_readers_read_the_same_of_a_damaged_archive_and_invent_nothing(
         (archive,) = find_archives([path])
         found = list(read_messages(archive, lambda path, problem: problems.append(problem)))
         scan_members(path)
-        reading = ReadSettings((str(folder),), damage_path=reports, partition_bytes=partition_bytes)
+        reading = ReadSettings(
+            (str(folder),), damage_path=LocalPlace(reports), partition_bytes=partition_bytes
+        )
         rows = [
             (row["topic"], row["nsqd"], row["id"], row["ts_ns"], row["attempts"], row["body"])
             for partition in plan_batch(reading)
@@ -82,7 +85,7 @@ def test_both_readers_read_the_same_of_a_damaged_archive_and_invent_nothing(
                 (m.topic, m.nsqd, m.id.decode("latin-1"), m.timestamp_ns, m.attempts, m.body)
                 for m in found
             ]
-            assert bool(read_damage(reports)) >= bool(problems)
+            assert bool(read_damage(LocalPlace(reports))) >= bool(problems)
         if changed[:2] != data[:2] or not is_compressed:
             return  # its bytes are taken for bare bodies
         cuts = [kind for kind, _, _ in what if kind == "cut"]

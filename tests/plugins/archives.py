@@ -23,11 +23,10 @@ from plugins.waiting import patience_s, wait_until
 from nsqtools.archive.finding import find_archives, table_files
 from nsqtools.archive.journal import Journal, journals_below, stem_of
 from nsqtools.archive.layout import Head
-from nsqtools.archive.location import Location
 from nsqtools.archive.members import members_of, unpack_members
 from nsqtools.archive.part_file import Directories, PartFile, finish
+from nsqtools.archive.place import Place
 from nsqtools.archive.reader import read_messages
-from nsqtools.archive.storage_objects import open_storage
 from nsqtools.client.message import Batch, Message
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import encode_many
@@ -55,15 +54,15 @@ def by_the_minute(first: int, last: int, attempts: int = 1) -> list[WireMessage]
 Row = tuple[str | None, str | None, str | None, int | None, bytes]
 
 
-def content(output: Location) -> list[Row]:
+def content(output: Path | Place) -> list[Row]:
     """What a reader sees: the partition, identity and body of each row, in order."""
     from pyarrow import parquet
 
     rows = []
-    for root, names in table_files([output]).items():
+    for root, names in table_files([Place.parse(str(output))]).items():
         for name in names:
             values = dict(unquote(part).split("=", 1) for part in name.split("/")[:-1])
-            with open_storage(str(root)).open(name) as file:
+            with root.open(name) as file:
                 found = parquet.ParquetFile(file).read().to_pylist()
             for row in found:
                 body = row.get("body_bytes") or row["body"]
@@ -105,14 +104,14 @@ def flush(file: PartFile, topic: str, nsqd: str, members: Iterable[Sequence[Wire
         file.flush(file.end_member(len(messages), min(times), max(times)))
 
 
-def dead_letters(folder: Location) -> list[bytes]:
+def dead_letters(folder: Path | Place) -> list[bytes]:
     """The lines of what tasks of Spark could not publish."""
-    storage = open_storage(str(folder))
+    storage = Place.parse(str(folder))
     names = sorted(each.name for each in storage.list() if each.name.startswith("dead-"))
     return [line for name in names for line in storage.read(name).splitlines()]
 
 
-def dead_rows(folder: Location) -> list[int]:
+def dead_rows(folder: Path | Place) -> list[int]:
     """The numbers that they had in their partitions."""
     return sorted(json.loads(line)["row"] for line in dead_letters(folder))
 

@@ -21,8 +21,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from nsqtools.archive import storage_objects
-from nsqtools.archive.storage import Entry, Storage
-from nsqtools.archive.storage_objects import open_storage
+from nsqtools.archive.place import Entry, Place
 
 PAGE = 10
 
@@ -50,8 +49,8 @@ class Bucket(NamedTuple):
         return f"s3://{self.name}"
 
     @property
-    def storage(self) -> Storage:
-        return open_storage(self.url)
+    def storage(self) -> Place:
+        return Place.parse(self.url)
 
     def take(self, directory: Path, prefix: str = "") -> None:
         """Put all files below a directory there."""
@@ -105,15 +104,15 @@ BetweenPages = Callable[[Callable[[], object]], None]
 @pytest.fixture
 def between_pages(monkeypatch: pytest.MonkeyPatch) -> BetweenPages:
     """Have something done after the first page of the next listing that spans pages."""
-    list_all = storage_objects.ObjectStorage.list
+    list_all = storage_objects.BucketPlace.list
     waiting: list[Callable[[], object]] = []
 
-    def list_slowly(storage: storage_objects.ObjectStorage, prefix: str = "") -> Iterator[Entry]:
+    def list_slowly(storage: storage_objects.BucketPlace, prefix: str = "") -> Iterator[Entry]:
         for number, entry in enumerate(list_all(storage, prefix)):
             if number == PAGE - 1 and waiting:  # the next page is not asked for yet
                 waiting.pop()()
             yield entry
 
     monkeypatch.setattr(storage_objects, "LIST_SIZE", PAGE)
-    monkeypatch.setattr(storage_objects.ObjectStorage, "list", list_slowly)
+    monkeypatch.setattr(storage_objects.BucketPlace, "list", list_slowly)
     return waiting.append

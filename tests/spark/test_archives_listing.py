@@ -18,10 +18,9 @@ from plugins.waiting import patience_s
 from nsqtools.archive.catalog import sources_of
 from nsqtools.archive.finding import find_archives, table_files
 from nsqtools.archive.layout import INDEX, TimeRange, index_of, owner_of, part_of
-from nsqtools.archive.location import StoredPlace, parse_place
 from nsqtools.archive.part_file import Directories, recover
-from nsqtools.archive.storage import Entry
-from nsqtools.archive.storage_objects import ObjectStorage
+from nsqtools.archive.place import Entry, LocalPlace, Place
+from nsqtools.archive.storage_objects import BucketPlace
 from nsqtools.archive.upload import UploadPlan
 from nsqtools.archive.upload import upload as upload_file
 from nsqtools.cli.main import main
@@ -41,9 +40,9 @@ from nsqtools.spark.spark_settings import SparkSettings, needed_packages, spark_
 HOUR_NS = 3600 * 10**9
 
 
-def upload(bucket: Bucket, directory: Path) -> StoredPlace:
+def upload(bucket: Bucket, directory: Path) -> Place:
     bucket.take(directory, "archive/")
-    return parse_place(f"{bucket.url}/archive")
+    return Place.parse(f"{bucket.url}/archive")
 
 
 @pytest.fixture
@@ -82,7 +81,7 @@ def test_a_bucket_gives_the_rows_of_the_directory_and_takes_reports(
         bucket.storage.put(f"{name}/bare.log", f"{name}\n".encode())
     with pytest.raises(NsqError, match=r"two/bare\.log: not read: .*/one/bare\.log has the same"):
         plan_batch(ReadSettings((f"{bucket.url}/one", f"{bucket.url}/two"), raw=True))
-    torn, reports = "archive/old/orders-000001.log.gz", parse_place(f"{bucket.url}/damage")
+    torn, reports = "archive/old/orders-000001.log.gz", Place.parse(f"{bucket.url}/damage")
     bucket.storage.put(torn, bucket.storage.read(torn)[:-20])
     assert 40 <= len(ids(ReadSettings((str(place),), damage_path=reports))) < 47
     assert {damage.file for damage in read_damage(reports)} == {f"{bucket.url}/{torn}"}
@@ -124,16 +123,16 @@ def test_an_object_deleted_after_it_was_listed_is_left_out(
     bucket: Bucket, local: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = upload(bucket, local)
-    list_all = ObjectStorage.list
+    list_all = BucketPlace.list
 
-    def list_and_delete(storage: ObjectStorage, prefix: str = "") -> Iterator[Entry]:
+    def list_and_delete(storage: BucketPlace, prefix: str = "") -> Iterator[Entry]:
         entries = list(list_all(storage, prefix))
         for entry in entries:
             if "orders" in entry.name:
                 storage.delete(entry.name)
         return iter(entries)
 
-    monkeypatch.setattr(ObjectStorage, "list", list_and_delete)
+    monkeypatch.setattr(BucketPlace, "list", list_and_delete)
 
     assert len(StoredListing(ReadSettings((str(place),))).files(lambda damage: None)) == 4
 
@@ -172,9 +171,7 @@ def requests_of(ask: Callable[[], object]) -> tuple[list[str], list[str]]:
     with ExitStack() as stack:
         seen = [
             stack.enter_context(
-                patch.object(
-                    ObjectStorage, each, autospec=True, side_effect=vars(ObjectStorage)[each]
-                )
+                patch.object(BucketPlace, each, autospec=True, side_effect=vars(BucketPlace)[each])
             ).call_args_list
             for each in names
         ]
@@ -220,10 +217,10 @@ def test_of_many_files_of_a_table_its_log_is_looked_for_once_and_their_sizes_tog
     names, together = [f"topic=a/{n}.parquet" for n in range(4)], threading.Barrier(4)
     for name in names:
         bucket.storage.put(name, b"PAR1")
-    places = [parse_place(f"{bucket.url}/{name}") for name in names]
+    places = [Place.parse(f"{bucket.url}/{name}") for name in names]
     assert requests_of(lambda: table_files(places))[0].count("_delta_log") == 2
-    stat = ObjectStorage.stat
-    monkeypatch.setattr(ObjectStorage, "stat", lambda *at: (together.wait(60), stat(*at))[1])
+    stat = BucketPlace.stat
+    monkeypatch.setattr(BucketPlace, "stat", lambda *at: (together.wait(60), stat(*at))[1])
     assert [*sizes_of(map(str, places)).values()] == [4] * 4
 
 
@@ -231,7 +228,7 @@ def test_a_folder_called_like_a_file_is_read_by_the_log_in_it(bucket: Bucket) ->
     for name in ("a", "b"):
         bucket.storage.put(f"clicks.parquet/{name}.parquet", b"PAR1")
     bucket.storage.put("clicks.parquet/_spark_metadata/0", b'v1\n{"path": "s3a://b/a.parquet"}\n')
-    place = parse_place(f"{bucket.url}/clicks.parquet")
+    place = Place.parse(f"{bucket.url}/clicks.parquet")
     assert [each.name for each in find_archives([str(place)])] == ["a.parquet"]
     assert table_files([place]) == {place: ["a.parquet"]}
 
@@ -242,24 +239,24 @@ def test_what_plans_ask_of_each_file_is_asked_of_many_at_a_time(
     for path in local.rglob("*.gz"):
         upload_file(path, UploadPlan(local, bucket.storage, "host"))
     settings, together = ReadSettings((bucket.url,)), threading.Barrier(5)
-    read_range, read = ObjectStorage.read_range, ObjectStorage.read
+    read_range, read = BucketPlace.read_range, BucketPlace.read
 
     def read_beginning(*args: Any) -> bytes:
         together.wait(patience_s(10))
         return read_range(*args)
 
-    def read_index(storage: ObjectStorage, name: str) -> bytes:
+    def read_index(storage: BucketPlace, name: str) -> bytes:
         if name.endswith(INDEX):
             together.wait(patience_s(10))
         return read(storage, name)
 
-    monkeypatch.setattr(ObjectStorage, "read_range", read_beginning)
-    monkeypatch.setattr(ObjectStorage, "read", read_index)
+    monkeypatch.setattr(BucketPlace, "read_range", read_beginning)
+    monkeypatch.setattr(BucketPlace, "read", read_index)
 
     assert plan_batch(settings)
     stream = ArchiveStream(settings, StreamSettings())
     assert len(stream.latest(Offset(), BatchLimits()).read) == 2
-    assert len(sources_of([parse_place(bucket.url)])) == 5
+    assert len(sources_of([Place.parse(bucket.url)])) == 5
 
 
 def test_archives_in_a_bucket_need_no_jar(
@@ -369,7 +366,7 @@ def test_what_is_being_finished_is_there_once_and_another_in_its_place_noticed(
     path = first.write([MESSAGE], name="a.log.gz")
     os.link(part_of(path), path)
     [file] = listing_of(tmp_path).files([].append).values()
-    assert file.place == path
+    assert file.place == LocalPlace(path)
     path.unlink()
     inode = part_of(path).stat().st_ino
     assert list(listing.files([].append)) == [(first.writer, 1)]

@@ -18,6 +18,7 @@ from nsqtools.archive.form import LineKind
 from nsqtools.archive.layout import Member, TimeRange, index_of, total_of
 from nsqtools.archive.members import members_of
 from nsqtools.archive.part_file import Directories, PartFile, finish
+from nsqtools.archive.place import LocalPlace
 from nsqtools.errors import NsqError
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import encode_many
@@ -242,9 +243,9 @@ def test_damage_fails_with_place_and_remedy_or_is_passed_over_and_counted(tmp_pa
 
     reports = tmp_path / "reports"
     good = [message.body for message in (*members[0], *members[2])]
-    assert bodies(damaged, damage_path=reports) == good
-    assert bodies(damaged, damage_path=reports, min_partitions=3) == good
-    (damage,) = read_damage(reports)
+    assert bodies(damaged, damage_path=LocalPlace(reports)) == good
+    assert bodies(damaged, damage_path=LocalPlace(reports), min_partitions=3) == good
+    (damage,) = read_damage(LocalPlace(reports))
     assert (damage.file, damage.pos) == (str(damaged), begin)
 
 
@@ -255,16 +256,18 @@ def test_a_line_that_is_no_message_costs_itself_and_a_thousand_reports_do(tmp_pa
     path = archive / "a.jsonl"
     path.write_bytes(good + b'{"topic": "clicks"}\n' + good + b"torn")
 
-    found = bodies(archive, damage_path=reports)
+    found = bodies(archive, damage_path=LocalPlace(reports))
 
     assert found == [b"body 0", b"body 1", b"body 0", b"body 1"]
-    assert [(each.pos, each.problem.split(": ", 1)[1]) for each in read_damage(reports)] == [
+    assert [
+        (each.pos, each.problem.split(": ", 1)[1]) for each in read_damage(LocalPlace(reports))
+    ] == [
         (len(good), '"nsqd" is missing'),
         (2 * len(good) + 20, "not JSON: Expecting value at character 0"),
     ]
     path.write_bytes(gzip.compress(good + b"x\n" * 1500))
-    bodies(archive, damage_path=many)
-    told = read_damage(many)
+    bodies(archive, damage_path=LocalPlace(many))
+    told = read_damage(LocalPlace(many))
     assert len(told) == 1001
     assert ArchiveDamage(str(path), 0, "and 500 more lines") in told
 
@@ -292,11 +295,11 @@ def test_parquet_and_pipes_are_refused_or_reported_never_read_as_bodies(tmp_path
     (archive / "_spark_metadata" / "0").write_bytes(b"v1\n")
     settings = ReadSettings((str(archive),), raw=True)
     reports = tmp_path / "reports"
-    reporting = replace(settings, damage_path=reports)
+    reporting = replace(settings, damage_path=LocalPlace(reports))
 
     with pytest.raises(NsqError, match="_spark_metadata/0"):
         plan_batch(settings)
 
     assert values_of(plan_batch(reporting), reporting, "body") == [b"one"]
-    named = {Path(damage.file).name for damage in read_damage(reports)}
+    named = {Path(damage.file).name for damage in read_damage(LocalPlace(reports))}
     assert named == {"0", "part-0.parquet", "pipe"}

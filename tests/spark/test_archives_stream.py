@@ -18,6 +18,7 @@ from plugins.archives import Writer, values_of, write_archive
 from plugins.examples import examples
 
 from nsqtools.archive.layout import Head, TimeRange, index_of, part_of
+from nsqtools.archive.place import LocalPlace
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import encode_many
@@ -248,12 +249,12 @@ def test_a_file_that_grows_after_it_was_read_is_told(tmp_path: Path) -> None:
     path = tmp_path / "bodies.log"
     path.write_bytes(b"1\n2\n")
     reports = tmp_path.parent / "reports"
-    stream = stream_of(tmp_path, read={"raw": True, "damage_path": reports})
+    stream = stream_of(tmp_path, read={"raw": True, "damage_path": LocalPlace(reports)})
     found, offset = drain(stream, stream.initial())
     path.write_bytes(b"1\n2\n3\n")
 
     assert (found, drain(stream, offset)[0]) == ([1, 2], [])
-    (damage,) = read_damage(reports)
+    (damage,) = read_damage(LocalPlace(reports))
     assert damage[:2] == (str(path), 4)
     assert "it has 6 bytes, and had 4 when it was read" in damage.problem
 

@@ -10,8 +10,8 @@ import pytest
 from plugins.object_store import Bucket
 
 from nsqtools.archive.delta import INGESTED, DeltaCatalog
-from nsqtools.archive.lease import StoredNumbers
-from nsqtools.archive.location import parse_place
+from nsqtools.archive.lease import NumberedObjects
+from nsqtools.archive.place import Place
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.spark.archives.read_settings import BYTES
 from nsqtools.spark.jobs import ingestion
@@ -31,11 +31,18 @@ SOURCE = "the topic clicks, channel spark"
 NESTED = (("a", "a"), ("a", "a/b"), ("a/b", "a"))
 
 
+def places_at(
+    output: Path | Place, checkpoint: Path | Place, *, is_delta: bool = False
+) -> IngestPlaces:
+    both = (Place.parse(str(place)) for place in (output, checkpoint))
+    return IngestPlaces(*both, is_delta=is_delta)
+
+
 @pytest.fixture
 def places(tmp_path: Path) -> tuple[Path, Path]:
     """An output and a checkpoint of a query that has begun."""
     output, checkpoint = tmp_path / "out", tmp_path / "checkpoint"
-    mark_directories(SOURCE, IngestPlaces(output, checkpoint))
+    mark_directories(SOURCE, places_at(output, checkpoint))
     (checkpoint / BEGUN).mkdir()
     for number in range(3):
         (checkpoint / BEGUN / str(number)).touch()
@@ -46,7 +53,7 @@ def places(tmp_path: Path) -> tuple[Path, Path]:
 
 def refused(source: str, output: Path, checkpoint: Path, complaint: str) -> None:
     with pytest.raises(ConfigurationError, match=complaint):
-        mark_directories(source, IngestPlaces(output, checkpoint))
+        mark_directories(source, places_at(output, checkpoint))
 
 
 def test_only_what_belongs_together_is_taken(places: tuple[Path, Path], tmp_path: Path) -> None:
@@ -68,19 +75,19 @@ def test_only_what_belongs_together_is_taken(places: tuple[Path, Path], tmp_path
     output.rename(tmp_path / "moved")  # Spark's log of it has its path in every line
     refused(SOURCE, tmp_path / "moved", checkpoint, f"belongs to {output}")
     refused(SOURCE, *places, "is not the output that was written")
-    mark_directories(SOURCE, IngestPlaces(output, tmp_path / "new"))  # of another checkpoint now
+    mark_directories(SOURCE, places_at(output, tmp_path / "new"))  # of another checkpoint now
     refused(SOURCE, *places, "is not the output that was written")
     (checkpoint / CHECKPOINT_MARK).write_text("{")
     with pytest.raises(OutputError, match="cannot read"):
-        mark_directories(SOURCE, IngestPlaces(*places))
+        mark_directories(SOURCE, places_at(*places))
 
 
 def test_one_ingestion_at_a_time_removes_what_no_batch_committed(places: tuple[Path, Path]) -> None:
     with (
-        lock_directories(SOURCE, IngestPlaces(*places)),
+        lock_directories(SOURCE, places_at(*places)),
         pytest.raises(OutputError, match="another run writes to"),
     ):
-        lock_directories(SOURCE, IngestPlaces(*places)).__enter__()
+        lock_directories(SOURCE, places_at(*places)).__enter__()
     output = places[0]
     folder = output / "topic=a" / "date=2026-09-21"
     folder.mkdir(parents=True)
@@ -92,7 +99,7 @@ def test_one_ingestion_at_a_time_removes_what_no_batch_committed(places: tuple[P
     (log / "1.compact").write_text("\n".join(["v1", *(log_entry(output, n) for n in names[:2])]))
     (log / "2").write_text("\n".join(["v1", log_entry(output, names[2])]))
 
-    with lock_directories(SOURCE, IngestPlaces(*places)):
+    with lock_directories(SOURCE, places_at(*places)):
         kept = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
 
     assert kept == names[:3]
@@ -101,41 +108,41 @@ def test_one_ingestion_at_a_time_removes_what_no_batch_committed(places: tuple[P
     for unreadable in ("", "v2\n{}"):  # by a power cut, say: nothing is removed then
         (log / "0").write_text(unreadable)
         with pytest.raises(OutputError, match="cannot read"):
-            lock_directories(SOURCE, IngestPlaces(*places)).__enter__()
+            lock_directories(SOURCE, places_at(*places)).__enter__()
     assert (folder / "part-1.parquet").exists()
 
 
 def test_places_in_a_bucket_are_kept_and_a_run_that_lost_them_to_another_removes_nothing(
     bucket: Bucket,
 ) -> None:
-    output, checkpoint = (parse_place(f"{bucket.url}/{name}") for name in ("out", "checkpoint"))
+    output, checkpoint = (Place.parse(f"{bucket.url}/{name}") for name in ("out", "checkpoint"))
     put, folder = bucket.storage.put, "out/topic=a/date=2026-09-21"
-    with lock_directories(SOURCE, IngestPlaces(output, checkpoint)):
+    with lock_directories(SOURCE, places_at(output, checkpoint)):
         put("checkpoint/offsets/0", b"{}")
         put(f"{folder}/kept.parquet", b"x")
         put(f"{folder}/left.parquet", b"x")
         line = json.dumps({"path": f"s3a://{bucket.name}/{folder}/kept.parquet"})
         put("out/_spark_metadata/0", f"v1\n{line}\n".encode())
 
-    mark_directories(SOURCE, IngestPlaces(output, checkpoint))
+    mark_directories(SOURCE, places_at(output, checkpoint))
     assert f"{folder}/kept.parquet" in bucket.names()
     assert f"{folder}/left.parquet" not in bucket.names()
     with pytest.raises(ConfigurationError, match="must not contain each other"):
-        mark_directories(SOURCE, IngestPlaces(output, parse_place(f"{output}/checkpoint")))
+        mark_directories(SOURCE, places_at(output, Place.parse(f"{output}/checkpoint")))
     with pytest.raises(ConfigurationError, match="belongs to the topic clicks"):
-        mark_directories("the topic views, channel spark", IngestPlaces(output, checkpoint))
+        mark_directories("the topic views, channel spark", places_at(output, checkpoint))
     # the files of another run look like leftovers until it commits them
-    holding = lock_directories(SOURCE, IngestPlaces(output, checkpoint))
+    holding = lock_directories(SOURCE, places_at(output, checkpoint))
     place, _ = holding.__enter__()
-    place.need()
-    numbers = StoredNumbers(checkpoint / LOCK)
+    place.raise_if_lost()
+    numbers = NumberedObjects(checkpoint / LOCK)
     numbers.number = numbers.latest()
     numbers.append(b"{}")  # as a run that waited for the end of the lease
     put(f"{folder}/left.parquet", b"x")
     with pytest.raises(OutputError, match="another run writes to"):
         holding.__exit__(None, None, None)
     with pytest.raises(OutputError, match="another run writes to"):
-        place.need()
+        place.raise_if_lost()
 
     assert f"{folder}/left.parquet" in bucket.names()
 
@@ -155,14 +162,14 @@ def test_what_the_first_batch_left_is_removed_unless_one_was_committed(
     committed.parent.mkdir()
     committed.touch()
     with pytest.raises(ConfigurationError, match=f"{places[0]} is older than {places[1]}"):
-        lock_directories(SOURCE, IngestPlaces(*places)).__enter__()
+        lock_directories(SOURCE, places_at(*places)).__enter__()
     assert left.exists()  # the log is lost, and what counted is unknown
     committed.unlink()
     begun = places[1] / BEGUN / ".0.85f8-487f.tmp"  # Spark refuses to begin beside it
     shutil.rmtree(begun.parent)
     begun.parent.mkdir()
     begun.touch()
-    with lock_directories(SOURCE, IngestPlaces(*places)):
+    with lock_directories(SOURCE, places_at(*places)):
         assert not left.exists()
         assert not begun.exists()
 
@@ -185,7 +192,7 @@ def test_a_checkpoint_or_an_output_older_than_the_other_is_refused(
         shutil.rmtree(output / "_spark_metadata")
         table = DeltaCatalog(str(output))
         table.create(BYTES.message_schema(), [])
-    held = partial(lock_directories, SOURCE, IngestPlaces(*places, is_delta=is_delta))
+    held = partial(lock_directories, SOURCE, places_at(*places, is_delta=is_delta))
     for number in (0, 2):  # of a table, a batch without anything new is not there
         end_batch(number)
         with held():
@@ -200,16 +207,16 @@ def test_of_two_at_once_one_has_the_output_and_a_kill_between_the_marks_does_no_
 ) -> None:
     """Both saw that it was free. Two writers of one Delta table would lose commits."""
     output = tmp_path / "out"
-    mark_directories(SOURCE, IngestPlaces(output, tmp_path / "first"))
+    mark_directories(SOURCE, places_at(output, tmp_path / "first"))
     with monkeypatch.context() as patch:
         patch.setattr(ingestion, "_refuse_foreign", lambda *_: None)  # it looked before
 
         with pytest.raises(OutputError, match="another nsq spark ingest has begun to use"):
-            mark_directories(SOURCE, IngestPlaces(output, tmp_path / "second"))
-    mark_directories(SOURCE, IngestPlaces(output, tmp_path / "first"))
+            mark_directories(SOURCE, places_at(output, tmp_path / "second"))
+    mark_directories(SOURCE, places_at(output, tmp_path / "first"))
 
     (output / INGESTED).unlink()  # by a kill between the two marks
-    mark_directories(SOURCE, IngestPlaces(output, tmp_path / "first"))
+    mark_directories(SOURCE, places_at(output, tmp_path / "first"))
 
     assert (output / INGESTED).read_text() == (tmp_path / "first" / CHECKPOINT_MARK).read_text()
 
@@ -217,13 +224,13 @@ def test_of_two_at_once_one_has_the_output_and_a_kill_between_the_marks_does_no_
 def test_an_output_keeps_its_format(places: tuple[Path, Path], tmp_path: Path) -> None:
     """What was ingested in the other one would be missing, for the checkpoint is beyond it."""
     with pytest.raises(ConfigurationError, match="holds Parquet that is not a Delta table"):
-        lock_directories(SOURCE, IngestPlaces(*places, is_delta=True)).__enter__()
+        lock_directories(SOURCE, places_at(*places, is_delta=True)).__enter__()
     table, checkpoint = tmp_path / "table", tmp_path / "of-table"
-    with lock_directories(SOURCE, IngestPlaces(table, checkpoint, is_delta=True)):
+    with lock_directories(SOURCE, places_at(table, checkpoint, is_delta=True)):
         DeltaCatalog(str(table)).create(BYTES.message_schema(), [])
 
     with pytest.raises(ConfigurationError, match="is a Delta table"):
-        lock_directories(SOURCE, IngestPlaces(table, checkpoint)).__enter__()
+        lock_directories(SOURCE, places_at(table, checkpoint)).__enter__()
 
 
 def test_counts_and_troubles_are_told_at_the_start_and_with_each_batch(
@@ -247,7 +254,7 @@ def test_counts_and_troubles_are_told_at_the_start_and_with_each_batch(
     told: list[int] = []
     shown: list[int] = []
     tell, show = (lambda counts, rows=rows: rows.append(counts.rows) for rows in (told, shown))
-    source, places = IngestSource(SOURCE, "nsq", {}), IngestPlaces(Path("out"), Path("checkpoint"))
+    source, places = IngestSource(SOURCE, "nsq", {}), places_at(Path("out"), Path("checkpoint"))
     IngestRun(source, places, on_batch=tell, on_poll=show).follow(query)
 
     assert (told, shown) == ([0, 3], [3, 3, 3, 3])

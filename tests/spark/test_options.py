@@ -10,6 +10,7 @@ import pytest
 
 import nsqtools
 from nsqtools.archive.layout import TimeRange
+from nsqtools.archive.place import LocalPlace
 from nsqtools.client.connection_settings import ConnectionSettings, current_secret
 from nsqtools.client.options import CLIENT_OPTIONS
 from nsqtools.errors import ConfigurationError, OutputError
@@ -148,7 +149,7 @@ def test_all_options_are_read() -> None:
         raw=True,
         delimiter=b"\0",
         topic="clicks",
-        damage_path=Path("/r"),
+        damage_path=LocalPlace(Path("/r")),
         partition_bytes=1 << 20,
         min_partitions=3,
     )

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from nsqtools.archive.place import LocalPlace
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.records.units import Moment
 from nsqtools.spark.jobs.replay_job import (
@@ -18,12 +19,12 @@ from nsqtools.spark.jobs.replay_job import (
 from nsqtools.spark.spark_settings import SparkSettings
 
 REQUEST = ReplayRequest(
-    (Path("/var/nsq"),), {"clicks": "again"}, Moment("-2h", 7), None, "attempts = 1"
+    (LocalPlace(Path("/var/nsq")),), {"clicks": "again"}, Moment("-2h", 7), None, "attempts = 1"
 )
 PLANNED = ReplayPlan(REQUEST.job(), {"/var/nsq/a.gz": 5}, {"/data/b.parquet": 6}, 7, None, 8 << 20)
 
 OTHERS = [
-    (replace(REQUEST, paths=(Path("/elsewhere"),)), "paths"),
+    (replace(REQUEST, paths=(LocalPlace(Path("/elsewhere")),)), "paths"),
     (replace(REQUEST, topics={}), "topics"),
     (replace(REQUEST, since=Moment("-3h", 7)), "since"),
     (replace(REQUEST, until=Moment("now", 7)), "until"),
@@ -32,27 +33,28 @@ OTHERS = [
 
 
 def test_the_next_run_reads_the_plan_of_the_first_and_refuses_what_is_none(tmp_path: Path) -> None:
-    assert load_plan(tmp_path, REQUEST.job()) is None
+    assert load_plan(LocalPlace(tmp_path), REQUEST.job()) is None
     (tmp_path / PLAN).write_bytes(PLANNED.encode())
 
-    plan = load_plan(tmp_path, replace(REQUEST, since=Moment("-2h", 99)).job())
+    plan = load_plan(LocalPlace(tmp_path), replace(REQUEST, since=Moment("-2h", 99)).job())
 
     assert plan == PLANNED
-    assert plan.inputs.archives == (Path("/var/nsq/a.gz"),)
+    assert plan.inputs.archives == (LocalPlace(Path("/var/nsq/a.gz")),)
     for other, named in OTHERS:
         complaint = f"the ledger of another replay: {named} differ"
         with pytest.raises(ConfigurationError, match=complaint):
-            load_plan(tmp_path, other.job())
-    assert plan.inputs.parquet == (Path("/data/b.parquet"),)
+            load_plan(LocalPlace(tmp_path), other.job())
+    assert plan.inputs.parquet == (LocalPlace(Path("/data/b.parquet")),)
     later = replace(PLANNED, version=99).encode()
     for content in (b"", b"{}", b"[]", b'{"version": 2}', later):
         (tmp_path / PLAN).write_bytes(content)
         with pytest.raises(ConfigurationError, match=r"replay.json is not a replay's plan"):
-            load_plan(tmp_path, REQUEST.job())
+            load_plan(LocalPlace(tmp_path), REQUEST.job())
 
 
 def job(request: ReplayRequest, work: Path, ledger: Path | None = None) -> ReplayJob:
-    return ReplayJob(SparkSettings(), request, {}, ledger, work=work, shares_work=True)
+    place = None if ledger is None else LocalPlace(ledger)
+    return ReplayJob(SparkSettings(), request, {}, place, work=work, shares_work=True)
 
 
 def test_files_must_be_what_they_were(tmp_path: Path) -> None:
@@ -61,7 +63,7 @@ def test_files_must_be_what_they_were(tmp_path: Path) -> None:
     ledger.mkdir()
 
     def replay(size: int) -> ReplayJob:
-        request = ReplayRequest((archive,), {"": "again"})
+        request = ReplayRequest((LocalPlace(archive),), {"": "again"})
         plan = ReplayPlan(request.job(), {str(archive): size}, {}, None, None, 8 << 20)
         (ledger / PLAN).write_bytes(plan.encode())
         return job(request, tmp_path, ledger)
@@ -77,7 +79,7 @@ def test_files_must_be_what_they_were(tmp_path: Path) -> None:
 def test_of_two_that_begin_at_a_time_the_second_does_not_plan_anew(tmp_path: Path) -> None:
     archive, ledger = tmp_path / "a.gz", tmp_path / "ledger"
     archive.write_bytes(b"")
-    request = ReplayRequest((archive,), {"": "again"})
+    request = ReplayRequest((LocalPlace(archive),), {"": "again"})
     second = job(request, tmp_path, ledger)
     second._plan = replace(PLANNED, job=request.job())
     ledger.mkdir()
@@ -86,12 +88,12 @@ def test_of_two_that_begin_at_a_time_the_second_does_not_plan_anew(tmp_path: Pat
 
     with pytest.raises(ConfigurationError, match="another run has begun the ledger"):
         second.run()
-    assert load_plan(ledger, request.job()) == first
+    assert load_plan(LocalPlace(ledger), request.job()) == first
 
 
 def test_what_cannot_be_replayed_shows_early_and_parquet_is_cut_for_slots(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_bytes(b"one\ntwo\n")
     with pytest.raises(ConfigurationError, match="bare bodies, which name no topic"):
-        job(ReplayRequest((tmp_path / "a.log",)), tmp_path)
-    job(ReplayRequest((tmp_path / "a.log",), {"": "again"}), tmp_path)
+        job(ReplayRequest((LocalPlace(tmp_path / "a.log"),)), tmp_path)
+    job(ReplayRequest((LocalPlace(tmp_path / "a.log"),), {"": "again"}), tmp_path)
     assert [partition_bytes(mib << 20, 2) >> 20 for mib in (0, 160, 1 << 20)] == [8, 20, 64]

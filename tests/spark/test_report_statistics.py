@@ -12,6 +12,7 @@ from pyspark.errors import PySparkException
 
 from nsqtools.archive.finding import find_inputs
 from nsqtools.archive.layout import TimeRange
+from nsqtools.archive.place import LocalPlace
 from nsqtools.errors import ConfigurationError
 from nsqtools.spark.archives.read_settings import BYTES
 from nsqtools.spark.jobs import reporting
@@ -112,13 +113,13 @@ def test_parquet_is_told_by_content_or_refused_and_topics_are_text(
     (tmp_path / "data").mkdir()
     written = frame(spark, rows).selectExpr("*", "date '2026-09-21' AS date")
     written.write.partitionBy("topic", "date").mode("overwrite").parquet(str(tmp_path / "data"))
-    inputs = find_inputs([tmp_path / "data"])
+    inputs = find_inputs([LocalPlace(tmp_path / "data")])
     within = TimeRange(BEGIN + 2 * SECOND, BEGIN + 5 * SECOND)
 
     found = read_messages(spark, inputs, Choice(("2026",), within)).collect()
-    a_day = find_inputs([tmp_path / "data" / "topic=2026" / "date=2026-09-21"])
+    a_day = find_inputs([LocalPlace(tmp_path / "data/topic=2026/date=2026-09-21")])
 
-    assert (inputs.archives, inputs.parquet) == ((), (tmp_path / "data",))
+    assert (inputs.archives, inputs.parquet) == ((), (LocalPlace(tmp_path / "data"),))
     assert {row.topic for row in found} == {"2026"}
     assert sorted(row.ts_ns - BEGIN for row in found) == [2 * SECOND, 3 * SECOND, 4 * SECOND]
     assert {row.topic for row in read_messages(spark, a_day, Choice()).collect()} == {"2026"}
@@ -126,7 +127,7 @@ def test_parquet_is_told_by_content_or_refused_and_topics_are_text(
     assert read_messages(spark, a_day, Choice(within=ever)).count() == 10
     (tmp_path / "data" / "topic=2026" / "date=2026-09-21").rename(tmp_path / "date=2026_39")
     with pytest.raises(PySparkException, match="Failed to cast value '2026_39'"):
-        read_messages(spark, find_inputs([tmp_path]), Choice(within=within))
+        read_messages(spark, find_inputs([LocalPlace(tmp_path)]), Choice(within=within))
     spark.range(3).write.parquet(str(tmp_path / "other"))
     with pytest.raises(ConfigurationError, match="without the columns ts_ns, body"):
-        read_messages(spark, find_inputs([tmp_path / "other"]), Choice())
+        read_messages(spark, find_inputs([LocalPlace(tmp_path / "other")]), Choice())

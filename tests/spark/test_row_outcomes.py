@@ -12,8 +12,7 @@ from plugins.object_store import Bucket
 from plugins.power_cut import PowerCut
 from plugins.waiting import patience_s
 
-from nsqtools.archive.location import Location, StoredPlace, parse_place
-from nsqtools.archive.storage_objects import open_storage
+from nsqtools.archive.place import LocalPlace, Place
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.records.envelope import Envelope
 from nsqtools.spark.publishing import row_outcomes
@@ -56,11 +55,11 @@ def message(body: bytes) -> Envelope:
 
 
 @pytest.fixture
-def folder(lake_url: str) -> Location:
-    return parse_place(lake_url)
+def folder(lake_url: str) -> Place:
+    return Place.parse(lake_url)
 
 
-def write(folder: Location, *rows: int, done: int | None = None, fails: bool = False) -> None:
+def write(folder: Place, *rows: int, done: int | None = None, fails: bool = False) -> None:
     """What a task leaves that ends, or ``fails``, after these rows."""
     with suppress(RuntimeError), RowDeadLetters(folder, "job", 3, done=done) as letters:
         for row in rows:
@@ -70,7 +69,7 @@ def write(folder: Location, *rows: int, done: int | None = None, fails: bool = F
             raise RuntimeError
 
 
-def test_without_a_ledger_an_attempt_replaces_the_one_before(folder: Location) -> None:
+def test_without_a_ledger_an_attempt_replaces_the_one_before(folder: Place) -> None:
     write(folder)
     assert dead_letters(folder) == []
 
@@ -82,7 +81,7 @@ def test_without_a_ledger_an_attempt_replaces_the_one_before(folder: Location) -
     assert dead_rows(folder) == [1]
 
 
-def test_with_a_ledger_what_is_done_is_kept_and_the_rest_is_sent_again(folder: Location) -> None:
+def test_with_a_ledger_what_is_done_is_kept_and_the_rest_is_sent_again(folder: Place) -> None:
     write(folder, 1, 5, 9, done=0, fails=True)
     write(folder, 8, done=6)
     assert dead_rows(folder) == [1, 5, 8]
@@ -92,12 +91,12 @@ def test_with_a_ledger_what_is_done_is_kept_and_the_rest_is_sent_again(folder: L
 
 
 def test_many_rows_are_several_files_and_no_attempt_robs_another(
-    folder: Location, monkeypatch: pytest.MonkeyPatch
+    folder: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(row_outcomes, "OBJECT_BYTES", 500)
     write(folder, *range(10))
 
-    names = [entry.name for entry in open_storage(str(folder)).list()]
+    names = [entry.name for entry in folder.list()]
     assert (dead_rows(folder), 1 < len(names) < 10) == (list(range(10)), True)
     monkeypatch.setattr(row_outcomes, "OBJECT_BYTES", 1)
     with RowDeadLetters(folder, "job", 3, done=None) as letters:
@@ -110,12 +109,12 @@ def test_many_rows_are_several_files_and_no_attempt_robs_another(
 @pytest.mark.parametrize("name", ["dead-job-00003.jsonl", ".dead-job-00003.jsonl.part"])
 def test_what_version_0_2_left_is_gone_on_with(tmp_path: Path, name: str) -> None:
     """A line that a kill has cut is of a row that is not done."""
-    write(tmp_path, 1, 2, done=0, fails=True)
+    write(LocalPlace(tmp_path), 1, 2, done=0, fails=True)
     [made] = tmp_path.iterdir()
     (tmp_path / name).write_bytes(made.read_bytes()[:-9])
     made.unlink()
 
-    write(tmp_path, 4, done=3)
+    write(LocalPlace(tmp_path), 4, done=3)
 
     assert dead_rows(tmp_path) == [1, 4]
     assert not list(tmp_path.glob(".*"))
@@ -123,7 +122,7 @@ def test_what_version_0_2_left_is_gone_on_with(tmp_path: Path, name: str) -> Non
 
 def noted(folder: Path, *entries: LedgerEntry, partition: int = 0) -> Path:
     """A partition's file after these entries were noted."""
-    with LedgerPart(folder, partition) as part:
+    with LedgerPart(LocalPlace(folder), partition) as part:
         for entry in entries:
             part.entry = entry
             part.note()
@@ -131,7 +130,7 @@ def noted(folder: Path, *entries: LedgerEntry, partition: int = 0) -> Path:
 
 
 def last_entry(folder: Path, partition: int = 0) -> LedgerEntry:
-    with LedgerPart(folder, partition) as part:
+    with LedgerPart(LocalPlace(folder), partition) as part:
         return part.entry
 
 
@@ -139,7 +138,7 @@ def test_the_last_whole_line_holds_and_what_is_no_ledger_is_refused(tmp_path: Pa
     entry = LedgerEntry(done=500, sent=1000, checksum=7, repeated=3, topics={"clicks": 497})
     path = noted(tmp_path, LedgerEntry(sent=500), entry)
     assert last_entry(tmp_path) == entry
-    assert read_entries(tmp_path) == {0: entry}
+    assert read_entries(LocalPlace(tmp_path)) == {0: entry}
 
     whole = path.read_bytes()
     for cut in range(1, 40, 6):  # by a kill
@@ -155,42 +154,42 @@ def test_the_last_whole_line_holds_and_what_is_no_ledger_is_refused(tmp_path: Pa
         with pytest.raises(ConfigurationError, match=r"part-00000.jsonl is not the ledger of"):
             last_entry(tmp_path)
         with pytest.raises(ConfigurationError, match="is not the ledger of a job"):
-            read_entries(tmp_path)
+            read_entries(LocalPlace(tmp_path))
 
 
 def test_a_second_attempt_waits_for_one_that_ends_and_fails_beside_another(tmp_path: Path) -> None:
-    first = LedgerPart(tmp_path, 3)
+    first = LedgerPart(LocalPlace(tmp_path), 3)
     with pytest.raises(NsqError, match="partition 3 is being published by another task"):
-        LedgerPart(tmp_path, 3, wait_s=0.1)
-    with LedgerPart(tmp_path, 4):
+        LedgerPart(LocalPlace(tmp_path), 3, wait_s=0.1)
+    with LedgerPart(LocalPlace(tmp_path), 4):
         pass
     first.entry.done = 5
     first.note()
     threading.Timer(0.2, first.__exit__).start()
 
-    with LedgerPart(tmp_path, 3, wait_s=patience_s(10)) as second:
+    with LedgerPart(LocalPlace(tmp_path), 3, wait_s=patience_s(10)) as second:
         assert second.entry == LedgerEntry(done=5)
 
 
 def test_a_ledger_belongs_to_a_job_and_a_directory_that_cannot_be_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepare_ledger(tmp_path / "new" / "ledger", "job 1")
-    prepare_ledger(tmp_path / "new" / "ledger", "job 1")
+    prepare_ledger(LocalPlace(tmp_path / "new" / "ledger"), "job 1")
+    prepare_ledger(LocalPlace(tmp_path / "new" / "ledger"), "job 1")
     noted(tmp_path, LedgerEntry(done=1))
     (tmp_path / "file").write_text("")
 
     with pytest.raises(ConfigurationError, match="new/ledger is the ledger of another job"):
-        prepare_ledger(tmp_path / "new" / "ledger", "job 2")
+        prepare_ledger(LocalPlace(tmp_path / "new" / "ledger"), "job 2")
     with pytest.raises(ConfigurationError, match=r"parts of a ledger and no job.json"):
-        prepare_ledger(tmp_path, "job")
+        prepare_ledger(LocalPlace(tmp_path), "job")
     with pytest.raises(OutputError, match=r"cannot write the ledger .*/file .*"):
-        prepare_ledger(tmp_path / "file", "job")
+        prepare_ledger(LocalPlace(tmp_path / "file"), "job")
     with pytest.raises(OutputError, match=r"cannot write .*/file"):
-        write(tmp_path / "file", 1)
+        write(LocalPlace(tmp_path / "file"), 1)
     with pytest.raises(OutputError, match=r"nowhere/part-00000.jsonl .No such file"):
-        LedgerPart(tmp_path / "nowhere", 0)
-    part = LedgerPart(tmp_path / "new", 0)
+        LedgerPart(LocalPlace(tmp_path / "nowhere"), 0)
+    part = LedgerPart(LocalPlace(tmp_path / "new"), 0)
     monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(OutputError, match=r"part-00000.jsonl .No space"), part:
         part.note(is_last=True)
@@ -200,8 +199,11 @@ def test_a_power_cut_leaves_what_was_synced_and_dead_letters_that_count(tmp_path
     ledger, dead = tmp_path / "ledger", tmp_path / "dead"
     row = Envelope("clicks", "", b"0" * 16, 1, 1, b"body")
     with PowerCut(tmp_path) as record:
-        prepare_ledger(ledger, "job")
-        with LedgerPart(ledger, 0) as part, RowDeadLetters(dead, "job", 0, done=0) as letters:
+        prepare_ledger(LocalPlace(ledger), "job")
+        with (
+            LedgerPart(LocalPlace(ledger), 0) as part,
+            RowDeadLetters(LocalPlace(dead), "job", 0, done=0) as letters,
+        ):
             for number in range(4):
                 letters.write(number, row, "refused")
                 letters.sync()
@@ -213,22 +215,22 @@ def test_a_power_cut_leaves_what_was_synced_and_dead_letters_that_count(tmp_path
     assert len(cuts[-1][0]) == 4
     for promised, cut in cuts:
         cut.restore(tmp_path)
-        entries = read_entries(ledger)
+        entries = read_entries(LocalPlace(ledger))
         done = entries[0].done if entries else 0
         assert done >= len(promised)
         files = [*dead.glob("*"), *dead.glob(".*")]
         assert len({line for path in files for line in path.read_bytes().splitlines()}) >= done
         if cut.files.get("ledger/job.json"):
-            prepare_ledger(ledger, "job")
+            prepare_ledger(LocalPlace(ledger), "job")
 
 
 @pytest.fixture
-def place(bucket: Bucket) -> StoredPlace:
-    return parse_place(f"{bucket.url}/progress")
+def place(bucket: Bucket) -> Place:
+    return Place.parse(f"{bucket.url}/progress")
 
 
 def test_what_was_noted_is_found_and_sent_is_noted_ahead_in_few_objects(
-    bucket: Bucket, place: StoredPlace
+    bucket: Bucket, place: Place
 ) -> None:
     with StoredLedgerPart(place, 3) as part:
         assert part.entry == LedgerEntry()
@@ -250,7 +252,7 @@ def test_what_was_noted_is_found_and_sent_is_noted_ahead_in_few_objects(
     assert int(name.rpartition("/")[2].removesuffix(".json")) <= 7  # each part begins with one
 
 
-def test_an_earlier_attempt_that_still_runs_cannot_note_anything_more(place: StoredPlace) -> None:
+def test_an_earlier_attempt_that_still_runs_cannot_note_anything_more(place: Place) -> None:
     first = StoredLedgerPart(place, 0)
     first.entry.sent = 500
     first.note()

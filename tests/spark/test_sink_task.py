@@ -20,7 +20,7 @@ from plugins.servers import DataPath, EmbeddedServer, MakeNsqd, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions
-from nsqtools.archive.location import parse_place
+from nsqtools.archive.place import LocalPlace, Place
 from nsqtools.client.connection_settings import ConnectionSettings, PublishMode
 from nsqtools.errors import ConfigurationError, ConnectionFailed, NsqError, RefusedError
 from nsqtools.protocol.frames import WireMessage
@@ -112,7 +112,7 @@ BAD_ROWS = [
 def test_bad_rows_are_put_aside_with_reasons(embedded: EmbeddedServer, tmp_path: Path) -> None:
     bodies, topics, defers_ms, reasons = zip(*BAD_ROWS, strict=True)
     rows = chunk([b"one", *bodies, b"two"], ["clicks", *topics, "clicks"], [None, *defers_ms, None])
-    plan = make_plan(embedded.tcp_address, topic=None, dead_letters=tmp_path)
+    plan = make_plan(embedded.tcp_address, topic=None, dead_letters=LocalPlace(tmp_path))
 
     report = run(plan, rows)
 
@@ -135,7 +135,7 @@ def test_a_row_that_nsqd_refuses_is_found_in_its_batch(go_nsqd: MakeNsqd, tmp_pa
     nsqd = go_nsqd("-max-msg-size=1000")
     bodies = [*numbered(0, 250), b"x" * 1001, *numbered(250, 300)]
 
-    report = run(make_plan(nsqd.tcp_address, dead_letters=tmp_path), chunk(bodies))
+    report = run(make_plan(nsqd.tcp_address, dead_letters=LocalPlace(tmp_path)), chunk(bodies))
 
     assert (report.confirmed, report.rejected, report.dead_lettered) == (300, 1, 1)
     [line] = dead_letters(tmp_path)
@@ -155,7 +155,12 @@ def test_what_is_no_fault_of_a_row_ends_the_task_instead_of_putting_rows_aside(
     options = PublishOptions(PublishMode.FAILOVER, 0.3, retry_unknown=goes_away)
     dead, ledger = tmp_path / "dead", tmp_path / "ledger"
     ledger.mkdir()
-    plan = make_plan(scripted_nsqd.address, dead_letters=dead, ledger=ledger, options=options)
+    plan = make_plan(
+        scripted_nsqd.address,
+        dead_letters=LocalPlace(dead),
+        ledger=LocalPlace(ledger),
+        options=options,
+    )
     done = in_background(run, plan, chunk(numbered(0, 10)))
     connection = with_rows(scripted_nsqd)
     if goes_away:
@@ -168,7 +173,7 @@ def test_what_is_no_fault_of_a_row_ends_the_task_instead_of_putting_rows_aside(
     with pytest.raises(ConnectionFailed if goes_away else NsqError, match=f"partition 0: {reason}"):
         done.result(patience_s(10))
     assert dead_letters(dead) == []
-    assert read_entries(ledger)[0].done == 0  # the next attempt sends them
+    assert read_entries(LocalPlace(ledger))[0].done == 0  # the next attempt sends them
 
 
 def test_a_lost_nsqd_is_replaced(embedded: EmbeddedServer, unreachable_address: str) -> None:
@@ -214,7 +219,7 @@ def test_what_may_not_be_doubled_is_put_aside_as_unknown(
     scripted_nsqd: ScriptedNsqd, in_background: Callable[..., Future[PublishReport]], tmp_path: Path
 ) -> None:
     options = PublishOptions(PublishMode.FAILOVER, 5, retry_unknown=False)
-    plan = make_plan(scripted_nsqd.address, options=options, dead_letters=tmp_path)
+    plan = make_plan(scripted_nsqd.address, options=options, dead_letters=LocalPlace(tmp_path))
     done = in_background(run, plan, chunk(numbered(0, 10)))
     with_rows(scripted_nsqd).close()
 
@@ -241,12 +246,12 @@ def chunks_of(bodies: Sequence[bytes | None], size: int) -> list[Chunk]:
 def test_a_task_goes_on_where_it_ended(size: int, embedded: EmbeddedServer, tmp_path: Path) -> None:
     ledger, dead = tmp_path / "ledger", tmp_path / "dead"
     ledger.mkdir()
-    plan = make_plan(embedded.tcp_address, ledger=ledger, dead_letters=dead)
+    plan = make_plan(embedded.tcp_address, ledger=LocalPlace(ledger), dead_letters=LocalPlace(dead))
     rows = numbered(0, 2000)
     rows[5] = rows[1900] = b""
     with pytest.raises(Cut):
         PublishTask(plan, 0).run(cut_after(*chunks_of(rows[:1234], 200)))
-    [entry] = read_entries(ledger).values()
+    [entry] = read_entries(LocalPlace(ledger)).values()
 
     report = run(plan, *chunks_of(rows, size), attempt=1)
 
@@ -261,7 +266,7 @@ def test_a_task_goes_on_where_it_ended(size: int, embedded: EmbeddedServer, tmp_
 
 
 def test_a_task_goes_on_by_a_ledger_in_a_bucket(embedded: EmbeddedServer, bucket: Bucket) -> None:
-    ledger, dead = (parse_place(f"{bucket.url}/{name}") for name in ("ledger", "dead"))
+    ledger, dead = (Place.parse(f"{bucket.url}/{name}") for name in ("ledger", "dead"))
     plan = make_plan(embedded.tcp_address, ledger=ledger, dead_letters=dead, batch_rows=500)
     rows, refused = numbered(0, 3 * AHEAD_ROWS), range(0, 3 * AHEAD_ROWS, 1000)
     for number in refused:
@@ -302,11 +307,11 @@ def test_a_replay_with_ledger_and_dead_letters_in_a_bucket_is_done_once(
     assert "99 confirmed, 0 unknown" in first.err.replace("1 rejected, ", "")
     assert "100 done before" in second.err
     assert embedded.depth("clicks") == 99
-    assert dead_rows(parse_place(f"{bucket.url}/dead")) == [0]
+    assert dead_rows(Place.parse(f"{bucket.url}/dead")) == [0]
 
 
 def test_a_ledger_of_other_rows_is_refused(embedded: EmbeddedServer, tmp_path: Path) -> None:
-    plan = make_plan(embedded.tcp_address, ledger=tmp_path)
+    plan = make_plan(embedded.tcp_address, ledger=LocalPlace(tmp_path))
     rows = numbered(0, 500)
     run(plan, chunk(rows))
 
@@ -323,7 +328,7 @@ def test_two_attempts_at_once_do_not_publish_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(publish_task, "LOCK_WAIT_S", patience_s(60))  # the second a quarter of it
-    plan = make_plan(embedded.tcp_address, ledger=tmp_path, rate=2000.0)
+    plan = make_plan(embedded.tcp_address, ledger=LocalPlace(tmp_path), rate=2000.0)
     rows = chunk(numbered(0, 1000))
 
     both = [in_background(run, plan, rows, attempt=number) for number in range(2)]

@@ -9,6 +9,7 @@ from plugins.archives import Writer, by_the_minute, content, write_archive
 from plugins.spark import RunSpark
 
 from nsqtools.archive.finding import table_files
+from nsqtools.archive.place import LocalPlace
 
 DAYS = ("2026-09-21", "2026-09-22")
 MIDNIGHT = 587  # the first message of the second day
@@ -82,10 +83,10 @@ def test_delta_gets_each_message_once_through_cuts(run_spark: RunSpark, tmp_path
     assert rows_of(table) == expected(500, 630, "clicks")
     found = run_spark("sql", "select count(*) n, count(id) m from delta", table, "--json")
     assert json.loads(found.out) == {"n": 133, "m": 130}
-    files = table_files([table])[table]
+    files = table_files([LocalPlace(table)])[LocalPlace(table)]
     compacted = run_spark("compact", table)
     assert compacted.status == 0, compacted.err
-    assert len(table_files([table])[table]) < len(files)
+    assert len(table_files([LocalPlace(table)])[LocalPlace(table)]) < len(files)
     assert rows_of(table) == expected(500, 630, "clicks")
 
     without_format = run_spark(*command[:-2])

@@ -90,9 +90,9 @@ def repair(
     """
     from nsqtools.archive.finding import find_archives
     from nsqtools.archive.part_file import Directories, recover
+    from nsqtools.archive.place import OBJECT_SCHEMES, local_path, scheme_of
     from nsqtools.archive.reader import repair as repair_archive
     from nsqtools.archive.reader import verify as verify_archive
-    from nsqtools.archive.storage import OBJECT_SCHEMES, local_path, scheme_of
 
     archives = find_archives(paths)
     finished: list[str] = []
@@ -226,8 +226,8 @@ def convert(
     import socket
 
     from nsqtools.archive.finding import find_archives
+    from nsqtools.archive.place import translating_errors
     from nsqtools.archive.reader import named_otherwise
-    from nsqtools.archive.storage import failing
     from nsqtools.archive.table import convert as bring
     from nsqtools.files.scratch import scratch_directory
 
@@ -245,7 +245,7 @@ def convert(
         damage(archive.shown, what)
     done = files = messages = misfits = 0
     without_column: set[str] = set()
-    with failing("convert to", output), scratch_directory("nsq-convert-") as drafts:
+    with translating_errors("convert to", output), scratch_directory("nsq-convert-") as drafts:
         for archive, made, problem, unfit in bring(archives, plan, drafts, topic):
             if problem:
                 damage(archive.shown, problem)

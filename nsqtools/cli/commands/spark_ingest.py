@@ -71,12 +71,12 @@ class TopicInput(OptionSet):
         topics, channel = self.topic or [], self.channel or CHANNEL
         if topics:
             look_before(topics, channel, connection, runtime, create=self.create, force=True)
-        spool = self.spool_dir or places.checkpoint / "spool"
-        if not isinstance(spool, Path):
+        if self.spool_dir is None and places.checkpoint.is_remote:
             raise ConfigurationError(
                 f"a spool cannot be in {places.checkpoint}: it is appended to and synced",
                 hint="Give a local or shared directory with --spool-dir.",
             )
+        spool = self.spool_dir or places.checkpoint.path / "spool"
         hand_on_secrets(connection, os.environ)
         options = {**as_options(connection), "channel": channel, **options}
         options["spoolDir"] = str(spool.absolute())
@@ -95,7 +95,7 @@ class ArchiveInput(OptionSet):
     """An archive, which may still grow."""
 
     archive_dir: Annotated[
-        Any,  # a Location or None
+        Any,  # a Place or None
         Argument(parser=place, help="An archive that nsq to-file writes, not a topic."),
     ] = None
     raw: bool = opt("", "Read files of bare bodies too (nsq_to_file).", STREAM)
@@ -106,7 +106,7 @@ class ArchiveInput(OptionSet):
 
     def source(self, places: IngestPlaces, options: dict[str, str]) -> IngestSource:
         """Return the source. Raises `ConfigurationError` and `NotFoundError`."""
-        from nsqtools.archive.location import absolute, refuse_nested
+        from nsqtools.archive.place import refuse_nested
         from nsqtools.spark.archives.read_settings import archive_settings
         from nsqtools.spark.format_options import Options
         from nsqtools.spark.jobs.ingestion import IngestSource
@@ -114,8 +114,8 @@ class ArchiveInput(OptionSet):
 
         for option, folder in (("--output", places.output), ("--checkpoint", places.checkpoint)):
             refuse_nested(option, folder, self.archive_dir)
-        directory = absolute(self.archive_dir)
-        if isinstance(directory, Path) and not directory.exists():
+        directory = self.archive_dir.absolute()
+        if not directory.is_remote and not directory.path.exists():
             raise NotFoundError(f"there is no {directory}")
         options = {"path": str(directory), **options}
         options |= damage_options(places.damage if self.skip_damaged else None)
@@ -190,7 +190,6 @@ def ingest(
         nsq spark ingest --topic-pattern 'web_.*' -o /data/web --checkpoint /data/web.checkpoint
         nsq spark ingest /var/nsq -o /data/nsq --checkpoint /data/nsq.checkpoint --once
     """
-    from nsqtools.archive.location import absolute
     from nsqtools.spark.archives.read_settings import Bodies
     from nsqtools.spark.jobs.ingestion import IngestPlaces, IngestRun
 
@@ -198,7 +197,7 @@ def ingest(
         raise ConfigurationError("--trigger has no effect with --once")
     columns = Bodies(bodies.body, bodies.fields(needed=True))
     is_delta = format is TableFormat.delta
-    places = IngestPlaces(absolute(output), absolute(checkpoint), columns, is_delta)
+    places = IngestPlaces(output.absolute(), checkpoint.absolute(), columns, is_delta)
     options = {"maxRowsPerTrigger": str(max_rows_per_trigger)}
     options["failOnDataLoss"] = str(fail_on_data_loss).lower()
     check_input(archive, topics)

@@ -84,7 +84,6 @@ def replay(
         nsq spark replay /var/nsq --topic clicks=again --since -2h --ledger replay.ledger
     """
     from nsqtools.archive.finding import find_inputs
-    from nsqtools.archive.location import absolute
     from nsqtools.files.scratch import scratch_directory
     from nsqtools.spark.format_options import as_options, hand_on_secrets
     from nsqtools.spark.jobs.replay_job import ReplayJob, ReplayRequest
@@ -98,7 +97,7 @@ def replay(
         options["retryTimeout"] = format_duration(retry_timeout)
     if rate:
         options["rate"] = str(rate)
-    ledger, dead_letters = (each and absolute(each) for each in (ledger, dead_letters))
+    ledger, dead_letters = (each and each.absolute() for each in (ledger, dead_letters))
     if dead_letters is not None:
         options["deadLetterPath"] = str(dead_letters)
     connection.client_options()  # what cannot work is refused before Spark is started

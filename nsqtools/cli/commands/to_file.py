@@ -225,14 +225,12 @@ class ArchiveOptions(OptionSet):
         ``on_landed`` gets the place of each file of a table. Raises `NsqError` for options that do
         not fit together, and for missing packages.
         """
-        from nsqtools.archive.location import parse_place, refuse_nested
-        from nsqtools.archive.storage import require
-        from nsqtools.archive.storage_objects import open_storage
+        from nsqtools.archive.place import LocalPlace, Place, refuse_nested
 
         settings = dict(map(_setting, self.upload_option or ()))
-        storage = None if self.upload is None else open_storage(self.upload, settings)
-        if self.upload is not None:  # its files would be taken for ours
-            refuse_nested("--upload", parse_place(self.upload), archive.directories.output)
+        storage = None if self.upload is None else Place.parse(self.upload, settings)
+        if storage is not None:  # its files would be taken for ours
+            refuse_nested("--upload", storage, LocalPlace(archive.directories.output))
         is_landing = self.store is not StoreKind.file
         of_files = not is_landing and (self.upload_hive or self.max_local_bytes is not None)
         if storage is None and (self.delete_uploaded or settings or of_files):
@@ -250,7 +248,7 @@ class ArchiveOptions(OptionSet):
             )
             logs = archive.directories.output
             if storage is not None:
-                require(storage)
+                storage.require()
             return Landings(plan, logs, self.max_local_bytes, on_landed)
         if storage is None:
             return None
@@ -261,7 +259,7 @@ class ArchiveOptions(OptionSet):
                 "--upload-hive needs --format jsonl: raw files name no topic",
                 hint="Put the topic in --filename-format instead.",
             )
-        require(storage)
+        storage.require()
         files = UploadPlan(
             archive.directories.output,
             storage,

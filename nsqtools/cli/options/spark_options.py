@@ -35,7 +35,7 @@ from nsqtools.cli.running.runtime import (
 from nsqtools.errors import ConfigurationError, NsqError
 
 if TYPE_CHECKING:
-    from nsqtools.archive.location import Location
+    from nsqtools.archive.place import Place
     from nsqtools.spark.session import SparkSession
     from nsqtools.spark.spark_settings import SparkSettings
 
@@ -45,19 +45,22 @@ ARCHIVES = "Archives"
 def location(text: str) -> Path:
     """Read a path or a ``file:`` URL. Raises ``ValueError`` for anything that is not local."""
     found = place(text)
-    if isinstance(found, Path):
-        return found
+    if not found.is_remote:
+        return found.path
     raise ValueError(f"{text}: only a directory is supported here, local or mounted")
 
 
-def place(text: str) -> Location:
+def place(text: str) -> Place:
     """Read a path, or a place in an object store. Raises ``ValueError`` for any other."""
-    from nsqtools.archive.location import parse_place
+    from nsqtools.archive.place import Place
 
-    return parse_place(text)
+    try:
+        return Place.parse(text)
+    except ConfigurationError as exc:
+        raise ValueError(f"{exc}. {exc.hint}".rstrip(". ")) from None
 
 
-def places(texts: Iterable[str]) -> list[Location]:
+def places(texts: Iterable[str]) -> list[Place]:
     """Read several of them. Raises ``ValueError``."""
     return [place(text) for text in texts]
 
@@ -70,12 +73,12 @@ SkipDamaged = Annotated[
 
 
 def places_argument(help: str) -> Any:
-    """The argument that takes several places; its type is a list of `Location`."""
+    """The argument that takes several places; its type is a list of `Place`."""
     return Argument(parser=places, metavar="PATH", help=help)
 
 
 def place_opt(form: str, help: str, panel: str | None = None) -> Any:
-    """The option that takes one place; its type is a `Location`, or None."""
+    """The option that takes one place; its type is a `Place`, or None."""
     return opt(form, help, panel, parser=place)
 
 
@@ -109,15 +112,16 @@ class ArchiveReading(OptionSet):
             damages = () if damage is None else read_damage(damage)
         opened.status = report_damages(runtime, damages).status
 
-    def _place(self, here: Path, *, is_local: bool) -> Location | None:
-        from nsqtools.archive.location import absolute
+    def _place(self, here: Path, *, is_local: bool) -> Place | None:
+        from nsqtools.archive.place import LocalPlace
 
         if not self.skip_damaged:
             return None
         if self.damage_dir is not None:
-            return absolute(self.damage_dir) / f"damage-{uuid.uuid4().hex[:12]}"
+            place: Place = self.damage_dir.absolute()
+            return place / f"damage-{uuid.uuid4().hex[:12]}"
         if is_local:
-            return here
+            return LocalPlace(here)
         raise ConfigurationError(
             "--skip-damaged on a cluster needs --damage-dir, which lists what is missing",
             hint="Give a directory that all share, or a place in an object store.",
@@ -129,7 +133,7 @@ class ArchiveSession:
     """``damage`` is where tasks report it; ``status`` is what it means, once that is over."""
 
     spark: SparkSession
-    damage: Location | None
+    damage: Place | None
     status: ExitStatus = ExitStatus.DONE
 
 
@@ -174,9 +178,9 @@ class SparkChoice(OptionSet):
     def settings(
         self,
         app_name: str = "nsqtools",
-        places: Iterable[Location] = (),
+        places: Iterable[Place] = (),
         *,
-        python_places: Iterable[Location] = (),
+        python_places: Iterable[Place] = (),
     ) -> SparkSettings:
         """The `SparkSettings` for what a command reads and writes. Raises `ConfigurationError`."""
         from nsqtools.spark.spark_settings import SparkSettings

@@ -61,10 +61,9 @@ from nsqtools.archive.layout import (
     owner_of,
     split_head,
 )
-from nsqtools.archive.location import Location, StoredPlace, file_at
 from nsqtools.archive.members import codec_of
+from nsqtools.archive.place import Entry, LocalPlace, Place, map_concurrently, translating_errors
 from nsqtools.archive.reader import form_of
-from nsqtools.archive.storage import Entry, failing, side_by_side
 from nsqtools.errors import NotFoundError
 from nsqtools.files.opening import (
     LOST,
@@ -141,7 +140,7 @@ class ListedFile:
 
     def __init__(
         self,
-        place: Location,
+        place: Place,
         name: str,
         record: Recorded | None,
         lines: bytes | None = None,
@@ -171,8 +170,8 @@ class ListedFile:
         if not self.has_index:
             return []
         if self._lines is None:
-            storage, name = file_at(self.place)
-            self._lines = split_head(storage.read(aside(name, INDEX)))[1]
+            index = self.place.parent.read(aside(self.place.name, INDEX))
+            self._lines = split_head(index)[1]
         return decode_index(self._lines)
 
     def forget_members(self) -> None:
@@ -235,7 +234,10 @@ class ListedFile:
         form = form_of_text(text)
         if form.kind is not LineKind.messages:
             members = self.members() if self.has_index else None
-            archive, problems = ArchiveFile(*file_at(self.place), members, self.head), list[str]()
+            archive, problems = (
+                ArchiveFile(self.place.parent, self.place.name, members, self.head),
+                list[str](),
+            )
             form = form_of(archive, lambda path, problem: problems.append(problem))
             # A file with text is not empty: zero bytes alone are damage, which reading reports.
             if form.kind is LineKind.nothing and (problems or text):
@@ -247,10 +249,9 @@ class ListedFile:
         """Return the first bytes."""
         if not self._beginning or not self.is_finished:  # it may have been empty
             version = self.entry.version if self.entry else ""
-            storage, name = file_at(self.place)
-            data = storage.read_range(name, 0, LOOK_SIZE, version)
+            data = self.place.read_range("", 0, LOOK_SIZE, version)
             if codec_of(data) is Codec.ZSTD:
-                data = storage.read_range(name, 0, LOOK_SIZE + ZSTD_BLOCK_SIZE, version)
+                data = self.place.read_range("", 0, LOOK_SIZE + ZSTD_BLOCK_SIZE, version)
             self._beginning = data
         return self._beginning
 
@@ -263,7 +264,7 @@ class GrowingFile(ListedFile):
     def __init__(self, path: Path, name: str, shown: str) -> None:
         self._index = index_of(owner_of(path))
         record, lines = _look_at_index(self._index)
-        super().__init__(path, name, record and record._replace(total=None), lines)
+        super().__init__(LocalPlace(path), name, record and record._replace(total=None), lines)
         self.shown = shown
         self._index_read = 0
         self._members: list[Member] = []
@@ -354,7 +355,7 @@ class Listing:
         for root in works:
             if root in given and not root.exists():  # not what a pattern matched a moment ago
                 raise NotFoundError(f"there is no {root}")
-        with failing("read", ""):
+        with translating_errors("read", ""):
             in_progress = [
                 _Found(root, path, is_settled=False)
                 for root in works
@@ -447,7 +448,7 @@ class Listing:
                     name = str(owner_of(Path(name)))
                     file = GrowingFile(path, name, self._shown(path, name))
                 else:
-                    file = ListedFile(path, name, *_look_at_index(index_of(path)))
+                    file = ListedFile(LocalPlace(path), name, *_look_at_index(index_of(path)))
             file.stamp, file.is_settled = stamp, found.is_settled
         self._known[path] = file
         return file
@@ -503,7 +504,7 @@ class StoredListing:
         self._within = within
         self._places = settings.stored()
         self._topics = settings.wanted_topics
-        self._known: dict[Location, ListedFile] = {}
+        self._known: dict[Place, ListedFile] = {}
 
     def files(self, on_damage: OnDamage) -> dict[Key, ListedFile]:
         """Return the files there are, in order of their names.
@@ -513,7 +514,7 @@ class StoredListing:
         """
         found: dict[Key, ListedFile] = {}
         learned: list[ListedFile] = []
-        with failing("read", ""):
+        with translating_errors("read", ""):
             for place in self._places:
                 for folder, entries in self._folders(place):
                     files = self._learn(place, folder, entries)
@@ -523,28 +524,26 @@ class StoredListing:
             _add(found, file, on_damage)
         return found
 
-    def _folders(self, place: StoredPlace) -> Iterator[tuple[str, dict[str, Entry]]]:
+    def _folders(self, place: Place) -> Iterator[tuple[str, dict[str, Entry]]]:
         """Iterate over the folders of topics at a place, and all else as one: names are whole."""
         direct, folders = place.children()
-        if place.key and not direct and not folders:
+        if place.name and not direct and not folders:
             try:
-                direct = [place.storage.stat(place.key)._replace(name="")]
+                direct = [place.stat()._replace(name="")]
             except FileNotFoundError:
                 raise NotFoundError(f"there is no archive in {place}") from None
         rest = {entry.name: entry for entry in direct}
         for folder in folders:
             if folder.startswith(".") or not is_for(folder, self._topics):
                 continue
-            below = {f"{folder}/{each.name}": each for each in (place / folder).below()}
+            below = {entry.name: entry for entry in place.list(folder)}
             if folder.startswith("topic="):
                 yield f"{folder}/", below
             else:
                 rest |= below
         yield "", rest
 
-    def _learn(
-        self, place: StoredPlace, folder: str, entries: Mapping[str, Entry]
-    ) -> list[ListedFile]:
+    def _learn(self, place: Place, folder: str, entries: Mapping[str, Entry]) -> list[ListedFile]:
         wanted = list(filter(is_shown, entries))
         known = {
             name: file
@@ -566,7 +565,7 @@ class StoredListing:
                     record = _read_manifest(at, entry)
                 if record is None:
                     is_listed = aside(name, INDEX) in entries
-                    index = read_index(at.storage, aside(at.key, INDEX), is_listed=is_listed)
+                    index = read_index(at.parent, aside(at.name, INDEX), is_listed=is_listed)
                     if index is not None:
                         record, lines = _parsed_index(index)
                 file = ListedFile(at, name, record, lines, entry)
@@ -578,7 +577,7 @@ class StoredListing:
 
         asked = [name for name in new if name not in noted]
         found = known | {name: learn(name) for name in new if name in noted}
-        found |= zip(asked, side_by_side(learn, asked), strict=True)
+        found |= zip(asked, map_concurrently(learn, asked), strict=True)
         files = [file for name in wanted if (file := found[name]) is not None]
         told = [each for name in asked if (each := found[name]) and each.total]
         if len(told) >= LEAST_NEW:
@@ -586,10 +585,10 @@ class StoredListing:
         return files
 
 
-def _read_manifest(place: StoredPlace, entry: Entry) -> Recorded | None:
+def _read_manifest(place: Place, entry: Entry) -> Recorded | None:
     """Return what a file's manifest says; None when it is of another file. Raises ``OSError``."""
     try:
-        document = json.loads(place.storage.read(aside(place.key, MANIFEST)))
+        document = json.loads(place.parent.read(aside(place.name, MANIFEST)))
         if document["size"] != entry.size:
             return None
         writer, times = document["writer"], (document["min_ts"] or 0, document["max_ts"] or 0)
@@ -600,12 +599,10 @@ def _read_manifest(place: StoredPlace, entry: Entry) -> Recorded | None:
         return None
 
 
-def _read_catalog(
-    place: StoredPlace, folder: str, entries: Mapping[str, Entry]
-) -> dict[str, Recorded]:
+def _read_catalog(place: Place, folder: str, entries: Mapping[str, Entry]) -> dict[str, Recorded]:
     """Return what a catalog says of the listed objects; nothing for one that is not whole."""
     try:
-        rows = [json.loads(line) for line in place.storage.read(place.key).splitlines()]
+        rows = [json.loads(line) for line in place.read().splitlines()]
         return {
             f"{folder}{name}": Recorded(Head(*head) if head else None, Total(*total))
             for name, version, head, total in rows
@@ -615,14 +612,14 @@ def _read_catalog(
         return {}
 
 
-def _write_catalog(place: StoredPlace, folder: str, files: Iterable[ListedFile]) -> None:
+def _write_catalog(place: Place, folder: str, files: Iterable[ListedFile]) -> None:
     lines = [
         json.dumps([each.name.removeprefix(folder), each.entry.version, each.head, each.total])
         for each in files
         if each.entry is not None and each.total is not None
     ]
     with suppress(OSError):  # this reader may not write there
-        place.storage.put(place.key, "\n".join(lines).encode())
+        place.parent.put(place.name, "\n".join(lines).encode())
 
 
 class ArchiveListing:

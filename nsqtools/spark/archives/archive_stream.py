@@ -20,7 +20,7 @@ from itertools import pairwise, takewhile
 from time import monotonic, sleep, time_ns
 
 from nsqtools.archive.layout import Head, Member, TimeRange, end_of
-from nsqtools.archive.storage import side_by_side
+from nsqtools.archive.place import map_concurrently
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.protocol.text import NS
 from nsqtools.spark.archives.archive_files import ArchiveListing, Key, ListedFile
@@ -133,7 +133,7 @@ class ArchiveStream:
 
     def _unread(self, start: Offset, files: Mapping[Key, ListedFile]) -> Iterator[Unread]:
         some = list(self._not_read(start, files))
-        is_wanted = side_by_side(
+        is_wanted = map_concurrently(
             lambda each: is_read(each[1], self._settings, self._tell_once),
             some,
             is_remote=bool(self._settings.stored()),

@@ -13,9 +13,7 @@ import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from nsqtools.archive.location import Location
-from nsqtools.archive.storage import failing
-from nsqtools.archive.storage_objects import open_storage
+from nsqtools.archive.place import Place, translating_errors
 from nsqtools.errors import NsqError
 
 log = logging.getLogger("nsqtools")
@@ -36,7 +34,7 @@ class ArchiveDamage(NamedTuple):
 
 
 def report_damage(
-    folder: Location | None, identity: str, found: Sequence[ArchiveDamage], remedy: str = REPAIR
+    folder: Place | None, identity: str, found: Sequence[ArchiveDamage], remedy: str = REPAIR
 ) -> None:
     """Report all that is wrong with a member or file, whose ``identity`` never changes.
 
@@ -54,14 +52,13 @@ def report_damage(
         found = [*found[:MOST_LINES], more]
     name = hashlib.sha256(identity.encode()).hexdigest()[:32]
     text = "".join(json.dumps(damage._asdict()) + "\n" for damage in found)
-    with failing("write", folder):
-        open_storage(str(folder)).put(name + SUFFIX, text.encode())
+    with translating_errors("write", folder):
+        folder.put(name + SUFFIX, text.encode())
 
 
-def read_damage(folder: Location) -> list[ArchiveDamage]:
+def read_damage(folder: Place) -> list[ArchiveDamage]:
     """Return all that is reported in a ``damagePath``, by file and position. Raises `NsqError`."""
-    reports = open_storage(str(folder))
-    with failing("read", folder):
-        names = [each.name for each in reports.list() if each.name.endswith(SUFFIX)]
-        lines = [line for name in names for line in reports.read(name).decode().splitlines()]
+    with translating_errors("read", folder):
+        names = [each.name for each in folder.list() if each.name.endswith(SUFFIX)]
+        lines = [line for name in names for line in folder.read(name).decode().splitlines()]
     return sorted(ArchiveDamage(**json.loads(line)) for line in lines)

@@ -34,7 +34,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from nsqtools.archive.layout import EVER, Head, Member, TimeRange
-from nsqtools.archive.storage import side_by_side
+from nsqtools.archive.place import map_concurrently
 from nsqtools.errors import ConfigurationError
 from nsqtools.spark.archives.archive_files import UNKNOWN, Key, ListedFile
 from nsqtools.spark.archives.read_settings import BatchLimits
@@ -278,7 +278,7 @@ def _admit(files: list[Unread], limits: BatchLimits) -> dict[Key, int]:
     rows = size = 0
     files = sorted(files, key=lambda each: each.file.first_ts)
     is_remote = any(each.file.entry is not None for each in files)
-    loaded = side_by_side(_to_take, files, is_remote=is_remote)
+    loaded = map_concurrently(_to_take, files, is_remote=is_remote)
     heap = [(each.file.first_ts, number, 0) for number, each in enumerate(files)]
     members: dict[int, list[Member]] = {}
     while heap:

@@ -29,8 +29,8 @@ from nsqtools.archive.columns import (
 from nsqtools.archive.form import BEGINNING as MESSAGE
 from nsqtools.archive.form import LineKind
 from nsqtools.archive.layout import PART, Head, Member, index_of, is_hidden, owner_of
-from nsqtools.archive.location import Location, StoredPlace, parse_place
 from nsqtools.archive.members import LONGEST_LINE, DamagedError, unpack_members
+from nsqtools.archive.place import LocalPlace, Place, translating_errors
 from nsqtools.archive.reader import (
     AMONG_BODIES,
     BATCH_TEXT,
@@ -39,7 +39,6 @@ from nsqtools.archive.reader import (
     split_lines,
     whole_lines,
 )
-from nsqtools.archive.storage import failing
 from nsqtools.files.opening import open_to_read
 from nsqtools.records.naming import Codec
 from nsqtools.spark.archives.archive_files import UNKNOWN, ArchiveListing, head_at
@@ -64,13 +63,13 @@ class TextPiece(NamedTuple):
 
 def open_range(wanted: Range, settings: ReadSettings) -> BinaryIO:
     """Open the file of a range, wherever it is by now. Raises ``OSError``."""
-    place = parse_place(wanted.path)
+    place = Place.parse(wanted.path)
     for _ in range(OPEN_TRIES):
-        if isinstance(place, StoredPlace):
-            return place.storage.open(place.key, wanted.entry)
-        if _is_it(place, wanted.key):
+        if place.is_remote:
+            return place.open("", wanted.entry)
+        if _is_it(place.path, wanted.key):
             with suppress(FileNotFoundError):  # it moved in this moment
-                return open_to_read(place)
+                return place.open()
         place = _find(wanted, settings)
     return open_to_read(Path(wanted.path))
 
@@ -82,13 +81,13 @@ def _is_it(path: Path, key: Head | str) -> bool:
     return False
 
 
-def _find(wanted: Range, settings: ReadSettings) -> Location:
+def _find(wanted: Range, settings: ReadSettings) -> Place:
     path = Path(wanted.path)
     finished = owner_of(path)
     if is_hidden(path.name, PART) and finished.exists() and _is_it(finished, wanted.key):
-        return finished
+        return LocalPlace(finished)
     files = ArchiveListing(settings).files(lambda damage: None)
-    return files[wanted.key].place if wanted.key in files else path
+    return files[wanted.key].place if wanted.key in files else LocalPlace(path)
 
 
 def pieces(
@@ -194,7 +193,7 @@ def read_partition(
     Raises `NsqError` for damage that fails the query, and as `failure_of` says.
     """
     for each in partition or ():
-        with failing("read", each.path):
+        with translating_errors("read", each.path):
             yield from _Reader(each, settings, names).batches()
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple, ParamSpec, TypeVar
 
 from nsqtools.archive.form import LineKind
 from nsqtools.archive.layout import EVER, Member, TimeRange, decode_index, encode_members
-from nsqtools.archive.storage import Entry, failing, side_by_side
+from nsqtools.archive.place import Entry, map_concurrently, translating_errors
 from nsqtools.spark.archives.archive_files import (
     UNKNOWN,
     ArchiveListing,
@@ -187,7 +187,7 @@ def planned_again(plan: Callable[Given, Planned]) -> Callable[Given, Planned]:
 
     @wraps(plan)
     def again(*args: Given.args, **kwargs: Given.kwargs) -> Planned:
-        with failing("read", ""):
+        with translating_errors("read", ""):
             for _ in range(TRIES - 1):
                 with suppress(FileNotFoundError):
                     return plan(*args, **kwargs)
@@ -234,6 +234,6 @@ def _parts(files: Iterable[ListedFile], settings: ReadSettings, tell: OnDamage) 
         return (file, file.readable()) if is_read(file, settings, tell) else None
 
     wanted = (file for file in files if not file.has_none_within(settings.within))
-    for part in filter(None, side_by_side(part_of, wanted, is_remote=bool(settings.stored()))):
+    for part in filter(None, map_concurrently(part_of, wanted, is_remote=bool(settings.stored()))):
         yield part
         part[0].forget_members()

@@ -21,7 +21,7 @@ import pyarrow
 from nsqtools.archive.body_columns import BodyColumns, fields_of, load_schema
 from nsqtools.archive.columns import message_schema
 from nsqtools.archive.layout import EVER, TimeRange
-from nsqtools.archive.location import Location, StoredPlace, parse_place
+from nsqtools.archive.place import Place
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import check_topic
 from nsqtools.records.envelope import BodyKind
@@ -85,7 +85,7 @@ class ReadSettings:
     delimiter: bytes = b"\n"
     topic: str | None = None
     """The topic of files of bare bodies."""
-    damage_path: Location | None = None
+    damage_path: Place | None = None
     """Where damage is reported; without it, it fails the query."""
     partition_bytes: int = DEFAULT_PARTITION_BYTES
     min_partitions: int = 0
@@ -129,10 +129,9 @@ class ReadSettings:
         until_ns = min((ns for ns in (until_ns, after_ns) if ns is not None), default=None)
         return replace(self, within=TimeRange(since_ns, until_ns))
 
-    def stored(self) -> list[StoredPlace]:
+    def stored(self) -> list[Place]:
         """Return the places in object stores."""
-        places = map(parse_place, self.paths)
-        return [place for place in places if isinstance(place, StoredPlace)]
+        return [place for place in map(Place.parse, self.paths) if place.is_remote]
 
     def roots(self) -> list[Path]:
         """Return the files and directories that the paths name now: patterns change.
@@ -141,7 +140,7 @@ class ReadSettings:
         """
         roots: list[Path] = []
         for path in self.paths:
-            if isinstance(parse_place(path), StoredPlace):
+            if Place.parse(path).is_remote:
                 continue
             is_pattern = glob.has_magic(path) and not os.path.lexists(path)
             found = sorted(glob.glob(path)) if is_pattern else []
@@ -262,7 +261,7 @@ def stream_settings(options: Options) -> StreamSettings:
     timestamp_ns = options.time_ns("startingTimestamp")
     if starting and timestamp_ns is not None:
         raise ConfigurationError("startingOffsets and startingTimestamp exclude each other")
-    is_stored = any(isinstance(parse_place(path), StoredPlace) for path in _paths(options))
+    is_stored = any(Place.parse(path).is_remote for path in _paths(options))
     settings = batch_settings(options, STORED_POLL_S if is_stored else DEFAULT_POLL_S)
     starting = (starting or EARLIEST).strip()
     return settings._replace(starting_offsets=starting, starting_timestamp_ns=timestamp_ns)

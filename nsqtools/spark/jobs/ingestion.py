@@ -49,11 +49,8 @@ from nsqtools.archive.columns import IDENTITY
 from nsqtools.archive.delta import INGESTED, SINK_LOG, DeltaCatalog, refuse_other_form
 from nsqtools.archive.finding import committed
 from nsqtools.archive.layout import TimeRange
-from nsqtools.archive.lease import Held, held
-from nsqtools.archive.location import Location, absolute, refuse_nested, spark_url
+from nsqtools.archive.place import Place, PlaceLock, refuse_nested, translating_errors
 from nsqtools.archive.slices import prepare_table
-from nsqtools.archive.storage import Storage, failing, read_json
-from nsqtools.archive.storage_objects import open_storage
 from nsqtools.cluster.topics import ChangeLog
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.records.envelope import BodyKind
@@ -86,26 +83,26 @@ class IngestMark:
 class IngestPlaces(NamedTuple):
     """Where a query writes, and what: the columns of bodies, in Parquet or Delta."""
 
-    output: Location
-    checkpoint: Location
+    output: Place
+    checkpoint: Place
     bodies: Bodies = BYTES
     is_delta: bool = False
 
     @property
-    def damage(self) -> Location:
+    def damage(self) -> Place:
         """Where tasks report the archives that they cannot read."""
         return self.checkpoint / "damage"
 
 
 @contextmanager
-def lock_directories(source: str, places: IngestPlaces) -> Iterator[tuple[Held, IngestPlaces]]:
+def lock_directories(source: str, places: IngestPlaces) -> Iterator[tuple[PlaceLock, IngestPlaces]]:
     """Mark two places, lock them, and remove what interrupted batches left before and after.
 
     Yields the lock, with the descriptors that the JVM must inherit (`SparkSettings.inherited`), and
     the places as `mark_directories` returns them. Raises `ConfigurationError`, and `OutputError`.
     """
     places = mark_directories(source, places)
-    with held(places.checkpoint, LOCK) as lock:
+    with places.checkpoint.lock(LOCK) as lock:
         remove_leftovers(places)
         yield lock, places
         lock.check()  # the files of another run's batch look like leftovers until it commits them
@@ -119,19 +116,18 @@ def mark_directories(source: str, places: IngestPlaces) -> IngestPlaces:
 
     Raises `ConfigurationError` when they are another job's, and `OutputError`.
     """
-    output, checkpoint = absolute(places.output), absolute(places.checkpoint)
+    output, checkpoint = places.output.absolute(), places.checkpoint.absolute()
     bodies = places.bodies
     refuse_nested("--output", output, checkpoint)
-    at_output, at_checkpoint = open_storage(str(output)), open_storage(str(checkpoint))
-    with failing("use", output):
-        of_checkpoint = _read_mark(at_checkpoint, CHECKPOINT_MARK)
-        of_output = _read_mark(at_output, INGESTED)
+    with translating_errors("use", output):
+        of_checkpoint = _read_mark(checkpoint, CHECKPOINT_MARK)
+        of_output = _read_mark(output, INGESTED)
         if of_checkpoint is None:
-            _refuse_foreign(at_output, at_checkpoint, of_output)
+            _refuse_foreign(output, checkpoint, of_output)
             where = str(output), str(checkpoint)
             mark = IngestMark(uuid.uuid4().hex, source, *where, bodies.kind.value, bodies.fields)
-            _write_mark(at_checkpoint, CHECKPOINT_MARK, mark)
-            _write_mark(at_output, INGESTED, mark)
+            _write_mark(checkpoint, CHECKPOINT_MARK, mark)
+            _write_mark(output, INGESTED, mark)
             return places
         if of_checkpoint.source != source:
             raise ConfigurationError(
@@ -143,8 +139,8 @@ def mark_directories(source: str, places: IngestPlaces) -> IngestPlaces:
                 f"the checkpoint {checkpoint} belongs to {of_checkpoint.output}, not to {output}",
                 hint="Spark's log of an output has its path: leave it there, or start both over.",
             )
-        if of_output is None and not _is_used(at_output) and not _is_used(at_checkpoint, BEGUN):
-            _write_mark(at_output, INGESTED, of_checkpoint)
+        if of_output is None and not _is_used(output) and not _is_used(checkpoint, BEGUN):
+            _write_mark(output, INGESTED, of_checkpoint)
         elif of_output is None or of_output.id != of_checkpoint.id:
             raise ConfigurationError(
                 f"{output} is not the output that was written with the checkpoint {checkpoint}",
@@ -155,7 +151,7 @@ def mark_directories(source: str, places: IngestPlaces) -> IngestPlaces:
         _refuse_other_bodies(of_checkpoint, bodies)
         if bodies.fields != of_checkpoint.fields:  # they have grown
             mark = replace(of_checkpoint, fields=bodies.fields)
-            at_checkpoint.put(CHECKPOINT_MARK, _encoded(mark))
+            checkpoint.put(CHECKPOINT_MARK, _encoded(mark))
         return places
 
 
@@ -177,7 +173,7 @@ def _refuse_other_bodies(mark: IngestMark, bodies: Bodies) -> None:
             )
 
 
-def _refuse_foreign(output: Storage, checkpoint: Storage, of_output: IngestMark | None) -> None:
+def _refuse_foreign(output: Place, checkpoint: Place, of_output: IngestMark | None) -> None:
     new = "Give a new directory."
     if _is_used(checkpoint):
         raise ConfigurationError(
@@ -195,20 +191,20 @@ def _refuse_foreign(output: Storage, checkpoint: Storage, of_output: IngestMark 
         )
 
 
-def _is_used(place: Storage, folder: str = "") -> bool:
+def _is_used(place: Place, folder: str = "") -> bool:
     return next(iter(place.list(folder)), None) is not None
 
 
-def _read_mark(place: Storage, name: str) -> IngestMark | None:
+def _read_mark(place: Place, name: str) -> IngestMark | None:
     try:
         return IngestMark(**json.loads(place.read(name)))
     except FileNotFoundError:
         return None
     except (ValueError, TypeError) as exc:
-        raise OutputError(f"cannot read {place.where(name)} ({exc})") from None
+        raise OutputError(f"cannot read {place / name} ({exc})") from None
 
 
-def _write_mark(place: Storage, name: str, mark: IngestMark) -> None:
+def _write_mark(place: Place, name: str, mark: IngestMark) -> None:
     try:
         place.put_if_absent(name, _encoded(mark))
     except FileExistsError:
@@ -226,12 +222,12 @@ def refuse_older(places: IngestPlaces) -> None:
     The checkpoint knows of a batch before the output has it, and that it has ended after that.
     Raises `ConfigurationError`, `OutputError` and ``OSError``.
     """
-    output, checkpoint = (open_storage(str(absolute(each))) for each in places[:2])
+    output, checkpoint = (each.absolute() for each in places[:2])
     refuse_other_form(output, "--format", is_delta=places.is_delta)
     most = _last(checkpoint, BEGUN)
     least, written = _last(checkpoint, COMMITS), _last(output, SINK_LOG)
     if places.is_delta:  # numbers begin at 1, and batches without anything new have none
-        table, least = DeltaCatalog(str(places.output)), (read_json(checkpoint, NOTE) or 0) - 1
+        table, least = DeltaCatalog(str(places.output)), (checkpoint.read_json(NOTE) or 0) - 1
         written = -1
         if table.exists():
             table.check_writable()
@@ -245,12 +241,12 @@ def refuse_older(places: IngestPlaces) -> None:
     )
 
 
-def _query(checkpoint: Storage) -> str:
+def _query(checkpoint: Place) -> str:
     """The id of a checkpoint's query, "" before its first start."""
-    return str((read_json(checkpoint, "metadata") or {"id": ""})["id"])
+    return str((checkpoint.read_json("metadata") or {"id": ""})["id"])
 
 
-def _last(place: Storage, log: str) -> int:
+def _last(place: Place, log: str) -> int:
     """The number of the last batch in a log of Spark, -1 without any."""
     names = (each.name.rpartition("/")[2].removesuffix(".compact") for each in place.list(log))
     return max(map(int, filter(str.isdecimal, names)), default=-1)
@@ -264,15 +260,15 @@ def remove_leftovers(places: IngestPlaces) -> None:
 
     Raises as `refuse_older`, also for a log that cannot be read: nothing is removed then.
     """
-    with failing("clean up", places.output):
+    with translating_errors("clean up", places.output):
         refuse_older(places)
-        checkpoint = open_storage(str(absolute(places.checkpoint)))
+        checkpoint = places.checkpoint.absolute()
         if _last(checkpoint, BEGUN) < 0:  # Spark refuses to begin beside what a kill left of that
             for entry in list(checkpoint.list(BEGUN)):
                 checkpoint.delete(entry.name)
         if places.is_delta:  # its log says what counts, to every reader
             return
-        place = open_storage(str(absolute(places.output)))
+        place = places.output.absolute()
         names = [entry.name for entry in place.list()]
         known = committed(place) or set()  # the log begins when the first batch has ended
         for match in filter(None, map(_DATA.fullmatch, names)):
@@ -294,7 +290,7 @@ class IngestSource(NamedTuple):
     name: str
     format: str
     options: Mapping[str, str]
-    places: tuple[Location, ...] = ()
+    places: tuple[Place, ...] = ()
     """Object stores among them need credentials."""
 
 
@@ -351,7 +347,7 @@ class IngestRun:
     on_batch: Callable[[IngestCounts], object] = lambda counts: None
     on_poll: Callable[[IngestCounts], object] = lambda counts: None
     counts: IngestCounts = field(default_factory=IngestCounts)
-    _lock: Held | None = None
+    _lock: PlaceLock | None = None
     _reported: Collection[ArchiveDamage] = ()
     _stop: threading.Event = field(default_factory=threading.Event)
     _last_batch: int = -1
@@ -383,13 +379,13 @@ class IngestRun:
             F.max("ts_ns").alias("newest_ns"),
             F.count(misfits).alias("misfits"),
         )
-        writer = rows.writeStream.option("checkpointLocation", spark_url(self.places.checkpoint))
+        writer = rows.writeStream.option("checkpointLocation", self.places.checkpoint.hadoop_url)
         if self.places.is_delta:
             writer = writer.foreachBatch(DeltaSink(self.places))
         else:
             writer = writer.format("parquet").partitionBy("topic", "date")
             writer = writer.option("compression", "zstd")
-            writer = writer.option("path", spark_url(self.places.output))
+            writer = writer.option("path", self.places.output.hadoop_url)
         if self.trigger_s is None:
             return writer.trigger(availableNow=True).start()
         interval_ms = round(self.trigger_s * 1000)
@@ -404,7 +400,7 @@ class IngestRun:
         self.on_batch(self.counts)
         while query.isActive:
             if self._lock is not None:
-                self._lock.need()
+                self._lock.raise_if_lost()
             self._count(query)
             self.on_poll(self.counts)
             if deadline_s is not None and time.monotonic() >= deadline_s:
@@ -482,7 +478,7 @@ class DeltaSink:
     def __call__(self, batch: DataFrame, number: int) -> None:
         """Append what is new of a batch. Raises what Spark raises, and `NsqError`."""
         output, bodies = str(self.places.output), self.places.bodies
-        table, checkpoint = DeltaCatalog(output), open_storage(str(self.places.checkpoint))
+        table, checkpoint = DeltaCatalog(output), self.places.checkpoint
         query = _query(checkpoint)
         prepare_table(table, bodies.message_schema(), bodies.kind)
         if table.number_of(query) > number:
@@ -516,7 +512,7 @@ class DeltaSink:
             and (file.min_ts_ns is None or within.meets(file.min_ts_ns, file.max_ts_ns or 0))
         ]
         if there:
-            root = spark_url(self.places.output)
+            root = self.places.output.hadoop_url
             reader = rows.sparkSession.read.option("basePath", root).option(GLOB_PATHS, value=False)
             known = reader.schema("topic string, nsqd string, id string").parquet(
                 *(f"{root}/{path}" for path in there)

@@ -24,8 +24,7 @@ from nsqtools.archive.delta import Partition
 from nsqtools.archive.finding import Inputs, table_files
 from nsqtools.archive.form import LineKind
 from nsqtools.archive.layout import EVER, TimeRange
-from nsqtools.archive.location import Location, spark_url
-from nsqtools.archive.storage import failing
+from nsqtools.archive.place import Place, translating_errors
 from nsqtools.errors import NotFoundError
 from nsqtools.spark.archives.archive_files import ArchiveListing, ListedFile
 from nsqtools.spark.archives.read_settings import BYTES, ReadSettings, moment
@@ -46,7 +45,7 @@ class Choice(NamedTuple):
     topics: tuple[str, ...] = ()
     within: TimeRange = EVER
     delimiter: bytes | None = None
-    damage_path: Location | None = None
+    damage_path: Place | None = None
     min_partitions: int = 0
     """Of archives; 0 leaves it to the format."""
 
@@ -95,7 +94,7 @@ def listed(inputs: Inputs) -> list[ListedFile]:
 
 def has_bare_bodies(inputs: Inputs) -> bool:
     """Whether some archive holds bodies alone. Raises `NsqError`."""
-    with failing("read", ""):
+    with translating_errors("read", ""):
         found = (file.content() for file in listed(inputs))
         return any(each.kind is LineKind.bodies and not each.foreign for each in found)
 
@@ -107,7 +106,7 @@ def warn_of_bare_bodies(inputs: Inputs, within: TimeRange) -> None:
 
 
 def _read_archives(
-    spark: SparkSession, paths: Sequence[Location], choice: Choice, used: Collection[str]
+    spark: SparkSession, paths: Sequence[Place], choice: Choice, used: Collection[str]
 ) -> DataFrame:
     options = {
         "format": "raw",
@@ -125,7 +124,7 @@ def _read_archives(
 
 
 def load_columns(
-    reader: DataFrameReader, paths: Iterable[Location], used: Collection[str], known: StructType
+    reader: DataFrameReader, paths: Iterable[Place], used: Collection[str], known: StructType
 ) -> DataFrame:
     """The rows of archives with all ``known`` columns: those that are not ``used`` are null.
 
@@ -138,7 +137,7 @@ def load_columns(
     return rows.withColumns(missing).to(known)  # a name may have a dot
 
 
-def damage_options(damage_path: Location | None) -> dict[str, str]:
+def damage_options(damage_path: Place | None) -> dict[str, str]:
     """What has damage written to a directory; without one it fails the job."""
     if damage_path is None:
         return {}
@@ -146,7 +145,7 @@ def damage_options(damage_path: Location | None) -> dict[str, str]:
 
 
 def read_files(
-    spark: SparkSession, root: Location, names: Sequence[str], columns: StructType | None = None
+    spark: SparkSession, root: Place, names: Sequence[str], columns: StructType | None = None
 ) -> DataFrame:
     """The rows of Parquet files below a root. They are named, by a log where there is one.
 
@@ -155,9 +154,9 @@ def read_files(
     only the date is one. Raises `NotFoundError` where there is nothing, and
     `ConfigurationError` for Parquet of something else.
     """
-    reader = spark.read.option("basePath", spark_url(root)).option(GLOB_PATHS, value=False)
+    reader = spark.read.option("basePath", root.hadoop_url).option(GLOB_PATHS, value=False)
     reader = reader.option("mergeSchema", columns is None)
-    urls = [f"{spark_url(root)}/{name}" for name in names]
+    urls = [f"{root.hadoop_url}/{name}" for name in names]
     if columns is not None:
         if not urls:
             return spark.createDataFrame([], columns)

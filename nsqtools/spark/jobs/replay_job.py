@@ -26,10 +26,7 @@ from pyspark.sql import functions as F
 
 from nsqtools.archive.finding import Inputs, find_inputs, table_files
 from nsqtools.archive.layout import TimeRange
-from nsqtools.archive.lease import held
-from nsqtools.archive.location import Location, absolute, file_at, parse_place
-from nsqtools.archive.storage import failing, side_by_side
-from nsqtools.archive.storage_objects import open_storage
+from nsqtools.archive.place import LocalPlace, Place, map_concurrently, translating_errors
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.protocol.names import check_topic
 from nsqtools.records.units import Moment
@@ -58,7 +55,7 @@ class ReplayRequest:
     """What is to be replayed. ``topics`` as `nsqtools.replay.replay.Selection` has them;
     ``where`` is SQL over the columns of a message."""
 
-    paths: tuple[Location, ...]
+    paths: tuple[Place, ...]
     topics: Mapping[str, str] = field(default_factory=dict)
     since: Moment | None = None
     until: Moment | None = None
@@ -76,7 +73,7 @@ class ReplayRequest:
     def job(self) -> dict[str, Any]:
         """What makes two replays the same."""
         return {
-            "paths": [str(absolute(path)) for path in self.paths],
+            "paths": [str(path.absolute()) for path in self.paths],
             "topics": dict(sorted(self.topics.items())),
             "since": self.since.text if self.since else "",
             "until": self.until.text if self.until else "",
@@ -104,7 +101,7 @@ class ReplayPlan:
     @property
     def inputs(self) -> Inputs:
         """The files to read."""
-        return Inputs(tuple(map(parse_place, self.archives)), tuple(map(parse_place, self.parquet)))
+        return Inputs(tuple(map(Place.parse, self.archives)), tuple(map(Place.parse, self.parquet)))
 
 
 def partition_bytes(size: int, slots: int) -> int:
@@ -113,12 +110,12 @@ def partition_bytes(size: int, slots: int) -> int:
     return max(MIN_PARTITION_BYTES, min(MAX_PARTITION_BYTES, wanted))
 
 
-def load_plan(ledger: Location, job: Mapping[str, Any]) -> ReplayPlan | None:
+def load_plan(ledger: Place, job: Mapping[str, Any]) -> ReplayPlan | None:
     """The plan of the first run; None when this is it. Raises `ConfigurationError`."""
     path = ledger / PLAN
-    with failing("read", path):
+    with translating_errors("read", path):
         try:
-            content = open_storage(str(ledger)).read(PLAN)
+            content = ledger.read(PLAN)
         except FileNotFoundError:
             return None
     try:
@@ -140,9 +137,9 @@ def load_plan(ledger: Location, job: Mapping[str, Any]) -> ReplayPlan | None:
 
 def sizes_of(paths: Iterable[str]) -> dict[str, int]:
     """The sizes of files. Raises `OutputError`."""
-    places = {path: file_at(parse_place(path)) for path in paths}
-    with failing("read", ""):
-        stats = side_by_side(lambda each: each[0].stat(each[1]), places.values())
+    places = {path: Place.parse(path) for path in paths}
+    with translating_errors("read", ""):
+        stats = map_concurrently(lambda place: place.stat(), places.values())
         return {path: entry.size for path, entry in zip(places, stats, strict=True)}
 
 
@@ -174,7 +171,7 @@ class ReplayJob:
         settings: SparkSettings,
         request: ReplayRequest,
         options: Mapping[str, str],
-        ledger: Location | None = None,
+        ledger: Place | None = None,
         *,
         work: Path,
         shares_work: bool,
@@ -183,7 +180,7 @@ class ReplayJob:
         self._settings, self._request = settings, request
         self._options, self._ledger = options, ledger
         self._outcome_path = work / "outcome.json"
-        shared = work if shares_work else ledger
+        shared = LocalPlace(work) if shares_work else ledger
         self._damage_path = shared / "damage" if shared else None
         self._is_cancelled, self._has_ended = False, Event()
         self._plan = load_plan(ledger, request.job()) if ledger else None
@@ -239,15 +236,15 @@ class ReplayJob:
         ledger = self._ledger
         if ledger is None:
             return self._publish()
-        with held(ledger, LOCK):
+        with ledger.lock(LOCK):
             assert self._plan is not None
             if load_plan(ledger, self._plan.job) not in (None, self._plan):
                 raise ConfigurationError(
                     f"another run has begun the ledger {ledger} meanwhile",
                     hint="Run it again: it goes on where that one ended.",
                 )
-            with failing("write the ledger", ledger):
-                open_storage(str(ledger)).put(PLAN, self._plan.encode())
+            with translating_errors("write the ledger", ledger):
+                ledger.put(PLAN, self._plan.encode())
             outcome = self._publish()
             if outcome.is_complete:
                 return outcome
@@ -276,7 +273,7 @@ class ReplayJob:
         """The rows that `run` publishes: a ledger has how many of each partition are done."""
         if self._ledger is None:
             return self._rows
-        with failing("read", self._ledger):
+        with translating_errors("read", self._ledger):
             entries = read_entries(self._ledger)
         done = [entries[n].done if n in entries else 0 for n in range(max(entries, default=0) + 1)]
         row = F.monotonically_increasing_id().bitwiseAND((1 << 33) - 1)  # in its partition
@@ -292,7 +289,7 @@ class ReplayJob:
         request = self._request
         files = listed(self._inputs)
         self.left_out = [str(file.place) for file in files if not file.is_finished]
-        with failing("read", ""):
+        with translating_errors("read", ""):
             archives = {str(file.place): file.size() for file in files if file.is_finished}
         found = table_files((*self._inputs.parquet, *self._inputs.delta))
         parquet = sizes_of(f"{root}/{name}" for root, names in found.items() for name in names)

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType, TimestampType
 
 from nsqtools.archive.finding import find_inputs, table_files
-from nsqtools.archive.location import Location, spark_url
+from nsqtools.archive.place import LocalPlace, Place
 from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.files.scratch import scratch_directory
 from nsqtools.spark.archives.read_settings import BYTES, Bodies
@@ -41,18 +41,18 @@ class NamedView(NamedTuple):
 
     name: str
     kind: str
-    paths: tuple[Location, ...]
+    paths: tuple[Place, ...]
 
 
 def named_views(
-    archives: Iterable[str], parquet: Iterable[str], paths: Iterable[Location]
+    archives: Iterable[str], parquet: Iterable[str], paths: Iterable[Place]
 ) -> list[NamedView]:
     """The views of ``NAME=PATH`` texts, and of bare paths, which are named after their kind.
 
     A name that is given several times has all its paths; a table of Delta may be given as Parquet.
     Raises `ConfigurationError`, and `NotFoundError` for a path that is not there.
     """
-    paths_of: dict[tuple[str, str], list[Location]] = {}
+    paths_of: dict[tuple[str, str], list[Place]] = {}
     for kind, texts in ((ARCHIVE, archives), (PARQUET, parquet)):
         for text in texts:
             name, _, path = text.partition("=")
@@ -81,7 +81,7 @@ def plan_query(
     settings: SparkSettings,
     views: Sequence[NamedView],
     text: str,
-    damage_path: Location | None = None,
+    damage_path: Place | None = None,
     bodies: Bodies = BYTES,
 ) -> DataFrame:
     """Give the views their names and plan the query; what it returns is not yet computed.
@@ -131,7 +131,9 @@ def used_columns(
             for number, name in enumerate(names):
                 folder = place / str(number)
                 folder.mkdir()
-                spark.read.schema(columns).parquet(spark_url(folder)).createOrReplaceTempView(name)
+                spark.read.schema(columns).parquet(
+                    LocalPlace(folder).hadoop_url
+                ).createOrReplaceTempView(name)
             plan = str(spark.sql(f"EXPLAIN FORMATTED {text}").collect()[0][0])
             for operator in plan.split("\n\n"):
                 scanned = re.search(

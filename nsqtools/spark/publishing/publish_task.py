@@ -45,9 +45,7 @@ from typing import Any, NamedTuple
 
 import pyarrow
 
-from nsqtools.archive.location import Location, StoredPlace
-from nsqtools.archive.storage import failing
-from nsqtools.archive.storage_objects import open_storage
+from nsqtools.archive.place import LocalPlace, Place, translating_errors
 from nsqtools.client.connection_settings import ConnectionSettings, PublishMode
 from nsqtools.client.options import ClientOptions
 from nsqtools.client.outcomes import may_split
@@ -107,8 +105,8 @@ class SinkPlan:
     addresses: tuple[str, ...] = ()
     rate: float = 0.0
     batch_rows: int = BATCH_ROWS
-    dead_letters: Location | None = None
-    ledger: Location | None = None
+    dead_letters: Place | None = None
+    ledger: Place | None = None
     ledger_job: str = ""
     outcome: Path | None = None
 
@@ -172,11 +170,14 @@ def make_folders(plan: SinkPlan) -> None:
 
     Raises `OutputError`.
     """
-    for folder in filter(None, (plan.dead_letters, plan.outcome and plan.outcome.parent)):
-        storage, probe = open_storage(str(folder)), f".nsq-probe-{uuid.uuid4().hex}"
-        with failing("write into", folder):
-            storage.put(probe, b"")
-            storage.delete(probe)
+    folders = [plan.dead_letters] if plan.dead_letters is not None else []
+    if plan.outcome is not None:
+        folders.append(LocalPlace(plan.outcome.parent))
+    for folder in folders:
+        probe = f".nsq-probe-{uuid.uuid4().hex}"
+        with translating_errors("write into", folder):
+            folder.put(probe, b"")
+            folder.delete(probe)
 
 
 def check_columns(columns: Mapping[str, str], *, has_topic: bool) -> None:
@@ -381,7 +382,7 @@ class PublishTask:
     def _open(self, stack: ExitStack) -> None:
         plan = self._plan
         if plan.ledger is not None:
-            if isinstance(plan.ledger, StoredPlace):
+            if plan.ledger.is_remote:
                 self._ledger = StoredLedgerPart(plan.ledger, self._partition)
             else:
                 wait_s = LOCK_WAIT_S / 4**self._attempt

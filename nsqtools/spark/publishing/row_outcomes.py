@@ -47,13 +47,10 @@ import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Annotated, Self
 
-from nsqtools.archive.lease import StoredNumbers
-from nsqtools.archive.location import Location, StoredPlace
-from nsqtools.archive.storage import failing
-from nsqtools.archive.storage_objects import open_storage
+from nsqtools.archive.lease import NumberedObjects
+from nsqtools.archive.place import Place, translating_errors
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.files.durable import sync_folder, write_all
 from nsqtools.files.opening import open_to_write, try_lock
@@ -160,9 +157,8 @@ class RowDeadLetters:
     one. Raises `OutputError` for whatever cannot be written.
     """
 
-    def __init__(self, folder: Location, name: str, partition: int, *, done: int | None) -> None:
+    def __init__(self, folder: Place, name: str, partition: int, *, done: int | None) -> None:
         self._folder = folder
-        self._storage = open_storage(str(folder))
         self._prefix = f"dead-{name}-{partition:05d}"
         self._attempt = uuid.uuid4().hex[:8]  # another one may still run, with rows in other order
         self._lines: list[bytes] = []
@@ -185,9 +181,9 @@ class RowDeadLetters:
     def sync(self) -> None:
         """Make what was written durable: a file that is not full is written again."""
         if self._lines:
-            with failing("write", self._folder):
+            with translating_errors("write", self._folder):
                 name = f"{self._prefix}-{self._first_row:012d}-{self._attempt}.jsonl"
-                self._storage.put(name, b"".join(self._lines))
+                self._folder.put(name, b"".join(self._lines))
 
     def __enter__(self) -> Self:
         return self
@@ -197,13 +193,13 @@ class RowDeadLetters:
             return
         if kind is not None:
             self._replaced = [name for name in self._names() if self._attempt in name]
-        with failing("write", self._folder):
+        with translating_errors("write", self._folder):
             for name in self._replaced:
-                self._storage.delete(name)
+                self._folder.delete(name)
 
     def _names(self) -> list[str]:
-        with failing("write", self._folder):
-            names = [entry.name for entry in self._storage.list()]
+        with translating_errors("write", self._folder):
+            names = [entry.name for entry in self._folder.list()]
         return [name for name in names if name.startswith(f"{self._prefix}-")]
 
     def _keep(self, done: int) -> None:
@@ -212,17 +208,17 @@ class RowDeadLetters:
         Up to version 0.2 a local file had the name of its partition alone, and was hidden until the
         task ended.
         """
-        with failing("write", self._folder):
-            for entry in list(self._storage.list()):
+        with translating_errors("write", self._folder):
+            for entry in list(self._folder.list()):
                 shown = entry.name.removeprefix(".").removesuffix(".part")
                 if not shown.startswith((f"{self._prefix}-", f"{self._prefix}.")):
                     continue
-                lines = self._storage.read(entry.name).splitlines(keepends=True) if done else []
+                lines = self._folder.read(entry.name).splitlines(keepends=True) if done else []
                 kept = [line for line in lines if row_of(line) < done]
                 if kept and (len(kept) < len(lines) or shown != entry.name):
-                    self._storage.put(shown, b"".join(kept))
+                    self._folder.put(shown, b"".join(kept))
                 if not kept or shown != entry.name:
-                    self._storage.delete(entry.name)
+                    self._folder.delete(entry.name)
 
 
 def dead_letter(row: int, message: Envelope, reason: str) -> bytes:
@@ -261,22 +257,21 @@ class LedgerEntry(RowCounts):
     repeated: int = 0
 
 
-def prepare_ledger(folder: Location, job: str) -> None:
+def prepare_ledger(folder: Place, job: str) -> None:
     """Make the place for ``job``, a text that is the same only for the same job.
 
     Raises `ConfigurationError` where it belongs to another job.
     """
     content = (json.dumps({"version": VERSION, "job": job}, indent=1) + "\n").encode()
-    place = open_storage(str(folder))
-    with failing("write the ledger", folder):
-        names = [entry.name for entry in place.list()]
+    with translating_errors("write the ledger", folder):
+        names = [entry.name for entry in folder.list()]
         if JOB not in names and any(name.startswith("part-") for name in names):
             raise ConfigurationError(
                 f"{folder} has parts of a ledger and no {JOB}", hint="Give another directory."
             )
         with suppress(FileExistsError):
-            place.put_if_absent(JOB, content)
-        found = place.read(JOB)
+            folder.put_if_absent(JOB, content)
+        found = folder.read(JOB)
     if found != content:
         raise ConfigurationError(
             f"{folder} is the ledger of another job",
@@ -296,14 +291,14 @@ class LedgerPart:
     Raises `NsqError` when another task has it, `ConfigurationError` when it is not a ledger.
     """
 
-    def __init__(self, folder: Path, partition: int, *, wait_s: float = LOCK_WAIT_S) -> None:
-        self.path = folder / f"part-{partition:05d}.jsonl"
+    def __init__(self, folder: Place, partition: int, *, wait_s: float = LOCK_WAIT_S) -> None:
+        self.path = folder.path / f"part-{partition:05d}.jsonl"
         self.partition = partition
         self._synced_at = time.monotonic()
-        with failing("write", self.path):
+        with translating_errors("write", self.path):
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
             self._descriptor = open_to_write(self.path, flags, 0o640)
-            sync_folder(folder)  # or the file may be nameless after a power failure
+            sync_folder(folder.path)  # or the file may be nameless after a power failure
         try:
             self._lock(time.monotonic() + wait_s)
             self.entry = self._read()
@@ -316,7 +311,7 @@ class LedgerPart:
 
     def note(self, *, is_last: bool = False) -> None:
         """Append ``entry``; the last one survives a power failure. Raises `OutputError`."""
-        with failing("write", self.path):
+        with translating_errors("write", self.path):
             write_all(self._descriptor, json.dumps(asdict(self.entry)).encode() + b"\n")
             if is_last or time.monotonic() - self._synced_at > SYNC_INTERVAL_S:
                 os.fsync(self._descriptor)
@@ -329,7 +324,7 @@ class LedgerPart:
         os.close(self._descriptor)
 
     def _lock(self, until: float) -> None:
-        with failing("lock", self.path):
+        with translating_errors("lock", self.path):
             while not try_lock(self._descriptor):
                 if time.monotonic() >= until:
                     raise being_published(self.partition, f"has {self.path} locked")
@@ -337,19 +332,19 @@ class LedgerPart:
 
     def _read(self) -> LedgerEntry:
         """The last whole line; a torn one after it is cut off, or it would corrupt the next."""
-        with failing("read", self.path):
+        with translating_errors("read", self.path):
             content = self.path.read_bytes()
             os.ftruncate(self._descriptor, content.rfind(b"\n") + 1)
         return last_entry(content, self.path)
 
 
-def last_entry(lines: bytes, path: Location) -> LedgerEntry:
+def last_entry(lines: bytes, path: object) -> LedgerEntry:
     """Read the last whole line; nothing is done without one. Raises `ConfigurationError`."""
     whole = lines.rpartition(b"\n")[0]
     return decode_entry(whole.rpartition(b"\n")[2], path) if whole else LedgerEntry()
 
 
-def decode_entry(line: bytes, path: Location) -> LedgerEntry:
+def decode_entry(line: bytes, path: object) -> LedgerEntry:
     """Read a line. Raises `ConfigurationError`."""
     try:
         entry = LedgerEntry(**json.loads(line))
@@ -361,22 +356,22 @@ def decode_entry(line: bytes, path: Location) -> LedgerEntry:
     raise ConfigurationError(f"{path} is not the ledger of a job", hint="Give another directory.")
 
 
-def read_entries(ledger: Location) -> dict[int, LedgerEntry]:
+def read_entries(ledger: Place) -> dict[int, LedgerEntry]:
     """The entries of all partitions by their number, without locking, for a report.
 
     Raises ``OSError``, and `ConfigurationError` for what is not a ledger.
     """
-    if isinstance(ledger, StoredPlace):
+    if ledger.is_remote:
         parts = (name for name in ledger.children()[1] if name.startswith("part-"))
-        return {int(part[5:]): latest_entry(StoredNumbers(ledger / part)) for part in parts}
-    found = ledger.glob("part-*.jsonl")
+        return {int(part[5:]): latest_entry(NumberedObjects(ledger / part)) for part in parts}
+    found = ledger.path.glob("part-*.jsonl")
     return {int(path.stem[5:]): last_entry(path.read_bytes(), path) for path in found}
 
 
 AHEAD_ROWS = 10_000
 
 
-def latest_entry(numbers: StoredNumbers) -> LedgerEntry:
+def latest_entry(numbers: NumberedObjects) -> LedgerEntry:
     """Read the last object, from which ``numbers`` go on.
 
     Raises ``OSError`` and `ConfigurationError`.
@@ -390,9 +385,9 @@ def latest_entry(numbers: StoredNumbers) -> LedgerEntry:
 class StoredLedgerPart:
     """The progress of one partition; as `LedgerPart`."""
 
-    def __init__(self, folder: StoredPlace, partition: int) -> None:
+    def __init__(self, folder: Place, partition: int) -> None:
         self.partition = partition
-        self._numbers = StoredNumbers(folder / f"part-{partition:05d}")
+        self._numbers = NumberedObjects(folder / f"part-{partition:05d}")
         with self._errors():
             self.entry = latest_entry(self._numbers)
         self._write(self.entry)
@@ -422,7 +417,7 @@ class StoredLedgerPart:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        with failing("use", self._numbers.place):
+        with translating_errors("use", self._numbers.place):
             try:
                 yield
             except FileExistsError:
