@@ -1,7 +1,7 @@
 """Connection settings as text, for the command line and for Spark.
 
 A client option can be set in several places: a flag, ``--consumer-opt``, the environment, the
-configuration file, an option of a Spark source or sink. Each occurrence is a `GivenOption` under
+configuration file, an option of a Spark source or sink. Each occurrence is a `SourcedOption` under
 go-nsq's name, and `resolve_options` selects the effective one. The options themselves are imported
 inside the functions, because a help page does not need them.
 """
@@ -77,7 +77,7 @@ def check_can_consume(
         raise ConfigurationError("a consumer needs an address", hint=hint)
 
 
-class GivenOption(NamedTuple):
+class SourcedOption(NamedTuple):
     """An occurrence of a client option.
 
     ``given_as`` is the flag or setting for error messages. The occurrence with the greatest
@@ -93,14 +93,14 @@ class GivenOption(NamedTuple):
     place: str = ""
 
 
-def resolve_options(given: Iterable[GivenOption]) -> dict[str, GivenOption]:
+def resolve_options(given: Iterable[SourcedOption]) -> dict[str, SourcedOption]:
     """Return the effective occurrence of each option.
 
     Raises `ConfigurationError` for an unknown option, and for different values of equal origin.
     """
     from nsqtools.client.options import read_option
 
-    resolved: dict[str, GivenOption] = {}
+    resolved: dict[str, SourcedOption] = {}
     for item in given:
         earlier = resolved.get(item.option)
         try:
@@ -119,7 +119,7 @@ def resolve_options(given: Iterable[GivenOption]) -> dict[str, GivenOption]:
     return resolved
 
 
-def texts_of(resolved: Mapping[str, GivenOption]) -> dict[str, str]:
+def texts_of(resolved: Mapping[str, SourcedOption]) -> dict[str, str]:
     """Return the texts of the options, for `ConnectionSettings`.
 
     A secret from a file is read again at each connection, so the file is set as well.
@@ -132,7 +132,7 @@ def texts_of(resolved: Mapping[str, GivenOption]) -> dict[str, str]:
 
 
 def check_tls(
-    resolved: Mapping[str, GivenOption], http_addresses: Iterable[str], *, cure: str
+    resolved: Mapping[str, SourcedOption], http_addresses: Iterable[str], *, cure: str
 ) -> None:
     """Raise `ConfigurationError`, with the hint ``cure``, for TLS settings without effect.
 

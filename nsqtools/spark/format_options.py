@@ -31,7 +31,7 @@ from nsqtools.client.connection_settings import (
     DEFAULT_NSQD_TCP_ADDRESS,
     OPTION_OF_FLAG,
     ConnectionSettings,
-    GivenOption,
+    SourcedOption,
     check_tls,
     parse_address_map,
     read_secret,
@@ -276,20 +276,20 @@ def _addresses(
     return given if any(given.values()) else {NSQD_TCP: (DEFAULT_NSQD_TCP_ADDRESS,)}
 
 
-def _statements(options: Options, environ: Mapping[str, str]) -> Iterator[GivenOption]:
+def _statements(options: Options, environ: Mapping[str, str]) -> Iterator[SourcedOption]:
     if options.text("auth_secret") is not None:
         raise ConfigurationError(
             "a secret must not be an option, because a query's plan shows options",
             hint=f'Use .option("{SECRET_FILE}", "FILE") or set {SECRET}.',
         )
     if options.text("deflateLevel") is not None and options.text("deflate") is None:
-        yield GivenOption("deflate", "true", GIVEN, "option deflateLevel")
+        yield SourcedOption("deflate", "true", GIVEN, "option deflateLevel")
     for name in (*FLAGS, "skip_lookupd_authorization", *CLIENT_OPTIONS):
         if (text := options.text(name)) is not None:
             flag = re.sub("(?=[A-Z])", "_", name).lower()
-            yield GivenOption(OPTION_OF_FLAG.get(flag, flag), text, GIVEN, f"option {name}")
+            yield SourcedOption(OPTION_OF_FLAG.get(flag, flag), text, GIVEN, f"option {name}")
     if path := options.text(SECRET_FILE):
         said_by, file = f"option {SECRET_FILE}", str(Path(path).absolute())
-        yield GivenOption("auth_secret", read_secret(Path(path)), GIVEN, said_by, file)
+        yield SourcedOption("auth_secret", read_secret(Path(path)), GIVEN, said_by, file)
     if secret := environ.get(SECRET):
-        yield GivenOption("auth_secret", secret, ENVIRONMENT, SECRET)
+        yield SourcedOption("auth_secret", secret, ENVIRONMENT, SECRET)

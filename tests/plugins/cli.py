@@ -1,7 +1,7 @@
 """Run ``nsq``: to its end, as a process to talk to, or on a terminal.
 
 `run_nsq` runs to the end and returns what came out. `spawn_nsq` starts a process to be talked to
-while it runs, and `nsq_on_a_terminal` one that sees a terminal (pexpect), for colours, tables and
+while it runs, and `nsq_on_a_terminal` one that sees a terminal (pexpect), for colors, tables and
 progress. `nsq_on_a_screen` shows what a person sees there: ``screen.wait_for("clicks")`` (pyte).
 What is still running when a test ends is killed.
 """
@@ -83,7 +83,7 @@ def given_command(monkeypatch: pytest.MonkeyPatch, own_logging: None) -> GivenCo
 
 @pytest.fixture
 def nsq_env(tmp_path: Path) -> dict[str, str]:
-    """An environment in which nobody's settings, colours or addresses are set."""
+    """An environment in which nobody's settings, colors or addresses are set."""
     kept = {k: v for k, v in os.environ.items() if k in ("PATH", "LANG", "LD_LIBRARY_PATH")}
     return kept | {"HOME": str(tmp_path), "TERM": "xterm", "PYTHONPATH": str(CHECKOUT)}
 

@@ -237,7 +237,7 @@ def convert(
     archives = [each for each in found if each.table is None]
     tables = len(found) - len(archives)
     if tables:
-        runtime.tell(f"nsq: {counted(tables, 'file')} of Parquet left out: see nsq archive compact")
+        runtime.info(f"nsq: {counted(tables, 'file')} of Parquet left out: see nsq archive compact")
     damage = DamageReporter(runtime)
     for archive in named_otherwise(archives, topic) if topic else ():
         archives.remove(archive)
@@ -261,7 +261,7 @@ def convert(
         document["fields_without_column"] = len(without_column)
         write_json(runtime, document)
     words = f"{counted(done, 'archive')} of {len(found) - tables}, {counted(messages, 'message')}"
-    runtime.tell(f"nsq: {words}, {misfits} did not fit")
+    runtime.info(f"nsq: {words}, {misfits} did not fit")
     partly = ExitStatus.PARTLY_DONE if misfits else ExitStatus.DONE
     return damage.status or report_unfit(runtime, 0, without_column) or partly
 
@@ -300,9 +300,9 @@ def schema(
         found = columns.add(batch_of_bodies(some))["_error"]
         wrong.update(found.drop_null().to_pylist())
     write_json(runtime, json_schema(columns.fields))
-    runtime.tell(f"nsq: {looked_at} messages, {columns.misfits} did not fit")
+    runtime.info(f"nsq: {looked_at} messages, {columns.misfits} did not fit")
     for reason, times in wrong.most_common(10):
-        runtime.tell(f"nsq: {times}: {reason}")
+        runtime.info(f"nsq: {times}: {reason}")
     return damage.status
 
 

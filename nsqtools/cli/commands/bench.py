@@ -20,7 +20,7 @@ from nsqtools.cli.parsing.binding import From, OptionSet, opt, some
 from nsqtools.cli.render.outcomes import Progress
 from nsqtools.cli.render.output import Cell, Form, ListingForm, write_json, write_listing
 from nsqtools.cli.running.consuming import Create, look_before
-from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stopping
+from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stop_on_signals
 from nsqtools.client.connection_settings import DEFAULT_NSQD_TCP_ADDRESS, texts_of
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import check_topic
@@ -145,7 +145,7 @@ class Load(OptionSet):
                 progress.show(lambda: f"{phase}: {count:,} messages after {elapsed_s:.1f} s")
 
             bench = Bench(plan, show)
-            with stopping(bench.stop) as signals:
+            with stop_on_signals(bench.stop) as signals:
                 report = bench.run()
         columns = columns_of(report)
         if form.is_document:
@@ -155,10 +155,10 @@ class Load(OptionSet):
         else:
             write_listing(runtime, list(columns), [list(columns.values())], form)
         for line in report.limits:
-            runtime.tell(f"nsq: {line}")
+            runtime.info(f"nsq: {line}")
         if report.interrupted or report.intact:
             return signals.status()
-        runtime.insist(
+        runtime.print_error(
             f"nsq: error: {report.published} messages were published and {report.consumed} "
             f"consumed: {report.missing} missing, {report.repeated} repeated"
         )

@@ -87,7 +87,7 @@ def info(topic: OneTopic, channel: OneChannel, *, listing: ClusterListing) -> in
     found = [(at, each) for at, stats in where if (each := channel_of(stats, channel)) is not None]
     if not found:
         what = describe_registered_only(f"channel {topic}/{channel}", inventory.failures)
-        listing.runtime.tell(f"nsq: {what}")
+        listing.runtime.info(f"nsq: {what}")
     if listing.form.is_document:
         nodes = [channel_document(at, topic, each) for at, each in found]
         document = {"topic": topic, "channel": channel, "nodes": nodes}

@@ -18,7 +18,7 @@ from nsqtools.cli.options.connection import ClusterConnection
 from nsqtools.cli.options.params import LIMITS, OUTPUT, ChannelPatterns, Json, TopicPatterns
 from nsqtools.cli.parsing.binding import heading, opt
 from nsqtools.cli.render.output import write_json
-from nsqtools.cli.running.runtime import Session, stopping
+from nsqtools.cli.running.runtime import Session, stop_on_signals
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.protocol.text import escape_line, utc_text
 
@@ -98,7 +98,7 @@ def check(
     topology = read_topology(expect) if expect is not None else None
     stopped = threading.Event()
     with cluster.open() as opened:
-        with stopping(stopped.set) as signals:
+        with stop_on_signals(stopped.set) as signals:
             verdict = run_check(
                 opened,
                 previous,

@@ -221,9 +221,9 @@ def delete_needless(runtime: Runtime, compaction: Compaction, *, yes: bool) -> l
 
     sources, kept = compaction.deletable()
     for path, reason in kept.items():
-        runtime.tell(f"nsq: {path} stays: {reason}")
+        runtime.info(f"nsq: {path} stays: {reason}")
     if not sources:
-        runtime.tell("nsq: no archive can be deleted")
+        runtime.info("nsq: no archive can be deleted")
         return []
     plan = [f"delete {each.shown} ({each.messages} messages)" for each in sources[:MOST_NAMES]]
     if (more := len(sources) - MOST_NAMES) > 0:
@@ -232,15 +232,15 @@ def delete_needless(runtime: Runtime, compaction: Compaction, *, yes: bool) -> l
         f"{len(sources)} archives with {sum(each.messages for each in sources)} messages, "
         f"{sum(each.size for each in sources)} bytes: all of it is in verified Parquet"
     )
-    if not runtime.agree(plan, "Delete them?", yes=yes):
+    if not runtime.confirm(plan, "Delete them?", yes=yes):
         return []
     gone = []
     for source in sources:
         if delete_archive(source):
             gone.append(source.shown)
         else:
-            runtime.tell(f"nsq: {source.shown} stays: it changed meanwhile")
-    runtime.tell(f"nsq: {len(gone)} archives deleted")
+            runtime.info(f"nsq: {source.shown} stays: it changed meanwhile")
+    runtime.info(f"nsq: {len(gone)} archives deleted")
     return gone
 
 
@@ -249,28 +249,30 @@ def tell_outcome(runtime: Runtime, compaction: Compaction) -> ExitStatus:
     done = [each for partition in compaction.work for each in partition.done]
     damages = sorted({damage for each in done for damage in each.damages})
     for shown, problem in damages:
-        runtime.insist(f"nsq: {shown}: {problem}")
+        runtime.print_error(f"nsq: {shown}: {problem}")
     for each in compaction.grown:
-        runtime.insist(f"nsq: {each.shown}: left out, as it has changed since it was compacted")
+        runtime.print_error(
+            f"nsq: {each.shown}: left out, as it has changed since it was compacted"
+        )
     opened = Counter(each.slot.day for each in compaction.partitions if each.state == "open")
     for day, count in opened.items():
         topics = counted(count, "topic")
-        runtime.tell(f"nsq: {day} ({topics}) is left out: it is not over, see --grace")
+        runtime.info(f"nsq: {day} ({topics}) is left out: it is not over, see --grace")
     if bare := sum(each.read for each in done if each.slot.day is None):
-        runtime.tell(
+        runtime.info(
             f"nsq: {bare} bare bodies have no id and no time: all were kept, without a date"
         )
     read, removed = sum(each.read for each in done), sum(each.duplicates for each in done)
     files = sum(each.file is not None for each in done)
     if misfits := sum(each.misfits for each in done):
-        runtime.tell(f"nsq: {misfits} bodies did not fit their columns: _error says why")
+        runtime.info(f"nsq: {misfits} bodies did not fit their columns: _error says why")
     if slots := compaction.without_columns:
-        runtime.insist(
+        runtime.print_error(
             f"nsq: {counted(len(slots), 'partition')} without columns of --schema: rows that are "
             "Parquet already get none"
         )
-        runtime.insist("hint: compact the archives to another --output")
-    runtime.tell(
+        runtime.print_error("hint: compact the archives to another --output")
+    runtime.info(
         f"nsq: {read} messages read, {removed} duplicates removed, {files} files written and "
         "verified"
     )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.commands.go_utilities import TRANSLATORS, UTILITIES, Given, GoFatal
 from nsqtools.cli.options.connection import option_of
-from nsqtools.cli.running.runtime import Runtime, report_error, stopping
+from nsqtools.cli.running.runtime import Runtime, report_error, stop_on_signals
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.protocol.text import escape_line, format_duration
@@ -36,11 +36,11 @@ def print_stat(given: Given, runtime: Runtime) -> int:
     )
     with open_cluster(connection) as cluster:
         sampler = Sampler(cluster, SampleFilter((given["topic"],), (given["channel"],)))
-        with stopping(sampler.stop):
+        with stop_on_signals(sampler.stop):
             samples = sampler.samples(given["interval"], given["count"] or None)
             for number, sample in enumerate(samples):
                 for failure in sample.failures:
-                    runtime.tell(f"nsq_stat: {failure.error}")
+                    runtime.info(f"nsq_stat: {failure.error}")
                 if number % HEADER_EVERY == 0:
                     runtime.stdout.write(STAT_HEADER)
                 runtime.stdout.write(stat_line(sample))

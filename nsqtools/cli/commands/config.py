@@ -19,13 +19,13 @@ from nsqtools.cli.options.connection import (
     GivenAddresses,
     MaxInFlight,
     Reaching,
+    active_setting,
     client_opt,
     describe_option,
-    flag_statements,
     given_addresses,
     opt_statements,
+    options_from_flags,
     origin_of,
-    setting_in_force,
     setting_of,
 )
 from nsqtools.cli.parsing.binding import From, opt
@@ -33,7 +33,7 @@ from nsqtools.cli.render.outcomes import report_unreachable
 from nsqtools.cli.render.output import ListingForm, write_json, write_listing
 from nsqtools.cli.running.administering import ClusterListing
 from nsqtools.cli.running.runtime import Session
-from nsqtools.client.connection_settings import OPTION_OF_FLAG, GivenOption, resolve_options
+from nsqtools.client.connection_settings import OPTION_OF_FLAG, SourcedOption, resolve_options
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.protocol.text import format_duration
 from nsqtools.settings import (
@@ -69,7 +69,7 @@ def in_force(
 ) -> list[SettingRow]:
     """Every setting, in the order of the connection options; read from ``context``, that knows
     where each is set. Raises `ConfigurationError`."""
-    said = list(flag_statements(context))
+    said = list(options_from_flags(context))
     opts = {name: list(opt_statements(context, name)) for name in OPTS}
     holds = {name: resolve_options([*said, *given]) for name, given in opts.items()}
     rows = [_file_row(context), _profile_row(context)]
@@ -151,7 +151,7 @@ def _profile_row(context: Context) -> SettingRow:
     return SettingRow("profile", name, origin, place)
 
 
-def _row(context: Context, name: str, settled: Mapping[str, GivenOption]) -> SettingRow:
+def _row(context: Context, name: str, settled: Mapping[str, SourcedOption]) -> SettingRow:
     """A setting that has a flag of its own. Of the kinds of addresses only those of the strongest
     origin hold."""
     value = context.params.get(name)
@@ -171,7 +171,7 @@ def _row(context: Context, name: str, settled: Mapping[str, GivenOption]) -> Set
 
 
 def _opt_row(
-    context: Context, name: str, said: GivenOption, settled: Mapping[str, GivenOption]
+    context: Context, name: str, said: SourcedOption, settled: Mapping[str, SourcedOption]
 ) -> SettingRow:
     """A client option that ``--consumer-opt`` or ``--producer-opt`` sets."""
     from nsqtools.client.options import CLIENT_OPTIONS
@@ -188,7 +188,7 @@ def _place(context: Context, name: str) -> tuple[str, str]:
     """The origin of an option's value by its name, and where exactly it is set."""
     origin = origin_of(context, name)
     place = ""
-    if (setting := setting_in_force(context, name)) is not None:
+    if (setting := active_setting(context, name)) is not None:
         place = setting.place
     elif origin is Origin.ENVIRONMENT:
         parameters: list[Any] = context.command.params
@@ -314,6 +314,6 @@ def use(
             replace_file(path, f"{profile}\n".encode(), 0o644)
     except OSError as error:
         raise OutputError(f"cannot write {path} ({error.strerror})") from error
-    runtime.tell(f"nsq: {'profile ' + profile if profile else 'no profile'} is used from now on")
+    runtime.info(f"nsq: {'profile ' + profile if profile else 'no profile'} is used from now on")
     if runtime.environ.get("NSQ_PROFILE"):
-        runtime.tell("nsq: NSQ_PROFILE is set, and stronger")
+        runtime.info("nsq: NSQ_PROFILE is set, and stronger")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nsqtools.cli.running.runtime import Session, leaving_on_signals
+from nsqtools.cli.running.runtime import Session, exit_on_signals
 
 
 def demo(*, runtime: Session) -> None:
@@ -17,7 +17,7 @@ def demo(*, runtime: Session) -> None:
     from nsqtools.demo.story import Leaving, Story, demo_stage
 
     leaving = Leaving()
-    with leaving_on_signals(leaving.ask), demo_stage(runtime.environ, leaving) as stage:
+    with exit_on_signals(leaving.ask), demo_stage(runtime.environ, leaving) as stage:
         story = Story(stage, runtime.stdout)
         story.run()
         story.write("Everything was there. Next: nsq --help\n")

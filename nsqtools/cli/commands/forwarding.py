@@ -139,7 +139,7 @@ class ForwardOptions(Consuming):
                 if self.json:
                     write_json(runtime, asdict(totals))
                 left = f"; {forwarder.left} of them did not come again" if forwarder.left else ""
-                runtime.tell(f"nsq: {summary(totals)}{left}")
+                runtime.info(f"nsq: {summary(totals)}{left}")
         if forwarder.falls_short:
             return watched.signals.status(otherwise=ExitStatus.LIMIT_NOT_REACHED)
         is_whole = not (totals.dead_lettered or totals.dropped or forwarder.left)

@@ -18,7 +18,7 @@ from nsqtools.cli.parsing.binding import From, OptionSet, opt, some
 from nsqtools.cli.render.outcomes import Progress, report_unreachable
 from nsqtools.cli.render.output import FormKind, write_json, write_lines
 from nsqtools.cli.running.administering import CHANGE_TIMEOUT_S, Changing, ClusterListing, OneTopic
-from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stopping
+from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stop_on_signals
 from nsqtools.client.connection_settings import texts_of
 from nsqtools.errors import ConnectionFailed
 from nsqtools.protocol.text import counted, format_duration
@@ -73,7 +73,7 @@ def nodes(*, listing: ClusterListing) -> int:
     for node in nodes:
         if node.aliases:
             aliases = ", ".join(node.aliases)
-            listing.runtime.tell(f"nsq: {node.address} is one nsqd that is also at {aliases}")
+            listing.runtime.info(f"nsq: {node.address} is one nsqd that is also at {aliases}")
     status = report_unreachable(failures, listing.runtime)
     return ExitStatus.PARTLY_DONE if any(node.error for node in nodes) else status
 
@@ -88,7 +88,7 @@ def _interval_text(interval_ns: object) -> object:
 def warn_of_deprecation(command: str, runtime: Runtime) -> None:
     """Name the successor of a deprecated command."""
     successors = {"info": "nsq nodes -o wide", "lookup": "nsq topic info"}
-    runtime.tell(f"nsq: warning: `nsq {command}` becomes `{successors[command]}` in 0.5")
+    runtime.info(f"nsq: warning: `nsq {command}` becomes `{successors[command]}` in 0.5")
 
 
 def lookup(topic: OneTopic, *, listing: ClusterListing) -> int:
@@ -105,7 +105,7 @@ def lookup(topic: OneTopic, *, listing: ClusterListing) -> int:
     with listing.open(LOOKUP) as opened:
         where = lookup_topic(opened, topic)
     if not where.nodes:
-        listing.runtime.tell(f"nsq: {describe_registered_only(f'topic {topic}')}")
+        listing.runtime.info(f"nsq: {describe_registered_only(f'topic {topic}')}")
     nodes = [each._asdict() for each in where.nodes]
     if listing.form.is_document:
         document = {"topic": topic, "channels": where.channels, "nodes": nodes}
@@ -285,23 +285,23 @@ def drain(
         status = tell_what_stays(plan.left, runtime)
         if not form.dry_run and plan.moves:
             question = f"Go on, to {short_address(cluster.nsqd(to).url)}?"
-            if not runtime.agree([move.line() for move in plan.moves], question, yes=form.yes):
+            if not runtime.confirm([move.line() for move in plan.moves], question, yes=form.yes):
                 return ExitStatus.FAILED
         left = 0
-        with stopping(service.stop) as signals:
+        with stop_on_signals(service.stop) as signals:
             if not form.dry_run:
                 left = service.run(plan)
         warn_if_still_registered(cluster, service.bare, DRAIN_CHANNEL)
     form.write(runtime, plan.moves, plan.left, service.moved, left)
     if not form.dry_run:
-        runtime.tell(f"nsq: {counted(service.moved, 'message')} moved, {left} left")
+        runtime.info(f"nsq: {counted(service.moved, 'message')} moved, {left} left")
     return signals.status(otherwise=ExitStatus.PARTLY_DONE if left else status)
 
 
 def tell_what_stays(lines: Sequence[str], runtime: Runtime) -> ExitStatus:
     """Say what a drain leaves; return the exit status."""
     for line in lines:
-        runtime.insist(f"nsq: stays: {line}")
+        runtime.print_error(f"nsq: stays: {line}")
     return ExitStatus.PARTLY_DONE if lines else ExitStatus.DONE
 
 
@@ -327,32 +327,32 @@ def drain_channels(
         except ConnectionFailed as exc:
             if form.dry_run or not (place / MARK).exists():
                 raise
-            runtime.insist(f"nsq: {exc}; what {place} has of it is delivered")
+            runtime.print_error(f"nsq: {exc}; what {place} has of it is delivered")
             moves, stays = [], []
             left = None
         status = tell_what_stays(stays, runtime)
         moved = Counter[tuple[str, str]]()
         if not form.dry_run:
             lines = [*(move.line() for move in moves), "what is published meanwhile is moved, too"]
-            if moves and not runtime.agree(lines, f"Go on, and empty {name}?", yes=form.yes):
+            if moves and not runtime.confirm(lines, f"Go on, and empty {name}?", yes=form.yes):
                 return ExitStatus.FAILED
             with channels.open(options, runtime, place=place) as target:
                 job = ChannelDrain(source, target, options)
                 moved = job.moved
-                with stopping(target.stop) as signals:
+                with stop_on_signals(target.stop) as signals:
                     if moves:
                         show = progress.show
                         left = job.run(moves, lambda: show(lambda: f"{moved.total():,} moved"))
                     target.deliver(lambda done: progress.show(lambda: f"{done:,} consumed"))
     form.write(runtime, moves, stays, moved.total(), left)
     if form.dry_run:
-        runtime.tell("nsq: what is published meanwhile is moved, too")
+        runtime.info("nsq: what is published meanwhile is moved, too")
         return status
     for move in moves:
         count = moved[move.topic, move.channel]
-        runtime.tell(f"nsq: {move.topic}/{move.channel}: {move.messages} before, {count} moved")
+        runtime.info(f"nsq: {move.topic}/{move.channel}: {move.messages} before, {count} moved")
     rest = f"what is left on {name} is unknown" if left is None else f"{left} left"
-    runtime.tell(f"nsq: {counted(moved.total(), 'message')} moved, {rest}")
+    runtime.info(f"nsq: {counted(moved.total(), 'message')} moved, {rest}")
     if left:
         status = ExitStatus.PARTLY_DONE
     return signals.status(otherwise=channels.status(runtime, status))

@@ -137,7 +137,7 @@ def pub(
             noted = InputCheckpoint(checkpoint, given.paths, ending)
             noted.save()  # where it cannot be written, each run would publish all again
             if noted.place.records:
-                runtime.tell(f"nsq: going on after {noted.place.records:,} records")
+                runtime.info(f"nsq: going on after {noted.place.records:,} records")
         run = stack.enter_context(
             publishing.open(runtime, ending, resumes=False, defer_s=defer, inputs=given.paths)
         )
@@ -173,8 +173,8 @@ def pub(
     counts = publisher.counts
     status = report_counts(runtime, publisher, json=json)
     if noted is not None and (signals.received or counts.unknown or counts.unsent):
-        runtime.tell(f"nsq: {noted.place.records:,} records are done; run it again to go on")
+        runtime.info(f"nsq: {noted.place.records:,} records are done; run it again to go on")
     if job.largest_rejected:
         larger = f"-X publish_max_msg_size={job.largest_rejected}"
-        runtime.tell(f"hint: Where nsqd takes larger messages: {larger}")
+        runtime.info(f"hint: Where nsqd takes larger messages: {larger}")
     return signals.status(otherwise=publishing.channel.status(runtime, status))

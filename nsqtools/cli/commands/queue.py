@@ -20,7 +20,7 @@ from nsqtools.cli.options.printing import MessageFilter, MessagePrinter
 from nsqtools.cli.parsing.binding import From, opt, some
 from nsqtools.cli.render.outcomes import DamageReporter, UnjudgedReporter
 from nsqtools.cli.render.output import ListingForm, write_json, write_listing
-from nsqtools.cli.running.runtime import Session, leaving_on_signals
+from nsqtools.cli.running.runtime import Session, exit_on_signals
 from nsqtools.client.connection_settings import texts_of
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.protocol.text import NS, counted, utc_text
@@ -90,15 +90,15 @@ def list_(
                 rows.append((queue.topic, queue.channel or None, *figures, len(parts), shown, held))
         write_listing(runtime, QUEUES, rows, form, optional=("memory", "deferred", "bytes"))
         if times_kept := sum(map(len, stored.due.values())):
-            runtime.tell(
+            runtime.info(
                 f"nsq: {data_path / DUE_FILE} has the times of "
                 f"{counted(times_kept, 'deferred message')}: after nsq nsqd --recover-only "
                 "--durable they are deferred still, else they are delivered at once"
             )
         if memory is not None and not stored.is_durable:
-            runtime.tell(f"nsq: {counted(sum(memory.values()), 'message')} in memory, not in files")
+            runtime.info(f"nsq: {counted(sum(memory.values()), 'message')} in memory, not in files")
         elif not stored.is_durable:
-            runtime.tell(
+            runtime.info(
                 "nsq: what a running nsqd has in memory is not in its files; --nsqd-http-address "
                 "shows how much"
             )
@@ -249,7 +249,7 @@ def verify(data_path: DataPath, json: Json = False, *, runtime: Session) -> int:
                     f"says {counted(depth or 0, 'message')}, and the files have {waiting}",
                 )
         if stored.is_in_use and not stored.is_durable:
-            runtime.tell(f"nsq: {data_path} is in use: its metadata is not compared with the files")
+            runtime.info(f"nsq: {data_path} is in use: its metadata is not compared with the files")
     damage.report(files, messages, json=json)
     return damage.status
 
@@ -286,7 +286,7 @@ def recover(
     with StoredQueues(data_path) as stored:
         queues = list(reported(stored, damage, topic, channel))
         messages = recovered(queues, damage, everything=all)
-        with leaving_on_signals():
+        with exit_on_signals():
             count, written = write_archive(output, place_of(data_path), messages)
     if json:
         document: RecoveredDocument = {
@@ -296,7 +296,7 @@ def recover(
         }
         write_json(runtime, document)
     where = f" in {written}" if count else ": nothing is damaged, orphaned or set aside"
-    runtime.tell(f"nsq: {counted(count, 'message')}{where}")
+    runtime.info(f"nsq: {counted(count, 'message')}{where}")
     return damage.status
 
 

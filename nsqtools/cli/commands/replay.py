@@ -136,7 +136,7 @@ def replay(
     if not (yes or topic or channel.name or dry_run):
         runtime.require_terminal()  # before all is read
         lines = plan(partial(prepared, publishing.publisher()), publishing.connection, runtime)
-        if not runtime.agree(lines, "Go on?", yes=False):
+        if not runtime.confirm(lines, "Go on?", yes=False):
             return ExitStatus.FAILED
     with (
         held(checkpoint) if checkpoint and not dry_run else nullcontext(),
@@ -164,7 +164,7 @@ def replay(
     else:
         status = report_counts(runtime, publisher, json=json, repeated=job.repeated, damage=damage)
     if checkpoint is not None and (publisher.counts.unknown or publisher.counts.unsent):
-        runtime.tell(
+        runtime.info(
             "nsq: run it again to continue; up to 1000 messages of the last batch may come twice"
         )
     ended = signals.status(otherwise=channel.status(runtime, status))
@@ -199,7 +199,7 @@ def show_planned(
     else:
         planned = sorted(job.planned.items())
         write_text(runtime, "".join(f"{escape_line(topic)}\t{count}\n" for topic, count in planned))
-    runtime.tell(f"nsq: {counted(sum(job.planned.values()), 'message')} would be published")
+    runtime.info(f"nsq: {counted(sum(job.planned.values()), 'message')} would be published")
     return damage.status
 
 

@@ -14,7 +14,7 @@ from nsqtools.cli.options.params import MONITORING
 from nsqtools.cli.options.publishing import DELIVERY
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.output import ListingForm, write_json, write_records
-from nsqtools.cli.running.runtime import ExitStatus, Session, stopping
+from nsqtools.cli.running.runtime import ExitStatus, Session, stop_on_signals
 from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.protocol.schedule_request import SCHEDULE_TOPIC, encode_cancellation, format_time
 
@@ -84,8 +84,8 @@ def serve(
 
     scheduler: Scheduler | None = None
     with ExitStack() as stack:
-        signals = stack.enter_context(stopping(stop))
-        if not stack.enter_context(wait_for_lock(data_path, lambda: is_stopped, runtime.tell)):
+        signals = stack.enter_context(stop_on_signals(stop))
+        if not stack.enter_context(wait_for_lock(data_path, lambda: is_stopped, runtime.info)):
             return signals.status()
         store = ScheduleStore(data_path)
         stack.callback(store.close)
@@ -133,7 +133,7 @@ def serve(
             scheduler.run()
         supervised.stopping()
         counts = scheduler.counts
-        runtime.tell(
+        runtime.info(
             f"nsq: {counts.requested:,} requests, {counts.published:,} published,"
             f" {store.counts()[0]:,} wait"
         )
@@ -196,7 +196,7 @@ def cancel(
 
     with Producer(connection.nsqd_tcp_addresses, connection.client_options()) as producer:
         producer.publish(schedule_topic, encode_cancellation(key))
-    runtime.tell(f"nsq: cancellation of {key} requested")
+    runtime.info(f"nsq: cancellation of {key} requested")
     return ExitStatus.DONE
 
 

@@ -35,7 +35,7 @@ def doctor(*, form: ListingForm, spark: SparkChoice, runtime: Session) -> int:
     write_records(runtime, COLUMNS, list(map(asdict, findings)), form)
     if not form.is_document:
         for hint in dict.fromkeys(each.hint for each in findings if each.hint):
-            runtime.tell(f"hint: {hint}")
+            runtime.info(f"hint: {hint}")
     has_failed = any(each.state == FAILED for each in findings)
     return ExitStatus.FAILED if has_failed else ExitStatus.DONE
 

@@ -27,7 +27,7 @@ from nsqtools.cli.parsing.binding import OptionSet, opt
 from nsqtools.cli.render.outcomes import Progress, report_damages
 from nsqtools.cli.render.output import write_json
 from nsqtools.cli.running.consuming import Create, look_before
-from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stopping
+from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stop_on_signals
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError, NotFoundError
 from nsqtools.protocol.text import format_duration
@@ -218,7 +218,7 @@ def ingest(
     ):
         run.on_poll = lambda counts: progress.show(partial(progress_text, counts))
         query = run.start(session)
-        with stopping(run.stop) as signals:
+        with stop_on_signals(run.stop) as signals:
             run.follow(query)
     return signals.status(otherwise=report_ingestion(runtime, run, json=json))
 
@@ -256,6 +256,6 @@ def report_ingestion(runtime: Runtime, run: IngestRun, *, json: bool) -> ExitSta
         }
         write_json(runtime, document, indent=2)
     if counts.misfits:
-        runtime.tell(f"nsq: {counts.misfits} bodies did not fit their columns: _error says why")
-    runtime.tell(f"nsq: {counts.rows} rows ingested in {counts.batches} batches")
+        runtime.info(f"nsq: {counts.misfits} bodies did not fit their columns: _error says why")
+    runtime.info(f"nsq: {counts.rows} rows ingested in {counts.batches} batches")
     return status

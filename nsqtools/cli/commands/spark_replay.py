@@ -30,7 +30,7 @@ from nsqtools.cli.options.spark_options import (
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import report_damages, report_publishing
 from nsqtools.cli.render.output import Form, ListingForm, write_json, write_listing
-from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stopping
+from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stop_on_signals
 from nsqtools.protocol.text import format_duration
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def replay(
         session = stack.enter_context(open_spark(runtime, settings))
         job.open(session)
         for path in job.left_out:
-            runtime.tell(
+            runtime.info(
                 f"nsq: {path} is left out: it is in progress, and with a ledger only "
                 "files are read that do not grow"
             )
@@ -124,14 +124,14 @@ def replay(
             with job_progress(runtime, session):
                 outcome = job.count()
             return show_outcome(runtime, outcome, dry_run=True, form=form)
-        with stopping(job.stop) as signals:
+        with stop_on_signals(job.stop) as signals:
             with job_progress(runtime, session):
                 outcome = job.run()
             if outcome.error is not None:
                 name_flags(outcome.error, ON_A_CLUSTER)
             status = show_outcome(runtime, outcome, dry_run=False, form=form)
             if ledger is not None and not outcome.is_complete:
-                runtime.tell(
+                runtime.info(
                     f"nsq: run it again to go on; up to {outcome.in_doubt} messages may come "
                     "twice then"
                 )
@@ -151,7 +151,7 @@ def show_outcome(
         write_listing(runtime, COLUMNS, sorted(report.topics.items()), form)
     damage = report_damages(runtime, outcome.damages)
     if dry_run:
-        runtime.tell(f"nsq: {report.confirmed} messages would be published")
+        runtime.info(f"nsq: {report.confirmed} messages would be published")
         return damage.status
     return report_publishing(
         runtime,

@@ -114,10 +114,10 @@ def show_report(runtime: Runtime, report: Mapping[str, Any], form: Form) -> None
         rows.append([each[key] for key in KEYS.values()])
     write_listing(runtime, tuple(KEYS), rows, form, optional=OPTIONAL)
     messages = sum(each["messages"] for each in report["topics"])
-    runtime.tell(f"nsq: {messages} messages of {len(report['topics'])} topics")
+    runtime.info(f"nsq: {messages} messages of {len(report['topics'])} topics")
     longest = nlargest(MOST_GAPS, report["gaps"], key=lambda gap: gap["seconds"])
     for gap in filter(longest.__contains__, report["gaps"]):
         length = format_duration(round(gap["seconds"], 0 if gap["seconds"] >= 1 else 3))
-        runtime.tell(f"nsq: gap in {gap['topic']}: {length} from {short_moment(gap['begin'])}")
+        runtime.info(f"nsq: gap in {gap['topic']}: {length} from {short_moment(gap['begin'])}")
     if (more := report["gaps_in_all"] - len(longest)) > 0:
-        runtime.tell(f"nsq: and {more} shorter gaps; --json lists the longest 1000")
+        runtime.info(f"nsq: and {more} shorter gaps; --json lists the longest 1000")

@@ -140,4 +140,4 @@ def write_rows(
     if headed and not in_full:
         write_listing(runtime, reading.columns, (), form)
     if next(left, None) is not None:
-        runtime.tell(f"nsq: these are the first {count} rows; --count 0 prints all")
+        runtime.info(f"nsq: these are the first {count} rows; --count 0 prints all")

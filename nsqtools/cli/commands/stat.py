@@ -17,7 +17,7 @@ from nsqtools.cli.options.params import (
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import Progress, report_unreachable
 from nsqtools.cli.render.output import FormKind, ListingForm, write_json, write_records
-from nsqtools.cli.running.runtime import ExitStatus, Session, stopping
+from nsqtools.cli.running.runtime import ExitStatus, Session, stop_on_signals
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.text import format_duration
 
@@ -165,7 +165,7 @@ def stat(
         sampler = Sampler(opened, SampleFilter(topic or (), channel or ()))
         if not once:
             progress.show(lambda: f"measuring rates for {format_duration(interval or INTERVAL_S)}")
-        with stopping(sampler.stop) as signals:
+        with stop_on_signals(sampler.stop) as signals:
             rounds = count if interval is not None else count or 1
             samples = sampler.samples(interval or INTERVAL_S, rounds, question)
             for sample in (sampler.sample(question),) if once else samples:

@@ -25,13 +25,13 @@ from nsqtools.cli.running.consuming import (
     Create,
     StopLimits,
     WaitingNotice,
-    agree_to_share,
+    backlog_guard,
+    confirm_shared_channel,
+    idle_report,
     look_before,
-    looking_at_newcomers,
-    saying_why_nothing_comes,
-    watching_for_the_end,
+    stop_when_empty,
 )
-from nsqtools.cli.running.runtime import ExitStatus, Session, stopping
+from nsqtools.cli.running.runtime import ExitStatus, Session, stop_on_signals
 from nsqtools.protocol.names import is_ephemeral
 from nsqtools.protocol.text import counted
 
@@ -101,18 +101,18 @@ def tail(
         limits=limits.run_limits(),
         on_tick=notice,
         not_waited_for=unlisted.among if limits.until_empty else None,
-        look=looking_at_newcomers(connection, channel, looked, force=force),
+        look=backlog_guard(connection, channel, looked, force=force),
     )
     may_go_on = {"create": create, "force": force, "may_share": force}
     if not look_before(topics, channel, connection, runtime, looked=looked, **may_go_on):
         return ExitStatus.FAILED
-    watch = watching_for_the_end(
+    watch = stop_when_empty(
         connection, channel, lambda: service.connections, service.end_after_delivered
     )
     with (
-        stopping(service.stop) as signals,
+        stop_on_signals(service.stop) as signals,
         watch if limits.until_empty else nullcontext(),
-        saying_why_nothing_comes(runtime, connection, channel, topics, lambda: service.received),
+        idle_report(runtime, connection, channel, topics, lambda: service.received),
     ):
         end = service.run()
     status = unjudged.sum_up()
@@ -121,7 +121,7 @@ def tail(
     if end is End.IDLE:
         unlisted.refuse(topics)
     if service.watch.falls_short and not signals.received:
-        runtime.tell(f"nsq: {service.watch.count} of {limits.count} messages arrived")
+        runtime.info(f"nsq: {service.watch.count} of {limits.count} messages arrived")
         return ExitStatus.LIMIT_NOT_REACHED
     return signals.status(otherwise=ExitStatus.DONE if requeue is None else status)
 
@@ -182,9 +182,9 @@ def peek(
         raise not_found_error("channel", channel, report.channels)
     depth = sum(each.depth for each in report.of_channel(channel))
     if not depth and not report.failed:
-        runtime.tell(f"nsq: {describe_queue(report, channel)}")
+        runtime.info(f"nsq: {describe_queue(report, channel)}")
         return ExitStatus.DONE
-    if not force and not agree_to_share(report, channel, runtime):
+    if not force and not confirm_shared_channel(report, channel, runtime):
         return ExitStatus.FAILED
     unjudged = UnjudgedReporter(runtime, keep)
     encode = printer(runtime, unjudged)
@@ -207,7 +207,7 @@ def peek(
     )
     unjudged.sum_up()
     if not look.looked_at:
-        runtime.tell(f"nsq: no message came: {describe_queue(report, channel)}")
+        runtime.info(f"nsq: no message came: {describe_queue(report, channel)}")
         return ExitStatus.DONE
     more = "" if look.is_whole else "; there may be more"
     if keep is None:  # than nsqd has in flight at a time
@@ -215,5 +215,5 @@ def peek(
     else:
         what = f"{look.shown} shown of {counted(look.looked_at, 'message')} looked at{more}"
         what += " (--look-at)" if more else ""
-    runtime.tell(f"nsq: {what}; the attempts of each grew by one")
+    runtime.info(f"nsq: {what}; the attempts of each grew by one")
     return ExitStatus.DONE

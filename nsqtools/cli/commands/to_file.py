@@ -17,8 +17,8 @@ from nsqtools.cli.options.tables import WHOSE, BodyOptions
 from nsqtools.cli.parsing.binding import OptionSet, opt
 from nsqtools.cli.render.outcomes import report_unfit
 from nsqtools.cli.render.output import write_json
-from nsqtools.cli.running.consuming import Consuming, WatchedRun, look_before
-from nsqtools.cli.running.runtime import ExitStatus, Session, handling
+from nsqtools.cli.running.consuming import Consuming, RunStatus, look_before
+from nsqtools.cli.running.runtime import ExitStatus, Session, signal_handlers
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.text import counted
 from nsqtools.records.envelope import BodyKind, RecordFormat
@@ -367,7 +367,7 @@ def to_file(
             queue=(connection, channel),
             done=lambda: sum(each.totals.messages + each.held for each in archiver.states.values()),
         ) as watched,
-        handling([signal.SIGHUP], lambda number, frame: archiver.rotate()),
+        signal_handlers([signal.SIGHUP], lambda number, frame: archiver.rotate()),
     ):
         try:
             archiver.run()
@@ -386,13 +386,13 @@ def to_file(
                     document |= {"uploaded": stored.files, "misfits": stored.misfits}
                     document["fields_without_column"] = len(stored.without_column)
                 write_json(runtime, document)
-            runtime.tell(summary(archiver))
+            runtime.info(summary(archiver))
     status = ExitStatus.LIMIT_NOT_REACHED if archiver.falls_short else ExitStatus.DONE
     if failed:
-        runtime.tell(f"nsq: the command for finished files failed {counted(failed, 'time')}")
+        runtime.info(f"nsq: the command for finished files failed {counted(failed, 'time')}")
         status = ExitStatus.PARTLY_DONE
     if left:
-        runtime.tell(f"nsq: {counted(left, 'file')} not uploaded; the next run continues")
+        runtime.info(f"nsq: {counted(left, 'file')} not uploaded; the next run continues")
         status = ExitStatus.PARTLY_DONE
     if uploads is not None:
         totals = uploads.totals
@@ -409,7 +409,7 @@ def health(archiver: Archiver, uploads: Uploads | None) -> tuple[bool, str]:
     return is_uploading, "; ".join(filter(None, (text, trouble)))
 
 
-def finish_uploads(uploads: Uploads, watched: WatchedRun) -> int:
+def finish_uploads(uploads: Uploads, watched: RunStatus) -> int:
     """Upload what the archiver finished last; return how many files could not be uploaded."""
 
     def show() -> None:

@@ -8,7 +8,7 @@ import signal
 from nsqtools.cli.options.connection import ViewedCluster
 from nsqtools.cli.options.params import SAFETY, TopicPatterns, parse_interval
 from nsqtools.cli.parsing.binding import opt
-from nsqtools.cli.running.runtime import Runtime, Session, stopping
+from nsqtools.cli.running.runtime import Runtime, Session, stop_on_signals
 from nsqtools.errors import ConfigurationError
 
 INTERVAL_S = 1.0
@@ -81,7 +81,7 @@ def top(
     conditions = " ".join(part.replace(" ", "") for part in filter or ())
     interval_s = interval or INTERVAL_S
     os.environ.pop("NO_COLOR", None)  # textual reads it, and knows nothing of --color
-    if not runtime.colour:
+    if not runtime.has_color:
         os.environ["NO_COLOR"] = "1"
     with cluster.open() as opened:
         shown = Top(
@@ -94,7 +94,7 @@ def top(
             runtime=runtime,
         )
         also = (signal.SIGHUP, signal.SIGQUIT)
-        with stopping(shown.stop, at_once=lambda: shown.restore(), also=also) as signals:
+        with stop_on_signals(shown.stop, at_once=lambda: shown.restore(), also=also) as signals:
             shown.show_cluster()
     return signals.status()
 

@@ -73,7 +73,7 @@ def info(topic: OneTopic, *, listing: ClusterListing) -> int:
     stats_by_node = dict(inventory.where(topic))
     lookupds = {address: inventory.announced_by(address, topic) for address in stats_by_node}
     if not stats_by_node:
-        listing.runtime.tell(
+        listing.runtime.info(
             f"nsq: {describe_registered_only(f'topic {topic}', inventory.failures)}"
         )
     if listing.form.is_document:

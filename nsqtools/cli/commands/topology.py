@@ -15,7 +15,7 @@ from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import report_unreachable
 from nsqtools.cli.render.output import ListingForm, write_text
 from nsqtools.cli.running.administering import CHANGE_TIMEOUT_S, Changing, chosen_topics
-from nsqtools.cli.running.runtime import ExitStatus, Session, stopping
+from nsqtools.cli.running.runtime import ExitStatus, Session, stop_on_signals
 from nsqtools.errors import ConfigurationError, NsqError
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def apply(
     wanted = read_topology(file)
     if watch:
         ended = threading.Event()
-        with stopping(ended.set) as signals:
+        with stop_on_signals(ended.set) as signals:
             return keep(wanted, change, ended) or signals.status()
     with change.cluster.open(CHANGE_TIMEOUT_S) as cluster:
         before = take_inventory(cluster) if prune else None
@@ -114,7 +114,7 @@ def apply(
             steps = (*found.steps, *idle_steps(cluster, before, wanted))
             found = AdminPlan(sort_steps(steps), found.failures, found.notes)
         if not any(found):
-            change.runtime.tell("nsq: nothing is lacking")
+            change.runtime.info("nsq: nothing is lacking")
         status = change.carry_out(cluster, found, yes=yes)
     return ExitStatus.PARTLY_DONE if found.notes and not status else status
 
@@ -135,7 +135,7 @@ def keep(wanted: Topology, change: Changing, ended: threading.Event) -> int:
             raise  # which no time mends
         except NsqError as exc:
             if str(exc) != trouble:
-                change.runtime.tell(f"nsq: {exc}; trying again")
+                change.runtime.info(f"nsq: {exc}; trying again")
             trouble = str(exc)
         ended.wait(WATCH_S)
     return 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from nsqtools.cli.options.connection import ViewedCluster
 from nsqtools.cli.options.params import SAFETY
 from nsqtools.cli.parsing.binding import opt
-from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stopping
+from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stop_on_signals
 from nsqtools.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -114,9 +114,9 @@ def web(
         _warn(settings)
         with (
             service(None, runtime.environ, metrics=tuple, health=lambda: (True, "")) as watched,
-            stopping(server.stop) as signals,
+            stop_on_signals(server.stop) as signals,
         ):
-            runtime.tell(f"nsq: serving {server.url}")
+            runtime.info(f"nsq: serving {server.url}")
 
             def turn() -> None:
                 watched.ready()

@@ -9,7 +9,7 @@ the environment says, which is just where a profile belongs; ``--profile`` is ea
 there before other options are read. Addresses of all kinds are one setting: those from the
 strongest origin that gives any (flag, environment, profile, file) are taken and the rest is
 ignored, so that ``--nsqd-tcp-address`` on the command line never also consumes from the cluster
-that the profile names. For the rest each flag and each ``--consumer-opt`` is a `GivenOption`, and
+that the profile names. For the rest each flag and each ``--consumer-opt`` is a `SourcedOption`, and
 `resolve_options` decides. All of this is read from typer's context: that a provider below names its
 options makes them options of the command.
 """
@@ -30,7 +30,7 @@ from nsqtools.client.connection_settings import (
     DEFAULT_NSQD_TCP_ADDRESS,
     OPTION_OF_FLAG,
     ConnectionSettings,
-    GivenOption,
+    SourcedOption,
     check_tls,
     parse_address_map,
     read_secret,
@@ -95,13 +95,13 @@ def apply_profile(context: Context, name: str | None) -> str | None:
     except ConfigurationError as error:
         # setpriv and its like leave the HOME of another user: only what was asked for must be read
         if not name and isinstance(error.__cause__, OSError):
-            context.obj.tell(f"nsq: {str(error).splitlines()[0]}; going on without it")
+            context.obj.info(f"nsq: {str(error).splitlines()[0]}; continuing without it")
             return name
         if name and origin_of(context, "profile") is Origin.DEFAULT:
             error.hint += f" nsq config use chose {name}; --no-profile leaves it out."
         raise
     if problem := who_else_can_write(path):
-        context.obj.tell(f"nsq: warning: {problem}; it decides where this connects")
+        context.obj.info(f"nsq: warning: {problem}; it decides where this connects")
     context.meta[SETTINGS] = settings
     context.default_map = {key: setting.value for key, setting in settings.items()}
     return name
@@ -113,7 +113,7 @@ def setting_of(context: Context, name: str) -> Setting | None:
     return settings.get(name)
 
 
-def setting_in_force(context: Context, name: str) -> Setting | None:
+def active_setting(context: Context, name: str) -> Setting | None:
     """The setting that the option ``name`` has its value from, if it is from the file."""
     source = context.get_parameter_source(name)
     return setting_of(context, name) if source and source.name == "DEFAULT_MAP" else None
@@ -121,7 +121,7 @@ def setting_in_force(context: Context, name: str) -> Setting | None:
 
 def origin_of(context: Context, name: str) -> Origin:
     """Where the value of the option ``name`` comes from."""
-    if setting := setting_in_force(context, name):
+    if setting := active_setting(context, name):
         return setting.origin
     source = context.get_parameter_source(name)
     return ORIGIN_OF_SOURCE.get(source.name if source else "", Origin.DEFAULT)
@@ -137,7 +137,7 @@ class GivenAddresses(NamedTuple):
 
 def given_addresses(context: Context) -> GivenAddresses:
     """The addresses that hold; without any, the default nsqd."""
-    given = strongest_addresses(context)
+    given = effective_addresses(context)
     return given if any(given) else GivenAddresses((DEFAULT_NSQD_TCP_ADDRESS,))
 
 
@@ -146,7 +146,7 @@ def split_addresses(texts: Iterable[str] | None) -> tuple[str, ...]:
     return tuple(each.strip() for text in texts or () for each in text.split(","))
 
 
-def strongest_addresses(context: Context, prefix: str = "") -> GivenAddresses:
+def effective_addresses(context: Context, prefix: str = "") -> GivenAddresses:
     """The addresses of each kind, of those from the strongest origin that gives any.
 
     Raises `ConfigurationError` where that is the file, and the profile has only a kind which the
@@ -305,7 +305,7 @@ MaxInFlight = Annotated[
 # -- what they say ------------------------------------------------------------------------------
 
 
-def flag_statements(context: Context, prefix: str = "") -> Iterator[GivenOption]:
+def options_from_flags(context: Context, prefix: str = "") -> Iterator[SourcedOption]:
     """What the flags of the command say, of those with ``prefix``. Reads the secret's file.
 
     Raises `ConfigurationError`.
@@ -315,24 +315,24 @@ def flag_statements(context: Context, prefix: str = "") -> Iterator[GivenOption]
         value = context.params.get(flag)
         if value in (None, [], ()):
             continue
-        origin, setting = origin_of(context, flag), setting_in_force(context, flag)
+        origin, setting = origin_of(context, flag), active_setting(context, flag)
         speaker = "--" + flag.replace("_", "-")
         if name == "auth_secret_file":
             secret, file = read_secret(value), str(value.absolute())
-            yield GivenOption("auth_secret", secret, origin, speaker, file)
+            yield SourcedOption("auth_secret", secret, origin, speaker, file)
             continue
         text = " ".join(value) if isinstance(value, list | tuple) else _plain(value)
         if isinstance(value, float):
             text = format_duration(value)
         place = setting.place if setting is not None else ""
-        yield GivenOption(OPTION_OF_FLAG.get(name, name), text, origin, speaker, place=place)
+        yield SourcedOption(OPTION_OF_FLAG.get(name, name), text, origin, speaker, place=place)
         if name == "deflate_level" and context.params.get(f"{prefix}deflate") is None:
-            yield GivenOption("deflate", "true", origin, speaker)
+            yield SourcedOption("deflate", "true", origin, speaker)
     if not prefix and (secret := context.obj.environ.get("NSQ_AUTH_SECRET")):
-        yield GivenOption("auth_secret", secret, Origin.ENVIRONMENT, "NSQ_AUTH_SECRET")
+        yield SourcedOption("auth_secret", secret, Origin.ENVIRONMENT, "NSQ_AUTH_SECRET")
 
 
-def opt_statements(context: Context, name: str) -> Iterator[GivenOption]:
+def opt_statements(context: Context, name: str) -> Iterator[SourcedOption]:
     """What ``--consumer-opt`` (or ``--producer-opt``) says: ``key,value``, ``key=value``, ``key``.
 
     The file's options hold beside those of the command line: each key is a setting of its own.
@@ -348,18 +348,18 @@ def opt_statements(context: Context, name: str) -> Iterator[GivenOption]:
         yield given
 
 
-def settled(context: Context, opts: str = "", prefix: str = "") -> dict[str, GivenOption]:
+def settled(context: Context, opts: str = "", prefix: str = "") -> dict[str, SourcedOption]:
     """What holds of flags, and of ``opts``: ``consumer_opt`` or ``producer_opt``.
 
     Raises `ConfigurationError`.
     """
-    return resolve_options([*flag_statements(context, prefix), *opt_statements(context, opts)])
+    return resolve_options([*options_from_flags(context, prefix), *opt_statements(context, opts)])
 
 
-def _warn_of_visible_secret(context: Context, given: GivenOption) -> None:
+def _warn_of_visible_secret(context: Context, given: SourcedOption) -> None:
     """A secret on the command line is in the list of processes; one in the file may be read."""
     if given.origin == Origin.FLAG:
-        context.obj.tell(
+        context.obj.info(
             "nsq: warning: the list of processes shows the secret on the command line to all users;"
             " use --auth-secret-file or NSQ_AUTH_SECRET"
         )
@@ -373,10 +373,10 @@ def option_of(text: str) -> tuple[str, str]:
     return text[:end].strip().replace("-", "_"), text[end + 1 :].strip()
 
 
-def _opts(values: Iterable[str], origin: Origin, name: str, place: str) -> Iterator[GivenOption]:
+def _opts(values: Iterable[str], origin: Origin, name: str, place: str) -> Iterator[SourcedOption]:
     speaker = "--" + name.replace("_", "-")
     for key, text in dict(map(option_of, values)).items():
-        yield GivenOption(key, text, origin, f"{speaker} {key}", place=place)
+        yield SourcedOption(key, text, origin, f"{speaker} {key}", place=place)
 
 
 # -- connections --------------------------------------------------------------------------------
@@ -417,7 +417,7 @@ def client_connection(context: Context, opts: str) -> ConnectionSettings:
 
 
 def _connection(
-    context: Context, given: GivenAddresses, options: Mapping[str, GivenOption], prefix: str = ""
+    context: Context, given: GivenAddresses, options: Mapping[str, SourcedOption], prefix: str = ""
 ) -> ConnectionSettings:
     flag = f"{prefix}address_map"
     mapping = parse_address_map(context.params.get(flag) or (), "--" + flag.replace("_", "-"))
@@ -442,7 +442,7 @@ def destination(
 ) -> ConnectionSettings:
     """Another cluster, to publish to. The two sides share nothing: a secret or a certificate of one
     is never shown to the other."""
-    given = strongest_addresses(context, PREFIX)
+    given = effective_addresses(context, PREFIX)
     if not given.nsqd_tcp_address and not given.lookupd_http_address:
         raise ConfigurationError(
             "no destination given", hint="Give --destination-nsqd-tcp-address."

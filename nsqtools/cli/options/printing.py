@@ -165,7 +165,7 @@ def picking(
                 found.append(with_body(topic, nsqd, message, body))
             elif not is_told:
                 is_told = True
-                runtime.tell("nsq: messages in which --pick finds nothing are not printed")
+                runtime.info("nsq: messages in which --pick finds nothing are not printed")
         return encode(topic, nsqd, found) if found else b""
 
     return encode_picked
@@ -173,14 +173,14 @@ def picking(
 
 def readable(runtime: Runtime, encode: Encode, *, pretty: bool) -> Encode:
     """Print bodies that are JSON as people read them, where that is wanted."""
-    colour = runtime.colour
-    if not (pretty or colour):
+    color = runtime.has_color
+    if not (pretty or color):
         return encode
 
     def encode_readable(topic: str, nsqd: str, messages: Iterable[MessageLike]) -> bytes:
         parts = []
         for message in messages:
-            body = lay_out(message.body, indent=pretty, colour=colour)
+            body = lay_out(message.body, indent=pretty, color=color)
             if body is None:
                 parts.append(encode(topic, nsqd, [message]))
             else:  # what is laid out is harmless already, but for our own colors
@@ -202,13 +202,13 @@ def with_body(topic: str, nsqd: str, message: MessageLike, body: bytes) -> Envel
 def json_printer(runtime: Runtime, *, pretty: bool = False) -> Encode:
     """Messages as lines of JSON, or indented; nothing in them steers a terminal, to which a pipe
     may lead as well."""
-    colour = runtime.colour
+    color = runtime.has_color
 
     def encode(topic: str, nsqd: str, messages: Iterable[MessageLike]) -> bytes:
         lines = encode_many(topic, nsqd, messages)
-        if not (pretty or colour):
+        if not (pretty or color):
             return escape_json_lines(lines)
-        shown = [lay_out(line, indent=pretty, colour=colour) or line for line in lines.splitlines()]
+        shown = [lay_out(line, indent=pretty, color=color) or line for line in lines.splitlines()]
         return b"".join(line + b"\n" for line in shown)
 
     return encode
@@ -250,7 +250,7 @@ class TopicFilter:
 KEY, STRING, NUMBER, WORD, RESET = "\x1b[34m", "\x1b[32m", "\x1b[36m", "\x1b[35m", "\x1b[0m"
 
 
-def lay_out(body: bytes, *, indent: bool, colour: bool) -> bytes | None:
+def lay_out(body: bytes, *, indent: bool, color: bool) -> bytes | None:
     """Return the body laid out, harmless for a terminal; None if it is not an object or array."""
     try:
         text = body.decode().strip()
@@ -261,7 +261,7 @@ def lay_out(body: bytes, *, indent: bool, colour: bool) -> bytes | None:
         return None
     tokens = json_tokens(text)
     painted = list(map(escape_json, tokens))
-    if colour:
+    if color:
         painted = list(map(_paint, painted, tokens, [*tokens[1:], ""]))
     return (indented if indent else _joined)(tokens, painted).encode()
 

@@ -17,7 +17,7 @@ from typer import Context
 from nsqtools.cli.options.connection import ENV, ProducerConnection, setting_of, split_addresses
 from nsqtools.cli.parsing.binding import OptionSet, opt
 from nsqtools.cli.render.outcomes import Progress
-from nsqtools.cli.running.runtime import EndSignals, ExitStatus, Runtime, stopping
+from nsqtools.cli.running.runtime import ExitStatus, Runtime, StopSignals, stop_on_signals
 from nsqtools.client.connection_settings import PublishMode
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.protocol.text import counted, format_duration
@@ -143,9 +143,9 @@ class PublishRun(NamedTuple):
         left_s = (self.runtime.monotonic() - self.began_s) * max(0, total - done) / done
         return f"{confirmed}, {read} read, {format_duration(round(left_s))} left"
 
-    def finish(self, publish: Callable[[], object]) -> EndSignals:
+    def finish(self, publish: Callable[[], object]) -> StopSignals:
         """Publish all, and wait until it is consumed where that is not nsqd's affair."""
-        with stopping(self.publisher.stop) as signals:
+        with stop_on_signals(self.publisher.stop) as signals:
             try:
                 publish()
                 show = self.progress.show
@@ -355,7 +355,7 @@ class OneChannel(OptionSet):
         from nsqtools.one_channel.temporary_nsqd import TemporaryNsqd
 
         def tell(line: str) -> None:
-            runtime.tell(f"nsq: {line}")
+            runtime.info(f"nsq: {line}")
 
         lookupds = self.lookupds
         with (
@@ -396,7 +396,7 @@ class OneChannel(OptionSet):
         if target is None:
             return otherwise
         new = f", {target.new_ids} with a new id" if target.new_ids else ""
-        runtime.tell(f"nsq: {counted(target.delivered, 'message')} consumed{new}")
+        runtime.info(f"nsq: {counted(target.delivered, 'message')} consumed{new}")
         if target.lonely is not None:
             otherwise = ExitStatus.LIMIT_NOT_REACHED
             line = (
@@ -404,13 +404,13 @@ class OneChannel(OptionSet):
                 f"{format_duration(self.wait_s)}; nsqlookupd {', '.join(self.shown_by)} names this "
                 "nsqd, and consumers with a list of nsqd do not ask there"
             )
-            runtime.complain(NsqError(line))
+            runtime.report_failure(NsqError(line))
         self._tell_rest(runtime, target)
         return otherwise
 
     def _tell_rest(self, runtime: Runtime, target: ChannelPublisher) -> None:
         if rest := target.rest():
-            runtime.insist(f"nsq: {rest}")
+            runtime.print_error(f"nsq: {rest}")
 
 
 FLAGS = (*OneChannel.__annotations__, "max_depth")

@@ -116,7 +116,7 @@ class Scheduling(OptionSet):
         """Print a line if the topic of requests has no channel on an nsqd, as far as it answers."""
         for address in connection.nsqd_tcp_addresses:
             if _has_channel(parse_address(address), self.schedule_topic, connection) is False:
-                runtime.tell(
+                runtime.info(
                     f"nsq: warning: topic {self.schedule_topic} has no channel on {address}:"
                     " start nsq schedule serve"
                 )

@@ -25,12 +25,12 @@ from nsqtools.cli.options.params import SELECTION
 from nsqtools.cli.parsing.binding import OptionSet, opt
 from nsqtools.cli.render.outcomes import INTERVAL_S, Progress, report_damages
 from nsqtools.cli.running.runtime import (
-    EndSignals,
     ExitStatus,
     Runtime,
-    beside,
-    leaving_on_signals,
-    stopping,
+    StopSignals,
+    background_thread,
+    exit_on_signals,
+    stop_on_signals,
 )
 from nsqtools.errors import ConfigurationError, NsqError
 
@@ -216,18 +216,18 @@ def open_spark(runtime: Runtime, settings: SparkSettings) -> Iterator[SparkSessi
     """A session for a command: says that it starts, and turns Spark's errors into ours.
 
     INT and TERM end the program: while Spark starts at once, and later by cancelling its jobs,
-    unless the command has a `stopping` of its own.
+    unless the command has a `stop_on_signals` of its own.
     """
     from nsqtools.spark.session import cancel_jobs, spark_session
 
-    with leaving_on_signals(), Progress(runtime) as progress:
+    with exit_on_signals(), Progress(runtime) as progress:
         progress.show(lambda: f"starting Spark ({settings.master})")
         with spark_session(settings) as session:
             progress.clear()
             left = Event()
-            signals: EndSignals | None = None
+            signals: StopSignals | None = None
             try:
-                with stopping(partial(cancel_jobs, session.sparkContext, left)) as signals:
+                with stop_on_signals(partial(cancel_jobs, session.sparkContext, left)) as signals:
                     yield session
             finally:
                 left.set()
@@ -247,7 +247,7 @@ def job_progress(runtime: Runtime, session: SparkSession) -> Iterator[None]:
 
     with (
         Progress(runtime) as progress,
-        beside("spark-progress", watch, 1.0) if progress.enabled else nullcontext(),
+        background_thread("spark-progress", watch, 1.0) if progress.enabled else nullcontext(),
     ):
         yield
 

@@ -46,7 +46,7 @@ class RealCommand(NativeCoercion, TyperCommand):
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        look = {"colour": ctx.obj.colour, "width": ctx.obj.width}
+        look = {"color": ctx.obj.has_color, "width": ctx.obj.width}
         is_brief = "--help" not in ctx.obj.arguments
         page = render_brief(self, ctx, **look) if is_brief else render(describe(self, ctx), **look)
         formatter.write(page)
@@ -98,7 +98,7 @@ class LazyGroup(NativeCoercion, TyperGroup):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         runtime = ctx.obj
         page = root_page() if ctx.parent is None else group_page(ctx.command_path, self.group)
-        formatter.write(render(page, colour=runtime.colour, width=runtime.width))
+        formatter.write(render(page, color=runtime.has_color, width=runtime.width))
 
 
 def command_tree() -> LazyGroup:
@@ -165,9 +165,9 @@ def _message(error: UsageError) -> str:
     message = error.message if isinstance(error, NoSuchOption) else error.format_message()
     context: Any = error.ctx
     if isinstance(error, BadParameter) and context and error.param:
-        from nsqtools.cli.options.connection import setting_in_force
+        from nsqtools.cli.options.connection import active_setting
 
-        setting = setting_in_force(context, error.param.name)
+        setting = active_setting(context, error.param.name)
         if setting is not None:
             message = f"{setting.place}: {error.message}"
     return message[:1].lower() + message[1:].rstrip(".")

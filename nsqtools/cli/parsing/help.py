@@ -1,6 +1,6 @@
 """Help pages: their content as plain data, and their layout in ANSI text.
 
-A page is the same on a terminal and on a pipe, except for the colours. Nothing here imports
+A page is the same on a terminal and on a pipe, except for the colors. Nothing here imports
 typer: `main` lays out the page of ``nsq --help`` from the registry alone, and `render` is the same
 for the pages that `describe` makes of typer's commands. Their parameters are read by their plain
 attributes (names, help, default, panel) rather than through typer's own help methods, whose wording
@@ -60,8 +60,8 @@ class HelpPage:
         self.examples = examples
 
 
-def wants_colour(environ: Mapping[str, str], *, is_tty: bool) -> bool:
-    """Tell whether to colour: a non-empty NO_COLOR wins, then FORCE_COLOR, then the terminal."""
+def wants_color(environ: Mapping[str, str], *, is_tty: bool) -> bool:
+    """Tell whether to color: a non-empty NO_COLOR wins, then FORCE_COLOR, then the terminal."""
     is_capable = is_tty and environ.get("TERM") != "dumb"
     return not environ.get("NO_COLOR") and (bool(environ.get("FORCE_COLOR")) or is_capable)
 
@@ -96,14 +96,14 @@ def rendered_for_stdout(page: HelpPage) -> str:
     """Lay a page out for this process's stdout, be that a terminal or a pipe."""
     return render(
         page,
-        colour=wants_colour(os.environ, is_tty=sys.stdout.isatty()),
+        color=wants_color(os.environ, is_tty=sys.stdout.isatty()),
         width=terminal_width(sys.stdout),
     )
 
 
-def render(page: HelpPage, *, colour: bool, width: int) -> str:
+def render(page: HelpPage, *, color: bool, width: int) -> str:
     """Lay a page out in at most ``width`` columns, and at most 100; it ends with a newline."""
-    width, paint = min(width, WIDEST), _painting(colour)
+    width, paint = min(width, WIDEST), _painting(color)
     labels = [label for rows in page.sections.values() for label, _ in rows]
     label_width = min(max(map(len, labels), default=0), WIDEST_LABEL)
     lines = [f"{paint(BOLD, 'Usage:')} {page.usage}", "", *_paragraphs(page.description, width)]
@@ -117,8 +117,8 @@ def render(page: HelpPage, *, colour: bool, width: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _painting(colour: bool) -> Callable[[str, str], str]:
-    return lambda style, text: f"{style}{text}{RESET}" if colour else text
+def _painting(color: bool) -> Callable[[str, str], str]:
+    return lambda style, text: f"{style}{text}{RESET}" if color else text
 
 
 def _row(label: str, text: str, label_width: int, width: int, painted: str) -> list[str]:
@@ -226,13 +226,13 @@ def choices(parameter: Any) -> tuple[str, ...]:
     return tuple(str(member.value) for member in members)
 
 
-def render_brief(command: TyperCommand, ctx: Any, *, colour: bool, width: int) -> str:
+def render_brief(command: TyperCommand, ctx: Any, *, color: bool, width: int) -> str:
     """What most people need, in at most `BRIEF_LINES` lines: examples, then options.
 
     Options come in the order of the page: as many as fit, first of all the required ones and those
     of the examples, then addresses and those that have a letter. Those in `FOLDED` are a line each.
     """
-    page, width, paint = describe(command, ctx), min(width, BRIEF_WIDTH), _painting(colour)
+    page, width, paint = describe(command, ctx), min(width, BRIEF_WIDTH), _painting(color)
     used = {word.partition("=")[0] for example in page.examples for word in example.split()}
     ranked: list[tuple[int, int, Row]] = []
     folded: dict[str, Row] = {}

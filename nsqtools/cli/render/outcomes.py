@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.render.output import write_json
-from nsqtools.cli.running.runtime import LOGGER, ExitStatus, Runtime, say, status_of_work
+from nsqtools.cli.running.runtime import LOGGER, ExitStatus, Runtime, status_of_work, write_stderr
 from nsqtools.protocol.text import counted, escape_line
 
 if TYPE_CHECKING:
@@ -58,19 +58,19 @@ class Progress:
         if not self.enabled or (now_s := self._runtime.monotonic()) < self._next_s:
             return
         self._next_s = now_s + INTERVAL_S
-        say(self._runtime.stderr, CLEAR_LINE + escape_line(text()))
+        write_stderr(self._runtime.stderr, CLEAR_LINE + escape_line(text()))
         self._shown = True
 
     def clear(self) -> None:
         """Wipe the line, before something else is written to the terminal."""
         if self._shown:
-            say(self._runtime.stderr, CLEAR_LINE)
+            write_stderr(self._runtime.stderr, CLEAR_LINE)
             self._shown = False
 
     def tell(self, line: str) -> None:
         """Say something on stderr in the middle of the run."""
         self.clear()
-        self._runtime.tell(f"nsq: {line}")
+        self._runtime.info(f"nsq: {line}")
 
     def __enter__(self) -> Progress:
         self._handlers = LOGGER.handlers if self.enabled else []
@@ -93,17 +93,17 @@ def report_unfit(runtime: Runtime, bodies: int, fields: Collection[str]) -> Exit
     """Report what has no column in a table; return the exit status."""
     if bodies:
         words = "1 body" if bodies == 1 else f"{bodies} bodies"
-        runtime.tell(f"nsq: {words} did not fit the columns: _error lists the fields")
+        runtime.info(f"nsq: {words} did not fit the columns: _error lists the fields")
     if fields:
         names = ", ".join(map(repr, sorted(fields)[:FIELDS_SHOWN]))
-        runtime.tell(f"nsq: {counted(len(fields), 'field')} got no column: {names}")
+        runtime.info(f"nsq: {counted(len(fields), 'field')} got no column: {names}")
     return ExitStatus.PARTLY_DONE if bodies or fields else ExitStatus.DONE
 
 
 class DamageReporter:
     """Reports each damage as it is found, and counts: what readers of archives call.
 
-    ``say`` takes the line that is said on stderr else.
+    ``write_stderr`` takes the line that is said on stderr else.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class DamageReporter:
         self.files: dict[str, list[str]] = {}
         self._runtime = runtime
         self._more: Counter[str] = Counter()
-        self._say = say or (lambda line: runtime.tell(f"nsq: {line}"))
+        self._say = say or (lambda line: runtime.info(f"nsq: {line}"))
         self._progress = progress
 
     def __call__(self, path: Path | str, problem: str) -> None:
@@ -137,7 +137,7 @@ class DamageReporter:
             document: Verified = {"files": files, "messages": messages, "damaged": self.documents}
             write_json(self._runtime, document)
         what = f"{counted(files, 'file')}, {counted(messages, 'message')}"
-        self._runtime.tell(f"nsq: {what}, {len(self.files)} damaged")
+        self._runtime.info(f"nsq: {what}, {len(self.files)} damaged")
 
     @property
     def documents(self) -> list[DamagedFile]:
@@ -180,14 +180,14 @@ class UnjudgedReporter:
             self._requeue(message)
         if self.count == 1:
             name = f"message {message.id.decode('latin-1')}".rstrip()
-            self._runtime.tell(f"nsq: {name} is not printed, its body cannot be judged: {error}")
+            self._runtime.info(f"nsq: {name} is not printed, its body cannot be judged: {error}")
 
     def sum_up(self) -> ExitStatus:
         """Report how many there were; return what they alone mean for the exit status."""
         if self.count:
             what = "" if self._requeue is None else " and requeued"
             messages = counted(self.count, "message")
-            self._runtime.tell(f"nsq: {messages} not printed{what}: --where or --pick failed")
+            self._runtime.info(f"nsq: {messages} not printed{what}: --where or --pick failed")
         return status_of_work(is_whole=not self.count, is_anything_done=True)
 
 
@@ -202,7 +202,7 @@ def report_damages(runtime: Runtime, damages: Iterable[ArchiveDamage]) -> Damage
 def report_timeless(runtime: Runtime, count: int) -> None:
     """Say what a range of times has left out because nothing tells when it was."""
     if count:
-        runtime.tell(f"nsq: {counted(count, 'message')} without a time left out of the range")
+        runtime.info(f"nsq: {counted(count, 'message')} without a time left out of the range")
 
 
 def report_counts(
@@ -220,7 +220,7 @@ def report_counts(
         write_json(runtime, asdict(counts) | {"repeated": repeated, "destinations": each})
     if counts.unconfirmed:
         for nsqd, own in by_nsqd.items():
-            runtime.tell(f"nsq: {nsqd}: {own.summary()}")
+            runtime.info(f"nsq: {nsqd}: {own.summary()}")
     everywhere = ", on every nsqd" if by_nsqd else ""
     return report_publishing(
         runtime,
@@ -244,7 +244,7 @@ def report_publishing(
     """Report how publishing ended, and why not all of it is confirmed; return the exit status."""
     if error is not None and not is_complete:
         runtime.report(error)
-    runtime.tell(f"nsq: {summary}")
+    runtime.info(f"nsq: {summary}")
     if not is_complete:
         return status_of_work(error, is_whole=False, is_anything_done=confirmed > 0)
     return damage.status if damage is not None else ExitStatus.DONE
@@ -254,6 +254,6 @@ def report_unreachable(failures: Iterable[DaemonFailure], runtime: Runtime) -> E
     """Name the daemons that did not answer; return the exit status."""
     status = ExitStatus.DONE
     for failure in failures:
-        runtime.complain(failure.error, f"left out: {failure.error}")
+        runtime.report_failure(failure.error, f"left out: {failure.error}")
         status = ExitStatus.PARTLY_DONE
     return status

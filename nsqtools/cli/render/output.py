@@ -238,15 +238,15 @@ def write_table(
     Console(
         file=drawn,
         width=max(runtime.width, _total(widths, shown)),
-        force_terminal=runtime.colour,
-        color_system="standard" if runtime.colour else None,
+        force_terminal=runtime.has_color,
+        color_system="standard" if runtime.has_color else None,
         highlight=False,
         markup=False,
     ).print(table)
     runtime.write(drawn.getvalue().encode())
     left_out = [name for at, name in enumerate(columns) if at not in shown]
     if left_out and says_what_is_left_out:
-        runtime.tell(f"nsq: left out on this narrow terminal: {', '.join(left_out)}; see -o wide")
+        runtime.info(f"nsq: left out on this narrow terminal: {', '.join(left_out)}; see -o wide")
 
 
 def _least_widths(columns: Sequence[str], texts: Sequence[Sequence[str]]) -> list[int]:

@@ -120,12 +120,12 @@ class Changing(ClusterListing):
         form.check(COLUMNS if self.dry_run else (*COLUMNS, "error"))
         report_unreachable(plan.failures, runtime)
         for note in plan.notes:
-            runtime.tell(f"nsq: {note}")
+            runtime.info(f"nsq: {note}")
         partly = ExitStatus.PARTLY_DONE if plan.failures else ExitStatus.DONE
         if self.dry_run:
             write_records(runtime, COLUMNS, list(map(document, plan.steps)), form)
             return report_unreachable(unwell_nsqds(cluster, plan.steps), runtime) or partly
-        if plan.is_destructive and not runtime.agree(lines(plan.steps), "Go on?", yes=yes):
+        if plan.is_destructive and not runtime.confirm(lines(plan.steps), "Go on?", yes=yes):
             return ExitStatus.FAILED
         outcomes = apply(cluster, plan)
         if form.kind is not None:
@@ -144,9 +144,9 @@ def report(
     done = [step for step, error in outcomes if not error]
     failed = [(step, error) for step, error in outcomes if error]
     for step, error in failed:
-        runtime.complain(error, f"{step.text} failed: {error}")
+        runtime.report_failure(error, f"{step.text} failed: {error}")
     for line in summary(done):
-        runtime.tell(f"nsq: {line}")
+        runtime.info(f"nsq: {line}")
     if failed:
         return ExitStatus.PARTLY_DONE if done else status_of(failed[0][1])
     return otherwise

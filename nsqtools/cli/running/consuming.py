@@ -1,9 +1,9 @@
 """What commands that consume have in common: what, how long, and how it is watched.
 
 A command declares ``consuming: Consuming``, or `StopLimits` alone.
-`look_before` asks for the topic, for a SUB would create it. `saying_why_nothing_comes` tells what a
+`look_before` asks for the topic, for a SUB would create it. `idle_report` tells what a
 run waits for that has got nothing yet, and `WaitingNotice` on a terminal on which nsqd.
-`watching_for_the_end` watches a queue for its end.
+`stop_when_empty` watches a queue for its end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from nsqtools.cli.options.params import (
 )
 from nsqtools.cli.parsing.binding import OptionSet, opt
 from nsqtools.cli.render.outcomes import Progress
-from nsqtools.cli.running.runtime import EndSignals, Runtime, beside, stopping
+from nsqtools.cli.running.runtime import Runtime, StopSignals, background_thread, stop_on_signals
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError, NsqError
 
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 
 EMPTY_AFTER_S = 2.0  # a connected channel that is silent for this long is empty
 LOOK_EVERY_S = 0.5
-SAID_AFTER_S = (5.0, 60.0, 600.0, 3600.0)  # once each: a log of an idle service stays short
+IDLE_REPORT_S = (5.0, 60.0, 600.0, 3600.0)  # once each: a log of an idle service stays short
 MOST_NAMED = 10
 
-EAGER_S = 60.0
+FAST_DISCOVERY_S = 60.0
 """A topic that grows onto another nsqd is found within seconds, as long as the command has just
 begun to look: consumers ask nsqlookupd at most every 5 seconds."""
 
@@ -118,7 +118,7 @@ class Consuming(OptionSet):
         health: Health,
         queue: tuple[ConnectionSettings, str],
         done: Callable[[], int],
-    ) -> Iterator[WatchedRun]:
+    ) -> Iterator[RunStatus]:
         """Inside, signals call ``stop``, and the run is watched as the options say.
 
         ``queue`` is where the channel is, and its name; ``done`` counts the messages that came.
@@ -136,20 +136,20 @@ class Consuming(OptionSet):
             service(
                 self.listen_http, environ, metrics=metrics, health=health, metrics_file=metrics_file
             ) as supervised,
-            stopping(end) as signals,
-            saying_why_nothing_comes(
+            stop_on_signals(end) as signals,
+            idle_report(
                 runtime, *queue, self.topics, done, health=health, make_room=progress.clear
             ),
         ):
-            yield WatchedRun(progress, supervised, signals)
+            yield RunStatus(progress, supervised, signals)
 
 
-class WatchedRun(NamedTuple):
+class RunStatus(NamedTuple):
     """A run that says how far it is: on a terminal, to systemd, and over HTTP."""
 
     progress: Progress
     service: Service
-    signals: EndSignals
+    signals: StopSignals
 
     def tick(self, text: Callable[[], str]) -> None:
         """A turn was taken, and this is how far it is."""
@@ -199,12 +199,12 @@ def look_before(
                         raise report.failed[0]
             report.topic = topic
             if warning := check_subscription(report, channel, create=create, force=force):
-                runtime.tell(f"nsq: {warning}")
+                runtime.info(f"nsq: {warning}")
             elif report.is_paused(channel) or (
                 is_new_channel(report, channel) and not is_ephemeral(channel)
             ):
-                runtime.tell(f"nsq: {describe_queue(report, channel)}")
-            if not may_share and not agree_to_share(report, channel, runtime):
+                runtime.info(f"nsq: {describe_queue(report, channel)}")
+            if not may_share and not confirm_shared_channel(report, channel, runtime):
                 return False
             if looked is not None:
                 given = () if report.failed else map(parse_address, connection.nsqd_tcp_addresses)
@@ -212,7 +212,7 @@ def look_before(
     return True
 
 
-def looking_at_newcomers(
+def backlog_guard(
     connection: ConnectionSettings,
     channel: str,
     looked: MutableSet[tuple[str, Address]],
@@ -244,7 +244,7 @@ def looking_at_newcomers(
     return begin if is_ephemeral(channel) and not force else None
 
 
-def agree_to_share(report: TopicReport, channel: str, runtime: Runtime) -> bool:
+def confirm_shared_channel(report: TopicReport, channel: str, runtime: Runtime) -> bool:
     """Report other consumers of a channel, and on a terminal ask whether to go on."""
     from nsqtools.protocol.text import counted
 
@@ -257,11 +257,11 @@ def agree_to_share(report: TopicReport, channel: str, runtime: Runtime) -> bool:
         "for a copy of everything use another channel (nsq tail without --channel makes one)"
     )
     is_asked = runtime.stdin.isatty() and runtime.stderr_is_tty
-    return runtime.agree([line], "Take messages from them?", yes=not is_asked)
+    return runtime.confirm([line], "Take messages from them?", yes=not is_asked)
 
 
 @contextmanager
-def saying_why_nothing_comes(
+def idle_report(
     runtime: Runtime,
     connection: ConnectionSettings,
     channel: str,
@@ -271,7 +271,7 @@ def saying_why_nothing_comes(
     health: Health = lambda: (True, ""),
     make_room: Callable[[], None] = lambda: None,
 ) -> Iterator[None]:
-    """Inside, say on stderr at the times of `SAID_AFTER_S` for what it waits, until the first
+    """Inside, say on stderr at the times of `IDLE_REPORT_S` for what it waits, until the first
     message is ``done``."""
     from nsqtools.protocol.text import format_duration
 
@@ -289,7 +289,7 @@ def saying_why_nothing_comes(
 
     def watch(ended: threading.Event) -> None:
         waited_s = 0.0
-        for after_s in SAID_AFTER_S:
+        for after_s in IDLE_REPORT_S:
             if ended.wait(after_s - waited_s) or done():
                 return
             waited_s = after_s
@@ -300,9 +300,9 @@ def saying_why_nothing_comes(
             if ended.is_set() or done():
                 return
             make_room()
-            runtime.tell(f"nsq: no message for {format_duration(after_s)}: {reason}")
+            runtime.info(f"nsq: no message for {format_duration(after_s)}: {reason}")
 
-    with beside("waiting", watch, 0.0):  # what it asks may take its time
+    with background_thread("waiting", watch, 0.0):  # what it asks may take its time
         yield
 
 
@@ -317,7 +317,7 @@ class WaitingNotice:
 
     def __call__(self, tail: Tail) -> None:
         """Say what has changed, and see that it is found soon."""
-        if self._runtime.monotonic() - self._began_s < EAGER_S:
+        if self._runtime.monotonic() - self._began_s < FAST_DISCOVERY_S:
             tail.look_up_soon()
         for topic, addresses in tail.connections.items():
             now, before = set(addresses), self._said.get(topic)
@@ -333,14 +333,14 @@ class WaitingNotice:
                 said = f": now on {_list(now - before)} too"
             else:
                 said = f": no longer on {_list(before - now)}"
-            self._runtime.tell(f"nsq: {topic}/{self._channel}{said}")
+            self._runtime.info(f"nsq: {topic}/{self._channel}{said}")
 
     def sum_up(self, count: int) -> None:
         """Say at the end how many messages came."""
         from nsqtools.protocol.text import counted
 
         elapsed_s = self._runtime.monotonic() - self._began_s
-        self._runtime.tell(f"nsq: {counted(count, 'message')} in {elapsed_s:.1f} s")
+        self._runtime.info(f"nsq: {counted(count, 'message')} in {elapsed_s:.1f} s")
 
 
 def _list(addresses: Iterable[str]) -> str:
@@ -348,7 +348,7 @@ def _list(addresses: Iterable[str]) -> str:
 
 
 @contextmanager
-def watching_for_the_end(
+def stop_when_empty(
     connection: ConnectionSettings,
     channel: str,
     connections: Callable[[], Mapping[str, Collection[str]]],
@@ -373,7 +373,7 @@ def watching_for_the_end(
                 except NsqError:
                     continue
 
-    with beside("until-empty", watch):
+    with background_thread("until-empty", watch):
         yield
 
 

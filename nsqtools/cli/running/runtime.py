@@ -8,11 +8,11 @@ Nothing is kept back: `Runtime.write` returns when the bytes are with the system
 be FINished right after it. A reader that went away is `ReaderGone`, which ends the program quietly
 with status 141.
 
-A command that runs until it is stopped runs inside `stopping`. The first INT or TERM asks it to
-stop, which drains what is in flight; the second exits at once. The exit status says which signal it
-was: 130 or 143.
+A command that runs until it is stopped runs inside `stop_on_signals`. The first INT or TERM asks
+it to stop, which drains messages in flight; the second exits immediately. The exit status shows
+which signal it was: 130 or 143.
 
-    with stopping(consumer.stop) as signals:
+    with stop_on_signals(consumer.stop) as signals:
         for message in consumer: ...
     return signals.status(otherwise=ExitStatus.DONE)
 
@@ -42,12 +42,14 @@ from typing import Annotated, TextIO
 from typer import Context
 
 from nsqtools.cli.parsing.binding import From, opt
-from nsqtools.cli.parsing.help import terminal_width, wants_colour
+from nsqtools.cli.parsing.help import terminal_width, wants_color
 from nsqtools.errors import ConfigurationError, NsqError, OutputError, is_limit
 from nsqtools.protocol.text import escape_json, escape_line, harmless_traceback, utc_text
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-ONCE_S = 0.2  # timeout(1) sends a signal to the process, and at once to its process group as well
+SIGNAL_DEBOUNCE_S = (
+    0.2  # timeout(1) sends a signal to the process, and at once to its process group as well
+)
 
 
 class ExitStatus(IntEnum):
@@ -123,7 +125,7 @@ def write_whole(descriptor: int, data: bytes, name: str = "stdout") -> None:
 # -- signals ------------------------------------------------------------------------------------
 
 
-class EndSignals:
+class StopSignals:
     """The signals that arrived; ``received`` is the first one's number, or None.
 
     That one is what ``begin`` gets, in the handler.
@@ -142,7 +144,7 @@ class EndSignals:
     def handle(self, number: int, _frame: FrameType | None) -> None:
         """The signal handler."""
         if self.received is not None:
-            if time.monotonic() - self._received_at < ONCE_S:  # it is the same one
+            if time.monotonic() - self._received_at < SIGNAL_DEBOUNCE_S:  # it is the same one
                 return
             if self._at_once is not None:
                 self._at_once()
@@ -152,12 +154,12 @@ class EndSignals:
 
 
 @contextmanager
-def stopping(
+def stop_on_signals(
     stop: Callable[[], object],
     *,
     at_once: Callable[[], object] | None = None,
     also: Iterable[signal.Signals] = (),
-) -> Iterator[EndSignals]:
+) -> Iterator[StopSignals]:
     """Inside, the first INT or TERM calls ``stop`` (on another thread), the second exits at once.
 
     ``at_once`` is called before that exit, in the handler; ``also`` are more signals. Used on the
@@ -169,13 +171,13 @@ def stopping(
         # takes: called from here, it would wait for itself
         threading.Thread(target=stop, name="stop", daemon=True).start()
 
-    signals = EndSignals(begin, at_once)
-    with handling((*SIGNALS, *also), signals.handle):
+    signals = StopSignals(begin, at_once)
+    with signal_handlers((*SIGNALS, *also), signals.handle):
         yield signals
 
 
 @contextmanager
-def handling(
+def signal_handlers(
     numbers: Iterable[signal.Signals], handle: Callable[[int, FrameType | None], object]
 ) -> Iterator[None]:
     """Inside, ``handle`` gets these signals."""
@@ -192,17 +194,19 @@ def _leave(number: int) -> None:
 
 
 @contextmanager
-def leaving_on_signals(leave: Callable[[int], object] = _leave) -> Iterator[None]:
+def exit_on_signals(leave: Callable[[int], object] = _leave) -> Iterator[None]:
     """Inside, the first INT, TERM or HUP leaves by ``SystemExit``, so that all is cleaned up on the
     way; the second exits at once. HUP is ignored still where nohup had it so. ``leave`` gets the
     number of the first, in the handler, and need not raise."""
     is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    with handling(SIGNALS if is_ignored else (*SIGNALS, signal.SIGHUP), EndSignals(leave).handle):
+    with signal_handlers(
+        SIGNALS if is_ignored else (*SIGNALS, signal.SIGHUP), StopSignals(leave).handle
+    ):
         yield
 
 
 @contextmanager
-def beside(
+def background_thread(
     name: str, work: Callable[[threading.Event], object], wait_s: float | None = None
 ) -> Iterator[None]:
     """Inside, ``work`` goes on in a thread, until the event that it gets is set.
@@ -246,11 +250,11 @@ def report_error(
     else:
         text += f"nsq: error: {_one_line(message)}\n"
         text += f"hint: {_one_line(hint)}\n" if hint else ""
-    say(stderr, text)
+    write_stderr(stderr, text)
     return status
 
 
-def say(stderr: TextIO, text: str) -> None:
+def write_stderr(stderr: TextIO, text: str) -> None:
     """That stderr takes nothing (a full disk, a terminal that is gone) ends no work, and changes no
     status."""
     with suppress(OSError):
@@ -373,11 +377,11 @@ class Runtime:
         return self.stderr.isatty()
 
     @property
-    def colour(self) -> bool:
-        """Whether stdout may be coloured."""
+    def has_color(self) -> bool:
+        """Whether stdout may be colored."""
         if self.color is not Color.auto:
             return self.color is Color.always
-        return wants_colour(self.environ, is_tty=self.stdout_is_tty)
+        return wants_color(self.environ, is_tty=self.stdout_is_tty)
 
     @property
     def width(self) -> int:
@@ -388,25 +392,25 @@ class Runtime:
         """Write data to stdout, as `write_whole` does."""
         write_whole(self.stdout.fileno(), data)
 
-    def tell(self, line: str) -> None:
+    def info(self, line: str) -> None:
         """Say something about the run on stderr, unless ``--quiet``."""
         if not self.quiet:
-            self.insist(line)
+            self.print_error(line)
 
-    def insist(self, line: str) -> None:
+    def print_error(self, line: str) -> None:
         """Say something on stderr even with ``--quiet``: a failure, or part of a question."""
-        say(self.stderr, f"{escape_line(line)}\n")
+        write_stderr(self.stderr, f"{escape_line(line)}\n")
 
     def report(self, error: Exception) -> None:
         """Report an error that does not end the run, in the form of the one that would."""
         report_error(error, self.stderr, json=self.is_json)
 
-    def complain(self, error: Exception, line: str = "") -> None:
+    def report_failure(self, error: Exception, line: str = "") -> None:
         """Say what is wrong, which ``--quiet`` does not hide: an error as JSON, or a line."""
         if self.is_json:
             self.report(error)
         else:
-            self.insist(f"nsq: {line or error}")
+            self.print_error(f"nsq: {line or error}")
 
     def require_terminal(self) -> None:
         """Raise `ConfigurationError` where no user can be asked."""
@@ -416,20 +420,20 @@ class Runtime:
                 hint="Give --yes to go on, or --dry-run to see what would be done.",
             )
 
-    def agree(self, plan: Iterable[str], question: str, *, yes: bool) -> bool:
+    def confirm(self, plan: Iterable[str], question: str, *, yes: bool) -> bool:
         """Show a plan, and with ``yes`` carry it out, else ask first; whatever is not yes is no.
 
         Raises `ConfigurationError` where no user can be asked.
         """
         for line in plan:
-            (self.tell if yes else self.insist)(line)
+            (self.info if yes else self.print_error)(line)
         if yes:
             return True
         self.require_terminal()
-        say(self.stderr, f"{escape_line(question)} [y/N] ")
+        write_stderr(self.stderr, f"{escape_line(question)} [y/N] ")
         if self.stdin.readline().strip().lower() in ("y", "yes"):
             return True
-        self.tell("nsq: nothing was changed")
+        self.info("nsq: nothing was changed")
         return False
 
 

@@ -13,7 +13,7 @@ from nsqtools.cli.commands.tail import COUNT, LOOK_AT, peek, tail
 from nsqtools.cli.options.connection import ClusterSettings
 from nsqtools.cli.options.printing import message_printer
 from nsqtools.cli.running.consuming import StopLimits
-from nsqtools.cli.running.runtime import Runtime, stopping
+from nsqtools.cli.running.runtime import Runtime, stop_on_signals
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import NsqError
 from nsqtools.http.http_api import NsqdHTTPClient
@@ -37,7 +37,7 @@ def show_messages(
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
 
-    with stopping(end, also=(signal.SIGHUP, signal.SIGQUIT)) as signals:
+    with stop_on_signals(end, also=(signal.SIGHUP, signal.SIGQUIT)) as signals:
         status = 0
         try:
             status = _run(with_tcp_addresses(settings), topic, channel, runtime)
@@ -48,7 +48,7 @@ def show_messages(
         runtime.stdout.flush()
         ended = signals.received or (status - 128 if status > 128 else None)
         if ended is None:
-            runtime.tell("nsq: Enter goes back to nsq top")
+            runtime.info("nsq: Enter goes back to nsq top")
             stdin = runtime.stdin.fileno()
             while (ended := signals.received) is None:
                 if select.select([stdin], [], [], 0.1)[0]:
@@ -73,6 +73,6 @@ def _run(connection: ConnectionSettings, topic: str, channel: str, runtime: Runt
     how |= {"printer": PRINTER, "keep": None}
     if channel:
         return peek(topic, channel, COUNT, LOOK_AT, None, False, **how)
-    runtime.tell(f"nsq: tail of {topic}: Ctrl-C goes back to nsq top")
+    runtime.info(f"nsq: tail of {topic}: Ctrl-C goes back to nsq top")
     limits = StopLimits(count=None, until_empty=False, exit_idle=None, for_=None)
     return tail([topic], limits=limits, create=False, force=False, channel=None, **how)

@@ -11,7 +11,7 @@ import pytest
 from plugins.cli import NSQ, SpawnNsq
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.cli.running.runtime import leaving_on_signals
+from nsqtools.cli.running.runtime import exit_on_signals
 from nsqtools.demo.story import DemoFailed, Leaving, demo_stage
 
 
@@ -66,7 +66,7 @@ def test_stopped_while_it_starts_a_command_it_ends_that(
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     leaving = Leaving()
-    with demo_stage(os.environ, leaving) as stage, leaving_on_signals(leaving.ask):
+    with demo_stage(os.environ, leaving) as stage, exit_on_signals(leaving.ask):
         monkeypatch.setattr("subprocess.Popen", Interrupted)
         with pytest.raises(SystemExit):
             stage.run("tail", "-t", "clicks", "--create")

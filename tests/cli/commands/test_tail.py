@@ -181,7 +181,7 @@ def test_who_joins_the_channel_of_others_is_told_of_them_and_asked_on_a_terminal
 def test_off_a_terminal_too_it_says_that_a_channel_is_empty_and_for_what_it_waits(
     run_nsq: RunNsq, nsqd: GoNsqd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consuming, "SAID_AFTER_S", (0.1, 60.0))
+    monkeypatch.setattr(consuming, "IDLE_REPORT_S", (0.1, 60.0))
     nsqd.create_channel("orders", "a")
     place = ["-t", "orders", *nsqd.options]
 
@@ -245,8 +245,8 @@ def test_it_is_not_said_that_no_message_came_where_a_filter_left_out_what_did(
         done.append(given[-1])
         yield
 
-    monkeypatch.setattr(consuming, "saying_why_nothing_comes", at_the_end)
-    monkeypatch.setattr("nsqtools.cli.commands.tail.saying_why_nothing_comes", at_the_end)
+    monkeypatch.setattr(consuming, "idle_report", at_the_end)
+    monkeypatch.setattr("nsqtools.cli.commands.tail.idle_report", at_the_end)
     limits = ["--grep", "nothing", "--exit-idle", f"{patience_s(1):g}s"]
     run_nsq([command[0], *place(clicks)[1:], *limits, *command[1:]])
     assert done[0]() == 3

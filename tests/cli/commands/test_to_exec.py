@@ -291,7 +291,7 @@ def test_a_message_has_come_while_its_command_runs(
         threading.Thread(target=watch).start()
         yield
 
-    monkeypatch.setattr(consuming, "saying_why_nothing_comes", watching)
+    monkeypatch.setattr(consuming, "idle_report", watching)
     limit = ("--command-timeout", f"{patience_s(10):g}s")
     result = run("-n", "1", *limit, shell=f"until [ -e {came} ]; do sleep 0.05; done")
     assert result.status == 0

@@ -172,7 +172,7 @@ def test_a_message_has_come_before_it_is_flushed(
         threading.Thread(target=watch).start()
         yield
 
-    monkeypatch.setattr(consuming, "saying_why_nothing_comes", watching)
+    monkeypatch.setattr(consuming, "idle_report", watching)
     to_file.publish(b"one")
     result = to_file.run("--sync-interval", "1h", "--for", f"{patience_s(10):g}s")
     assert (result.status, to_file.left()) == (143, 0)

@@ -89,7 +89,7 @@ def test_the_brief_help_of_every_command_is_at_most_40_lines_of_80_columns(run_n
 def test_a_long_example_goes_on_after_a_backslash_and_never_inside_quotes() -> None:
     page = HelpPage("nsq", "", {}, ["nsq tail -t clicks --grep 'x -y | z' --count 10 | wc -l"])
 
-    examples = render(page, colour=False, width=40).partition("Examples:\n")[2]
+    examples = render(page, color=False, width=40).partition("Examples:\n")[2]
 
     assert examples == ("  nsq tail -t clicks --grep 'x -y | z' \\\n      --count 10 | wc -l\n")
 
@@ -99,7 +99,7 @@ def test_the_registry_says_what_the_docstring_says() -> None:
         assert (entry.load().__doc__ or "").splitlines()[0] == entry.help, name
 
 
-def test_a_terminal_gets_colour_unless_it_wants_none(run_nsq: RunNsq) -> None:
+def test_a_terminal_gets_color_unless_it_wants_none(run_nsq: RunNsq) -> None:
     for arguments in (["--help"], ["schema", "--help"], ["schema"]):
         shown = run_nsq(arguments, terminal=True, columns=60).out
         plain = run_nsq(arguments, terminal=True, columns=60, env={"NO_COLOR": "1"}).out

@@ -30,8 +30,8 @@ from nsqtools.cli.running.runtime import (
     ReaderGone,
     Session,
     configure_logging,
-    leaving_on_signals,
-    stopping,
+    exit_on_signals,
+    stop_on_signals,
     write_whole,
 )
 
@@ -156,10 +156,10 @@ def shell(line: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
 def test_a_signal_that_is_sent_twice_stops_once_and_cleans_up_and_handlers_are_put_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(runtime, "ONCE_S", 600.0)
+    monkeypatch.setattr(runtime, "SIGNAL_DEBOUNCE_S", 600.0)
     before = [signal.getsignal(number) for number in SIGNALS]
     called: queue.SimpleQueue[threading.Thread] = queue.SimpleQueue()
-    with stopping(lambda: called.put(threading.current_thread())) as signals:
+    with stop_on_signals(lambda: called.put(threading.current_thread())) as signals:
         assert signals.status(otherwise=7) == 7
         for _ in range(2):  # timeout(1) sends it twice
             os.kill(os.getpid(), signal.SIGTERM)
@@ -168,7 +168,7 @@ def test_a_signal_that_is_sent_twice_stops_once_and_cleans_up_and_handlers_are_p
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
     def be_stopped() -> None:
-        with leaving_on_signals():
+        with exit_on_signals():
             try:
                 os.kill(os.getpid(), signal.SIGTERM)
             finally:
@@ -239,7 +239,7 @@ def test_the_options_of_a_command_say_how_much(
         logger.warning("a")
         logger.info("b")
         logger.debug("c")
-        runtime.tell("done")
+        runtime.info("done")
 
     given_command(talk)
     app.run(["given", *line.split()])

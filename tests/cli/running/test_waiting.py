@@ -14,12 +14,12 @@ from plugins.waiting import wait_for_threads
 
 from nsqtools.cli.running import consuming
 from nsqtools.cli.running.consuming import (
-    EAGER_S,
+    FAST_DISCOVERY_S,
     StopLimits,
     WaitingNotice,
+    idle_report,
     is_empty,
     look_before,
-    saying_why_nothing_comes,
 )
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.client.connection_settings import ConnectionSettings
@@ -58,9 +58,9 @@ def test_after_the_first_minute_the_interval_that_is_configured_holds() -> None:
         connections={"events": ["127.0.0.1:4150"]}, look_up_soon=lambda: looks.append(clock.now)
     )
     notice = WaitingNotice(runtime, "c")
-    for clock.now in (100.0, 130.0, 100.0 + EAGER_S - 1, 100.0 + EAGER_S, 1000.0):
+    for clock.now in (100.0, 130.0, 100.0 + FAST_DISCOVERY_S - 1, 100.0 + FAST_DISCOVERY_S, 1000.0):
         notice(tail)
-    assert looks == [100.0, 130.0, 100.0 + EAGER_S - 1]
+    assert looks == [100.0, 130.0, 100.0 + FAST_DISCOVERY_S - 1]
 
 
 def test_a_program_that_ends_while_it_asks_why_nothing_comes_says_nothing(
@@ -69,9 +69,9 @@ def test_a_program_that_ends_while_it_asks_why_nothing_comes_says_nothing(
     fault = ConnectionFailed("no daemon can be asked (cannot schedule new futures)")
     cannot_ask = Mock(side_effect=fault)
     monkeypatch.setattr("nsqtools.cluster.topics.inspect_topic", cannot_ask)
-    monkeypatch.setattr(consuming, "SAID_AFTER_S", (0.0,))
+    monkeypatch.setattr(consuming, "IDLE_REPORT_S", (0.0,))
     said, place = io.StringIO(), ConnectionSettings(("127.0.0.1:1",))
-    with saying_why_nothing_comes(Runtime(io.StringIO(), said), place, "c", ["events"], lambda: 0):
+    with idle_report(Runtime(io.StringIO(), said), place, "c", ["events"], lambda: 0):
         wait_for_threads("waiting")
     assert said.getvalue() == ""
 
