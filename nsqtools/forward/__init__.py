@@ -1,6 +1,6 @@
 """Forward topics to another cluster, to HTTP or to commands, each message delivered, then finished.
 
-`forwarder` is the engine, `courier` what follows from each
+`forwarder` is the engine, `dispatcher` what follows from each
 outcome, `nsq_sink`, `http_sink` and `exec_sink` where it delivers. Here are the choices of the
 commands, for the command line to read at no cost.
 """

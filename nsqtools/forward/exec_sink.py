@@ -126,7 +126,7 @@ class ExecSink:
         if self.failure is not None:
             raise RuntimeError("the thread of the commands failed") from self.failure
 
-    def gather_no_more(self) -> None:
+    def flush(self) -> None:
         """Run commands for what waits for a batch, and for what comes."""
         if self._thread is not None:
             self.loop.call_soon_threadsafe(self._give_out_gathered)

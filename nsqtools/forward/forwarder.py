@@ -1,7 +1,7 @@
 """Forward messages: consume, select, transform, deliver; finish each when it has arrived.
 
 Batches come from the consumers' backlog to the thread of `run`, which selects and transforms them
-and gives parcels to the `Courier`. Filters keep bodies byte for byte; only ``pick`` changes them.
+and gives parcels to the `Dispatcher`. Filters keep bodies byte for byte; only ``pick`` changes them.
 
 Trap: the consumers' own backoff is never used. One destination that fails is not a reason to slow
 the others down, and while none works the consumers are paused instead.
@@ -25,7 +25,7 @@ from nsqtools.client.message import Batch, Message, touch_when_due
 from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.topics import ConsumedTopics
 from nsqtools.errors import ConfigurationError, NsqError
-from nsqtools.forward.courier import Courier, DeadLetterBox, DeadLetterFile
+from nsqtools.forward.dispatcher import Dispatcher, DeadLetterBox, DeadLetterFile
 from nsqtools.forward.parcel import Counters, Parcel, Sink
 from nsqtools.protocol.names import check_channel, check_topic, one_or_several
 from nsqtools.publish.publisher import RateLimit
@@ -182,7 +182,7 @@ class Forwarder:
         self._settings = settings
         self._sink = sink
         self._sources = TopicSources(settings._replace(options=options))
-        self.courier = Courier(
+        self.dispatcher = Dispatcher(
             sink,
             self.counters,
             max_attempts=settings.max_attempts,
@@ -206,16 +206,16 @@ class Forwarder:
     def stop(self) -> None:
         """Take no more, and wait for what is under way."""
         self._sources.begin_stop()
-        self.courier.changed.set()
+        self.dispatcher.changed.set()
 
     def at_work(self) -> dict[Message, float]:
         """Return the messages that are taken and not answered, and since when: `Pool`."""
         now = time.monotonic()
-        return {m: now for batch in list(self._ready) for m in batch} | self.courier.at_work()
+        return {m: now for batch in list(self._ready) for m in batch} | self.dispatcher.at_work()
 
     def redelivered(self, message: Message) -> None:
         """Note that nsqd delivered one of these again: `Pool`."""
-        self.courier.redelivered(message)
+        self.dispatcher.redelivered(message)
 
     @property
     def falls_short(self) -> bool:
@@ -244,19 +244,19 @@ class Forwarder:
         finally:
             self._end(is_broken)
         if end is not End.STOPPED:
-            self.left = self.counters.totals.requeued - self.courier.came_again
+            self.left = self.counters.totals.requeued - self.dispatcher.redelivered_count
         if end is End.IDLE:
             self._settings.topics.unlisted.refuse(self._settings.topics.given)
         return end
 
     @property
     def _is_busy(self) -> bool:
-        return bool(self._ready) or not self.courier.is_idle
+        return bool(self._ready) or not self.dispatcher.is_idle
 
     def _pump(self) -> End:
         while True:
             now = time.monotonic()
-            self.courier.act(now)
+            self.dispatcher.process_outcomes(now)
             if now >= self._next_tick:
                 self._tick(now)
             if self._settings.topics.stopping.is_set():
@@ -268,7 +268,7 @@ class Forwarder:
                     self._is_late = True
                     return End.TIME
                 if not self._ready:
-                    self.courier.gather_no_more()
+                    self.dispatcher.flush()
                 self._wait(now)
             elif end is End.IDLE and (
                 self._take(TICK_S) or not self._sources.had_turns(self._watch.idle_since)
@@ -276,7 +276,7 @@ class Forwarder:
                 pass  # it came while this process stood still, or may yet
             elif end is not None:
                 return end
-            elif self._ready or not self.courier.has_room:
+            elif self._ready or not self.dispatcher.has_room:
                 self._wait(now)
             else:
                 self._take(min(TICK_S, self._watch.wait_s(now) or TICK_S))
@@ -294,20 +294,20 @@ class Forwarder:
     def _wait(self, now: float) -> None:
         """Wait for an outcome, or for the rate to allow more."""
         wait_s = TICK_S
-        if self._ready and self._rate is not None and self.courier.has_room:
+        if self._ready and self._rate is not None and self.dispatcher.has_room:
             wait_s = min(wait_s, max(0.001, self._rate.wait_s(now)))
-        self.courier.changed.wait(wait_s)
-        self.courier.changed.clear()
+        self.dispatcher.changed.wait(wait_s)
+        self.dispatcher.changed.clear()
 
     def _tick(self, now: float) -> None:
         self._next_tick = now + TICK_S
-        is_waiting = self._settings.trusted or not self.courier.is_silent
-        may_come_back = self._ready or (is_waiting and self._is_busy) or self.courier.is_open
+        is_waiting = self._settings.trusted or not self.dispatcher.is_silent
+        may_come_back = self._ready or (is_waiting and self._is_busy) or self.dispatcher.is_open
         if may_come_back or (self._limits.idle_s is not None and not self._sources.is_connected()):
             self._watch.saw_message(now)  # not idle
         for batch in self._ready:
             touch_when_due(batch, now)
-        self.courier.tick(now)
+        self.dispatcher.tick(now)
         self._sources.look()
         self._on_tick()
 
@@ -316,7 +316,7 @@ class Forwarder:
     def _accept(self, batch: Batch, now: float) -> None:
         self._watch.saw_message(now)
         self.counters.add(batch.topic, received=len(batch))
-        self.courier.received(batch)
+        self.dispatcher.count_redelivered(batch)
         if self._settings.keep is not None:
             batch = self._selected(batch, self._settings.keep)
         room = self._watch.room_for(len(batch))
@@ -344,10 +344,10 @@ class Forwarder:
         self.counters.add(batch.topic, unjudged=1)
         topic, now = self._settings.rename(batch.topic), time.monotonic()
         alone = Parcel(Batch(batch.source, [message]), [message.body], topic, now)
-        self.courier.refuse(alone, reason)
+        self.dispatcher.refuse(alone, reason)
 
     def _send_ready(self, now: float) -> None:
-        while self._ready and self.courier.has_room:
+        while self._ready and self.dispatcher.has_room:
             batch = self._ready.popleft()
             if self._rate is not None:
                 allowed = self._rate.allowance(now)
@@ -359,7 +359,7 @@ class Forwarder:
                 self._rate.took(len(batch))
             parcel = self._parcel(batch, now)
             if parcel is not None:
-                self.courier.send(parcel)
+                self.dispatcher.send(parcel)
 
     def _parcel(self, batch: Batch, now: float) -> Parcel | None:
         topic = self._settings.rename(batch.topic)
@@ -392,7 +392,7 @@ class Forwarder:
         except Exception:  # it has ended the run, or would have
             is_broken = True
         drain_s = 0.0 if is_broken else self._settings.options.drain_timeout_s
-        self.courier.drain(drain_s, self._on_tick)
+        self.dispatcher.drain(drain_s, self._on_tick)
         self._sources.stop(is_broken=is_broken)
         self._on_tick()
 

@@ -39,7 +39,7 @@ from nsqtools.forward.parcel import (
     Parcel,
     Report,
     check_key,
-    place_of,
+    hash_slot,
 )
 from nsqtools.protocol.names import Address
 
@@ -235,7 +235,7 @@ class HttpSink:
         if self._pool.failure is not None:
             raise RuntimeError("the HTTP thread failed") from self._pool.failure
 
-    def gather_no_more(self) -> None:
+    def flush(self) -> None:
         """Send what waits for a batch, and what comes."""
 
         def send_all() -> None:
@@ -277,7 +277,7 @@ class HttpSink:
         keys, or the endpoints that have them already, or some would be sent what they have."""
         said = self._builder.said_of(message, body, self._endpoints.values())
         if self._settings.key is not None:
-            return said, place_of(message, self._settings.key, len(self._circuits))
+            return said, hash_slot(message, self._settings.key, len(self._circuits))
         return said, self._partial.of((message.topic, message.nsqd, message.id))
 
     def _send_gathered(self, way: Hashable) -> None:
@@ -349,7 +349,7 @@ class HttpSink:
             circuits = circuits[self._turn :] + circuits[: self._turn]
             circuits.sort(key=self._under_way.__getitem__)  # one that hangs keeps no others waiting
         elif self._settings.key is not None:  # of the mode hash
-            place = place_of(exchange.parcels[0].messages[0], self._settings.key, len(circuits))
+            place = hash_slot(exchange.parcels[0].messages[0], self._settings.key, len(circuits))
             circuits = circuits[place:] + circuits[:place]
         for circuit in circuits:
             if circuit not in exchange.tried and not circuit.is_open(now):

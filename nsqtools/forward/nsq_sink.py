@@ -41,7 +41,7 @@ from nsqtools.errors import (
     PublishUnknown,
 )
 from nsqtools.forward import ForwardMode
-from nsqtools.forward.parcel import DELIVERED, Fate, Outcome, Parcel, Report, check_key, place_of
+from nsqtools.forward.parcel import DELIVERED, Fate, Outcome, Parcel, Report, check_key, hash_slot
 from nsqtools.http.http_api import NsqdHTTPClient
 from nsqtools.protocol.commands import SIZE_BYTES, mpub_size
 from nsqtools.protocol.names import check_topic
@@ -95,7 +95,7 @@ class NsqSink:
         return [part for each in alike for part in each.sized(*most)]
 
     def _place(self, message: Message, body: bytes) -> int:
-        return place_of(message, self._key, len(self._producers)) if self._key else 0
+        return hash_slot(message, self._key, len(self._producers)) if self._key else 0
 
     def submit(self, parcel: Parcel, report: Report) -> None:
         """Publish one part."""

@@ -199,10 +199,10 @@ class Sink(Protocol):
 
 
 @runtime_checkable
-class GatheringSink(Sink, Protocol):
+class BatchingSink(Sink, Protocol):
     """A sink in which messages wait for others, to be delivered together."""
 
-    def gather_no_more(self) -> None:
+    def flush(self) -> None:
         """Deliver what waits, and from here on what comes at once. May be called again."""
 
 
@@ -339,6 +339,6 @@ def check_key(key: object | None, *, is_hash: bool) -> None:
         raise ConfigurationError("--key is for --mode hash")
 
 
-def place_of(message: Message, key: Callable[..., bytes], count: int) -> int:
+def hash_slot(message: Message, key: Callable[..., bytes], count: int) -> int:
     """Return which of ``count`` destinations the mode hash chooses: the same for the same key."""
     return crc32(key(message.topic, message.nsqd, [message])) % count

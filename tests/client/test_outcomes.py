@@ -27,7 +27,7 @@ from nsqtools.client import outcomes, producer_io
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.publication import MAX_JOINED, Parts, PendingPublication, PublishQueue
 from nsqtools.errors import ServerError
-from nsqtools.forward.courier import Courier
+from nsqtools.forward.dispatcher import Dispatcher
 from nsqtools.forward.nsq_sink import NsqSink, outcome_of
 from nsqtools.forward.parcel import Counters, Fate, Parcel
 from nsqtools.protocol.commands import mpub_size
@@ -223,18 +223,18 @@ def test_a_forwarder_finishes_only_stored_messages(steps: list[Step], then_gone:
         options = {"publish_timeout": "0.3s", "publish_max_body_size": "60"}
         sink = NsqSink(ConnectionSettings((address,), options=options))
         ends: Any = {"dead_letters": None, "on_circuit": lambda is_open: None}
-        courier = Courier(sink, Counters(), max_attempts=1, **ends)
+        dispatcher = Dispatcher(sink, Counters(), max_attempts=1, **ends)
         bodies = [b"%d" % number for number in range(12)]
         batch: Any = fake_batch(bodies, topic=TOPIC, msg_timeout_s=1e9)
-        courier.send(Parcel(batch, bodies, TOPIC, 0.0))
+        dispatcher.send(Parcel(batch, bodies, TOPIC, 0.0))
         until = time.monotonic() + (0.3 if then_gone else patience_s(20))
         now = 0.0
-        while not courier.is_idle and time.monotonic() < until:
-            courier.changed.wait(0.02)
+        while not dispatcher.is_idle and time.monotonic() < until:
+            dispatcher.changed.wait(0.02)
             now += 0.2
-            courier.act(now)
-            courier.tick(now)
-        courier.drain(0.1, lambda: None)
+            dispatcher.process_outcomes(now)
+            dispatcher.tick(now)
+        dispatcher.drain(0.1, lambda: None)
     assert stored.issuperset(each.body for each in batch if each.answers == ["finish"])
     assert all(message.is_answered for message in batch)
 

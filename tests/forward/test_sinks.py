@@ -27,7 +27,7 @@ from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.files.opening import Renewed
 from nsqtools.forward import BatchForm, EndpointMode, Redirects
 from nsqtools.forward.command_starter import Starter
-from nsqtools.forward.courier import Courier
+from nsqtools.forward.dispatcher import Dispatcher
 from nsqtools.forward.exec_sink import ExecSettings, ExecSink
 from nsqtools.forward.forwarder import Forwarder, ForwardSettings, forward_to
 from nsqtools.forward.http_pool import Answer, HttpPool
@@ -113,9 +113,9 @@ def test_of_a_batch_only_what_the_command_got_is_delivered() -> None:
 def test_a_stop_waits_for_no_whole_batch() -> None:
     settings = ExecSettings("/bin/cat", ("cat",), "run", batch=9, batch_wait_s=3600)
     sink, counters = ExecSink(settings, lambda stream, data: None), Counters()
-    courier = Courier(sink, counters, max_attempts=0, dead_letters=None, on_circuit=Mock())
-    courier.send(parcel_of(b"1"))
-    courier.drain(patience_s(10), lambda: None)
+    dispatcher = Dispatcher(sink, counters, max_attempts=0, dead_letters=None, on_circuit=Mock())
+    dispatcher.send(parcel_of(b"1"))
+    dispatcher.drain(patience_s(10), lambda: None)
     assert counters.totals.delivered == 1
 
 

@@ -29,7 +29,7 @@ from nsqtools.records.template import compile_template, has_fields
 
 if TYPE_CHECKING:
     from nsqtools.client.options import ClientOptions
-    from nsqtools.forward.courier import DeadLetterBox
+    from nsqtools.forward.dispatcher import DeadLetterBox
     from nsqtools.forward.forwarder import ForwardSettings
     from nsqtools.forward.http_requests import RequestBuilder, RequestSecrets
     from nsqtools.forward.parcel import ForwardTotals, Sink
@@ -122,12 +122,12 @@ class ForwardOptions(Consuming):
                 lambda: f"{counters.totals.delivered:,} messages delivered"
             ),
         )
-        counters, courier = forwarder.counters, forwarder.courier
+        counters, dispatcher = forwarder.counters, forwarder.dispatcher
         with self.watched(
             runtime,
             forwarder.stop,
-            metrics=lambda: counters.metrics(courier.held, courier.is_failing),
-            health=lambda: (not courier.is_failing, courier.last_error or "forwarding"),
+            metrics=lambda: counters.metrics(dispatcher.held, dispatcher.is_failing),
+            health=lambda: (not dispatcher.is_failing, dispatcher.last_error or "forwarding"),
             queue=(connection, channel),
             done=lambda: counters.totals.received,
         ) as watched:
@@ -148,7 +148,7 @@ class ForwardOptions(Consuming):
 
     def dead_letters(self, options: ClientOptions) -> DeadLetterBox | None:
         """Where what cannot be delivered goes. Raises `OutputError` and `ConfigurationError`."""
-        from nsqtools.forward.courier import DeadLetterFile, DeadLetterTopic
+        from nsqtools.forward.dispatcher import DeadLetterFile, DeadLetterTopic
 
         if self.dead_letter_file is not None:
             return DeadLetterFile(self.dead_letter_file)

@@ -20,7 +20,7 @@ from plugins.ports import ReservedPort
 from plugins.servers import AnyNsqd, GoNsqd, GoNsqlookupd, MakeNsqd, Nsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.forward import courier
+from nsqtools.forward import dispatcher
 
 TOPIC, CHANNEL = "clicks", "mirror"
 BODIES = [b"one", b"\xff\x00two\n", b'{"status": 503}', b'{"status": 200, "id": 9007199254740993}']
@@ -105,7 +105,7 @@ def test_messages_are_held_while_the_destination_is_away(
     run_nsq: RunNsq, go_nsqd: MakeNsqd, embedded_nsqd: AnyNsqd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The source sees at once when a timeout is over: Go's looks at a new channel after 5 s."""
-    monkeypatch.setattr(courier, "RETRY_MAX_S", 1.0)
+    monkeypatch.setattr(dispatcher, "RETRY_MAX_S", 1.0)
     pair = Pair(embedded_nsqd(), go_nsqd())
     pair.source.create_channel(TOPIC, CHANNEL)
     timeout_s = max(1.0, patience_s(0.6))  # in which a busy machine lets it touch what it holds

@@ -60,7 +60,7 @@ from nsqtools.forward.parcel import (
     Circuit,
     Counters,
     Fate,
-    GatheringSink,
+    BatchingSink,
     Outcome,
     Parcel,
     Sink,
@@ -71,27 +71,27 @@ from nsqtools.records.envelope import encode_dead_letter
 
 log = logging.getLogger("nsqtools")
 
-HOLD_S = 60.0  # what waits longer for a destination goes back to its queue, but for one parcel
+MAX_HELD_S = 60.0  # what waits longer for a destination goes back to its queue, but for one parcel
 RETRY_BASE_S, RETRY_MAX_S = 0.1, 10.0
 REQUEUE_BASE_S, REQUEUE_MAX_S = 1.0, 900.0
-REPORT_SHARE = 0.5  # of msg_timeout, until a part without a report is logged
-LOOK_S, MAX_LOOK_S = 0.2, 1.0  # between looks for the report of a part, as long as it waits
+LATE_REPORT_SHARE = 0.5  # of msg_timeout, until a part without a report is logged
+REPORT_CHECK_S, MAX_REPORT_CHECK_S = 0.2, 1.0  # between looks for the report of a part, as long as it waits
 LOST = Outcome(Fate.FAILED, "the sink dropped it without a report", may_split=True)
-UNKEPT_S = 30.0  # until a message comes again whose dead letter could not be kept
+DEAD_LETTER_RETRY_S = 30.0  # until a message comes again whose dead letter could not be kept
 
 
 @dataclass(slots=True)
-class _Wait:
+class _PendingReport:
     """Since when a sink has a part (inf: it is a dead letter), and whether its report has come, or
     is late."""
 
     since: float
     is_reported: bool = False
     is_late: bool = False
-    look_at: float = 0.0
+    next_check: float = 0.0
 
 
-class Courier:
+class Dispatcher:
     """Delivers to one sink. Its methods are called on the forwarder's thread.
 
     ``on_circuit`` is called with whether nothing more is to be taken now, ``window_bytes`` limits
@@ -112,8 +112,8 @@ class Courier:
         self.changed = threading.Event()
         self.last_error = ""  # why something was not delivered, and nothing since
         self.is_open = False
-        self.came_again = 0  # messages, of those that went back to their queue
-        self._went_back: set[Key] = set()
+        self.redelivered_count = 0  # messages, of those that went back to their queue
+        self._requeued_keys: set[Key] = set()
         self._sink = sink
         self._counters = counters
         self._max_attempts = max_attempts
@@ -123,15 +123,15 @@ class Courier:
         self._window_bytes = window_bytes
         self._slow_level = slow_level  # of what is logged of a sink that takes long
         self._lock = threading.Lock()
-        self._under_way: dict[Parcel, _Wait] = {}
-        self._misuse: ConfigurationError | None = None
+        self._under_way: dict[Parcel, _PendingReport] = {}
+        self._invalid_report: ConfigurationError | None = None
         self._redelivered: deque[Message] = deque()
         self._under_way_bytes = 0
         self._outcomes: queue.SimpleQueue[tuple[Parcel, Outcome]] = queue.SimpleQueue()
         self._held: deque[Parcel] = deque()
         self._circuit = Circuit(RETRY_BASE_S, RETRY_MAX_S)
         self._is_stuck = False  # every worker of the sink hangs
-        self._is_away = False  # while the circuit is open: no destination works, or one is busy
+        self._is_unreachable = False  # while the circuit is open: no destination works, or one is busy
         self._warned: set[str] = set()
 
     @property
@@ -173,7 +173,7 @@ class Courier:
         self._redelivered.append(message)
 
     def send(self, parcel: Parcel) -> None:
-        """Deliver a parcel, in the parts that suit the sink, or have it wait until `act`: while the
+        """Deliver a parcel, in the parts that suit the sink, or have it wait until `process_outcomes`: while the
         circuit is open, and where too much is under way."""
         if self.is_open or self._under_way_bytes >= self._window_bytes:
             self._held.append(parcel)
@@ -184,7 +184,7 @@ class Courier:
         parts = self._sink.parts(parcel)
         if parts != [parcel]:
             self._check_parts(parcel, parts)
-        self._add(parts, time.monotonic())
+        self._track(parts, time.monotonic())
         for part in parts:
             self._sink.submit(part, self._report)
 
@@ -211,12 +211,12 @@ class Courier:
                 return True
         return False
 
-    def received(self, batch: Batch) -> None:
+    def count_redelivered(self, batch: Batch) -> None:
         """Count what comes again."""
-        if self._went_back:
+        if self._requeued_keys:
             keys = set(keys_of(batch))
-            self.came_again += len(keys & self._went_back)
-            self._went_back -= keys
+            self.redelivered_count += len(keys & self._requeued_keys)
+            self._requeued_keys -= keys
 
     def refuse(self, parcel: Parcel, error: str) -> None:
         """Keep messages that cannot be delivered; where there is no place, in their queue."""
@@ -226,18 +226,18 @@ class Courier:
         self._warn("dead letter", f"{parcel.messages[0]!r} is a dead letter: {error}")
         for at in range(len(parcel)):  # alone, so that one that cannot be kept stops no other
             letter = parcel.part(at, at + 1)
-            self._add([letter])  # touched until it is kept
-            self._dead_letters.put(letter, error, self._kept)
+            self._track([letter])  # touched until it is kept
+            self._dead_letters.put(letter, error, self._on_dead_letter)
 
     # -- from any thread ------------------------------------------------------------------------
 
-    def _add(self, parcels: list[Parcel], since: float = math.inf) -> None:
+    def _track(self, parcels: list[Parcel], since: float = math.inf) -> None:
         with self._lock:
             for parcel in parcels:
-                self._under_way[parcel] = _Wait(since)
+                self._under_way[parcel] = _PendingReport(since)
                 self._under_way_bytes += parcel.size
 
-    def _settle(self, *parcels: Parcel) -> None:
+    def _remove(self, *parcels: Parcel) -> None:
         with self._lock:
             for parcel in parcels:
                 if self._under_way.pop(parcel, None) is not None:
@@ -271,7 +271,7 @@ class Courier:
                 self._counters.add(topic, delivered=messages, bytes=size, repeated=again)
         if is_delivered:
             self.last_error = ""
-            self._settle(*parcels)
+            self._remove(*parcels)
         if not is_delivered or self.is_failing:
             for parcel in parcels:
                 self._outcomes.put((parcel, outcome))
@@ -295,29 +295,29 @@ class Courier:
                 wrong = f"an Outcome whose retry_after_s is {reprlib.repr(delay_s)}"
         if wrong:
             hint = 'For example report([parcel], Outcome(Fate.FAILED, "disk full")).'
-            self._misuse = ConfigurationError(f"{self._name} reported {wrong}", hint=hint)
+            self._invalid_report = ConfigurationError(f"{self._name} reported {wrong}", hint=hint)
             self.changed.set()
-            raise self._misuse
+            raise self._invalid_report
 
-    def _kept(self, parcel: Parcel, is_kept: bool) -> None:
+    def _on_dead_letter(self, parcel: Parcel, is_kept: bool) -> None:
         topic = parcel.messages.topic
         if is_kept:
             self._counters.add(topic, dead_lettered=len(parcel))
             parcel.messages.finish()
         else:
-            self._goes_back(parcel)
-            parcel.messages.requeue(UNKEPT_S, backoff=False)
-        self._settle(parcel)
+            self._count_requeued(parcel)
+            parcel.messages.requeue(DEAD_LETTER_RETRY_S, backoff=False)
+        self._remove(parcel)
         self.changed.set()
 
-    def _goes_back(self, parcel: Parcel) -> None:
+    def _count_requeued(self, parcel: Parcel) -> None:
         self._counters.add(parcel.messages.topic, requeued=len(parcel))
-        if len(self._went_back) < MAX_REMEMBERED:  # else it counts as one that did not come again
-            self._went_back.update(parcel.keys())
+        if len(self._requeued_keys) < MAX_REMEMBERED:  # else it counts as one that did not come again
+            self._requeued_keys.update(parcel.keys())
 
     # -- outcomes -------------------------------------------------------------------------------
 
-    def act(self, now: float) -> None:
+    def process_outcomes(self, now: float) -> None:
         """Act on the outcomes that have come."""
         while self._redelivered:
             message = self._redelivered.popleft()
@@ -325,17 +325,17 @@ class Courier:
         while not self._outcomes.empty():
             parcel, outcome = self._outcomes.get()
             if outcome.fate is Fate.DELIVERED:
-                self._recovered()
+                self._on_recovery()
                 continue
             self.last_error = outcome.error or self.last_error
             rest = parcel.unanswered()
             if rest is not None:
-                self._act_on(rest, outcome, now)
-            self._settle(parcel)
+                self._process(rest, outcome, now)
+            self._remove(parcel)
         while self._held and not self.is_open and self._under_way_bytes < self._window_bytes:
             self._deliver_held()
 
-    def _act_on(self, parcel: Parcel, outcome: Outcome, now: float) -> None:
+    def _process(self, parcel: Parcel, outcome: Outcome, now: float) -> None:
         topic = parcel.messages.topic
         is_split = outcome.may_split and len(parcel) > 1 and outcome.fate is not Fate.UNKNOWN
         if outcome.fate is Fate.DROPPED and not is_split:
@@ -359,7 +359,7 @@ class Courier:
                 self._hold(parcel, outcome.error, now)
             case Fate.BUSY:
                 self._requeue(parcel, outcome.error, outcome.retry_after_s, counts=False)
-                self._open_circuit(outcome.error, now, is_away=False)
+                self._open_circuit(outcome.error, now, is_unreachable=False)
             case Fate.FAILED:
                 self._failed(parcel, outcome)
             case _:
@@ -380,7 +380,7 @@ class Courier:
         self, parcel: Parcel, error: str, delay_s: float | None, *, counts: bool = True
     ) -> None:
         self._warn("requeued", f"{parcel.messages[0]!r} is requeued: {error}")
-        self._goes_back(parcel)
+        self._count_requeued(parcel)
         for key, message in zip(parcel.keys(), parcel.messages, strict=True):
             if not counts:
                 self._attempts.discount(key)
@@ -396,10 +396,10 @@ class Courier:
 
     def _hold(self, parcel: Parcel, error: str, now: float) -> None:
         self._held.append(parcel)
-        self._open_circuit(error, now, is_away=True)
+        self._open_circuit(error, now, is_unreachable=True)
 
-    def _open_circuit(self, error: str, now: float, *, is_away: bool) -> None:
-        self._is_away = is_away
+    def _open_circuit(self, error: str, now: float, *, is_unreachable: bool) -> None:
+        self._is_unreachable = is_unreachable
         if not self.is_open:
             self.is_open = True
             self._on_circuit(True)
@@ -410,8 +410,8 @@ class Courier:
     def tick(self, now: float) -> None:
         """Touch what waits, and see whether a destination works again. Raises what ended the
         sink."""
-        if self._misuse is not None:
-            raise self._misuse
+        if self._invalid_report is not None:
+            raise self._invalid_report
         self._sink.check()
         self._touch(now)
         self._watch_reports(now)
@@ -422,14 +422,14 @@ class Courier:
     def _probe(self, now: float) -> None:
         """Send one parcel; the others follow when it has arrived."""
         # give back what others may be able to deliver, but for one parcel to try with
-        while len(self._held) > 1 and now - self._held[-1].began_at > HOLD_S:
+        while len(self._held) > 1 and now - self._held[-1].began_at > MAX_HELD_S:
             self._requeue(self._held.pop(), self.last_error, None, counts=False)
         if self._deliver_held():
             self._circuit.failed(now)  # until it has arrived
-        elif not (self._is_away and self._under_way):  # which may run for hours, if one is busy
+        elif not (self._is_unreachable and self._under_way):  # which may run for hours, if one is busy
             self._close_circuit()  # nothing is left to try with but the next message
 
-    def _recovered(self) -> None:
+    def _on_recovery(self) -> None:
         """Something has arrived."""
         if self.is_failing:
             self._circuit.worked()
@@ -467,11 +467,11 @@ class Courier:
         with self._lock:  # nothing is reported meanwhile
             for parcel, wait in list(self._under_way.items()):
                 waited_s = now - wait.since
-                if wait.is_reported or waited_s < LOOK_S or now < wait.look_at:
+                if wait.is_reported or waited_s < REPORT_CHECK_S or now < wait.next_check:
                     continue
-                wait.look_at = now + min(waited_s, MAX_LOOK_S)
+                wait.next_check = now + min(waited_s, MAX_REPORT_CHECK_S)
                 whole = parcel.part(0, len(parcel))
-                if waited_s > REPORT_SHARE * whole.messages.source.msg_timeout_s:
+                if waited_s > LATE_REPORT_SHARE * whole.messages.source.msg_timeout_s:
                     late += [] if wait.is_late else [whole]
                     wait.is_late = True
                 references.append((weakref.ref(parcel), whole, self._under_way.pop(parcel)))
@@ -480,7 +480,7 @@ class Courier:
                 if (parcel := reference()) is not None:
                     self._under_way[parcel] = wait
                 else:
-                    self._under_way[whole] = _Wait(math.inf, is_reported=True)
+                    self._under_way[whole] = _PendingReport(math.inf, is_reported=True)
                     lost.append(whole)
         for whole in lost:
             self._outcomes.put((whole, LOST))
@@ -488,26 +488,26 @@ class Courier:
             self._counters.add(whole.messages.topic, unreported=len(whole))
         if late:
             count = counted(sum(map(len, late)), "message")
-            share = f"{REPORT_SHARE:.0%} of msg_timeout"
+            share = f"{LATE_REPORT_SHARE:.0%} of msg_timeout"
             line = f"{self._name} has not reported {count} within {share}: {late[0].messages[0]!r}"
             self._warn("unreported", line, self._slow_level)
 
     # -- ending ---------------------------------------------------------------------------------
 
-    def gather_no_more(self) -> None:
+    def flush(self) -> None:
         """No more messages come that those could wait for which the sink gathers."""
-        if isinstance(self._sink, GatheringSink):
-            self._sink.gather_no_more()
+        if isinstance(self._sink, BatchingSink):
+            self._sink.flush()
 
-    def drain(self, timeout_s: float, on_turn: Callable[[], None]) -> None:
+    def drain(self, timeout_s: float, on_iteration: Callable[[], None]) -> None:
         """Wait for what is under way; give the rest back. Closes the sink."""
         until = time.monotonic() + timeout_s
-        self.gather_no_more()
+        self.flush()
         while not self.is_idle and (now := time.monotonic()) < until:
-            self.act(now)
+            self.process_outcomes(now)
             self._give_back(self._held)
             self._touch(now)
-            on_turn()
+            on_iteration()
             self.changed.wait(0.05)
             self.changed.clear()
         self._window_bytes = 0.0  # nothing is delivered from here on
@@ -515,7 +515,7 @@ class Courier:
             self._sink.stop(max(0.1, until - time.monotonic()))
         except Exception:
             log.exception("the stop of %s failed", self._name)
-        self.act(time.monotonic())
+        self.process_outcomes(time.monotonic())
         if self._dead_letters is not None:
             self._dead_letters.close()
         self._give_back(self._held)
@@ -531,7 +531,7 @@ class Courier:
 # -- where dead letters are kept -------------------------------------------------------------------
 
 
-Kept = Callable[[Parcel, bool], None]
+OnKept = Callable[[Parcel, bool], None]
 
 
 class DeadLetterTopic:
@@ -540,7 +540,7 @@ class DeadLetterTopic:
     def __init__(self, topic: str, options: ClientOptions) -> None:
         self._letters = DeadLetters(topic, options)
 
-    def put(self, parcel: Parcel, error: str, kept: Kept) -> None:
+    def put(self, parcel: Parcel, error: str, kept: OnKept) -> None:
         """Publish the messages as they came, not as they would have been sent.
 
         ``kept`` is called with the result, perhaps on another thread.
@@ -594,7 +594,7 @@ class DeadLetterFile:
         finally:
             os.close(fd)
 
-    def put(self, parcel: Parcel, error: str, kept: Kept) -> None:
+    def put(self, parcel: Parcel, error: str, kept: OnKept) -> None:
         """Write the messages as they came, with the reason."""
         messages, now_ns = parcel.messages, time.time_ns()
         lines = b"".join(

@@ -1,4 +1,4 @@
-"""The courier while a destination is away, and dead letters in a file: on disk before a FIN."""
+"""The dispatcher while a destination is away, and dead letters in a file: on disk before a FIN."""
 
 import errno
 import os
@@ -15,7 +15,7 @@ from plugins.waiting import patience_s
 
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError, OutputError
-from nsqtools.forward.courier import Courier, DeadLetterFile, DeadLetterTopic
+from nsqtools.forward.dispatcher import Dispatcher, DeadLetterFile, DeadLetterTopic
 from nsqtools.forward.parcel import DELIVERED, Counters, Fate, Outcome, Parcel, Report
 from nsqtools.protocol.frames import OK, RESPONSE, encode_frame
 from nsqtools.testing import fake_batch
@@ -47,46 +47,46 @@ class Destination:
     def stop(self, timeout_s: float) -> None: ...
 
 
-def courier_to(sink: Destination, counters: Counters | None = None, **more: Any) -> Courier:
+def dispatcher_to(sink: Destination, counters: Counters | None = None, **more: Any) -> Dispatcher:
     more = {"dead_letters": None, "on_circuit": lambda is_open: None, **more}
-    return Courier(sink, counters or Counters(), max_attempts=0, **more)
+    return Dispatcher(sink, counters or Counters(), max_attempts=0, **more)
 
 
 def test_it_fails_until_something_has_arrived(caplog: pytest.LogCaptureFixture) -> None:
     """Also while it has nothing left to try with, as nsqd took back what was held."""
     destination, lost, circuit = Destination(), parcel(1), []
-    courier = courier_to(destination, on_circuit=circuit.append)
-    courier.send(lost)
-    courier.act(0.0)
-    assert (courier.is_failing, courier.is_open) == (True, True)
+    dispatcher = dispatcher_to(destination, on_circuit=circuit.append)
+    dispatcher.send(lost)
+    dispatcher.process_outcomes(0.0)
+    assert (dispatcher.is_failing, dispatcher.is_open) == (True, True)
 
     lost.messages.source.in_flight.clear()  # the connection was lost
-    courier.tick(100.0)
-    assert (courier.is_failing, courier.is_open) == (True, False)  # the next one may try
+    dispatcher.tick(100.0)
+    assert (dispatcher.is_failing, dispatcher.is_open) == (True, False)  # the next one may try
 
-    courier.send(parcel(2))
-    courier.act(100.0)
-    assert (courier.is_failing, courier.is_open) == (True, True)
+    dispatcher.send(parcel(2))
+    dispatcher.process_outcomes(100.0)
+    assert (dispatcher.is_failing, dispatcher.is_open) == (True, True)
     assert [record.message.partition(":")[0] for record in caplog.records] == ["cannot deliver"]
 
     destination.outcome = DELIVERED
-    courier.tick(200.0)
-    courier.act(200.0)
-    assert (courier.is_failing, courier.is_open) == (False, False)
+    dispatcher.tick(200.0)
+    dispatcher.process_outcomes(200.0)
+    assert (dispatcher.is_failing, dispatcher.is_open) == (False, False)
     assert circuit == [True, False, True, False]
     assert caplog.messages[-1] == "delivering again"
-    assert courier.last_error == ""
+    assert dispatcher.last_error == ""
 
 
 def test_what_runs_for_hours_keeps_nothing_waiting_after_one_that_was_busy() -> None:
     destination = Destination()
-    courier = courier_to(destination)
+    dispatcher = dispatcher_to(destination)
     for number, destination.outcome in enumerate([None, Outcome(Fate.BUSY)]):
-        courier.send(parcel(number))
-    courier.act(0.0)
-    assert courier.is_open
-    courier.tick(100.0)
-    assert not courier.is_open
+        dispatcher.send(parcel(number))
+    dispatcher.process_outcomes(0.0)
+    assert dispatcher.is_open
+    dispatcher.tick(100.0)
+    assert not dispatcher.is_open
 
 
 @pytest.mark.parametrize("places", [[], [(0, 2)], [(0, 3), (0, 3)], [(0, 1), (0, 1), (1, 2)]])
@@ -94,32 +94,32 @@ def test_parts_must_have_each_message_once(places: list[tuple[int, int]]) -> Non
     destination, whole = Destination(), parcel(1, 2, 3)
     destination.parts = lambda parcel: [parcel.part(*place) for place in places]  # type: ignore[method-assign]
     with pytest.raises(ConfigurationError, match=r"Destination\.parts returned \d messages"):
-        courier_to(destination).send(whole)
+        dispatcher_to(destination).send(whole)
     assert not destination.sizes
 
 
 def test_what_failed_in_another_run_is_not_taken_for_what_failed_in_this() -> None:
     destination, parcels = Destination(), {number: parcel(number) for number in (1, 2, 3)}
-    courier = courier_to(destination)
+    dispatcher = dispatcher_to(destination)
     destination.outcome = Outcome(Fate.FAILED, "HTTP 500")
     for number in (1, 2):
-        courier.send(parcels[number])
-    courier.act(0.0)
+        dispatcher.send(parcels[number])
+    dispatcher.process_outcomes(0.0)
     for number, again in ((3, 0), (1, 1), (1, 1)):  # the third was requeued before we began
-        courier.received(parcels[number].messages)
-        assert courier.came_again == again
+        dispatcher.count_redelivered(parcels[number].messages)
+        assert dispatcher.redelivered_count == again
 
 
 def test_what_was_stored_in_part_is_sent_again_one_by_one() -> None:
     """A full disk that has room for a few would take the first of a batch with each try."""
     destination, three, counters = Destination(), parcel(1, 2, 3), Counters()
-    courier = courier_to(destination, counters)
+    dispatcher = dispatcher_to(destination, counters)
     destination.outcome = Outcome(Fate.UNKNOWN, "E_MPUB_FAILED", may_split=True)
-    courier.send(three)
-    courier.act(0.0)
+    dispatcher.send(three)
+    dispatcher.process_outcomes(0.0)
     destination.outcome = DELIVERED
-    courier.tick(1.0)
-    courier.act(1.0)
+    dispatcher.tick(1.0)
+    dispatcher.process_outcomes(1.0)
 
     assert destination.sizes == [3, 1, 1, 1]
     assert (counters.totals.delivered, counters.totals.repeated) == (3, 3)
@@ -135,12 +135,12 @@ def test_what_travelled_together_and_twice_is_counted_once_for_each_time() -> No
 
     parcels: list[Parcel] = []
     counters = Counters()
-    courier = courier_to(Together(), counters)
-    courier.send(parcel(1, 2))
-    courier.send(parcel(3))
+    dispatcher = dispatcher_to(Together(), counters)
+    dispatcher.send(parcel(1, 2))
+    dispatcher.send(parcel(3))
 
     assert (counters.totals.delivered, counters.totals.repeated) == (3, 3)
-    assert courier.is_idle
+    assert dispatcher.is_idle
     assert all(message.is_answered for each in parcels for message in each.messages)
 
 
@@ -148,7 +148,7 @@ def test_what_nsqd_takes_back_while_it_is_delivered_is_there_twice() -> None:
     destination, counters, two = Destination(), Counters(), parcel(1, 2)
     destination.outcome = DELIVERED
     two.messages.source.in_flight.pop(two.messages[0].id)  # as if its time was over
-    courier_to(destination, counters).send(two)
+    dispatcher_to(destination, counters).send(two)
     assert (counters.totals.delivered, counters.totals.repeated) == (2, 1)
 
 
@@ -157,11 +157,11 @@ def test_what_ends_while_the_sink_stops_is_kept_or_goes_back(fate: Fate, kept: i
     counters, sink, box = Counters(), Mock(parts=lambda parcel: [parcel]), Mock(is_open=True)
     box.put = lambda parcel, error, kept: kept(parcel, box.is_open)
     box.close = lambda: setattr(box, "is_open", False)
-    courier = courier_to(sink, counters, dead_letters=box)
-    courier.send(parcel(1, 2))
+    dispatcher = dispatcher_to(sink, counters, dead_letters=box)
+    dispatcher.send(parcel(1, 2))
     ended, report = sink.submit.call_args.args
     sink.stop = lambda timeout_s: report([ended], Outcome(fate, "HTTP 500", may_split=not kept))
-    courier.drain(0.0, lambda: None)
+    dispatcher.drain(0.0, lambda: None)
     sink.submit.assert_called_once()
     assert (counters.totals.dead_lettered, counters.totals.requeued) == (kept, 2 - kept)
 
@@ -172,8 +172,8 @@ def test_dead_letters_for_an_nsqd_that_hangs_hold_nothing_up() -> None:
         # more than the window of a producer
         letters = parcel(*range(200), nsqd=address, size=10_000)
         topic = DeadLetterTopic("dead", ClientOptions(publish_timeout_s=patience_s(60)))
-        courier = courier_to(Destination(), dead_letters=topic)
-        work = threading.Thread(target=courier.refuse, args=(letters, "HTTP 400"), daemon=True)
+        dispatcher = dispatcher_to(Destination(), dead_letters=topic)
+        work = threading.Thread(target=dispatcher.refuse, args=(letters, "HTTP 400"), daemon=True)
         work.start()
         connection, _ = hanging.accept()
         with connection:
@@ -181,9 +181,9 @@ def test_dead_letters_for_an_nsqd_that_hangs_hold_nothing_up() -> None:
             connection.sendall(encode_frame(RESPONSE, OK))
             work.join(patience_s(20))
             assert not work.is_alive()
-            assert courier.held == 200
-    courier.drain(0.0, lambda: None)
-    assert (courier.held, len(letters.messages.source.in_flight)) == (0, 0)
+            assert dispatcher.held == 200
+    dispatcher.drain(0.0, lambda: None)
+    assert (dispatcher.held, len(letters.messages.source.in_flight)) == (0, 0)
 
 
 def test_a_dead_letter_that_was_kept_is_there_after_a_power_cut(tmp_path: Path) -> None:
