@@ -1,32 +1,30 @@
-"""Deliver parcels: hand them to the sink, and decide what follows from each outcome.
+"""Hand parcels to the sink and decide what each outcome means for their messages.
 
-What was delivered is finished on the thread of the sink that reports it. Everything else comes back
-to the forwarder's thread, which alone decides:
+The thread of the sink that reports a delivery finishes its messages. Every other outcome goes to
+the forwarder's thread, which alone decides:
 
     delivered     FIN
-    unknown       sent again, and counted: it may be there twice
-    unreachable   held, touched, and sent again when a destination works; nothing more is taken
-                  meanwhile, and nothing counts against the messages
-    busy          REQ, and as with unreachable nothing more is taken for a while
-    failed        REQ, with the delay that the destination asks for; a dead letter when it was tried
-                  max_attempts times
-    refused       a dead letter; without a place for those REQ: it stays in the queue
+    unknown       sent again, and counted because the destination may now have it twice
+    unreachable   held, touched, and sent again when a destination works; meanwhile the consumers
+                  are paused, and the attempt does not count
+    busy          REQ; the consumers are paused for a while, and the attempt does not count
+    failed        REQ with the delay that the destination asks for; a dead letter after max_attempts
+    refused       a dead letter; REQ if dead letters have no destination
     dropped       FIN, counted
 
-A part that nothing refers to any more has failed: it cannot be reported, as when a pool of the sink
-swallowed an exception. One that takes long is only logged, as it may yet arrive; its messages are
-touched, and what nsqd delivers of them again is not delivered here (`client.backlog`).
+A part that is no longer referenced has failed, because nobody can report it. This happens when a
+pool of the sink swallows an exception. A slow part is only logged, because it may still arrive. Its
+messages are touched, and `client.backlog` drops the copies that nsqd redelivers.
 
-The circuit is open while no destination works: one parcel is sent to see whether one does again,
-and when it arrives the others follow.
+The circuit is open while no destination works. One parcel is sent as a probe; when it arrives, the
+others follow.
 
-Traps. What is under way may be limited in bytes, so that a sink need not block. What waits is
-touched, for as long as nsqd lets it. So is what comes while the circuit is open, which is taken and
-waits here: in the client it would expire, and count as tried.
+Traps. Bytes under way are limited, so that the sink does not need to block. Waiting messages are
+touched for as long as nsqd allows it. Messages that arrive while the circuit is open are accepted
+and wait here: in the client they would time out, which counts as an attempt.
 
-A dead letter is kept in a topic on the nsqd that delivered the message, or in a file. A message is
-finished only when its dead letter is confirmed, or on disk. When that fails the message is
-requeued, and comes again.
+Dead letters go to a topic on the nsqd that delivered the message, or to a file. A message is
+finished only after its dead letter is confirmed or on disk; otherwise it is requeued.
 """
 
 from __future__ import annotations
@@ -57,10 +55,10 @@ from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.files.durable import append_whole, sync_folder
 from nsqtools.files.opening import locked
 from nsqtools.forward.parcel import (
+    BatchingSink,
     Circuit,
     Counters,
     Fate,
-    BatchingSink,
     Outcome,
     Parcel,
     Sink,
@@ -71,19 +69,28 @@ from nsqtools.records.envelope import encode_dead_letter
 
 log = logging.getLogger("nsqtools")
 
-MAX_HELD_S = 60.0  # what waits longer for a destination goes back to its queue, but for one parcel
+# Another consumer of the channel may reach its destination, so held parcels are requeued after a
+# minute, the default msg_timeout. One parcel stays as the probe.
+MAX_HELD_S = 60.0
+# A destination that restarts is back within a second or two. Ten seconds limit both the load of the
+# probes and the delay after a long outage.
 RETRY_BASE_S, RETRY_MAX_S = 0.1, 10.0
+# The delay doubles with each attempt. nsqd refuses delays above 1 h by default (max-req-timeout);
+# 15 minutes let an operator see the effect of a fix.
 REQUEUE_BASE_S, REQUEUE_MAX_S = 1.0, 900.0
-LATE_REPORT_SHARE = 0.5  # of msg_timeout, until a part without a report is logged
-REPORT_CHECK_S, MAX_REPORT_CHECK_S = 0.2, 1.0  # between looks for the report of a part, as long as it waits
+# Half of msg_timeout leaves the operator time to react before nsqd redelivers the first message.
+LATE_REPORT_SHARE = 0.5
+# A part is checked for lost references after 0.2 s and then after as long as it has waited, at most
+# 1 s: thousands of parts may be under way, and each check copies the part.
+REPORT_CHECK_S, MAX_REPORT_CHECK_S = 0.2, 1.0
 LOST = Outcome(Fate.FAILED, "the sink dropped it without a report", may_split=True)
-DEAD_LETTER_RETRY_S = 30.0  # until a message comes again whose dead letter could not be kept
+# A disk that is full or an nsqd that is gone rarely recovers sooner.
+DEAD_LETTER_RETRY_S = 30.0
 
 
 @dataclass(slots=True)
 class _PendingReport:
-    """Since when a sink has a part (inf: it is a dead letter), and whether its report has come, or
-    is late."""
+    """The time when a part was submitted (inf for a dead letter) and the state of its report."""
 
     since: float
     is_reported: bool = False
@@ -92,10 +99,10 @@ class _PendingReport:
 
 
 class Dispatcher:
-    """Delivers to one sink. Its methods are called on the forwarder's thread.
+    """Deliver parcels to one sink. Methods are for the forwarder's thread unless noted.
 
-    ``on_circuit`` is called with whether nothing more is to be taken now, ``window_bytes`` limits
-    what is under way, and ``changed`` is set whenever an outcome has come.
+    ``on_circuit`` is called with True to pause the consumers and False to resume them.
+    ``window_bytes`` limits the bytes under way. ``changed`` is set after each report.
     """
 
     def __init__(
@@ -110,9 +117,9 @@ class Dispatcher:
         slow_level: int = logging.WARNING,
     ) -> None:
         self.changed = threading.Event()
-        self.last_error = ""  # why something was not delivered, and nothing since
+        self.last_error = ""  # of the last failure, until a delivery
         self.is_open = False
-        self.redelivered_count = 0  # messages, of those that went back to their queue
+        self.redelivered_count = 0  # messages that this run requeued and received again
         self._requeued_keys: set[Key] = set()
         self._sink = sink
         self._counters = counters
@@ -121,7 +128,7 @@ class Dispatcher:
         self._dead_letters = dead_letters
         self._on_circuit = on_circuit
         self._window_bytes = window_bytes
-        self._slow_level = slow_level  # of what is logged of a sink that takes long
+        self._slow_level = slow_level  # log level for a slow sink
         self._lock = threading.Lock()
         self._under_way: dict[Parcel, _PendingReport] = {}
         self._invalid_report: ConfigurationError | None = None
@@ -131,17 +138,17 @@ class Dispatcher:
         self._held: deque[Parcel] = deque()
         self._circuit = Circuit(RETRY_BASE_S, RETRY_MAX_S)
         self._is_stuck = False  # every worker of the sink hangs
-        self._is_unreachable = False  # while the circuit is open: no destination works, or one is busy
+        self._is_unreachable = False  # why the circuit is open: unreachable, or else busy
         self._warned: set[str] = set()
 
     @property
     def has_room(self) -> bool:
-        """Tell whether `send` takes more."""
+        """Whether `send` delivers a parcel without queueing it."""
         return self.is_open or (not self._held and self._under_way_bytes < self._window_bytes)
 
     @property
     def is_failing(self) -> bool:
-        """Tell whether nothing has arrived since a destination did not work."""
+        """Whether no delivery has succeeded since the last failure."""
         return self._circuit.is_failing
 
     @property
@@ -150,14 +157,14 @@ class Dispatcher:
 
     @property
     def is_silent(self) -> bool:
-        """Tell whether nothing is to be done but what the sink has not reported for long."""
+        """Whether all remaining work is late reports of the sink."""
         with self._lock:
-            waits = list(self._under_way.values())
-        return all(wait.is_late for wait in waits) and not self._held and self._outcomes.empty()
+            reports = list(self._under_way.values())
+        return all(r.is_late for r in reports) and not self._held and self._outcomes.empty()
 
     @property
     def held(self) -> int:
-        """Messages under way, or waiting for a destination (from any thread)."""
+        """Number of messages under way or waiting for a destination (any thread)."""
         return sum(map(len, self._parcels()))
 
     def _parcels(self) -> list[Parcel]:
@@ -165,16 +172,18 @@ class Dispatcher:
             return [*self._under_way, *self._held]
 
     def at_work(self) -> dict[Message, float]:
-        """Return the messages under way or waiting, and since when (from any thread)."""
+        """Return the messages under way or waiting, by the time of their first try (any thread)."""
         return {m: parcel.began_at for parcel in self._parcels() for m in parcel.messages}
 
     def redelivered(self, message: Message) -> None:
-        """Note that nsqd delivered a message again, which is no attempt (from any thread)."""
+        """Discount the attempt of a message that nsqd redelivered while it is here (any thread)."""
         self._redelivered.append(message)
 
     def send(self, parcel: Parcel) -> None:
-        """Deliver a parcel, in the parts that suit the sink, or have it wait until `process_outcomes`: while the
-        circuit is open, and where too much is under way."""
+        """Deliver a parcel in the parts that the sink chooses.
+
+        While the circuit is open or the window is full, it waits for `process_outcomes`.
+        """
         if self.is_open or self._under_way_bytes >= self._window_bytes:
             self._held.append(parcel)
         else:
@@ -189,14 +198,14 @@ class Dispatcher:
             self._sink.submit(part, self._report)
 
     def _check_parts(self, parcel: Parcel, parts: list[Parcel]) -> None:
-        """Raise `ConfigurationError` where messages would never be delivered, or be twice."""
+        """Raise `ConfigurationError` if the parts omit or repeat a message."""
         messages = [message for part in parts for message in part.messages]
         covered = len(set(messages).intersection(parcel.messages))
         if not len(messages) == covered == len(parcel):
             raise ConfigurationError(
-                f"{self._name}.parts returned {counted(len(messages), 'message')}, of which"
-                f" {covered} are different ones of the {len(parcel)} in the parcel",
-                hint="Return parts that have each message of the parcel once.",
+                f"{self._name}.parts returned {counted(len(messages), 'message')}, and only"
+                f" {covered} of the {len(parcel)} in the parcel",
+                hint="Return parts that contain each message of the parcel once.",
             )
 
     @property
@@ -204,7 +213,7 @@ class Dispatcher:
         return type(self._sink).__name__
 
     def _deliver_held(self) -> bool:
-        """Deliver the first of what waits that is still ours; return whether there was one."""
+        """Deliver the first held parcel that nsqd has not taken back, if there is one."""
         while self._held:
             if (parcel := self._held.popleft().unanswered()) is not None:
                 self._deliver(parcel)
@@ -212,21 +221,22 @@ class Dispatcher:
         return False
 
     def count_redelivered(self, batch: Batch) -> None:
-        """Count what comes again."""
+        """Count the messages of a batch that this run has requeued before."""
         if self._requeued_keys:
             keys = set(keys_of(batch))
             self.redelivered_count += len(keys & self._requeued_keys)
             self._requeued_keys -= keys
 
     def refuse(self, parcel: Parcel, error: str) -> None:
-        """Keep messages that cannot be delivered; where there is no place, in their queue."""
+        """Make dead letters of messages, or requeue them if dead letters have no destination."""
         if self._dead_letters is None:
             self._requeue(parcel, error, None)
             return
         self._warn("dead letter", f"{parcel.messages[0]!r} is a dead letter: {error}")
-        for at in range(len(parcel)):  # alone, so that one that cannot be kept stops no other
+        for at in range(len(parcel)):
+            # One at a time: a dead letter that nsqd refuses must not fail the others of its MPUB.
             letter = parcel.part(at, at + 1)
-            self._track([letter])  # touched until it is kept
+            self._track([letter])  # so that it is touched meanwhile
             self._dead_letters.put(letter, error, self._on_dead_letter)
 
     # -- from any thread ------------------------------------------------------------------------
@@ -245,30 +255,33 @@ class Dispatcher:
 
     def _report(self, parcels: Sequence[Parcel], outcome: Outcome) -> None:
         self._check_report(parcels, outcome)
+        unreported: list[Parcel] = []
         with self._lock:
-            waits = {parcel: self._under_way.get(parcel) for parcel in parcels}
-            fresh = [p for p, wait in waits.items() if wait is not None and not wait.is_reported]
-            for parcel in fresh:
-                self._under_way[parcel].is_reported = True
-        if len(fresh) < len(parcels):
-            self._warn("again", f"{self._name} reported a part again, or one that it was not given")
-            if not fresh:
+            for parcel in dict.fromkeys(parcels):
+                pending = self._under_way.get(parcel)
+                if pending is not None and not pending.is_reported:
+                    pending.is_reported = True
+                    unreported.append(parcel)
+        if len(unreported) < len(parcels):
+            self._warn("again", f"{self._name} reported a part twice, or one that is unknown")
+            if not unreported:
                 return
-        parcels = fresh
+        parcels = unreported
         is_delivered = outcome.fate is Fate.DELIVERED
-        places: dict[MessageSource, list[Parcel]] = {}
+        by_source: dict[MessageSource, list[Parcel]] = {}
         for parcel in parcels:
-            places.setdefault(parcel.messages.source, []).append(parcel)
-        for source, some in places.items():
-            messages, topic = sum(map(len, some)), source.topic
+            by_source.setdefault(parcel.messages.source, []).append(parcel)
+        for source, group in by_source.items():
+            count, topic = sum(map(len, group)), source.topic
             if outcome.repeated:
-                self._counters.add(topic, repeated=outcome.repeated * messages)
+                self._counters.add(topic, repeated=outcome.repeated * count)
             if is_delivered:
-                # what nsqd has taken back meanwhile comes again
-                together = Batch(source, chain.from_iterable(each.messages for each in some))
-                again = messages - together.finish()
-                size = sum(each.size for each in some)
-                self._counters.add(topic, delivered=messages, bytes=size, repeated=again)
+                # One batch for each connection, so that its FINs leave in one write. nsqd will
+                # redeliver the messages that it has taken back meanwhile.
+                batch = Batch(source, chain.from_iterable(parcel.messages for parcel in group))
+                redelivered = count - batch.finish()
+                size = sum(parcel.size for parcel in group)
+                self._counters.add(topic, delivered=count, bytes=size, repeated=redelivered)
         if is_delivered:
             self.last_error = ""
             self._remove(*parcels)
@@ -278,24 +291,26 @@ class Dispatcher:
         self.changed.set()
 
     def _check_report(self, parcels: object, outcome: object) -> None:
-        """Raise `ConfigurationError` for wrong arguments: here, and in `tick`, for a pool of the
-        sink may swallow it."""
-        wrong = ""
+        """Raise `ConfigurationError` for wrong arguments.
+
+        `tick` raises it again, because a thread pool of the sink may swallow it here.
+        """
+        problem = ""
         if not isinstance(parcels, Collection) or not all(isinstance(p, Parcel) for p in parcels):
-            wrong = f"{reprlib.repr(parcels)} where a list of parcels belongs"
+            problem = f"{reprlib.repr(parcels)} where a list of parcels belongs"
         elif not isinstance(outcome, Outcome):
-            wrong = f"{reprlib.repr(outcome)} where an Outcome belongs"
+            problem = f"{reprlib.repr(outcome)} where an Outcome belongs"
         else:
             fate, error, delay_s = list[Any](outcome)[:3]
             if not isinstance(fate, Fate):
-                wrong = f"an Outcome whose fate is {reprlib.repr(fate)} and no Fate"
+                problem = f"an Outcome whose fate is {reprlib.repr(fate)} and no Fate"
             elif not isinstance(error, str):
-                wrong = f"an Outcome whose error is {reprlib.repr(error)} and no text"
+                problem = f"an Outcome whose error is {reprlib.repr(error)} and no text"
             elif delay_s is not None and not (isinstance(delay_s, int | float) and delay_s >= 0):
-                wrong = f"an Outcome whose retry_after_s is {reprlib.repr(delay_s)}"
-        if wrong:
+                problem = f"an Outcome whose retry_after_s is {reprlib.repr(delay_s)}"
+        if problem:
             hint = 'For example report([parcel], Outcome(Fate.FAILED, "disk full")).'
-            self._invalid_report = ConfigurationError(f"{self._name} reported {wrong}", hint=hint)
+            self._invalid_report = ConfigurationError(f"{self._name} reported {problem}", hint=hint)
             self.changed.set()
             raise self._invalid_report
 
@@ -312,13 +327,14 @@ class Dispatcher:
 
     def _count_requeued(self, parcel: Parcel) -> None:
         self._counters.add(parcel.messages.topic, requeued=len(parcel))
-        if len(self._requeued_keys) < MAX_REMEMBERED:  # else it counts as one that did not come again
+        # Beyond the limit of memory, a message counts as not redelivered.
+        if len(self._requeued_keys) < MAX_REMEMBERED:
             self._requeued_keys.update(parcel.keys())
 
     # -- outcomes -------------------------------------------------------------------------------
 
     def process_outcomes(self, now: float) -> None:
-        """Act on the outcomes that have come."""
+        """Process the reported outcomes, then deliver held parcels as far as there is room."""
         while self._redelivered:
             message = self._redelivered.popleft()
             self._attempts.discount((message.topic, message.nsqd, message.id))
@@ -328,9 +344,9 @@ class Dispatcher:
                 self._on_recovery()
                 continue
             self.last_error = outcome.error or self.last_error
-            rest = parcel.unanswered()
-            if rest is not None:
-                self._process(rest, outcome, now)
+            unanswered = parcel.unanswered()
+            if unanswered is not None:
+                self._process(unanswered, outcome, now)
             self._remove(parcel)
         while self._held and not self.is_open and self._under_way_bytes < self._window_bytes:
             self._deliver_held()
@@ -351,7 +367,8 @@ class Dispatcher:
         match outcome.fate:
             case Fate.UNKNOWN:
                 self._counters.add(topic, repeated=len(parcel))
-                # one by one, or each try stores the first of them once more
+                # A partly stored batch is sent one by one, or each try would store the messages at
+                # its beginning once more.
                 size = 1 if outcome.may_split else len(parcel)
                 for at in range(0, len(parcel), size):
                     self._hold(parcel.part(at, at + size), outcome.error, now)
@@ -367,14 +384,14 @@ class Dispatcher:
 
     def _failed(self, parcel: Parcel, outcome: Outcome) -> None:
         limit = self._max_attempts
-        over = [
-            limit > 0 and self._attempts.effective(key, message.attempts) >= limit
-            for key, message in zip(parcel.keys(), parcel.messages, strict=True)
-        ]
-        if refused := [at for at, is_over in enumerate(over) if is_over]:
-            self.refuse(parcel.chosen(refused), f"{outcome.error}, after {limit} attempts")
-        if rest := [at for at, is_over in enumerate(over) if not is_over]:
-            self._requeue(parcel.chosen(rest), outcome.error, outcome.retry_after_s)
+        exhausted, remaining = list[int](), list[int]()
+        for at, (key, message) in enumerate(zip(parcel.keys(), parcel.messages, strict=True)):
+            is_exhausted = limit > 0 and self._attempts.effective(key, message.attempts) >= limit
+            (exhausted if is_exhausted else remaining).append(at)
+        if exhausted:
+            self.refuse(parcel.chosen(exhausted), f"{outcome.error}, after {limit} attempts")
+        if remaining:
+            self._requeue(parcel.chosen(remaining), outcome.error, outcome.retry_after_s)
 
     def _requeue(
         self, parcel: Parcel, error: str, delay_s: float | None, *, counts: bool = True
@@ -384,11 +401,11 @@ class Dispatcher:
         for key, message in zip(parcel.keys(), parcel.messages, strict=True):
             if not counts:
                 self._attempts.discount(key)
-            own_s = min(REQUEUE_MAX_S, REQUEUE_BASE_S * 2.0 ** min(message.attempts - 1, 20))
-            message.requeue(own_s if delay_s is None else delay_s, backoff=False)
+            default_s = min(REQUEUE_MAX_S, REQUEUE_BASE_S * 2.0 ** min(message.attempts - 1, 20))
+            message.requeue(default_s if delay_s is None else delay_s, backoff=False)
 
     def _warn(self, kind: str, line: str, level: int = logging.WARNING) -> None:
-        """Log the first of a kind as a warning, and the others in detail only."""
+        """Log the first line of a kind at ``level`` and the later ones as INFO."""
         log.log(logging.INFO if kind in self._warned else level, "%s", line)
         self._warned.add(kind)
 
@@ -408,8 +425,7 @@ class Dispatcher:
         self._circuit.failed(now)
 
     def tick(self, now: float) -> None:
-        """Touch what waits, and see whether a destination works again. Raises what ended the
-        sink."""
+        """Touch waiting messages and probe the destination. Raises the error of a broken sink."""
         if self._invalid_report is not None:
             raise self._invalid_report
         self._sink.check()
@@ -421,16 +437,17 @@ class Dispatcher:
 
     def _probe(self, now: float) -> None:
         """Send one parcel; the others follow when it has arrived."""
-        # give back what others may be able to deliver, but for one parcel to try with
         while len(self._held) > 1 and now - self._held[-1].began_at > MAX_HELD_S:
             self._requeue(self._held.pop(), self.last_error, None, counts=False)
         if self._deliver_held():
-            self._circuit.failed(now)  # until it has arrived
-        elif not (self._is_unreachable and self._under_way):  # which may run for hours, if one is busy
-            self._close_circuit()  # nothing is left to try with but the next message
+            self._circuit.failed(now)  # until it arrives
+        elif not (self._is_unreachable and self._under_way):
+            # The next message is the probe. Parcels under way are one only if the destination was
+            # unreachable: a command that runs for hours proves nothing about one that was busy.
+            self._close_circuit()
 
     def _on_recovery(self) -> None:
-        """Something has arrived."""
+        """Close the circuit, because a delivery has succeeded."""
         if self.is_failing:
             self._circuit.worked()
             log.warning("delivering again")
@@ -438,7 +455,7 @@ class Dispatcher:
             self._close_circuit()
 
     def _close_circuit(self) -> None:
-        """Let messages come and go again."""
+        """Resume deliveries, and the consumers unless every worker hangs."""
         self.is_open = False
         self._circuit.retry_at = 0.0
         self._on_circuit(self._is_stuck)
@@ -448,44 +465,49 @@ class Dispatcher:
             touch_when_due(parcel.messages, now)
 
     def _watch_workers(self, now: float) -> None:
-        """Take no more messages while every worker of the sink hangs: others may handle them."""
+        """Pause the consumers while every worker hangs; other consumers get the messages."""
         if not isinstance(self._sink, WorkerSink):
             return
         timeouts_s = [parcel.messages.source.msg_timeout_s for parcel in self._parcels()]
         is_stuck = bool(timeouts_s) and self._sink.is_stuck(now, max(timeouts_s)) is True
         if is_stuck != self._is_stuck:
             self._is_stuck = is_stuck
-            state = "taking no more messages until one is done" if is_stuck else "going on"
-            line = "each worker of %s takes longer than msg_timeout; %s"
-            log.log(self._slow_level, line, self._name, state)
+            line = "every worker of %s takes longer than msg_timeout; pausing until one is done"
+            if not is_stuck:
+                line = "a worker of %s is done; resuming"
+            log.log(self._slow_level, line, self._name)
             self._on_circuit(is_stuck or self.is_open)
 
     def _watch_reports(self, now: float) -> None:
-        """Log what the sink does not report, and fail what it cannot report any more."""
+        """Log late reports, and fail the parts that nobody can report any more.
+
+        A part is lost if its weak reference dies once `_under_way` no longer refers to it. A copy
+        of it takes its place then.
+        """
         late, lost, references = list[Parcel](), list[Parcel](), []
         parcel: Parcel | None
-        with self._lock:  # nothing is reported meanwhile
-            for parcel, wait in list(self._under_way.items()):
-                waited_s = now - wait.since
-                if wait.is_reported or waited_s < REPORT_CHECK_S or now < wait.next_check:
+        with self._lock:  # a report would not find the parts that are taken out
+            for parcel, pending in list(self._under_way.items()):
+                waited_s = now - pending.since
+                if pending.is_reported or waited_s < REPORT_CHECK_S or now < pending.next_check:
                     continue
-                wait.next_check = now + min(waited_s, MAX_REPORT_CHECK_S)
-                whole = parcel.part(0, len(parcel))
-                if waited_s > LATE_REPORT_SHARE * whole.messages.source.msg_timeout_s:
-                    late += [] if wait.is_late else [whole]
-                    wait.is_late = True
-                references.append((weakref.ref(parcel), whole, self._under_way.pop(parcel)))
-            parcel = None  # or we would be what refers to it
-            for reference, whole, wait in references:
+                pending.next_check = now + min(waited_s, MAX_REPORT_CHECK_S)
+                copy = parcel.part(0, len(parcel))
+                if waited_s > LATE_REPORT_SHARE * copy.messages.source.msg_timeout_s:
+                    late += [] if pending.is_late else [copy]
+                    pending.is_late = True
+                references.append((weakref.ref(parcel), copy, self._under_way.pop(parcel)))
+            parcel = None  # the loop variable would keep the last one alive
+            for reference, copy, pending in references:
                 if (parcel := reference()) is not None:
-                    self._under_way[parcel] = wait
+                    self._under_way[parcel] = pending
                 else:
-                    self._under_way[whole] = _PendingReport(math.inf, is_reported=True)
-                    lost.append(whole)
-        for whole in lost:
-            self._outcomes.put((whole, LOST))
-        for whole in late:
-            self._counters.add(whole.messages.topic, unreported=len(whole))
+                    self._under_way[copy] = _PendingReport(math.inf, is_reported=True)
+                    lost.append(copy)
+        for copy in lost:
+            self._outcomes.put((copy, LOST))
+        for copy in late:
+            self._counters.add(copy.messages.topic, unreported=len(copy))
         if late:
             count = counted(sum(map(len, late)), "message")
             share = f"{LATE_REPORT_SHARE:.0%} of msg_timeout"
@@ -495,22 +517,22 @@ class Dispatcher:
     # -- ending ---------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """No more messages come that those could wait for which the sink gathers."""
+        """Have the sink deliver incomplete batches, because no more messages will arrive."""
         if isinstance(self._sink, BatchingSink):
             self._sink.flush()
 
     def drain(self, timeout_s: float, on_iteration: Callable[[], None]) -> None:
-        """Wait for what is under way; give the rest back. Closes the sink."""
+        """Wait for deliveries under way, requeue the other messages and stop the sink."""
         until = time.monotonic() + timeout_s
         self.flush()
         while not self.is_idle and (now := time.monotonic()) < until:
             self.process_outcomes(now)
-            self._give_back(self._held)
+            self._requeue_all(self._held)
             self._touch(now)
             on_iteration()
             self.changed.wait(0.05)
             self.changed.clear()
-        self._window_bytes = 0.0  # nothing is delivered from here on
+        self._window_bytes = 0.0  # no deliveries from here on
         try:
             self._sink.stop(max(0.1, until - time.monotonic()))
         except Exception:
@@ -518,54 +540,56 @@ class Dispatcher:
         self.process_outcomes(time.monotonic())
         if self._dead_letters is not None:
             self._dead_letters.close()
-        self._give_back(self._held)
-        self._give_back(deque(self._under_way))
+        self._requeue_all(self._held)
+        self._requeue_all(deque(self._under_way))
 
-    def _give_back(self, parcels: deque[Parcel]) -> None:
+    def _requeue_all(self, parcels: deque[Parcel]) -> None:
         while parcels:
             parcel = parcels.popleft()
             count = parcel.messages.requeue(0, backoff=False)
             self._counters.add(parcel.messages.topic, requeued=count)
 
 
-# -- where dead letters are kept -------------------------------------------------------------------
+# -- destinations of dead letters ------------------------------------------------------------------
 
 
 OnKept = Callable[[Parcel, bool], None]
 
 
 class DeadLetterTopic:
-    """Publishes the raw bodies to a topic, on the nsqd that each came from."""
+    """Publish the original bodies to a topic, each on the nsqd that delivered the message."""
 
     def __init__(self, topic: str, options: ClientOptions) -> None:
         self._letters = DeadLetters(topic, options)
 
     def put(self, parcel: Parcel, error: str, kept: OnKept) -> None:
-        """Publish the messages as they came, not as they would have been sent.
+        """Publish the messages with their original bodies.
 
-        ``kept`` is called with the result, perhaps on another thread.
+        ``kept`` is called with the result, maybe on another thread.
         """
 
-        def ended(error: NsqError | None) -> None:
+        def on_published(error: NsqError | None) -> None:
             if error is not None:
                 log.warning("dead letters for %s: %s", self._letters.topic, error)
             kept(parcel, error is None)
 
         messages = parcel.messages
-        self._letters.publish(messages.nsqd, [message.body for message in messages], ended)
+        self._letters.publish(messages.nsqd, [message.body for message in messages], on_published)
 
     def close(self) -> None:
-        """Wait for what is under way."""
+        """Wait for publishes under way."""
         self._letters.stop()
 
 
 class DeadLetterFile:
-    """Appends lines to a file, each on disk before its message is finished.
+    """Append lines to a file, each synced before its message is finished.
 
-    Raises `OutputError` when the file cannot be opened, or is none. It is opened for each put,
-    because it may be renamed or removed meanwhile. A line that a crash tore is ended first. Several
-    processes may share a file: it is locked while one writes, because what could not be written
-    whole is cut off again, and nothing of another's must be.
+    The file is opened for each put, because it may be renamed or removed between them. An
+    incomplete last line, left by a crash, gets its line end first. Several processes may share the
+    file. It is locked while one writes, because an incomplete write is truncated again, which must
+    not remove another process's lines.
+
+    Raises `OutputError` if the file cannot be opened or is not a regular file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -581,7 +605,7 @@ class DeadLetterFile:
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
-        """The file that has the name now, locked, and its last line ended."""
+        """Open and lock the file that has the name now, and complete its last line."""
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             with locked(fd):
@@ -595,7 +619,7 @@ class DeadLetterFile:
             os.close(fd)
 
     def put(self, parcel: Parcel, error: str, kept: OnKept) -> None:
-        """Write the messages as they came, with the reason."""
+        """Write the messages with their original bodies and the reason."""
         messages, now_ns = parcel.messages, time.time_ns()
         lines = b"".join(
             encode_dead_letter(
@@ -614,7 +638,7 @@ class DeadLetterFile:
             kept(parcel, True)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: the file is open only while `put` runs."""
 
 
 DeadLetterBox = DeadLetterTopic | DeadLetterFile

@@ -1,10 +1,10 @@
-"""Forward messages: consume, select, transform, deliver; finish each when it has arrived.
+"""Forward messages: consume, filter, transform and deliver them, and finish each after delivery.
 
-Batches come from the consumers' backlog to the thread of `run`, which selects and transforms them
-and gives parcels to the `Dispatcher`. Filters keep bodies byte for byte; only ``pick`` changes them.
+The thread of `Forwarder.run` takes batches from the backlog of the consumers, filters and
+transforms them, and passes parcels to the `Dispatcher`. Only ``pick`` changes a body.
 
-Trap: the consumers' own backoff is never used. One destination that fails is not a reason to slow
-the others down, and while none works the consumers are paused instead.
+Trap: the consumers never back off. One destination that fails must not slow the others down, and
+while none works the consumers are paused.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from nsqtools.client.message import Batch, Message, touch_when_due
 from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.topics import ConsumedTopics
 from nsqtools.errors import ConfigurationError, NsqError
-from nsqtools.forward.dispatcher import Dispatcher, DeadLetterBox, DeadLetterFile
+from nsqtools.forward.dispatcher import DeadLetterBox, DeadLetterFile, Dispatcher
 from nsqtools.forward.parcel import Counters, Parcel, Sink
 from nsqtools.protocol.names import check_channel, check_topic, one_or_several
 from nsqtools.publish.publisher import RateLimit
@@ -41,21 +41,26 @@ THROUGHPUT = {
 }
 """Client options of consumers of a forwarder and of nsq bench, where the user gives none."""
 
-TICK_S = 0.2  # a fifth of the shortest msg_timeout
-STOP_S = 15.0  # the most that a sink takes for it
+# A fifth of nsqd's shortest msg_timeout (1 s), so that a message is touched well before it is due.
+TICK_S = 0.2
+# The longest stop of a sink: a command gets 5 s after TERM and 5 s after KILL.
+STOP_S = 15.0
 
 
 class ForwardSettings(NamedTuple):
-    """Which topics, from where, and what happens on the way.
+    """Source and processing of the messages.
 
-    ``user_agent`` is what the consumer of a topic says that it is.
-
-    ``keep`` selects, ``pick`` transforms a body (None: leave it out; ``ValueError`` of either: it
-    cannot tell, and the message is refused),
-    ``rename`` gives the topic's name at the destination. ``max_attempts`` 0 is without limit;
-    ``rate`` is messages a second, 0 without limit; ``window_bytes`` limits what is under way, and
-    ``batch`` is how many messages the sink delivers together. A sink that is ``trusted`` may take
-    long: that is logged in detail only, and keeps the run from being idle.
+    Args:
+        user_agent: returns the user agent of the consumer of a topic.
+        keep: filter; a message for which it returns False is finished.
+        pick: transforms a body; None finishes the message. A ``ValueError`` of ``keep`` or
+            ``pick`` refuses it.
+        rename: returns the name of a topic at the destination.
+        rate: messages per second; 0 is without limit.
+        max_attempts: attempts before a message is a dead letter; 0 is without limit.
+        window_bytes: limit of the bytes under way.
+        batch: number of messages that the sink delivers together.
+        trusted: the sink may be slow. This is logged as INFO, and the run does not count as idle.
     """
 
     topics: ConsumedTopics
@@ -73,9 +78,9 @@ class ForwardSettings(NamedTuple):
 
 
 class TopicSources:
-    """A consumer for each of the `ConsumedTopics`, with one backlog.
+    """One consumer for each of the `ConsumedTopics`, all with the same backlog.
 
-    Its methods are called on one thread, `begin_stop` on any.
+    Methods are for one thread, except `begin_stop`.
     """
 
     def __init__(self, settings: ForwardSettings) -> None:
@@ -86,11 +91,10 @@ class TopicSources:
         self._is_paused = False
 
     def start(self, *, ends_idle: bool) -> None:
-        """Subscribe; ``ends_idle`` tells that silence ends the run.
+        """Subscribe; ``ends_idle`` is whether silence ends the run.
 
-        Raises the connection error when a topic given cannot be reached, and when no daemon answers
-        which topics a pattern matches; `ConfigurationError` for a topic given that must not be
-        forwarded.
+        Raises the connection error if a named topic cannot be reached or no daemon lists the topics
+        of a pattern, and `ConfigurationError` for a named topic that must not be forwarded.
         """
         for topic in self.topics.given:
             self.topics.check(topic)
@@ -98,13 +102,13 @@ class TopicSources:
         self.topics.start(self._has_connection, ends_idle=ends_idle)
 
     def begin_stop(self) -> None:
-        """Take no more: what was not handed out goes back."""
+        """Stop consuming, and requeue messages that nobody has taken."""
         self.topics.stopping.set()
         for consumer in list(self._consumers.values()):
             consumer.begin_stop()
 
     def stop(self, *, is_broken: bool) -> None:
-        """Wait until everything is answered, or give it back where nobody will."""
+        """Wait until all messages are answered; if the run ``is_broken``, drop the connections."""
         self.begin_stop()
         for consumer in self._consumers.values():
             if is_broken:
@@ -112,25 +116,25 @@ class TopicSources:
             consumer.stop()
 
     def pause(self, is_paused: bool) -> None:
-        """Take no more for now, or again."""
+        """Pause or resume all consumers."""
         self._is_paused = is_paused
         for consumer in self._consumers.values():
             consumer.set_max_in_flight(0 if is_paused else self._settings.options.max_in_flight)
 
     def is_connected(self) -> bool:
-        """Tell whether every topic has a connection, but for those that no nsqd has."""
+        """Return whether every topic that some nsqd has is connected."""
         return self.topics.disconnected() <= self.topics.unlisted.found
 
-    def had_turns(self, since: float) -> bool:
-        """Tell whether every nsqd could have sent a message after ``since``."""
-        return all(each.had_turns(since) for each in self._consumers.values())
+    def could_have_delivered_since(self, since: float) -> bool:
+        """Return whether every nsqd could have sent a message after ``since``."""
+        return all(c.had_turns(since) for c in self._consumers.values())
 
-    def look(self) -> None:
-        """Begin and end consumers, as the daemons have answered. Raises what ended the asking."""
-        wanted = self.topics.current()
-        for topic in self._consumers.keys() - wanted:
+    def sync_consumers(self) -> None:
+        """Start and stop consumers, as topics appear and vanish. Raises the error of discovery."""
+        topics = self.topics.current()
+        for topic in self._consumers.keys() - topics:
             self._consumers.pop(topic).begin_stop()
-        for topic in sorted(wanted - self._consumers.keys()):
+        for topic in sorted(topics - self._consumers.keys()):
             self._begin(topic).start()
 
     def _begin(self, topic: str) -> Consumer:
@@ -145,7 +149,7 @@ class TopicSources:
             backlog=self.backlog,
             on_error=lambda error: self.topics.suspect(topic),
         )
-        if settings.batch > 1:  # these are in flight together from the first on
+        if settings.batch > 1:  # so that a whole batch is in flight from the beginning
             consumer.gather(self, settings.batch)
         if self._is_paused:
             consumer.set_max_in_flight(0)
@@ -158,9 +162,9 @@ class TopicSources:
 
 
 class Forwarder:
-    """Takes messages and delivers them to a sink; `forward_to` makes one.
+    """Consume messages and deliver them to a sink; `forward_to` returns one.
 
-    `run` on one thread; `stop` from any. ``on_tick`` is called several times a second.
+    Call `run` on one thread, and `stop` on any. ``on_tick`` is called several times a second.
     """
 
     def __init__(
@@ -172,11 +176,12 @@ class Forwarder:
         limits: RunLimits,
         on_tick: Callable[[], None] = lambda: None,
     ) -> None:
-        # when the time of what is under way is over, the sink stops, and we give back what is left
+        # After drain_timeout_s the sink stops and the remaining messages are requeued; the
+        # connections must outlive that.
         options = settings.options
         options = replace(options, drain_timeout_s=options.drain_timeout_s + STOP_S)
         if limits.count is not None:
-            # what is in flight beyond the count would only have its attempts raised
+            # Messages in flight beyond the count would only have their attempts raised.
             options = replace(options, max_in_flight=min(options.max_in_flight, limits.count))
         self.counters = Counters()
         self._settings = settings
@@ -196,39 +201,39 @@ class Forwarder:
         self._watch = LimitWatch(limits, 0.0)
         self._on_tick = on_tick
         self._rate: RateLimit | None = None
-        self._ready: deque[Batch] = deque()  # taken, and not allowed to go yet
+        self._ready: deque[Batch] = deque()  # received, waiting for room or the rate limit
         self._next_tick = 0.0
-        self._is_late = False  # the time was over before what was counted had arrived
-        self.left = 0  # messages that went back to their queue, where a limit ended the run
+        self._is_late = False  # the time limit ended the run before all deliveries
+        self.left = 0  # messages that a run with a limit requeued and did not receive again
 
     # -- from any thread ------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Take no more, and wait for what is under way."""
+        """Stop consuming; `run` returns after the deliveries under way."""
         self._sources.begin_stop()
         self.dispatcher.changed.set()
 
     def at_work(self) -> dict[Message, float]:
-        """Return the messages that are taken and not answered, and since when: `Pool`."""
+        """Return the unanswered messages and the time that work on them began, for `Pool`."""
         now = time.monotonic()
         return {m: now for batch in list(self._ready) for m in batch} | self.dispatcher.at_work()
 
     def redelivered(self, message: Message) -> None:
-        """Note that nsqd delivered one of these again: `Pool`."""
+        """Discount the attempt of a message that nsqd delivered again, for `Pool`."""
         self.dispatcher.redelivered(message)
 
     @property
     def falls_short(self) -> bool:
-        """Tell whether a count was asked for and not reached, or did not arrive in the time."""
+        """Whether a count was set and not reached, or not delivered within the time limit."""
         return self._watch.falls_short or self._is_late
 
     # -- running --------------------------------------------------------------------------------
 
     def run(self) -> End:
-        """Forward until a limit is reached or `stop` is called; return what ended it.
+        """Forward until a limit is reached or `stop` is called; return the reason of the end.
 
-        Raises the connection error when a topic cannot be reached at the start, and `NotFoundError`
-        when a topic that was given is on no nsqd while the others were idle.
+        Raises the connection error if a topic cannot be reached at the start, and `NotFoundError`
+        at an idle end if no nsqd has a named topic.
         """
         now = time.monotonic()
         self._watch = LimitWatch(self._limits, now)
@@ -238,7 +243,7 @@ class Forwarder:
             self._sources.start(ends_idle=self._limits.idle_s is not None)
             end = self._pump()
         except Exception as exc:
-            # but a defect, of the sink for example
+            # After a defect, of the sink for example, waiting for deliveries is useless.
             is_broken = isinstance(exc, ConfigurationError) or not isinstance(exc, NsqError)
             raise
         finally:
@@ -263,7 +268,8 @@ class Forwarder:
                 return End.STOPPED
             self._send_ready(now)
             end = self._watch.end(now)
-            if end is End.COUNT and self._is_busy:  # what was counted is to arrive
+            if end is End.COUNT and self._is_busy:
+                # The count is reached when its messages are delivered.
                 if self._watch.left_s(now) <= 0:
                     self._is_late = True
                     return End.TIME
@@ -271,9 +277,10 @@ class Forwarder:
                     self.dispatcher.flush()
                 self._wait(now)
             elif end is End.IDLE and (
-                self._take(TICK_S) or not self._sources.had_turns(self._watch.idle_since)
+                self._take(TICK_S)
+                or not self._sources.could_have_delivered_since(self._watch.idle_since)
             ):
-                pass  # it came while this process stood still, or may yet
+                pass  # this process was suspended: a message has arrived, or still may
             elif end is not None:
                 return end
             elif self._ready or not self.dispatcher.has_room:
@@ -282,7 +289,7 @@ class Forwarder:
                 self._take(min(TICK_S, self._watch.wait_s(now) or TICK_S))
 
     def _take(self, wait_s: float) -> bool:
-        """Wait for messages; return whether some came."""
+        """Wait for a batch; return whether one arrived."""
         entry = self._sources.backlog.get(wait_s)
         if isinstance(entry, Stopped):
             entry.consumer.raise_failure()
@@ -292,7 +299,7 @@ class Forwarder:
         return False
 
     def _wait(self, now: float) -> None:
-        """Wait for an outcome, or for the rate to allow more."""
+        """Wait for an outcome, or until the rate limit allows the next message."""
         wait_s = TICK_S
         if self._ready and self._rate is not None and self.dispatcher.has_room:
             wait_s = min(wait_s, max(0.001, self._rate.wait_s(now)))
@@ -302,23 +309,23 @@ class Forwarder:
     def _tick(self, now: float) -> None:
         self._next_tick = now + TICK_S
         is_waiting = self._settings.trusted or not self.dispatcher.is_silent
-        may_come_back = self._ready or (is_waiting and self._is_busy) or self.dispatcher.is_open
-        if may_come_back or (self._limits.idle_s is not None and not self._sources.is_connected()):
-            self._watch.saw_message(now)  # not idle
+        is_active = self._ready or (is_waiting and self._is_busy) or self.dispatcher.is_open
+        if is_active or (self._limits.idle_s is not None and not self._sources.is_connected()):
+            self._watch.saw_message(now)  # restarts the idle time
         for batch in self._ready:
             touch_when_due(batch, now)
         self.dispatcher.tick(now)
-        self._sources.look()
+        self._sources.sync_consumers()
         self._on_tick()
 
-    # -- on the way out -------------------------------------------------------------------------
+    # -- filtering and sending ------------------------------------------------------------------
 
     def _accept(self, batch: Batch, now: float) -> None:
         self._watch.saw_message(now)
         self.counters.add(batch.topic, received=len(batch))
         self.dispatcher.count_redelivered(batch)
         if self._settings.keep is not None:
-            batch = self._selected(batch, self._settings.keep)
+            batch = self._apply_filter(batch, self._settings.keep)
         room = self._watch.room_for(len(batch))
         if room < len(batch):
             Batch(batch.source, batch[room:]).requeue(0, backoff=False)
@@ -326,25 +333,27 @@ class Forwarder:
         if batch:
             self._ready.append(batch)
 
-    def _selected(self, batch: Batch, keep: Filter) -> Batch:
-        kept, rest = Batch(batch.source, ()), Batch(batch.source, ())
+    def _apply_filter(self, batch: Batch, keep: Filter) -> Batch:
+        kept, filtered = Batch(batch.source, ()), Batch(batch.source, ())
         for message in batch:
             try:
-                (kept if keep(message) else rest).append(message)
+                (kept if keep(message) else filtered).append(message)
             except ValueError as error:
                 self._refuse_unjudged(batch, message, f"its body cannot be judged ({error})")
-        if rest:
-            self.counters.add(batch.topic, filtered=len(rest))
-            rest.finish()
+        if filtered:
+            self.counters.add(batch.topic, filtered=len(filtered))
+            filtered.finish()
         return kept
 
     def _refuse_unjudged(self, batch: Batch, message: Message, reason: str) -> None:
-        """Refuse a message for which the filter or ``pick`` cannot tell: nobody decided that it is
-        to be left out."""
+        """Refuse a message to which the filter or ``pick`` does not apply.
+
+        Finishing it would lose a message that nobody decided to filter out.
+        """
         self.counters.add(batch.topic, unjudged=1)
         topic, now = self._settings.rename(batch.topic), time.monotonic()
-        alone = Parcel(Batch(batch.source, [message]), [message.body], topic, now)
-        self.dispatcher.refuse(alone, reason)
+        parcel = Parcel(Batch(batch.source, [message]), [message.body], topic, now)
+        self.dispatcher.refuse(parcel, reason)
 
     def _send_ready(self, now: float) -> None:
         while self._ready and self.dispatcher.has_room:
@@ -382,14 +391,14 @@ class Forwarder:
         return Parcel(kept, bodies, topic, now) if kept else None
 
     def _end(self, is_broken: bool) -> None:
-        """Wait for what is under way, unless nothing comes of it; give the rest back."""
+        """Wait for deliveries under way unless the sink is broken; requeue the other messages."""
         self._sources.begin_stop()
         for batch in self._ready:
             batch.requeue(0, backoff=False)
         self._ready.clear()
         try:
             self._sink.check()
-        except Exception:  # it has ended the run, or would have
+        except Exception:  # `run` raises it already, or a stop came first
             is_broken = True
         drain_s = 0.0 if is_broken else self._settings.options.drain_timeout_s
         self.dispatcher.drain(drain_s, self._on_tick)
@@ -409,15 +418,18 @@ def forward_to(
     dead_letter_file: str | Path | None = None,
     exit_idle_s: float | None = None,
 ) -> Forwarder:
-    """Return the forwarder of topics to a sink of your own; its `Forwarder.run` delivers.
+    """Return a `Forwarder` of topics to your own sink; its `run` delivers.
 
-    ``options`` are client options by name and text, as ``nsq -X`` takes them. A message that failed
-    ``max_attempts`` times (0: without limit), or was refused, is appended to ``dead_letter_file``;
-    without one it stays in its queue. ``exit_idle_s`` ends `Forwarder.run` after that many seconds
-    without messages.
+    Args:
+        options: client options by name, as texts in the syntax of ``nsq -X``.
+        max_attempts: a message that failed this often goes to ``dead_letter_file``; 0 is without
+            limit.
+        dead_letter_file: refused messages are appended here; without a file they stay in their
+            queue.
+        exit_idle_s: `Forwarder.run` returns after this many seconds without messages.
 
-    Raises `ConfigurationError` for names and options that cannot work, and for ``max_attempts``
-    without a file, and `OutputError` when the file cannot be opened.
+    Raises `ConfigurationError` for invalid names and options and for ``max_attempts`` without a
+    file, and `OutputError` if the file cannot be opened.
     """
     if max_attempts and dead_letter_file is None:
         raise ConfigurationError("max_attempts needs a dead_letter_file")

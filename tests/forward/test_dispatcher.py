@@ -15,7 +15,7 @@ from plugins.waiting import patience_s
 
 from nsqtools.client.options import ClientOptions
 from nsqtools.errors import ConfigurationError, OutputError
-from nsqtools.forward.dispatcher import Dispatcher, DeadLetterFile, DeadLetterTopic
+from nsqtools.forward.dispatcher import DeadLetterFile, DeadLetterTopic, Dispatcher
 from nsqtools.forward.parcel import DELIVERED, Counters, Fate, Outcome, Parcel, Report
 from nsqtools.protocol.frames import OK, RESPONSE, encode_frame
 from nsqtools.testing import fake_batch

@@ -147,7 +147,7 @@ def test_what_is_reported_twice_counts_once(
     assert forwarder.run() is End.IDLE
     totals = forwarder.counters.totals
     assert (totals.delivered, totals.repeated) == (1, 0)
-    assert "Scripted reported a part again" in caplog.text
+    assert "Scripted reported a part twice" in caplog.text
 
 
 class Hanging(ThreadedSink):
