@@ -28,6 +28,13 @@ _INT32 = 0x7FFFFFFF  # the largest size that the protocol can express
 # Limit of this client for delays between attempts and for backoff. go-nsq allows up to an hour.
 LONGEST_WAIT_S = 3600.0
 
+THROUGHPUT: dict[str, Any] = {
+    "max_in_flight": 2500,  # nsqd's default of -max-rdy-count
+    "output_buffer_size": 65536,  # nsqd's default of -max-output-buffer-size
+    "reconnect_base_s": 1.0,
+}
+"""Default options of consumers that move many messages: forwarders and ``nsq bench``."""
+
 Kind = Literal["duration", "bool", "int", "float", "text", "choice"]
 
 

@@ -22,7 +22,7 @@ from nsqtools.client.backlog import Backlog
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.client.consumer import Consumer, Stopped, make_consumer, start_all
 from nsqtools.client.message import Batch, Message, touch_when_due
-from nsqtools.client.options import ClientOptions
+from nsqtools.client.options import THROUGHPUT, ClientOptions
 from nsqtools.cluster.topics import ConsumedTopics
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.forward.dispatcher import DeadLetterBox, DeadLetterFile, Dispatcher
@@ -34,12 +34,6 @@ from nsqtools.tail.tail import End, LimitWatch, RunLimits
 
 log = logging.getLogger("nsqtools")
 
-THROUGHPUT = {
-    "max_in_flight": 2500,  # as much as an nsqd allows
-    "output_buffer_size": 65536,  # the most that nsqd allows by default: larger batches
-    "reconnect_base_s": 1.0,
-}
-"""Client options of consumers of a forwarder and of nsq bench, where the user gives none."""
 
 # A fifth of nsqd's shortest msg_timeout (1 s), so that a message is touched well before it is due.
 TICK_S = 0.2

@@ -106,8 +106,7 @@ class Load(OptionSet):
     def plan(self, mode: str, how: BenchPublishing, batch: int) -> BenchPlan:
         """The `BenchPlan`. Raises `ConfigurationError` for what cannot be measured."""
         from nsqtools.bench.bench_plan import BenchMode, BenchPlan
-        from nsqtools.client.options import ClientOptions
-        from nsqtools.forward.forwarder import THROUGHPUT
+        from nsqtools.client.options import THROUGHPUT, ClientOptions
 
         connection = client_connection(self.context, "consumer_opt")
         if not connection.nsqd_tcp_addresses:  # of an nsqd on this machine HTTP alone was named

@@ -1,4 +1,4 @@
-"""``nsq to-exec``: a command for each message, or commands that are given one after the other."""
+"""``nsq to-exec``: one command per message or batch, or commands that keep running."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
 
-from nsqtools.cli.commands.forwarding import ForwardOptions
 from nsqtools.cli.options.params import ChannelName
 from nsqtools.cli.options.publishing import DELIVERY
 from nsqtools.cli.parsing.binding import OptionSet, opt
 from nsqtools.cli.render.outcomes import CLEAR_LINE
+from nsqtools.cli.running.forward_options import ForwardOptions
 from nsqtools.cli.running.runtime import Runtime, write_whole
 from nsqtools.errors import ConfigurationError, NotFoundError
 
 if TYPE_CHECKING:
     from nsqtools.forward.exec_sink import ExecSettings, Write
 
-MAX_RDY = 2500  # what an nsqd allows
+MAX_RDY = 2500  # nsqd's default of -max-rdy-count
 
 
 class CommandOptions(OptionSet):
-    """How commands are run. Raises `ConfigurationError`."""
+    """Options of commands. Raises `ConfigurationError` if they contradict each other."""
 
     panel = "Commands"
-    arg: bool = opt("", "Put the body in place of {} in the arguments, but in no script.")
-    workers: int = opt("N", "Commands side by side.", default=1, min=1, max=1000)
+    arg: bool = opt("", "Replace {} in the arguments with the body, except in scripts.")
+    workers: int = opt("N", "Concurrent commands.", default=1, min=1, max=1000)
     batch: int = opt(
         "N", "Give up to N messages, as lines, to one command.", default=1, min=1, max=10_000
     )
     batch_wait: float = opt(
-        "DURATION", "How long a message waits for others of its batch.", default="1s"
+        "DURATION", "Longest wait of a message for its batch to fill.", default="1s"
     )
     persistent: bool = opt(
         "",
@@ -39,17 +39,17 @@ class CommandOptions(OptionSet):
         "requeue [DURATION], or dead [REASON].",
     )
     command_timeout: float = opt(
-        "DURATION", "End what takes longer (TERM, after 5s KILL); 0: never.", default="10m"
+        "DURATION", "Timeout of a command (TERM, KILL after 5s); 0: none.", default="10m"
     )
     fatal_status: list[int] | None = opt(
-        "STATUS", "Exit status that makes a dead letter at once.", DELIVERY, min=1, max=255
+        "STATUS", "Exit status that makes a dead letter.", DELIVERY, min=1, max=255
     )
 
     def check(self) -> None:
-        ways = {"--arg": self.arg, "--batch": self.batch > 1, "--persistent": self.persistent}
-        given = [name for name, is_given in ways.items() if is_given]
-        if len(given) > 1:
-            raise ConfigurationError(f"give either {given[0]} or {given[1]}")
+        modes = {"--arg": self.arg, "--batch": self.batch > 1, "--persistent": self.persistent}
+        names = [name for name, is_set in modes.items() if is_set]
+        if len(names) > 1:
+            raise ConfigurationError(f"give either {names[0]} or {names[1]}")
 
     def settings(self, words: list[str], channel: str) -> ExecSettings:
         """Return the settings. Raises `ConfigurationError`, and `NotFoundError` for no program."""
@@ -58,25 +58,37 @@ class CommandOptions(OptionSet):
 
         program = shutil.which(words[0])
         if program is None:
-            raise NotFoundError(f"no program {words[0]}", hint="It is run without a shell.")
+            raise NotFoundError(f"no program {words[0]}", hint="Commands run without a shell.")
         if self.arg and not any("{}" in word for word in words[1:]):
             raise ConfigurationError("--arg needs {} among the arguments of the command")
         if self.arg and (text := find_program_text(words)) is not None:
             raise ConfigurationError(
-                f"whoever publishes messages could run commands: {words[0]} would run the body in "
-                f"place of {{}} in {text!r}",
+                f"publishers could run commands: {words[0]} would run the body in place of {{}} in "
+                f"{text!r}",
                 hint="Give it to a script as an argument, for example "
                 "sh -c 'echo \"$1\"' sh {}, or without --arg on standard input.",
             )
-        how = self.workers, self.batch, self.batch_wait, self.persistent, self.arg
-        ends = self.command_timeout, frozenset(self.fatal_status or ())
-        return ExecSettings(program, tuple(words), channel, *how, *ends)
+        return ExecSettings(
+            program,
+            tuple(words),
+            channel,
+            workers=self.workers,
+            batch=self.batch,
+            batch_wait_s=self.batch_wait,
+            is_persistent=self.persistent,
+            takes_argument=self.arg,
+            timeout_s=self.command_timeout,
+            fatal=frozenset(self.fatal_status or ()),
+        )
 
     @property
     def max_in_flight(self) -> int:
-        """Enough for the next run of each worker: what waits here, no other consumer can take."""
-        each = 500 if self.persistent else 2 * self.batch
-        return min(self.workers * each, MAX_RDY)
+        """Enough for the current and the next run of each worker.
+
+        More would keep messages from other consumers. A persistent command answers a few hundred
+        messages per round trip of nsqd.
+        """
+        return min(self.workers * (500 if self.persistent else 2 * self.batch), MAX_RDY)
 
 
 def to_exec(
@@ -86,19 +98,18 @@ def to_exec(
     commands: CommandOptions,
     forwarding: ForwardOptions,
 ) -> int:
-    """Run a command for each message, which is finished when the command ends with status 0.
+    """Run a command for each message, finishing the message if the command exits with status 0.
 
     The body is on standard input; NSQ_TOPIC, NSQ_CHANNEL, NSQ_MESSAGE_ID, NSQ_TIMESTAMP (in
     nanoseconds) and NSQ_ATTEMPTS are in the environment. There is no shell; with --arg, a script
     gets the body as an argument (sh -c 'echo "$1"' sh {}), never as a part of it. Status 75
-    requeues the message and slows down, any other requeues it until --max-attempts. Of a batch that
-    fails, halves are run until the message to blame is alone. A message is touched while its
-    command runs, and a command does not outlive this program. What a filter leaves out is finished.
-    A body to which --where or --pick cannot be applied, because it is not JSON, makes a dead
-    letter, or is requeued.
+    requeues the message and slows down, any other requeues it until --max-attempts. If a batch
+    fails, it is run again in halves until the bad message is alone. A message is touched while its
+    command runs, and no command outlives this program. Filtered messages are finished. A body that
+    is not JSON where --where or --pick needs JSON becomes a dead letter, or is requeued.
 
-    The exit status is 6 when there are dead letters, and when a limit ended it while messages that
-    failed were back in their queue.
+    The exit status is 6 if there are dead letters, or if a limit ended the run while failed
+    messages were back in their queue.
 
     Examples:
         nsq to-exec -t clicks -c import --workers 4 -- /usr/local/bin/import-click
@@ -111,17 +122,21 @@ def to_exec(
 
     settings = commands.settings(command, channel)
     if settings.fatal:
-        forwarding.need_letters("--fatal-status")
-    usual = {"max_in_flight": commands.max_in_flight}
-    way = forwarding.settings(channel, usual, batch=commands.batch)
-    # for more than are in flight it would wait in vain
-    settings = settings._replace(batch=min(settings.batch, way.options.max_in_flight))
-    return forwarding.run(way, ExecSink(settings, printing(forwarding.runtime)))
+        forwarding.require_dead_letters("--fatal-status")
+    forward_settings = forwarding.settings(
+        channel, batch=commands.batch, max_in_flight=commands.max_in_flight
+    )
+    # A batch larger than max_in_flight would never be complete.
+    batch = min(settings.batch, forward_settings.options.max_in_flight)
+    sink = ExecSink(settings._replace(batch=batch), output_writer(forwarding.runtime))
+    return forwarding.run(forward_settings, sink)
 
 
-def printing(runtime: Runtime) -> Write:
-    """Write to our streams what commands print; on a terminal, harmlessly, and over the line that
-    says how far it is."""
+def output_writer(runtime: Runtime) -> Write:
+    """Return the writer of command output to our streams.
+
+    On a terminal it escapes control characters and clears the progress line first.
+    """
     from nsqtools.protocol.text import escape_text
 
     streams = {1: (runtime.stdout, "stdout"), 2: (runtime.stderr, "stderr")}

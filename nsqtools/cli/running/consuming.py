@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, M
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from nsqtools.cli.options.connection import ClusterSettings
 from nsqtools.cli.options.params import (
@@ -100,12 +100,25 @@ class Consuming(OptionSet):
         """Each topic that was named, once."""
         return tuple(dict.fromkeys(self.topic or ()))
 
-    def consumed(self, connection: ConnectionSettings, **more: Any) -> ConsumedTopics:
-        """Which topics these are now and later; ``more`` is as for `ConsumedTopics`."""
+    def consumed(
+        self,
+        connection: ConnectionSettings,
+        *,
+        check: Callable[[str], None] = lambda topic: None,
+        leave_out: Iterable[str] = (),
+        forgets_deleted: bool = False,
+    ) -> ConsumedTopics:
+        """Return the topics to consume now and later; the parameters are those of the class."""
         from nsqtools.cluster.topics import ConsumedTopics
 
         return ConsumedTopics(
-            self.topics, connection, self.topic_pattern, self.topic_refresh, **more
+            self.topics,
+            connection,
+            self.topic_pattern,
+            self.topic_refresh,
+            check=check,
+            leave_out=leave_out,
+            forgets_deleted=forgets_deleted,
         )
 
     @contextmanager
