@@ -44,6 +44,7 @@ DAEMON_STATUS = {
 FEW_STATUSES = (ExitStatus.DONE, ExitStatus.FAILED, ExitStatus.USAGE)
 
 CONFIG_PAGE = ("nsq-config", 5)
+OPTIONS_PAGE = ("nsq-options", 7)
 ARCHIVE_PAGE = ("nsq-archive", 5)
 FIRST_GUIDES = (("nsq-tutorial", 7), ("nsq-operate", 7))
 ABOUT_ARCHIVES = {"to-file", "archive", "replay", "spark"}
@@ -69,7 +70,7 @@ def render_man(page: Page, root: Page) -> str:
                 roff.italic(argument.metavar), _explained(argument.help, argument.notes)
             )
         ],
-        "OPTIONS": list(_options(page.options)),
+        "OPTIONS": [*_options(_described_here(page)), *_reference(page)],
         "ENVIRONMENT": [
             line
             for name, text in environment(page).items()
@@ -95,7 +96,7 @@ def environment(page: Page) -> dict[str, str]:
     """The environment variables that a command reads, each with its purpose."""
     variables: dict[str, str] = {}
     pages = page.walk() if len(page.words) == 1 else [page]
-    for option in (option for each in pages for option in each.options):
+    for option in (option for each in pages for option in _described_here(each)):
         if option.environment:
             several = "; separate several values by spaces" if option.is_repeatable else ""
             variables[option.environment] = f"Replaces {option.names[-1]}{several}."
@@ -135,6 +136,17 @@ def _commands(page: Page) -> Iterator[str]:
                 yield from roff.entry(
                     roff.reference(name_of(command), 1), roff.escape(command.summary)
                 )
+
+
+def _described_here(page: Page) -> list[Option]:
+    """Return the options of a page without those that nsq-options(7) alone describes."""
+    return [option for option in page.options if not option.is_of_connection]
+
+
+def _reference(page: Page) -> list[str]:
+    if len(_described_here(page)) == len(page.options):
+        return []
+    return [".SS Connection options", f"See {roff.reference(*OPTIONS_PAGE)}."]
 
 
 def _options(options: Iterable[Option]) -> Iterator[str]:

@@ -14,6 +14,7 @@ from typer import Context
 
 from nsqtools.cli.parsing.app import HELP_NAMES, LazyGroup, command_tree
 from nsqtools.cli.parsing.help import (
+    CONNECTION_OPTIONS,
     HelpPage,
     describe,
     group_page,
@@ -43,6 +44,8 @@ class Option:
     panel: str = OPTIONS
     environment: str = ""
     is_repeatable: bool = False
+    is_of_connection: bool = False
+    """nsq-options(7) describes it, and the pages of commands leave it out."""
 
     @property
     def spellings(self) -> tuple[str, ...]:
@@ -145,6 +148,7 @@ def _option(option: Any) -> Option:
         option.rich_help_panel or OPTIONS,
         option.envvar or "",
         bool(option.multiple or option.count),
+        option.name in CONNECTION_OPTIONS,
     )
 
 

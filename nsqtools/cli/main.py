@@ -67,30 +67,30 @@ def quick_answer(arguments: Sequence[str]) -> str | None:
         from nsqtools import __version__
 
         return f"nsq {__version__}\n"
+    if list(arguments) == ["help", "options"]:
+        lines = packaged_text("man", "nsq-options.7.md").splitlines(keepends=True)
+        return "".join(line for line in lines if not line.startswith("<!--"))
     if first in ("--help", "-h", "help"):
         from nsqtools.cli.parsing.help import rendered_for_stdout, root_page
 
         return rendered_for_stdout(root_page())
     if first == "completion" and len(arguments) == 2 and arguments[1] in SCRIPTS:
-        return completion_script(arguments[1])
+        return packaged_text("completions", SCRIPTS[arguments[1]])
     return None
 
 
-def completion_script(shell: str) -> str:
-    """Read a script: the package's own, or in a checkout that of the top directory."""
+def packaged_text(folder: str, name: str) -> str:
+    """Read a file that the wheel puts in this package, and that a checkout has in ``folder``."""
     package = os.path.dirname(__file__)
     for directory in (package, os.path.dirname(os.path.dirname(package))):
         try:
-            path = os.path.join(directory, "completions", SCRIPTS[shell])
-            with open(path, encoding="utf-8") as file:
+            with open(os.path.join(directory, folder, name), encoding="utf-8") as file:
                 return file.read()
         except FileNotFoundError:
             continue
     from nsqtools.errors import NsqError
 
-    raise NsqError(
-        f"the script for {shell} is missing from {package}", hint="Install nsqtools again."
-    )
+    raise NsqError(f"{name} is missing from {package}", hint="Install nsqtools again.")
 
 
 def _run(arguments: Sequence[str], program: str = "nsq") -> int:
@@ -101,7 +101,8 @@ def _run(arguments: Sequence[str], program: str = "nsq") -> int:
         clean_inherited_signals()
         _collect_less()
         return go_main(program, arguments)
-    if arguments[:1] == ["help"] and len(arguments) > 1:  # nsq help topic list
+    # nsq help topic list
+    if arguments[:1] == ["help"] and len(arguments) > 1 and list(arguments[1:]) != ["options"]:
         arguments = [*arguments[1:], "--help"]
     answer = quick_answer(arguments)
     if answer is not None:

@@ -15,7 +15,7 @@ from typing import Annotated
 
 from typer import Argument
 
-from nsqtools.cli.main import SCRIPTS, UTILITIES, completion_script
+from nsqtools.cli.main import SCRIPTS, UTILITIES, packaged_text
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.errors import ConfigurationError, OutputError
 
@@ -38,7 +38,7 @@ def completion(
         raise ConfigurationError(
             "give one shell: bash, zsh or fish", hint="See nsq completion --help."
         )
-    sys.stdout.write(completion_script(shell))
+    sys.stdout.write(packaged_text("completions", SCRIPTS[shell]))
 
 
 def compat(

@@ -31,6 +31,9 @@ from nsqtools.errors import ConfigurationError
 
 HELP_NAMES = ["-h", "--help"]
 
+NEAR = 0.75
+"""Similarity of a suggested option. click suggests from 0.6 on, which is --where for --header."""
+
 
 class RealCommand(NativeCoercion, TyperCommand):
     """A command with our help pages, parsed without pydantic.
@@ -177,8 +180,10 @@ def _hint(error: UsageError, path: str) -> str:
     if isinstance(error, NoSuchOption):
         if path == "nsq":
             return f"Options come after the command: nsq COMMAND {error.option_name}"
-        if error.possibilities:
-            return f"Did you mean {error.possibilities[0]}?"
+        from difflib import get_close_matches
+
+        if near := get_close_matches(error.option_name, error.possibilities or (), 1, NEAR):
+            return f"Did you mean {near[0]}?"
     if isinstance(error, BadOptionUsage) and "does not take a value" in error.message:
         return f"Write {error.option_name} alone for yes, and leave it out for the default."
     return f"See {path} --help."

@@ -40,12 +40,22 @@ MOST_LINES = 2  # of an option whose help can be cut
 OPTIONS_PAGE = "nsq-options(7)"
 ADDRESS = "HOST:PORT"  # the word for a value
 CLIENT_OPTIONS = ("consumer_opt", "producer_opt")
+CONNECTION_OPTIONS = frozenset(
+    {
+        *("tls_ca_file", "tls_cert", "tls_key", "tls_insecure", "tls_min_version"),
+        *("tls_pin_sha256", "snappy", "deflate", "deflate_level", "auth_secret_file"),
+        *("auth_requires_tls", "lookupd_authorization", "allow_announced"),
+    }
+)
+"""Options that every command with a connection takes, and most people set once, in the
+configuration file. nsq-options(7) describes them; the page of a command only refers to it."""
+SEE_CONNECTION_OPTIONS = "Connection options: man nsq-options"
 FOLDED = {"TLS, compression, secret": "--tls, --snappy, ...", "Logging": "-q, -v, --debug, ..."}
 """Panels that are a line of ``-h``, which names some of their options."""
 
 
 class HelpPage:
-    """A command or group explained: usage, description, titled lists of rows, examples."""
+    """A command or group: usage, description, titled lists of rows, examples, reference."""
 
     def __init__(
         self,
@@ -53,11 +63,13 @@ class HelpPage:
         description: str,
         sections: Mapping[str, Sequence[Row]],
         examples: Sequence[str] = (),
+        reference: str = "",
     ):
         self.usage = usage
         self.description = description
         self.sections = sections
         self.examples = examples
+        self.reference = reference
 
 
 def wants_color(environ: Mapping[str, str], *, is_tty: bool) -> bool:
@@ -114,6 +126,8 @@ def render(page: HelpPage, *, color: bool, width: int) -> str:
     if page.examples:
         lines += ["", paint(BOLD, "Examples:")]
         lines += _examples(page, width)
+    if page.reference:
+        lines += ["", page.reference]
     return "\n".join(lines) + "\n"
 
 
@@ -188,7 +202,9 @@ def describe(command: TyperCommand, ctx: Any) -> HelpPage:
     sections: dict[str, list[Row]] = {}
     usage = [ctx.command_path, "[OPTIONS]"]
     parameters: list[Any] = command.get_params(ctx)
-    for parameter in parameters:
+    shown = [each for each in parameters if each.name not in CONNECTION_OPTIONS]
+    reference = SEE_CONNECTION_OPTIONS if len(shown) < len(parameters) else ""
+    for parameter in shown:
         row = (label(parameter), _text(parameter))
         if parameter.param_type_name == "argument":
             usage.append(row[0])
@@ -196,7 +212,7 @@ def describe(command: TyperCommand, ctx: Any) -> HelpPage:
         elif not parameter.hidden:
             sections.setdefault(parameter.rich_help_panel or "Options", []).append(row)
     lines = [line.strip() for line in examples.splitlines() if line.strip()]
-    return HelpPage(" ".join(usage), description, sections, lines)
+    return HelpPage(" ".join(usage), description, sections, lines, reference)
 
 
 def label(parameter: Any) -> str:
@@ -243,7 +259,7 @@ def render_brief(command: TyperCommand, ctx: Any, *, color: bool, width: int) ->
         elif each.rich_help_panel in FOLDED:
             names = FOLDED[each.rich_help_panel]
             folded[each.rich_help_panel] = (names, f"{each.rich_help_panel}: {OPTIONS_PAGE}.")
-        elif not each.hidden and each.name != "help":
+        elif not each.hidden and each.name != "help" and each.name not in CONNECTION_OPTIONS:
             is_usual = any(len(name) == 2 for name in each.opts) or each.metavar == ADDRESS
             is_argument = each.param_type_name == "argument"
             is_needed = is_argument or each.required or used.intersection(each.opts)

@@ -16,7 +16,7 @@ from nsqtools.cli import registry
 from nsqtools.cli.main import quick_answer
 from nsqtools.cli.parsing import app
 from nsqtools.cli.parsing.app import LazyGroup, command_tree
-from nsqtools.cli.parsing.help import HelpPage, render
+from nsqtools.cli.parsing.help import CONNECTION_OPTIONS, HelpPage, render
 from nsqtools.cli.running.runtime import Runtime
 
 COMMANDS = all_commands()
@@ -149,3 +149,25 @@ def test_the_examples_of_every_help_page_can_be_typed(tmp_path: Path) -> None:
             for call in calls:
                 with suppress(Exit):  # of what prints a list, such as -X list
                     parse(call, runtime)
+
+
+def test_options_of_the_connection_are_accepted_and_described_in_one_page(run_nsq: RunNsq) -> None:
+    page = run_nsq(["tail", "--help"]).out.decode()
+    assert page.endswith("\nConnection options: man nsq-options\n")
+    assert "--tls " in page
+    options_page = run_nsq(["help", "options"]).out.decode()
+    for name in sorted(CONNECTION_OPTIONS):
+        option = "--" + name.replace("_", "-")
+        assert option not in page
+        assert option in options_page
+    result = run_nsq(["tail", "-t", "x", "--tls-ca-file", "/nowhere", "--tls", "--deflate-level=0"])
+    assert "no such option" not in result.err
+
+
+@pytest.mark.parametrize(("typed", "near"), [("--snapy", "--snappy"), ("--header", "")])
+def test_an_unknown_option_is_suggested_only_if_it_is_near(
+    run_nsq: RunNsq, typed: str, near: str
+) -> None:
+    result = run_nsq(["tail", "-t", "x", typed])
+    assert result.status == 2
+    assert (f"Did you mean {near}?" if near else "See nsq tail --help.") in result.err
