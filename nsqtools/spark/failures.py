@@ -1,9 +1,9 @@
-"""Turn what Spark raises into one error of ours with the real reason.
+"""Convert Spark's exceptions to an `NsqError` with the real reason.
 
-Spark wraps: a failure in a Python worker arrives as a Java exception in a Java exception, with two
-stack traces as its text. What a user needs is in there: the last line of the Python traceback, and
-below it the hint when the error is one of ours (`NsqError` adds its hint as a note, and Python
-prints notes). The rest is in Spark's log, which the error names.
+Spark wraps errors: a failure in a Python worker arrives as a Java exception in a Java exception,
+with two stack traces as its text. The reason in it is the last line of the Python traceback, and
+for an `NsqError` the hint below it (`NsqError` adds its hint as a note, and Python prints notes).
+Everything else is in Spark's log, whose path is part of the error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nsqtools.spark.spark_settings import SparkSettings
 
 TAIL_BYTES = 256 << 10
 SESSION = "---- nsqtools starts Spark"
-"""How the lines of a session begin in its log: what is quoted is never of an earlier one."""
+"""The first words of a session in its log, which separate it from earlier sessions."""
 
 OURS = re.compile(r"^(?:\w+\.)*nsqtools\.(?:\w+\.)*(\w+): (.*)$(?:\nhint: (.*)$)?", re.MULTILINE)
 TRACEBACK = "Traceback (most recent call last):"
@@ -46,7 +46,7 @@ NOT_FOUND = ("PATH_NOT_FOUND", "TABLE_OR_VIEW_NOT_FOUND")
 
 @contextmanager
 def spark_errors(settings: SparkSettings) -> Iterator[None]:
-    """Inside, whatever Spark raises becomes an `NsqError` that names its log."""
+    """Convert Spark's exceptions inside to an `NsqError` with the path of its log."""
     try:
         yield
     except NsqError:
@@ -58,23 +58,24 @@ def spark_errors(settings: SparkSettings) -> Iterator[None]:
 
 
 def is_sparks(error: BaseException) -> bool:
-    """Whether ``error`` is from pyspark, py4j or the connection to the JVM."""
+    """Return whether ``error`` comes from pyspark, py4j or the connection to the JVM."""
     modules = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
     if isinstance(error, ConnectionError):
         return any(module.startswith("py4j") for module in modules)
-    raised_by = [type(error).__module__, *modules[-1:]]  # it has a ValueError for the year 33658
-    return any(module.startswith(("pyspark.", "py4j.")) for module in raised_by)
+    # pyspark also raises built-in errors, such as ValueError for the year 33658.
+    raising = [type(error).__module__, *modules[-1:]]
+    return any(module.startswith(("pyspark.", "py4j.")) for module in raising)
 
 
 def explain(error: BaseException, settings: SparkSettings) -> NsqError:
-    """Return the error of ours for one of Spark's."""
+    """Return the `NsqError` for an exception of Spark."""
     from py4j.protocol import Py4JError, Py4JJavaError
     from pyspark.errors import AnalysisException
 
     log = f"Spark's log is {settings.log_path}."
     text = _text(error)
-    if found := list(OURS.finditer(text)):
-        name, message, hint = found[-1].groups()
+    if matches := list(OURS.finditer(text)):
+        name, message, hint = matches[-1].groups()
         ours = NsqError(message, hint=hint or log)
         ours.category = getattr(errors, name, NsqError).category
         return ours
@@ -84,49 +85,47 @@ def explain(error: BaseException, settings: SparkSettings) -> NsqError:
         isinstance(error, Py4JError) and not isinstance(error, Py4JJavaError)
     )
     if is_gone or SHUT_DOWN.search(text):
-        return _ended(settings, log)
+        return _jvm_ended(settings, log)
     if OUT_OF_MEMORY in text:
         return _out_of_memory(settings, log)
     return NsqError(f"Spark failed: {real_reason(text)}", hint=log)
 
 
 def _text(error: BaseException) -> str:
-    """The text of an error: of most of Spark's the JVM has it, which may have ended.
-
-    That of a query's error does not name what ended it: for a missing class it is only a path.
-    """
+    """Return the text of an error."""
     try:
         text = str(error)
-    except Exception:
+    except Exception:  # Spark fetches the text from the JVM, which may have ended.
         return SHUT_DOWN_TEXT
+    # The text of a failed query may lack its cause: for a missing class it is only a path.
     if text.startswith(f"[{STREAM_FAILED}]"):
         text = "\n".join([text, *CAUSE_LINE.findall(java_trace(error))])
     return text
 
 
-def _ended(settings: SparkSettings, log: str) -> NsqError:
-    """Spark has ended, and only its log has the reason."""
-    said = "\n".join(last_lines(settings.log_path))
-    if OUT_OF_MEMORY in said:
+def _jvm_ended(settings: SparkSettings, log: str) -> NsqError:
+    """Return the error for a JVM that has ended, with the reason from its log."""
+    output = "\n".join(last_lines(settings.log_path))
+    if OUT_OF_MEMORY in output:
         return _out_of_memory(settings, log)
-    killed = KILLED.search(said)
+    killed = KILLED.search(output)
     reason = f" ({killed[1].rstrip('.!')})" if killed else ""
     return NsqError(f"Spark's JVM ended unexpectedly{reason}", hint=log)
 
 
 def _out_of_memory(settings: SparkSettings, log: str) -> NsqError:
-    more = "Give it more with --driver-memory, or --conf spark.executor.memory=SIZE."
+    remedy = "Give it more with --driver-memory, or --conf spark.executor.memory=SIZE."
     if settings.is_local:
-        more = f"Give it more than {settings.driver_memory} with --driver-memory."
-    return NsqError("Spark ran out of memory", hint=f"{more} {log}")
+        remedy = f"Give it more than {settings.driver_memory} with --driver-memory."
+    return NsqError("Spark ran out of memory", hint=f"{remedy} {log}")
 
 
 def _from_analysis(text: str, log: str) -> NsqError:
-    """SQL that Spark does not understand, or data that is not there."""
-    if TRACEBACK in text:  # a data source that failed while it was planned
+    """Return the error for invalid SQL, or for missing data."""
+    if TRACEBACK in text:  # A Python data source failed during planning.
         return NsqError(f"Spark failed: {real_reason(text)}", hint=log)
-    found, message = CONDITION.match(text), first_line(text)
-    condition = found[1] if found else ""
+    match, message = CONDITION.match(text), first_line(text)
+    condition = match[1] if match else ""
     if condition in NOT_FOUND:
         return errors.NotFoundError(message)
     hint = 'Write with .mode("append").' if condition == SAVE_MODE else ""
@@ -134,24 +133,25 @@ def _from_analysis(text: str, log: str) -> NsqError:
 
 
 def real_reason(text: str) -> str:
-    """The last line of a Python traceback, else Java's last cause, else the first line."""
-    for trace in reversed(text.split(TRACEBACK)[1:]):  # the first line of one may be quoted again
-        if raised := PYTHON_ERROR.findall(trace):
-            return str(raised[-1])
+    """Return the last line of a Python traceback, or Java's last cause, or the first line."""
+    # The first line of a traceback may be quoted again, without an error after it.
+    for trace in reversed(text.split(TRACEBACK)[1:]):
+        if errors_raised := PYTHON_ERROR.findall(trace):
+            return str(errors_raised[-1])
     causes = [cause for cause in JAVA_CAUSE.findall(text) if not cause.startswith(NO_REASON)]
-    said = [text, *JAVA_RAISED.findall(text)[:1], *causes]
-    doing = "".join(f" ({each})" for each in WRITING.findall(text)[:1])
-    return f"{first_line(said[-1])}{doing}"
+    reasons = [text, *JAVA_RAISED.findall(text)[:1], *causes]
+    action = "".join(f" ({match})" for match in WRITING.findall(text)[:1])
+    return f"{first_line(reasons[-1])}{action}"
 
 
 def first_line(text: str) -> str:
-    """The first line, without the bracketed condition and the codes around it."""
+    """Return the first line, without the bracketed condition and the codes around it."""
     line = next((line for line in text.splitlines() if line.strip()), "no reason given")
     return NOISE.sub("", CONDITION.sub("", line)).rstrip(" .;")
 
 
 def last_lines(path: Path) -> list[str]:
-    """What the last session wrote, or the end of it; nothing if the file is missing."""
+    """Return the last lines of the last session in a log, none for a missing file."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))

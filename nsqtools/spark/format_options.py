@@ -1,18 +1,18 @@
 """Read the options of a data source: ``spark.read.format("nsq-archive").option("since", "-2h")``.
 
 Spark passes options as text with keys in lower case, so ``maxRowsPerTrigger``,
-``max-rows-per-trigger`` and ``max_rows_per_trigger`` are one option here. An unknown option is an
-error, as everywhere in nsqtools: an option that is silently ignored is worse than none.
+``max-rows-per-trigger`` and ``max_rows_per_trigger`` are the same option. An unknown option is an
+error, as everywhere in nsqtools, because an ignored option is worse than none.
 
-``format("nsq")`` has the connection options of the command line, written as Spark writes options:
+``format("nsq")`` has the connection options of the command line, in the spelling of Spark:
 ``nsqdTcpAddress`` (several separated by commas), ``lookupdHttpAddress``, ``nsqdHttpAddress``,
 ``addressMap`` (``OLD=NEW,...``), ``tls``, ``tlsCaFile``, ``tlsCert``, ``tlsKey``, ``tlsInsecure``,
 ``tlsMinVersion``, ``snappy``, ``deflate``, ``deflateLevel``, ``authSecretFile``, and every client
-option under go-nsq's name (``max_in_flight`` or ``maxInFlight``). Without an address option the
-environment counts, for example ``NSQ_NSQD_TCP_ADDRESS``.
+option under go-nsq's name (``max_in_flight`` or ``maxInFlight``). Without an address option, the
+addresses come from the environment, for example ``NSQ_NSQD_TCP_ADDRESS``.
 
 A secret is never an option, because a query's plan shows its options. It is read from
-``authSecretFile`` or ``NSQ_AUTH_SECRET`` on the driver, and travels with the tasks; an address with
+``authSecretFile`` or ``NSQ_AUTH_SECRET`` on the driver, and is sent with the tasks. An address with
 a password comes from the environment.
 """
 
@@ -47,15 +47,12 @@ Value = TypeVar("Value")
 
 
 def normal(name: str) -> str:
-    """Return the form in which names are compared: lower case, without ``-`` and ``_``."""
+    """Normalize a name for comparisons: lower case, without ``-`` and ``_``."""
     return name.lower().replace("-", "").replace("_", "")
 
 
 def read_place(name: str, text: str) -> Place:
-    """Return the absolute path, or the place in an object store, in an option.
-
-    Raises `ConfigurationError`.
-    """
+    """Parse an option with a path or a place in an object store. Raises `ConfigurationError`."""
     try:
         place = Place.parse(text)
     except ConfigurationError as exc:
@@ -64,9 +61,9 @@ def read_place(name: str, text: str) -> Place:
 
 
 class Options:
-    """The options of one use of ``format``. Call `end` once all are read.
+    """The options of one use of ``format``. Call `end` after the last one has been read.
 
-    Every method raises `ConfigurationError`, naming the option, for a value that cannot be read.
+    Every method raises `ConfigurationError` with the name of the option for an invalid value.
     """
 
     def __init__(self, format: str, given: Mapping[str, str]) -> None:
@@ -75,12 +72,12 @@ class Options:
         self._known: dict[str, str] = {}
 
     def text(self, name: str) -> str | None:
-        """Return an option as it is, None when it is not given."""
+        """Return the text of an option, None for an absent option."""
         self._known[normal(name)] = name
         return self._given.get(normal(name))
 
     def required(self, name: str, example: str) -> str:
-        """Return an option that must be there and not be empty."""
+        """Return an option that must be present and not empty."""
         value = self.text(name)
         if not value:
             raise ConfigurationError(
@@ -90,22 +87,22 @@ class Options:
         return value
 
     def list(self, name: str) -> list[str]:
-        """Return values separated by commas."""
+        """Return a list of values, which are separated by commas."""
         return [part.strip() for part in (self.text(name) or "").split(",") if part.strip()]
 
     def integer(self, name: str) -> int | None:
-        """Return a number, 1 at least."""
+        """Return an integer of at least 1."""
         return self._read(name, "a whole number", int, 1)
 
     def number(self, name: str) -> float | None:
-        """Return a number that is not negative, whole or not."""
+        """Return a number of at least 0."""
         number = self._read(name, "a number", float)
         if number is not None and not 0 <= number < float("inf"):
             raise ConfigurationError(f"option {name}={number:g} must be a number >= 0")
         return number
 
     def size(self, name: str) -> int | None:
-        """Return bytes, one at least: ``64KiB``, ``100MB``."""
+        """Return a size in bytes, at least 1: ``64KiB``, ``100MB``."""
         return self._read(name, "a size such as 64MiB", parse_size, 1)
 
     def ending(self, name: str) -> bytes | None:
@@ -118,7 +115,7 @@ class Options:
         return ending
 
     def duration_s(self, name: str) -> float | None:
-        """Return seconds: ``250ms``, ``5m``."""
+        """Return a duration in seconds: ``250ms``, ``5m``."""
         return self._read(name, "a duration such as 30s", parse_duration)
 
     def time_ns(self, name: str) -> int | None:
@@ -127,7 +124,7 @@ class Options:
         return self._read(name, kind, partial(parse_time, now_ns=time.time_ns()))
 
     def location(self, name: str) -> Path | None:
-        """Return the absolute path of a location."""
+        """Return an absolute local path."""
         place = self.place(name)
         if place is None:
             return None
@@ -138,24 +135,24 @@ class Options:
         )
 
     def place(self, name: str) -> Place | None:
-        """Return the absolute path of a location, or a place in an object store."""
+        """Return an absolute path, or a place in an object store."""
         text = self.text(name)
         return None if text is None else read_place(name, text)
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """Return ``true`` or ``false``."""
+        """Return a boolean: ``true`` or ``false``."""
         choices = ("true", "false") if default else ("false", "true")
         return self.choice(name, choices) == "true"
 
     def choice(self, name: str, choices: Sequence[str]) -> str:
-        """Return one of some words; the first is the default."""
+        """Return one of the choices; the first is the default."""
         value = (self.text(name) or choices[0]).strip().lower()
         if value not in choices:
             raise ConfigurationError(f"option {name}={value} must be one of {', '.join(choices)}")
         return value
 
     def end(self) -> None:
-        """Refuse options that were given and not read."""
+        """Refuse options that no method has read."""
         for name in sorted(set(self._given) - set(self._known)):
             from difflib import get_close_matches
 
@@ -183,12 +180,12 @@ SLOTS = "NSQ_SPARK_SLOTS"
 
 
 def slots_of(environ: Mapping[str, str]) -> int:
-    """Return how many tasks run at a time, as a session of ours says; 0 when none has."""
+    """Return the number of parallel tasks that our session has set, 0 for an unknown number."""
     text = environ.get(SLOTS, "")
     return int(text) if text.isdecimal() else 0
 
 
-ENVIRONMENT, GIVEN = 0, 1  # origins of statements, the stronger last
+ENVIRONMENT, OPTION = 0, 1  # The ranks of origins: an option overrides the environment.
 
 NSQD_TCP, LOOKUPD_HTTP, NSQD_HTTP = "nsqdTcpAddress", "lookupdHttpAddress", "nsqdHttpAddress"
 ADDRESS_MAP = "addressMap"
@@ -200,7 +197,7 @@ VARIABLE = {
 }
 FLAGS = ["tls", "tlsCaFile", "tlsCert", "tlsKey", "tlsInsecure", "tlsMinVersion"]
 FLAGS += ["snappy", "deflate", "deflateLevel"]
-"""Options that are flags on the command line, where they are written ``tls-ca-file``."""
+"""Options with other names on the command line: ``tlsCaFile`` is ``--tls-ca-file``."""
 
 FILES = ("tls_root_ca_file", "tls_cert", "tls_key")
 
@@ -214,24 +211,27 @@ def _addresses_of(settings: ConnectionSettings) -> dict[str, tuple[str, ...]]:
 
 
 def _has_password(addresses: Mapping[str, Iterable[str]]) -> bool:
-    return any("@" in text for some in addresses.values() for text in some)
+    return any("@" in text for texts in addresses.values() for text in texts)
 
 
 def as_options(settings: ConnectionSettings) -> dict[str, str]:
-    """Write a connection as options, without what is secret: see `hand_on_secrets`."""
-    said = {name: text for name, text in settings.options.items() if name != "auth_secret"}
-    # executors of a cluster run in other directories
-    said |= {name: os.path.abspath(said[name]) for name in FILES if said.get(name)}
+    """Convert a connection to options, without its secrets: see `export_secrets`."""
+    options = {name: text for name, text in settings.options.items() if name != "auth_secret"}
+    # Executors of a cluster run in other directories.
+    options |= {name: os.path.abspath(options[name]) for name in FILES if options.get(name)}
     if not _has_password(addresses := _addresses_of(settings)):
-        said |= {kind: ",".join(some) for kind, some in addresses.items() if some}
+        options |= {kind: ",".join(texts) for kind, texts in addresses.items() if texts}
     if settings.address_map:
-        said[ADDRESS_MAP] = ",".join(f"{old}={new}" for old, new in settings.address_map.items())
-    return said
+        pairs = settings.address_map.items()
+        options[ADDRESS_MAP] = ",".join(f"{old}={new}" for old, new in pairs)
+    return options
 
 
-def hand_on_secrets(settings: ConnectionSettings, environ: MutableMapping[str, str]) -> None:
-    """Put the secret, and addresses if one has a password, where the session's processes find them;
-    to be done before it is started."""
+def export_secrets(settings: ConnectionSettings, environ: MutableMapping[str, str]) -> None:
+    """Put the secret, and addresses if one has a password, into the environment of a session.
+
+    Call it before the session is started.
+    """
     addresses = _addresses_of(settings)
     if _has_password(addresses):
         environ.update({VARIABLE[kind]: " ".join(addresses[kind]) for kind in addresses})
@@ -244,36 +244,38 @@ def read_connection(
     environ: Mapping[str, str],
     kinds: tuple[str, ...] = (NSQD_TCP, LOOKUPD_HTTP, NSQD_HTTP),
 ) -> ConnectionSettings:
-    """Read a connection with some kinds of addresses. Raises `ConfigurationError`."""
+    """Read a connection with these kinds of addresses. Raises `ConfigurationError`."""
     addresses = _addresses(options, environ, kinds)
     lookupd, nsqd_http = addresses.get(LOOKUPD_HTTP, ()), addresses.get(NSQD_HTTP, ())
-    settled = resolve_options(_statements(options, environ))
-    check_tls(settled, [*lookupd, *nsqd_http], cure='Add .option("tls", "true").')
+    resolved = resolve_options(_statements(options, environ))
+    check_tls(resolved, [*lookupd, *nsqd_http], cure='Add .option("tls", "true").')
     settings = ConnectionSettings(
         addresses.get(NSQD_TCP, ()),
         lookupd,
         nsqd_http,
-        texts_of(settled),
+        texts_of(resolved),
         parse_address_map(options.list(ADDRESS_MAP), ADDRESS_MAP),
     )
-    settings.client_options()  # values that do not fit each other are refused here and now
+    settings.client_options()  # Raises for contradictory values before the job starts.
     return settings
 
 
 def _addresses(
     options: Options, environ: Mapping[str, str], kinds: tuple[str, ...]
 ) -> dict[str, tuple[str, ...]]:
-    """The addresses of the options, else of the environment, else the nsqd of this machine."""
-    given = {kind: tuple(options.list(kind)) for kind in kinds}
-    if _has_password(given):
+    """Return the addresses of the options, or of the environment, or the nsqd of this machine."""
+    addresses = {kind: tuple(options.list(kind)) for kind in kinds}
+    if _has_password(addresses):
         raise ConfigurationError(
             "a password must not be in an option, because a query's plan shows options",
-            hint=f"Set {', '.join(VARIABLE[kind] for kind in kinds if given[kind])} instead.",
+            hint=f"Set {', '.join(VARIABLE[kind] for kind in kinds if addresses[kind])} instead.",
         )
-    if not any(given.values()):
-        said = {kind: environ.get(VARIABLE[kind], "") for kind in kinds}
-        given = {kind: tuple(text.replace(",", " ").split()) for kind, text in said.items()}
-    return given if any(given.values()) else {NSQD_TCP: (DEFAULT_NSQD_TCP_ADDRESS,)}
+    if not any(addresses.values()):
+        variables = {kind: environ.get(VARIABLE[kind], "") for kind in kinds}
+        addresses = {
+            kind: tuple(text.replace(",", " ").split()) for kind, text in variables.items()
+        }
+    return addresses if any(addresses.values()) else {NSQD_TCP: (DEFAULT_NSQD_TCP_ADDRESS,)}
 
 
 def _statements(options: Options, environ: Mapping[str, str]) -> Iterator[SourcedOption]:
@@ -283,13 +285,13 @@ def _statements(options: Options, environ: Mapping[str, str]) -> Iterator[Source
             hint=f'Use .option("{SECRET_FILE}", "FILE") or set {SECRET}.',
         )
     if options.text("deflateLevel") is not None and options.text("deflate") is None:
-        yield SourcedOption("deflate", "true", GIVEN, "option deflateLevel")
+        yield SourcedOption("deflate", "true", OPTION, "option deflateLevel")
     for name in (*FLAGS, "skip_lookupd_authorization", *CLIENT_OPTIONS):
         if (text := options.text(name)) is not None:
             flag = re.sub("(?=[A-Z])", "_", name).lower()
-            yield SourcedOption(OPTION_OF_FLAG.get(flag, flag), text, GIVEN, f"option {name}")
+            yield SourcedOption(OPTION_OF_FLAG.get(flag, flag), text, OPTION, f"option {name}")
     if path := options.text(SECRET_FILE):
-        said_by, file = f"option {SECRET_FILE}", str(Path(path).absolute())
-        yield SourcedOption("auth_secret", read_secret(Path(path)), GIVEN, said_by, file)
+        source, file = f"option {SECRET_FILE}", str(Path(path).absolute())
+        yield SourcedOption("auth_secret", read_secret(Path(path)), OPTION, source, file)
     if secret := environ.get(SECRET):
         yield SourcedOption("auth_secret", secret, ENVIRONMENT, SECRET)

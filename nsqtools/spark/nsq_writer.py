@@ -1,7 +1,7 @@
-"""Rows as messages, for Spark: the writer of batches, and what that of streams does like it.
+"""Publish rows as messages, for Spark: the writer of batches, and functions shared with streams.
 
-A writer is made on the driver and travels to the tasks, each of which gives its report back; of a
-stream, another one is made to commit each batch.
+A writer is created on the driver and sent to the tasks, which return their reports. For a stream,
+another writer is created to commit each batch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PublishedRows(WriterCommitMessage):
 
 
 def publish(plan: SinkPlan, batches: Iterator[pyarrow.RecordBatch]) -> PublishedRows:
-    """Publish the rows of a task, in the process that Spark runs it in. Raises `NsqError`."""
+    """Publish the rows of a task, in the process of the task. Raises `NsqError`."""
     context = TaskContext.get()
     assert context is not None
     task = PublishTask(plan, context.partitionId(), context.attemptNumber())
@@ -54,9 +54,9 @@ def outcome_of(
     *,
     is_complete: bool = True,
 ) -> PublishReport:
-    """Add up, log and write down what the tasks that succeeded did."""
+    """Sum, log and store the reports of the successful tasks."""
     report = total(message.report for message in messages if isinstance(message, PublishedRows))
-    # as a warning: this process has no logging configured, which drops anything less
+    # Logging is not configured in this process, and drops messages below a warning.
     log.warning("%s: %s", what, summary(report))
     if path is not None:
         content = json.dumps(document(report, is_complete=is_complete), indent=1) + "\n"
@@ -75,16 +75,17 @@ class NsqWriter(DataSourceArrowWriter):
         return publish(self._plan, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Add up what the tasks did. Raises `NsqError` when rows were not published."""
+        """Sum the reports of the tasks. Raises `NsqError` if rows were not published."""
         require_all(outcome_of(messages, "published", self._plan.outcome))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Report what the successful tasks did: it cannot be undone."""
+        """Report the outcome of the successful tasks, which cannot be undone."""
         outcome_of(messages, "failed", self._plan.outcome, is_complete=False)
 
 
 def plan_of(options: Mapping[str, str], schema: StructType) -> SinkPlan:
-    """Read the options for rows of some columns. Raises `ConfigurationError`."""
+    """Read the options of the sink for the columns of a schema. Raises `ConfigurationError`."""
     columns = {field.name: field.dataType.simpleString() for field in schema.fields}
-    given = {name: options[name] for name in options if name != "checkpointlocation"}  # Spark's own
-    return sink_plan(given, columns, os.environ)
+    # Spark passes its own option as well.
+    options = {name: options[name] for name in options if name != "checkpointlocation"}
+    return sink_plan(options, columns, os.environ)

@@ -1,8 +1,7 @@
-"""All that nsqtools uses of PySpark and that is not its public interface.
+"""Every use of PySpark's private interfaces.
 
-What takes it is here, and nowhere else.
-``pyproject.toml`` bounds pyspark by the versions that were tried, which are those below `BEYOND`;
-``tests/spark/test_pyspark_internals.py`` says what each function relies on, and fails first.
+``pyproject.toml`` limits pyspark to the tested versions, which are those below `BEYOND`.
+``tests/spark/test_pyspark_internals.py`` tests the assumptions of each function, and fails first.
 """
 
 from __future__ import annotations
@@ -28,22 +27,22 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 OLDEST, STREAMS, BEYOND = (4, 0), (4, 2, 1), (4, 4)
-"""OLDEST is the first with data sources in Python, STREAMS with read limits and availableNow."""
+"""OLDEST is the first with Python data sources, STREAMS with read limits and availableNow."""
 
 
 def version_of_pyspark() -> tuple[int, ...]:
-    """Return the version that is installed, as numbers. Raises ``ImportError``."""
+    """Return the installed version. Raises ``ImportError``."""
     import pyspark
 
     return tuple(int(part) for part in pyspark.__version__.split(".")[:3] if part.isdigit())
 
 
-def need_streams() -> None:
-    """Raise `NsqError` where PySpark is too old for streams."""
-    if (found := version_of_pyspark()) < STREAMS:
-        needed, here = (".".join(map(str, each)) for each in (STREAMS, found))
+def require_streams() -> None:
+    """Raise `NsqError` if PySpark is too old for streams."""
+    if (version := version_of_pyspark()) < STREAMS:
+        needed, installed = (".".join(map(str, numbers)) for numbers in (STREAMS, version))
         raise NsqError(
-            f"streams need pyspark {needed} or newer, and this is {here}",
+            f"streams need pyspark {needed} or newer, and this is {installed}",
             hint="Batches and compaction run on it: nsq spark compact, sql, report, replay.",
         )
 
@@ -53,24 +52,24 @@ QUERY_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 
 def launch(conf: Mapping[str, str], **options: Any) -> Any:
-    """Start a JVM with some settings; return py4j's gateway, whose ``proc`` is its process.
+    """Start a JVM with these settings; return py4j's gateway, whose ``proc`` is its process.
 
-    `SparkSession.builder` would call the same, but without ``options`` for `subprocess.Popen`, and
-    there is no other way to keep the JVM off the terminal, or to let it inherit locks. Raises
-    `PySparkRuntimeError` when the JVM ends.
+    `SparkSession.builder` calls the same function, but without ``options`` for `subprocess.Popen`,
+    which are the only way to keep the JVM off the terminal and to let it inherit locks. Raises
+    `PySparkRuntimeError` if the JVM ends.
     """
     from pyspark import SparkConf
     from pyspark.java_gateway import launch_gateway
 
     def start() -> None:
         try:
-            given = SparkConf().setAll(list(conf.items()))
-            started.set_result(launch_gateway(given, options))  # type: ignore[no-untyped-call]
+            settings = SparkConf().setAll(list(conf.items()))
+            started.set_result(launch_gateway(settings, options))  # type: ignore[no-untyped-call]
         except BaseException as error:
             started.set_exception(error)
 
-    # Handlers of signals run on the main thread. There one could interrupt the fork, and leave a
-    # process that nothing refers to, and that ends only when it has fetched its packages.
+    # Signal handlers run on the main thread. On it, a handler could interrupt the fork and leave a
+    # process without a reference, which would end only after it has fetched its packages.
     started: Future[Any] = Future()
     thread = Thread(target=start, name="spark-start", daemon=True)
     try:
@@ -79,7 +78,7 @@ def launch(conf: Mapping[str, str], **options: Any) -> Any:
     except BaseException:
         while not started.done():
             time.sleep(0.05)
-            if thread.ident is None:  # it was not begun
+            if thread.ident is None:  # The thread has not started, and never will.
                 raise
             kill_started(sys._current_frames().get(thread.ident))
         if started.exception() is None:
@@ -88,7 +87,7 @@ def launch(conf: Mapping[str, str], **options: Any) -> Any:
 
 
 def kill_started(frame: FrameType | None) -> None:
-    """End the JVM that pyspark waits for in a frame, or above: only it knows the process yet."""
+    """Kill the JVM that pyspark starts in a frame or its callers, where its only reference is."""
     while frame is not None:
         if isinstance(process := frame.f_locals.get("proc"), Popen):
             kill_group(process)
@@ -96,16 +95,16 @@ def kill_started(frame: FrameType | None) -> None:
 
 
 def kill_group(process: Popen[bytes]) -> None:
-    """End a JVM at once, with what it started."""
+    """Kill a JVM and its child processes."""
     with suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def redirect_accumulator_errors(context: SparkContext, write: Callable[[str], object]) -> None:
-    """Have the server that counts for tasks report the end of the JVM to ``write``.
+    """Let the accumulator server of tasks report the end of the JVM to ``write``.
 
-    It is Python's ``socketserver``, which prints a traceback for a connection that ends.
+    The server is Python's ``socketserver``, which would print a traceback for a lost connection.
     """
     server: Any = getattr(context, "_accumulatorServer", None)
     if server is not None:
@@ -113,12 +112,12 @@ def redirect_accumulator_errors(context: SparkContext, write: Callable[[str], ob
 
 
 def java_trace(error: BaseException) -> str:
-    """Return Java's stack trace of one of PySpark's errors, "" where there is none."""
+    """Return the Java stack trace of a PySpark error, "" for an error without one."""
     return str(getattr(error, "_stackTrace", None) or "")
 
 
 def struct_of(schema: pyarrow.Schema) -> StructType:
-    """Return columns of Arrow as Spark has them. Raises `ConfigurationError`."""
+    """Convert columns of Arrow to Spark's types. Raises `ConfigurationError`."""
     from pyspark.errors import PySparkException
     from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -129,12 +128,12 @@ def struct_of(schema: pyarrow.Schema) -> StructType:
 
 
 GLOB_PATHS = "__globPaths__"
-"""An option of files: ``false`` takes brackets, braces and stars in their paths as they are."""
+"""An option of files: with ``false``, brackets, braces and stars in paths are literal."""
 
 
-def columns(schema: StructType, known: pyarrow.Schema) -> list[str]:
-    """Return the columns that are wanted: all, or those of a schema that the user gave."""
-    types = {each.name: each.dataType.simpleString() for each in struct_of(known).fields}
+def columns(schema: StructType, available: pyarrow.Schema) -> list[str]:
+    """Return the names of a query's columns. Raises `ConfigurationError` for an unknown column."""
+    types = {field.name: field.dataType.simpleString() for field in struct_of(available).fields}
     for field in schema.fields:
         if types.get(field.name) != field.dataType.simpleString():
             names = ", ".join(f"{name} {kind}" for name, kind in types.items())

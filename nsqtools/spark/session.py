@@ -1,23 +1,21 @@
-"""A Spark session for the length of a ``with``: started quietly, ended in order.
+"""A Spark session as a context manager, which starts quietly and ends in order.
 
     with spark_session(SparkSettings()) as spark:
         spark.read.format("nsq-archive").load("/var/nsq").count()
 
-Everything that Spark needs comes together here: Java (`java`), workers that run this very Python
-and not the first ``python3`` in PATH (`spark_settings`), a clean terminal, and nothing left on
-disk.
+A session needs Java (`java`), workers that run this Python and not the first ``python3`` in PATH
+(`spark_settings`), a clean terminal, and a disk without leftovers.
 
-The JVM is what ``pyspark`` itself would start, with two differences: its output, and that of the
-Python workers below it, goes to the session's log; and it is in a session of its own, so that ^C in
-the terminal reaches only this process, which then ends Spark in order. It never outlives this
-process: it ends when its stdin does. A process has one session: pyspark keeps the JVM.
+The JVM is started as by ``pyspark`` itself, with two differences. Its output, and that of its
+Python workers, goes to the session's log. And it has its own process group, so that ^C in the
+terminal reaches only this process, which then ends Spark in order. The JVM never outlives this
+process, because it ends with its stdin. A process has one session, because pyspark keeps the JVM.
 
-The log receives what the JVM, the Python workers and pyspark itself say. A stream may run for
+The log receives the output of the JVM, the Python workers and pyspark itself. A stream may run for
 months, so log4j bounds its size (`log4j2.properties`).
 
-Spark removes its temporary files only when it ends in good order. So each session has a scratch
-directory that is locked while the session lives, and the next session removes those that are not
-locked any more: what ``kill -9`` left.
+Spark removes its temporary files only at an orderly end. So each session locks a scratch directory,
+and the next session removes the directories without a lock, which ``kill -9`` left.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ from nsqtools.spark.spark_settings import (
     JARS,
     PACKAGES,
     SparkSettings,
-    note_jars,
+    cache_jars,
     spark_conf,
     spark_environ,
     store_credentials,
@@ -70,7 +68,7 @@ if TYPE_CHECKING:
     from nsqtools.archive.slices import Done, Job
 
 STOP_TIMEOUT_S = 20.0
-HURRIED_S = 1.5
+HURRIED_S = 1.5  # After a signal, the user waits for the end.
 CANCEL_S = 0.1
 MASTER_PORT = 7077
 MASTER_TIMEOUT_S = 10.0
@@ -79,15 +77,15 @@ COMPLAINT = re.compile(
     r'(?:Exception in thread "\w+" (?:[\w$]+\.)*[\w$]+: (.*)|Error: .*|Error occurred during .*'
     r"|Unrecognized .*|Invalid .*)"
 )
-"""How the JVM, or Spark's launcher in it, begins the line with the reason for not starting."""
+"""The line with which the JVM, or Spark's launcher in it, explains why it does not start."""
 
 
 @contextmanager
 def spark_session(settings: SparkSettings) -> Iterator[SparkSession]:
-    """Start Spark, with the formats of nsqtools registered, and end it at the end.
+    """Start Spark, with the formats of nsqtools registered, and stop it at the end.
 
-    Raises `NsqError`: the extra or Java is missing, the JVM does not start, Spark refuses its
-    settings. Raises `ConfigurationError` where this process has a session already.
+    Raises `NsqError` if the extra or Java is missing, the JVM does not start, or Spark refuses its
+    settings, and `ConfigurationError` if this process already has a session.
     """
     require_pyspark()
     from pyspark import SparkConf, SparkContext
@@ -96,7 +94,7 @@ def spark_session(settings: SparkSettings) -> Iterator[SparkSession]:
     if SparkSession.getActiveSession() is not None:
         raise ConfigurationError(
             "this process has a Spark session already",
-            hint="Use that one: nsqtools.spark.register(spark) makes the formats known to it.",
+            hint="Use that session: nsqtools.spark.register(spark) adds the formats to it.",
         )
     reach_master(settings.master)
     java = find_java(os.environ)
@@ -109,30 +107,32 @@ def spark_session(settings: SparkSettings) -> Iterator[SparkSession]:
         gateway = start_jvm(settings, scratch, log.fileno())
         stack.callback(end_jvm, gateway.proc, HURRIED_S)
         stack.enter_context(spark_errors(settings))
-        # not in the command of the JVM, which all can read
-        found = {} if settings.is_local else store_credentials(settings)
+        # Secrets must not be in the command line of the JVM, which every user can read.
+        credentials = {} if settings.is_local else store_credentials(settings)
         secrets = SparkConf(loadDefaults=False)
-        secrets.setAll([(f"spark.executorEnv.{name}", found[name]) for name in found])
+        secrets.setAll([(f"spark.executorEnv.{name}", credentials[name]) for name in credentials])
         handler = signal.getsignal(signal.SIGINT)
         context = SparkContext(conf=secrets, gateway=gateway)
         if current_thread() is main_thread():
-            signal.signal(signal.SIGINT, handler)  # commands have their own, which cancels jobs
+            # Spark has replaced the handler of the command, which cancels jobs.
+            signal.signal(signal.SIGINT, handler)
         try:
-            with spark_errors(settings):  # while the JVM can still say what went wrong
+            with spark_errors(settings):  # The text of an error is fetched from the living JVM.
                 redirect_accumulator_errors(context, log.write)
                 spark = SparkSession(context)
                 register(spark)
                 conf = context.getConf()
                 if (packages := conf.get(PACKAGES)) and (jars := conf.get(JARS)):
-                    note_jars(packages.split(","), jars)
+                    cache_jars(packages.split(","), jars)
                 yield spark
         finally:
-            is_hurried = not isinstance(sys.exception(), Exception | None)  # a signal
+            # An exception such as SystemExit comes from a signal.
+            is_hurried = not isinstance(sys.exception(), Exception | None)
             disconnect(context, gateway, HURRIED_S if is_hurried else STOP_TIMEOUT_S)
 
 
 def require_pyspark() -> None:
-    """Raise `NsqError` where the extra ``spark`` is missing, or is too old."""
+    """Raise `NsqError` if the extra ``spark`` is missing or too old."""
     install = "Install them with: pip install 'nsqtools[spark]'"
     try:
         import pyarrow  # noqa: F401
@@ -145,9 +145,9 @@ def require_pyspark() -> None:
 
 
 def reach_master(master: str) -> None:
-    """Check that one of the masters of a standalone cluster can be reached.
+    """Check that a master of a standalone cluster is reachable. Raises `ConnectionFailed`.
 
-    Spark itself retries silently for a minute. Raises `ConnectionFailed`.
+    Spark itself would retry silently for a minute.
     """
     if not master.startswith("spark://"):
         return
@@ -164,7 +164,7 @@ def reach_master(master: str) -> None:
 
 @contextmanager
 def session_log(path: Path) -> Iterator[TextIO]:
-    """The log, open to be added to; inside, pyspark and py4j log there and not to stderr.
+    """Open the log for appending, and let pyspark and py4j log to it instead of stderr.
 
     Raises `OutputError`.
     """
@@ -187,21 +187,21 @@ def session_log(path: Path) -> Iterator[TextIO]:
     def not_py4js(record: logging.LogRecord) -> bool:
         return "py4j" not in record.pathname or not handler.handle(record)
 
-    logging.getLogger().addFilter(not_py4js)  # py4j logs a lost connection to the root logger
-    before = [(logger.handlers, logger.propagate) for logger in loggers]
+    logging.getLogger().addFilter(not_py4js)  # py4j logs a lost connection to the root logger.
+    states = [(logger.handlers, logger.propagate) for logger in loggers]
     for logger in loggers:
         logger.handlers, logger.propagate = [handler], False
     try:
         yield log
     finally:
         logging.getLogger().removeFilter(not_py4js)
-        for logger, (handlers, propagate) in zip(loggers, before, strict=True):
+        for logger, (handlers, propagate) in zip(loggers, states, strict=True):
             logger.handlers, logger.propagate = handlers, propagate
         log.close()
 
 
 def start_jvm(settings: SparkSettings, scratch: Path, log: int) -> Any:
-    """Return py4j's gateway to a new JVM. Raises `NsqError` with the reason when it ends."""
+    """Return py4j's gateway to a new JVM. Raises `NsqError` with the reason if it ends."""
     from pyspark.errors import PySparkRuntimeError
 
     try:
@@ -214,64 +214,65 @@ def start_jvm(settings: SparkSettings, scratch: Path, log: int) -> Any:
         )
     except PySparkRuntimeError as error:
         raise NsqError(
-            f"Spark's JVM did not start{reason(last_lines(settings.log_path))}",
+            f"Spark's JVM did not start{start_failure(last_lines(settings.log_path))}",
             hint=f"Its log is {settings.log_path}.",
         ) from error
 
 
-def reason(lines: Sequence[str]) -> str:
-    """Why a JVM did not start, by its output, to be put after a sentence; may be ""."""
+def start_failure(lines: Sequence[str]) -> str:
+    """Return the reason in the output of a JVM that did not start, in brackets, or ""."""
     for line in lines:
-        if found := COMPLAINT.match(line):
-            return f" ({found[1] or line})"
-    said = [line for line in lines if line and not line.startswith(("WARNING", "NOTE", "Picked"))]
-    return f" ({said[-1]})" if said else ""
+        if match := COMPLAINT.match(line):
+            return f" ({match[1] or line})"
+    output = [line for line in lines if line and not line.startswith(("WARNING", "NOTE", "Picked"))]
+    return f" ({output[-1]})" if output else ""
 
 
 def in_tasks(spark: SparkSession, settings: SparkSettings) -> RunJobs:
-    """Run the jobs of a compaction, as a job of Spark: a task that is tried again makes the same
-    file again."""
+    """Return a function that runs the jobs of a compaction as a Spark job.
+
+    A retried task writes the same file again.
+    """
     from nsqtools.archive.slices import run_job
 
     def run(jobs: Sequence[Job]) -> Iterator[tuple[int, Done]]:
         with spark_errors(settings):
             rows = spark.sparkContext.parallelize(list(enumerate(jobs)), max(1, len(jobs)))
-            found = rows.map(lambda each: (each[0], run_job(each[1]))).collect()
-        yield from found
+            results = rows.map(lambda row: (row[0], run_job(row[1]))).collect()
+        yield from results
 
     return run
 
 
 def cancel_jobs(context: SparkContext, ended: Event) -> None:
-    """Cancel the jobs that run, and those that begin, until another thread says ``ended``."""
+    """Cancel running and new jobs until another thread sets ``ended``."""
     while not ended.wait(CANCEL_S):
-        with suppress(Exception):  # the JVM is gone, and its jobs with it
+        with suppress(Exception):  # The JVM, and its jobs, may have ended.
             context.cancelAllJobs()
 
 
 def disconnect(context: SparkContext, gateway: Any, timeout_s: float) -> None:
-    """Stop the session and end the JVM; what does not end in time is killed.
-
-    The stop is asked for on a thread of its own, because py4j gives each thread a connection: that
-    of ours may be in the middle of an answer, when a signal has interrupted it.
-    """
+    """Stop the session and end the JVM, which is killed if it does not end in time."""
 
     def stop() -> None:
-        with suppress(Exception):  # the JVM is gone, which is what is wanted
+        with suppress(Exception):  # The JVM may have ended already.
             context.stop()
             gateway.shutdown()
+
+    # py4j has a connection for each thread. That of this thread may be in the middle of an answer
+    # that a signal has interrupted, so another thread stops the session.
 
     stopper = Thread(target=stop, name="spark-stop", daemon=True)
     stopper.start()
     stopper.join(timeout_s)
     end_jvm(gateway.proc, timeout_s)
-    stopper.join(HURRIED_S)  # its connection has ended
+    stopper.join(HURRIED_S)  # Its connection ended with the JVM.
 
 
 def end_jvm(jvm: Popen[bytes], timeout_s: float) -> None:
-    """End it in order, by ending its stdin; kill it when it does not. Idempotent."""
+    """End a JVM by closing its stdin, and kill it if it does not end in time. Idempotent."""
     assert jvm.stdin is not None
-    with suppress(OSError):  # it is gone already
+    with suppress(OSError):  # The JVM has ended already.
         jvm.stdin.close()
     try:
         jvm.wait(timeout_s)

@@ -1,15 +1,15 @@
-"""What a Spark session is started with: settings, environment, jars, and where its log is.
+"""The settings, environment, jars and log of a Spark session.
 
-Spark reads its settings from many places. Here is decided which of them count: ours, below those of
-the user; and of the environment nothing that would make pyspark start something else.
+Spark reads its settings from many places. The settings of the user override ours, and variables
+that would make pyspark start something else are removed from the environment.
 
-PySpark comes without Hadoop's connectors. Spark fetches them from Maven when a session first needs
-them, and keeps them below ``~/.ivy2``; where there is no network, ``--conf spark.jars=FILES`` names
+PySpark does not include Hadoop's connectors. Spark fetches them from Maven when a session first
+needs them, and stores them below ``~/.ivy2``. Without a network, ``--conf spark.jars=FILES`` names
 them, and nothing is fetched.
 
-Credentials are found once, as for our own reading of the store (`archive.storage_objects`). The
-JVM and the Python workers have them in their environment, and the executors of a cluster through a
-file of settings that only this user can read: an argument of a command can be read by everybody.
+Credentials are resolved once, as for our own access to the store (`archive.storage_objects`). The
+JVM and the Python workers get them in their environment. The executors of a cluster get them in
+settings that only this user can read, because every user can read the arguments of a command.
 """
 
 from __future__ import annotations
@@ -49,20 +49,19 @@ MISLEADING = (
     "SPARK_API_MODE",
     "SPARK_TESTING",
 )
-"""Variables that would make pyspark start something else than the settings ask for."""
+"""Variables that would make pyspark ignore the settings."""
 
 
 @dataclass(frozen=True)
 class SparkSettings:
-    """Where Spark runs and with what.
+    """The settings of a session.
 
-    ``master`` is ``local[*,4]`` (all cores, a task is tried four times) or a cluster:
-    ``spark://host:7077``, ``yarn``, ``k8s://...``. ``driver_memory`` is the heap of the JVM that is
-    started beside this process, as Java has it: ``2g``, ``800m``. ``conf`` holds any of Spark's own
-    settings and wins over ours. ``places`` are what the session reads and writes, as far as it
-    needs jars for it; ``python_places`` need only credentials: no JVM reads or writes them.
-    ``inherited`` are descriptors, of locks, that the JVM keeps open while it lives: it may outlive
-    this process for a moment.
+    ``master`` is ``local[*,4]`` (all cores, four attempts of a task) or a cluster:
+    ``spark://host:7077``, ``yarn``, ``k8s://...``. ``driver_memory`` is the heap of the driver's
+    JVM, in Java's form: ``2g``, ``800m``. ``conf`` has any settings of Spark, which override ours.
+    ``places`` are read or written by Spark, which may need jars. ``python_places`` are used only in
+    Python, and need only credentials. ``inherited`` are descriptors of locks, which the JVM keeps
+    open, because it may outlive this process for a moment.
 
     Raises `ConfigurationError`.
     """
@@ -96,23 +95,23 @@ class SparkSettings:
 
     @property
     def local_slots(self) -> int:
-        """How many tasks run at a time in local mode; 0 where the cluster decides."""
+        """The number of parallel tasks in local mode, 0 for a cluster."""
         if not self.is_local:
             return 0
-        found = re.match(r"local\[(\d+|\*)", self.master)
-        if found is None:
+        match = re.match(r"local\[(\d+|\*)", self.master)
+        if match is None:
             return 1
-        return (os.cpu_count() or 1) if found[1] == "*" else int(found[1])
+        return (os.cpu_count() or 1) if match[1] == "*" else int(match[1])
 
     @property
     def log_path(self) -> Path:
-        """The file that Spark's messages go to."""
+        """The file of Spark's messages."""
         return self.log_file or default_log_file()
 
 
 @cache
 def default_log_file() -> Path:
-    """The log of this process's sessions, in the user's state directory; old ones are removed."""
+    """Return the log of this process, in the user's state directory, and remove old logs."""
     state = user_folder(os.environ, "XDG_STATE_HOME", ".local/state")
     directory = state / "nsqtools" / "spark"
     try:
@@ -122,72 +121,73 @@ def default_log_file() -> Path:
             old.unlink(missing_ok=True)
         if not os.access(directory, os.W_OK):
             raise PermissionError
-    except OSError:  # a service may have no home; in /tmp no name must be predictable
+    except OSError:  # A service may have no home. In /tmp a name must not be predictable.
         directory = Path(tempfile.mkdtemp(prefix="nsq-spark-log-"))
     return directory / f"nsq-spark-{os.getpid()}.log"
 
 
 def spark_environ(settings: SparkSettings, scratch: Path, home: Path) -> dict[str, str | None]:
-    """Variables for the JVM, which runs on the Java in ``home``, and for the Python workers."""
+    """Return variables for the JVM, which runs on the Java in ``home``, and the Python workers."""
     environ: dict[str, str | None] = dict.fromkeys(MISLEADING)
     environ |= {"JAVA_HOME": str(home), "SPARK_HOME": str(spark_home())}
-    environ["PYTHONSAFEPATH"] = "1"  # workers look for modules in the current directory first
-    if locale.getencoding().upper() != "UTF-8":  # the JVM cannot have all names of files then
+    # Without this, workers import modules from the current directory first.
+    environ["PYTHONSAFEPATH"] = "1"
+    if locale.getencoding().upper() != "UTF-8":  # The JVM could not open all names of files.
         environ["LC_ALL"] = "C.UTF-8"
     environ |= {"SPARK_LOCAL_DIRS": str(scratch), "PYSPARK_DRIVER_PYTHON": sys.executable}
     if settings.is_local or "PYSPARK_PYTHON" not in os.environ:
         environ["PYSPARK_PYTHON"] = sys.executable
     if settings.is_local:
-        slots = str(settings.local_slots)  # a sink's rate is shared
-        ours = {"NSQ_SPARK_SLOTS": slots, "SPARK_LOCAL_IP": "127.0.0.1"}
-        environ |= {name: os.environ.get(name, ours[name]) for name in ours}
+        slots = str(settings.local_slots)  # The tasks of a sink share its rate.
+        defaults = {"NSQ_SPARK_SLOTS": slots, "SPARK_LOCAL_IP": "127.0.0.1"}
+        environ |= {name: os.environ.get(name, value) for name, value in defaults.items()}
     return environ | store_credentials(settings)
 
 
 def store_credentials(settings: SparkSettings) -> dict[str, str]:
-    """The variables that name a store and have its secrets; none where no place is in one."""
+    """Return the variables with the endpoint and secrets of S3, if a place is in it."""
     s3 = stores((*settings.places, *settings.python_places))
     return store_environ(s3) if s3 is not None else {}
 
 
 def spark_home() -> Path:
-    """``SPARK_HOME`` if it is of the version of the package, else the package itself."""
+    """Return ``SPARK_HOME`` if it has the version of the package, otherwise the package itself."""
     import pyspark
 
-    own = Path(pyspark.__file__).parent
-    given = Path(os.environ.get("SPARK_HOME") or own)
-    if any((given / "jars").glob(f"spark-core_*-{pyspark.__version__}.jar")):
-        return given
-    if not (own / "bin" / "spark-submit").exists():
+    package = Path(pyspark.__file__).parent
+    home = Path(os.environ.get("SPARK_HOME") or package)
+    if any((home / "jars").glob(f"spark-core_*-{pyspark.__version__}.jar")):
+        return home
+    if not (package / "bin" / "spark-submit").exists():
         raise NsqError(
-            f"the pyspark in {own} comes without Spark",
+            f"the pyspark in {package} comes without Spark",
             hint="Uninstall pyspark-client, then: pip install 'nsqtools[spark]'",
         )
-    return own
+    return package
 
 
 def spark_conf(settings: SparkSettings, scratch: Path) -> dict[str, str]:
-    """Spark's settings: ours, under those of the user."""
+    """Return Spark's settings: ours, overridden by those of the user."""
     conf = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.warehouse.dir": (scratch / "warehouse").as_uri(),
-        # A second attempt of a task that still runs would publish everything twice.
+        # A second attempt of a running task would publish everything twice.
         "spark.speculation": "false",
         PUSHDOWN_CONF: "true",
     }
     if (s3 := stores(settings.places)) is not None:
         conf |= store_conf(s3)
-    if settings.is_local:  # any user of this machine could reach Spark's ports
+    if settings.is_local:  # Every user of this machine can connect to Spark's ports.
         conf["spark.authenticate"] = "true"
     conf.update(settings.conf)
     if JARS not in settings.conf:
         needed = needed_packages(settings.places, spark_home())
-        if given := settings.conf.get(PACKAGES):
-            needed.append(given)
-        if settings.is_local and (jars := beside_sparks_own(known_jars(needed), spark_home())):
+        if packages := settings.conf.get(PACKAGES):
+            needed.append(packages)
+        if settings.is_local and (jars := without_spark_jars(cached_jars(needed), spark_home())):
             conf[CLASS_PATH] = ":".join(filter(None, [conf.get(CLASS_PATH), *jars]))
         elif needed:
             conf[PACKAGES] = ",".join(needed)
@@ -216,9 +216,9 @@ SDK_OF_HADOOP = {"3.5.0": "2.35.4"}
 
 
 def needed_packages(places: Iterable[Place], home: Path) -> list[str]:
-    """Return the Maven coordinates for some places that ``home`` has no jars for.
+    """Return the Maven coordinates that the places need in addition to the jars in ``home``.
 
-    Raises `ConfigurationError` for what does not run with this version of Spark.
+    Raises `ConfigurationError` if this version of Spark does not support a place.
     """
     jars = [path.name for path in (home / "jars").glob("*.jar")]
     needed: list[str] = []
@@ -231,9 +231,9 @@ def needed_packages(places: Iterable[Place], home: Path) -> list[str]:
                 hint="Name them with --conf spark.jars=FILES.",
             )
         sdk = SDK_OF_HADOOP[hadoop]
-        needed += [each.format(hadoop=hadoop, sdk=sdk) for each in HADOOP_AWS]
+        needed += [package.format(hadoop=hadoop, sdk=sdk) for package in HADOOP_AWS]
     if schemes & {"az", "abfss"} and not _version(jars, "hadoop-azure-"):
-        needed += [each.format(hadoop=hadoop) for each in HADOOP_AZURE]
+        needed += [package.format(hadoop=hadoop) for package in HADOOP_AZURE]
     if "gs" in schemes and not _version(jars, "gcs-connector-"):
         raise ConfigurationError(
             "Spark needs Google's connector for gs:// places",
@@ -242,58 +242,58 @@ def needed_packages(places: Iterable[Place], home: Path) -> list[str]:
     return needed
 
 
-def known_jars(needed: Sequence[str]) -> list[str]:
-    """Return the jars that these coordinates were, when a session fetched them; else nothing.
+def cached_jars(needed: Sequence[str]) -> list[str]:
+    """Return the jars of these coordinates if an earlier session has fetched them.
 
-    In local mode they go on the class path: Spark would copy each one for every session.
+    In local mode they are on the class path, because Spark would copy them for every session.
     """
     try:
-        jars = json.loads(_note_of(needed).read_text("utf-8"))
+        jars = json.loads(_jar_list(needed).read_text("utf-8"))
     except (OSError, ValueError):
         return []
     return jars if all(Path(jar).is_file() for jar in jars) else []
 
 
-def beside_sparks_own(jars: Iterable[str], home: Path) -> list[str]:
-    """Leave out what ``home`` has a jar of, of whatever version.
+def without_spark_jars(jars: Iterable[str], home: Path) -> list[str]:
+    """Remove the jars of which ``home`` has any version.
 
     The class path of a driver is searched before Spark's own jars, and Delta depends on a Jackson
-    that Spark does not start with.
+    with which Spark does not start.
     """
-    own = {_artifact(path.name) for path in (home / "jars").glob("*.jar")}
-    return [jar for jar in jars if _artifact(Path(jar).name.partition("_")[2]) not in own]
+    artifacts = {_artifact(path.name) for path in (home / "jars").glob("*.jar")}
+    return [jar for jar in jars if _artifact(Path(jar).name.partition("_")[2]) not in artifacts]
 
 
 def _artifact(name: str) -> str:
-    """What a jar is of: ``delta-spark_4.2_2.13`` for ``delta-spark_4.2_2.13-4.4.0.jar``."""
+    """Return the name without version: ``delta-spark_4.2_2.13-4.4.0.jar`` is
+    ``delta-spark_4.2_2.13``."""
     return re.split(r"-\d", name, maxsplit=1)[0]
 
 
-def note_jars(needed: Sequence[str], jars: str) -> None:
-    """Keep which jars Spark fetched for some coordinates; ``jars`` as its setting has them."""
-    paths = [unquote(urlsplit(each).path) for each in jars.split(",")]
-    note = _note_of(needed)
-    with suppress(OSError):  # the next session fetches them again
-        note.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(note, json.dumps(paths).encode(), is_durable=False)
+def cache_jars(needed: Sequence[str], jars: str) -> None:
+    """Store the jars that Spark fetched for these coordinates, given as in its setting."""
+    paths = [unquote(urlsplit(url).path) for url in jars.split(",")]
+    file = _jar_list(needed)
+    with suppress(OSError):  # Without the list, the next session fetches the jars again.
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(file, json.dumps(paths).encode(), is_durable=False)
 
 
-def _note_of(needed: Sequence[str]) -> Path:
+def _jar_list(needed: Sequence[str]) -> Path:
     cache = user_folder(os.environ, "XDG_CACHE_HOME", ".cache")
     name = hashlib.sha256("\n".join(needed).encode()).hexdigest()[:16]
     return cache / "nsqtools" / f"jars-{name}.json"
 
 
 def _version(jars: Iterable[str], name: str) -> str:
-    found = (jar.removeprefix(name).removesuffix(".jar") for jar in jars if jar.startswith(name))
-    return next(found, "")
+    return next((jar[len(name) : -len(".jar")] for jar in jars if jar.startswith(name)), "")
 
 
 def store_conf(s3: S3Settings) -> dict[str, str]:
-    """Return Spark's settings for s3a; it finds the secrets in the environment."""
+    """Return Spark's settings for s3a, without the secrets, which are in the environment."""
     properties = {
         "fs.s3a.endpoint.region": s3.region,
-        # the other kinds of streams need a jar more, and gain nothing for Parquet of this size
+        # The other kinds of streams need another jar, and are not faster for Parquet of this size.
         "fs.s3a.input.stream.type": "classic",
     }
     if s3.endpoint:
@@ -307,15 +307,15 @@ def store_conf(s3: S3Settings) -> dict[str, str]:
 
 
 def store_environ(s3: S3Settings) -> dict[str, str]:
-    """Return the variables that obstore and s3a find the same credentials by."""
-    named = {f"AWS_{name.upper()}": value for name, value in s3.for_obstore().items()}
+    """Return the variables with the credentials for obstore and s3a."""
+    environ = {f"AWS_{name.upper()}": value for name, value in s3.for_obstore().items()}
     if s3.endpoint:
-        named["AWS_ENDPOINT_URL"] = named.pop("AWS_ENDPOINT")
-    return named
+        environ["AWS_ENDPOINT_URL"] = environ.pop("AWS_ENDPOINT")
+    return environ
 
 
 def stores(places: Iterable[Place]) -> S3Settings | None:
-    """Return the settings of S3 when a place is in it."""
+    """Return the settings of S3 if a place is in it."""
     return s3_settings(environ=os.environ) if _schemes(places) & {"s3", "s3a"} else None
 
 

@@ -1,6 +1,6 @@
-"""Streams of both formats: what needs a PySpark with read limits for Python data sources (4.2.1).
+"""Streams of both formats, which need a PySpark with read limits for Python data sources (4.2.1).
 
-Batches run on older ones, so nothing imports this module before a stream is asked for.
+Batches run on older versions, so this module is imported only for a stream.
 """
 
 from __future__ import annotations
@@ -41,13 +41,16 @@ from nsqtools.spark.publishing.row_outcomes import require_all
 if TYPE_CHECKING:
     from nsqtools.spark.topic_stream import TopicStream
 
-IDLE_SHARE = 2.0  # how long to wait after a look that found nothing, as a share of its time
+# An idle stream waits for this multiple of the time of its last listing, so that listing a large
+# archive takes at most a third of the time.
+IDLE_SHARE = 2.0
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads what comes. One of it lives as long as the query does, and decides; its copies read.
+    """Reads a stream.
 
-    ``make`` makes what decides. The lag of topics is that of the spool, not of nsqd.
+    One instance lives as long as the query and plans its batches, with the stream that ``make``
+    returns. Its copies on executors only read. The lag of topics is that of the spool, not of nsqd.
     """
 
     def __init__(
@@ -63,7 +66,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._not_before_s = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
-        # executors know no address and no secret
+        # Executors get no addresses and no secrets.
         return {**self.__dict__, "_make": None, "_stream": None}
 
     @cached_property
@@ -73,7 +76,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _offset(self, document: dict[str, Any]) -> Offset:
         offset = decode_offset(document)
-        if bool(offset.run) == isinstance(self._stream, ArchiveStream):  # which has no spool
+        if bool(offset.run) == isinstance(self._stream, ArchiveStream):  # An archive has no spool.
             raise ConfigurationError(
                 f"{document!r} is not an offset of {self._source}",
                 hint="A checkpoint belongs to one source; use another one for another source.",
@@ -84,15 +87,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._stream.initial().encode()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return what Spark hands to `latestOffset`: it knows one limit, and we have several."""
+        """Return the limit that Spark passes to `latestOffset`, as a mark for all of our limits."""
         return ReadAllAvailable() if self._options.limits == BatchLimits() else ReadMaxRows(1)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Wait before, when the last look found nothing: Spark asks a hundred times a second.
-
-        Looking at a large archive takes long, and is done less often then.
-        """
+        """Return the end of the next batch, after a pause if the last call found nothing new."""
         end_on_sigterm()
+        # Spark calls this a hundred times a second. The pause grows with the time of a listing.
         time.sleep(max(0.0, self._not_before_s - time.monotonic()))
         began_s = time.monotonic()
         limits = BatchLimits() if isinstance(limit, ReadAllAvailable) else self._options.limits
@@ -103,9 +104,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """What is read, and the lag, in a query's progress: as of the last look."""
+        """Return the source and its lag, as of the last listing, for the progress of the query."""
         lag = self._stream.lag()
-        # Spark describes a source in Python by the name of a Java class
+        # Spark itself would describe a Python source by the name of a Java class.
         return None if lag is None else {"source": self._source, **lag}
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -127,7 +128,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def end_on_sigterm() -> None:
-    """Have `stop` run when Spark ends this process: it sends SIGTERM, and soon another one."""
+    """Let `stop` run when Spark ends this process with SIGTERM, which it soon repeats."""
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _end)
@@ -141,8 +142,8 @@ def _end(number: int, frame: FrameType | None) -> None:
 class NsqStreamWriter(DataSourceStreamArrowWriter):
     """Writes the batches of a stream, each at least once.
 
-    ``problem`` is why no nsqd is known. It matters to the tasks and not to the writer that commits
-    what they have published.
+    ``problem`` is the reason why there is no address of nsqd. Only the tasks raise it, because the
+    writer that commits their reports needs no nsqd.
     """
 
     def __init__(self, plan: SinkPlan, problem: str = "") -> None:
@@ -155,22 +156,22 @@ class NsqStreamWriter(DataSourceStreamArrowWriter):
         return publish(self._plan, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Add up what the tasks did. Raises `NsqError`, which ends the query.
+        """Sum the reports of the tasks. Raises `NsqError`, which ends the query.
 
-        Of a micro-batch each task has written, one without rows, too. Trigger.Continuous writes
-        nothing; there the error is logged, and no epoch is committed.
+        Every task of a micro-batch reports, even one without rows. Trigger.Continuous passes no
+        rows; its error is logged, and no epoch is committed.
         """
         if None in messages:
             raise ConfigurationError("with Trigger.Continuous a sink in Python gets no rows")
         require_all(outcome_of(messages, f"published: batch {batchId}", self._plan.outcome))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Report what the successful tasks did: it cannot be undone."""
+        """Report the outcome of the successful tasks, which cannot be undone."""
         outcome_of(messages, f"batch {batchId} failed")
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType) -> NsqStreamWriter:
-    """Make the writer of a stream, or the one that commits a batch. Raises `NsqError`."""
+    """Return the writer of a stream, or the writer that commits a batch. Raises `NsqError`."""
     plan = plan_of(options, schema)
     if plan.ledger is not None:
         raise ConfigurationError(

@@ -1,12 +1,11 @@
-"""``format("nsq-table")``, for our own use: rows of messages appended to a Delta table by delta-rs.
+"""``format("nsq-table")``, for internal use: append messages to a Delta table with delta-rs.
 
-    path             the table, which is there
-    app, number      the writer and the number of the commit: one that the table has does nothing
+    path             the table, which must exist
+    app, number      the writer and the number of the commit; a repeated commit does nothing
 
-Each task writes a file for each topic and date, and compares it; the rows of a partition come one
-after the other. The commit is made once, on the driver, with conditional puts where the table is in
-S3: Spark's own log store could overwrite the commit of another writer there. (`mapInArrow` would
-need no format, and needs pandas.)
+Each task writes a file for each topic and date; the rows of a partition must be contiguous. The
+driver commits once, in S3 with a conditional put, because Spark's own log store could overwrite the
+commit of another writer there. (`mapInArrow` would need no format, but pandas.)
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from nsqtools.records.envelope import BodyKind
 
 @dataclass
 class Written(WriterCommitMessage):
-    """The files of a task, which no log names yet."""
+    """The files of a task, which are not committed yet."""
 
     files: list[TableFile]
 
@@ -49,15 +48,16 @@ class TableAppender(DataSourceArrowWriter):
             return Written(list(_files(iterator, self._path, self._kind)))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        files = [file for each in messages if isinstance(each, Written) for file in each.files]
+        tasks = [message for message in messages if isinstance(message, Written)]
+        files = [file for task in tasks for file in task.files]
         DeltaCatalog(self._path).commit(files, app_id=self._app, number=self._number)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Leave files that no log names: a vacuum of the table removes them."""
+        """Leave the uncommitted files, which a vacuum of the table removes."""
 
 
 class TableSink(DataSource):
-    """See above."""
+    """The format ``nsq-table``."""
 
     @classmethod
     def name(cls) -> str:
@@ -71,27 +71,27 @@ class TableSink(DataSource):
 def _files(
     batches: Iterator[pyarrow.RecordBatch], path: str, kind: BodyKind
 ) -> Iterator[TableFile]:
-    """Write rows that are in the order of partitions."""
+    """Write rows that are sorted by partition; yield the files."""
     storage = Place.parse(path)
     if (first := next(batches, None)) is None:
         return
-    of_bodies = [each for each in first.schema if each.name not in RESERVED]
-    own = [each for each in message_schema(kind) if each.name != "topic"]
-    schema = pyarrow.schema([*own, *of_bodies]).remove_metadata()
-    for slot, some in groupby(_cut(chain([first], batches)), lambda each: each[0]):
+    body_fields = [field for field in first.schema if field.name not in RESERVED]
+    message_fields = [field for field in message_schema(kind) if field.name != "topic"]
+    schema = pyarrow.schema([*message_fields, *body_fields]).remove_metadata()
+    for slot, items in groupby(_split(chain([first], batches)), lambda item: item[0]):
         name = f"{slot.folder}/ingest-{uuid.uuid4().hex}.parquet"
         with draft_for(storage) as draft:
-            file = write((fitted(part, schema, kind) for _, part in some), draft, schema)
+            file = write((fitted(part, schema, kind) for _, part in items), draft, schema)
             publish(draft, storage, name)
         yield replace(file, path=name, partition=slot.values)
 
 
-def _cut(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[tuple[Slot, pyarrow.RecordBatch]]:
-    """Cut batches where their partition changes."""
+def _split(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[tuple[Slot, pyarrow.RecordBatch]]:
+    """Split batches where their partition changes."""
     for batch in batches:
         keys = zip(*(batch[name].to_pylist() for name in PARTITIONS), strict=True)
         begin = 0
-        for key, some in groupby(keys):
-            count = len(list(some))
+        for key, rows in groupby(keys):
+            count = len(list(rows))
             yield Slot(*key), batch.slice(begin, count)
             begin += count

@@ -1,30 +1,30 @@
-"""A live topic as a stream, without Spark: its options, its spool, and the stream over that.
+"""A live topic as a stream, without Spark: its options, its spool, and the stream over the spool.
 
     topic, channel, spoolDir     required; topicPattern in place of topic is a regular expression
     maxSpoolBytes, maxSpoolRows  pause above, resume below half (default: 1 GiB)
-    flushInterval                how long a message waits for others before it is durable (50ms)
-    idleTimeout                  a channel that is silent this long is empty: availableNow (2s)
+    flushInterval                the longest wait of a message until it is durable (50ms)
+    idleTimeout                  a channel is empty after this silence, for availableNow (2s)
     pollInterval, maxRowsPerTrigger, maxBytesPerTrigger, maxFilesPerTrigger, minRowsPerTrigger,
     maxTriggerDelay, failOnDataLoss, partitionBytes, minPartitions, body, schema
-                                 as of nsq-archive
+                                 as for nsq-archive
 
-and those of the connection, see `format_options`.
+and options of the connection, see `format_options`.
 
-An archiver runs on a thread of the process that plans the query's batches, and writes into a
-directory of the query, its *spool*. A message is FINished when it is durable there, so the spool is
-the truth, and a message that is delivered again after a crash is recognized there.
+An archiver runs on a thread of the process that plans the batches of a query, and writes into the
+query's directory, its *spool*. A message is finished when it is durable there. The spool also
+recognizes a message that is redelivered after a crash.
 
     <spoolDir>/<run>/.spool.json       topics and channel
-    <spoolDir>/<run>/.spool.lock       held by the process that writes
+    <spoolDir>/<run>/.spool.lock       locked by the process that writes
 
-The run is named after topics and channel (up to version 0.2 it was made up), and offsets name it.
-So a query with a new checkpoint takes what nsqd no longer has and no query has read: of one that
-crashed before an offset was written, or whose checkpoint is gone.
+The name of the run is a hash of topics and channel (random up to version 0.2), and is part of the
+offsets. So a query with a new checkpoint reads the finished messages that no query has read: those
+of a query that crashed before it stored an offset, or whose checkpoint is gone.
 
-Too much unread in the spool pauses the archiver (RDY 0) until half of it is read.
+If too much of the spool is unread, the archiver is paused (RDY 0) until half of it has been read.
 
-A batch's files are removed after Spark commits it, which is when it plans the next one: only those
-that the committed offset has as read to their end.
+The files of a batch are removed after Spark commits it, which is when Spark plans the next batch.
+Only files that the committed offset counts as completely read are removed.
 """
 
 from __future__ import annotations
@@ -70,9 +70,10 @@ from nsqtools.tail.tail import RunLimits
 log = logging.getLogger("nsqtools")
 
 ABOUT, LOCK = ".spool.json", ".spool.lock"
-LOCK_WAIT_S = 20.0  # of a process that is ending
+LOCK_WAIT_S = 20.0  # The process of an ended query still writes its last messages.
 LOCK_POLL_S = 0.1
-REFRESH_S = 15.0  # how often topics that match a pattern are looked for
+REFRESH_S = 15.0  # The interval of lookups of topics that match a pattern.
+# Only whole files are removed, so small files bound the space of messages that have been read.
 FILE_SIZE = 32 << 20
 FILE_AGE_S = 30.0
 DEFAULT_POLL_S = 0.05
@@ -80,27 +81,27 @@ DEFAULT_POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class SpoolSettings:
-    """What is spooled, where, and how much of it; times are seconds."""
+    """The topics and the limits of a spool; times are seconds."""
 
     folder: Path
     topics: tuple[str, ...]
     channel: str
     pattern: str = ""
-    """In place of topics: those whose name contains a regular expression, now and later."""
+    """A regular expression in place of topics, which also selects later ones."""
     max_bytes: int = 1 << 30
     max_rows: int | None = None
     flush_s: float = 0.05
     idle_s: float = 2.0
-    """A channel that sends nothing for this long is empty, for ``availableNow``."""
+    """The silence after which a channel is considered empty, for ``availableNow``."""
 
     @property
     def description(self) -> str:
-        """What is read, for people."""
+        """The source of the messages, as a text for people."""
         topics = f"topic {', '.join(self.topics)}" if self.topics else f"topics of {self.pattern}"
         return f"{topics}, channel {self.channel}"
 
     def about(self) -> dict[str, object]:
-        """The identity of a spool's query, as it is stored."""
+        """Return the identity of the query, which its spool stores."""
         about: dict[str, object] = {"topics": sorted(self.topics), "channel": self.channel}
         return about | ({"pattern": self.pattern} if self.pattern else {})
 
@@ -111,7 +112,7 @@ class SpoolSettings:
 
 
 class TopicSettings(NamedTuple):
-    """All of it."""
+    """All settings of a stream of topics."""
 
     spool: SpoolSettings
     read: ReadSettings
@@ -150,7 +151,7 @@ def topic_settings(given: Mapping[str, str], environ: Mapping[str, str]) -> Topi
     stream = batch_settings(options, DEFAULT_POLL_S)
     connection = read_connection(options, environ)
     if pattern:
-        ConsumedTopics((), connection, pattern)  # refuses what is none
+        ConsumedTopics((), connection, pattern)  # Raises for an invalid pattern.
     options.end()
     return TopicSettings(spool, read, stream, connection)
 
@@ -159,7 +160,7 @@ def topic_settings(given: Mapping[str, str], environ: Mapping[str, str]) -> Topi
 
 
 class Fill(NamedTuple):
-    """How much is unread."""
+    """An amount of messages in the spool."""
 
     rows: int
     bytes: int
@@ -169,13 +170,13 @@ class Fill(NamedTuple):
         return Fill(self.rows - other.rows, self.bytes - other.bytes)
 
     def exceeds(self, settings: SpoolSettings, share: float = 1.0) -> bool:
-        """Tell whether it is more than a share of what is allowed."""
+        """Return whether it exceeds a share of the limits."""
         too_many = settings.max_rows is not None and self.rows > settings.max_rows * share
         return too_many or self.bytes > settings.max_bytes * share
 
 
-def about(directory: Path) -> object:
-    """Return whose spool it is, as `SpoolSettings.about` has it; None when there is none."""
+def read_about(directory: Path) -> object:
+    """Return the stored `SpoolSettings.about` of a spool, None if there is none."""
     try:
         return json.loads((directory / ABOUT).read_text("utf-8"))
     except (OSError, ValueError):
@@ -196,28 +197,28 @@ class Spool:
         self._begun = threading.Event()
         self._failure: BaseException | None = None
         self._read_before = Fill(0, 0)
-        """What the archiver wrote that is not unread any more, less what was unread before it."""
+        """The written messages that have been read, minus those that were unread before them."""
         self._is_paused = False
 
     @property
     def has_begun(self) -> bool:
-        """Whether the archiver knows what was written before."""
+        """Whether the archiver has loaded the identities of earlier messages."""
         return self._begun.is_set() and self._failure is None
 
     @property
     def problem(self) -> str:
-        """What keeps messages in NSQ, and why; empty when nothing does."""
+        """The reasons why messages stay in NSQ, or ""."""
         unreached = self._archiver.unreached if self._archiver else ()
         return "; ".join(filter(None, [self._unwritten, *unreached]))
 
     @property
     def _unwritten(self) -> str:
         states = self._archiver.states.values() if self._archiver else ()
-        reason = next((each.problem for each in states if each.problem), "")
+        reason = next((state.problem for state in states if state.problem), "")
         return reason and f"cannot write the spool {self.directory} ({reason})"
 
     def open(self) -> None:
-        """Make the directory and hold it. Raises `OutputError` when another process has it."""
+        """Create and lock the directory. Raises `OutputError` if another process has the lock."""
         with translating_errors("use", ""):
             self.directory.mkdir(parents=True, exist_ok=True)
             deadline_s = time.monotonic() + LOCK_WAIT_S
@@ -230,15 +231,15 @@ class Spool:
                     )
                 time.sleep(LOCK_POLL_S)
             self._lock = lock
-            if about(self.directory) != self._settings.about():
+            if read_about(self.directory) != self._settings.about():
                 text = json.dumps(self._settings.about())
                 replace_file(self.directory / ABOUT, text.encode(), 0o666)
                 sync_folder(self._settings.folder)
 
-    # -- taking messages ------------------------------------------------------------------------
+    # -- consuming ------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Take messages from now on; returns when the topics are connected."""
+        """Start consuming; return when the topics are connected."""
         if self._thread is None:
             self._begin(RunLimits(), self._regulate)
             self._begun.wait()
@@ -246,12 +247,11 @@ class Spool:
             raise self._failure
 
     def collect(self, is_past: Callable[[], bool]) -> bool:
-        """Take what there is, until the channels are idle or the spool is full.
+        """Consume until the channels are idle or the spool is full.
 
-        Returns whether all that was there is spooled.
-        On a busy topic that never happens, so it also ends once ``is_past`` returns that messages
-        now received were published after the start. Raises `OutputError` where nothing can be
-        written: otherwise only Spark's log would say so.
+        A busy channel is never idle, so this also ends when ``is_past`` returns that the received
+        messages were published after the start. Returns whether all earlier messages are spooled.
+        Raises `OutputError` if the spool cannot be written, which otherwise only Spark's log has.
         """
         began_s = time.monotonic()
         problem = ""
@@ -259,9 +259,9 @@ class Spool:
         def stop_when_enough() -> None:
             nonlocal problem
             assert self._archiver is not None
-            has_seen_all = time.monotonic() - began_s > self._settings.idle_s
-            problem = problem or (self._unwritten if has_seen_all else "")
-            if problem or self._fill().exceeds(self._settings) or (has_seen_all and is_past()):
+            has_waited = time.monotonic() - began_s > self._settings.idle_s
+            problem = problem or (self._unwritten if has_waited else "")
+            if problem or self._fill().exceeds(self._settings) or (has_waited and is_past()):
                 self._archiver.stop()
 
         self._begin(RunLimits(idle_s=self._settings.idle_s), stop_when_enough)
@@ -295,7 +295,7 @@ class Spool:
         self._thread.start()
 
     def _archive_settings(self) -> ArchiveSettings:
-        # no name is used twice: what reads them may still know an earlier file by it
+        # The time makes names unique, because a reader may have cached an earlier file by its name.
         name = FileNaming("spool.<TOPIC>.<HOST><REV>.jsonl", host=f"{time.time_ns():x}")
         return ArchiveSettings(
             Directories(self.directory, self.directory),
@@ -315,7 +315,7 @@ class Spool:
             self._begun.set()
 
     def stop(self) -> None:
-        """Write and FINish what was delivered, finish the files, and release the spool."""
+        """Write and finish the delivered messages, close the files, and unlock the spool."""
         if self._archiver is not None and self._thread is not None:
             self._archiver.stop()
             self._thread.join()
@@ -324,13 +324,10 @@ class Spool:
             os.close(self._lock)
             self._lock = None
 
-    # -- not too much of it ---------------------------------------------------------------------
+    # -- limits ---------------------------------------------------------------------------------
 
     def note_unread(self, lag: Mapping[str, int] | None) -> None:
-        """Note what is unread now, if that is known: see `ArchiveStream.lag`.
-
-        What was written a moment ago may be missing in it.
-        """
+        """Record the unread amount of `ArchiveStream.lag`, which may lack the latest messages."""
         if lag is not None:
             unread = Fill(lag["rows_behind"], lag["bytes_behind"])
             self._read_before = self._written().less(unread)
@@ -346,8 +343,8 @@ class Spool:
         assert self._archiver is not None
         is_full = self._fill().exceeds(self._settings, share=0.5 if self._is_paused else 1.0)
         if is_full != self._is_paused:
-            said = "is full; no messages are taken" if is_full else "has room again"
-            log.warning("the spool %s %s", self.directory, said)
+            state = "is full; no messages are taken" if is_full else "has room again"
+            log.warning("the spool %s %s", self.directory, state)
             self._is_paused = is_full
             self._archiver.set_paused(is_full)
 
@@ -356,7 +353,7 @@ class Spool:
 
 
 class TopicStream:
-    """Answers what a stream's reader is asked. Methods raise `NsqError`."""
+    """Plans the batches of a stream's reader over a spool. Methods raise `NsqError`."""
 
     def __init__(self, settings: TopicSettings) -> None:
         self._settings = settings
@@ -366,15 +363,15 @@ class TopicStream:
         self._is_all_spooled = False
 
     def initial(self) -> Offset:
-        """Return where a new query starts. The same each time it is asked."""
+        """Return the start of a new query, which is always the same."""
         return Offset(is_start=True, run=self._settings.spool.run)
 
     def freeze(self) -> None:
-        """End once what is in the topics now has been read: ``availableNow``."""
+        """End the stream after the current messages of the topics: ``availableNow``."""
         self._is_bounded = True
 
     def latest(self, start: Offset, limits: BatchLimits) -> Offset:
-        """Return where the next batch ends, or ``start`` when there is nothing new."""
+        """Return the end of the next batch, or ``start`` if there is nothing new."""
         spool, archive = self._use(start.run, is_new=start.is_start)
         if self._is_bounded:
             return self._latest_bounded(spool, archive, start, limits)
@@ -384,9 +381,9 @@ class TopicStream:
         return end
 
     def lag(self) -> dict[str, Any] | None:
-        """Return how much of the spool follows the last offset, and any ``problem`` of filling it.
+        """Return the amount of the spool after the last offset, and any ``problem`` of filling it.
 
-        None before there is one.
+        None before the first offset.
         """
         lag = self._archive.lag() if self._archive else None
         problem = self._spool and self._spool.problem
@@ -395,8 +392,9 @@ class TopicStream:
     def _latest_bounded(
         self, spool: Spool, archive: ArchiveStream, offset: Offset, limits: BatchLimits
     ) -> Offset:
-        """Read what was left; then spool what there is and read that, again when the spool was full
-        before all was in it."""
+        """Return the end of the next batch of a bounded stream."""
+        # The rest of an earlier run is read first. Then the topics are spooled and read, several
+        # times if the spool becomes full before all messages are in it.
         while True:
             end = archive.latest(offset, limits)
             if end != offset or self._is_all_spooled:
@@ -406,15 +404,16 @@ class TopicStream:
             archive.freeze()
 
     def plan(self, start: Offset, end: Offset) -> list[ReadPartition]:
-        """Plan to read what lies between two offsets; the run is that of the end."""
+        """Plan a batch between two offsets; the end determines the run."""
         _, archive = self._use(end.run, is_new=False)
         return archive.plan(start if start.run == end.run else Offset(), end)
 
     def commit(self, end: Offset) -> None:
-        """Remove the files that are read to their end, and never asked for again."""
+        """Remove the files that have been read completely."""
         spool = self._spool
         if spool is None or spool.run != end.run or not spool.has_begun:
-            return  # what the archiver must recognize is not known yet: the next commit removes it
+            # The archiver still needs the identities in these files. The next commit removes them.
+            return
         files = Listing(ReadSettings((str(spool.directory),))).files(lambda damage: None)
         read = [
             Path(file.shown)
@@ -432,13 +431,13 @@ class TopicStream:
                     index.unlink(missing_ok=True)
 
     def stop(self) -> None:
-        """End the archiver; messages that it received and did not write are requeued."""
+        """Stop the archiver, which requeues received messages that it has not written."""
         if self._spool is not None:
             self._spool.stop()
             self._spool = None
 
     def _use(self, run: str, *, is_new: bool) -> tuple[Spool, ArchiveStream]:
-        """Have the spool of a run, which must be there unless the query is new."""
+        """Open the spool of a run, which must exist unless the query is new."""
         if self._spool is None or self._archive is None or self._spool.run != run:
             self.stop()
             spool = Spool(run, self._settings.spool, self._settings.connection)
@@ -450,16 +449,16 @@ class TopicStream:
         return self._spool, self._archive
 
     def _check(self, spool: Spool) -> None:
-        """Refuse a checkpoint whose spool is gone, or that of other topics."""
+        """Refuse a checkpoint whose spool is gone, or has other topics."""
         if not spool.directory.is_dir():
             problem = f"the spool {spool.directory} is gone, with messages that are not read"
             hint = "Restore it, start with a new checkpoint, or set failOnDataLoss=false."
             if self._settings.stream.fail_on_data_loss:
                 raise NsqError(problem, hint=hint)
             log.warning("%s; continuing without it", problem)
-        before, now = about(spool.directory), self._settings.spool.about()
-        if before is not None and before != now:
+        stored, expected = read_about(spool.directory), self._settings.spool.about()
+        if stored is not None and stored != expected:
             raise ConfigurationError(
-                f"the checkpoint belongs to {json.dumps(before)}, not to {json.dumps(now)}",
-                hint="Give each set of topics and each channel a checkpoint of its own.",
+                f"the checkpoint belongs to {json.dumps(stored)}, not to {json.dumps(expected)}",
+                hint="Each set of topics and each channel needs its own checkpoint.",
             )

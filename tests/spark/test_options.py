@@ -22,7 +22,7 @@ from nsqtools.spark.archives.read_settings import (
     archive_settings,
     stream_settings,
 )
-from nsqtools.spark.format_options import Options, as_options, hand_on_secrets, read_connection
+from nsqtools.spark.format_options import Options, as_options, export_secrets, read_connection
 from nsqtools.spark.publishing.publish_task import SinkPlan, make_folders, sink_plan
 from nsqtools.spark.topic_stream import topic_settings
 
@@ -106,7 +106,7 @@ def test_a_connection_survives_being_handed_on_and_no_option_has_a_secret_of_it(
     environ = {"NSQ_NSQD_HTTP_ADDRESS": "of:another"}
 
     given = as_options(settings)
-    hand_on_secrets(settings, environ)
+    export_secrets(settings, environ)
 
     assert "s3cret" not in str(given)
     absolute = secret | {"tls_root_ca_file": str(Path("ca.pem").absolute())}

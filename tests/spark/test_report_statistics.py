@@ -78,7 +78,7 @@ def test_figures_are_what_counting_gives(spark: SparkSession) -> None:
 def test_too_many_rows_are_refused_and_a_time_is_cut_to_what_it_needs(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reporting, "MOST_ROWS", 10)
+    monkeypatch.setattr(reporting, "MAX_ROWS", 10)
 
     with pytest.raises(ConfigurationError, match="more than 10 rows"):
         collect_figures(frame(spark, random_rows(100)), 60 * SECOND)
@@ -96,7 +96,7 @@ def test_gaps_are_the_pauses_that_are_longer(spark: SparkSession, longer_than_s:
     pauses = [(topic, *pair) for topic, some in times.items() for pair in pairwise(sorted(some))]
     expected = [each for each in pauses if each[2] - each[1] > longer_than_s * SECOND]
     expected.sort(key=lambda gap: gap[1] - gap[2])
-    longest = sorted(expected[: reporting.MOST_GAPS], key=lambda gap: (gap[1], gap[0]))
+    longest = sorted(expected[: reporting.MAX_GAPS], key=lambda gap: (gap[1], gap[0]))
 
     found, count = collect_gaps(frame(spark, rows), longer_than_s * SECOND)
 

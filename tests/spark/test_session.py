@@ -22,11 +22,11 @@ from nsqtools.spark.failures import last_lines
 from nsqtools.spark.session import environment, require_pyspark, session_log, spark_session
 from nsqtools.spark.spark_settings import (
     SparkSettings,
-    beside_sparks_own,
     default_log_file,
     spark_conf,
     spark_environ,
     spark_home,
+    without_spark_jars,
 )
 
 pyspark = pytest.importorskip("pyspark")
@@ -162,7 +162,7 @@ def test_sparks_own_jars_count_and_without_a_home_the_log_is_out_of_reach(
     for name in ("jackson-databind-2.21.2.jar", "jackson-core-2.21.2.jar", "delta-x-1.jar"):
         (tmp_path / "jars" / name).touch()
 
-    assert beside_sparks_own(FETCHED, tmp_path) == [FETCHED[0], FETCHED[3]]
+    assert without_spark_jars(FETCHED, tmp_path) == [FETCHED[0], FETCHED[3]]
     (tmp_path / "home").write_text("not a directory")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

@@ -35,7 +35,7 @@ from nsqtools.spark.publishing.publish_task import (
     advance,
     byte_strings,
     chunk_of,
-    fitting,
+    count_fitting,
 )
 from nsqtools.spark.publishing.row_outcomes import (
     AHEAD_ROWS,
@@ -365,10 +365,10 @@ def test_a_row_is_known_by_its_origin_and_a_batch_ends_before_it_is_too_large() 
     assert chunk.message(0, "a") == Envelope("a", "", b"0" * 16, 0, 0, b"x")
     half = b"x" * (1 << 18)
 
-    assert fitting([half] * 5, 1 << 19) == 2
-    assert fitting([b"x" * (1 << 20), half], 1 << 19) == 1
-    assert fitting([None, b"", b"x"], 1 << 19) == 3
-    assert fitting([b"x", b"y"], 0) == 1
+    assert count_fitting([half] * 5, 1 << 19) == 2
+    assert count_fitting([b"x" * (1 << 20), half], 1 << 19) == 1
+    assert count_fitting([None, b"", b"x"], 1 << 19) == 3
+    assert count_fitting([b"x", b"y"], 0) == 1
 
 
 def test_done_and_counted_is_what_comes_before_the_first_span_that_is_under_way() -> None:

@@ -1,4 +1,4 @@
-"""``nsq spark doctor``: why Spark would not work here."""
+"""``nsq spark doctor``: check whether Spark works on this machine and its cluster."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def doctor(*, form: ListingForm, spark: SparkChoice, runtime: Session) -> int:
     findings = list(examine(runtime, spark))
     write_records(runtime, COLUMNS, list(map(asdict, findings)), form)
     if not form.is_document:
-        for hint in dict.fromkeys(each.hint for each in findings if each.hint):
+        for hint in dict.fromkeys(finding.hint for finding in findings if finding.hint):
             runtime.info(f"hint: {hint}")
-    has_failed = any(each.state == FAILED for each in findings)
+    has_failed = any(finding.state == FAILED for finding in findings)
     return ExitStatus.FAILED if has_failed else ExitStatus.DONE
 
 
 def examine(runtime: Runtime, spark: SparkChoice) -> Iterator[Finding]:
-    """This machine and, when a session can start, the executors."""
+    """Check this machine and, if a session starts, the executors."""
     from nsqtools.spark.doctor import FAILED, OK, Finding, check_driver, check_executors
 
-    here = list(check_driver())
-    yield from here
-    if any(each.state == FAILED for each in here):
+    driver = list(check_driver())
+    yield from driver
+    if any(finding.state == FAILED for finding in driver):
         return
     settings = spark.settings("nsq spark doctor")
     began_s = runtime.monotonic()

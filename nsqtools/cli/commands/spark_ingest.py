@@ -64,7 +64,7 @@ class TopicInput(OptionSet):
         runtime: Runtime,
     ) -> IngestSource:
         """Return the source. Raises `ConfigurationError`, and what checking the topics raises."""
-        from nsqtools.spark.format_options import as_options, hand_on_secrets
+        from nsqtools.spark.format_options import as_options, export_secrets
         from nsqtools.spark.jobs.ingestion import IngestSource
         from nsqtools.spark.topic_stream import topic_settings
 
@@ -77,7 +77,7 @@ class TopicInput(OptionSet):
                 hint="Give a local or shared directory with --spool-dir.",
             )
         spool = self.spool_dir or places.checkpoint.path / "spool"
-        hand_on_secrets(connection, os.environ)
+        export_secrets(connection, os.environ)
         options = {**as_options(connection), "channel": channel, **options}
         options["spoolDir"] = str(spool.absolute())
         if self.topic_pattern is None:

@@ -72,12 +72,12 @@ def replay(
 ) -> int:
     """Publish messages from archives and Parquet again, in parallel.
 
-    Messages are published in no particular order. With several nsqd each task publishes to one of
-    them, and to the others when that fails. Spark runs a failed task again; with --ledger it
-    continues where it was, and so does the whole replay when it is run again: of each task that was
-    cut off at most 10 batches of 500 messages are published twice (15,000 messages with a ledger in
-    an object store), and counted. Where Spark runs on several machines the directories must be the
-    same on all of them. To keep the original order or speed, use nsq replay.
+    Messages are published in no particular order. With several nsqd, each task publishes to one of
+    them, and to the others if that fails. Spark retries a failed task. With --ledger the retry
+    continues where the task stopped, as does the whole replay when it is run again. An interrupted
+    task publishes at most 10 batches of 500 messages twice (15,000 messages with a ledger in an
+    object store); they are counted. If Spark runs on several machines, the directories must be
+    shared. To keep the original order or speed, use nsq replay.
 
     Examples:
         nsq spark replay /data/nsq --where "topic = 'clicks' AND attempts > 1" --dry-run
@@ -85,7 +85,7 @@ def replay(
     """
     from nsqtools.archive.finding import find_inputs
     from nsqtools.files.scratch import scratch_directory
-    from nsqtools.spark.format_options import as_options, hand_on_secrets
+    from nsqtools.spark.format_options import as_options, export_secrets
     from nsqtools.spark.jobs.replay_job import ReplayJob, ReplayRequest
 
     form.check(COLUMNS)
@@ -100,8 +100,8 @@ def replay(
     ledger, dead_letters = (each and each.absolute() for each in (ledger, dead_letters))
     if dead_letters is not None:
         options["deadLetterPath"] = str(dead_letters)
-    connection.client_options()  # what cannot work is refused before Spark is started
-    hand_on_secrets(connection, os.environ)
+    connection.client_options()  # Raises for invalid options before Spark is started.
+    export_secrets(connection, os.environ)
     inputs = find_inputs(paths)
     settings = spark.settings(
         "nsq spark replay",
@@ -115,7 +115,7 @@ def replay(
         )
         session = stack.enter_context(open_spark(runtime, settings))
         job.open(session)
-        for path in job.left_out:
+        for path in job.excluded:
             runtime.info(
                 f"nsq: {path} is left out: it is in progress, and with a ledger only "
                 "files are read that do not grow"
@@ -132,8 +132,8 @@ def replay(
             status = show_outcome(runtime, outcome, dry_run=False, form=form)
             if ledger is not None and not outcome.is_complete:
                 runtime.info(
-                    f"nsq: run it again to go on; up to {outcome.in_doubt} messages may come "
-                    "twice then"
+                    f"nsq: run it again to continue; up to {outcome.in_doubt} messages may be "
+                    "published twice"
                 )
     return signals.status(otherwise=status)
 
@@ -141,7 +141,7 @@ def replay(
 def show_outcome(
     runtime: Runtime, outcome: ReplayOutcome, *, dry_run: bool, form: Form
 ) -> ExitStatus:
-    """Print the counts, and the reason when not everything was published; return the status."""
+    """Print the counts, and the reason if messages were not published; return the status."""
     from nsqtools.spark.publishing.row_outcomes import document, summary
 
     report = outcome.report

@@ -1,4 +1,4 @@
-"""``nsq spark report``: what went through topics, by the hour."""
+"""``nsq spark report``: figures of topics by the hour, and gaps."""
 
 from __future__ import annotations
 
@@ -56,12 +56,11 @@ def report(
     spark: SparkChoice,
     runtime: Session,
 ) -> int:
-    """Report what went through topics: messages, bytes, sizes, attempts, duplicates and gaps.
+    """Report on topics: messages, bytes, sizes, attempts, duplicates and gaps.
 
-    Reads archives, and the Parquet of nsq spark compact and ingest; they are recognized by what is
-    in them. Every copy of a message counts; a further copy (the same topic, nsqd and id) is also a
-    duplicate, and one that was delivered before (attempts above 1) a redelivery. Times are in
-    UTC.
+    Reads archives, and the Parquet of nsq spark compact and ingest, which are recognized by their
+    content. Every copy of a message counts. A further copy (the same topic, nsqd and id) is also a
+    duplicate, and a message with more than one attempt is a redelivery. Times are in UTC.
 
     Examples:
         nsq spark report /var/nsq --since -24h
@@ -79,45 +78,45 @@ def report(
     with reading.session(runtime, settings) as opened:
         choice = Choice(tuple(topic or ()), time_range(since, until), delimiter, opened.damage)
         with job_progress(runtime, opened.spark):
-            made = make_report(
+            document = make_report(
                 opened.spark, inputs, choice, step_ns=round(by * NS), gap_ns=round(gap * NS)
             )
-        show_report(runtime, made, form)
+        show_report(runtime, document, form)
     return opened.status
 
 
-MOST_GAPS = 20
+GAPS_SHOWN = 20
 
 KEYS = {"time": "begin", "topic": "topic", "messages": "messages", "bytes": "bytes"}
 KEYS |= {name: f"size_{name}" for name in ("p50", "p95", "p99", "max")}
 KEYS |= {f"att_{name}": f"attempts_{name}" for name in ("p50", "p95", "max")}
 KEYS |= {"redelivered": "redeliveries", "duplicates": "duplicates", "nsqd": "nsqd"}
-"""The columns of the table, and what of the document is in them."""
+"""The columns of the table, each with its key in the document."""
 OPTIONAL = ("nsqd", "att_p50", "att_p95", "p99", "att_max", "max", "redelivered", "p50", "bytes")
-"""The columns that a narrow terminal leaves out, the first ones first."""
+"""The columns that are omitted on a narrow terminal, in this order."""
 
 
 def short_moment(moment: str | None) -> str | None:
-    """A time to the second, or to the minute when it is a whole one."""
+    """Shorten a time on a full minute to the minute."""
     return moment.removesuffix(":00Z") + "Z" if moment and moment.endswith(":00Z") else moment
 
 
 def show_report(runtime: Runtime, report: Mapping[str, Any], form: Form) -> None:
-    """Print the intervals; tell the sum, and the longest gaps."""
+    """Print the intervals, the sum and the longest gaps."""
     if form.is_document:
         write_json(runtime, report, indent=2)
         return
     rows = []
-    for each in report["intervals"]:
-        nsqd = ",".join(each["nsqd"]) or None
-        each = {**each, "begin": short_moment(each["begin"]), "nsqd": nsqd}
-        rows.append([each[key] for key in KEYS.values()])
+    for interval in report["intervals"]:
+        nsqd = ",".join(interval["nsqd"]) or None
+        cells = {**interval, "begin": short_moment(interval["begin"]), "nsqd": nsqd}
+        rows.append([cells[key] for key in KEYS.values()])
     write_listing(runtime, tuple(KEYS), rows, form, optional=OPTIONAL)
-    messages = sum(each["messages"] for each in report["topics"])
+    messages = sum(topic["messages"] for topic in report["topics"])
     runtime.info(f"nsq: {messages} messages of {len(report['topics'])} topics")
-    longest = nlargest(MOST_GAPS, report["gaps"], key=lambda gap: gap["seconds"])
+    longest = nlargest(GAPS_SHOWN, report["gaps"], key=lambda gap: gap["seconds"])
     for gap in filter(longest.__contains__, report["gaps"]):
         length = format_duration(round(gap["seconds"], 0 if gap["seconds"] >= 1 else 3))
         runtime.info(f"nsq: gap in {gap['topic']}: {length} from {short_moment(gap['begin'])}")
-    if (more := report["gaps_in_all"] - len(longest)) > 0:
-        runtime.info(f"nsq: and {more} shorter gaps; --json lists the longest 1000")
+    if (hidden := report["gaps_in_all"] - len(longest)) > 0:
+        runtime.info(f"nsq: and {hidden} shorter gaps; --json lists the longest 1000")

@@ -85,32 +85,34 @@ def sql(
     views = named_views(archive or (), parquet or (), bare)
     if count is None:
         count = ROWS_ON_A_TERMINAL if runtime.stdout_is_tty else 0
-    chosen = Bodies(bodies.body, bodies.fields(needed=True))
-    # Spark reads these itself, and archives are read in Python
+    columns = Bodies(bodies.body, bodies.fields(needed=True))
+    # Spark itself reads tables and needs jars for them; archives are read in Python.
     tables = [path for view in views if view.kind != ARCHIVE for path in view.paths]
     archives = [path for view in views if view.kind == ARCHIVE for path in view.paths]
     settings = spark.settings("nsq spark sql", tables, python_places=archives)
     with reading.session(runtime, settings) as opened:
         with job_progress(runtime, opened.spark):
-            plan = plan_query(opened.spark, settings, views, text, opened.damage, chosen)
-            found = QueryRows(plan)
-            if found.twins and form.kind in (FormKind.json, FormKind.jsonl):
+            plan = plan_query(opened.spark, settings, views, text, opened.damage, columns)
+            result = QueryRows(plan)
+            if result.duplicates and form.kind in (FormKind.json, FormKind.jsonl):
+                name = result.duplicates[0]
                 raise ConfigurationError(
-                    f"two columns are called {found.twins[0]}, and an object of JSON has one",
-                    hint=f"Give one another name in the query: {found.twins[0]} AS other.",
+                    f"two columns are called {name}, and an object of JSON has one",
+                    hint=f"Give one another name in the query: {name} AS other.",
                 )
-            rows: Iterable[Any] = found.rows(count and count + 1)
-            if runtime.stdout_is_tty:  # which the progress line is on, too
+            rows: Iterable[Any] = result.rows(count and count + 1)
+            if runtime.stdout_is_tty:
+                # The progress line is on the same terminal, so rows are printed after it.
                 rows = list(rows)
             else:
-                write_rows(runtime, found, rows, count, form)
+                write_rows(runtime, result, rows, count, form)
         if runtime.stdout_is_tty:
-            write_rows(runtime, found, rows, count, form)
+            write_rows(runtime, result, rows, count, form)
     return opened.status
 
 
 def read_query(file: Path, runtime: Runtime) -> str:
-    """The text of a file. Raises `NotFoundError`, and `ConfigurationError` for what is not text."""
+    """Read the query. Raises `NotFoundError`, and `ConfigurationError` for invalid UTF-8."""
     try:
         return runtime.stdin.read() if str(file) == "-" else file.read_text("utf-8")
     except FileNotFoundError as error:
@@ -120,24 +122,26 @@ def read_query(file: Path, runtime: Runtime) -> str:
 
 
 def write_rows(
-    runtime: Runtime, reading: QueryRows, rows: Iterable[Any], count: int, form: Form
+    runtime: Runtime, result: QueryRows, rows: Iterable[Any], count: int, form: Form
 ) -> None:
-    """Print ``count`` rows (0: all), and say so when there are more."""
-    left = iter(rows)
-    wanted = islice(left, count) if count else left
-    headed = bool(reading.columns)  # a statement such as CREATE VIEW has none
-    if form.kind is FormKind.json:  # whose end may be far away: one object a line
+    """Print ``count`` rows (0: all), and report when there are more."""
+    rows = iter(rows)
+    head = islice(rows, count) if count else rows
+    has_header = bool(result.columns)  # A statement such as CREATE VIEW has no columns.
+    if form.kind is FormKind.json:
+        # An array would end only with the query, so each row is an object on a line.
         form = form._replace(kind=FormKind.jsonl)
-    in_full = form.kind is FormKind.jsonl and not form.columns
-    at_a_time = None if runtime.stdout_is_tty else ROWS_AT_A_TIME  # one table, many lines
-    while batch := list(islice(wanted, at_a_time)):
-        if in_full:
-            write_documents(runtime, map(reading.document, batch))
+    is_jsonl = form.kind is FormKind.jsonl and not form.columns
+    # A terminal shows one table, with column widths of all rows; a pipe gets rows as they come.
+    batch_size = None if runtime.stdout_is_tty else ROWS_AT_A_TIME
+    while batch := list(islice(head, batch_size)):
+        if is_jsonl:
+            write_documents(runtime, map(result.document, batch))
         else:
-            cells = map(reading.cells, batch)
-            write_listing(runtime, reading.columns, cells, form, headed=headed)
-        headed = False
-    if headed and not in_full:
-        write_listing(runtime, reading.columns, (), form)
-    if next(left, None) is not None:
+            cells = map(result.cells, batch)
+            write_listing(runtime, result.columns, cells, form, headed=has_header)
+        has_header = False
+    if has_header and not is_jsonl:
+        write_listing(runtime, result.columns, (), form)
+    if next(rows, None) is not None:
         runtime.info(f"nsq: these are the first {count} rows; --count 0 prints all")

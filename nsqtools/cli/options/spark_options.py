@@ -1,10 +1,10 @@
 """The options of ``nsq spark`` commands, and a session for one command.
 
-    def ingest(..., *, spark: SparkChoice, runtime: Session) -> int:
-        with open_spark(runtime, spark) as session, job_progress(runtime, session):
+    def report(..., *, spark: SparkChoice, runtime: Session) -> int:
+        with open_spark(runtime, spark.settings()) as session, job_progress(runtime, session):
             ...
 
-A command that has a text of its own for the progress line leaves `job_progress` out.
+A command with its own text for the progress line does not use `job_progress`.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ ARCHIVES = "Archives"
 
 
 def location(text: str) -> Path:
-    """Read a path or a ``file:`` URL. Raises ``ValueError`` for anything that is not local."""
-    found = place(text)
-    if not found.is_remote:
-        return found.path
+    """Parse a path or a ``file:`` URL. Raises ``ValueError`` for any other place."""
+    parsed = place(text)
+    if not parsed.is_remote:
+        return parsed.path
     raise ValueError(f"{text}: only a directory is supported here, local or mounted")
 
 
 def place(text: str) -> Place:
-    """Read a path, or a place in an object store. Raises ``ValueError`` for any other."""
+    """Parse a path, or a place in an object store. Raises ``ValueError`` for any other text."""
     from nsqtools.archive.place import Place
 
     try:
@@ -61,7 +61,7 @@ def place(text: str) -> Place:
 
 
 def places(texts: Iterable[str]) -> list[Place]:
-    """Read several of them. Raises ``ValueError``."""
+    """Parse several places. Raises ``ValueError``."""
     return [place(text) for text in texts]
 
 
@@ -83,7 +83,7 @@ def place_opt(form: str, help: str, panel: str | None = None) -> Any:
 
 
 class ArchiveReading(OptionSet):
-    """What becomes of damaged archives that a query reads."""
+    """The handling of damaged archives in a query."""
 
     panel = ARCHIVES
     skip_damaged: SkipDamaged = False
@@ -98,21 +98,21 @@ class ArchiveReading(OptionSet):
 
     @contextmanager
     def session(self, runtime: Runtime, settings: SparkSettings) -> Iterator[ArchiveSession]:
-        """A session to read archives in; at its end what was skipped is reported.
+        """Open a session for reading archives, and report the skipped damage at its end.
 
-        Raises `ConfigurationError` when the reports would stay on the machines of executors.
+        Raises `ConfigurationError` if the reports would stay on the machines of executors.
         """
         from nsqtools.spark.archives.damage import read_damage
 
-        with TemporaryDirectory(prefix="nsq-damage-") as here:
-            damage = self._place(Path(here), is_local=settings.is_local)
+        with TemporaryDirectory(prefix="nsq-damage-") as scratch:
+            damage = self._place(Path(scratch), is_local=settings.is_local)
             with naming_flags(), open_spark(runtime, settings) as spark:
                 opened = ArchiveSession(spark, damage)
                 yield opened
             damages = () if damage is None else read_damage(damage)
         opened.status = report_damages(runtime, damages).status
 
-    def _place(self, here: Path, *, is_local: bool) -> Place | None:
+    def _place(self, scratch: Path, *, is_local: bool) -> Place | None:
         from nsqtools.archive.place import LocalPlace
 
         if not self.skip_damaged:
@@ -121,7 +121,7 @@ class ArchiveReading(OptionSet):
             place: Place = self.damage_dir.absolute()
             return place / f"damage-{uuid.uuid4().hex[:12]}"
         if is_local:
-            return LocalPlace(here)
+            return LocalPlace(scratch)
         raise ConfigurationError(
             "--skip-damaged on a cluster needs --damage-dir, which lists what is missing",
             hint="Give a directory that all share, or a place in an object store.",
@@ -130,7 +130,7 @@ class ArchiveReading(OptionSet):
 
 @dataclass
 class ArchiveSession:
-    """``damage`` is where tasks report it; ``status`` is what it means, once that is over."""
+    """A session, the place where its tasks report damage, and at its end the exit status."""
 
     spark: SparkSession
     damage: Place | None
@@ -138,7 +138,7 @@ class ArchiveSession:
 
 
 def name_flags(error: NsqError, instead: str) -> None:
-    """Rewrite a hint that names the format's options to name our flags."""
+    """Replace options of the format by flags of the command in the hint of an error."""
     if "onDamage" in error.hint:
         error.hint = f"Repair it with nsq archive repair, or {instead}."
     error.hint = error.hint.replace("failOnDataLoss=false", "--no-fail-on-data-loss")
@@ -146,7 +146,7 @@ def name_flags(error: NsqError, instead: str) -> None:
 
 @contextmanager
 def naming_flags(instead: str = "leave it out with --skip-damaged") -> Iterator[None]:
-    """Do so to what is raised inside."""
+    """Replace options by flags (`name_flags`) in errors that are raised inside."""
     try:
         yield
     except NsqError as error:
@@ -155,7 +155,7 @@ def naming_flags(instead: str = "leave it out with --skip-damaged") -> Iterator[
 
 
 class SparkChoice(OptionSet):
-    """Where Spark runs, and how; `settings` makes it what a session is started with."""
+    """Where and how Spark runs."""
 
     panel = "Spark"
     master: str = opt(
@@ -182,7 +182,7 @@ class SparkChoice(OptionSet):
         *,
         python_places: Iterable[Place] = (),
     ) -> SparkSettings:
-        """The `SparkSettings` for what a command reads and writes. Raises `ConfigurationError`."""
+        """Return the settings of a session that uses these places. Raises `ConfigurationError`."""
         from nsqtools.spark.spark_settings import SparkSettings
 
         conf = parse_conf(self.conf or ())
@@ -198,7 +198,7 @@ class SparkChoice(OptionSet):
 
 
 def parse_conf(texts: Iterable[str]) -> dict[str, str]:
-    """Read ``KEY=VALUE``. Raises `ConfigurationError`."""
+    """Parse ``KEY=VALUE`` texts. Raises `ConfigurationError`."""
     conf = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -213,10 +213,10 @@ def parse_conf(texts: Iterable[str]) -> dict[str, str]:
 
 @contextmanager
 def open_spark(runtime: Runtime, settings: SparkSettings) -> Iterator[SparkSession]:
-    """A session for a command: says that it starts, and turns Spark's errors into ours.
+    """Open the session of a command, with a progress line while Spark starts.
 
-    INT and TERM end the program: while Spark starts at once, and later by cancelling its jobs,
-    unless the command has a `stop_on_signals` of its own.
+    INT and TERM end the program: immediately while Spark starts, and later by cancelling its jobs,
+    unless the command handles signals itself.
     """
     from nsqtools.spark.session import cancel_jobs, spark_session
 
@@ -224,25 +224,27 @@ def open_spark(runtime: Runtime, settings: SparkSettings) -> Iterator[SparkSessi
         progress.show(lambda: f"starting Spark ({settings.master})")
         with spark_session(settings) as session:
             progress.clear()
-            left = Event()
+            has_ended = Event()
             signals: StopSignals | None = None
             try:
-                with stop_on_signals(partial(cancel_jobs, session.sparkContext, left)) as signals:
+                with stop_on_signals(
+                    partial(cancel_jobs, session.sparkContext, has_ended)
+                ) as signals:
                     yield session
             finally:
-                left.set()
+                has_ended.set()
                 if signals is not None and signals.received is not None:
                     raise SystemExit(signals.status())
 
 
 @contextmanager
 def job_progress(runtime: Runtime, session: SparkSession) -> Iterator[None]:
-    """Show on a terminal how far Spark's jobs are; the line is gone at the end."""
+    """Show the progress of Spark's jobs on a terminal, in a line that is removed at the end."""
 
     def watch(done: Event) -> None:
         tracker = session.sparkContext.statusTracker()
         while not done.wait(INTERVAL_S):
-            if (text := how_far(tracker)) and not done.is_set():
+            if (text := stage_progress(tracker)) and not done.is_set():
                 progress.show(partial(str, text))
 
     with (
@@ -252,11 +254,11 @@ def job_progress(runtime: Runtime, session: SparkSession) -> Iterator[None]:
         yield
 
 
-def how_far(tracker: Any) -> str:
-    """What the stages that run now have done, of pyspark's ``StatusTracker``."""
+def stage_progress(tracker: Any) -> str:
+    """Return the progress of the active stages of pyspark's ``StatusTracker``."""
     try:
         stages = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
-    except Exception:  # the session is ending
+    except Exception:  # The session is ending.
         return ""
     running = [stage for stage in stages if stage is not None]
     if not running:

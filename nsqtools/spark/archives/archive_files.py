@@ -1,30 +1,29 @@
-"""Which files of an archive there are now, and what kind of lines each holds.
+"""List the files of an archive, and detect the kind of lines in each.
 
-A file is identified by its head (writer and number), wherever it is: it moves from ``.NAME.part``
-to NAME, to another directory, maybe to another rev. A listing may therefore meet it twice or, if
-only one place is looked at, not at all. So files in progress are listed first and finished ones
-after them, and of two with one head one is taken. What a file holds is decided by its bytes, never
-by its name.
+A file is identified by its head (writer and number), independent of its place: it moves from
+``.NAME.part`` to NAME, to another directory, and possibly to another rev. A listing may therefore
+contain it twice or, in only one of the places, not at all. So files in progress are listed before
+finished ones, and only one of two files with the same head is kept. The kind of a file is decided
+by its bytes, never by its name.
 
-What was learned is kept for the next listing, because a stream lists ten times a second. Of a file
-in progress only the new lines of the index are read. A directory is read again when its
-modification time has changed, or is so recent that another change could have the same one.
+A stream lists ten times a second, so results are kept for the next listing. Only new lines are read
+from the index of a file in progress. A directory is read again if its modification time has
+changed, or is so recent that a later change could have the same time.
 
-Who plans does not read members of files that cannot have what is asked for. A folder ``topic=x`` is
-not entered for other topics. Then the commit record of a file decides, which has its times: locally
-the total at the end of its index, in an object store its manifest. Only then is an index read.
+Planning reads no members of files that cannot contain selected messages. A folder ``topic=x`` is
+skipped for other topics. Next, the commit record of a file has its range of times: for local files
+the total at the end of the index, in an object store the manifest. Only then is an index read.
 
-In an object store are finished files, each with index and manifest beside it; files in progress
-stay on the disk of their archiver. A listing brings names, sizes and versions in a few requests.
-Manifests are read many at a time, once for each version; what many of them said is kept in a
-`CATALOG` object of their topic's folder for the next reader, if this one may write there. It is a
-cache: each of its lines counts for one version of one object, and who finds no line reads the
-manifest.
+An object store has finished files, each with an index and a manifest; files in progress stay on the
+disk of their archiver. A listing returns names, sizes and versions in a few requests. Manifests are
+read concurrently, once for each version. If this process may write there, their content is stored
+in a `CATALOG` object in the folder of the topic for the next reader. The catalog is a cache: a line
+is valid for one version of one object, and without a line the manifest is read.
 
-Trap: a listing is no snapshot. Between its pages a file may be uploaded, index first, and be listed
-while its index is not: the names of indexes come before those of data. By its name it would not be
-the file any more that the next listing finds by its head. So whether there is an index is asked of
-the index itself, after the listing; and a file that is deleted meanwhile is not listed.
+Trap: a listing is no snapshot. Between two pages a file may be uploaded, index first, and be listed
+without its index, because names of indexes sort before those of data. The file would be identified
+by its name, and by its head in the next listing. So the index itself is requested after the
+listing, and a file that was deleted in the meantime is omitted.
 """
 
 from __future__ import annotations
@@ -76,18 +75,23 @@ from nsqtools.records.naming import Codec
 from nsqtools.spark.archives.damage import ArchiveDamage
 from nsqtools.spark.archives.read_settings import ReadSettings
 
+# File systems have timestamps of up to 2 s (FAT). A directory that is older has changed since its
+# listing only if its modification time differs.
 SETTLED_NS = 2_000_000_000
 
 
-def is_for(folder: str, topics: frozenset[str] | None) -> bool:
-    """Whether a folder may hold messages of some topics (None: of any), by its name."""
+def may_contain_topics(folder: str, topics: frozenset[str] | None) -> bool:
+    """Return whether a folder may contain messages of the topics (None: any), by its name."""
     name, equals, value = folder.partition("=")
     return topics is None or name != "topic" or not equals or unquote(value) in topics
 
 
 class Folder(NamedTuple):
-    """What is in a directory, all in order. ``is_settled``: it can be relied on while ``state``,
-    its device, number and time of change, is the same."""
+    """The sorted content of a directory.
+
+    If it ``is_settled``, it is valid for as long as ``state`` (device, inode and modification time)
+    is the same.
+    """
 
     state: tuple[int, int, int]
     is_settled: bool
@@ -96,14 +100,11 @@ class Folder(NamedTuple):
     finished: list[Path]
 
 
-LOOK_SIZE = 1 << 12
+BEGINNING_SIZE = 1 << 12  # One block of a file system, which holds the first lines of any archive.
 
 
 class FileContent(NamedTuple):
-    """The `FileForm` of a file and its compression.
-
-    ``foreign`` may be what the system says as well.
-    """
+    """The `FileForm` of a file and its compression; ``foreign`` may be an error of the system."""
 
     kind: LineKind
     codec: Codec
@@ -114,15 +115,15 @@ class FileContent(NamedTuple):
 Key = Head | str
 """Identifies a file in an offset: its head, or without one its path below the archive."""
 
-UNKNOWN = -1  # as a member's count of messages
+UNKNOWN = -1  # The count of messages in a member without an index.
 
 OnDamage = Callable[[ArchiveDamage], None]
 
 
-class Recorded(NamedTuple):
-    """What an index, a manifest, or a line of a catalog says of a file as a whole.
+class FileRecord(NamedTuple):
+    """The data about a whole file in an index, a manifest, or a line of a catalog.
 
-    ``total`` is its commit record; None where only its members are known.
+    ``total`` is its commit record, None if only its members are known.
     """
 
     head: Head | None
@@ -130,10 +131,10 @@ class Recorded(NamedTuple):
 
 
 class ListedFile:
-    """A finished file, read as far as it is asked for. Methods raise ``OSError``.
+    """A finished file, which is read lazily. Methods raise ``OSError``.
 
-    ``lines`` are those of its index, where they were read; without a ``record`` it has none.
-    ``entry`` is what a store said of an object.
+    ``lines`` are the lines of its index if they have been read. A file without a ``record`` has no
+    index. ``entry`` is the listed entry of an object in a store.
     """
 
     is_finished = True
@@ -142,24 +143,24 @@ class ListedFile:
         self,
         place: Place,
         name: str,
-        record: Recorded | None,
+        record: FileRecord | None,
         lines: bytes | None = None,
         entry: Entry | None = None,
     ) -> None:
         self.place = place
         self.shown = str(place)
-        """Its path once it is finished, as far as is known."""
+        """Its path when it is finished, as far as it is known."""
         self.name = name or place.name
-        """Its path below the listed directory, as it is or will be when finished."""
+        """Its path below the listed directory when it is finished."""
         self.entry = entry
         self.has_index = record is not None
-        self.head, self.total = record or Recorded(None, None)
+        self.head, self.total = record or FileRecord(None, None)
         self._lines = lines
         self.first_ts = self.total.min_ts if self.total else _first_ts(lines or b"")
         self._content: FileContent | None = None
         self._beginning = b""
         self._is_named = name in ("", str(place))
-        self.stamp, self.is_settled = (0, 0), False  # as it was when it was last found
+        self.stamp, self.is_settled = (0, 0), False  # The state of the last listing.
 
     @property
     def key(self) -> Key:
@@ -175,21 +176,21 @@ class ListedFile:
         return decode_index(self._lines)
 
     def forget_members(self) -> None:
-        """Release the memory: the file was read."""
+        """Release the memory of the members, after the file has been read."""
         self._lines = None
 
     def size(self) -> int:
-        """Return how many bytes it has now."""
+        """Return its current size in bytes."""
         return os.stat(str(self.place)).st_size if self.entry is None else self.entry.size
 
     def end(self) -> int:
-        """Return how far it can be read: of a file in progress, to the last durable member."""
+        """Return its readable size, which for a file in progress is that of the durable members."""
         return self.size()
 
     def readable(self) -> list[Member]:
-        """Return all that can be read: the members, and of a finished file what follows them.
+        """Return the members, and the bytes after them as a member with an `UNKNOWN` count.
 
-        That rest is a member with a count that is `UNKNOWN`; in a file without an index it is all.
+        A file without an index is one such member. A file in progress has no bytes after them.
         """
         members = self.members()
         end = end_of(members)
@@ -198,23 +199,23 @@ class ListedFile:
         return members
 
     def has_none_within(self, within: TimeRange) -> bool:
-        """Whether its commit record says that no message is in a range of time."""
+        """Return whether, by its commit record, no message is in a range of times."""
         total = self.total
         if total is None or within == EVER or within.may_have(Member(0, 0, 0, *total[-2:])):
             return False
-        return self.size() == total.end  # else something was added to it
+        return self.size() == total.end  # Otherwise messages were appended after the record.
 
     def amount(self, begin: int, end: int) -> tuple[int, int, int]:
-        """Return messages and bytes between two positions, and about the time of the oldest."""
+        """Return messages and bytes between two positions, and the time of the oldest message."""
         if not begin and self.total is not None and self.total.end == end:
             return self.total.messages, end, self.total.min_ts
-        members = [each for each in self.members() if begin <= each.offset and each.end <= end]
-        oldest_ns = min((each.min_ts for each in members if each.min_ts), default=0)
-        rows = sum(max(0, each.messages) for each in members)
-        return rows, sum(each.length for each in members), oldest_ns
+        members = [m for m in self.members() if begin <= m.offset and m.end <= end]
+        oldest_ns = min((member.min_ts for member in members if member.min_ts), default=0)
+        rows = sum(max(0, member.messages) for member in members)
+        return rows, sum(member.length for member in members), oldest_ns
 
     def content(self) -> FileContent:
-        """Return what kind of lines it holds. Raises `OutputError`."""
+        """Return the kind of its lines. Raises `OutputError`."""
         if self._content is None or self._content.kind is LineKind.nothing:
             self._content = self._read_content()
         return self._content
@@ -223,7 +224,7 @@ class ListedFile:
         try:
             data = self.beginning()
         except (NotRegularError, PermissionError) as exc:
-            if self.entry is not None:  # in a store all are refused, not this one
+            if self.entry is not None:  # A store refuses all objects, not only this one.
                 raise
             return FileContent(LineKind.nothing, Codec.NONE, foreign=exc.strerror or str(exc))
         codec = codec_of(data)
@@ -247,51 +248,51 @@ class ListedFile:
 
     def beginning(self) -> bytes:
         """Return the first bytes."""
-        if not self._beginning or not self.is_finished:  # it may have been empty
+        if not self._beginning or not self.is_finished:  # It may have been empty before.
             version = self.entry.version if self.entry else ""
-            data = self.place.read_range("", 0, LOOK_SIZE, version)
+            data = self.place.read_range("", 0, BEGINNING_SIZE, version)
             if codec_of(data) is Codec.ZSTD:
-                data = self.place.read_range("", 0, LOOK_SIZE + ZSTD_BLOCK_SIZE, version)
+                data = self.place.read_range("", 0, BEGINNING_SIZE + ZSTD_BLOCK_SIZE, version)
             self._beginning = data
         return self._beginning
 
 
 class GrowingFile(ListedFile):
-    """A file in progress: it has what its index names, of which only new lines are read."""
+    """A file in progress, with the members of its index, from which only new lines are read."""
 
     is_finished = False
 
     def __init__(self, path: Path, name: str, shown: str) -> None:
         self._index = index_of(owner_of(path))
-        record, lines = _look_at_index(self._index)
+        record, lines = _read_local_record(self._index)
         super().__init__(LocalPlace(path), name, record and record._replace(total=None), lines)
         self.shown = shown
         self._index_read = 0
         self._members: list[Member] = []
 
     def members(self) -> list[Member]:
-        """Return the durable members, in order. The list is the file's own, and grows."""
+        """Return the durable members, in order, as a list that grows."""
         if not self.has_index:
             return []
         with open_to_read(self._index) as file:
             if split_head(file.readline(100))[0] != self.head:
                 raise FileNotFoundError(errno.ENOENT, "it has moved", str(self.place))
-            if not self._read_on(file):  # lines were taken back after a failed flush
+            if not self._read_new_lines(file):  # A failed flush has removed lines.
                 self.forget_members()
-                self._read_on(file)
+                self._read_new_lines(file)
         return self._members
 
-    def _read_on(self, file: BinaryIO) -> bool:
-        """Read the new lines; return whether they continue those before."""
+    def _read_new_lines(self, file: BinaryIO) -> bool:
+        """Read the new lines; return whether they continue the earlier ones."""
         begin = self._index_read or (len(self.head.encode()) if self.head else 0)
         if file.seek(0, os.SEEK_END) < begin:
             return False
         file.seek(begin)
         lines = file.read()
-        found = decode_index(lines, end_of(self._members))
-        self._members += found
-        self._index_read = begin + len(encode_members(found))
-        return bool(found) or b"\n" not in lines
+        members = decode_index(lines, end_of(self._members))
+        self._members += members
+        self._index_read = begin + len(encode_members(members))
+        return bool(members) or b"\n" not in lines
 
     def forget_members(self) -> None:
         self._members, self._index_read = [], 0
@@ -304,20 +305,20 @@ class GrowingFile(ListedFile):
 
 
 def _first_ts(lines: bytes) -> int:
-    """Return the time of the first member in lines of an index, 0 if it is not known."""
+    """Return the time of the first member in lines of an index, 0 if it is unknown."""
     first = decode_index(lines[: lines.find(b"\n") + 1])
     return first[0].min_ts if first else 0
 
 
-def _look_at_index(path: Path) -> tuple[Recorded | None, bytes | None]:
-    """Return what an index says of its file, and its lines unless they are many."""
+def _read_local_record(path: Path) -> tuple[FileRecord | None, bytes | None]:
+    """Return the record in an index, and its lines unless the total of a long index is enough."""
     try:
         with open_to_read(path) as file:
-            text = file.read(LOOK_SIZE)
-            if len(text) == LOOK_SIZE:
+            text = file.read(BEGINNING_SIZE)
+            if len(text) == BEGINNING_SIZE:
                 file.seek(-LONGEST_TOTAL, os.SEEK_END)
                 if total := decode_total(file.read()):
-                    return Recorded(split_head(text)[0], total), None
+                    return FileRecord(split_head(text)[0], total), None
                 file.seek(len(text))
                 text += file.read()
     except (FileNotFoundError, NotRegularError, PermissionError):
@@ -325,143 +326,145 @@ def _look_at_index(path: Path) -> tuple[Recorded | None, bytes | None]:
     return _parsed_index(text)
 
 
-def _parsed_index(text: bytes) -> tuple[Recorded, bytes]:
+def _parsed_index(text: bytes) -> tuple[FileRecord, bytes]:
     head, lines = split_head(text)
-    return Recorded(head, decode_total(text)), lines
+    return FileRecord(head, decode_total(text)), lines
 
 
 class Listing:
-    """Lists the archives in directories, and the files in progress that are elsewhere.
+    """Lists archives in directories, and their files in progress in other directories.
 
-    It remembers the directories and the files that it has seen.
+    The content of directories and files is cached for the next listing.
     """
 
     def __init__(self, settings: ReadSettings) -> None:
         self._settings = settings
         self._topics = settings.wanted_topics
         self._folders: dict[Path, Folder] = {}
-        self._known: dict[Path, ListedFile] = {}
+        self._cache: dict[Path, ListedFile] = {}
 
     def files(self, on_damage: OnDamage) -> dict[Key, ListedFile]:
-        """Return the files there are, in order of their names.
+        """Return the current files, sorted by name.
 
-        Raises `NotFoundError` for a place that is not there, `OutputError` for one that cannot be
-        read. Directories below that cannot be listed are reported.
+        Raises `NotFoundError` for a missing place, and `OutputError` for an unreadable one.
+        Unreadable directories below a place are reported.
         """
         roots = self._settings.roots()
-        works = [*roots, *filter(None, [self._settings.work_dir])]
-        before, self._folders = self._folders, {}  # those that are gone are forgotten
-        given = {*map(Path, self._settings.paths), self._settings.work_dir}
-        for root in works:
-            if root in given and not root.exists():  # not what a pattern matched a moment ago
+        all_roots = [*roots, *filter(None, [self._settings.work_dir])]
+        cache, self._folders = self._folders, {}  # Folders that are gone leave the cache.
+        # A pattern may match a path that is removed before it is listed.
+        required = {*map(Path, self._settings.paths), self._settings.work_dir}
+        for root in all_roots:
+            if root in required and not root.exists():
                 raise NotFoundError(f"there is no {root}")
         with translating_errors("read", ""):
             in_progress = [
-                _Found(root, path, is_settled=False)
-                for root in works
-                for folder in self._walk(root, before, on_damage)
+                _ListedPath(root, path, is_settled=False)
+                for root in all_roots
+                for folder in self._walk(root, cache, on_damage)
                 for path in folder.in_progress
             ]
             finished = [
-                _Found(root, path, folder.is_settled)
+                _ListedPath(root, path, folder.is_settled)
                 for root in roots
-                for folder in self._walk(root, before, on_damage)
+                for folder in self._walk(root, cache, on_damage)
                 for path in folder.finished
             ]
             files = self._unite((*finished, *in_progress), on_damage)
         return dict(sorted(files.items(), key=lambda item: item[1].name))
 
     def _walk(
-        self, root: Path, before: Mapping[Path, Folder], on_damage: OnDamage
+        self, root: Path, cache: Mapping[Path, Folder], on_damage: OnDamage
     ) -> Iterator[Folder]:
-        """Iterate over a directory and those below that are not hidden, each once. Or over a single
-        file."""
+        """Yield a directory and those below it that are not hidden, each once; or a single file."""
         if not root.is_dir():
             is_part = is_hidden(root.name, PART)
-            found = ([root], []) if is_part else ([], [root])
-            yield Folder((0, 0, 0), False, [], *found)
+            files = ([root], []) if is_part else ([], [root])
+            yield Folder((0, 0, 0), False, [], *files)
             return
-        seen: set[tuple[int, int]] = set()
-        waiting = [root]
-        while waiting:
-            path = waiting.pop()
+        visited: set[tuple[int, int]] = set()
+        stack = [root]
+        while stack:
+            path = stack.pop()
             try:
-                folder = self._folders[path] = self._folder(path, before)
+                folder = self._folders[path] = self._folder(path, cache)
             except FileNotFoundError:
                 continue
             except OSError as exc:
                 problem = f"cannot be listed ({exc.strerror or exc})"
                 on_damage(ArchiveDamage(str(path), 0, problem))
                 continue
-            if folder.state[:2] not in seen:
-                seen.add(folder.state[:2])
-                wanted = [each for each in folder.folders if is_for(each.name, self._topics)]
-                waiting += wanted[::-1]
+            if folder.state[:2] not in visited:  # A bind mount may be below itself.
+                visited.add(folder.state[:2])
+                selected = [p for p in folder.folders if may_contain_topics(p.name, self._topics)]
+                stack += selected[::-1]
                 yield folder
 
-    def _folder(self, path: Path, before: Mapping[Path, Folder]) -> Folder:
+    def _folder(self, path: Path, cache: Mapping[Path, Folder]) -> Folder:
         now_ns = time.time_ns()
         status = path.stat()
         state = (status.st_dev, status.st_ino, status.st_mtime_ns)
-        known = self._folders.get(path) or before.get(path)
-        if known is not None and known.is_settled and known.state == state:
-            return known
+        cached = self._folders.get(path) or cache.get(path)
+        if cached is not None and cached.is_settled and cached.state == state:
+            return cached
         folder = Folder(state, now_ns - status.st_mtime_ns > SETTLED_NS, [], [], [])
         links: list[str] = []
         with os.scandir(path) as entries:
             for entry in sorted(entries, key=lambda entry: entry.name):
-                kind = folder.finished
+                paths = folder.finished
                 if entry.is_symlink():
                     links.append(entry.name)
                     continue
                 if is_hidden(entry.name, PART):
-                    kind = folder.in_progress
+                    paths = folder.in_progress
                 elif entry.name.startswith(".") or entry.name == LOST:
                     continue
                 elif entry.is_dir():
-                    kind = folder.folders
-                kind.append(path / entry.name)
+                    paths = folder.folders
+                paths.append(path / entry.name)
         warn_of_links(path, links)
         return folder
 
-    def _unite(self, found: Iterable[_Found], on_damage: OnDamage) -> dict[Key, ListedFile]:
+    def _unite(self, paths: Iterable[_ListedPath], on_damage: OnDamage) -> dict[Key, ListedFile]:
         files: dict[Key, ListedFile] = {}
-        known, self._known = self._known, {}
-        for each in found:
-            if each.path in self._known:  # by way of another root
+        cache, self._cache = self._cache, {}
+        for listed in paths:
+            if listed.path in self._cache:  # Another root contains it as well.
                 continue
-            with suppress(FileNotFoundError):  # it was finished or removed meanwhile
-                _add(files, self._learn(known.get(each.path), each), on_damage)
+            with suppress(FileNotFoundError):  # It was finished or removed in the meantime.
+                _add(files, self._file(cache.get(listed.path), listed), on_damage)
         return files
 
-    def _learn(self, file: ListedFile | None, found: _Found) -> ListedFile:
-        path = found.path
-        if file is None or not (found.is_settled and file.is_settled):
+    def _file(self, file: ListedFile | None, listed: _ListedPath) -> ListedFile:
+        """Return the file at a path: the cached one, or a new one if it has changed."""
+        path = listed.path
+        if file is None or not (listed.is_settled and file.is_settled):
             stat = status_of(path)
             is_growing = is_hidden(path.name, PART)
             stamp = (stat.st_ino, 0 if is_growing else stat.st_mtime_ns)
-            # one in progress moves when it is finished, and another one may have its number then
+            # A finished file moves away, and a new one in progress may reuse its inode.
             is_other = is_growing and file and head_at(index_of(owner_of(path))) != file.head
             if file is None or file.stamp != stamp or is_other:
-                name = str(path) if path == found.root else str(path.relative_to(found.root))
+                name = str(path) if path == listed.root else str(path.relative_to(listed.root))
                 if is_growing:
                     name = str(owner_of(Path(name)))
-                    file = GrowingFile(path, name, self._shown(path, name))
+                    file = GrowingFile(path, name, self._final_path(path, name))
                 else:
-                    file = ListedFile(LocalPlace(path), name, *_look_at_index(index_of(path)))
-            file.stamp, file.is_settled = stamp, found.is_settled
-        self._known[path] = file
+                    record = _read_local_record(index_of(path))
+                    file = ListedFile(LocalPlace(path), name, *record)
+            file.stamp, file.is_settled = stamp, listed.is_settled
+        self._cache[path] = file
         return file
 
-    def _shown(self, path: Path, name: str) -> str:
+    def _final_path(self, path: Path, name: str) -> str:
         roots, work_dir = list(filter(Path.is_dir, self._settings.roots())), self._settings.work_dir
         if work_dir is not None and path.is_relative_to(work_dir) and len(roots) == 1:
             return str(roots[0] / name)
         return str(owner_of(path))
 
 
-class _Found(NamedTuple):
-    """A path below a root, and whether its name is the same file's as when it was last found."""
+class _ListedPath(NamedTuple):
+    """A path below a root; if it ``is_settled``, its name still belongs to the same file."""
 
     root: Path
     path: Path
@@ -475,12 +478,14 @@ def head_at(index: Path) -> Head | None:
 
 
 def _add(files: dict[Key, ListedFile], file: ListedFile, on_damage: OnDamage) -> None:
-    """Add a file; of two with one identity, as of one that is being moved, keep the one that holds
-    the other. Raises ``OSError``."""
+    """Add a file. Of two files with one identity, keep the one whose members include the other's.
+
+    A file that is being moved is listed twice. Raises ``OSError``.
+    """
     other = files.setdefault(file.key, file)
     if other is file:
         return
-    shorter, longer = sorted((other, file), key=lambda each: (len(each.members()), each is other))
+    shorter, longer = sorted((other, file), key=lambda f: (len(f.members()), f is other))
     members = shorter.members()
     if shorter.has_index and longer.members()[: len(members)] == members:
         files[file.key] = longer
@@ -490,103 +495,105 @@ def _add(files: dict[Key, ListedFile], file: ListedFile, on_damage: OnDamage) ->
 
 
 CATALOG = ".nsq-catalog"
-LEAST_NEW = 16
-"""This many manifests that no catalog had are worth an object that has them."""
+MIN_NEW_MANIFESTS = 16
+"""With fewer manifests than this, reading them costs hardly more than reading a catalog."""
 
 
 class StoredListing:
-    """Lists the archives at some places of object stores; remembers what it has seen.
+    """Lists archives in object stores, with a cache for the next listing.
 
-    What its record says is out of a range is not kept: there may be a million files.
+    Files whose record is outside of the range of times are not cached, as there may be a million.
     """
 
     def __init__(self, settings: ReadSettings, within: TimeRange = EVER) -> None:
         self._within = within
         self._places = settings.stored()
         self._topics = settings.wanted_topics
-        self._known: dict[Place, ListedFile] = {}
+        self._cache: dict[Place, ListedFile] = {}
 
     def files(self, on_damage: OnDamage) -> dict[Key, ListedFile]:
-        """Return the files there are, in order of their names.
+        """Return the current files, sorted by name.
 
-        Raises `NotFoundError` for a place, but not a bucket, with nothing below it, and
-        `OutputError`.
+        Raises `NotFoundError` for an empty place that is not a whole bucket, and `OutputError`.
         """
-        found: dict[Key, ListedFile] = {}
-        learned: list[ListedFile] = []
+        files: list[ListedFile] = []
         with translating_errors("read", ""):
             for place in self._places:
                 for folder, entries in self._folders(place):
-                    files = self._learn(place, folder, entries)
-                    learned += (each for each in files if not each.has_none_within(self._within))
-        self._known = {file.place: file for file in learned}
-        for file in sorted(learned, key=lambda each: each.name):
-            _add(found, file, on_damage)
-        return found
+                    listed = self._files_in(place, folder, entries)
+                    files += (file for file in listed if not file.has_none_within(self._within))
+        self._cache = {file.place: file for file in files}
+        unique: dict[Key, ListedFile] = {}
+        for file in sorted(files, key=lambda file: file.name):
+            _add(unique, file, on_damage)
+        return unique
 
     def _folders(self, place: Place) -> Iterator[tuple[str, dict[str, Entry]]]:
-        """Iterate over the folders of topics at a place, and all else as one: names are whole."""
+        """Yield the entries of each folder of a topic, and all others as one folder."""
         direct, folders = place.children()
         if place.name and not direct and not folders:
             try:
                 direct = [place.stat()._replace(name="")]
             except FileNotFoundError:
                 raise NotFoundError(f"there is no archive in {place}") from None
-        rest = {entry.name: entry for entry in direct}
+        others = {entry.name: entry for entry in direct}
         for folder in folders:
-            if folder.startswith(".") or not is_for(folder, self._topics):
+            if folder.startswith(".") or not may_contain_topics(folder, self._topics):
                 continue
-            below = {entry.name: entry for entry in place.list(folder)}
+            entries = {entry.name: entry for entry in place.list(folder)}
             if folder.startswith("topic="):
-                yield f"{folder}/", below
+                yield f"{folder}/", entries
             else:
-                rest |= below
-        yield "", rest
+                others |= entries
+        yield "", others
 
-    def _learn(self, place: Place, folder: str, entries: Mapping[str, Entry]) -> list[ListedFile]:
-        wanted = list(filter(is_shown, entries))
-        known = {
+    def _files_in(
+        self, place: Place, folder: str, entries: Mapping[str, Entry]
+    ) -> list[ListedFile]:
+        """Return the files among some entries, with records from cache, catalog and manifests."""
+        names = list(filter(is_shown, entries))
+        files: dict[str, ListedFile | None] = {
             name: file
-            for name in wanted
-            if (file := self._known.get(place / name))
+            for name in names
+            if (file := self._cache.get(place / name))
             and file.entry == entries[name]
             and (file.has_index or aside(name, INDEX) not in entries)
         }
-        new = [name for name in wanted if name not in known]
+        new = [name for name in names if name not in files]
         catalog = place / f"{folder}{CATALOG}"
-        has_catalog = len(new) >= LEAST_NEW and f"{folder}{CATALOG}" in entries
-        noted = _read_catalog(catalog, folder, entries) if has_catalog else {}
+        has_catalog = len(new) >= MIN_NEW_MANIFESTS and f"{folder}{CATALOG}" in entries
+        records = _read_catalog(catalog, folder, entries) if has_catalog else {}
 
-        def learn(name: str) -> ListedFile | None:
-            entry, at = entries[name], place / name
-            record, lines = noted.get(name), None
+        def read_file(name: str) -> ListedFile | None:
+            entry, path = entries[name], place / name
+            record, lines = records.get(name), None
             try:
                 if record is None and aside(name, MANIFEST) in entries:
-                    record = _read_manifest(at, entry)
+                    record = _read_manifest(path, entry)
                 if record is None:
                     is_listed = aside(name, INDEX) in entries
-                    index = read_index(at.parent, aside(at.name, INDEX), is_listed=is_listed)
+                    index = read_index(path.parent, aside(path.name, INDEX), is_listed=is_listed)
                     if index is not None:
                         record, lines = _parsed_index(index)
-                file = ListedFile(at, name, record, lines, entry)
+                file = ListedFile(path, name, record, lines, entry)
                 if lines is not None or record is None:
-                    file.beginning()  # of what is listed and deleted nothing is known
+                    file.beginning()  # Raises if the file was deleted after the listing.
                 return file
             except FileNotFoundError:
                 return None
 
-        asked = [name for name in new if name not in noted]
-        found = known | {name: learn(name) for name in new if name in noted}
-        found |= zip(asked, map_concurrently(learn, asked), strict=True)
-        files = [file for name in wanted if (file := found[name]) is not None]
-        told = [each for name in asked if (each := found[name]) and each.total]
-        if len(told) >= LEAST_NEW:
-            _write_catalog(catalog, folder, files)
-        return files
+        unrecorded = [name for name in new if name not in records]
+        files |= {name: read_file(name) for name in new if name in records}
+        files |= zip(unrecorded, map_concurrently(read_file, unrecorded), strict=True)
+        existing = [file for name in names if (file := files[name]) is not None]
+        manifests = [file for name in unrecorded if (file := files[name]) and file.total]
+        if len(manifests) >= MIN_NEW_MANIFESTS:
+            _write_catalog(catalog, folder, existing)
+        return existing
 
 
-def _read_manifest(place: Place, entry: Entry) -> Recorded | None:
-    """Return what a file's manifest says; None when it is of another file. Raises ``OSError``."""
+def _read_manifest(place: Place, entry: Entry) -> FileRecord | None:
+    """Return the record in a manifest, None if it belongs to another file. Raises ``OSError``."""
     try:
         document = json.loads(place.parent.read(aside(place.name, MANIFEST)))
         if document["size"] != entry.size:
@@ -594,17 +601,17 @@ def _read_manifest(place: Place, entry: Entry) -> Recorded | None:
         writer, times = document["writer"], (document["min_ts"] or 0, document["max_ts"] or 0)
         head = Head(writer, int(document["number"])) if writer else None
         total = Total(0, int(document["messages"]), entry.size, *times)
-        return Recorded(head, total)
+        return FileRecord(head, total)
     except (ValueError, KeyError, TypeError):
         return None
 
 
-def _read_catalog(place: Place, folder: str, entries: Mapping[str, Entry]) -> dict[str, Recorded]:
-    """Return what a catalog says of the listed objects; nothing for one that is not whole."""
+def _read_catalog(place: Place, folder: str, entries: Mapping[str, Entry]) -> dict[str, FileRecord]:
+    """Return the records of the listed objects in a catalog, none if it is damaged."""
     try:
         rows = [json.loads(line) for line in place.read().splitlines()]
         return {
-            f"{folder}{name}": Recorded(Head(*head) if head else None, Total(*total))
+            f"{folder}{name}": FileRecord(Head(*head) if head else None, Total(*total))
             for name, version, head, total in rows
             if (entry := entries.get(f"{folder}{name}")) and entry.version == version
         }
@@ -614,25 +621,26 @@ def _read_catalog(place: Place, folder: str, entries: Mapping[str, Entry]) -> di
 
 def _write_catalog(place: Place, folder: str, files: Iterable[ListedFile]) -> None:
     lines = [
-        json.dumps([each.name.removeprefix(folder), each.entry.version, each.head, each.total])
-        for each in files
-        if each.entry is not None and each.total is not None
+        json.dumps([file.name.removeprefix(folder), file.entry.version, file.head, file.total])
+        for file in files
+        if file.entry is not None and file.total is not None
     ]
-    with suppress(OSError):  # this reader may not write there
+    with suppress(OSError):  # The reader may lack the permission to write.
         place.parent.put(place.name, "\n".join(lines).encode())
 
 
 class ArchiveListing:
-    """Lists the archives that are to be read, for a stream or for one range.
+    """Lists the archives in directories and object stores, for a stream or for one range of times.
 
-    Of a file that is in a directory and in a bucket that in the directory counts.
+    A file in a directory takes precedence over its copy in a bucket.
     """
 
     def __init__(self, settings: ReadSettings, within: TimeRange = EVER) -> None:
         self._listings = Listing(settings), StoredListing(settings, within)
 
     def files(self, on_damage: OnDamage) -> dict[Key, ListedFile]:
-        found: dict[Key, ListedFile] = {}
-        for listing in self._listings:
-            found = listing.files(on_damage) | found
-        return found
+        """Return the current files. Raises `NotFoundError` and `OutputError`."""
+        directories, stores = self._listings
+        # Directories come first, because a file may be uploaded and deleted between the listings.
+        files = directories.files(on_damage)
+        return stores.files(on_damage) | files

@@ -1,12 +1,12 @@
-"""A stream over an archive, without Spark: where it starts, where a batch ends, what it reads.
+"""A stream over an archive, without Spark: its start, the end of each batch, and its partitions.
 
-Offsets and files decide everything, so that a batch planned again after a crash is the same batch.
-What an offset names must exist: a file that is gone, or has other members than those counted, is
-lost data and is reported.
+Plans depend only on offsets and files, so a batch that is planned again after a crash is the same
+batch. The files of an offset must exist: if a file is gone, or has other members than counted,
+data is lost, which is reported.
 
-A file that was read by its name, because it had no index yet, has a head once the index is there:
-another tool copied it later, or version 0.2 listed a bucket while the file was uploaded. It is the
-same file for as long as it has the name and the size that the offset names.
+A file that was read by its name, because it had no index, may have a head later: another tool
+copied the index after the file, or version 0.2 listed a bucket during the upload. It is the same
+file as long as it has the name and the size in the offset.
 """
 
 from __future__ import annotations
@@ -54,29 +54,30 @@ from nsqtools.spark.archives.read_settings import (
 
 log = logging.getLogger("nsqtools")
 
-GONE_TRIES = 4
-GONE_PAUSE_S = 0.05
+# A file is missing in a listing while it moves, which takes milliseconds.
+MISSING_TRIES = 4
+MISSING_PAUSE_S = 0.05
 
 
 class ArchiveStream:
-    """Makes the answers of a stream's reader. Methods raise `NsqError`."""
+    """Plans the batches of a stream's reader. Methods raise `NsqError`."""
 
     def __init__(self, settings: ReadSettings, stream: StreamSettings) -> None:
         self._last_batch_s = monotonic()
         self._settings = settings
         self._stream = stream
-        self._tell = damage_reporter(settings)
+        self._report_damage = damage_reporter(settings)
         self._listing = ArchiveListing(settings)
         self._listed: dict[Key, ListedFile] = {}
         self._frozen: Mapping[Key, Unread] | None = None
-        self._names: dict[Head, str] = {}  # of files that were there and are not read
-        self._told: set[str] = set()
+        self._names: dict[Head, str] = {}  # The names of existing files that are not read yet.
+        self._reported: set[str] = set()
         self._reached: Offset | None = None
 
-    # -- where it starts ------------------------------------------------------------------------
+    # -- the start ------------------------------------------------------------------------------
 
     def initial(self) -> Offset:
-        """Return where a new stream starts."""
+        """Return the start of a new stream."""
         starting = self._stream.starting_offsets
         if self._stream.starting_timestamp_ns is not None:
             return self._everything_before(self._stream.starting_timestamp_ns)
@@ -94,16 +95,16 @@ class ArchiveStream:
 
     @planned_again
     def _everything_before(self, timestamp_ns: int | None) -> Offset:
-        """Return the offset that leaves out what is older than a time; without one, all."""
+        """Return the offset after all messages older than a time, or without one after all."""
         unread = self._unread(Offset(), self._files())
-        older = filter(None, (_before(each, timestamp_ns) for each in unread))
+        older = filter(None, (_older_part(file, timestamp_ns) for file in unread))
         return replace(advance(older, Offset(), BatchLimits()), is_start=True)
 
-    # -- where the next batch ends --------------------------------------------------------------
+    # -- the end of a batch ---------------------------------------------------------------------
 
     @planned_again
     def latest(self, start: Offset, limits: BatchLimits) -> Offset:
-        """Return where the next batch ends, or ``start`` when there is nothing new."""
+        """Return the end of the next batch, or ``start`` if there is nothing new."""
         refuse_wider(start.within, self._settings.within)
         files = self._files_with([*start.under_way, *start.unread])
         lost = [head for head in start.under_way if self._is_lost(head, start, files)]
@@ -118,28 +119,30 @@ class ArchiveStream:
         return self._reached
 
     def _waits_for_more(self) -> bool:
-        """Whether too little is there for a batch, and it has not waited long for more."""
+        """Return whether the next batch waits for `StreamSettings.min_rows`."""
         waited_s = monotonic() - self._last_batch_s
-        is_needless = not self._stream.min_rows or self._frozen is not None
-        if is_needless or waited_s >= self._stream.max_delay_s or (lag := self.lag()) is None:
+        if not self._stream.min_rows or self._frozen is not None:
+            return False
+        if waited_s >= self._stream.max_delay_s or (lag := self.lag()) is None:
             return False
         return lag["rows_behind"] < self._stream.min_rows
 
     @planned_again
     def freeze(self) -> None:
-        """End with what there is now: ``availableNow``."""
+        """End the stream after the current messages: ``availableNow``."""
         self._frozen = None
-        self._frozen = {each.key: each for each in self._unread(Offset(), self._files())}
+        self._frozen = {file.key: file for file in self._unread(Offset(), self._files())}
 
     def _unread(self, start: Offset, files: Mapping[Key, ListedFile]) -> Iterator[Unread]:
-        some = list(self._not_read(start, files))
-        is_wanted = map_concurrently(
-            lambda each: is_read(each[1], self._settings, self._tell_once),
-            some,
+        """Yield the selected files with unread bytes."""
+        unread = list(self._unread_files(start, files))
+        selected = map_concurrently(
+            lambda item: is_read(item[1], self._settings, self._report_once),
+            unread,
             is_remote=bool(self._settings.stored()),
         )
-        for (key, file), wanted in zip(some, is_wanted, strict=True):
-            if not wanted:
+        for (key, file), is_selected in zip(unread, selected, strict=True):
+            if not is_selected:
                 continue
             end, is_finished = file.end(), file.is_finished
             if self._frozen is not None:
@@ -148,14 +151,14 @@ class ArchiveStream:
             begin = start.position(key) if isinstance(key, Head) else 0
             yield Unread(file, begin, end, is_finished)
 
-    def _not_read(
+    def _unread_files(
         self, start: Offset, files: Mapping[Key, ListedFile]
     ) -> Iterator[tuple[Key, ListedFile]]:
         for key, file in files.items():
             if self._frozen is not None and key not in self._frozen:
                 continue
             if isinstance(key, Head):
-                size = start.files.get(file.name)  # of one that was read by its name
+                size = start.files.get(file.name)  # The file may have been read by its name.
                 if start.has_read(key) or (file.is_finished and size and size == file.size()):
                     file.forget_members()
                     continue
@@ -165,42 +168,42 @@ class ArchiveStream:
             yield key, file
 
     def _was_read(self, file: ListedFile, start: Offset) -> bool:
-        before = start.files.get(file.name)
-        if before is not None and (size := file.size()) != before:
-            problem = f"it has {size} bytes, and had {before} when it was read"
+        old_size = start.files.get(file.name)
+        if old_size is not None and (size := file.size()) != old_size:
+            problem = f"it has {size} bytes, and had {old_size} when it was read"
             problem += ": what is new is not read"
-            self._tell_once(ArchiveDamage(file.shown, before, problem))
-        return before is not None
+            self._report_once(ArchiveDamage(file.shown, old_size, problem))
+        return old_size is not None
 
-    def _tell_once(self, damage: ArchiveDamage) -> None:
-        """Report a file's damage once: files are looked at again and again."""
-        if damage.file not in self._told:
-            self._tell(damage)
-            self._told.add(damage.file)
+    def _report_once(self, damage: ArchiveDamage) -> None:
+        """Report a file's damage once, although every listing finds it again."""
+        if damage.file not in self._reported:
+            self._report_damage(damage)
+            self._reported.add(damage.file)
 
-    # -- how much there is ----------------------------------------------------------------------
+    # -- the lag --------------------------------------------------------------------------------
 
     def lag(self) -> dict[str, int] | None:
-        """Return how much of what the last look found follows the offset it gave; None if unknown.
+        """Return the amount of data after the last offset, as of its listing; None if unknown.
 
-        Seconds are those since the oldest unread message was published. Files without an index
-        count bytes only.
+        ``seconds_behind`` counts from the publishing of the oldest unread message. Files without an
+        index count only bytes.
         """
         if self._reached is None:
             return None
         try:
             unread = self._unread(self._reached, self._listed)
-            found = [each.file.amount(each.begin, each.end) for each in unread]
-        except OSError:  # a file is moving
+            amounts = [item.file.amount(item.begin, item.end) for item in unread]
+        except OSError:  # A file is moving.
             return None
-        rows, size = sum(rows for rows, _, _ in found), sum(size for _, size, _ in found)
-        oldest_ns = min((moment for _, _, moment in found if moment), default=0)
+        rows, size = sum(rows for rows, _, _ in amounts), sum(size for _, size, _ in amounts)
+        oldest_ns = min((moment for _, _, moment in amounts if moment), default=0)
         seconds = max(0, (time_ns() - oldest_ns) // NS) if oldest_ns else 0
         return {"rows_behind": rows, "bytes_behind": size, "seconds_behind": seconds}
 
     @planned_again
     def has_only_younger(self, timestamp_ns: int) -> bool:
-        """Whether each writer's last member has only messages published since a time."""
+        """Return whether each writer's last member has only messages published since a time."""
         newest: dict[str, Member] = {}
         files = {key: file for key, file in self._files().items() if isinstance(key, Head)}
         for head in sorted(files):
@@ -208,15 +211,15 @@ class ArchiveStream:
                 newest[head.writer] = members[-1]
         return bool(newest) and all(m.min_ts >= timestamp_ns for m in newest.values())
 
-    # -- what a batch reads ---------------------------------------------------------------------
+    # -- the partitions of a batch --------------------------------------------------------------
 
     @planned_again
     def plan(self, start: Offset, end: Offset) -> list[ReadPartition]:
-        """Plan to read what lies between two offsets."""
-        begun = end.began or start
-        moved = [head for head, at in end.under_way.items() if at != begun.position(head)]
-        heads = [*end.heads_beyond(begun), *moved]
-        parts = self._parts(begun, end, heads, self._files_with(heads))
+        """Plan a batch between two offsets."""
+        start = end.began or start
+        advanced = [head for head, pos in end.under_way.items() if pos != start.position(head)]
+        heads = [*end.heads_beyond(start), *advanced]
+        parts = self._parts(start, end, heads, self._files_with(heads))
         return partitions_of(parts, self._settings)
 
     def _parts(
@@ -226,65 +229,66 @@ class ArchiveStream:
             if self._is_lost(head, start, files) or self._is_lost(head, end, files):
                 continue
             file = files[head]
-            upto = end.under_way.get(head)
-            if is_read(file, self._settings, self._tell_once):
+            if is_read(file, self._settings, self._report_once):
                 members = file.readable()
-                upto = upto if upto is not None else end_of(members)
-                yield file, between(members, start.position(head), upto)
+                stop = end.under_way.get(head, end_of(members))
+                yield file, between(members, start.position(head), stop)
         by_name = {file.name: file for file in files.values() if file.is_finished}
         for name in sorted(end.files.keys() - start.files.keys()):
             listed = files.get(name) or by_name.get(name)
             if listed is None or listed.size() < end.files[name]:
-                self._lose(f"{name} is gone, or shorter than it was")
-            elif is_read(listed, self._settings, self._tell_once):
+                self._report_loss(f"{name} is gone, or shorter than it was")
+            elif is_read(listed, self._settings, self._report_once):
                 yield listed, listed.readable()
 
     def commit(self, end: Offset) -> None:
-        """Leave the archive as it is."""
+        """Do nothing: a stream does not change the archive."""
 
     def stop(self) -> None:
-        """Nothing runs."""
+        """Do nothing: no thread runs."""
 
-    # -- what is gone ---------------------------------------------------------------------------
+    # -- lost data ------------------------------------------------------------------------------
 
     def _files(self) -> dict[Key, ListedFile]:
-        self._listed = self._listing.files(self._tell_once)
+        self._listed = self._listing.files(self._report_once)
         return self._listed
 
     def _files_with(self, heads: list[Head]) -> dict[Key, ListedFile]:
-        """List the files, again while one is missing: it may be moving."""
-        for _ in range(GONE_TRIES):
+        """List the files, repeatedly while one is missing, which may be moving."""
+        for _ in range(MISSING_TRIES):
             files = self._files()
             if all(head in files for head in heads):
                 break
-            sleep(GONE_PAUSE_S)
+            sleep(MISSING_PAUSE_S)
         return files
 
     def _deleted_unread(self, start: Offset, files: Mapping[Key, ListedFile]) -> list[Head]:
-        """Return, and report, the files that held messages and are gone without being read."""
+        """Report and return the files that had messages and were deleted without being read."""
         gone = [head for head in start.unread if head not in files]
         for writer, spans in spans_of(gone).items():
             numbers = format_spans(spans)
-            self._lose(f"file {numbers} of writer {writer} was deleted before it was read")
-        self._told.update(f"{self._name(head)} is gone" for head in gone)  # not again in `plan`
+            self._report_loss(f"file {numbers} of writer {writer} was deleted before it was read")
+        # `plan` would report the same files under their names.
+        self._reported.update(f"{self._name(head)} is gone" for head in gone)
         return gone
 
     def _name(self, head: Head) -> str:
         return self._names.get(head) or f"file {head.number} of writer {head.writer}"
 
     def _report_gaps(self, start: Offset, files: Mapping[Key, ListedFile]) -> None:
-        """Report numbers of files that this stream never saw, between others that it did.
+        """Log the missing numbers of files between those that this stream has listed.
 
-        They may have been deleted before it looked, or never have been: see `TopicLock`.
+        The files may have been deleted before the first listing, or never been written: see
+        `TopicLock`.
         """
-        seen = {*(key for key in files if isinstance(key, Head)), *start.under_way, *start.unread}
-        for writer, spans in spans_of(seen).items():
-            known = unite([*spans, *start.read.get(writer, ())])
-            gaps = [(one[1] + 1, other[0] - 1) for one, other in pairwise(known)]
+        heads = {*(key for key in files if isinstance(key, Head)), *start.under_way, *start.unread}
+        for writer, spans in spans_of(heads).items():
+            numbers = unite([*spans, *start.read.get(writer, ())])
+            gaps = [(low[1] + 1, high[0] - 1) for low, high in pairwise(numbers)]
             reached = max((high for _, high in start.read.get(writer, ())), default=0)
             new = format_spans(gap for gap in gaps if gap[1] > reached)
-            if new and f"{writer} {new}" not in self._told:
-                self._told.add(f"{writer} {new}")
+            if new and f"{writer} {new}" not in self._reported:
+                self._reported.add(f"{writer} {new}")
                 log.warning(
                     "file %s of writer %s is missing in %s: deleted before this stream saw it, "
                     "or never written (the archiver crashed, or its disk was full)",
@@ -294,41 +298,44 @@ class ArchiveStream:
                 )
 
     def _is_lost(self, head: Head, offset: Offset, files: Mapping[Key, ListedFile]) -> bool:
-        """Whether a file lacks what an offset says was there; reports it."""
+        """Return, and report, whether a file lacks data that an offset counts as read."""
         if head not in files:
-            self._lose(f"{self._name(head)} is gone")
+            self._report_loss(f"{self._name(head)} is gone")
             return True
         position = offset.position(head)
         file = files[head]
         members = file.readable()
-        at = bisect_left(members, position, key=lambda member: member.end)
+        index = bisect_left(members, position, key=lambda member: member.end)
         size = file.size()
-        if position and (at == len(members) or members[at].end != position or size < position):
-            self._lose(f"{file.shown} has no member that ends at byte {position} (of {size})")
+        has_end = index < len(members) and members[index].end == position and size >= position
+        if position and not has_end:
+            problem = f"{file.shown} has no member that ends at byte {position} (of {size})"
+            self._report_loss(problem)
             return True
         return False
 
-    def _lose(self, what: str) -> None:
-        where = ", ".join(self._settings.paths)
+    def _report_loss(self, problem: str) -> None:
+        paths = ", ".join(self._settings.paths)
         if self._stream.fail_on_data_loss:
             raise NsqError(
-                f"{what}: messages of {where} are lost to this stream",
+                f"{problem}: messages of {paths} are lost to this stream",
                 hint="Restore the file, or continue without it with failOnDataLoss=false.",
             )
-        if what not in self._told:
-            self._told.add(what)
-            log.warning("%s: messages of %s are lost; continuing without them", what, where)
+        if problem not in self._reported:
+            self._reported.add(problem)
+            log.warning("%s: messages of %s are lost; continuing without them", problem, paths)
 
 
-def refuse_wider(before: TimeRange, now: TimeRange) -> None:
-    """Refuse times that are wider than before: older messages are behind the offset, and would be
-    silently left out. Raises `ConfigurationError`."""
-    was_since, was_until = before.since_ns, before.until_ns
+def refuse_wider(old: TimeRange, new: TimeRange) -> None:
+    """Raise `ConfigurationError` if the new range of times is wider than that of earlier batches.
+
+    Messages outside of the old range are behind the offset, and would be omitted silently.
+    """
     wider = ""
-    if was_since is not None and (now.since_ns is None or now.since_ns < was_since):
-        wider = f"since was {moment(was_since, up=999)}"
-    elif was_until is not None and (now.until_ns is None or now.until_ns > was_until):
-        wider = f"until was {moment(was_until)}"
+    if old.since_ns is not None and (new.since_ns is None or new.since_ns < old.since_ns):
+        wider = f"since was {moment(old.since_ns, up=999)}"
+    elif old.until_ns is not None and (new.until_ns is None or new.until_ns > old.until_ns):
+        wider = f"until was {moment(old.until_ns)}"
     if wider:
         raise ConfigurationError(
             f"option {wider} for this checkpoint: messages that were skipped do not come again",
@@ -336,12 +343,12 @@ def refuse_wider(before: TimeRange, now: TimeRange) -> None:
         )
 
 
-def _before(unread: Unread, timestamp_ns: int | None) -> Unread | None:
-    """Return what of a file is older than a time; None when nothing is."""
+def _older_part(unread: Unread, timestamp_ns: int | None) -> Unread | None:
+    """Return the part of a file that is older than a time, None for no part."""
     if timestamp_ns is None:
         return unread
     members = unread.members()
-    older = list(takewhile(lambda each: each.max_ts and each.max_ts < timestamp_ns, members))
+    older = list(takewhile(lambda m: m.max_ts and m.max_ts < timestamp_ns, members))
     if len(older) == len(members):
         return unread
     if not older:

@@ -1,8 +1,8 @@
-"""What cannot be read: it fails the query, or is written where commands count it.
+"""Report unreadable data: fail the query, or write a report that commands count.
 
-Reports are JSON lines, ``{"file": .., "pos": .., "problem": ..}``, in files named after what they
-are about: a member of a file, or a file. What is read again (a retried task, a repeated batch)
-replaces its report, so nothing is counted twice.
+Reports are JSON lines, ``{"file": .., "pos": .., "problem": ..}``. The file of a report is named
+after the member or the file that is damaged. A retried task or a repeated batch replaces the
+report, so no damage is counted twice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nsqtools.errors import NsqError
 
 log = logging.getLogger("nsqtools")
 
-MOST_LINES = 1000  # of one report
+MAX_LINES = 1000  # A file of bare text may have a problem in each of a million lines.
 SUFFIX = ".jsonl"
 
 REPAIR = "Repair it with `nsq archive repair`"
@@ -34,31 +34,32 @@ class ArchiveDamage(NamedTuple):
 
 
 def report_damage(
-    folder: Place | None, identity: str, found: Sequence[ArchiveDamage], remedy: str = REPAIR
+    folder: Place | None, identity: str, damages: Sequence[ArchiveDamage], remedy: str = REPAIR
 ) -> None:
-    """Report all that is wrong with a member or file, whose ``identity`` never changes.
+    """Report the damages of a member or file, whose ``identity`` never changes, in a ``folder``.
 
-    That is into a file of ``folder``, or without one by raising an error, with the first problem
-    and with the ``remedy``: what can be done about it. Raises `NsqError`, and `OutputError`.
+    Without a folder, raises `NsqError` with the first problem and a hint with the ``remedy``.
+    Raises `OutputError` if the report cannot be written.
     """
-    first = found[0]
+    first = damages[0]
     if folder is None:
         skip = "skip and report it with the options onDamage=report and damagePath"
         problem = f"cannot read {first.file}: {first.problem}"
         raise NsqError(problem, hint=f"{remedy}, or {skip}.")
     log.warning("%s: %s", first.file, first.problem)
-    if len(found) > MOST_LINES:
-        more = ArchiveDamage(first.file, first.pos, f"and {len(found) - MOST_LINES} more lines")
-        found = [*found[:MOST_LINES], more]
+    if len(damages) > MAX_LINES:
+        last = ArchiveDamage(first.file, first.pos, f"and {len(damages) - MAX_LINES} more lines")
+        damages = [*damages[:MAX_LINES], last]
     name = hashlib.sha256(identity.encode()).hexdigest()[:32]
-    text = "".join(json.dumps(damage._asdict()) + "\n" for damage in found)
+    text = "".join(json.dumps(damage._asdict()) + "\n" for damage in damages)
     with translating_errors("write", folder):
         folder.put(name + SUFFIX, text.encode())
 
 
 def read_damage(folder: Place) -> list[ArchiveDamage]:
-    """Return all that is reported in a ``damagePath``, by file and position. Raises `NsqError`."""
+    """Return the reports in a ``damagePath``, sorted by file and position. Raises `NsqError`."""
+    reports = folder
     with translating_errors("read", folder):
-        names = [each.name for each in folder.list() if each.name.endswith(SUFFIX)]
-        lines = [line for name in names for line in folder.read(name).decode().splitlines()]
+        names = [entry.name for entry in reports.list() if entry.name.endswith(SUFFIX)]
+        lines = [line for name in names for line in reports.read(name).decode().splitlines()]
     return sorted(ArchiveDamage(**json.loads(line)) for line in lines)

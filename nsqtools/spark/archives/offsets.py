@@ -1,25 +1,25 @@
-"""How far a stream has read an archive, and how far its next batch goes.
+"""The position of a stream in an archive, and the end of its next batch.
 
     {"version": 1,
      "writers": {"<32 hex>": {"read": "1-17,19-40", "under_way": {"41": 12345}, "unread": "42"}},
      "files": {"old/clicks.log.gz": 4711}}
 
-An offset is small whatever the archive's size. For each writer it has the numbers of the files that
-are finished and read to their end, for files that are partly read the number of bytes (always whole
-members), and the numbers of files that hold messages and have not been read at all: one of them
-that is gone is lost data. Numbers that are nowhere prove nothing: an archiver that crashes, or
-finds a full disk, leaves one out. Files without a number, of early archivers and of nsq_to_file,
-are there by name and size once they are read, which is when they are finished; many of them are
-packed.
+The size of an offset does not depend on that of the archive. For each writer it has the numbers of
+the finished files that were read completely, the number of bytes (always whole members) read of
+other files, and the numbers of files with messages that have not been read at all. If one of the
+latter is gone, data is lost. A number that is missing everywhere proves nothing, because an
+archiver skips a number when it crashes or finds a full disk. Files without a number, of early
+archivers and of nsq_to_file, are recorded by name and size when they have been read, after they
+are finished; many of them are packed.
 
-That of a stream of topics, which names the spool that it is in, is ``{"run": .., "archive": ..}``.
+The offset of a stream of topics has the name of its spool: ``{"run": .., "archive": ..}``.
 
-``began`` is in the first offset after a start that was not at the beginning. Spark does not store
-where a stream started: if the first batch is planned again after a crash, it begins there.
+``began`` is part of the first offset after a start that was not at the beginning. Spark does not
+store where a stream started. If the first batch is planned again after a crash, it begins there.
 
-`advance` takes the oldest members first, whole members only, under limits. A limit that the first
-member exceeds is exceeded, because a batch that took nothing would never end. A member with an
-unknown count, such as that of a file without index, exhausts any limit of rows.
+`advance` takes the oldest members first, only whole members, up to the limits. The first member is
+taken even if it exceeds a limit, because a stream with empty batches would never proceed. A member
+with an unknown count, as in a file without index, counts a row for each byte.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from nsqtools.spark.archives.read_settings import BatchLimits
 
 VERSION = 1
 PACKED_VERSION = 2
-"""With the names of files packed; version 1 would take them for unread."""
+"""The version with packed names of files, which a reader of version 1 would not find."""
 
-FEW_FILES = 100
+MAX_UNPACKED_FILES = 100
 
 Span = tuple[int, int]
 
 
 def parse_spans(text: str) -> tuple[Span, ...]:
-    """Read ``1-17,19``. Raises ``ValueError``."""
+    """Parse ``1-17,19``. Raises ``ValueError``."""
     spans: list[Span] = []
     for part in text.split(",") if text else ():
         low, _, high = part.partition("-")
@@ -61,18 +61,18 @@ def parse_spans(text: str) -> tuple[Span, ...]:
 
 
 def format_spans(spans: Iterable[Span]) -> str:
-    """Return what `parse_spans` reads."""
+    """Format spans for `parse_spans`."""
     return ",".join(f"{low}" if low == high else f"{low}-{high}" for low, high in spans)
 
 
 def has_number(spans: tuple[Span, ...], number: int) -> bool:
-    """Whether a number is in one of the spans, which are in order."""
-    at = bisect_right(spans, number, key=lambda span: span[0]) - 1
-    return at >= 0 and number <= spans[at][1]
+    """Return whether a number is in one of the sorted spans."""
+    index = bisect_right(spans, number, key=lambda span: span[0]) - 1
+    return index >= 0 and number <= spans[index][1]
 
 
 def unite(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """Return spans in order, those that touch joined."""
+    """Sort spans, and join adjacent and overlapping ones."""
     united: list[Span] = []
     for low, high in sorted(spans):
         if united and low <= united[-1][1] + 1:
@@ -90,12 +90,12 @@ def spans_of(heads: Iterable[Head]) -> dict[str, tuple[Span, ...]]:
     return {writer: unite(numbers[writer]) for writer in sorted(numbers)}
 
 
-def numbers_beyond(spans: tuple[Span, ...], before: tuple[Span, ...]) -> list[int]:
-    """Return the numbers in ``spans`` that are not in ``before``."""
+def numbers_beyond(spans: tuple[Span, ...], excluded: tuple[Span, ...]) -> list[int]:
+    """Return the numbers in ``spans`` that are not in ``excluded``."""
     numbers: list[int] = []
     for low, high in spans:
         begin = low
-        for other_low, other_high in before:
+        for other_low, other_high in excluded:
             if other_high < begin or other_low > high:
                 continue
             numbers += range(begin, other_low)
@@ -106,49 +106,51 @@ def numbers_beyond(spans: tuple[Span, ...], before: tuple[Span, ...]) -> list[in
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """Where a stream is. ``read`` has spans by writer, ``under_way`` bytes by file, ``files`` sizes
-    by name."""
+    """The position of a stream.
+
+    ``read`` has spans by writer, ``under_way`` bytes by file, and ``files`` sizes by name.
+    """
 
     read: Mapping[str, tuple[Span, ...]] = field(default_factory=dict)
     under_way: Mapping[Head, int] = field(default_factory=dict)
     files: Mapping[str, int] = field(default_factory=dict)
     unread: frozenset[Head] = frozenset()
-    """Files that held messages when this was made, and of which nothing is read."""
+    """Files with messages, at the time of this offset, of which nothing has been read."""
     within: TimeRange = EVER
-    """The times that were read so far: messages outside are skipped for good."""
+    """The range of times of earlier batches: messages outside of it are never read."""
     is_start: bool = False
-    """It is where the stream starts, and no batch ended there."""
+    """Whether the stream starts here, without a batch that ended here."""
     began: Offset | None = None
     run: str = ""
-    """The spool that it is in; empty for an archive."""
+    """The name of the spool; empty for an archive."""
 
     def has_read(self, head: Head) -> bool:
-        """Whether a file is finished and read."""
+        """Return whether a file is finished and read."""
         return has_number(self.read.get(head.writer, ()), head.number)
 
     def position(self, head: Head) -> int:
-        """Return how many bytes are read of a file that is not read to its end."""
+        """Return how many bytes have been read of a file that is not read completely."""
         return self.under_way.get(head, 0)
 
     def with_read(self, heads: Iterable[Head]) -> Offset:
-        """Return the offset when these files, too, are read."""
+        """Return the offset with these files read completely."""
         heads = set(heads)
         read = {**self.read}
-        for writer, more in spans_of(heads).items():
-            read[writer] = unite([*read.get(writer, ()), *more])
+        for writer, spans in spans_of(heads).items():
+            read[writer] = unite([*read.get(writer, ()), *spans])
         under_way = {head: pos for head, pos in self.under_way.items() if head not in heads}
         return replace(self, read=read, under_way=under_way, unread=self.unread - heads)
 
-    def heads_beyond(self, before: Offset) -> list[Head]:
-        """Return the files that are read here and were not in an offset before."""
+    def heads_beyond(self, start: Offset) -> list[Head]:
+        """Return the files that have been read completely since an earlier offset."""
         return [
             Head(writer, number)
             for writer in sorted(self.read)
-            for number in numbers_beyond(self.read[writer], before.read.get(writer, ()))
+            for number in numbers_beyond(self.read[writer], start.read.get(writer, ()))
         ]
 
     def encode(self) -> dict[str, Any]:
-        """Return what Spark writes down; equal offsets are equal texts."""
+        """Return the document that Spark stores; equal offsets have equal texts."""
         writers: dict[str, dict[str, Any]] = {}
         for writer in sorted({*self.read, *(head.writer for head in self.under_way)}):
             writers[writer] = {"read": format_spans(self.read.get(writer, ())), "under_way": {}}
@@ -160,7 +162,7 @@ class Offset:
         document: dict[str, Any] = {"version": VERSION, "writers": writers}
         if self.files:
             files = dict(sorted(self.files.items()))
-            if len(files) > FEW_FILES:  # Spark writes them down with each batch
+            if len(files) > MAX_UNPACKED_FILES:  # Spark stores the offset with every batch.
                 packed = zlib.compress(json.dumps(files).encode(), 6)
                 document["version"] = PACKED_VERSION
                 document["packed_files"] = b64encode(packed).decode()
@@ -176,7 +178,7 @@ class Offset:
 
 
 def decode_offset(document: Any) -> Offset:
-    """Read what `Offset.encode` made. Raises `ConfigurationError`."""
+    """Decode the document of `Offset.encode`. Raises `ConfigurationError`."""
     try:
         if run := document.get("run"):
             return replace(decode_offset(document["archive"]), run=str(run))
@@ -218,10 +220,9 @@ def decode_offset(document: Any) -> Offset:
 
 
 class Unread(NamedTuple):
-    """A file of which bytes ``begin`` to ``end`` are unread.
+    """A file with unread bytes from ``begin`` to ``end``.
 
-    The members are loaded when it is the file's turn: most files of a large archive wait for many
-    batches.
+    Its members are loaded lazily, because most files of a large archive wait for many batches.
     """
 
     file: ListedFile
@@ -234,7 +235,7 @@ class Unread(NamedTuple):
         return self.file.key
 
     def members(self) -> list[Member]:
-        """Return those that are unread."""
+        """Return the unread members."""
         return between(self.file.readable(), self.begin, self.end)
 
 
@@ -246,7 +247,7 @@ def between(members: list[Member], begin: int, end: int) -> list[Member]:
 
 
 def advance(files: Iterable[Unread], start: Offset, limits: BatchLimits) -> Offset:
-    """Return the offset that the next batch ends with; ``start`` when there is nothing new."""
+    """Return the end of the next batch, or ``start`` if there is nothing new."""
     files = list(files)
     ends = _admit(files, limits)
     under_way = {**start.under_way}
@@ -273,42 +274,45 @@ def advance(files: Iterable[Unread], start: Offset, limits: BatchLimits) -> Offs
 
 
 def _admit(files: list[Unread], limits: BatchLimits) -> dict[Key, int]:
-    """Return how far each file goes that a batch takes something of."""
+    """Return the files of a batch, each with the position where the batch ends."""
     ends: dict[Key, int] = {}
     rows = size = 0
-    files = sorted(files, key=lambda each: each.file.first_ts)
-    is_remote = any(each.file.entry is not None for each in files)
-    loaded = map_concurrently(_to_take, files, is_remote=is_remote)
-    heap = [(each.file.first_ts, number, 0) for number, each in enumerate(files)]
+    files = sorted(files, key=lambda unread: unread.file.first_ts)
+    is_remote = any(unread.file.entry is not None for unread in files)
+    loaded = map_concurrently(_admissible_members, files, is_remote=is_remote)
+    # The heap has the next member of each file: its time, the number of the file, and its index.
+    heap = [(unread.file.first_ts, number, 0) for number, unread in enumerate(files)]
     members: dict[int, list[Member]] = {}
     while heap:
-        _, number, at = heapq.heappop(heap)
+        _, number, index = heapq.heappop(heap)
         file = files[number]
         if limits.files is not None and file.key not in ends and len(ends) >= limits.files:
             continue
-        if not at:
-            members[number] = next(loaded)  # their first ones come in order
-        if at == len(members[number]):
+        if not index:
+            # Files leave the heap for the first time in the order of `files`, as they are loaded.
+            members[number] = next(loaded)
+        if index == len(members[number]):
             continue
-        member = members[number][at]
+        member = members[number][index]
         rows += member.messages if member.messages != UNKNOWN else member.length
         size += member.length
-        is_too_much = (limits.rows is not None and rows > limits.rows) or (
+        exceeds = (limits.rows is not None and rows > limits.rows) or (
             limits.bytes is not None and size > limits.bytes
         )
-        if is_too_much and ends:
+        if exceeds and ends:
             break
         ends[file.key] = member.end
-        if at + 1 < len(members[number]):
-            heapq.heappush(heap, (members[number][at + 1].min_ts, number, at + 1))
+        if index + 1 < len(members[number]):
+            heapq.heappush(heap, (members[number][index + 1].min_ts, number, index + 1))
     return ends
 
 
-def _to_take(unread: Unread) -> list[Member]:
-    """The members; those of a file without a head as one: an offset has all of it or nothing."""
+def _admissible_members(unread: Unread) -> list[Member]:
+    """Return the members of a file; a file without a head is one member."""
+    # An offset can only record that such a file has been read completely.
     members = unread.members()
     if isinstance(unread.key, Head) or not members:
         return members
-    begin, counts = members[0].offset, [each.messages for each in members]
+    begin, counts = members[0].offset, [member.messages for member in members]
     rows = UNKNOWN if UNKNOWN in counts else sum(counts)
     return [Member(begin, members[-1].end - begin, rows, 0, 0)]

@@ -1,9 +1,9 @@
-"""A partition into Arrow record batches: what an executor does.
+"""Read a partition into Arrow record batches, on an executor.
 
-The text of a range of a file comes in pieces of whole lines, each with its position in the file:
-that of the member; a plain file without index has no members, and each piece has the position of
-its first line. Memory is bounded by a member or a few megabytes of text, whichever is more. What
-cannot be read is reported (`damage`), one member at a time; the rest of it is read.
+The text of a range is read in pieces of whole lines, each with its position in the file. That is
+the position of its member, or in a plain file without index that of its first line. Memory is
+bounded by the size of a member or a few megabytes of text, whichever is more. Damage is reported
+(`damage`) for each member; the rest of the member is read.
 """
 
 from __future__ import annotations
@@ -47,117 +47,119 @@ from nsqtools.spark.archives.partitions import Range, ReadPartition
 from nsqtools.spark.archives.read_settings import ReadSettings
 
 READ_SIZE = 1 << 20
-OPEN_TRIES = 5
+OPEN_TRIES = 5  # A file moves at most a few times: when it is finished, and when it is uploaded.
 
 ReportProblem = Callable[[int, str], None]
-"""Takes a position and the problem there."""
+"""Called with a position and the problem at it."""
 
 
 class TextPiece(NamedTuple):
-    """Whole lines; ``messages`` is their number by the index, or `UNKNOWN`."""
+    """Whole lines; ``messages`` is their number according to the index, or `UNKNOWN`."""
 
     pos: int
     text: bytes
     messages: int = UNKNOWN
 
 
-def open_range(wanted: Range, settings: ReadSettings) -> BinaryIO:
-    """Open the file of a range, wherever it is by now. Raises ``OSError``."""
-    place = Place.parse(wanted.path)
+def open_range(target: Range, settings: ReadSettings) -> BinaryIO:
+    """Open the file of a range at its current place. Raises ``OSError``."""
+    place = Place.parse(target.path)
     for _ in range(OPEN_TRIES):
         if place.is_remote:
-            return place.open("", wanted.entry)
-        if _is_it(place.path, wanted.key):
-            with suppress(FileNotFoundError):  # it moved in this moment
+            return place.open("", target.entry)
+        if _is_same_file(place.path, target.key):
+            with suppress(FileNotFoundError):  # It may move between the check and the opening.
                 return place.open()
-        place = _find(wanted, settings)
-    return open_to_read(Path(wanted.path))
+        place = _locate(target, settings)
+    return open_to_read(Path(target.path))
 
 
-def _is_it(path: Path, key: Head | str) -> bool:
+def _is_same_file(path: Path, key: Head | str) -> bool:
     index = index_of(owner_of(path) if is_hidden(path.name, PART) else path)
     with suppress(FileNotFoundError):
         return not isinstance(key, Head) or head_at(index) == key
     return False
 
 
-def _find(wanted: Range, settings: ReadSettings) -> Place:
-    path = Path(wanted.path)
+def _locate(target: Range, settings: ReadSettings) -> Place:
+    path = Path(target.path)
     finished = owner_of(path)
-    if is_hidden(path.name, PART) and finished.exists() and _is_it(finished, wanted.key):
+    if is_hidden(path.name, PART) and finished.exists() and _is_same_file(finished, target.key):
         return LocalPlace(finished)
     files = ArchiveListing(settings).files(lambda damage: None)
-    return files[wanted.key].place if wanted.key in files else LocalPlace(path)
+    return files[target.key].place if target.key in files else LocalPlace(path)
 
 
 def pieces(
-    file: BinaryIO, wanted: Range, delimiter: bytes, tell: ReportProblem
+    file: BinaryIO, target: Range, delimiter: bytes, report: ReportProblem
 ) -> Iterator[TextPiece]:
-    """Iterate over the text of a range. Raises ``OSError``."""
-    if wanted.lines:
-        for member in wanted.members:
-            yield from _member(file, member, wanted.content.codec, delimiter, tell)
+    """Yield the text of a range. Raises ``OSError``."""
+    if target.lines:
+        for member in target.members:
+            yield from _member(file, member, target.content.codec, delimiter, report)
         return
-    is_plain = not wanted.content.codec.is_compressed
-    texts = _plain(file, wanted, delimiter) if is_plain else _unpacked(file, wanted, tell)
-    rest, rest_pos = b"", 0
+    is_plain = not target.content.codec.is_compressed
+    texts = _plain(file, target, delimiter) if is_plain else _unpacked(file, target, report)
+    partial, partial_pos = b"", 0  # The beginning of a line that continues in the next text.
     for pos, text in texts:
-        line, ending, behind = (rest + text).partition(delimiter) if rest else (b"", b"", text)
-        if ending:
-            yield TextPiece(rest_pos, line + ending)
-            pos += len(text) - len(behind) if is_plain else 0
-            rest, text = b"", behind
+        if partial:
+            line, ending, remainder = (partial + text).partition(delimiter)
+            if ending:
+                yield TextPiece(partial_pos, line + ending)
+                pos += len(text) - len(remainder) if is_plain else 0
+                partial, text = b"", remainder
         if end := lines_end(text, delimiter):
             yield TextPiece(pos, text[:end])
-        if not rest:
-            rest_pos = pos + end if is_plain else pos
-        rest += text[end:]
-        if len(rest) > LONGEST_LINE:
-            tell(rest_pos, f"a line is longer than {LONGEST_LINE} bytes")
+        if not partial:
+            partial_pos = pos + end if is_plain else pos
+        partial += text[end:]
+        if len(partial) > LONGEST_LINE:
+            report(partial_pos, f"a line is longer than {LONGEST_LINE} bytes")
             return
-    if rest:
-        yield TextPiece(rest_pos, rest)
+    if partial:
+        yield TextPiece(partial_pos, partial)
 
 
 def _member(
-    file: BinaryIO, member: Member, codec: Codec, delimiter: bytes, tell: ReportProblem
+    file: BinaryIO, member: Member, codec: Codec, delimiter: bytes, report: ReportProblem
 ) -> Iterator[TextPiece]:
     problems: list[str] = []
-    texts = read_member(file, member, codec, problems.append)  # a large one in several pieces
-    some = list(islice(texts, 2))
-    if len(some) == 1 and not problems:
-        yield TextPiece(member.offset, some[0], member.messages)
+    texts = read_member(file, member, codec, problems.append)
+    # A large member has several texts. A small, undamaged one needs no search for its lines.
+    first_texts = list(islice(texts, 2))
+    if len(first_texts) == 1 and not problems:
+        yield TextPiece(member.offset, first_texts[0], member.messages)
         return
     count = 0
-    for text in whole_lines(chain(some, texts), delimiter):
+    for text in whole_lines(chain(first_texts, texts), delimiter):
         count += text.count(delimiter)
         yield TextPiece(member.offset, text)
     if not problems and count != member.messages:
         problems.append(f"it has {count} lines, and {member.messages} in its index")
     for problem in problems:
-        tell(member.offset, problem)
+        report(member.offset, problem)
 
 
-def _unpacked(file: BinaryIO, wanted: Range, tell: ReportProblem) -> Iterator[tuple[int, bytes]]:
-    """Iterate over the text of a compressed file, each piece with the position of its member."""
-    pos = wanted.begin
+def _unpacked(file: BinaryIO, target: Range, report: ReportProblem) -> Iterator[tuple[int, bytes]]:
+    """Yield the texts of a compressed file, each with the position of its member."""
+    pos = target.begin
     try:
-        for text, end in unpack_members(file, wanted.content.codec, wanted.begin):
+        for text, end in unpack_members(file, target.content.codec, target.begin):
             yield pos, text
             pos = end or pos
-            if pos >= wanted.end:  # what follows was written after this was planned
+            if pos >= target.end:  # Later members were written after the plan.
                 return
     except DamagedError as exc:
-        tell(exc.offset, str(exc))
+        report(exc.offset, str(exc))
 
 
-def _plain(file: BinaryIO, wanted: Range, delimiter: bytes) -> Iterator[tuple[int, bytes]]:
-    """Iterate over the lines that begin in a range; the last one is read to its end.
+def _plain(file: BinaryIO, target: Range, delimiter: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines that begin in a range, each with its position; the last one is read whole.
 
     A range that is not a whole file has a delimiter of one byte.
     """
-    pos = wanted.begin
-    is_inside = pos > 0  # the line at the beginning belongs to the range before
+    pos = target.begin
+    is_inside = pos > 0  # A line that begins before the range belongs to the previous range.
     if is_inside:
         pos -= len(delimiter)
     file.seek(pos)
@@ -166,9 +168,9 @@ def _plain(file: BinaryIO, wanted: Range, delimiter: bytes) -> Iterator[tuple[in
         if is_inside:
             begin = data.find(delimiter) + len(delimiter)
             is_inside = begin < len(delimiter)
-            if is_inside or pos + begin >= wanted.end:
+            if is_inside or pos + begin >= target.end:
                 begin = len(data)
-        last = wanted.end - pos - len(delimiter)  # a delimiter from here on ends the range
+        last = target.end - pos - len(delimiter)  # The first delimiter from here ends the range.
         end = data.find(delimiter, max(begin, last))
         if end >= 0:
             yield pos + begin, data[begin : end + len(delimiter)]
@@ -176,7 +178,7 @@ def _plain(file: BinaryIO, wanted: Range, delimiter: bytes) -> Iterator[tuple[in
         if begin < len(data):
             yield pos + begin, data[begin:]
         pos += len(data)
-        if begin == len(data) and pos >= wanted.end:
+        if begin == len(data) and pos >= target.end:
             return
 
 
@@ -186,22 +188,21 @@ BATCH_ROWS = 10_000
 def read_partition(
     partition: ReadPartition | None, settings: ReadSettings, names: Sequence[str]
 ) -> Iterator[pyarrow.RecordBatch]:
-    """Iterate over the messages of a partition, in the columns ``names``.
+    """Yield the messages of a partition, in the columns ``names``.
 
-    With nothing to read, Spark gives None to the only task.
-
-    Raises `NsqError` for damage that fails the query, and as `failure_of` says.
+    If a plan is empty, Spark runs one task with None. Raises `NsqError` for damage that fails the
+    query, and as `failure_of` describes.
     """
-    for each in partition or ():
-        with translating_errors("read", each.path):
-            yield from _Reader(each, settings, names).batches()
+    for target in partition or ():
+        with translating_errors("read", target.path):
+            yield from _Reader(target, settings, names).batches()
 
 
 class _Reader:
     """Reads one range."""
 
-    def __init__(self, wanted: Range, settings: ReadSettings, names: Sequence[str]) -> None:
-        self._range = wanted
+    def __init__(self, target: Range, settings: ReadSettings, names: Sequence[str]) -> None:
+        self._range = target
         self._settings = settings
         schema = settings.bodies.archived_schema()
         self._schema = pyarrow.schema([schema.field(name) for name in names])
@@ -210,81 +211,82 @@ class _Reader:
         self._columns = settings.bodies.columns() if self._parsed - RESERVED else None
         if self._columns is not None:
             self._parsed.add("body")
-        self._is_raw = wanted.content.kind is LineKind.bodies
+        self._is_raw = target.content.kind is LineKind.bodies
         self._delimiter = settings.delimiter if self._is_raw else b"\n"
-        self._found: dict[int, list[ArchiveDamage]] = {}
+        self._damages: dict[int, list[ArchiveDamage]] = {}
 
     def batches(self) -> Iterator[pyarrow.RecordBatch]:
         with open_range(self._range, self._settings) as file:
-            held: list[TextPiece] = []
+            batch: list[TextPiece] = []
             for piece in pieces(file, self._range, self._delimiter, self._note):
-                held.append(piece)
-                rows = sum(max(each.messages, 0) for each in held)
-                if rows >= BATCH_ROWS or sum(len(each.text) for each in held) >= BATCH_TEXT:
-                    yield from self._read(held)
-                    held = []
-            yield from self._read(held)
-            self._tell()
+                batch.append(piece)
+                rows = sum(max(piece.messages, 0) for piece in batch)
+                if rows >= BATCH_ROWS or sum(len(piece.text) for piece in batch) >= BATCH_TEXT:
+                    yield from self._read(batch)
+                    batch = []
+            yield from self._read(batch)
+            self._report()
 
     def _note(self, pos: int, problem: str) -> None:
         damage = ArchiveDamage(self._range.shown, pos, problem)
-        self._found.setdefault(pos, []).append(damage)
+        self._damages.setdefault(pos, []).append(damage)
 
-    def _tell(self) -> None:
-        """Tell what was noted, each member's by itself: its name is the same each time."""
-        noted, self._found = self._found, {}
+    def _report(self) -> None:
+        """Report the noted damages, those of each member separately."""
+        # A retry must report a member under the same name, whatever else it reads with it.
+        damages_by_pos, self._damages = self._damages, {}
         key = self._range.key
         identity = " ".join(map(str, key)) if isinstance(key, Head) else key
-        for pos, found in noted.items():
-            report_damage(self._settings.damage_path, f"{identity} {pos}", found)
+        for pos, damages in damages_by_pos.items():
+            report_damage(self._settings.damage_path, f"{identity} {pos}", damages)
 
-    def _read(self, held: list[TextPiece]) -> Iterator[pyarrow.RecordBatch]:
-        if not held:
+    def _read(self, batch: list[TextPiece]) -> Iterator[pyarrow.RecordBatch]:
+        if not batch:
             return
         if self._is_raw:
-            for piece in held:
+            for piece in batch:
                 yield from self._bodies(piece)
             return
-        # what an index says is not counted again: the sum has to be as many as are parsed
-        needs_each = "pos" in self._parsed  # else it does not matter which member a row is of
+        # Counts of the index are only compared with the parsed total, unless rows need positions.
+        needs_counts = "pos" in self._parsed
         counts = [
-            each.text.count(b"\n") if needs_each or each.messages == UNKNOWN else each.messages
-            for each in held
+            p.text.count(b"\n") if needs_counts or p.messages == UNKNOWN else p.messages
+            for p in batch
         ]
         columns = None
-        if all(each.messages in (UNKNOWN, n) for each, n in zip(held, counts, strict=True)):
-            text = b"".join(piece.text for piece in held)
+        if all(p.messages in (UNKNOWN, count) for p, count in zip(batch, counts, strict=True)):
+            text = b"".join(piece.text for piece in batch)
             columns = fast_columns(text, sum(counts), self._parsed, self._kind)
         if columns is not None:
-            yield from self._rows(columns, self._positions(held, counts))
-        else:  # one of them is not as expected
-            for piece in held:
-                yield from self._read([piece]) if len(held) > 1 else self._exactly(piece)
-        self._tell()
+            yield from self._rows(columns, self._positions(batch, counts))
+        else:  # One of the pieces is damaged or has an unusual line.
+            for piece in batch:
+                yield from self._read([piece]) if len(batch) > 1 else self._exactly(piece)
+        self._report()
 
     def _exactly(self, piece: TextPiece) -> Iterator[pyarrow.RecordBatch]:
         lines = split_lines(piece.text, b"\n")
-        columns, kept, problems = exact_columns(lines, self._kind)
+        columns, valid, problems = exact_columns(lines, self._kind)
         places = self._places(piece, lines)
         for number, problem in problems:
             self._note(places[number], problem)
         if piece.messages not in (UNKNOWN, len(lines)):
             self._note(piece.pos, f"it has {len(lines)} lines, and {piece.messages} in its index")
-        yield from self._rows(columns, _int64([places[number] for number in kept]))
+        yield from self._rows(columns, _int64([places[number] for number in valid]))
 
     def _bodies(self, piece: TextPiece) -> Iterator[pyarrow.RecordBatch]:
         bodies = split_lines(piece.text, self._delimiter)
         places = self._places(piece, bodies)
         if BEGINNING in piece.text and any(map(MESSAGE.match, bodies)):
             self._note(piece.pos, f"it has {AMONG_BODIES}")
-            kept = [(b, at) for b, at in zip(bodies, places, strict=True) if not MESSAGE.match(b)]
-            bodies, places = [body for body, _ in kept], [at for _, at in kept]
+            rows = [(b, p) for b, p in zip(bodies, places, strict=True) if not MESSAGE.match(b)]
+            bodies, places = [body for body, _ in rows], [place for _, place in rows]
         columns = bare_columns(bodies, self._settings.topic, self._kind)
         yield from self._rows(columns, _int64(places))
 
-    def _positions(self, held: list[TextPiece], counts: list[int]) -> Any:
+    def _positions(self, batch: list[TextPiece], counts: list[int]) -> Any:
         parts = []
-        for piece, count in zip(held, counts, strict=True):
+        for piece, count in zip(batch, counts, strict=True):
             if self._has_members:
                 parts.append(pyarrow.repeat(pyarrow.scalar(piece.pos, pyarrow.int64()), count))
             else:
@@ -296,7 +298,7 @@ class _Reader:
         return bool(self._range.lines) or self._range.content.codec.is_compressed
 
     def _places(self, piece: TextPiece, lines: list[bytes]) -> list[int]:
-        """Where each line is: in its member, or without members at a byte of the file."""
+        """Return the position of each line: that of its member, or without members its own."""
         if self._has_members:
             return [piece.pos] * len(lines)
         lengths = [len(line) + len(self._delimiter) for line in lines]
@@ -306,8 +308,8 @@ class _Reader:
         count = len(positions)
         if not count:
             return
-        shown = self._range.shown.encode(errors="backslashreplace").decode()  # may not be UTF-8
-        file = pyarrow.repeat(pyarrow.scalar(shown, pyarrow.string()), count)
+        path = self._range.shown.encode(errors="backslashreplace").decode()  # It may not be UTF-8.
+        file = pyarrow.repeat(pyarrow.scalar(path, pyarrow.string()), count)
         columns = {**columns, "file": file, "pos": positions}
         names = [name for name in columns if name in self._parsed]
         batch = pyarrow.RecordBatch.from_arrays([columns[name] for name in names], names=names)

@@ -1,8 +1,8 @@
-"""Cut files into ranges of members, and pack these into partitions: the same for the same files.
+"""Split files into ranges of members, and pack the ranges into partitions, deterministically.
 
-A range carries the index lines of its members, so that its reader knows how many messages each must
-have. What no index covers is one range without lines; a plain file is cut at round positions then,
-and a line belongs to the range in which it begins. `plan_batch` plans to read all there is now.
+A range has the index lines of its members, so that its reader can verify their counts. Bytes
+without an index are one range without lines. In a plain file they are split at round positions, and
+a line belongs to the range in which it begins. `plan_batch` plans to read all current files.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from nsqtools.spark.format_options import slots_of
 
 ROWS_OF_PARTITION = 500_000
 FILES_OF_PARTITION = 128
-"""The most that a partition has. A row, or a file, weighs as this many bytes of members: rows that
-compress well are few bytes and much work, and a file that is opened is work by itself."""
+"""The most files in a partition. Rows and files have a weight in bytes: rows that compress well
+are few bytes but as much work as others, and opening a file is work as well."""
 
 Part = tuple[ListedFile, list[Member]]
-"""What is to be read of a file."""
+"""A file, and the members to read of it."""
 
 
 class Range(NamedTuple):
-    """Bytes ``begin`` to ``end`` of a file, which was at ``path`` when this was planned.
+    """Bytes ``begin`` to ``end`` of a file, whose path at the time of the plan was ``path``.
 
-    ``entry`` is what a store said of it then: another object in its place is not read.
+    ``entry`` is its entry in a store. An object that has replaced it is not read.
     """
 
     path: str
@@ -51,22 +51,22 @@ class Range(NamedTuple):
     begin: int
     end: int
     shown: str
-    """The path that rows and reports name: the one the file has when it is finished."""
+    """The path in rows and reports, which is that of the finished file."""
     lines: bytes = b""
     entry: Entry | None = None
 
     @property
     def members(self) -> list[Member]:
-        """The members in it; none when no index names them."""
+        """The members in the range, empty without an index."""
         return decode_index(self.lines, self.begin)
 
 
 ReadPartition = tuple[Range, ...]
-"""What one task reads, in this order."""
+"""The ranges that one task reads, in this order."""
 
 
-def refusal(content: FileContent, settings: ReadSettings, *, has_index: bool) -> str:
-    """Return why a file that no option excludes cannot be read; empty when it can."""
+def file_refusal(content: FileContent, settings: ReadSettings, *, has_index: bool) -> str:
+    """Return the reason why a selected file cannot be read, or "" for a readable file."""
     if content.kind is not LineKind.bodies or content.foreign:
         return content.foreign
     if not has_index and not settings.raw:
@@ -79,51 +79,52 @@ def refusal(content: FileContent, settings: ReadSettings, *, has_index: bool) ->
 
 
 def ranges_of(
-    file: ListedFile, members: list[Member], settings: ReadSettings, most: float
+    file: ListedFile, members: list[Member], settings: ReadSettings, max_weight: float
 ) -> Iterator[tuple[Range, float]]:
-    """Iterate over the ranges of a file's members, none much above ``most``, and their weights."""
+    """Yield ranges of a file's members with their weights, none much above ``max_weight``."""
     content = file.content()
     row_weight = settings.partition_bytes / ROWS_OF_PARTITION
-    known = [each for each in members if each.messages != UNKNOWN]
+    indexed = [member for member in members if member.messages != UNKNOWN]
     if not _is_whole(file, settings.within):
-        known = [each for each in known if settings.within.may_have(each)]
+        indexed = [member for member in indexed if settings.within.may_have(member)]
 
     def range_of(begin: int, end: int, lines: bytes = b"") -> Range:
         place = str(file.place)
         return Range(place, file.key, content, begin, end, file.shown, lines, file.entry)
 
-    for run in _runs(known):
-        ends = list(accumulate([each[1] + row_weight * each[2] for each in run]))
-        first, before = 0, 0.0
+    for run in _contiguous_runs(indexed):
+        # The loop uses indexes of the tuple, as an archive may have a million members.
+        ends = list(accumulate([member[1] + row_weight * member[2] for member in run]))
+        first, start_weight = 0, 0.0
         while first < len(run):
-            after = max(first + 1, bisect_right(ends, before + most))
-            some = run[first:after]
-            wanted = range_of(some[0].offset, some[-1].end, encode_members(some))
-            yield wanted, ends[after - 1] - before
-            first, before = after, ends[after - 1]
+            after = max(first + 1, bisect_right(ends, start_weight + max_weight))
+            selected = run[first:after]
+            target = range_of(selected[0].offset, selected[-1].end, encode_members(selected))
+            yield target, ends[after - 1] - start_weight
+            first, start_weight = after, ends[after - 1]
     for member in members[-1:]:
         if member.messages == UNKNOWN:
-            # a long delimiter could be taken for another from its middle
+            # A delimiter of several bytes could be mistaken for another one from its middle.
             is_short = content.kind is LineKind.messages or len(settings.delimiter) == 1
-            can_be_cut = is_short and not content.codec.is_compressed
-            size = round(most) if can_be_cut else member.length
+            can_split = is_short and not content.codec.is_compressed
+            size = round(max_weight) if can_split else member.length
             for begin in range(member.offset, member.end, max(1, size)):
                 end = min(begin + size, member.end)
                 yield range_of(begin, end), end - begin
 
 
 def _is_whole(file: ListedFile, within: TimeRange) -> bool:
-    """Whether all messages are in a range, by the commit record."""
+    """Return whether all messages are in a range of times, by the commit record."""
     total = file.total
     if within == EVER or total is None:
         return within == EVER
     return bool(total.max_ts) and within.has(total.min_ts) and within.has(total.max_ts)
 
 
-def _runs(members: list[Member]) -> Iterator[list[Member]]:
-    """Iterate over members that follow each other in the file."""
-    cuts = [at for at, (one, two) in enumerate(pairwise(members), 1) if two[0] != one[0] + one[1]]
-    for begin, end in pairwise([0, *cuts, len(members)]):
+def _contiguous_runs(members: list[Member]) -> Iterator[list[Member]]:
+    """Yield lists of members without gaps between them."""
+    gaps = [n for n, (one, two) in enumerate(pairwise(members), 1) if two[0] != one[0] + one[1]]
+    for begin, end in pairwise([0, *gaps, len(members)]):
         yield members[begin:end]
 
 
@@ -132,61 +133,66 @@ def pack(
 ) -> list[ReadPartition]:
     """Pack ranges, in their order, into partitions of about the weight ``limit``."""
     partitions: list[ReadPartition] = []
-    held: list[Range] = []
+    current: list[Range] = []
     total = 0.0
-    for each, weight in ranges:
-        is_next = bool(held) and held[-1].path == each.path
-        weight += 0.0 if is_next else file_weight
-        if held and total + weight > limit:
-            partitions.append(tuple(held))
-            held, total = [], 0.0
-        if held and is_next and held[-1].end == each.begin and each.lines:
-            held[-1] = held[-1]._replace(end=each.end, lines=held[-1].lines + each.lines)
+    for target, weight in ranges:
+        is_same_file = bool(current) and current[-1].path == target.path
+        weight += 0.0 if is_same_file else file_weight
+        if current and total + weight > limit:
+            partitions.append(tuple(current))
+            current, total = [], 0.0
+        if current and is_same_file and current[-1].end == target.begin and target.lines:
+            lines = current[-1].lines + target.lines
+            current[-1] = current[-1]._replace(end=target.end, lines=lines)
         else:
-            held.append(each)
+            current.append(target)
         total += weight
-    if held:
-        partitions.append(tuple(held))
+    if current:
+        partitions.append(tuple(current))
     return partitions
 
 
 def partitions_of(parts: Iterable[Part], settings: ReadSettings) -> list[ReadPartition]:
-    """Plan to read parts of files; ``parts`` may be made lazily.
+    """Plan to read parts of files; ``parts`` may be an iterator.
 
-    There are at least as many partitions as run at a time, but none below a quarter of the wanted
-    size unless `ReadSettings.min_partitions` asks for it. Files are cut that fine, and joined again
-    as their total allows: the members of a large archive are never in memory all at once.
+    There are at least as many partitions as parallel tasks, but none below a quarter of
+    `ReadSettings.partition_bytes` unless `ReadSettings.min_partitions` requires it.
     """
-    most = float(settings.partition_bytes)
-    file_weight, row_weight = most / FILES_OF_PARTITION, most / ROWS_OF_PARTITION
-    cut = max(1.0, most / 4)
+    # Files are split into ranges of the smallest size, which are joined when their total is known.
+    # So the members of a large archive are never in memory at the same time.
+    max_weight = float(settings.partition_bytes)
+    file_weight, row_weight = max_weight / FILES_OF_PARTITION, max_weight / ROWS_OF_PARTITION
+    range_weight = max(1.0, max_weight / 4)
     if settings.min_partitions:
         parts = list(parts)
         members = (member for _, members in parts for member in members)
-        some = [each for each in members if settings.within.may_have(each)]
-        total = sum(each.length + row_weight * max(0, each.messages) for each in some)
+        selected = [member for member in members if settings.within.may_have(member)]
+        total = sum(member.length + row_weight * max(0, member.messages) for member in selected)
         total += file_weight * len(parts)
-        limit = cut = max(1.0, min(most, total / settings.min_partitions))
-    ranges = [each for part in parts for each in ranges_of(*part, settings, cut)]
+        limit = range_weight = max(1.0, min(max_weight, total / settings.min_partitions))
+    ranges = [item for part in parts for item in ranges_of(*part, settings, range_weight)]
     if not settings.min_partitions:
-        files = len({each.path for each, _ in ranges})
+        files = len({target.path for target, _ in ranges})
         total = sum(weight for _, weight in ranges) + files * file_weight
         slots = slots_of(os.environ) or os.cpu_count() or 1
-        limit = max(cut, min(most, total / slots))
+        limit = max(range_weight, min(max_weight, total / slots))
     return pack(ranges, file_weight, limit)
 
 
-Given = ParamSpec("Given")
-Planned = TypeVar("Planned")
+Parameters = ParamSpec("Parameters")
+Plan = TypeVar("Plan")
 
-TRIES = 5
+TRIES = 5  # A file moves at most a few times: when it is finished, and when it is uploaded.
 
 
-def planned_again(plan: Callable[Given, Planned]) -> Callable[Given, Planned]:
-    """Have a function plan again when a file has moved meanwhile. It raises `OutputError` then."""
+def planned_again(plan: Callable[Parameters, Plan]) -> Callable[Parameters, Plan]:
+    """Decorate a function to plan again if a file moves in the meantime.
+
+    It raises `OutputError` if a file is still missing after `TRIES` plans.
+    """
 
     @wraps(plan)
-    def again(*args: Given.args, **kwargs: Given.kwargs) -> Planned:
+    def again(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Plan:
         with translating_errors("read", ""):
             for _ in range(TRIES - 1):
                 with suppress(FileNotFoundError):
@@ -202,38 +208,40 @@ def plan_batch(settings: ReadSettings) -> list[ReadPartition]:
 
     Raises `NotFoundError`, `OutputError`, and `NsqError` for damage that fails the query.
     """
-    tell = damage_reporter(settings)
-    files = ArchiveListing(settings, settings.within).files(tell).values()
-    return partitions_of(_parts(files, settings, tell), settings)
+    on_damage = damage_reporter(settings)
+    files = ArchiveListing(settings, settings.within).files(on_damage).values()
+    return partitions_of(_parts(files, settings, on_damage), settings)
 
 
 def damage_reporter(settings: ReadSettings) -> OnDamage:
-    """Return a function that reports damage found while planning."""
+    """Return a function that reports damage of whole files during planning."""
     return lambda damage: report_damage(
         settings.damage_path, f"{damage.file} {damage.pos}", [damage], MOVE_AWAY
     )
 
 
-def is_read(file: ListedFile, settings: ReadSettings, tell: OnDamage) -> bool:
-    """Whether a file is to be read; one that should be and cannot is reported."""
+def is_read(file: ListedFile, settings: ReadSettings, on_damage: OnDamage) -> bool:
+    """Return whether a file is selected and readable; report an unreadable one."""
     content = file.content()
-    if problem := refusal(content, settings, has_index=file.has_index):
-        tell(ArchiveDamage(file.shown, 0, problem))
+    if problem := file_refusal(content, settings, has_index=file.has_index):
+        on_damage(ArchiveDamage(file.shown, 0, problem))
         return False
     topics = settings.wanted_topics
     if topics is None or content.kind is LineKind.nothing:
         return content.kind is not LineKind.nothing
     if content.kind is LineKind.bodies:
         return settings.topic in topics
-    # a file of one of our writers has one topic; another, repaired or not, may mix them
+    # A file with a head has one topic; files of other programs may mix topics.
     return file.head is None or content.topic in ("", *topics)
 
 
-def _parts(files: Iterable[ListedFile], settings: ReadSettings, tell: OnDamage) -> Iterator[Part]:
+def _parts(
+    files: Iterable[ListedFile], settings: ReadSettings, on_damage: OnDamage
+) -> Iterator[Part]:
     def part_of(file: ListedFile) -> Part | None:
-        return (file, file.readable()) if is_read(file, settings, tell) else None
+        return (file, file.readable()) if is_read(file, settings, on_damage) else None
 
-    wanted = (file for file in files if not file.has_none_within(settings.within))
-    for part in filter(None, map_concurrently(part_of, wanted, is_remote=bool(settings.stored()))):
+    files = (file for file in files if not file.has_none_within(settings.within))
+    for part in filter(None, map_concurrently(part_of, files, is_remote=bool(settings.stored()))):
         yield part
         part[0].forget_members()

@@ -1,7 +1,7 @@
-"""The options of ``nsq-archive``, and the columns it has. Values only: cheap to make and to pickle.
+"""The options of ``nsq-archive`` and its columns, as values that are cheap to create and pickle.
 
-The columns are those of `archive.columns`, and the place of a message: ``file`` and ``pos`` are the
-file's path, and the byte position of the member that holds it.
+The columns are those of `archive.columns`, and the origin of a message: ``file`` is the path, and
+``pos`` the byte position of its member.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from nsqtools.spark.format_options import Options, read_place
 
 DEFAULT_PARTITION_BYTES = 16 << 20
 DEFAULT_POLL_S = 0.1
-STORED_POLL_S = 5.0  # every look at an object store is paid for
+STORED_POLL_S = 5.0  # Object stores charge for every listing.
 
 DEFAULT_MAX_DELAY_S = 900.0
 
@@ -37,29 +37,29 @@ EARLIEST, LATEST = "earliest", "latest"
 
 
 class Bodies(NamedTuple):
-    """What becomes of bodies; ``fields`` is the JSON Schema of those that are JSON."""
+    """The columns of bodies; ``fields`` is the JSON Schema of JSON bodies."""
 
     kind: BodyKind = BodyKind.binary
     fields: Mapping[str, Any] | None = None
 
     def options(self) -> dict[str, str]:
-        """Return them as options of a format."""
+        """Return the options of a format for these columns."""
         schema = {} if self.fields is None else {"schema": json.dumps(self.fields)}
         return {"body": self.kind.value, **schema}
 
     def columns(self) -> BodyColumns | None:
-        """Return what makes their columns, with a count of its own, if they have any."""
+        """Return a new converter for the columns of JSON bodies, None for other bodies."""
         if self.kind is not BodyKind.json:
             return None
         return BodyColumns(fields_of(self.fields), evolves=False)
 
     def message_schema(self) -> pyarrow.Schema:
-        """Return the columns of a message, those made of its body included."""
+        """Return the columns of a message, including those of its body."""
         columns = self.columns()
         return columns.schema() if columns else message_schema(self.kind)
 
     def archived_schema(self) -> pyarrow.Schema:
-        """Return them with the place of the message."""
+        """Return the columns of a message and its origin."""
         schema = self.message_schema().append(pyarrow.field("file", pyarrow.string()))
         return schema.append(pyarrow.field("pos", pyarrow.int64()))
 
@@ -69,58 +69,58 @@ BYTES = Bodies()
 
 @dataclass(frozen=True, slots=True)
 class ReadSettings:
-    """What is read, and how."""
+    """The places and the selection of messages, and how they are read."""
 
     paths: tuple[str, ...]
     work_dir: Path | None = None
     topics: frozenset[str] = frozenset()
-    """Without any, all."""
+    """Empty for all topics."""
     queried_topics: frozenset[str] | None = None
-    """The only topics that the query's own filter lets through; it drops rows, this whole files."""
+    """The topics that the filter of the query selects: files of others are skipped."""
     queried_nsqds: frozenset[str] | None = None
-    """The only nsqds that it lets through: their rows need not go to Spark."""
+    """The nsqd that the filter of the query selects: rows of others are not sent to Spark."""
     within: TimeRange = EVER
     raw: bool = False
-    """Also files of bare bodies."""
+    """Whether files of bare bodies are read."""
     delimiter: bytes = b"\n"
     topic: str | None = None
-    """The topic of files of bare bodies."""
+    """The topic of bare bodies."""
     damage_path: Place | None = None
-    """Where damage is reported; without it, it fails the query."""
+    """Where damage is reported; without it, damage fails the query."""
     partition_bytes: int = DEFAULT_PARTITION_BYTES
     min_partitions: int = 0
-    """0: as many as run at a time, when there is enough for them."""
+    """0: as many as parallel tasks, if there are enough messages."""
     bodies: Bodies = BYTES
 
     @property
     def description(self) -> str:
-        """What is read, for people."""
+        """The source of the messages, as a text for people."""
         topics = f", topics {', '.join(sorted(self.topics))}" if self.topics else ""
         return f"archive {', '.join(self.paths)}{topics}"
 
     @property
     def names(self) -> dict[str, frozenset[str]]:
-        """The values that rows may have, by column; other columns may have any."""
+        """The selected values by column; columns without an entry may have any value."""
         names = {"topic": self.topics} if self.topics else {}
         return names if self.queried_nsqds is None else names | {"nsqd": self.queried_nsqds}
 
     @property
     def wanted_topics(self) -> frozenset[str] | None:
-        """The topics that are read; None for all."""
-        return _both(self.queried_topics, self.topics) if self.topics else self.queried_topics
+        """The selected topics, None for all."""
+        return _intersect(self.queried_topics, self.topics) if self.topics else self.queried_topics
 
     def narrowed(self, column: str, comparison: str, value: object) -> ReadSettings:
-        """Return what is left to read for a query that keeps only rows of ``column <op> value``.
+        """Return the settings for a query that keeps only rows with ``column comparison value``.
 
-        ``comparison`` is ``=``, ``in``, ``<``, ``<=``, ``>`` or ``>=``. Others change nothing, nor
-        do other columns: the query filters rows again.
+        ``comparison`` is ``=``, ``in``, ``<``, ``<=``, ``>`` or ``>=``. Other comparisons and
+        columns change nothing, because the query filters the rows again.
         """
         if column in ("topic", "nsqd") and comparison in ("=", "in"):
-            asked = {value} if comparison == "=" else set(cast(Iterable[object], value))
-            names = frozenset(name for name in asked if isinstance(name, str))
+            values = {value} if comparison == "=" else set(cast(Iterable[object], value))
+            names = frozenset(name for name in values if isinstance(name, str))
             if column == "topic":
-                return replace(self, queried_topics=_both(self.queried_topics, names))
-            return replace(self, queried_nsqds=_both(self.queried_nsqds, names))
+                return replace(self, queried_topics=_intersect(self.queried_topics, names))
+            return replace(self, queried_nsqds=_intersect(self.queried_nsqds, names))
         low_ns, high_ns = _bounds(column, value)
         since_ns, until_ns = self.within.since_ns, self.within.until_ns
         first_ns = {"=": low_ns, ">=": low_ns, ">": high_ns}.get(comparison)
@@ -134,26 +134,26 @@ class ReadSettings:
         return [place for place in map(Place.parse, self.paths) if place.is_remote]
 
     def roots(self) -> list[Path]:
-        """Return the files and directories that the paths name now: patterns change.
+        """Return the local files and directories that the paths match now.
 
-        What is there under a name with brackets is that, and no pattern.
+        A path that exists is no pattern, even if it has brackets.
         """
         roots: list[Path] = []
         for path in self.paths:
             if Place.parse(path).is_remote:
                 continue
             is_pattern = glob.has_magic(path) and not os.path.lexists(path)
-            found = sorted(glob.glob(path)) if is_pattern else []
-            roots += map(Path, found or [path])
+            matches = sorted(glob.glob(path)) if is_pattern else []
+            roots += map(Path, matches or [path])
         return roots
 
 
-def _both(before: frozenset[str] | None, names: frozenset[str]) -> frozenset[str]:
-    return names if before is None else before & names
+def _intersect(selection: frozenset[str] | None, names: frozenset[str]) -> frozenset[str]:
+    return names if selection is None else selection & names
 
 
 def _bounds(column: str, value: object) -> tuple[int | None, int | None]:
-    """Return the first nanosecond that equals a value of a column, and the first after it."""
+    """Return the first nanosecond that equals the value of a column, and the first after it."""
     if column == "ts_ns" and isinstance(value, int):
         return value, value + 1
     if column == "timestamp" and isinstance(value, datetime) and value.tzinfo is not None:
@@ -163,9 +163,10 @@ def _bounds(column: str, value: object) -> tuple[int | None, int | None]:
 
 
 def moment(timestamp_ns: int | None, *, up: int = 0) -> str | None:
-    """A time in RFC 3339, with as many digits of a second as it needs, down to microseconds.
+    """Format a time in RFC 3339, with a fraction of up to microseconds if it has one.
 
-    With ``up`` nanoseconds it is rounded up: the end of a range then leaves nothing of it out.
+    The time is rounded down after ``up`` nanoseconds are added: with 999, the end of a range
+    includes the whole range.
     """
     if timestamp_ns is None:
         return None
@@ -174,7 +175,7 @@ def moment(timestamp_ns: int | None, *, up: int = 0) -> str | None:
 
 
 class BatchLimits(NamedTuple):
-    """How much a batch takes at most; None for no limit."""
+    """The limits of a batch, None for no limit."""
 
     rows: int | None = None
     bytes: int | None = None
@@ -182,7 +183,7 @@ class BatchLimits(NamedTuple):
 
 
 class StreamSettings(NamedTuple):
-    """Where a stream begins, how much a batch takes, and whether lost data fails it."""
+    """The start of a stream, the limits of its batches, and whether lost data fails it."""
 
     starting_offsets: str = EARLIEST
     """`EARLIEST`, `LATEST`, or the JSON of an offset."""
@@ -191,12 +192,12 @@ class StreamSettings(NamedTuple):
     limits: BatchLimits = BatchLimits()
     poll_s: float = DEFAULT_POLL_S
     min_rows: int = 0
-    """A batch waits until this many are there, ``max_delay_s`` at most."""
+    """A batch waits for this many rows, at most for ``max_delay_s``."""
     max_delay_s: float = DEFAULT_MAX_DELAY_S
 
 
 def archive_settings(options: Options) -> ReadSettings:
-    """Read what batches and streams have in common. Raises `ConfigurationError`."""
+    """Read the options that batches and streams share. Raises `ConfigurationError`."""
     paths = _paths(options)
     if not paths:
         raise ConfigurationError(
@@ -231,7 +232,7 @@ def archive_settings(options: Options) -> ReadSettings:
 
 
 def shared_settings(options: Options, settings: ReadSettings) -> ReadSettings:
-    """Read how archives are split into partitions, and bodies. Raises `ConfigurationError`."""
+    """Read the options of partitions and bodies. Raises `ConfigurationError`."""
     return replace(
         settings,
         bodies=body_settings(options),
@@ -241,7 +242,7 @@ def shared_settings(options: Options, settings: ReadSettings) -> ReadSettings:
 
 
 def body_settings(options: Options) -> Bodies:
-    """Read ``body`` and ``schema``: a file, or the JSON Schema itself.
+    """Read the options ``body`` and ``schema`` (a file, or the JSON Schema itself).
 
     Raises `ConfigurationError` and `OutputError`.
     """
@@ -256,7 +257,7 @@ def body_settings(options: Options) -> Bodies:
 
 
 def stream_settings(options: Options) -> StreamSettings:
-    """Read what only streams have. Raises `ConfigurationError`."""
+    """Read the options of streams. Raises `ConfigurationError`."""
     starting = options.text("startingOffsets")
     timestamp_ns = options.time_ns("startingTimestamp")
     if starting and timestamp_ns is not None:
@@ -268,26 +269,30 @@ def stream_settings(options: Options) -> StreamSettings:
 
 
 def batch_settings(options: Options, poll_s: float) -> StreamSettings:
-    """Read what makes a batch of any stream. Raises `ConfigurationError`."""
+    """Read the options of batches, for streams of archives and topics.
+
+    Raises `ConfigurationError`.
+    """
     rows, delay_s = options.integer("minRowsPerTrigger"), options.duration_s("maxTriggerDelay")
     if delay_s is not None and rows is None:
         raise ConfigurationError("maxTriggerDelay needs minRowsPerTrigger")
-    wanted_s = options.duration_s("pollInterval")
-    most_rows, most_files = map(options.integer, ("maxRowsPerTrigger", "maxFilesPerTrigger"))
+    interval_s = options.duration_s("pollInterval")
+    max_rows, max_files = map(options.integer, ("maxRowsPerTrigger", "maxFilesPerTrigger"))
     return StreamSettings(
         fail_on_data_loss=options.flag("failOnDataLoss", default=True),
-        limits=BatchLimits(most_rows, options.size("maxBytesPerTrigger"), most_files),
-        poll_s=poll_s if wanted_s is None else wanted_s,
+        limits=BatchLimits(max_rows, options.size("maxBytesPerTrigger"), max_files),
+        poll_s=poll_s if interval_s is None else interval_s,
         min_rows=rows or 0,
         max_delay_s=delay_s or DEFAULT_MAX_DELAY_S,
     )
 
 
 def _paths(options: Options) -> list[str]:
-    """``load(path)``, ``load([path, ...])``, which Spark hands on as JSON, or ``paths``."""
-    one, several = options.text("path"), options.list("paths")
+    """Return the paths of ``load(path)``, ``load([path, ...])`` and the option ``paths``."""
+    path, paths = options.text("path"), options.list("paths")
+    # Spark passes a list of paths as JSON. Other text with a bracket is a pattern.
     with suppress(ValueError):
-        found = json.loads(options.text("paths") or "")
-        if isinstance(found, list) and all(isinstance(each, str) for each in found):
-            several = found  # else it is a pattern with a bracket
-    return [*([one] if one else []), *several]
+        document = json.loads(options.text("paths") or "")
+        if isinstance(document, list) and all(isinstance(item, str) for item in document):
+            paths = document
+    return [*([path] if path else []), *paths]

@@ -1,8 +1,8 @@
-"""What the ``nsq spark`` commands do.
+"""The jobs of the ``nsq spark`` commands.
 
 inputs       messages from archives and Parquet, distinguished by their content
 ingestion    a live topic or a growing archive into Parquet, as a stream
-reporting    what went through topics, by the hour
+reporting    figures of topics by the hour, and gaps
 replay_job   archives and Parquet back into topics
 sql          a query over archives and Parquet
 """

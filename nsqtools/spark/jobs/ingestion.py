@@ -1,30 +1,30 @@
 """Ingestion: a live topic or an archive into Parquet or Delta, each message once.
 
-Spark provides exactly once: the source repeats a batch unchanged, and the output knows which
-batches it has, by the log of Spark's file sink (``_spark_metadata``) or by that of the Delta table.
-Both hold only while output and checkpoint stay together, which Spark does not check: it numbers
-batches in the checkpoint and believes the output's log about which of them are written. A new
-checkpoint with an old output would skip its first batches, and an old checkpoint with a new output
-would begin in the middle; messages would be missing without a word. So both are marked with one
-identity (`mark_directories`), belong to one run at a time, and anything else is refused. So is one
-of them that was put back from a copy and is older than the other (`refuse_older`).
+Spark provides exactly-once delivery: the source repeats a batch unchanged, and the output has a log
+of its batches (``_spark_metadata`` of the file sink, or the log of the Delta table). This requires
+that output and checkpoint stay together, which Spark does not check. It numbers batches in the
+checkpoint and skips the numbers in the output's log. A new checkpoint with an old output would skip
+its first batches, and an old checkpoint with a new output would begin in the middle: messages would
+be lost silently. So both are marked with one identity (`mark_directories`) and locked for one run,
+and any other combination is refused, as is a place that was restored from a copy and is older than
+the other (`refuse_older`).
 
-Files that an interrupted batch wrote are not in the sink's log, and Spark ignores them. Other
-readers of the directory would count their messages twice, so they are removed.
+Files of an interrupted batch are not in the sink's log, and Spark ignores them. Other readers of
+the directory would count their messages twice, so these files are removed.
 
-Trap: when this process is killed, its JVM lives on for a moment and may still commit its batch. The
-files of that batch are no leftovers yet, so the JVM inherits the lock of the checkpoint, which is
-free only when both have ended.
+Trap: when this process is killed, its JVM survives it for a moment and may still commit its batch.
+The files of that batch are no leftovers yet. So the JVM inherits the lock of the checkpoint, which
+is released only when both have ended.
 
-A message may come again in a later batch: two archivers had it, or nsqd gave it out again after a
-crash. It has the identity and the time of publishing that it had. Of a Delta table a batch is
-compared with those files that may hold its topics, days and times, which Delta knows of each file,
-and the rest is appended in one commit, which readers see whole or not at all. That is an
-insert-only merge; as an append it does not fail for what another writer does meanwhile.
+A message may occur again in a later batch, because two archivers consumed it or nsqd redelivered it
+after a crash. It then has the same identity and time of publishing. For a Delta table, a batch is
+compared with the files that may contain its topics, days and times, according to Delta's statistics
+of each file. New messages are appended in one atomic commit. This is an insert-only merge; as an
+append it does not conflict with other writers.
 
-The commit has the number of the batch. Spark repeats a batch when a crash came between the commit
-of the table and that of the checkpoint: Delta then ignores it, bare bodies included, which have no
-identity. As with Delta's own sink, a query is named by the id in its checkpoint.
+The commit carries the number of the batch. Spark repeats a batch after a crash between the commits
+of the table and of the checkpoint. Delta ignores the repetition, including bare bodies, which have
+no identity. As with Delta's own sink, a query is named by the id in its checkpoint.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ from nsqtools.spark.pyspark_internals import GLOB_PATHS, struct_of
 
 CHECKPOINT_MARK = "nsq-ingest.json"
 LOCK = "nsq-ingest.lock"
-NOTE = "nsq-ingest-table.json"  # the number of the last commit to a Delta table
-BEGUN, COMMITS = "offsets", "commits"  # Spark makes them as the first batch begins and ends
+NOTE = "nsq-ingest-table.json"  # The number of the last commit to a Delta table.
+BEGUN, COMMITS = "offsets", "commits"  # Spark's logs of the batches that began, and that ended.
 
 
 @dataclass(frozen=True, slots=True)
 class IngestMark:
-    """What is ingested, and where to. ``id`` is made up once.
+    """The mark of an output and its checkpoint, with a random ``id``.
 
-    ``body`` and ``fields`` say what became of bodies. Earlier versions wrote bytes, and no word.
+    ``body`` and ``fields`` are the columns of bodies. Versions that wrote only bytes had neither.
     """
 
     id: str
@@ -81,7 +81,7 @@ class IngestMark:
 
 
 class IngestPlaces(NamedTuple):
-    """Where a query writes, and what: the columns of bodies, in Parquet or Delta."""
+    """The places of a query, and its format: columns for bodies, Parquet or Delta."""
 
     output: Place
     checkpoint: Place
@@ -96,99 +96,99 @@ class IngestPlaces(NamedTuple):
 
 @contextmanager
 def lock_directories(source: str, places: IngestPlaces) -> Iterator[tuple[PlaceLock, IngestPlaces]]:
-    """Mark two places, lock them, and remove what interrupted batches left before and after.
+    """Mark and lock two places, and remove the leftovers of interrupted batches before and after.
 
     Yields the lock, with the descriptors that the JVM must inherit (`SparkSettings.inherited`), and
-    the places as `mark_directories` returns them. Raises `ConfigurationError`, and `OutputError`.
+    the places as `mark_directories` returns them. Raises `ConfigurationError` and `OutputError`.
     """
     places = mark_directories(source, places)
     with places.checkpoint.lock(LOCK) as lock:
         remove_leftovers(places)
         yield lock, places
-        lock.check()  # the files of another run's batch look like leftovers until it commits them
+        # Without the lock, the files of another run's batch would look like leftovers.
+        lock.check()
         remove_leftovers(places)
 
 
 def mark_directories(source: str, places: IngestPlaces) -> IngestPlaces:
-    """Mark two places, which are made, as those of ``source``; or see that they are.
+    """Create and mark two places for ``source``, or check that they have its mark.
 
-    Returns them with what becomes of bodies: of the output of an earlier version what it was.
-
-    Raises `ConfigurationError` when they are another job's, and `OutputError`.
+    Returns the places with the columns of bodies that the output has, which an earlier version may
+    have chosen. Raises `ConfigurationError` if they belong to another job, and `OutputError`.
     """
     output, checkpoint = places.output.absolute(), places.checkpoint.absolute()
     bodies = places.bodies
     refuse_nested("--output", output, checkpoint)
     with translating_errors("use", output):
-        of_checkpoint = _read_mark(checkpoint, CHECKPOINT_MARK)
-        of_output = _read_mark(output, INGESTED)
-        if of_checkpoint is None:
-            _refuse_foreign(output, checkpoint, of_output)
-            where = str(output), str(checkpoint)
-            mark = IngestMark(uuid.uuid4().hex, source, *where, bodies.kind.value, bodies.fields)
+        mark = _read_mark(checkpoint, CHECKPOINT_MARK)
+        output_mark = _read_mark(output, INGESTED)
+        if mark is None:
+            _refuse_foreign(output, checkpoint, output_mark)
+            urls = str(output), str(checkpoint)
+            mark = IngestMark(uuid.uuid4().hex, source, *urls, bodies.kind.value, bodies.fields)
+            # A kill between the two leaves an unmarked, empty output, which is marked later.
             _write_mark(checkpoint, CHECKPOINT_MARK, mark)
             _write_mark(output, INGESTED, mark)
             return places
-        if of_checkpoint.source != source:
+        if mark.source != source:
             raise ConfigurationError(
-                f"the checkpoint {checkpoint} belongs to {of_checkpoint.source}, not to {source}",
-                hint="Each source needs a checkpoint and an output of its own.",
+                f"the checkpoint {checkpoint} belongs to {mark.source}, not to {source}",
+                hint="Each source needs its own checkpoint and output.",
             )
-        if of_checkpoint.output != str(output):
+        if mark.output != str(output):
             raise ConfigurationError(
-                f"the checkpoint {checkpoint} belongs to {of_checkpoint.output}, not to {output}",
+                f"the checkpoint {checkpoint} belongs to {mark.output}, not to {output}",
                 hint="Spark's log of an output has its path: leave it there, or start both over.",
             )
-        if of_output is None and not _is_used(output) and not _is_used(checkpoint, BEGUN):
-            _write_mark(output, INGESTED, of_checkpoint)
-        elif of_output is None or of_output.id != of_checkpoint.id:
+        is_unused = not _is_used(output) and not _is_used(checkpoint, BEGUN)
+        if output_mark is None and is_unused:
+            _write_mark(output, INGESTED, mark)
+        elif output_mark is None or output_mark.id != mark.id:
             raise ConfigurationError(
                 f"{output} is not the output that was written with the checkpoint {checkpoint}",
                 hint="Restore it, or start with a new checkpoint and a new output.",
             )
-        if not of_checkpoint.body and bodies.kind is not BodyKind.json:
+        if not mark.body and bodies.kind is not BodyKind.json:
             return places._replace(bodies=BYTES)
-        _refuse_other_bodies(of_checkpoint, bodies)
-        if bodies.fields != of_checkpoint.fields:  # they have grown
-            mark = replace(of_checkpoint, fields=bodies.fields)
-            checkpoint.put(CHECKPOINT_MARK, _encoded(mark))
+        _refuse_other_bodies(mark, bodies)
+        if bodies.fields != mark.fields:  # The user added fields, which is allowed.
+            mark = replace(mark, fields=bodies.fields)
+            checkpoint.put(CHECKPOINT_MARK, _encode_mark(mark))
         return places
 
 
 def _refuse_other_bodies(mark: IngestMark, bodies: Bodies) -> None:
-    """Refuse columns of other types than the output has."""
-    there = mark.body or BodyKind.binary.value
-    if bodies.kind.value != there:
+    """Refuse columns whose types differ from those of the output."""
+    kind = mark.body or BodyKind.binary.value
+    if bodies.kind.value != kind:
         raise ConfigurationError(
-            f"bodies in {mark.output} are {there}, not {bodies.kind.value}",
-            hint=f"Go on with --body {there}, or give a new output and a new checkpoint.",
+            f"bodies in {mark.output} are {kind}, not {bodies.kind.value}",
+            hint=f"Continue with --body {kind}, or give a new output and a new checkpoint.",
         )
-    before, now = (each["properties"] if each else {} for each in (mark.fields, bodies.fields))
-    for name in before:
-        if now.get(name) != before[name]:
+    output_fields, fields = (
+        schema["properties"] if schema else {} for schema in (mark.fields, bodies.fields)
+    )
+    for name in output_fields:
+        if fields.get(name) != output_fields[name]:
             raise ConfigurationError(
-                f"{name} is not in the schema as it is in {mark.output}",
-                hint="Add fields to the schema that it was made with, or give a new output and a "
-                "new checkpoint.",
+                f"{name} in the schema differs from {mark.output}",
+                hint="Only add fields to the schema, or give a new output and a new checkpoint.",
             )
 
 
-def _refuse_foreign(output: Place, checkpoint: Place, of_output: IngestMark | None) -> None:
-    new = "Give a new directory."
+def _refuse_foreign(output: Place, checkpoint: Place, output_mark: IngestMark | None) -> None:
     if _is_used(checkpoint):
+        problem = f"{checkpoint.url} is not a checkpoint of nsq spark ingest"
+        raise ConfigurationError(problem, hint="Give a new directory.")
+    if output_mark is not None:
         raise ConfigurationError(
-            f"{checkpoint.url} is not a checkpoint of nsq spark ingest", hint=new
-        )
-    if of_output is not None:
-        raise ConfigurationError(
-            f"{output.url} was written with the checkpoint {of_output.checkpoint}, not with "
+            f"{output.url} was written with the checkpoint {output_mark.checkpoint}, not with "
             f"{checkpoint.url}",
-            hint="Give that one, or a new output: with another one messages would be missing.",
+            hint="Give that checkpoint, or a new output: otherwise messages would be lost.",
         )
     if _is_used(output):
-        raise ConfigurationError(
-            f"{output.url} holds files that nsq spark ingest did not write", hint=new
-        )
+        problem = f"{output.url} holds files that nsq spark ingest did not write"
+        raise ConfigurationError(problem, hint="Give a new directory.")
 
 
 def _is_used(place: Place, folder: str = "") -> bool:
@@ -206,49 +206,49 @@ def _read_mark(place: Place, name: str) -> IngestMark | None:
 
 def _write_mark(place: Place, name: str, mark: IngestMark) -> None:
     try:
-        place.put_if_absent(name, _encoded(mark))
+        place.put_if_absent(name, _encode_mark(mark))
     except FileExistsError:
         raise OutputError(f"another nsq spark ingest has begun to use {place.url}") from None
 
 
-def _encoded(mark: IngestMark) -> bytes:
+def _encode_mark(mark: IngestMark) -> bytes:
     return (json.dumps(asdict(mark), indent=2) + "\n").encode()
 
 
 def refuse_older(places: IngestPlaces) -> None:
-    """Refuse an output of another form, and a place that was put back and lacks batches that the
-    other has.
+    """Refuse an output in another format, and a restored place that lacks batches of the other.
 
-    The checkpoint knows of a batch before the output has it, and that it has ended after that.
     Raises `ConfigurationError`, `OutputError` and ``OSError``.
     """
-    output, checkpoint = (each.absolute() for each in places[:2])
+    output, checkpoint = (place.absolute() for place in places[:2])
     refuse_other_form(output, "--format", is_delta=places.is_delta)
-    most = _last(checkpoint, BEGUN)
-    least, written = _last(checkpoint, COMMITS), _last(output, SINK_LOG)
-    if places.is_delta:  # numbers begin at 1, and batches without anything new have none
-        table, least = DeltaCatalog(str(places.output)), (checkpoint.read_json(NOTE) or 0) - 1
+    # The checkpoint records that a batch begins before the output has it, and that it ended after.
+    begun, ended = _last_batch(checkpoint, BEGUN), _last_batch(checkpoint, COMMITS)
+    written = _last_batch(output, SINK_LOG)
+    if places.is_delta:
+        # Numbers of commits begin at 1, and batches without new messages have no commit.
+        table, ended = DeltaCatalog(str(places.output)), (checkpoint.read_json(NOTE) or 0) - 1
         written = -1
         if table.exists():
             table.check_writable()
-            written = table.number_of(_query(checkpoint)) - 1
-    if least <= written <= most:
+            written = table.number_of(_query_id(checkpoint)) - 1
+    if ended <= written <= begun:
         return
-    older, newer = places[:2] if written < least else (places.checkpoint, places.output)
+    older, newer = places[:2] if written < ended else (places.checkpoint, places.output)
     raise ConfigurationError(
         f"{older} is older than {newer}: messages would be missing",
-        hint="Put both back as they were at one time, or give a new checkpoint and a new output.",
+        hint="Restore both to the same point in time, or give a new checkpoint and a new output.",
     )
 
 
-def _query(checkpoint: Place) -> str:
-    """The id of a checkpoint's query, "" before its first start."""
+def _query_id(checkpoint: Place) -> str:
+    """Return the id of a checkpoint's query, "" before its first start."""
     return str((checkpoint.read_json("metadata") or {"id": ""})["id"])
 
 
-def _last(place: Place, log: str) -> int:
-    """The number of the last batch in a log of Spark, -1 without any."""
-    names = (each.name.rpartition("/")[2].removesuffix(".compact") for each in place.list(log))
+def _last_batch(place: Place, log: str) -> int:
+    """Return the number of the last batch in one of Spark's logs, -1 if it is empty."""
+    names = (entry.name.rpartition("/")[2].removesuffix(".compact") for entry in place.list(log))
     return max(map(int, filter(str.isdecimal, names)), default=-1)
 
 
@@ -256,32 +256,33 @@ _DATA = re.compile(r"(topic=[^/]*/date=[^/]*/)([^/]*\.parquet)")
 
 
 def remove_leftovers(places: IngestPlaces) -> None:
-    """Remove them. Nothing may be writing there.
+    """Remove the files of interrupted batches. No other process may write to the places.
 
-    Raises as `refuse_older`, also for a log that cannot be read: nothing is removed then.
+    Raises the errors of `refuse_older`, also for an unreadable log, and then removes nothing.
     """
     with translating_errors("clean up", places.output):
         refuse_older(places)
         checkpoint = places.checkpoint.absolute()
-        if _last(checkpoint, BEGUN) < 0:  # Spark refuses to begin beside what a kill left of that
+        if _last_batch(checkpoint, BEGUN) < 0:
+            # Spark refuses to begin if a kill left a temporary file of the first batch.
             for entry in list(checkpoint.list(BEGUN)):
                 checkpoint.delete(entry.name)
-        if places.is_delta:  # its log says what counts, to every reader
+        if places.is_delta:  # Every reader of a Delta table follows its log.
             return
         place = places.output.absolute()
         names = [entry.name for entry in place.list()]
-        known = committed(place) or set()  # the log begins when the first batch has ended
+        counted = committed(place) or set()  # Spark creates the log with the end of a batch.
         for match in filter(None, map(_DATA.fullmatch, names)):
-            if match[2] not in known:
+            if match[2] not in counted:
                 place.delete(match[0])
                 place.delete(f"{match[1]}.{match[2]}.crc")
 
 
-POLL_S = 0.2
+POLL_S = 0.2  # The progress line changes five times a second, and a stop waits no longer.
 METRICS = "ingest"
 SPOOL = "spool"
 DATE_IN_UTC = f"date_from_unix_date(int(ts_ns div {DAY_NS} - if(ts_ns % {DAY_NS} < 0, 1, 0)))"
-"""Spark's own functions of a timestamp go by the time zone of the session."""
+"""The date in UTC. Spark's functions of timestamps use the time zone of the session."""
 
 
 class IngestSource(NamedTuple):
@@ -296,9 +297,10 @@ class IngestSource(NamedTuple):
 
 @dataclass(slots=True)
 class IngestCounts:
-    """What was ingested. ``lag_s`` is the age of the newest message when its batch ended.
+    """The counts of a run.
 
-    ``rows_behind`` are waiting in the archive or the spool.
+    ``lag_s`` is the age of the newest message at the end of its batch. ``rows_behind`` are waiting
+    in the archive or the spool.
     """
 
     rows: int = 0
@@ -312,7 +314,7 @@ class IngestCounts:
     seconds_behind: int = 0
 
     def metrics(self) -> list[Metric]:
-        """Return them for Prometheus."""
+        """Return the metrics for Prometheus."""
         return [
             metric_of(f"nsq_spark_ingest_{name}", text, [({}, getattr(self, field))])
             for field, name, text in METRICS_OF_COUNTS
@@ -325,9 +327,9 @@ METRICS_OF_COUNTS = (
     ("body_bytes", "body_bytes_total", "bytes of the bodies ingested"),
     ("misfits", "body_misfits_total", "bodies that did not fit their columns"),
     ("rows_per_s", "rows_per_second", "rate of the last batch"),
-    ("rows_behind", "rows_behind", "messages that wait"),
-    ("bytes_behind", "bytes_behind", "compressed bytes that wait"),
-    ("seconds_behind", "seconds_behind", "age of the oldest message that waits"),
+    ("rows_behind", "rows_behind", "messages waiting"),
+    ("bytes_behind", "bytes_behind", "compressed bytes waiting"),
+    ("seconds_behind", "seconds_behind", "age of the oldest message waiting"),
 )
 
 
@@ -417,10 +419,11 @@ class IngestRun:
 
     def new_damages(self) -> list[ArchiveDamage]:
         """Return the damage that this run reported, without that of earlier runs."""
-        return [each for each in read_damage(self.places.damage) if each not in self._reported]
+        damages = read_damage(self.places.damage)
+        return [damage for damage in damages if damage not in self._reported]
 
     def _end(self, query: StreamingQuery) -> None:
-        # A batch that is interrupted leaves files which readers other than Spark would count.
+        # An interrupted batch would leave files that readers other than Spark count.
         batch = self._last_batch
         while self._last_batch == batch and query.isActive and query.status["isTriggerActive"]:
             time.sleep(POLL_S)
@@ -428,7 +431,7 @@ class IngestRun:
         query.stop()
 
     def _count(self, query: StreamingQuery) -> None:
-        """Add the batches that have ended since the last call, and log what fills no spool."""
+        """Add the batches that have ended since the last call, and log a problem of the spool."""
         problem = ""
         for progress in query.recentProgress:
             lag = _parse_lag(progress["sources"][0]["latestOffset"])
@@ -461,61 +464,65 @@ class IngestRun:
 
 
 def _parse_lag(latest: Any) -> dict[str, Any]:
-    """The lag that the source reports as its latest offset, which Spark gives as JSON."""
+    """Return the lag that the source reports as its latest offset, which Spark has as JSON."""
     document = json.loads(latest) if isinstance(latest, str) else latest
     return document if isinstance(document, dict) else {}
 
 
-MOST_TASKS = 64
+# A task writes the files of a few partitions one after the other. More tasks than this would mostly
+# cost scheduling, as a batch has at most a million rows by default.
+MAX_TASKS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaSink:
-    """What ``foreachBatch`` calls."""
+    """Appends the new messages of each batch to a Delta table, for ``foreachBatch``."""
 
     places: IngestPlaces
 
     def __call__(self, batch: DataFrame, number: int) -> None:
-        """Append what is new of a batch. Raises what Spark raises, and `NsqError`."""
+        """Append the new messages of a batch. Raises Spark's errors and `NsqError`."""
         output, bodies = str(self.places.output), self.places.bodies
         table, checkpoint = DeltaCatalog(output), self.places.checkpoint
-        query = _query(checkpoint)
+        query = _query_id(checkpoint)
         prepare_table(table, bodies.message_schema(), bodies.kind)
         if table.number_of(query) > number:
             return
-        kept = batch.persist()  # it is read twice, and must be counted once
+        # The batch is evaluated twice, but its metrics must be counted once.
+        cached = batch.persist()
         try:
             first, last = F.min("ts_ns").alias("first_ns"), F.max("ts_ns").alias("last_ns")
-            if slots := kept.groupBy(*PARTITIONS).agg(first, last).collect():
-                rows = self._new(kept, slots)
-                placed = rows.repartition(min(len(slots), MOST_TASKS), *PARTITIONS)
-                writer = placed.sortWithinPartitions(*PARTITIONS).write.format("nsq-table")
+            if partitions := cached.groupBy(*PARTITIONS).agg(first, last).collect():
+                rows = self._new_rows(cached, partitions)
+                shuffled = rows.repartition(min(len(partitions), MAX_TASKS), *PARTITIONS)
+                writer = shuffled.sortWithinPartitions(*PARTITIONS).write.format("nsq-table")
                 writer = writer.options(app=query, number=str(number + 1))
                 writer.mode("append").save(output)
                 checkpoint.put(NOTE, b"%d" % (number + 1))
         finally:
-            kept.unpersist()
+            cached.unpersist()
 
-    def _new(self, rows: DataFrame, slots: list[Row]) -> DataFrame:
-        """Of the rows in some topics and days, with the range of their times, those to append."""
+    def _new_rows(self, rows: DataFrame, partitions: list[Row]) -> DataFrame:
+        """Return the rows to append; ``partitions`` are their topics, dates and ranges of time."""
         named, bare = rows.where(F.col("id").isNotNull()), rows.where(F.col("id").isNull())
         named = named.dropDuplicates(list(IDENTITY))
         ranges = {
-            (str(each.topic), str(each.date)): TimeRange(each.first_ns, each.last_ns + 1)
-            for each in slots
-            if each.first_ns is not None
+            (str(row.topic), str(row.date)): TimeRange(row.first_ns, row.last_ns + 1)
+            for row in partitions
+            if row.first_ns is not None
         }
-        there = [
+        paths = [
             file.path
             for file in DeltaCatalog(str(self.places.output)).files()
             if (within := ranges.get((str(file.partition["topic"]), str(file.partition["date"]))))
             and (file.min_ts_ns is None or within.meets(file.min_ts_ns, file.max_ts_ns or 0))
         ]
-        if there:
+        if paths:
             root = self.places.output.hadoop_url
             reader = rows.sparkSession.read.option("basePath", root).option(GLOB_PATHS, value=False)
-            known = reader.schema("topic string, nsqd string, id string").parquet(
-                *(f"{root}/{path}" for path in there)
+            written = reader.schema("topic string, nsqd string, id string").parquet(
+                *(f"{root}/{path}" for path in paths)
             )
-            named = named.join(known, list(IDENTITY), "left_anti")
-        return named.unionByName(bare).to(rows.schema)  # a name may have a dot
+            named = named.join(written, list(IDENTITY), "left_anti")
+        # Unlike `select`, `to` needs no quotes for names with a dot.
+        return named.unionByName(bare).to(rows.schema)

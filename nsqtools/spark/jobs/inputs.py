@@ -1,9 +1,9 @@
-"""Messages to work on, from archives and from Parquet, distinguished by their content.
+"""Read the input of a job: archives and Parquet, distinguished by their content.
 
-A file is Parquet when it begins as such; a directory is when the first file in it is. Everything
-else is an archive. Both become the same columns (`MESSAGE_COLUMNS`); Parquet without such columns
-is refused. The output of a stream is read by its log, which leaves out what an interrupted batch
-wrote.
+A file is Parquet if it begins with Parquet's magic bytes, a directory if its first file is Parquet.
+Everything else is an archive. Both are read as the same columns (`MESSAGE_COLUMNS`); Parquet
+without them is refused. The output of a stream is read by its log, which omits the files of
+interrupted batches.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ INFERENCE = "spark.sql.sources.partitionColumnTypeInference.enabled"
 
 
 class Choice(NamedTuple):
-    """Which messages, of what is read: topics (none: all) and times; and what damage does.
+    """The selected messages: topics (empty: all) and times.
 
-    With a ``damage_path`` it is skipped and reported there, else it is an error.
-    ``delimiter`` ends each of the bare bodies.
+    Damage is skipped and reported in ``damage_path``; without it, damage is an error.
+    ``delimiter`` ends each bare body.
     """
 
     topics: tuple[str, ...] = ()
@@ -47,16 +47,16 @@ class Choice(NamedTuple):
     delimiter: bytes | None = None
     damage_path: Place | None = None
     min_partitions: int = 0
-    """Of archives; 0 leaves it to the format."""
+    """The least number of tasks for archives; 0 for the default of the format."""
 
-    def is_wanted(self, partition: Partition) -> bool:
-        """Whether files of a partition have to be read."""
+    def may_contain(self, partition: Partition) -> bool:
+        """Return whether files of a partition may have selected messages."""
         topic, day = partition.get("topic"), partition.get("date")
         if self.topics and topic is not None and topic not in self.topics:
             return False
         try:
             begin, end = range_of(date.fromisoformat(day or ""))
-        except ValueError:  # missing, or not a date
+        except ValueError:  # The date is missing or malformed.
             return True
         return self.within.meets(begin, end - 1)
 
@@ -67,11 +67,12 @@ MESSAGE_COLUMNS = tuple(BYTES.message_schema().names)
 def read_messages(
     spark: SparkSession, inputs: Inputs, choice: Choice, used: Collection[str] = MESSAGE_COLUMNS
 ) -> DataFrame:
-    """The chosen messages, with the columns of `MESSAGE_COLUMNS`. Raises `ConfigurationError`.
+    """Read the selected messages in the columns of `MESSAGE_COLUMNS`.
 
-    Of archives only the ``used`` columns are read, and those that the choice is made by.
+    Only the ``used`` columns of archives, and those that the selection needs, are read; the others
+    are null. Raises `ConfigurationError`.
     """
-    tables = table_files((*inputs.parquet, *inputs.delta), choice.is_wanted)
+    tables = table_files((*inputs.parquet, *inputs.delta), choice.may_contain)
     columns = struct_of(BYTES.message_schema()).add("body_bytes", "binary").add("date", "date")
     frames = [
         read_files(spark, root, names, columns)
@@ -80,27 +81,34 @@ def read_messages(
         for root, names in tables.items()
     ]
     if inputs.archives:
-        read = {*used, *filtered_columns(choice.within, ["topic"] if choice.topics else [])}
-        frames.append(_read_archives(spark, inputs.archives, choice, read))
-    rows = reduce(lambda one, other: one.unionByName(other), frames)
-    return _chosen(rows, choice)
+        used = {*used, *filtered_columns(choice.within, ["topic"] if choice.topics else [])}
+        frames.append(_read_archives(spark, inputs.archives, choice, used))
+    rows = reduce(DataFrame.unionByName, frames)
+    if choice.topics:
+        rows = rows.where(F.col("topic").isin(*choice.topics))
+    # py4j cannot pass integers of 64 bits to functions, so the bounds are part of SQL texts.
+    if choice.within.since_ns is not None:
+        rows = rows.where(f"ts_ns >= {choice.within.since_ns}")
+    if choice.within.until_ns is not None:
+        rows = rows.where(f"ts_ns < {choice.within.until_ns}")
+    return rows
 
 
-def listed(inputs: Inputs) -> list[ListedFile]:
-    """The archive files, as the format ``nsq-archive`` finds and orders them. Raises `NsqError`."""
+def list_archives(inputs: Inputs) -> list[ListedFile]:
+    """List the archive files in the order of the format ``nsq-archive``. Raises `NsqError`."""
     listing = ArchiveListing(ReadSettings(tuple(map(str, inputs.archives))))
     return list(listing.files(lambda damage: None).values())
 
 
 def has_bare_bodies(inputs: Inputs) -> bool:
-    """Whether some archive holds bodies alone. Raises `NsqError`."""
+    """Return whether an archive holds bare bodies. Raises `NsqError`."""
     with translating_errors("read", ""):
-        found = (file.content() for file in listed(inputs))
-        return any(each.kind is LineKind.bodies and not each.foreign for each in found)
+        contents = (file.content() for file in list_archives(inputs))
+        return any(item.kind is LineKind.bodies and not item.foreign for item in contents)
 
 
 def warn_of_bare_bodies(inputs: Inputs, within: TimeRange) -> None:
-    """Log that a range of times leaves them out, if there are some. Raises `NsqError`."""
+    """Log that a range of times excludes bare bodies, if there are any. Raises `NsqError`."""
     if within != EVER and has_bare_bodies(inputs):
         log.warning("bare bodies, which have no time, are left out of the range")
 
@@ -117,28 +125,31 @@ def _read_archives(
         "minPartitions": str(choice.min_partitions or ""),
         **damage_options(choice.damage_path),
     }
-    given = {name: text for name, text in options.items() if text}
-    reader = spark.read.format("nsq-archive").options(**given)
-    known = struct_of(BYTES.archived_schema())
-    return load_columns(reader, paths, used, known).select(*MESSAGE_COLUMNS)
+    options = {name: text for name, text in options.items() if text}
+    reader = spark.read.format("nsq-archive").options(**options)
+    columns = struct_of(BYTES.archived_schema())
+    return load_columns(reader, paths, used, columns).select(*MESSAGE_COLUMNS)
 
 
 def load_columns(
-    reader: DataFrameReader, paths: Iterable[Place], used: Collection[str], known: StructType
+    reader: DataFrameReader, paths: Iterable[Place], used: Collection[str], columns: StructType
 ) -> DataFrame:
-    """The rows of archives with all ``known`` columns: those that are not ``used`` are null.
+    """Load archives with all ``columns``, of which those that are not ``used`` are null.
 
-    Spark asks a data source in Python for the columns of its schema, whatever a query uses.
+    Spark reads all columns in the schema of a Python data source, even if a query uses only a few.
     """
-    # the file's name is there without a look at the lines
-    read = [each for each in known.fields if each.name in used] or [known["file"]]
+    # The name of the file costs nothing: no line is parsed for it.
+    read = [field for field in columns.fields if field.name in used] or [columns["file"]]
     rows = reader.schema(StructType(read)).load(list(map(str, paths)))
-    missing = {each.name: F.lit(None).cast(each.dataType) for each in known if each not in read}
-    return rows.withColumns(missing).to(known)  # a name may have a dot
+    unread = {
+        field.name: F.lit(None).cast(field.dataType) for field in columns if field not in read
+    }
+    # Unlike `select`, `to` needs no quotes for names with a dot.
+    return rows.withColumns(unread).to(columns)
 
 
 def damage_options(damage_path: Place | None) -> dict[str, str]:
-    """What has damage written to a directory; without one it fails the job."""
+    """Return the options that report damage in a directory; without one, damage fails the job."""
     if damage_path is None:
         return {}
     return {"onDamage": "report", "damagePath": str(damage_path)}
@@ -147,12 +158,12 @@ def damage_options(damage_path: Place | None) -> dict[str, str]:
 def read_files(
     spark: SparkSession, root: Place, names: Sequence[str], columns: StructType | None = None
 ) -> DataFrame:
-    """The rows of Parquet files below a root. They are named, by a log where there is one.
+    """Read the named Parquet files below a root.
 
-    So no jar of Delta is needed, and every version of Spark will do. Without ``columns`` there are
-    all that some file has; a topic may be called 2026, so the values of partitions are text, and
-    only the date is one. Raises `NotFoundError` where there is nothing, and
-    `ConfigurationError` for Parquet of something else.
+    The names come from the log of a table, so Spark needs no jar of Delta. Without ``columns`` the
+    result has the columns of all files. Values of partitions are text, because a topic may be
+    called 2026; only the date is a date. Raises `NotFoundError` if there are no files, and
+    `ConfigurationError` for Parquet without messages.
     """
     reader = spark.read.option("basePath", root.hadoop_url).option(GLOB_PATHS, value=False)
     reader = reader.option("mergeSchema", columns is None)
@@ -160,27 +171,17 @@ def read_files(
     if columns is not None:
         if not urls:
             return spark.createDataFrame([], columns)
-        known = reader.parquet(urls[0]).columns
-        if missing := [name for name in NEEDED if name not in known]:
+        file_columns = reader.parquet(urls[0]).columns
+        if missing := [name for name in NEEDED if name not in file_columns]:
             raise without_columns(f"{root}/{names[0]}", missing)
         return reader.schema(columns).parquet(*urls)
     if not urls:
         raise NotFoundError(f"{root} has no rows yet")
-    before = spark.conf.get(INFERENCE) or "true"
+    setting = spark.conf.get(INFERENCE) or "true"
     spark.conf.set(INFERENCE, "false")
     try:
         frame = reader.parquet(*urls)
     finally:
-        spark.conf.set(INFERENCE, before)
+        spark.conf.set(INFERENCE, setting)
     is_text = dict(frame.dtypes).get("date") == "string"
     return frame.withColumn("date", frame["date"].cast("date")) if is_text else frame
-
-
-def _chosen(rows: DataFrame, choice: Choice) -> DataFrame:
-    if choice.topics:
-        rows = rows.where(F.col("topic").isin(*choice.topics))
-    if choice.within.since_ns is not None:
-        rows = rows.where(f"ts_ns >= {choice.within.since_ns}")  # py4j has no greater numbers
-    if choice.within.until_ns is not None:
-        rows = rows.where(f"ts_ns < {choice.within.until_ns}")
-    return rows

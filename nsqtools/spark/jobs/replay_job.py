@@ -1,14 +1,13 @@
 """``nsq spark replay``: messages from archives and Parquet back into topics, in parallel.
 
-Each task publishes a partition of the input, in its order; partitions are published side by side,
-so the messages of a topic come in no order. With a ledger, a replay that was interrupted continues
-where it stopped when it is run again. Files in progress still grow, so with a ledger they are left
-out.
+Each task publishes one partition of the input in order. Partitions are published concurrently, so
+the messages of a topic arrive in no particular order. With a ledger, an interrupted replay
+continues where it stopped when it is run again. Files in progress still grow, so a replay with a
+ledger excludes them.
 
-What a replay with a ledger keeps of its first run (`ReplayPlan`) lets later runs do the same work:
-the files to read, the times that ``-2h`` meant, and the partition size. Files that are added later
-do not belong to the replay, and its partitions are the same on any cluster. A file that has changed
-is refused.
+The first run with a ledger stores a `ReplayPlan`, so that later runs do the same work: the files to
+read, the times that ``-2h`` meant, and the partition size. Files that are added later do not belong
+to the replay, and its partitions are the same on any cluster. A file that has changed is refused.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from nsqtools.spark.failures import spark_errors
 from nsqtools.spark.jobs.inputs import (
     Choice,
     has_bare_bodies,
-    listed,
+    list_archives,
     read_messages,
     warn_of_bare_bodies,
 )
@@ -46,14 +45,18 @@ from nsqtools.spark.spark_settings import SparkSettings
 VERSION = 1
 PLAN = "replay.json"
 
+# Smaller partitions would mostly cost the start of tasks, and larger ones make retries long.
 MIN_PARTITION_BYTES, MAX_PARTITION_BYTES = 8 << 20, 64 << 20
-PARTITIONS_PER_SLOT = 4
+PARTITIONS_PER_SLOT = 4  # With several tasks for each slot, one slow task delays the end less.
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayRequest:
-    """What is to be replayed. ``topics`` as `nsqtools.replay.replay.Selection` has them;
-    ``where`` is SQL over the columns of a message."""
+    """The selected messages and their target topics.
+
+    ``topics`` are as in `nsqtools.replay.replay.Selection`. ``where`` is SQL over the columns of a
+    message.
+    """
 
     paths: tuple[Place, ...]
     topics: Mapping[str, str] = field(default_factory=dict)
@@ -71,7 +74,7 @@ class ReplayRequest:
         return TimeRange(self.since and self.since.ns, self.until and self.until.ns)
 
     def job(self) -> dict[str, Any]:
-        """What makes two replays the same."""
+        """Return the identity of the replay, which its ledger stores."""
         return {
             "paths": [str(path.absolute()) for path in self.paths],
             "topics": dict(sorted(self.topics.items())),
@@ -84,7 +87,7 @@ class ReplayRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReplayPlan:
-    """What the first run with a ledger found: files with their sizes, and how they are cut."""
+    """The work of a replay with a ledger: files with their sizes, times and partition size."""
 
     job: dict[str, Any]
     archives: dict[str, int]
@@ -95,7 +98,7 @@ class ReplayPlan:
     version: int = VERSION
 
     def encode(self) -> bytes:
-        """The text of the file."""
+        """Return the content of the file."""
         return json.dumps(asdict(self), indent=1).encode() + b"\n"
 
     @property
@@ -105,13 +108,13 @@ class ReplayPlan:
 
 
 def partition_bytes(size: int, slots: int) -> int:
-    """How much Parquet a task reads: enough tasks for the slots, and none of them tiny."""
-    wanted = size // (PARTITIONS_PER_SLOT * max(1, slots))
-    return max(MIN_PARTITION_BYTES, min(MAX_PARTITION_BYTES, wanted))
+    """Return how much Parquet each task reads, for a total ``size`` and a number of slots."""
+    share = size // (PARTITIONS_PER_SLOT * max(1, slots))
+    return max(MIN_PARTITION_BYTES, min(MAX_PARTITION_BYTES, share))
 
 
 def load_plan(ledger: Place, job: Mapping[str, Any]) -> ReplayPlan | None:
-    """The plan of the first run; None when this is it. Raises `ConfigurationError`."""
+    """Load the plan of the first run, None before it. Raises `ConfigurationError`."""
     path = ledger / PLAN
     with translating_errors("read", path):
         try:
@@ -122,34 +125,37 @@ def load_plan(ledger: Place, job: Mapping[str, Any]) -> ReplayPlan | None:
         plan = ReplayPlan(**json.loads(content))
         if plan.version != VERSION:
             raise ValueError
-        differing = [name for name in plan.job if plan.job[name] != job[name]]
+        differences = [name for name in plan.job if plan.job[name] != job[name]]
     except (ValueError, TypeError, KeyError):
         raise ConfigurationError(
             f"{path} is not a replay's plan", hint="Give another directory."
         ) from None
-    if differing:
+    if differences:
         raise ConfigurationError(
-            f"{ledger} is the ledger of another replay: {', '.join(differing)} differ",
+            f"{ledger} is the ledger of another replay: {', '.join(differences)} differ",
             hint="Give the same arguments again, or another directory.",
         )
     return plan
 
 
 def sizes_of(paths: Iterable[str]) -> dict[str, int]:
-    """The sizes of files. Raises `OutputError`."""
+    """Return the sizes of files. Raises `OutputError`."""
     places = {path: Place.parse(path) for path in paths}
     with translating_errors("read", ""):
-        stats = map_concurrently(lambda place: place.stat(), places.values())
-        return {path: entry.size for path, entry in zip(places, stats, strict=True)}
+        entries = map_concurrently(lambda place: place.stat(), places.values())
+        return {path: entry.size for path, entry in zip(places, entries, strict=True)}
 
 
 PUBLISHED = ("topic", "nsqd", "id", "ts_ns", "attempts", "body")
 
 
 class ReplayOutcome(NamedTuple):
-    """How a replay ended. ``is_complete`` is whether all tasks ended, ``error`` is why not, or that
-    messages were not published; ``in_doubt`` messages may come twice when it is run again with its
-    ledger."""
+    """The outcome of a replay.
+
+    ``is_complete`` is whether all tasks ended. ``error`` is the reason if not, or if messages were
+    not published. ``in_doubt`` messages may be duplicated when the replay is run again with its
+    ledger.
+    """
 
     report: PublishReport
     is_complete: bool
@@ -159,11 +165,10 @@ class ReplayOutcome(NamedTuple):
 
 
 class ReplayJob:
-    """One run: made, then opened with a session, then `count` or `run`.
+    """One run of a replay: create it, `open` it with a session, then `count` or `run`.
 
-    ``options`` are those of the sink. ``work`` is a directory for this run alone, and
-    ``shares_work`` whether executors see it, too.
-    Raises `NsqError` for what cannot be read or asked for, before there is a session if it can.
+    ``options`` are options of the sink. ``work`` is the directory of this run, and ``shares_work``
+    whether executors can access it. Raises `NsqError` for invalid input before a session starts.
     """
 
     def __init__(
@@ -176,7 +181,7 @@ class ReplayJob:
         work: Path,
         shares_work: bool,
     ) -> None:
-        self.left_out: list[str] = []  # files in progress
+        self.excluded: list[str] = []  # The files in progress, which still grow.
         self._settings, self._request = settings, request
         self._options, self._ledger = options, ledger
         self._outcome_path = work / "outcome.json"
@@ -185,9 +190,9 @@ class ReplayJob:
         self._is_cancelled, self._has_ended = False, Event()
         self._plan = load_plan(ledger, request.job()) if ledger else None
         if self._plan is not None:
-            known = self._plan.archives | self._plan.parquet
-            for path, size in sizes_of(known).items():
-                if size != known[path]:
+            sizes = self._plan.archives | self._plan.parquet
+            for path, size in sizes_of(sizes).items():
+                if size != sizes[path]:
                     raise ConfigurationError(
                         f"{path} has changed since the ledger was begun",
                         hint="Give another ledger; everything is published again then.",
@@ -203,7 +208,7 @@ class ReplayJob:
             )
 
     def open(self, spark: SparkSession) -> None:
-        """Plan what is read, in a session. Raises `NsqError`."""
+        """Plan the job in a session. Raises `NsqError`."""
         self._spark = spark
         with spark_errors(self._settings):
             within = self._request.within
@@ -211,7 +216,7 @@ class ReplayJob:
                 if self._plan is None:
                     self._plan = self._new_plan(spark)
                     self._inputs = self._plan.inputs
-                # Parquet is cut the same, whatever Spark runs on
+                # With these settings Parquet is split identically on every cluster.
                 files = "spark.sql.files"
                 spark.conf.set(f"{files}.maxPartitionBytes", str(self._plan.partition_bytes))
                 spark.conf.set(f"{files}.minPartitionNum", "1")
@@ -220,19 +225,19 @@ class ReplayJob:
             self._rows = self._selected(within)
 
     def stop(self) -> None:
-        """End the job that runs, or that is about to; from any other thread."""
+        """Cancel the job that runs or begins. May be called from any other thread."""
         self._is_cancelled = True
         cancel_jobs(self._spark.sparkContext, self._has_ended)
 
     def count(self) -> ReplayOutcome:
-        """Say how many messages would go to which topic, as if they had. Raises `NsqError`."""
+        """Count the messages that `run` would publish to each topic. Raises `NsqError`."""
         with spark_errors(self._settings):
-            rows = self._left().groupBy("topic").count().collect()
+            rows = self._remaining_rows().groupBy("topic").count().collect()
         report = PublishReport({row["topic"] or "-": row["count"] for row in rows})
         return ReplayOutcome(report, is_complete=True, damages=self._damages())
 
     def run(self) -> ReplayOutcome:
-        """Publish everything. Raises `NsqError` for a ledger that is in use or read-only."""
+        """Publish all messages. Raises `NsqError` for a ledger that is in use or read-only."""
         ledger = self._ledger
         if ledger is None:
             return self._publish()
@@ -241,14 +246,15 @@ class ReplayJob:
             if load_plan(ledger, self._plan.job) not in (None, self._plan):
                 raise ConfigurationError(
                     f"another run has begun the ledger {ledger} meanwhile",
-                    hint="Run it again: it goes on where that one ended.",
+                    hint="Run it again: it continues where that one ended.",
                 )
             with translating_errors("write the ledger", ledger):
                 ledger.put(PLAN, self._plan.encode())
             outcome = self._publish()
             if outcome.is_complete:
                 return outcome
-            entries = read_entries(ledger).values()  # not all tasks have reported
+            # Tasks that failed have not reported, but the ledger has their progress.
+            entries = read_entries(ledger).values()
         report = PublishReport(repeated=sum(entry.repeated for entry in entries))
         for entry in entries:
             report.add(entry)
@@ -266,50 +272,54 @@ class ReplayJob:
             error = None if self._is_cancelled else exc
         finally:
             self._has_ended.set()
-        report, is_complete = self._found()
+        report, is_complete = self._read_outcome()
         return ReplayOutcome(report, is_complete, error, self._damages())
 
-    def _left(self) -> DataFrame:
-        """The rows that `run` publishes: a ledger has how many of each partition are done."""
+    def _remaining_rows(self) -> DataFrame:
+        """Return the rows that `run` publishes, without the finished rows of each partition."""
         if self._ledger is None:
             return self._rows
         with translating_errors("read", self._ledger):
             entries = read_entries(self._ledger)
         done = [entries[n].done if n in entries else 0 for n in range(max(entries, default=0) + 1)]
-        row = F.monotonically_increasing_id().bitwiseAND((1 << 33) - 1)  # in its partition
+        # The lower 33 bits of these ids are the number of the row in its partition.
+        row = F.monotonically_increasing_id().bitwiseAND((1 << 33) - 1)
         first = F.coalesce(F.get(F.lit(done), F.spark_partition_id()), F.lit(0))
         return self._rows.where(row >= first)
 
     def _damages(self) -> list[ArchiveDamage]:
         return read_damage(self._damage_path) if self._damage_path else []
 
-    # -- what is read ---------------------------------------------------------------------------
+    # -- input ----------------------------------------------------------------------------------
 
     def _new_plan(self, spark: SparkSession) -> ReplayPlan:
         request = self._request
-        files = listed(self._inputs)
-        self.left_out = [str(file.place) for file in files if not file.is_finished]
+        files = list_archives(self._inputs)
+        self.excluded = [str(file.place) for file in files if not file.is_finished]
         with translating_errors("read", ""):
             archives = {str(file.place): file.size() for file in files if file.is_finished}
-        found = table_files((*self._inputs.parquet, *self._inputs.delta))
-        parquet = sizes_of(f"{root}/{name}" for root, names in found.items() for name in names)
-        times = request.within.since_ns, request.within.until_ns
-        wanted = partition_bytes(sum(parquet.values()), spark.sparkContext.defaultParallelism)
-        return ReplayPlan(request.job(), archives, parquet, *times, wanted)
+        tables = table_files((*self._inputs.parquet, *self._inputs.delta))
+        parquet = sizes_of(f"{root}/{name}" for root, names in tables.items() for name in names)
+        size = partition_bytes(sum(parquet.values()), spark.sparkContext.defaultParallelism)
+        within = request.within
+        return ReplayPlan(
+            request.job(), archives, parquet, within.since_ns, within.until_ns, partition_bytes=size
+        )
 
     def _selected(self, within: TimeRange) -> DataFrame:
         request, inputs = self._request, self._inputs
         if not inputs.places:
             raise NotFoundError("no file to replay")
-        # a ledger needs the same partitions on any cluster
+        # A ledger needs the same partitions on every cluster, so their number must not depend on
+        # the default parallelism.
         partitions = 1 if self._ledger is not None else 0
         choice = Choice((), within, request.delimiter, self._damage_path, partitions)
         rows = read_messages(self._spark, inputs, choice)
         if request.where:
             rows = rows.where(request.where)
-        return rows.withColumn("topic", target(request.topics)).select(*PUBLISHED)
+        return rows.withColumn("topic", target_topic(request.topics)).select(*PUBLISHED)
 
-    # -- how it is published --------------------------------------------------------------------
+    # -- output ---------------------------------------------------------------------------------
 
     def _sink_options(self) -> dict[str, str]:
         options = {**self._options, "outcomePath": str(self._outcome_path)}
@@ -321,21 +331,21 @@ class ReplayJob:
             options |= {"ledgerPath": str(self._ledger), "ledgerJob": job}
         return options
 
-    def _found(self) -> tuple[PublishReport, bool]:
-        """The sum of the tasks' reports, and whether all tasks reported."""
+    def _read_outcome(self) -> tuple[PublishReport, bool]:
+        """Return the sum of the tasks' reports, and whether all tasks reported."""
         try:
             document = json.loads(self._outcome_path.read_bytes())
-        except OSError:  # the job ended before the first of them
+        except OSError:  # The job ended before the first report.
             return PublishReport(), False
         is_complete = document.pop("is_complete")
         del document["confirmed"]
         return PublishReport(**document), is_complete
 
 
-def target(topics: Mapping[str, str]) -> Column:
-    """The topic that a message goes to."""
+def target_topic(topics: Mapping[str, str]) -> Column:
+    """Return the column with the topic to which each message is published."""
     column = F.lit(topics[""]) if topics.get("") else F.col("topic")
-    for old, new in topics.items():
-        if old:
-            column = F.when(F.col("topic") == old, F.lit(new)).otherwise(column)
+    for source, target in topics.items():
+        if source:
+            column = F.when(F.col("topic") == source, F.lit(target)).otherwise(column)
     return column

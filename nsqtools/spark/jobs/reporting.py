@@ -1,15 +1,15 @@
 """A report on topics: figures by interval, and gaps, as plain values.
 
-Spark aggregates the figures, so nothing that grows with the number of messages leaves it. First all
-copies of a message become one row with their number: that alone distinguishes duplicates from
-messages, and has only columns of fixed size, which Spark aggregates by hashing. Then these rows are
-aggregated by topic and interval, and by topic alone, weighted by the numbers: percentiles are
-exact, because there are few distinct sizes. A message counts once per copy; each further copy is a
-duplicate as well. One that nsqd delivered before (attempts above 1) is a redelivery.
+Spark aggregates the figures, so its results do not grow with the number of messages. First, all
+copies of a message become one row with a count. Only that distinguishes duplicates from messages,
+and its columns have a fixed size, which Spark aggregates by hashing. Second, these rows are
+aggregated by topic and interval, and by topic alone, weighted by the counts. Percentiles are exact,
+because there are few distinct sizes. Every copy counts as a message, and every further copy also as
+a duplicate. A message with more than one attempt is a redelivery.
 
-For gaps, messages are put into slots of the length looked for. A longer gap begins in one slot and
-ends in another, and the slots between are empty, so the first and last message of each slot are
-enough.
+To find gaps, messages are put into slots with the length of the gap. A longer gap begins in one
+slot, ends in another, and the slots between are empty, so the first and last message of each slot
+are sufficient.
 """
 
 from __future__ import annotations
@@ -25,23 +25,24 @@ from nsqtools.protocol.text import NS
 from nsqtools.spark.archives.read_settings import moment
 from nsqtools.spark.jobs.inputs import Choice, read_messages, warn_of_bare_bodies
 
-MOST_ROWS = 100_000
-MOST_GAPS = 1000
+MAX_ROWS = 100_000  # The driver collects all rows, and a longer report has no reader.
+MAX_GAPS = 1000
 
 Document = dict[str, Any]
-"""As `cli.render.documents.SparkReport` and its parts describe: times are RFC 3339, spans seconds.
+"""A `cli.render.documents.SparkReport` or a part of it: times are RFC 3339, spans are seconds.
 
-``topic`` is None for bare bodies, ``begin`` for what has no time. Sizes are of bodies, in bytes.
+``topic`` is None for bare bodies, ``begin`` for messages without a time. Sizes are those of bodies,
+in bytes.
 """
 
 
 def make_report(
     spark: SparkSession, inputs: Inputs, choice: Choice, *, step_ns: int, gap_ns: int
 ) -> Document:
-    """Read the messages twice: for the figures, and for the pauses. Raises `NsqError`."""
+    """Read the messages twice, for the figures and for the gaps. Raises `NsqError`."""
     warn_of_bare_bodies(inputs, choice.within)
     intervals, topics = collect_figures(read_messages(spark, inputs, choice), step_ns)
-    times = ("topic", "ts_ns")  # much less to read
+    times = ("topic", "ts_ns")  # Gaps need no bodies, which are most of the data.
     gaps, gap_count = collect_gaps(read_messages(spark, inputs, choice, times), gap_ns)
     return {
         "sources": list(map(str, inputs.places)),
@@ -55,7 +56,7 @@ def make_report(
 
 
 FIGURES = """
-    WITH found AS (
+    WITH sized AS (
         SELECT topic, nsqd, id, ts_ns, attempts, length(body) AS size,
             ts_ns - pmod(ts_ns, {step}) AS begin_ns
         FROM {messages}
@@ -63,7 +64,7 @@ FIGURES = """
         SELECT topic, begin_ns, nsqd, id, count(*) AS copies, max(size) AS size,
             sum(size) AS bytes, max(attempts) AS attempts,
             count_if(attempts > 1) AS redeliveries, min(ts_ns) AS first, max(ts_ns) AS last
-        FROM found
+        FROM sized
         GROUP BY topic, begin_ns, nsqd, id, if(id IS NULL, size, NULL)
     ), figures AS (
         SELECT topic, begin_ns, grouping(begin_ns) AS is_total, sum(copies) AS messages,
@@ -84,30 +85,29 @@ FIGURES = """
     ORDER BY is_total, begin_ns, topic
     LIMIT {limit}
 """
-"""A row for each message with the number of its copies; bare bodies are identified by their size.
-
-Half a byte goes to even.
+"""``once`` has a row for each message with the number of its copies. Bare bodies, which have no id,
+are grouped by size. Percentiles between two sizes are rounded half to even, as Python rounds.
 """
 
 
 def collect_figures(messages: DataFrame, step_ns: int) -> tuple[list[Document], list[Document]]:
-    """Return the figures of each topic and interval, and those of each topic.
+    """Return the figures of each topic and interval, and the totals of each topic.
 
-    Raises `ConfigurationError` when there are too many intervals to be a report.
+    Raises `ConfigurationError` if there are more than `MAX_ROWS` of them.
     """
-    limit = MOST_ROWS + 1
-    found = messages.sparkSession.sql(FIGURES, messages=messages, step=step_ns, limit=limit)
-    rows = found.collect()
-    if len(rows) > MOST_ROWS:
+    limit = MAX_ROWS + 1
+    query = messages.sparkSession.sql(FIGURES, messages=messages, step=step_ns, limit=limit)
+    rows = query.collect()
+    if len(rows) > MAX_ROWS:
         raise ConfigurationError(
-            f"this report would have more than {MOST_ROWS} rows",
+            f"this report would have more than {MAX_ROWS} rows",
             hint="Give longer intervals (--by day), fewer topics, or a shorter time.",
         )
     intervals: list[Document] = []
     topics: list[Document] = []
     for figures in (row.asDict() for row in rows):
         is_total, begin_ns = figures.pop("is_total"), figures.pop("begin_ns")
-        figures |= {each: moment(figures[each]) for each in ("first", "last")}
+        figures |= {name: moment(figures[name]) for name in ("first", "last")}
         if is_total:
             topics.append(figures)
         else:
@@ -130,11 +130,11 @@ PAUSES = """
 
 
 def collect_gaps(messages: DataFrame, longer_than_ns: int) -> tuple[list[Document], int]:
-    """Return the longest pauses, at most `MOST_GAPS`, in order of time, and how many there are."""
+    """Return the `MAX_GAPS` longest gaps in order of time, and the number of all gaps."""
     pauses = messages.sparkSession.sql(PAUSES, messages=messages, gap=longer_than_ns)
     count = Observation()
     counted = pauses.observe(count, F.count(F.lit(1)).alias("gaps"))
-    longest = counted.orderBy(F.desc("length")).limit(MOST_GAPS).collect()
+    longest = counted.orderBy(F.desc("length")).limit(MAX_GAPS).collect()
     gaps = [
         {
             "topic": row["topic"],

@@ -1,7 +1,7 @@
 """``nsq spark sql``: a query over archives and Parquet, each under a name.
 
-Rows come back as Spark has them. `QueryRows` makes values printable: text for a table, and for JSON
-the forms of a message's envelope, ``"body64"`` in place of ``"body"`` where bytes are not UTF-8.
+`QueryRows` converts Spark's values to text for a table, or for JSON to the forms of a message's
+envelope, with ``"body64"`` in place of ``"body"`` if bytes are not UTF-8.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, date
 from decimal import Decimal
 from functools import reduce
+from math import isfinite
 from typing import Any, NamedTuple, cast
 
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -33,11 +34,11 @@ ARCHIVE, PARQUET, DELTA = "archive", "parquet", "delta"
 
 Plain = str | int | float | bool | None
 
-INT_MAX = 2**31 - 1  # of Java, and so of a LIMIT
+INT_MAX = 2**31 - 1  # Java's largest int, and so the largest LIMIT.
 
 
 class NamedView(NamedTuple):
-    """A name for queries, and its files."""
+    """A name for queries, and its places."""
 
     name: str
     kind: str
@@ -47,10 +48,10 @@ class NamedView(NamedTuple):
 def named_views(
     archives: Iterable[str], parquet: Iterable[str], paths: Iterable[Place]
 ) -> list[NamedView]:
-    """The views of ``NAME=PATH`` texts, and of bare paths, which are named after their kind.
+    """Return the views of ``NAME=PATH`` texts, and of bare paths, which are named after their kind.
 
-    A name that is given several times has all its paths; a table of Delta may be given as Parquet.
-    Raises `ConfigurationError`, and `NotFoundError` for a path that is not there.
+    A repeated name has all of its paths. A Delta table may be given as Parquet. Raises
+    `ConfigurationError`, and `NotFoundError` for a path that does not exist.
     """
     paths_of: dict[tuple[str, str], list[Place]] = {}
     for kind, texts in ((ARCHIVE, archives), (PARQUET, parquet)):
@@ -64,16 +65,17 @@ def named_views(
             place = read_place(f"--{kind} {text}", path)
             is_table = kind == PARQUET and bool(find_inputs([place]).delta)
             paths_of.setdefault((name, DELTA if is_table else kind), []).append(place)
-    found = find_inputs(list(paths))
-    for kind, bare in ((ARCHIVE, found.archives), (PARQUET, found.parquet), (DELTA, found.delta)):
-        for each in bare:
-            paths_of.setdefault((kind, kind), []).append(each)
+    inputs = find_inputs(list(paths))
+    bare = ((ARCHIVE, inputs.archives), (PARQUET, inputs.parquet), (DELTA, inputs.delta))
+    for kind, places in bare:
+        if places:
+            paths_of.setdefault((kind, kind), []).extend(places)
     names = [name.lower() for name, _ in paths_of]
     for name, kind in paths_of:
         if names.count(name.lower()) > 1:
             raise ConfigurationError(f"{name} names archives and Parquet")
         find_inputs(paths_of[name, kind])
-    return [NamedView(name, kind, tuple(each)) for (name, kind), each in paths_of.items()]
+    return [NamedView(name, kind, tuple(places)) for (name, kind), places in paths_of.items()]
 
 
 def plan_query(
@@ -84,10 +86,10 @@ def plan_query(
     damage_path: Place | None = None,
     bodies: Bodies = BYTES,
 ) -> DataFrame:
-    """Give the views their names and plan the query; what it returns is not yet computed.
+    """Create the views and plan the query, without computing its rows.
 
-    What is damaged fails the query, or with a ``damage_path`` is left out and written there.
-    Raises `NotFoundError` for an unknown table, `ConfigurationError` for what is wrong SQL.
+    Damage fails the query, or with a ``damage_path`` is skipped and reported there. Raises
+    `NotFoundError` for an unknown table, and `ConfigurationError` for invalid SQL.
     """
     archives = [view for view in views if view.kind == ARCHIVE]
     columns = struct_of(bodies.archived_schema())
@@ -99,33 +101,33 @@ def plan_query(
                     frames = (read_files(spark, root, names) for root, names in tables)
                     rows = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), frames)
                     rows.createOrReplaceTempView(view.name)
-            found = used_columns(spark, [view.name for view in archives], columns, text)
+            scans = used_columns(spark, [view.name for view in archives], columns, text)
             options = damage_options(damage_path) | bodies.options()
             can_push = spark.conf.get(PUSHDOWN_CONF, "false") == "true"
             for view in archives:
-                used = found.get(view.name, [])
-                # Spark keeps the filters of one scan for a view, and all its scans have them
+                used = scans.get(view.name, [])
+                # Spark applies the pushed filters of one scan to every scan of a view.
                 options["filterPushdown"] = str(can_push and len(used) == 1)
-                read = set[str]().union(*used) if used else columns.names
+                names = set[str]().union(*used) if used else columns.names
                 reader = spark.read.format("nsq-archive").options(**options)
-                rows = load_columns(reader, view.paths, read, columns)
+                rows = load_columns(reader, view.paths, names, columns)
                 rows.createOrReplaceTempView(view.name)
             return spark.sql(text)
     except NotFoundError as error:
-        known = ", ".join(view.name for view in views) or "none, because no path was given"
-        raise NotFoundError(str(error), hint=f"Known here: {known}.") from error
+        view_names = ", ".join(view.name for view in views) or "none, because no path was given"
+        raise NotFoundError(str(error), hint=f"Known here: {view_names}.") from error
 
 
 def used_columns(
     spark: SparkSession, names: Sequence[str], columns: StructType, text: str
 ) -> dict[str, list[set[str]]]:
-    """Return which of the ``columns`` each scan of some views reads in a query, by name.
+    """Return the ``columns`` that each scan of the views reads in a query, by the view's name.
 
-    A view that is not in it may be read in any way: the plan does not show how. Spark does not tell
-    the columns to a data source in Python, but says what it would read of files: the query is
-    planned over empty ones, and not run.
+    A view that is missing in the result may be read in any way. Spark does not pass the needed
+    columns to a Python data source, but its plan shows them for files. So the query is planned over
+    empty Parquet files, and not run.
     """
-    found: dict[str, list[set[str]]] = {}
+    scans: dict[str, list[set[str]]] = {}
     with scratch_directory("nsq-spark-") as place:
         try:
             for number, name in enumerate(names):
@@ -141,41 +143,44 @@ def used_columns(
                 )
                 if scanned is None:
                     continue
-                read = re.findall(r"^ReadSchema: struct<(.*)>$", operator, re.MULTILINE)
-                kinds = (cast(StructType, StructType.fromDDL(each)) for each in filter(None, read))
-                used = {name for kind in kinds for name in kind.names}
-                if not read or not used <= set(columns.names):  # a name may have any characters
+                schemas = re.findall(r"^ReadSchema: struct<(.*)>$", operator, re.MULTILINE)
+                structs = (
+                    cast(StructType, StructType.fromDDL(ddl)) for ddl in filter(None, schemas)
+                )
+                used = {name for struct in structs for name in struct.names}
+                # A name with special characters may have been parsed wrongly.
+                if not schemas or not used <= set(columns.names):
                     return {}
-                found.setdefault(names[int(scanned[1])], []).append(used)
-        except Exception as error:  # the query itself fails for the same reason, in a moment
+                scans.setdefault(names[int(scanned[1])], []).append(used)
+        except Exception as error:  # The query itself will fail for the same reason.
             if not is_sparks(error):
                 raise
             return {}
-    return found
+    return scans
 
 
 class QueryRows:
-    """Turns the rows of one query into what can be printed."""
+    """The rows of one query, converted for printing."""
 
     def __init__(self, frame: DataFrame) -> None:
         self.columns: list[str] = frame.columns
-        self.twins = [name for name in self.columns if self.columns.count(name) > 1]
+        self.duplicates = [name for name in self.columns if self.columns.count(name) > 1]
         self._frame = frame
-        kinds = [each.dataType for each in frame.schema]
-        self._timed = [each if "timestamp" in each.simpleString() else None for each in kinds]
+        types = [field.dataType for field in frame.schema]
+        self._timed = [type if "timestamp" in type.simpleString() else None for type in types]
 
     def rows(self, count: int) -> Iterator[Row]:
-        """At most ``count`` rows, computed at once; 0 for all, computed as they are asked for."""
+        """Return at most ``count`` rows, or with 0 all rows, which are computed lazily."""
         if 0 < count <= INT_MAX:
             return iter(self._frame.limit(count).collect())
         return self._frame.toLocalIterator(prefetchPartitions=True)
 
     def cells(self, row: Row) -> list[Plain]:
-        """A row of a table."""
+        """Return a row of a table."""
         return [cell(value) for value in self._values(row)]
 
     def document(self, row: Row) -> dict[str, Any]:
-        """A row as an object of JSON."""
+        """Return a row as a JSON object."""
         return fields(zip(self.columns, self._values(row), strict=True))
 
     def _values(self, row: Row) -> Iterator[Any]:
@@ -184,25 +189,26 @@ class QueryRows:
 
 
 def zoned(value: Any, kind: DataType) -> Any:
-    """A value whose moments are in UTC.
+    """Return a value with its timestamps in UTC.
 
-    pyspark has both kinds of timestamps without a zone; one is in that of this process.
+    pyspark returns both kinds of timestamps without a zone. Those of `TimestampType` are in the
+    zone of this process.
     """
     if value is None:
         return None
     if isinstance(kind, TimestampType):
         return value.astimezone(UTC)
     if isinstance(kind, ArrayType):
-        return [zoned(each, kind.elementType) for each in value]
+        return [zoned(item, kind.elementType) for item in value]
     if isinstance(kind, MapType):
         return {zoned(key, kind.keyType): zoned(value[key], kind.valueType) for key in value}
     if isinstance(kind, StructType):
-        return Row(*kind.names)(*map(zoned, value, [each.dataType for each in kind]))
+        return Row(*kind.names)(*map(zoned, value, [field.dataType for field in kind]))
     return value
 
 
 def cell(value: Any) -> Plain:
-    """A value for a table: bytes as text, what is not UTF-8 escaped; structures as JSON."""
+    """Convert a value for a table: bytes to text with escapes, structures to JSON."""
     if value is None or type(value) is int:
         return value
     if isinstance(value, bytes | bytearray):
@@ -212,14 +218,14 @@ def cell(value: Any) -> Plain:
 
 
 def plain(value: Any) -> Any:
-    """A value for JSON. Numbers that JSON lacks, or cannot hold exactly, are text."""
+    """Convert a value for JSON. Numbers that JSON cannot represent exactly become text."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
-        return value if value - value == 0 else str(value)  # neither NaN nor infinite
+        return value if isfinite(value) else str(value)
     if isinstance(value, Decimal):
         return float(value) if Decimal(repr(float(value))) == value else str(value)
-    if isinstance(value, date):  # or a datetime
+    if isinstance(value, date):  # A datetime is a date as well.
         return value.isoformat().replace("+00:00", "Z")
     if isinstance(value, bytes | bytearray):
         name, text = field("base", bytes(value))
@@ -227,14 +233,14 @@ def plain(value: Any) -> Any:
     if hasattr(value, "asDict"):  # a struct
         return fields(value.asDict().items())
     if isinstance(value, dict):
-        return {str(plain(key)): plain(each) for key, each in value.items()}
+        return {str(plain(key)): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
+        return [plain(item) for item in value]
     return str(value)
 
 
 def fields(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Named values as an object of JSON."""
+    """Convert named values to a JSON object."""
     return dict(
         field(name, bytes(value)) if isinstance(value, bytes | bytearray) else (name, plain(value))
         for name, value in pairs
@@ -242,7 +248,7 @@ def fields(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def field(name: str, data: bytes) -> tuple[str, str]:
-    """Bytes under a name: as text, or under another name as base64."""
+    """Return bytes as text under the name, or as base64 under another name."""
     try:
         return name, data.decode()
     except UnicodeDecodeError:

@@ -1,30 +1,29 @@
-"""Publish the rows of one partition, and account for each. Knows nothing of Spark.
+"""Publish the rows of one partition, and account for each row. Independent of Spark.
 
-What tasks have to know is a `SinkPlan`, read from the options once, on the driver:
+The driver reads the options once, into a `SinkPlan` for all tasks:
 
     topic, nsqdTcpAddress ...   see `format_options`; without an address of nsqd, every nsqd that
-                                nsqlookupd knows
-    rate, slots                 messages per second in total, and the tasks that share it
-    retryTimeout                how long to retry while nsqd cannot be reached (1m); each attempt of
-                                a task waits a quarter of what the one before it waited
+                                nsqlookupd lists
+    rate, slots                 messages per second in total, and the tasks that share them
+    retryTimeout                how long to retry an unreachable nsqd (1m); each attempt of a task
+                                retries for a quarter of the previous time
     retryUnknown                whether messages with an unknown outcome are sent again (true)
     batchRows                   messages per MPUB (500)
     max_outstanding             MPUBs without a response (8)
     deadLetterPath              a directory, or a place in an object store, for rows that cannot be
                                 published
-    ledgerPath, ledgerJob       one, see `row_outcomes`, and a text that names the job
+    ledgerPath, ledgerJob       a ledger, see `row_outcomes`, and a text that identifies the job
     outcomePath                 a file for the counts, as JSON
 
-Arrow makes lists of the rows, which are cut into spans of up to 500 (`batchRows`), a span into one
-publish per topic and delay, and spans follow each other without waiting: the producer limits
-unanswered publishes. Spans finish in any order, because parts of them may be refused, halved or
-sent to another nsqd; what counts, and what a ledger notes, is the *prefix*: the rows from the
-beginning that are done, without a gap.
+Rows are cut into spans of up to 500 (`batchRows`), and a span into one publish for each topic and
+delay. Spans follow each other without waiting; the producer limits unanswered publishes. Spans
+finish in any order, because parts of them may be refused, halved or sent to another nsqd. The
+ledger therefore records the *prefix*: the finished rows from the beginning, without a gap.
 
-A row that nsqd or we refuse becomes a dead letter, or is counted where there is no directory for
-them: the other rows are published, and the job fails once, at its end, instead of publishing
-everything again with each attempt of a task. What no row is to blame for (nsqd is unreachable, or
-refuses us) ends the task.
+A row that is refused, by nsqd or here, becomes a dead letter, or is counted if there is no
+directory for dead letters. The other rows are published, and the job fails once, at its end.
+Otherwise each attempt of a task would publish everything again. A failure that no row causes (nsqd
+is unreachable, or refuses the client) ends the task.
 """
 
 from __future__ import annotations
@@ -78,23 +77,24 @@ from nsqtools.spark.publishing.row_outcomes import (
 
 BATCH_ROWS = 500
 BATCH_BYTES = 1 << 19
-MAX_OUTSTANDING = 8  # a kill duplicates at most this many batches, and two
+# A kill duplicates at most this many batches and two more.
+MAX_OUTSTANDING = 8
 
 TEXT = {"string"}
 NUMBER = {"tinyint", "smallint", "int", "bigint"}
 COLUMNS = {"body": {"binary", *TEXT}, "topic": TEXT, "defer_ms": NUMBER}
-# What archives and their Parquet have besides: not published, but in the lines of dead letters.
+# These columns of archives are not published, but are part of dead letters.
 ORIGIN = {"nsqd": TEXT, "id": TEXT, "ts_ns": {"bigint"}, "attempts": NUMBER}
 UNUSED = ("timestamp", "date", "file", "pos")
 
 
 @dataclass(frozen=True, slots=True)
 class SinkPlan:
-    """What all tasks of a job do. ``rate`` is messages a second for one task, 0 without limit.
+    """The settings of all tasks of a job. ``rate`` is messages a second of one task, 0: no limit.
 
-    ``topic`` None means the column; ``job`` names the job's dead letters. ``addresses`` are
-    those of nsqd, which `prepared` looks up where ``connection`` does not say them; ``outcome`` is
-    a file for the counts.
+    Without a ``topic``, a column has it. ``job`` is part of the names of dead letters. `prepared`
+    looks up the nsqd ``addresses`` that ``connection`` does not name. ``outcome`` is a file for the
+    counts.
     """
 
     connection: ConnectionSettings
@@ -112,17 +112,18 @@ class SinkPlan:
 
     @property
     def batch_bytes(self) -> int:
-        """The most bytes of bodies in an MPUB, beside the sizes of its messages."""
+        """The most bytes of bodies in an MPUB, without the sizes of its messages."""
         sizes = 4 * (self.batch_rows + 1)
         return min(BATCH_BYTES, self.client_options.publish_max_body_size - sizes)
 
     def rotated(self, partition: int) -> tuple[str, ...]:
-        """The nsqd of a task: the first is used, the others stand by."""
+        """Return the nsqd of a task, which uses the first and fails over to the others."""
         first = partition % len(self.addresses)
         return self.addresses[first:] + self.addresses[:first]
 
     def attempt(self, number: int) -> PublishOptions:
-        """The options for an attempt, from 0: the first one has waited for nsqd long enough."""
+        """Return the options for an attempt, counted from 0."""
+        # The first attempt has waited long enough for nsqd, so later ones fail faster.
         timeout_s = self.options.retry_timeout_s / 4**number
         return replace(self.options, retry_timeout_s=timeout_s)
 
@@ -141,8 +142,8 @@ def sink_plan(
     retry_s = options.duration_s("retryTimeout")
     ledger = options.place("ledgerPath")
     job = "\n".join([options.text("ledgerJob") or "", topic or "", *sorted(columns)])
-    # the same each time where a ledger leads the job on, else that of no other job
-    named = hashlib.sha256(f"{ledger}\n{job}".encode()).hexdigest() if ledger else uuid.uuid4().hex
+    # A job with a ledger has the same name in every run, any other job a unique one.
+    name = hashlib.sha256(f"{ledger}\n{job}".encode()).hexdigest() if ledger else uuid.uuid4().hex
     plan = SinkPlan(
         connection,
         connection.client_options(max_outstanding=MAX_OUTSTANDING),
@@ -152,9 +153,9 @@ def sink_plan(
             options.flag("retryUnknown", default=True),
         ),
         None if topic is None else check_topic(topic),
-        named[:12],
+        name[:12],
         connection.nsqd_tcp_addresses,
-        rate=_rate_of_a_task(options, environ),
+        rate=_task_rate(options, environ),
         batch_rows=options.integer("batchRows") or BATCH_ROWS,
         dead_letters=options.place("deadLetterPath"),
         ledger=ledger,
@@ -166,14 +167,11 @@ def sink_plan(
 
 
 def make_folders(plan: SinkPlan) -> None:
-    """Make the directories that will be written to: a job must not fail for them at its end.
-
-    Raises `OutputError`.
-    """
-    folders = [plan.dead_letters] if plan.dead_letters is not None else []
-    if plan.outcome is not None:
-        folders.append(LocalPlace(plan.outcome.parent))
-    for folder in folders:
+    """Create the directories of the job's output. Raises `OutputError`."""
+    # Writing a probe now keeps a job from failing for a directory after it has published.
+    outcome_folder = LocalPlace(plan.outcome.parent) if plan.outcome is not None else None
+    folders: list[Place | None] = [plan.dead_letters, outcome_folder]
+    for folder in filter(None, folders):
         probe = f".nsq-probe-{uuid.uuid4().hex}"
         with translating_errors("write into", folder):
             folder.put(probe, b"")
@@ -181,17 +179,18 @@ def make_folders(plan: SinkPlan) -> None:
 
 
 def check_columns(columns: Mapping[str, str], *, has_topic: bool) -> None:
-    """Refuse what cannot be published. ``columns`` are names and Spark's types."""
-    known = COLUMNS | ORIGIN
+    """Refuse columns, given as names and Spark's types, that cannot be published."""
+    types = COLUMNS | ORIGIN
     for name, type in columns.items():
-        if name not in known and name not in UNUSED:
-            hint = (
-                'Select what it has: .select("body", "topic", "defer_ms"), the last two as needed.'
-            )
-            raise ConfigurationError(f"format 'nsq' does not use the column {name!r}", hint=hint)
-        if type not in known.get(name, {type}):
+        if name not in types and name not in UNUSED:
             raise ConfigurationError(
-                f"the column {name!r} is of type {type}, not {' or '.join(sorted(known[name]))}",
+                f"format 'nsq' does not use the column {name!r}",
+                hint='Select its columns: .select("body", "topic", "defer_ms"), the last two as '
+                "needed.",
+            )
+        if type not in types.get(name, {type}):
+            raise ConfigurationError(
+                f"the column {name!r} is of type {type}, not {' or '.join(sorted(types[name]))}",
                 hint="Convert it with cast, or with to_json.",
             )
     if "body" not in columns:
@@ -206,8 +205,8 @@ def check_columns(columns: Mapping[str, str], *, has_topic: bool) -> None:
         )
 
 
-def _rate_of_a_task(options: Options, environ: Mapping[str, str]) -> float:
-    """The share of one task of those that run at a time; a task that waits needs none."""
+def _task_rate(options: Options, environ: Mapping[str, str]) -> float:
+    """Return the share of the rate for each of the tasks that run in parallel."""
     rate = options.number("rate")
     slots = options.integer("slots") or slots_of(environ)
     if not rate:
@@ -221,21 +220,21 @@ def _rate_of_a_task(options: Options, environ: Mapping[str, str]) -> float:
 
 
 def prepared(plan: SinkPlan) -> SinkPlan:
-    """Look up what a job needs to begin, once. Raises `NsqError`."""
+    """Return the plan with addresses, and create the directories. Raises `NsqError`."""
     make_folders(plan)
-    given = tuple(str(parse_address(text)) for text in plan.connection.nsqd_tcp_addresses)
-    return replace(plan, addresses=given or nsqd_addresses(plan.connection))
+    addresses = tuple(str(parse_address(text)) for text in plan.connection.nsqd_tcp_addresses)
+    return replace(plan, addresses=addresses or nsqd_addresses(plan.connection))
 
 
 # -- a task --------------------------------------------------------------------------------------
 
-MAX_DEFER_MS = round(MAX_DELAY_S * 1000)  # what nsqd accepts of it is its --max-req-timeout
+MAX_DEFER_MS = round(MAX_DELAY_S * 1000)  # nsqd itself accepts up to its --max-req-timeout.
 
 is_topic = lru_cache(maxsize=1024)(is_valid_name)
 
 
-def refusal(body: bytes | None, topic: str | None, defer_ms: int | None, most_bytes: int) -> str:
-    """Why a row cannot be published; ``""`` when it can. ``most_bytes`` is the limit of a body."""
+def refusal(body: bytes | None, topic: str | None, defer_ms: int | None, max_bytes: int) -> str:
+    """Return the reason why a row cannot be published, ``""`` for a valid row."""
     if topic is None:
         return "the topic is null"
     if not is_topic(topic):
@@ -244,25 +243,28 @@ def refusal(body: bytes | None, topic: str | None, defer_ms: int | None, most_by
         return "the body is null"
     if not body:
         return "the body is empty, which NSQ cannot carry"
-    if len(body) > most_bytes:
-        return f"{len(body)} bytes are above the limit of {most_bytes}"
+    if len(body) > max_bytes:
+        return f"{len(body)} bytes are above the limit of {max_bytes}"
     if defer_ms is not None and not 0 <= defer_ms <= MAX_DEFER_MS:
-        return f"a delay of {defer_ms} ms is not one that nsqd can hold"
+        return f"a delay of {defer_ms} ms is outside the range of nsqd"
     return ""
 
 
-def fitting(bodies: Sequence[bytes | None], most_bytes: int) -> int:
-    """How many bodies from the first go into one batch: one at least."""
-    if sum(map(len, filter(None, bodies))) <= most_bytes:
+def count_fitting(bodies: Sequence[bytes | None], max_bytes: int) -> int:
+    """Return how many bodies from the first fit into one batch, at least one."""
+    if sum(map(len, filter(None, bodies))) <= max_bytes:
         return len(bodies)
     ends = list(accumulate(len(body or b"") for body in bodies))
-    return max(1, bisect_right(ends, most_bytes))
+    return max(1, bisect_right(ends, max_bytes))
 
 
 class Chunk(NamedTuple):
-    """Some rows. ``topics`` is None where all go to the topic of the options, ``defers_ms`` where
-    none is deferred; ``message`` makes the envelope of a dead letter, from its place here and its
-    topic. ``first_row`` is the number that its first row has in the partition."""
+    """Consecutive rows of a partition.
+
+    ``topics`` is None if all rows go to the topic of the options, ``defers_ms`` if no row is
+    deferred. ``message`` returns the envelope of a dead letter, given its index in the chunk and
+    its topic. ``first_row`` is the number of the first row in the partition.
+    """
 
     bodies: list[bytes | None]
     topics: list[str | None] | None
@@ -272,9 +274,9 @@ class Chunk(NamedTuple):
 
 
 def chunk_of(batch: pyarrow.RecordBatch, *, has_topic: bool) -> Chunk:
-    """Return the rows of a batch, whose columns `check_columns` has found good.
+    """Return the rows of a batch, whose columns `check_columns` has checked.
 
-    With ``has_topic`` the options name one, and a column of topics is not looked at.
+    With ``has_topic`` the options have the topic, and a topic column is ignored.
     """
     names = batch.schema.names
     bodies = byte_strings(batch.column("body"))
@@ -299,18 +301,18 @@ def chunk_of(batch: pyarrow.RecordBatch, *, has_topic: bool) -> Chunk:
 
 
 def byte_strings(array: pyarrow.Array) -> list[bytes | None]:
-    """The values of a column of binaries or texts, as bytes."""
+    """Return the values of a binary or text column as bytes."""
     if not pyarrow.types.is_binary(array.type):
-        array = array.cast(pyarrow.large_binary())  # of texts nothing is copied
+        array = array.cast(pyarrow.large_binary())  # This cast does not copy the texts.
     values: list[bytes | None] = array.to_pylist()
     return values
 
 
 @dataclass(slots=True, eq=False)
 class RowSpan:
-    """Rows up to the number ``stop``, with the checksum there; ``pending`` publishes are under way.
+    """The rows up to the number ``stop``, with the checksum of all rows up to there.
 
-    ``counts`` are what becomes of its rows.
+    ``pending`` publishes have no outcome yet. ``counts`` are the outcomes of its rows.
     """
 
     stop: int
@@ -320,7 +322,7 @@ class RowSpan:
 
 
 def advance(entry: LedgerEntry, spans: deque[RowSpan]) -> None:
-    """Move the finished spans from the beginning, the prefix, to its entry."""
+    """Remove the finished spans at the beginning, and add them to the entry of the ledger."""
     while spans and not spans[0].pending:
         span = spans.popleft()
         entry.done, entry.checksum = span.stop, span.checksum
@@ -328,45 +330,45 @@ def advance(entry: LedgerEntry, spans: deque[RowSpan]) -> None:
 
 
 class PublishTask:
-    """Publishes the rows of ``partition``; ``attempt`` counts from 0. To be `run` once."""
+    """Publishes the rows of ``partition``; ``attempt`` counts from 0. Call `run` once."""
 
     def __init__(self, plan: SinkPlan, partition: int, attempt: int = 0) -> None:
         self._plan, self._partition, self._attempt = plan, partition, attempt
         self._limit = plan.client_options.publish_max_msg_size
         self._report = PublishReport()
-        self._entry = LedgerEntry()  # that of the ledger, if there is one
+        self._entry = LedgerEntry()  # With a ledger, this is its last entry.
         self._spans: deque[RowSpan] = deque()
-        self._sent_before = 0
-        self._row = 0  # the number of the next row
+        self._previously_sent = 0
+        self._row = 0  # The number of the next row.
         self._checksum = 0
         self._fatal: NsqError | None = None
         self._ledger: LedgerPart | StoredLedgerPart | None = None
         self._dead_letters: RowDeadLetters | None = None
-        self._has_dead_letters = False  # that are not durable yet
+        self._has_unsynced_letters = False
         self._publisher = Publisher(
             plan.rotated(partition), plan.client_options, plan.attempt(attempt), plan.rate
         )
 
     def run(self, chunks: Iterable[Chunk]) -> PublishReport:
-        """Publish everything and return the outcome.
+        """Publish all rows and return the outcome.
 
-        Raises `NsqError` when nsqd is unreachable for too long, or refuses, not because of a row;
-        `ConfigurationError` when the rows are not those that the ledger knows; `OutputError`.
+        Raises `NsqError` if nsqd is unreachable for too long or refuses the client,
+        `ConfigurationError` if the rows differ from those of the ledger, and `OutputError`.
         """
-        began = time.monotonic()
+        began_s = time.monotonic()
         with ExitStack() as stack:
             self._open(stack)
-            stack.callback(self._publisher.close)  # before the ledger is unlocked
-            rest = self._entry.done
+            stack.callback(self._publisher.close)  # It must not publish after the ledger's unlock.
+            to_skip = self._entry.done
             for chunk in chunks:
-                if skipped := min(rest, len(chunk.bodies)):
-                    rest = self._skip(chunk, skipped, rest)
+                if skipped := min(to_skip, len(chunk.bodies)):
+                    to_skip = self._skip(chunk, skipped, to_skip)
                 self._publish_chunk(chunk._replace(first_row=self._row - skipped), skipped)
-            if rest:
+            if to_skip:
                 raise self._changed_input()
             self._publisher.drain()
             self._check()
-            self._entry.sent = self._entry.done  # a kill may have left it ahead
+            self._entry.sent = self._entry.done  # An earlier attempt may have recorded more.
             self._note(is_last=True)
             if self._dead_letters is not None:
                 self._dead_letters.sync()
@@ -374,10 +376,10 @@ class PublishTask:
         report.add(self._entry)
         report.retried = self._publisher.retried
         report.repeated = self._entry.repeated + self._publisher.repeated
-        report.seconds = time.monotonic() - began
+        report.seconds = time.monotonic() - began_s
         return report
 
-    # -- what an earlier attempt has done -------------------------------------------------------
+    # -- progress of an earlier attempt ---------------------------------------------------------
 
     def _open(self, stack: ExitStack) -> None:
         plan = self._plan
@@ -389,19 +391,19 @@ class PublishTask:
                 self._ledger = LedgerPart(plan.ledger, self._partition, wait_s=wait_s)
             stack.enter_context(self._ledger)
             self._entry = self._ledger.entry
-            self._sent_before, self._report.before = self._entry.sent, self._entry.done
+            self._previously_sent, self._report.before = self._entry.sent, self._entry.done
         if plan.dead_letters is not None:
             done = None if self._ledger is None else self._report.before
             letters = RowDeadLetters(plan.dead_letters, plan.job, self._partition, done=done)
             self._dead_letters = stack.enter_context(letters)
 
-    def _skip(self, chunk: Chunk, count: int, rest: int) -> int:
-        """Skip rows that are done; return how many more there are."""
+    def _skip(self, chunk: Chunk, count: int, to_skip: int) -> int:
+        """Skip finished rows; return how many remain to be skipped."""
         self._add_to_checksum(chunk.bodies[:count])
         self._row += count
-        if rest == count and self._checksum != self._entry.checksum:
+        if to_skip == count and self._checksum != self._entry.checksum:
             raise self._changed_input()
-        return rest - count
+        return to_skip - count
 
     def _add_to_checksum(self, bodies: Sequence[bytes | None]) -> None:
         self._checksum = zlib.crc32(b"".join([body or b"" for body in bodies]), self._checksum)
@@ -418,7 +420,7 @@ class PublishTask:
     def _publish_chunk(self, chunk: Chunk, start: int) -> None:
         while start < len(chunk.bodies):
             stop = start + self._publisher.allowance(self._plan.batch_rows)
-            stop = start + fitting(chunk.bodies[start:stop], self._plan.batch_bytes)
+            stop = start + count_fitting(chunk.bodies[start:stop], self._plan.batch_bytes)
             self._publish_span(chunk, start, stop)
             start = stop
 
@@ -435,17 +437,18 @@ class PublishTask:
         self._begin(stop - start)
         if not groups:
             advance(self._entry, self._spans)
-        for topic, defer_s, places, bodies in groups:
-            ended = partial(self._ended, span, chunk, places)
-            self._publisher.publish(topic, bodies, ended, defer_s=defer_s)
+        for topic, defer_s, indexes, bodies in groups:
+            on_outcome = partial(self._on_outcome, span, chunk, indexes)
+            self._publisher.publish(topic, bodies, on_outcome, defer_s=defer_s)
 
     def _groups(
         self, chunk: Chunk, start: int, stop: int, span: RowSpan
     ) -> Iterator[tuple[str, float | None, Sequence[int], list[bytes]]]:
-        """What goes into one publish each: topic, delay, places in the chunk, and bodies.
+        """Yield the publishes of a span: topic, delay, indexes in the chunk, and bodies.
 
-        Rows that cannot be published are refused on the way.
+        Invalid rows are refused.
         """
+        # Usually all rows are valid messages of one topic, and need no loop over the rows.
         bodies = chunk.bodies[start:stop]
         topics = chunk.topics[start:stop] if chunk.topics is not None else [self._plan.topic]
         sendable = list(filter(None, bodies))
@@ -461,71 +464,72 @@ class PublishTask:
             yield topic, None, range(start, stop), sendable
             return
         groups: dict[tuple[str, int | None], tuple[list[int], list[bytes]]] = {}
-        for place in range(start, stop):
-            body = chunk.bodies[place]
-            topic = self._plan.topic if chunk.topics is None else chunk.topics[place]
-            defer_ms = chunk.defers_ms[place] if chunk.defers_ms is not None else None
+        for index in range(start, stop):
+            body = chunk.bodies[index]
+            topic = self._plan.topic if chunk.topics is None else chunk.topics[index]
+            defer_ms = chunk.defers_ms[index] if chunk.defers_ms is not None else None
             reason = refusal(body, topic, defer_ms, self._limit)
             if reason or topic is None or body is None:
                 span.counts.rejected += 1
-                self._refuse(span, chunk, place, topic or "", reason)
+                self._refuse(span, chunk, index, topic or "", reason)
                 continue
-            places, grouped = groups.setdefault((topic, defer_ms or None), ([], []))
-            places.append(place)
+            indexes, grouped = groups.setdefault((topic, defer_ms or None), ([], []))
+            indexes.append(index)
             grouped.append(body)
-        for (name, delay_ms), (places, grouped) in groups.items():
-            yield name, None if delay_ms is None else delay_ms / 1000, places, grouped
+        for (name, delay_ms), (indexes, grouped) in groups.items():
+            yield name, None if delay_ms is None else delay_ms / 1000, indexes, grouped
 
     # -- outcomes -------------------------------------------------------------------------------
 
-    def _ended(
-        self, span: RowSpan, chunk: Chunk, places: Sequence[int], batch: PublishBatch
+    def _on_outcome(
+        self, span: RowSpan, chunk: Chunk, indexes: Sequence[int], batch: PublishBatch
     ) -> None:
-        """A publish has its outcomes."""
+        """Account for the outcomes of a publish."""
         confirmed = len(batch.bodies) - len(batch.errors)
         if confirmed:
             span.counts.add(RowCounts({batch.topic: confirmed}))
         for index, error in sorted(batch.failures().items()):
             if self._publisher.has_given_up or not is_fault_of_row(error):
                 self._fatal = self._fatal or error
-                return  # the span stays pending: its rows are not done
+                return  # The span stays pending, because its rows are not finished.
             is_unknown = isinstance(error, PublishUnknown)
             span.counts.unknown += is_unknown
             span.counts.rejected += not is_unknown
-            self._refuse(span, chunk, places[index], batch.topic, str(error))
+            self._refuse(span, chunk, indexes[index], batch.topic, str(error))
         span.pending -= 1
         advance(self._entry, self._spans)
 
-    def _refuse(self, span: RowSpan, chunk: Chunk, place: int, topic: str, reason: str) -> None:
-        row = chunk.first_row + place
+    def _refuse(self, span: RowSpan, chunk: Chunk, index: int, topic: str, reason: str) -> None:
+        row = chunk.first_row + index
         if len(self._report.reasons) < MAX_REASONS:
             self._report.reasons.append(f"row {row} of partition {self._partition}: {reason}")
         if self._dead_letters is not None:
-            self._dead_letters.write(row, chunk.message(place, topic), reason)
-            self._has_dead_letters = True
+            self._dead_letters.write(row, chunk.message(index, topic), reason)
+            self._has_unsynced_letters = True
             span.counts.dead_lettered += 1
 
     # -- the ledger -----------------------------------------------------------------------------
 
     def _begin(self, count: int) -> None:
-        """Note that the last rows are going to be sent."""
+        """Record in the ledger that the last ``count`` rows are about to be sent."""
         entry = self._entry
-        entry.repeated += max(0, min(self._row, self._sent_before) - (self._row - count))
+        entry.repeated += max(0, min(self._row, self._previously_sent) - (self._row - count))
         entry.sent = max(entry.sent, self._row)
         self._note()
 
     def _note(self, *, is_last: bool = False) -> None:
         if self._ledger is None or not (is_last or self._ledger.is_due):
             return
-        if self._dead_letters is not None and self._has_dead_letters:
-            self._dead_letters.sync()  # before the ledger counts them as done
-            self._has_dead_letters = False
+        if self._dead_letters is not None and self._has_unsynced_letters:
+            # Dead letters must be durable before the ledger counts their rows as finished.
+            self._dead_letters.sync()
+            self._has_unsynced_letters = False
         self._ledger.note(is_last=is_last)
 
     # -- the end --------------------------------------------------------------------------------
 
     def _check(self) -> None:
-        """Raise what ends the task, naming it."""
+        """Raise the failure that ends the task, with the number of its partition."""
         if self._fatal is None:
             return
         self._note(is_last=True)
@@ -535,8 +539,9 @@ class PublishTask:
 
 
 def is_fault_of_row(error: NsqError | None) -> bool:
-    """Whether another row might have been taken: nsqd refused this one for what it is, or the
-    connection broke over it."""
+    """Return whether nsqd refused this row, or closed the connection over it, but takes others."""
     if isinstance(error, PublishUnknown):
-        return not isinstance(error.__cause__, ServerError)  # its disk fails
+        return not isinstance(
+            error.__cause__, ServerError
+        )  # A ServerError means nsqd's disk fails.
     return isinstance(error, PublishError) and may_split(error)

@@ -4,38 +4,38 @@
 
     dead-<job>-00003-000000000421-<attempt>.jsonl    {"topic": ..., "reason": "...", "row": 421}
 
-A line is the envelope that all of nsqtools reads, with two more keys: ``nsq pub --format jsonl``
-publishes the file once the cause is fixed. Columns that the rows did not have are empty. A task
-writes a file at its end, and several where the rows are many; a file is whole at any moment. A task
-with a ledger writes before the ledger counts the rows as done, and when it is tried again keeps the
-dead letters of what is done. Any other replaces those of attempts that began earlier when it ends,
-and removes its own when it fails: another attempt may run beside it (``spark.speculation``).
+A line is an envelope with two more keys, so ``nsq pub --format jsonl`` publishes the file once the
+cause is fixed. Columns that the rows lack are empty. A task writes a file at its end, or several
+for many rows; each is replaced atomically. A task with a ledger writes its dead letters before the
+ledger counts their rows as finished, and a retry keeps those of finished rows. A task without a
+ledger replaces the dead letters of earlier attempts when it ends, and removes its own when it
+fails, because another attempt may run at the same time (``spark.speculation``).
 
-**The ledger** is the progress of the tasks of a job, so that a retried task continues where it
-stopped.
+**The ledger** records the progress of the tasks of a job, so that a retried task continues where
+the last attempt stopped.
 
-A directory with one file for each partition. A line is appended before rows are sent: how many rows
-from the beginning are done, and how many may have been sent. The last whole line counts; a line cut
-by a kill is ignored, because the one before it is true too, only older. So nothing is left out, and
-a kill can duplicate only what had been sent and was not yet noted as done: the window of
-unconfirmed batches. Those rows are counted as ``repeated`` when they are sent again.
+It is a directory with one file for each partition. Before rows are sent, a line is appended: how
+many rows from the beginning are finished, and how many may have been sent. The last complete line
+counts. A line cut by a kill is ignored, because the previous line is still true. So no row is lost,
+and a kill can duplicate only the window of unconfirmed batches: rows that were sent and not yet
+recorded as finished. These are counted as ``repeated`` when they are sent again.
 
-This holds only if the rows of a partition come in the same order each time: no shuffle before the
-writer. It is verified: each line has a checksum of the rows done, which is compared before anything
-is skipped.
+This requires that the rows of a partition always come in the same order, without a shuffle before
+the writer. Each line has a checksum of the finished rows, which is verified before they are
+skipped.
 
-One task at a time holds the lock of a partition's file, and one replay at a time that of the
-directory. A process that is killed loses its locks at once.
+A lock on the file of a partition excludes other tasks, and a lock on the directory other replays.
+The system releases the locks of a killed process.
 
-In an object store nothing can be appended to, synced or locked:
+An object store has no append, sync or lock:
 
     LEDGER/part-00003/000000000017.json          the last state of a partition, see `lease`
 
-An object takes as long to write as some thousand rows take to publish. So the ledger notes ahead
-that `AHEAD_ROWS` more may have been sent, and writes again when these are used up: a kill repeats
+Writing an object takes as long as publishing a few thousand rows. So the ledger records in advance
+that `AHEAD_ROWS` more may have been sent, and is written again when they have been. A kill repeats
 at most that many rows of a partition, and the window of unconfirmed batches. A task that begins
-writes the next number of its partition. An attempt of it that still runs (the workers of a driver
-that was killed do, for a moment) cannot write that number any more, and ends.
+writes the next number of its partition. An earlier attempt that still runs (as the workers of a
+killed driver do for a moment) then fails to write that number, and ends.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ MAX_REASONS = 5
 
 @dataclass(slots=True)
 class RowCounts:
-    """Rows by what became of them.
+    """Rows by outcome.
 
-    ``rejected`` were refused by nsqd or could not be sent at all, the fate of ``unknown`` is not
-    known; ``dead_lettered`` of both are dead letters.
+    ``rejected`` rows were refused by nsqd or are invalid. ``unknown`` rows have no answer of nsqd.
+    ``dead_lettered`` counts the dead letters among both.
     """
 
     topics: Annotated[dict[str, int], "Messages confirmed, by topic."] = field(default_factory=dict)
@@ -83,11 +83,11 @@ class RowCounts:
 
 @dataclass(slots=True)
 class PublishReport(RowCounts):
-    """Counts of a task, or of a job.
+    """The counts of a task, or of a job.
 
-    ``retried`` were sent again, and ``repeated`` may have arrived twice. ``before`` of all were
-    done by an earlier run or attempt, by the ledger. ``reasons`` has the first few reasons of
-    refusals, and ``seconds`` is that of the slowest task.
+    ``retried`` rows were sent again, and ``repeated`` rows may have arrived twice. An earlier run
+    or attempt finished ``before`` of the rows, according to the ledger. ``reasons`` are the first
+    few reasons of refusals, and ``seconds`` is the time of the slowest task.
     """
 
     retried: int = 0
@@ -107,35 +107,34 @@ class PublishReport(RowCounts):
 
 
 def total(reports: Iterable[PublishReport]) -> PublishReport:
-    """The sum of reports."""
-    found = PublishReport()
-    for each in reports:
-        found.add(each)
-        found.retried += each.retried
-        found.repeated += each.repeated
-        found.before += each.before
-        found.seconds = max(found.seconds, each.seconds)
-        found.reasons = [*found.reasons, *each.reasons][:MAX_REASONS]
-    return found
+    """Return the sum of reports."""
+    result = PublishReport()
+    for report in reports:
+        result.add(report)
+        result.retried += report.retried
+        result.repeated += report.repeated
+        result.before += report.before
+        result.seconds = max(result.seconds, report.seconds)
+        result.reasons = [*result.reasons, *report.reasons][:MAX_REASONS]
+    return result
 
 
 def summary(report: PublishReport) -> str:
-    """The counts in a line; those after the first four only where there are any."""
+    """Return the counts in a line; the last three are omitted if they are 0."""
     line = f"{report.confirmed} confirmed, {report.rejected} rejected, {report.unknown} unknown"
     line += f", {report.dead_lettered} dead-lettered"
-    before, retried, repeated = report.before, report.retried, report.repeated
-    line += f", {before} done before" if before else ""
-    line += f", {retried} retried" if retried else ""
-    return line + (f", up to {repeated} twice" if repeated else "")
+    line += f", {report.before} done before" if report.before else ""
+    line += f", {report.retried} retried" if report.retried else ""
+    return line + (f", up to {report.repeated} twice" if report.repeated else "")
 
 
 def document(report: PublishReport, *, is_complete: bool) -> dict[str, object]:
-    """The counts for a program; ``is_complete`` is whether all tasks ended."""
+    """Return the counts as a JSON document; ``is_complete`` is whether all tasks ended."""
     return {"confirmed": report.confirmed, **asdict(report), "is_complete": is_complete}
 
 
 def require_all(report: PublishReport) -> None:
-    """Raise `NsqError` when rows were neither published nor dead-lettered."""
+    """Raise `NsqError` if rows were neither published nor dead-lettered."""
     if not report.left:
         return
     first = report.reasons[0] if report.reasons else "all of them by an earlier run"
@@ -147,29 +146,30 @@ def require_all(report: PublishReport) -> None:
 
 
 NO_ID = b"0" * 16
-OBJECT_BYTES = 1 << 20
+OBJECT_BYTES = 1 << 20  # `sync` rewrites the current file, so files are small.
 
 
 class RowDeadLetters:
-    """The dead letters of one partition; ``name`` is that of the job.
+    """The dead letters of one partition; ``name`` is the name of the job.
 
-    ``done`` rows from the beginning are those of an earlier attempt, by the ledger; None without
-    one. Raises `OutputError` for whatever cannot be written.
+    An earlier attempt finished ``done`` rows, according to the ledger; None without a ledger.
+    Methods raise `OutputError`.
     """
 
     def __init__(self, folder: Place, name: str, partition: int, *, done: int | None) -> None:
         self._folder = folder
         self._prefix = f"dead-{name}-{partition:05d}"
-        self._attempt = uuid.uuid4().hex[:8]  # another one may still run, with rows in other order
+        # Another attempt may still run, with its rows in another order, so names must differ.
+        self._attempt = uuid.uuid4().hex[:8]
         self._lines: list[bytes] = []
         self._size = 0
         self._first_row = 0
         self._replaced = self._names() if done is None else None
         if done is not None:
-            self._keep(done)
+            self._remove_unfinished(done)
 
     def write(self, row: int, message: Envelope, reason: str) -> None:
-        """Add a row, given by its number in the partition."""
+        """Add a dead letter for a row, given by its number in the partition."""
         if not self._lines:
             self._first_row = row
         self._lines.append(dead_letter(row, message, reason))
@@ -179,7 +179,7 @@ class RowDeadLetters:
             self._lines, self._size = [], 0
 
     def sync(self) -> None:
-        """Make what was written durable: a file that is not full is written again."""
+        """Make the dead letters durable; the current file is rewritten until it is full."""
         if self._lines:
             with translating_errors("write", self._folder):
                 name = f"{self._prefix}-{self._first_row:012d}-{self._attempt}.jsonl"
@@ -202,34 +202,34 @@ class RowDeadLetters:
             names = [entry.name for entry in self._folder.list()]
         return [name for name in names if name.startswith(f"{self._prefix}-")]
 
-    def _keep(self, done: int) -> None:
-        """Keep what an earlier attempt wrote of rows that are done.
+    def _remove_unfinished(self, done: int) -> None:
+        """Remove the dead letters of an earlier attempt, except those of finished rows.
 
-        Up to version 0.2 a local file had the name of its partition alone, and was hidden until the
+        Up to version 0.2 a local file had only the name of its partition, and was hidden until the
         task ended.
         """
         with translating_errors("write", self._folder):
             for entry in list(self._folder.list()):
-                shown = entry.name.removeprefix(".").removesuffix(".part")
-                if not shown.startswith((f"{self._prefix}-", f"{self._prefix}.")):
+                name = entry.name.removeprefix(".").removesuffix(".part")
+                if not name.startswith((f"{self._prefix}-", f"{self._prefix}.")):
                     continue
                 lines = self._folder.read(entry.name).splitlines(keepends=True) if done else []
-                kept = [line for line in lines if row_of(line) < done]
-                if kept and (len(kept) < len(lines) or shown != entry.name):
-                    self._folder.put(shown, b"".join(kept))
-                if not kept or shown != entry.name:
+                finished = [line for line in lines if row_of(line) < done]
+                if finished and (len(finished) < len(lines) or name != entry.name):
+                    self._folder.put(name, b"".join(finished))
+                if not finished or name != entry.name:
                     self._folder.delete(entry.name)
 
 
 def dead_letter(row: int, message: Envelope, reason: str) -> bytes:
-    """The line of a row."""
+    """Return the line of a row."""
     line = encode_many(message.topic, message.nsqd, [message])
-    more = json.dumps({"reason": reason, "row": row})[1:]
-    return line.rstrip(b"\n}") + b", " + more.encode() + b"\n"
+    suffix = json.dumps({"reason": reason, "row": row})[1:]
+    return line.rstrip(b"\n}") + b", " + suffix.encode() + b"\n"
 
 
 def row_of(line: bytes) -> float:
-    """The number of the row; a line cut by a kill belongs to one that is not done."""
+    """Return the number of a row; a line cut by a kill has infinity, as an unfinished row."""
     try:
         return int(json.loads(line)["row"])
     except (ValueError, KeyError, TypeError):
@@ -241,15 +241,19 @@ def row_of(line: bytes) -> float:
 VERSION = 1
 JOB, LOCK = "job.json", "lock"
 
-LOCK_WAIT_S = 10.0  # workers of a driver that was killed end a moment after it
+LOCK_WAIT_S = 10.0  # The workers of a killed driver end within seconds after it.
 POLL_S = 0.05
+# Lines are synced at most this often, so a power failure may repeat the rows of one second.
 SYNC_INTERVAL_S = 1.0
 
 
 @dataclass(slots=True)
 class LedgerEntry(RowCounts):
-    """A line: ``done`` rows from the beginning, with ``checksum`` over their bodies, and what
-    became of them; ``sent`` rows may have reached nsqd, and ``repeated`` of them more than once."""
+    """A line of the ledger.
+
+    ``done`` rows from the beginning are finished, with the ``checksum`` of their bodies and their
+    outcomes. ``sent`` rows may have reached nsqd, and ``repeated`` of them more than once.
+    """
 
     done: int = 0
     sent: int = 0
@@ -258,9 +262,9 @@ class LedgerEntry(RowCounts):
 
 
 def prepare_ledger(folder: Place, job: str) -> None:
-    """Make the place for ``job``, a text that is the same only for the same job.
+    """Create the ledger of ``job``, a text that identifies the job.
 
-    Raises `ConfigurationError` where it belongs to another job.
+    Raises `ConfigurationError` if the place belongs to another job.
     """
     content = (json.dumps({"version": VERSION, "job": job}, indent=1) + "\n").encode()
     with translating_errors("write the ledger", folder):
@@ -271,24 +275,24 @@ def prepare_ledger(folder: Place, job: str) -> None:
             )
         with suppress(FileExistsError):
             folder.put_if_absent(JOB, content)
-        found = folder.read(JOB)
-    if found != content:
+        stored = folder.read(JOB)
+    if stored != content:
         raise ConfigurationError(
             f"{folder} is the ledger of another job",
             hint="Give another directory; everything is published again then.",
         )
 
 
-def being_published(partition: int, where: str) -> NsqError:
-    """The error of a task that another one is in the way of."""
-    problem = f"partition {partition} is being published by another task, which {where}"
+def conflict_error(partition: int, conflict: str) -> NsqError:
+    """Return the error of a task whose partition another task publishes."""
+    problem = f"partition {partition} is being published by another task, which {conflict}"
     return NsqError(problem, hint="Set spark.speculation=false, and run a job once at a time.")
 
 
 class LedgerPart:
-    """The file of one partition, locked. ``entry`` is its last line.
+    """The locked file of one partition; ``entry`` is its last line.
 
-    Raises `NsqError` when another task has it, `ConfigurationError` when it is not a ledger.
+    Raises `NsqError` if another task has the lock, and `ConfigurationError` if it is no ledger.
     """
 
     def __init__(self, folder: Place, partition: int, *, wait_s: float = LOCK_WAIT_S) -> None:
@@ -298,7 +302,7 @@ class LedgerPart:
         with translating_errors("write", self.path):
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
             self._descriptor = open_to_write(self.path, flags, 0o640)
-            sync_folder(folder.path)  # or the file may be nameless after a power failure
+            sync_folder(folder.path)  # Without it, a power failure may remove the name of the file.
         try:
             self._lock(time.monotonic() + wait_s)
             self.entry = self._read()
@@ -310,7 +314,7 @@ class LedgerPart:
     """Whether `note` will write."""
 
     def note(self, *, is_last: bool = False) -> None:
-        """Append ``entry``; the last one survives a power failure. Raises `OutputError`."""
+        """Append ``entry``, and sync it if it is the last. Raises `OutputError`."""
         with translating_errors("write", self.path):
             write_all(self._descriptor, json.dumps(asdict(self.entry)).encode() + b"\n")
             if is_last or time.monotonic() - self._synced_at > SYNC_INTERVAL_S:
@@ -327,25 +331,26 @@ class LedgerPart:
         with translating_errors("lock", self.path):
             while not try_lock(self._descriptor):
                 if time.monotonic() >= until:
-                    raise being_published(self.partition, f"has {self.path} locked")
+                    raise conflict_error(self.partition, f"has {self.path} locked")
                 time.sleep(POLL_S)
 
     def _read(self) -> LedgerEntry:
-        """The last whole line; a torn one after it is cut off, or it would corrupt the next."""
+        """Return the last complete line, and truncate a torn one after it."""
         with translating_errors("read", self.path):
             content = self.path.read_bytes()
+            # A torn line would become part of the next line that is appended.
             os.ftruncate(self._descriptor, content.rfind(b"\n") + 1)
         return last_entry(content, self.path)
 
 
 def last_entry(lines: bytes, path: object) -> LedgerEntry:
-    """Read the last whole line; nothing is done without one. Raises `ConfigurationError`."""
-    whole = lines.rpartition(b"\n")[0]
-    return decode_entry(whole.rpartition(b"\n")[2], path) if whole else LedgerEntry()
+    """Decode the last complete line, or return an empty entry. Raises `ConfigurationError`."""
+    complete = lines.rpartition(b"\n")[0]
+    return decode_entry(complete.rpartition(b"\n")[2], path) if complete else LedgerEntry()
 
 
 def decode_entry(line: bytes, path: object) -> LedgerEntry:
-    """Read a line. Raises `ConfigurationError`."""
+    """Decode a line. Raises `ConfigurationError`."""
     try:
         entry = LedgerEntry(**json.loads(line))
         counts = asdict(entry)
@@ -357,22 +362,22 @@ def decode_entry(line: bytes, path: object) -> LedgerEntry:
 
 
 def read_entries(ledger: Place) -> dict[int, LedgerEntry]:
-    """The entries of all partitions by their number, without locking, for a report.
+    """Read the entries of all partitions by number, without locks, for a report.
 
-    Raises ``OSError``, and `ConfigurationError` for what is not a ledger.
+    Raises ``OSError``, and `ConfigurationError` for a place that is no ledger.
     """
     if ledger.is_remote:
         parts = (name for name in ledger.children()[1] if name.startswith("part-"))
         return {int(part[5:]): latest_entry(NumberedObjects(ledger / part)) for part in parts}
-    found = ledger.path.glob("part-*.jsonl")
-    return {int(path.stem[5:]): last_entry(path.read_bytes(), path) for path in found}
+    paths = ledger.path.glob("part-*.jsonl")
+    return {int(path.stem[5:]): last_entry(path.read_bytes(), path) for path in paths}
 
 
-AHEAD_ROWS = 10_000
+AHEAD_ROWS = 10_000  # A few times the rows that a task publishes while it writes one object.
 
 
 def latest_entry(numbers: NumberedObjects) -> LedgerEntry:
-    """Read the last object, from which ``numbers`` go on.
+    """Read the last object, after which ``numbers`` continue.
 
     Raises ``OSError`` and `ConfigurationError`.
     """
@@ -383,7 +388,7 @@ def latest_entry(numbers: NumberedObjects) -> LedgerEntry:
 
 
 class StoredLedgerPart:
-    """The progress of one partition; as `LedgerPart`."""
+    """The progress of one partition in an object store, with the interface of `LedgerPart`."""
 
     def __init__(self, folder: Place, partition: int) -> None:
         self.partition = partition
@@ -395,10 +400,10 @@ class StoredLedgerPart:
     @property
     def is_due(self) -> bool:
         """Whether `note` will write."""
-        return self.entry.sent > self._noted_sent
+        return self.entry.sent > self._recorded_sent
 
     def note(self, *, is_last: bool = False) -> None:
-        """Note ``entry``, and ahead that more may be sent. Raises `OutputError`."""
+        """Record ``entry``, and in advance that more rows may be sent. Raises `OutputError`."""
         if is_last:
             self._write(self.entry)
         elif self.is_due:
@@ -413,7 +418,7 @@ class StoredLedgerPart:
     def _write(self, entry: LedgerEntry) -> None:
         with self._errors():
             self._numbers.append(json.dumps(asdict(entry)).encode())
-        self._noted_sent = entry.sent
+        self._recorded_sent = entry.sent
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -421,5 +426,5 @@ class StoredLedgerPart:
             try:
                 yield
             except FileExistsError:
-                where = f"writes to {self._numbers.place}"
-                raise being_published(self.partition, where) from None
+                conflict = f"writes to {self._numbers.place}"
+                raise conflict_error(self.partition, conflict) from None

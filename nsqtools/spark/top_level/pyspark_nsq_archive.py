@@ -1,4 +1,4 @@
-"""``format("nsq-archive")`` without a call, as `pyspark_nsq` does it for ``nsq``."""
+"""``format("nsq-archive")`` without a call, as in `pyspark_nsq` for ``nsq``."""
 
 from nsqtools.spark.archive_format import ArchiveFormat as DefaultSource
 

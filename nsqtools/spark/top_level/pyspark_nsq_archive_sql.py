@@ -1,4 +1,4 @@
-"""``USING nsq_archive`` in SQL without a call, as `pyspark_nsq` does it for ``nsq``."""
+"""``USING nsq_archive`` in SQL without a call, as in `pyspark_nsq` for ``nsq``."""
 
 from nsqtools.spark.archive_format import SQLArchiveFormat as DefaultSource
 

@@ -98,15 +98,16 @@ def far_zone(spark: SparkSession) -> Iterator[None]:
     spark.conf.set("spark.sql.session.timeZone", "UTC")
 
 
-@pytest.mark.parametrize("job", ["ingest", "compact"])
-def test_dates_are_those_of_utc_whatever_the_zone_of_the_session_is(
-    far_zone: None, run_spark: RunSpark, valid_json: ValidJson, tmp_path: Path, job: str
+def test_dates_are_in_utc_in_a_session_with_another_zone(
+    far_zone: None,
+    run_spark: RunSpark,
+    valid_json: ValidJson,
+    command: list[object],
+    tmp_path: Path,
 ) -> None:
-    (tmp_path / "archive").mkdir()
     path = tmp_path / "archive" / "a.gz"
     write_archive(path, [WireMessage(-1, 1, b"%016x" % 0, b"")], by_the_minute(580, 1000))
-    more = ["--checkpoint", tmp_path / "checkpoint", "--once"] if job == "ingest" else []
-    run_spark(job, tmp_path / "archive", "-o", tmp_path / "out", *more)
+    run_spark(*command)
 
     day = ["--since", "2026-09-22T00:00:00Z", "--until", "2026-09-23T00:00:00Z"]
     report = valid_json("spark report", run_spark("report", tmp_path / "out", *day, "--json").out)

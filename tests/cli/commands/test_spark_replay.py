@@ -122,7 +122,7 @@ def test_without_nsqd_it_fails_in_time_and_goes_on_when_it_is_back(
 
     assert result.status == 4
     assert nsqd.tcp_address in result.err
-    assert "run it again to go on" in result.err
+    assert "run it again to continue" in result.err
     assert again.status == 0, again.err
     assert bodies_in(nsqd, "clicks", 2000) == bodies(0, 2000)
 
@@ -149,7 +149,7 @@ def test_stopped_by_a_signal_it_says_how_far_it_came_and_goes_on_from_there(
 
     assert stopped.status == 143
     assert re.search(r"nsq: [1-9]\d* confirmed", stopped.err)
-    assert "run it again to go on" in stopped.err
+    assert "run it again to continue" in stopped.err
     assert "error" not in stopped.err
     assert again.status == 0, again.err
     done = re.search(r"10000 confirmed.* ([1-9]\d*) done before", again.err)

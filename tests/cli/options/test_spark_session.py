@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nsqtools.cli.options.spark_options import SparkChoice, how_far, parse_conf
+from nsqtools.cli.options.spark_options import SparkChoice, parse_conf, stage_progress
 
 
 def test_settings_of_spark_may_hold_equals_signs_and_go_before_options_that_say_the_same() -> None:
@@ -35,5 +35,5 @@ def test_the_progress_line_adds_up_what_runs(stages: list[tuple[int, int, int]],
     tracker = SimpleNamespace(
         getActiveStageIds=lambda: range(len(infos) + 1), getStageInfo=[*infos, None].__getitem__
     )
-    assert how_far(tracker) == text
-    assert how_far(object()) == ""  # the session has ended meanwhile
+    assert stage_progress(tracker) == text
+    assert stage_progress(object()) == ""  # the session has ended meanwhile
