@@ -22,10 +22,10 @@ files: errors
 protocol: errors
 records: errors protocol
 transport: errors files protocol
-http: errors protocol transport
+http: errors protocol records transport
 client: errors files http protocol transport
 aio: client errors
-server: errors files protocol records
+server: errors files http protocol records
 cluster: client errors files http protocol records
 publish: client errors files protocol records
 tail: client protocol
@@ -36,7 +36,7 @@ schedule: client errors files protocol records
 replay: archive errors protocol publish records
 forward: client cluster errors files http protocol publish records tail transport
 spark: archive client cluster errors files protocol publish records settings tail transport
-web: client cluster errors files http protocol records server tail
+web: client cluster errors files http protocol records tail
 demo: errors server
 testing: aio client errors http server
 cli: archive bench client cluster demo errors files forward http one_channel protocol publish \

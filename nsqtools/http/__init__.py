@@ -1,1 +1,1 @@
-"""The HTTP APIs of nsqd and nsqlookupd, as a client sees them."""
+"""A client for the HTTP APIs of nsqd and nsqlookupd, and the server of daemons and console."""

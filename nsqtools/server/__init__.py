@@ -12,7 +12,7 @@ asyncio loop, so no lock is taken here.
     durable_*           --durable: the database, its transactions, and its files
     stored_queues       what a data directory holds, read without touching it
     recovery            from the database of --durable to the files of Go's nsqd, and back
-    http_server         HTTP as Go's; nsqd_http has the endpoints of nsqd
+    nsqd_http           the endpoints of nsqd, served by nsqtools.http
     options go_flags    the options of both daemons; flags in Go's syntax, TOML files
     stats               /stats, /metrics, and what goes to statsd
     lookup_peers        registering with nsqlookupd

@@ -32,12 +32,12 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from time import monotonic
 from typing import cast
 
+from nsqtools.http.listen import client_of, read_in_pieces
+from nsqtools.http.loop_meter import meter_of
 from nsqtools.protocol.codecs import StreamCodec
 from nsqtools.protocol.frames import RequestError
 from nsqtools.protocol.requests import Incomplete, LineTooLong
 from nsqtools.server.daemon_log import DaemonLog
-from nsqtools.server.listen import client_of, read_in_pieces
-from nsqtools.server.loop_meter import meter_of
 from nsqtools.server.negotiation import HANDSHAKE_S, HandshakeFailed, TLSLayer
 
 

@@ -16,8 +16,8 @@ from dataclasses import replace
 from tempfile import mkdtemp
 from typing import Any, Generic, Self, TextIO, TypeVar
 
+from nsqtools.http.loop_meter import MeteredLoop
 from nsqtools.server.daemon_log import DaemonLog
-from nsqtools.server.loop_meter import MeteredLoop
 from nsqtools.server.nsqd_daemon import NsqdDaemon
 from nsqtools.server.nsqlookupd_daemon import NsqlookupdDaemon
 from nsqtools.server.options import NsqdOptions, NsqlookupdOptions

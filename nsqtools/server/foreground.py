@@ -59,7 +59,7 @@ def _run(options: Any, log: DaemonLog, without_effect: Sequence[str]) -> bool:
     import signal
 
     from nsqtools.files.opening import allow_many
-    from nsqtools.server.loop_meter import MeteredLoop
+    from nsqtools.http.loop_meter import MeteredLoop
     from nsqtools.server.nsqd_daemon import NsqdDaemon
     from nsqtools.server.nsqlookupd_daemon import NsqlookupdDaemon
 

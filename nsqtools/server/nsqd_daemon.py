@@ -13,13 +13,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from nsqtools.files.opening import exposure_of_secret
-from nsqtools.protocol.frames import ERROR, encode_frame
-from nsqtools.protocol.requests import PeerInfo
-from nsqtools.server.auth import AuthServers
-from nsqtools.server.client_connection import ClientConnection
-from nsqtools.server.daemon_log import NSQ_VERSION, DaemonLog, version_line
-from nsqtools.server.http_server import Call, HTTPRefusal, HTTPServer, Reply, serve_api
-from nsqtools.server.listen import (
+from nsqtools.http.http_server import HTTPRefusal, HTTPServer, Request, Response, serve_api
+from nsqtools.http.listen import (
     accept,
     is_open_to_all,
     listen,
@@ -28,8 +23,13 @@ from nsqtools.server.listen import (
     report_errors,
     stop_listening,
 )
+from nsqtools.http.loop_meter import meter_of
+from nsqtools.protocol.frames import ERROR, encode_frame
+from nsqtools.protocol.requests import PeerInfo
+from nsqtools.server.auth import AuthServers
+from nsqtools.server.client_connection import ClientConnection
+from nsqtools.server.daemon_log import NSQ_VERSION, DaemonLog, version_line
 from nsqtools.server.lookup_peers import LookupRegistry
-from nsqtools.server.loop_meter import meter_of
 from nsqtools.server.negotiation import server_context
 from nsqtools.server.nsqd_http import NsqdHTTP
 from nsqtools.server.options import REQUIRED, NsqdOptions
@@ -164,7 +164,7 @@ class NsqdDaemon:
                 )
                 self._http_servers.append(server)
 
-    def _refuse(self, call: Call) -> Reply:
+    def _refuse(self, request: Request) -> Response:
         raise HTTPRefusal(403, self._refusal)
 
     async def stop(self) -> bool:

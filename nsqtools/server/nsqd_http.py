@@ -16,6 +16,18 @@ from dataclasses import fields
 from functools import partial
 
 from nsqtools.errors import ConfigurationError
+from nsqtools.http.http_server import (
+    Handler,
+    HTTPRefusal,
+    Request,
+    Response,
+    json_response,
+    metrics_response,
+    plain_response,
+    raw_json_response,
+    text_response,
+)
+from nsqtools.http.loop_meter import in_steps, page_in_steps
 from nsqtools.protocol.frames import RequestError
 from nsqtools.protocol.names import announced_host, parse_address, shown_url
 from nsqtools.protocol.requests import (
@@ -26,18 +38,6 @@ from nsqtools.protocol.requests import (
 )
 from nsqtools.server.daemon_log import NSQ_VERSION
 from nsqtools.server.go_flags import LOG_LEVEL, seconds_to_ns
-from nsqtools.server.http_server import (
-    Call,
-    Handler,
-    HTTPRefusal,
-    Reply,
-    json_reply,
-    metrics_reply,
-    plain_reply,
-    raw_json_reply,
-    text_reply,
-)
-from nsqtools.server.loop_meter import in_steps, page_in_steps
 from nsqtools.server.protocol_v2 import ClientContext
 from nsqtools.server.queues.backlog import BackendError
 from nsqtools.server.queues.channel import Channel
@@ -50,7 +50,7 @@ _FALSE = ("false", "0")  # of a boolean parameter; anything else is true
 _MAX_BODY_AT_ONCE = 1 << 17  # of lines; more are published in steps
 _PIECE_BYTES = 1 << 14
 _MAX_SETTING_BYTES = 1 << 15  # 2,000 addresses, which take 20 ms to check
-_PUBLISHED = text_reply("OK")
+_PUBLISHED = text_response("OK")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 
 
@@ -109,13 +109,13 @@ class NsqdHTTP:
 
     # what it is
 
-    def ping(self, call: Call) -> Reply:
+    def ping(self, request: Request) -> Response:
         health = self._nsqd.health
-        return plain_reply(health.text, 200 if health.is_well else 500)
+        return plain_response(health.text, 200 if health.is_well else 500)
 
-    def info(self, call: Call) -> Reply:
+    def info(self, request: Request) -> Response:
         options = self._options
-        return json_reply(
+        return json_response(
             {
                 "version": NSQ_VERSION,
                 "broadcast_address": options.broadcast_address,
@@ -130,8 +130,8 @@ class NsqdHTTP:
             }
         )
 
-    async def stats(self, call: Call) -> Reply:
-        query = call.query()
+    async def stats(self, request: Request) -> Response:
+        query = request.query()
         stats = await gather_stats(
             self._context,
             topic=query.get("topic", ""),
@@ -141,62 +141,66 @@ class NsqdHTTP:
         )
         if query.get("format") == "json":
             pieces = [piece async for piece in in_steps(stats.encoded())]
-            return raw_json_reply(b"".join(pieces))
+            return raw_json_response(b"".join(pieces))
         start_ns = int(self._nsqd.start_time_s * 1e9)
-        return text_reply(await page_in_steps(stats_lines(stats, start_ns)))
+        return text_response(await page_in_steps(stats_lines(stats, start_ns)))
 
-    def metrics(self, call: Call) -> Awaitable[Reply]:
-        return metrics_reply(nsqd_metrics(self._context))
+    def metrics(self, request: Request) -> Awaitable[Response]:
+        return metrics_response(nsqd_metrics(self._context))
 
-    def config(self, call: Call) -> Reply:
-        option = call.option
+    def config(self, request: Request) -> Response:
+        option = request.option
         if option == "log_level":
-            return json_reply(LOG_LEVEL.wire(self._nsqd.log.level))
+            return json_response(LOG_LEVEL.wire(self._nsqd.log.level))
         if option not in self._config:
             raise HTTPRefusal(400, "INVALID_OPTION")
         value = self._config[option]
-        return text_reply(value) if isinstance(value, str) else json_reply(value)
+        return text_response(value) if isinstance(value, str) else json_response(value)
 
-    def set_config(self, call: Call) -> Reply:
-        body = call.body
+    def set_config(self, request: Request) -> Response:
+        body = request.body
         if not body:
             raise HTTPRefusal(413, "INVALID_VALUE")
-        if call.option == "nsqlookupd_tcp_addresses":
+        if request.option == "nsqlookupd_tcp_addresses":
             addresses = _string_list(body)
-            self._config[call.option] = addresses
+            self._config[request.option] = addresses
             self._nsqd.registry.set_addresses(addresses or [])
-        elif call.option == "log_level":
+        elif request.option == "log_level":
             try:
                 self._nsqd.log.level = LOG_LEVEL.parse(body.decode("latin-1"))
             except ValueError:
                 raise HTTPRefusal(400, "INVALID_VALUE") from None
         else:
             raise HTTPRefusal(400, "INVALID_OPTION")
-        return self.config(call)
+        return self.config(request)
 
     # publishing
 
-    def publish(self, call: Call) -> Reply | Awaitable[Reply]:
-        body = call.body
+    def publish(self, request: Request) -> Response | Awaitable[Response]:
+        body = request.body
         if body is None:
             raise HTTPRefusal(413, "MSG_TOO_BIG")
         if not body:
             raise HTTPRefusal(400, "MSG_EMPTY")
-        topic = self._publish_topic(call)
-        query = call.query() if "&" in call.query_string else {}  # else there is the topic only
+        topic = self._publish_topic(request)
+        query = (
+            request.query() if "&" in request.query_string else {}
+        )  # else there is the topic only
         delay_s = self._delay_s(query["defer"]) if "defer" in query else 0.0
         if delay_s or not topic.started.is_set():
             return self._publish_deferred(topic, body, delay_s)
-        return self._reply(lambda: topic.publish_one(body))
+        return self._respond(lambda: topic.publish_one(body))
 
-    def _reply(self, publish: Callable[[], Future[None] | None]) -> Reply | Awaitable[Reply]:
+    def _respond(
+        self, publish: Callable[[], Future[None] | None]
+    ) -> Response | Awaitable[Response]:
         try:
             stored = publish()
         except BackendError:
             raise HTTPRefusal(503, "EXITING") from None
-        return _PUBLISHED if stored is None else self._reply_when(stored)
+        return _PUBLISHED if stored is None else self._respond_when(stored)
 
-    async def _reply_when(self, stored: Future[None]) -> Reply:
+    async def _respond_when(self, stored: Future[None]) -> Response:
         try:
             await stored
         except BackendError:
@@ -209,33 +213,33 @@ class NsqdHTTP:
             raise HTTPRefusal(400, "INVALID_DEFER")
         return delay_s
 
-    def multi_publish(self, call: Call) -> Reply | Awaitable[Reply]:
-        if call.declared_length > self._options.max_body_size:
+    def multi_publish(self, request: Request) -> Response | Awaitable[Response]:
+        if request.declared_length > self._options.max_body_size:
             raise HTTPRefusal(413, "BODY_TOO_BIG")
-        topic = self._publish_topic(call)
-        body = call.body
+        topic = self._publish_topic(request)
+        body = request.body
         if body is None:
             raise HTTPRefusal(413, "BODY_TOO_BIG")
-        is_binary = call.query().get("binary", "false") not in _FALSE
+        is_binary = request.query().get("binary", "false") not in _FALSE
         if len(body) <= _MAX_BODY_AT_ONCE and topic.started.is_set():
             bodies = self._read_few(body, is_binary)
             if len(bodies) <= LARGE_COUNT:
-                return self._reply(lambda: topic.put(topic.new_messages(bodies)))
+                return self._respond(lambda: topic.put(topic.new_messages(bodies)))
         return self._publish_in_steps(topic, body, is_binary)
 
-    async def _publish_deferred(self, topic: Topic, body: bytes, delay_s: float) -> Reply:
+    async def _publish_deferred(self, topic: Topic, body: bytes, delay_s: float) -> Response:
         await topic.started.wait()
-        reply = self._reply(lambda: topic.put(topic.new_messages([body]), delay_s))
-        return reply if isinstance(reply, Reply) else await reply
+        response = self._respond(lambda: topic.put(topic.new_messages([body]), delay_s))
+        return response if isinstance(response, Response) else await response
 
-    async def _publish_in_steps(self, topic: Topic, body: bytes, is_binary: bool) -> Reply:
+    async def _publish_in_steps(self, topic: Topic, body: bytes, is_binary: bool) -> Response:
         await topic.started.wait()
         read = self._read_binary if is_binary else self._read_lines
         try:
             stored = await topic.put_in_steps(*await read(body))
         except BackendError:
             raise HTTPRefusal(503, "EXITING") from None
-        return _PUBLISHED if stored is None else await self._reply_when(stored)
+        return _PUBLISHED if stored is None else await self._respond_when(stored)
 
     def _read_few(self, body: bytes, is_binary: bool) -> list[bytes]:
         """Return the messages of a small body."""
@@ -268,8 +272,8 @@ class NsqdHTTP:
         if max(map(len, lines), default=0) > self._options.max_msg_size:
             raise HTTPRefusal(413, "MSG_TOO_BIG")
 
-    def _publish_topic(self, call: Call) -> Topic:
-        return self._nsqd.get_topic(call.argument("topic", "INVALID_TOPIC"))
+    def _publish_topic(self, request: Request) -> Topic:
+        return self._nsqd.get_topic(request.argument("topic", "INVALID_TOPIC"))
 
     # topics
 
@@ -279,42 +283,42 @@ class NsqdHTTP:
             raise HTTPRefusal(404, "TOPIC_NOT_FOUND")
         return topic
 
-    async def create_topic(self, call: Call) -> None:
-        await self._publish_topic(call).started.wait()
+    async def create_topic(self, request: Request) -> None:
+        await self._publish_topic(request).started.wait()
 
-    def delete_topic(self, call: Call) -> None:
-        self._nsqd.delete_topic(self._existing_topic(call.argument("topic")).name)
+    def delete_topic(self, request: Request) -> None:
+        self._nsqd.delete_topic(self._existing_topic(request.argument("topic")).name)
 
-    def empty_topic(self, call: Call) -> None:
-        self._existing_topic(call.argument("topic", "INVALID_TOPIC")).empty()
+    def empty_topic(self, request: Request) -> None:
+        self._existing_topic(request.argument("topic", "INVALID_TOPIC")).empty()
 
-    async def pause_topic(self, is_paused: bool, call: Call) -> None:
-        topic = self._existing_topic(call.argument("topic"))
+    async def pause_topic(self, is_paused: bool, request: Request) -> None:
+        topic = self._existing_topic(request.argument("topic"))
         topic.set_paused(is_paused)
         await self._nsqd.write_pause(topic.name)
 
     # channels
 
-    def _existing_channel(self, call: Call) -> Channel:
-        topic, name = call.topic_and_channel()
+    def _existing_channel(self, request: Request) -> Channel:
+        topic, name = request.topic_and_channel()
         channel = self._existing_topic(topic).channels.get(name)
         if channel is None:
             raise HTTPRefusal(404, "CHANNEL_NOT_FOUND")
         return channel
 
-    def create_channel(self, call: Call) -> None:
-        topic, name = call.topic_and_channel()
+    def create_channel(self, request: Request) -> None:
+        topic, name = request.topic_and_channel()
         self._existing_topic(topic).get_channel(name)
 
-    def delete_channel(self, call: Call) -> None:
-        channel = self._existing_channel(call)
+    def delete_channel(self, request: Request) -> None:
+        channel = self._existing_channel(request)
         self._nsqd.topics[channel.topic_name].delete_channel(channel.name)
 
-    def empty_channel(self, call: Call) -> None:
-        self._existing_channel(call).empty()
+    def empty_channel(self, request: Request) -> None:
+        self._existing_channel(request).empty()
 
-    async def pause_channel(self, is_paused: bool, call: Call) -> None:
-        channel = self._existing_channel(call)
+    async def pause_channel(self, is_paused: bool, request: Request) -> None:
+        channel = self._existing_channel(request)
         channel.set_paused(is_paused)
         await self._nsqd.write_pause(channel.topic_name)
 

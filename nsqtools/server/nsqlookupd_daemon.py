@@ -13,12 +13,32 @@ from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from typing import ClassVar
 
+from nsqtools.http.http_server import (
+    Handler,
+    HTTPRefusal,
+    Request,
+    Response,
+    json_response,
+    metrics_response,
+    plain_response,
+    raw_json_response,
+    serve_api,
+)
+from nsqtools.http.listen import (
+    accept,
+    listen,
+    real_address,
+    real_port,
+    report_errors,
+    stop_listening,
+)
+from nsqtools.http.loop_meter import in_steps, meter_of
+from nsqtools.protocol import requests
 from nsqtools.protocol.commands import sized
 from nsqtools.protocol.frames import RequestError
 from nsqtools.protocol.requests import (
     MAGIC_V1,
     PeerInfo,
-    Request,
     read_identify,
     read_trimmed_request,
     topic_and_channel,
@@ -28,26 +48,6 @@ from nsqtools.records.prometheus import metric_of
 from nsqtools.server.client_connection import ClientConnection, ConnectionProtocol
 from nsqtools.server.daemon_log import NSQ_VERSION, DaemonLog, version_line
 from nsqtools.server.go_flags import seconds_to_ns
-from nsqtools.server.http_server import (
-    Call,
-    Handler,
-    HTTPRefusal,
-    Reply,
-    json_reply,
-    metrics_reply,
-    plain_reply,
-    raw_json_reply,
-    serve_api,
-)
-from nsqtools.server.listen import (
-    accept,
-    listen,
-    real_address,
-    real_port,
-    report_errors,
-    stop_listening,
-)
-from nsqtools.server.loop_meter import in_steps, meter_of
 from nsqtools.server.options import NsqlookupdOptions
 from nsqtools.server.registrations import RegisteredNsqd, Registrations, steady_ns
 from nsqtools.server.stats import Families, loop_metrics, single
@@ -86,7 +86,7 @@ class LookupProtocolV1(ConnectionProtocol):
 
     # commands
 
-    def _ping(self, request: Request) -> int:
+    def _ping(self, request: requests.Request) -> int:
         if self._peer is not None:
             before_ns, self._peer.last_update_ns = self._peer.last_update_ns, steady_ns()
             since = go_duration(self._peer.last_update_ns - before_ns)
@@ -94,7 +94,7 @@ class LookupProtocolV1(ConnectionProtocol):
         self._connection.send(_OK)
         return request.position
 
-    def _identify(self, request: Request) -> int:
+    def _identify(self, request: requests.Request) -> int:
         if self._peer is not None:
             raise RequestError("E_INVALID", "cannot IDENTIFY again")
         info, position = read_identify(request)
@@ -108,7 +108,7 @@ class LookupProtocolV1(ConnectionProtocol):
         self._connection.send(sized(self._own_info.encode()))
         return position
 
-    def _register(self, request: Request) -> int:
+    def _register(self, request: requests.Request) -> int:
         """Run REGISTER or UNREGISTER."""
         if self._peer is None:
             raise RequestError("E_INVALID", "client must IDENTIFY")
@@ -124,7 +124,7 @@ class LookupProtocolV1(ConnectionProtocol):
         self._connection.send(_OK)
         return request.position
 
-    _handlers: ClassVar[dict[bytes, Callable[[LookupProtocolV1, Request], int]]] = {
+    _handlers: ClassVar[dict[bytes, Callable[[LookupProtocolV1, requests.Request], int]]] = {
         b"PING": _ping,
         b"IDENTIFY": _identify,
         b"REGISTER": _register,
@@ -178,75 +178,77 @@ class NsqlookupdHTTP:
             ("POST", "/channel/delete"): self.delete_channel,
         }
 
-    def ping(self, call: Call) -> Reply:
-        return plain_reply("OK")
+    def ping(self, request: Request) -> Response:
+        return plain_response("OK")
 
-    def info(self, call: Call) -> Reply:
-        return json_reply({"version": NSQ_VERSION})
+    def info(self, request: Request) -> Response:
+        return json_response({"version": NSQ_VERSION})
 
-    def metrics(self, call: Call) -> Awaitable[Reply]:
-        return metrics_reply(nsqlookupd_metrics(self._daemon))
+    def metrics(self, request: Request) -> Awaitable[Response]:
+        return metrics_response(nsqlookupd_metrics(self._daemon))
 
     # queries
 
-    def lookup(self, call: Call) -> Reply:
-        topic = call.argument("topic")
+    def lookup(self, request: Request) -> Response:
+        topic = request.argument("topic")
         try:
             producers = self._registrations.producers(topic)
         except KeyError:
             raise HTTPRefusal(404, "TOPIC_NOT_FOUND") from None
         channels = self._registrations.channels(topic)
         described = b",".join(map(_described, producers))
-        return raw_json_reply(b'{"channels":%b,"producers":[%b]}' % (go_json(channels), described))
+        return raw_json_response(
+            b'{"channels":%b,"producers":[%b]}' % (go_json(channels), described)
+        )
 
-    def topics(self, call: Call) -> Reply:
-        return json_reply({"topics": self._registrations.topics()})
+    def topics(self, request: Request) -> Response:
+        return json_response({"topics": self._registrations.topics()})
 
-    def channels(self, call: Call) -> Reply:
-        topic = call.argument("topic")
-        return json_reply({"channels": self._registrations.channels(topic)})
+    def channels(self, request: Request) -> Response:
+        topic = request.argument("topic")
+        return json_response({"channels": self._registrations.channels(topic)})
 
-    async def nodes(self, call: Call) -> Reply:
+    async def nodes(self, request: Request) -> Response:
         nodes = [
             b'%b,"tombstones":%b,"topics":%b}'
             % (_described(peer)[:-1], go_json([*topics.values()]), go_json([*topics]))
             async for peer, topics in in_steps((await self._registrations.nodes()).items())
         ]
-        return raw_json_reply(b'{"producers":[%b]}' % b",".join(nodes))
+        return raw_json_response(b'{"producers":[%b]}' % b",".join(nodes))
 
-    async def debug(self, call: Call) -> Reply:
+    async def debug(self, request: Request) -> Response:
         entries = {":".join(name): found for name, found in self._registrations.entries() if found}
         pieces = [
             go_json(name) + b":" + go_json([_registered(*each) for each in entries[name].items()])
             async for name in in_steps(sorted(entries))
         ]
-        return raw_json_reply(b"{%b}" % b",".join(pieces))
+        return raw_json_response(b"{%b}" % b",".join(pieces))
 
     # administration
 
-    def create_topic(self, call: Call) -> None:
-        topic = call.argument("topic", "INVALID_ARG_TOPIC")
+    def create_topic(self, request: Request) -> None:
+        topic = request.argument("topic", "INVALID_ARG_TOPIC")
         self._log.info(f"DB: adding topic({topic})")
         self._registrations.create_topic(topic)
 
-    def delete_topic(self, call: Call) -> None:
-        topic = call.argument("topic")
+    def delete_topic(self, request: Request) -> None:
+        topic = request.argument("topic")
         self._log.info(f"DB: removing topic({topic})")
         self._registrations.delete_topic(topic)
 
-    def tombstone_topic_producer(self, call: Call) -> None:
-        topic, node = call.argument("topic"), call.argument("node")
+    def tombstone_topic_producer(self, request: Request) -> None:
+        topic, node = request.argument("topic"), request.argument("node")
         self._log.info(f"DB: setting tombstone for producer@{node} of topic({topic})")
         self._registrations.tombstone(topic, node)
 
-    def create_channel(self, call: Call) -> None:
-        topic, channel = call.topic_and_channel()
+    def create_channel(self, request: Request) -> None:
+        topic, channel = request.topic_and_channel()
         self._log.info(f"DB: adding channel({channel}) in topic({topic})")
         self._log.info(f"DB: adding topic({topic})")
         self._registrations.create_channel(topic, channel)
 
-    def delete_channel(self, call: Call) -> None:
-        topic, channel = call.topic_and_channel()
+    def delete_channel(self, request: Request) -> None:
+        topic, channel = request.topic_and_channel()
         try:
             self._registrations.delete_channel(topic, channel)
         except KeyError:

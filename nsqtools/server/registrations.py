@@ -23,9 +23,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
+from nsqtools.http.loop_meter import in_steps
 from nsqtools.protocol.names import is_ephemeral
 from nsqtools.protocol.requests import PeerInfo
-from nsqtools.server.loop_meter import in_steps
 
 _AHEAD_NS = time.time_ns() - time.monotonic_ns()
 

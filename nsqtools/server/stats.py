@@ -25,13 +25,13 @@ from datetime import datetime
 from operator import attrgetter
 
 from nsqtools.errors import ConfigurationError
+from nsqtools.http.loop_meter import LoopMeter, in_steps, meter_of
 from nsqtools.protocol.names import is_ephemeral, parse_address
 from nsqtools.protocol.requests import PeerInfo
 from nsqtools.protocol.stats import ChannelStats, ClientStats, LatencyStats, NsqdStats, TopicStats
 from nsqtools.protocol.text import go_duration
 from nsqtools.records.prometheus import Metric, metric_of
 from nsqtools.server.daemon_log import NSQ_VERSION, version_line
-from nsqtools.server.loop_meter import LoopMeter, in_steps, meter_of
 from nsqtools.server.protocol_v2 import ClientContext, ProtocolV2
 from nsqtools.server.queues.channel import Channel
 from nsqtools.server.queues.queued_message import latency_stats

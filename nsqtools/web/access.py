@@ -41,8 +41,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.opening import Renewed, open_to_read, warn_of_exposure
+from nsqtools.http.cross_site import cross_site_refusal, is_own_host
 from nsqtools.protocol.names import http_url
-from nsqtools.server.listen import foreign_call, is_own_host
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -237,7 +237,7 @@ def refusal(method: str, headers: Mapping[str, str], names: Collection[str]) -> 
     host = headers.get("host", "")
     if not is_own_host(host, names):
         return f"the host {host[:80]!r} is not one of this console (--allowed-host)"
-    return "this call comes from another site" if foreign_call(method, headers, None) else ""
+    return "this call comes from another site" if cross_site_refusal(method, headers, None) else ""
 
 
 def basic_credentials(header: str) -> tuple[str, str] | None:

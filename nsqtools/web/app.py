@@ -37,10 +37,11 @@ from starlette.types import ASGIApp, Message, Scope
 from nsqtools.cluster.stats_documents import sample_metrics
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.files.opening import Renewed, warn_of_exposure
+from nsqtools.http import http_server
+from nsqtools.http.http_server import HTTPServer, Limits, StreamedResponse, plain_response
+from nsqtools.http.listen import report_errors
 from nsqtools.protocol.names import Address
 from nsqtools.records.prometheus import CONTENT_TYPE, encode_metrics, metric_of
-from nsqtools.server.http_server import Call, HTTPServer, Limits, Reply, StreamedReply, plain_reply
-from nsqtools.server.listen import report_errors
 from nsqtools.web import api, pages
 from nsqtools.web.access import (
     HEADERS,
@@ -86,44 +87,46 @@ class Console:
         self._notices = Notices()
         self._count = 0  # calls that are being answered
 
-    def find(self, call: Call) -> None:
-        call.limit = MAX_BODY_BYTES
+    def route(self, request: http_server.Request) -> None:
+        request.limit = MAX_BODY_BYTES
 
-    def report(self, call: Call, status: int) -> None:
+    def report(self, request: http_server.Request, status: int) -> None:
         pass  # refusals have a line of their own
 
-    async def answer(self, call: Call) -> Reply | StreamedReply:
+    async def answer(self, request: http_server.Request) -> http_server.Response | StreamedResponse:
         if self._count >= MAX_CONNECTIONS:
-            return plain_reply("too many connections\n", 503)
-        scope = self._scope(call)
-        messages = await self._messages(scope, call.body)
+            return plain_response("too many connections\n", 503)
+        scope = self._scope(request)
+        messages = await self._messages(scope, request.body)
         if not messages:  # it has failed, and its traceback is in the log
-            return plain_reply("internal error\n", 500)
+            return plain_response("internal error\n", 500)
         status, headers = messages[0]["status"], dict(messages[0]["headers"])
         if status in REFUSED:
             self._say(Request(scope), status)
         headers.pop(LENGTH, None)
         fields = b"".join(b"%b: %b\r\n" % each for each in (HEADERS | headers).items())
-        if "nsq.events" in scope and call.method != "HEAD":
-            return StreamedReply(status, fields, self._events(scope))
-        return Reply(status, fields, b"".join(each.get("body", b"") for each in messages))
+        if "nsq.events" in scope and request.method != "HEAD":
+            return StreamedResponse(status, fields, self._events(scope))
+        return http_server.Response(
+            status, fields, b"".join(each.get("body", b"") for each in messages)
+        )
 
-    def _scope(self, call: Call) -> Scope:
-        peer, port = call.client or ("", 0)
-        forwarded = call.headers.get("x-forwarded-for", "")
+    def _scope(self, request: http_server.Request) -> Scope:
+        peer, port = request.client or ("", 0)
+        forwarded = request.headers.get("x-forwarded-for", "")
         address = self._context.identities.real_address(peer, forwarded)
         return {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.4"},
-            "http_version": "1.0" if call.is_old else "1.1",
-            "method": call.method if call.method != "HEAD" else "GET",  # its body is left out
+            "http_version": "1.0" if request.is_http10 else "1.1",
+            "method": request.method if request.method != "HEAD" else "GET",  # its body is left out
             "scheme": self._scheme,
-            "path": call.path,
-            "raw_path": call.target.partition("?")[0].encode("latin-1"),
-            "query_string": call.query_string.encode("latin-1"),
+            "path": request.path,
+            "raw_path": request.target.partition("?")[0].encode("latin-1"),
+            "query_string": request.query_string.encode("latin-1"),
             "root_path": "",
             "headers": [
-                (name.encode(), value.encode("latin-1")) for name, value in call.headers.items()
+                (name.encode(), value.encode("latin-1")) for name, value in request.headers.items()
             ],
             "client": (address, port if address == peer else 0),
             "nsq.peer": peer,

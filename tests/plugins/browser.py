@@ -116,7 +116,7 @@ def open_page(window: BrowserContext) -> Iterator[OpenPage]:
 def serve_pages() -> Iterator[ServePages]:
     from nsqtools.client.options import ClientOptions
     from nsqtools.cluster.directory import Cluster, ClusterAddresses
-    from nsqtools.server.listen import listen
+    from nsqtools.http.listen import listen
     from nsqtools.web.access import WebSettings
     from nsqtools.web.actions import WebContext
     from nsqtools.web.app import WebServer

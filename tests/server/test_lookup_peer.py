@@ -19,12 +19,12 @@ from plugins.servers import AnyNsqd, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.errors import ConfigurationError
+from nsqtools.http.loop_meter import meter_of
 from nsqtools.protocol.names import Address
 from nsqtools.protocol.requests import PeerInfo, encode_register
 from nsqtools.server import EmbeddedNsqd, EmbeddedNsqlookupd, lookup_peers
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.lookup_peers import LookupPeer
-from nsqtools.server.loop_meter import meter_of
 from nsqtools.server.registrations import RegisteredNsqd
 
 INFO = PeerInfo(broadcast_address="nsqd.example", http_port=4151, tcp_port=4150, version="1.3.0")

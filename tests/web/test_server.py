@@ -27,7 +27,7 @@ from plugins.console import Console, MakeConsole, ask
 from plugins.servers import AnyNsqd, MakeNsqd, Nsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.server.http_server import IdleConnections
+from nsqtools.http.http_server import IdleConnections
 from nsqtools.web.app import MAX_CONNECTIONS
 from nsqtools.web.pages.snapshot import PAGE_LINES
 
@@ -145,15 +145,15 @@ def test_the_connections_that_waited_longest_make_room() -> None:
     aborted: list[str] = []
     a, b, c, d, e = (Mock(abort=partial(aborted.append, name)) for name in "abcde")
     for connection in (a, b, c):
-        idle.waits(connection, "10.0.0.1", 10.0, 100.0)
+        idle.add(connection, "10.0.0.1", 10.0, 100.0)
     idle.close_late(14.9)
     assert aborted == []  # their requests may be on the way
     idle.close_late(15.0)
     assert aborted == ["a"]  # the oldest of three of one address
-    idle.works(b)
-    idle.waits(d, "10.0.0.2", 15.0, 100.0)
-    idle.waits(e, "10.0.0.3", 15.0, 50.0)
-    idle.waits(b, "10.0.0.4", 15.0, 100.0)
+    idle.remove(b)
+    idle.add(d, "10.0.0.2", 15.0, 100.0)
+    idle.add(e, "10.0.0.3", 15.0, 50.0)
+    idle.add(b, "10.0.0.4", 15.0, 100.0)
     assert aborted == ["a", "c"]  # the oldest of all
     idle.close_late(71.0)
     assert aborted == ["a", "c", "e"]

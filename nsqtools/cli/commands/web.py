@@ -104,7 +104,7 @@ def web(
         tls_key=listen_tls_key,
     )
     from nsqtools.cli.running.service import service
-    from nsqtools.server.listen import listen as bind
+    from nsqtools.http.listen import listen as bind
     from nsqtools.web.actions import WebContext
     from nsqtools.web.app import WebServer
 

@@ -20,9 +20,9 @@ from math import inf
 from random import randrange
 from typing import TYPE_CHECKING, Protocol
 
+from nsqtools.http.loop_meter import free_in_steps, meter_of
 from nsqtools.protocol.names import is_ephemeral
 from nsqtools.server.daemon_log import DaemonLog
-from nsqtools.server.loop_meter import free_in_steps, meter_of
 from nsqtools.server.options import NsqdOptions
 from nsqtools.server.queues.backlog import BackendError, DiskHealth, QueueBacklog
 from nsqtools.server.queues.queued_message import (

@@ -15,9 +15,9 @@ from copy import copy
 from itertools import repeat
 from typing import TYPE_CHECKING
 
+from nsqtools.http.loop_meter import free_in_steps, in_steps, meter_of
 from nsqtools.protocol.names import is_ephemeral
 from nsqtools.protocol.requests import Batches
-from nsqtools.server.loop_meter import free_in_steps, in_steps, meter_of
 from nsqtools.server.queues.backlog import BackendError, Undo, encoded
 from nsqtools.server.queues.channel import Channel, QueueHost
 from nsqtools.server.queues.queue_files import Block

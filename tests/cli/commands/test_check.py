@@ -34,9 +34,9 @@ from nsqtools.cluster.problems import (
 from nsqtools.cluster.queue_rows import NodeReport, QueueRow, rows_of_topic, totals
 from nsqtools.cluster.sampling import Sample, SampleFilter
 from nsqtools.errors import ConnectionFailed, DeadlineExceeded
+from nsqtools.http import http_server as server
 from nsqtools.http.http_api import NsqdHTTPClient, NsqlookupdHTTPClient
 from nsqtools.protocol.stats import read_stats
-from nsqtools.server import http_server as server
 
 
 def test_messages_that_come_back_to_their_queue_are_no_growth() -> None:

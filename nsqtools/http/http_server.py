@@ -1,20 +1,20 @@
 """HTTP/1.1 in the daemon's own loop, as Go's net/http and httprouter serve it.
 
-A handler is a function from a `Call` to a `Reply` or to a coroutine that returns one, or raises
-`HTTPRefusal`. Clients depend on details here: go-nsq reads a body only with the X-NSQ-Content-Type
-header, nsqadmin parses ``{"message": ...}``, and a plain port of an nsqd that requires TLS answers
-403 with the HTTPS port. Paths belong to handlers by the rules of Go's httprouter: one that differs
-from a route by its case, a slash at the end, or superfluous slashes and dots is redirected to the
-route; a known path with another method is refused with the methods it has.
+A handler returns a `Response` to a `Request`, or a coroutine for one, or raises `HTTPRefusal`.
+Clients depend on details: go-nsq reads a body only with the X-NSQ-Content-Type header, nsqadmin
+parses ``{"message": ...}``, and the plain port of an nsqd that requires TLS answers 403 with the
+HTTPS port. Routing follows Go's httprouter. A path that differs from a route only by case, by a
+final slash, or by superfluous slashes and dots is redirected to the route. A route that does not
+have the requested method is refused with a list of its methods.
 
-httptools parses. Requests of a connection are answered one after the other, most of them at once;
-while one waits for something (the disk, a page that takes steps) no further ones are read.
+httptools parses the requests. A connection answers its requests in order, most of them immediately.
+While an answer waits for the disk, or is computed in steps, the connection reads no more requests.
 
-A client has its time for each step: a head, a body, reading an answer. One that takes longer is
-closed, as is the oldest of too many connections that wait.
+Each step of a client has a time limit: sending a head, sending a body, reading a response. The
+server closes a connection that exceeds its limit, and the oldest of too many idle connections.
 
-`nsq web` is served by it too: an `Api` may answer with a `StreamedReply`, until its client leaves.
-Go's profiles (/debug/pprof) are of a program in Go, and are not there.
+The server also serves `nsq web`, where an `Api` may answer with a `StreamedResponse`. Go's profiles
+(/debug/pprof) do not exist, because they describe a Go program.
 """
 
 from __future__ import annotations
@@ -34,24 +34,17 @@ from html import escape
 from http import HTTPStatus
 from itertools import islice
 from ssl import SSLContext
-from typing import Any, NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol, cast
 from urllib.parse import quote, unquote, unquote_plus, urlsplit
 
 import httptools
 
+from nsqtools.http.cross_site import cross_site_refusal
+from nsqtools.http.listen import accept, client_of, read_in_pieces, real_address, stop_listening
+from nsqtools.http.loop_meter import page_in_steps
 from nsqtools.protocol.names import Address, is_valid_name
 from nsqtools.protocol.text import go_duration, go_json
 from nsqtools.records.prometheus import Metric, metric_lines
-from nsqtools.server.daemon_log import DaemonLog
-from nsqtools.server.listen import (
-    accept,
-    client_of,
-    foreign_call,
-    read_in_pieces,
-    real_address,
-    stop_listening,
-)
-from nsqtools.server.loop_meter import page_in_steps
 
 _JSON = b"Content-Type: application/json; charset=utf-8\r\n"
 _TEXT = b"Content-Type: text/plain; charset=utf-8\r\n"
@@ -66,7 +59,7 @@ class HTTPRefusal(Exception):
     """Answer with an error status and ``{"message": code}``: these are its arguments."""
 
 
-class Reply(NamedTuple):
+class Response(NamedTuple):
     """An answer; ``fields`` are lines of the head, each with its end."""
 
     status: int
@@ -74,10 +67,10 @@ class Reply(NamedTuple):
     body: bytes = b""
 
 
-_EMPTY = Reply(200, _NSQ)
+_EMPTY = Response(200, _NSQ)
 
 
-class StreamedReply(NamedTuple):
+class StreamedResponse(NamedTuple):
     """An answer that goes on: its pieces leave as they come."""
 
     status: int
@@ -85,12 +78,12 @@ class StreamedReply(NamedTuple):
     pieces: AsyncGenerator[bytes, None]
 
 
-Handler = Callable[["Call"], Reply | Awaitable[Reply | None] | None]
+Handler = Callable[["Request"], Response | Awaitable[Response | None] | None]
 """None is an empty answer."""
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class Request:
     """A request; ``option`` is the route's parameter, ``path`` has no escapes any more.
 
     ``body`` is None if the request's has more than the ``limit`` that its handler reads.
@@ -101,12 +94,12 @@ class Call:
     path: str
     query_string: str
     headers: dict[str, str]
-    is_old: bool  # of HTTP/1.0
+    is_http10: bool  # of HTTP/1.0
     closes: bool  # the last one of its connection
     client: Address | None  # None on a unix socket
     option: str = ""
     body: bytes | None = b""
-    handler: Handler = lambda call: _refuse(404, "NOT_FOUND")
+    handler: Handler = lambda request: _refuse(404, "NOT_FOUND")
     limit: int = 0
     started_s: float = field(default_factory=time.monotonic)
 
@@ -154,67 +147,77 @@ class Call:
 Handlers = Mapping[tuple[str, str], Handler]
 
 
-def text_reply(text: str | bytes) -> Reply:
+def text_response(text: str | bytes) -> Response:
     """Answer with plain text."""
     body = text.encode() if isinstance(text, str) else text
-    return Reply(200, _TEXT + _NSQ if body else _NSQ, body)
+    return Response(200, _TEXT + _NSQ if body else _NSQ, body)
 
 
-def json_reply(document: object, status: int = 200) -> Reply:
+def json_response(document: object, status: int = 200) -> Response:
     """Answer with compact JSON."""
-    return raw_json_reply(go_json(document), status)
+    return raw_json_response(go_json(document), status)
 
 
-def raw_json_reply(content: bytes, status: int = 200) -> Reply:
+def raw_json_response(content: bytes, status: int = 200) -> Response:
     """Answer with JSON that is encoded already."""
-    return Reply(status, _JSON + _NSQ, content)
+    return Response(status, _JSON + _NSQ, content)
 
 
-def plain_reply(text: str, status: int = 200) -> Reply:
+def plain_response(text: str, status: int = 200) -> Response:
     """Answer with text and without NSQ's header: /ping."""
-    return Reply(status, _TEXT, text.encode())
+    return Response(status, _TEXT, text.encode())
 
 
-async def metrics_reply(metrics: Iterable[Metric]) -> Reply:
+async def metrics_response(metrics: Iterable[Metric]) -> Response:
     """Answer with a page in Prometheus' text format, which is made in steps."""
-    return Reply(200, _METRICS, await page_in_steps(metric_lines(metrics)))
+    return Response(200, _METRICS, await page_in_steps(metric_lines(metrics)))
+
+
+class RequestLog(Protocol):
+    """The log of a daemon that serves an API."""
+
+    def info(self, text: str) -> None:
+        """Log an answered request."""
+
+    def error(self, text: str) -> None:
+        """Log a handler that raised an unexpected exception."""
 
 
 @dataclass(eq=False)
 class HTTPApi:
     """The endpoints of one daemon, by ``(method, path)``; the end of a path may be ``:name``.
 
-    ``own_names`` are those that `foreign_call` takes. ``body_limits`` are the most bytes that
+    ``own_names`` are those that `cross_site_refusal` takes. ``body_limits`` are the most bytes that
     handlers read of a body; of one without a limit it is dropped. With a ``tls_required_port``
     every request is refused with this HTTPS port.
     """
 
     handlers: Handlers
-    log: DaemonLog
+    log: RequestLog
     body_limits: Mapping[Handler, int] = field(default_factory=dict)
     tls_required_port: int | None = None
     own_names: Collection[str] | None = None
 
-    def find(self, call: Call) -> None:
-        """Set who answers a call of which the head is known, and how much of its body is read."""
+    def route(self, request: Request) -> None:
+        """Set the handler of a request, and how many bytes of its body to read."""
         if self.tls_required_port is not None:
             body = b'{"message": "TLS_REQUIRED", "https_port": %d}' % self.tls_required_port
-            call.handler = lambda call: raw_json_reply(body, 403)
-        elif code := foreign_call(call.method, call.headers, self.own_names):
-            call.handler = lambda call: _refuse(403, code)
-        elif found := self._match(call.method, call.path):
-            call.handler, call.option = found
-            call.limit = self.body_limits.get(call.handler, 0)
-        elif call.method == "OPTIONS" and call.target == "*":
-            call.handler = lambda call: Reply(200, b"")
-        elif canonical := self._canonical(call.method, call.path):
-            call.handler = lambda call: _redirect(call, canonical)
-        elif allowed := {each for each, _ in self.handlers if self._match(each, call.path)}:
+            request.handler = lambda request: raw_json_response(body, 403)
+        elif code := cross_site_refusal(request.method, request.headers, self.own_names):
+            request.handler = lambda request: _refuse(403, code)
+        elif found := self._match(request.method, request.path):
+            request.handler, request.option = found
+            request.limit = self.body_limits.get(request.handler, 0)
+        elif request.method == "OPTIONS" and request.target == "*":
+            request.handler = lambda request: Response(200, b"")
+        elif canonical := self._canonical(request.method, request.path):
+            request.handler = lambda request: _redirect(request, canonical)
+        elif allowed := {each for each, _ in self.handlers if self._match(each, request.path)}:
             fields = b"Allow: %b\r\n" % ", ".join(sorted({*allowed, "OPTIONS"})).encode()
-            reply = Reply(200, b"")
-            if call.method != "OPTIONS":
-                reply = _refuse(405, "METHOD_NOT_ALLOWED")
-            call.handler = lambda call: reply._replace(fields=fields + reply.fields)
+            response = Response(200, b"")
+            if request.method != "OPTIONS":
+                response = _refuse(405, "METHOD_NOT_ALLOWED")
+            request.handler = lambda request: response._replace(fields=fields + response.fields)
 
     def _match(self, method: str, path: str) -> tuple[Handler, str] | None:
         if (handler := self.handlers.get((method, path))) is not None:
@@ -234,48 +237,50 @@ class HTTPApi:
         routes = (route for known, route in self.handlers if known == method)
         return next((route for route in routes if route.lower() in spellings), None)
 
-    def answer(self, call: Call) -> Reply | Awaitable[Reply]:
-        """Answer a call, at once if it needs neither the disk nor steps."""
+    def answer(self, request: Request) -> Response | Awaitable[Response]:
+        """Answer a request, at once if it needs neither the disk nor steps."""
         try:
-            reply = call.handler(call)
+            response = request.handler(request)
         except Exception as exc:
             return self._failure(exc)
-        if reply is None or isinstance(reply, Reply):
-            return reply or _EMPTY
-        return self._wait_for(reply)
+        if response is None or isinstance(response, Response):
+            return response or _EMPTY
+        return self._wait_for(response)
 
-    async def _wait_for(self, reply: Awaitable[Reply | None]) -> Reply:
+    async def _wait_for(self, response: Awaitable[Response | None]) -> Response:
         try:
-            return await reply or _EMPTY
+            return await response or _EMPTY
         except Exception as exc:
             return self._failure(exc)
 
-    def _failure(self, exc: Exception) -> Reply:
+    def _failure(self, exc: Exception) -> Response:
         if isinstance(exc, HTTPRefusal):
             return _refuse(*exc.args)
         self.log.error(f"panic in HTTP handler - {exc!r}")
         return _refuse(500, "INTERNAL_ERROR")
 
-    def report(self, call: Call, status: int) -> None:
-        """Log a call that was answered, with its target as it was in the request, escaped."""
-        if call.path not in _NOT_LOGGED:
-            took = go_duration(int((time.monotonic() - call.started_s) * 1e9))
-            self.log.info(f"{status} {call.method} {call.target} ({call.client or ''}) {took}")
+    def report(self, request: Request, status: int) -> None:
+        """Log a request that was answered, with its target as it was in the request, escaped."""
+        if request.path not in _NOT_LOGGED:
+            took = go_duration(int((time.monotonic() - request.started_s) * 1e9))
+            self.log.info(
+                f"{status} {request.method} {request.target} ({request.client or ''}) {took}"
+            )
 
 
-def _refuse(status: int, code: str) -> Reply:
-    return json_reply({"message": code}, status)
+def _refuse(status: int, code: str) -> Response:
+    return json_response({"message": code}, status)
 
 
-def _redirect(call: Call, path: str) -> Reply:
+def _redirect(request: Request, path: str) -> Response:
     location = quote(path, "/:@!$&'()*+,;=~")
-    if call.query_string:
-        location += f"?{call.query_string}"
+    if request.query_string:
+        location += f"?{request.query_string}"
     field = b"Location: %b\r\n" % location.encode("latin-1")
-    if call.method != "GET":
-        return Reply(307, field)
+    if request.method != "GET":
+        return Response(307, field)
     page = f'<a href="{escape(location)}">Moved Permanently</a>.\n\n'
-    return Reply(301, _HTML + field, page.encode())
+    return Response(301, _HTML + field, page.encode())
 
 
 # -- connections -----------------------------------------------------------------------------------
@@ -312,14 +317,14 @@ class _Refused(Exception):
 class Api(Protocol):
     """What a server asks; its methods must not block, nor raise."""
 
-    def find(self, call: Call) -> None:
-        """Set how much is read of the body of a call whose head is known."""
+    def route(self, request: Request) -> None:
+        """Set how much is read of the body of a request whose head is known."""
 
-    def answer(self, call: Call) -> Reply | Awaitable[Reply | StreamedReply]:
-        """Answer a call."""
+    def answer(self, request: Request) -> Response | Awaitable[Response | StreamedResponse]:
+        """Answer a request."""
 
-    def report(self, call: Call, status: int) -> None:
-        """Note how a call was answered."""
+    def report(self, request: Request, status: int) -> None:
+        """Note how a request was answered."""
 
 
 class Limits(NamedTuple):
@@ -350,15 +355,15 @@ class IdleConnections:
         self._waiting: dict[_Connection, tuple[float, float, str]] = {}
         self._of: dict[str, dict[_Connection, None]] = {}
 
-    def waits(self, connection: _Connection, host: str, now_s: float, limit_s: float) -> None:
+    def add(self, connection: _Connection, host: str, now_s: float, limit_s: float) -> None:
         """Note that a connection waits from now on, for some time at most."""
-        self.works(connection)
+        self.remove(connection)
         self._of.setdefault(host, {})[connection] = None
         self._waiting[connection] = now_s, now_s + limit_s, host
         if len(self._waiting) > self._most:
             self._close(next(iter(self._waiting)))
 
-    def works(self, connection: _Connection) -> None:
+    def remove(self, connection: _Connection) -> None:
         """Note that a connection does not wait any more: it is answered, or gone."""
         if (known := self._waiting.pop(connection, None)) is not None:
             of_host = self._of[known[2]]
@@ -369,7 +374,7 @@ class IdleConnections:
     def close_late(self, now_s: float) -> None:
         """Close those whose time is over, and those that one address has too many of.
 
-        Call it every second.
+        Request it every second.
         """
         waiting = self._waiting
         late = [connection for connection, (_, ends_s, _) in waiting.items() if ends_s <= now_s]
@@ -380,7 +385,7 @@ class IdleConnections:
             self._close(connection)
 
     def _close(self, connection: _Connection) -> None:
-        self.works(connection)
+        self.remove(connection)
         connection.abort()
 
 
@@ -433,13 +438,13 @@ class _Connection(asyncio.Protocol):
         self._client: Address | None = None
         self._target = b""
         self._headers: dict[str, str] = {}
-        self._call: Call | None = None  # whose body is being read
+        self._request: Request | None = None  # whose body is being read
         self._body: bytes | bytearray = b""  # which may come in a million chunks
         self._body_size = 0
         self._declared = -1
         self._repeated: dict[str, list[str]] = {}  # fields whose name came again
         self._head_size = 0  # bytes that came since the last of a body
-        self._calls: deque[Call] = deque()  # to be answered
+        self._requests: deque[Request] = deque()  # to be answered
         self._task: asyncio.Task[None] | None = None  # answers one
         self._is_last = False  # no further bytes are read
         self._farewell: bytes | None = None  # sent after the answers, to a client that still sends
@@ -456,27 +461,27 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.connections.discard(self)
-        self._server.idle.works(self)
-        self._calls.clear()
+        self._server.idle.remove(self)
+        self._requests.clear()
         if self._task is not None and self._stream_room is not None:
             self._task.cancel()
 
     def eof_received(self) -> bool:
-        is_busy = bool(self._calls) or (self._task is not None and self._stream_room is None)
+        is_busy = bool(self._requests) or (self._task is not None and self._stream_room is None)
         self._is_last = True
         return is_busy and self._transport.get_extra_info("sslcontext") is None
 
     def stop(self) -> asyncio.Task[None] | None:
         """Close, at once or after what is being answered, which is returned."""
         self._is_last = True
-        self._calls.clear()
+        self._requests.clear()
         if self._task is None:
             self._transport.close()
         return self._task
 
     def abort(self) -> None:
         """Close at once: the client takes too long."""
-        self._calls.clear()
+        self._requests.clear()
         self._transport.abort()
 
     def close(self) -> None:
@@ -518,10 +523,14 @@ class _Connection(asyncio.Protocol):
             try:
                 return self._parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
-                call = cast(Call, self._call)
+                request = cast(Request, self._request)
                 framing = ("content-length", "transfer-encoding")
-                kept = [f"{name}: {call.headers[name]}" for name in framing if name in call.headers]
-                connection = "Connection: close" if call.closes else "Connection: keep-alive"
+                kept = [
+                    f"{name}: {request.headers[name]}"
+                    for name in framing
+                    if name in request.headers
+                ]
+                connection = "Connection: close" if request.closes else "Connection: keep-alive"
                 head = "\r\n".join(["POST / HTTP/1.1", connection, *kept, "", ""])
                 self._parser = self._new_parser()
                 data = head.encode("latin-1") + data[upgrade.args[0] :]
@@ -533,11 +542,11 @@ class _Connection(asyncio.Protocol):
     # what the parser finds
 
     def on_url(self, piece: bytes) -> None:
-        if self._call is None:  # else it is a head of `_parse`
+        if self._request is None:  # else it is a head of `_parse`
             self._target += piece
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._call is None:  # else it follows the chunks of a body, or is of `_parse`
+        if self._request is None:  # else it follows the chunks of a body, or is of `_parse`
             key = name.decode("latin-1").lower()
             if key == "host" and key in self._headers:
                 raise _Refused(400)
@@ -548,73 +557,87 @@ class _Connection(asyncio.Protocol):
                 self._headers[key] = text
 
     def on_headers_complete(self) -> None:
-        if self._call is not None:
-            return  # a head of `_parse`
-        parser, headers = self._parser, self._headers
-        if self._repeated:
-            headers.update((key, ", ".join(texts)) for key, texts in self._repeated.items())
-            self._repeated.clear()
-        version = parser.get_http_version()
-        is_old = version == "1.0"
+        if self._request is not None:
+            return  # the replacement head that `_parse` feeds
+        self._join_repeated_headers()
+        self._check_head()
+        target, path, query_string = self._parse_target()
+        request = self._request = Request(
+            self._parser.get_method().decode(),
+            target,
+            path,
+            query_string,
+            self._headers,
+            is_http10=self._parser.get_http_version() == "1.0",
+            closes=not self._parser.should_keep_alive(),
+            client=self._client,
+        )
+        self._api.route(request)
+        self._plan_body(request)
+
+    def _join_repeated_headers(self) -> None:
+        for key, texts in self._repeated.items():
+            self._headers[key] = ", ".join(texts)
+        self._repeated.clear()
+
+    def _check_head(self) -> None:
+        """Raise `_Refused` for a head that Go's net/http refuses."""
+        version, headers = self._parser.get_http_version(), self._headers
         if version == "0.9":
             raise _Refused(400)
-        if "host" not in headers and not is_old:
+        if "host" not in headers and version != "1.0":
             raise _Refused(400, b"missing required Host header")
         if len(self._target) > _MAX_TARGET:
             raise _Refused(414)
+        if headers.get("transfer-encoding", "chunked").lower() != "chunked":
+            raise _Refused(501, text=b"Unsupported transfer encoding")
+
+    def _parse_target(self) -> tuple[str, str, str]:
+        """Return the target, its path without escapes, and its query string."""
         target = self._target.decode("latin-1")
         path, _, query_string = target.partition("?")
-        if not path.startswith("/"):  # to a proxy
+        # A client that takes this server for a proxy sends a whole URL.
+        if not path.startswith("/"):
             parts = urlsplit(target)
             path = parts.path
             if parts.netloc:
-                headers["host"] = parts.netloc
+                self._headers["host"] = parts.netloc
         if "%" in path:
             if BAD_ESCAPE.search(path):
                 raise _Refused(400)
             path = unquote(path)
-        call = Call(
-            parser.get_method().decode(),
-            target,
-            path,
-            query_string,
-            headers,
-            is_old=is_old,
-            closes=not parser.should_keep_alive(),
-            client=self._client,
-        )
-        if not _HOST.fullmatch(headers.get("host", "")):
+        if not _HOST.fullmatch(self._headers.get("host", "")):
             raise _Refused(400, b"malformed Host header")
-        is_chunked = "transfer-encoding" in headers
-        if is_chunked and headers["transfer-encoding"].lower() != "chunked":
-            raise _Refused(501, text=b"Unsupported transfer encoding")
-        self._call = call
-        self._api.find(call)
-        length = self._declared = call.declared_length
-        if length > max(call.limit, _MAX_DRAINED):
-            self._do_not_read(call)
-        if "expect" in headers:
-            if headers["expect"].lower() != "100-continue":
-                call.handler = lambda call: Reply(417, b"")
-                self._do_not_read(call)
-            if length > 0 or is_chunked:
-                if not 0 < max(length, 1) <= call.limit:
-                    self._do_not_read(call)
-                if not self._calls and self._task is None:
-                    self._transport.write(_CONTINUE)
+        return target, path, query_string
 
-    def _do_not_read(self, call: Call) -> None:
+    def _plan_body(self, request: Request) -> None:
+        """Decide whether to read the body, and tell a client that waits for "100 Continue"."""
+        length = self._declared = request.declared_length
+        if length > max(request.limit, _MAX_DRAINED):
+            self._refuse_body(request)
+        if (expectation := request.headers.get("expect")) is None:
+            return
+        if expectation.lower() != "100-continue":
+            request.handler = lambda request: Response(417, b"")
+            self._refuse_body(request)
+        if length > 0 or "transfer-encoding" in request.headers:
+            if not 0 < max(length, 1) <= request.limit:
+                self._refuse_body(request)
+            if not self._requests and self._task is None:
+                self._transport.write(_CONTINUE)
+
+    def _refuse_body(self, request: Request) -> None:
         """Answer without the body, and close: the parser is made to stop."""
-        call.body, call.closes = None, True
-        self._calls.append(call)
+        request.body, request.closes = None, True
+        self._requests.append(request)
         self._end(b"")
         raise _Refused(413)
 
     def on_body(self, chunk: bytes) -> None:
-        call = cast(Call, self._call)
+        request = cast(Request, self._request)
         self._head_size = 0
         self._body_size += len(chunk)
-        if self._body_size <= call.limit:
+        if self._body_size <= request.limit:
             if not self._body:
                 self._body = chunk
             else:
@@ -623,21 +646,21 @@ class _Connection(asyncio.Protocol):
                 self._body += chunk
             return
         self._body = b""
-        call.body = None
-        if self._body_size > max(call.limit, _MAX_DRAINED):
-            self._do_not_read(call)
+        request.body = None
+        if self._body_size > max(request.limit, _MAX_DRAINED):
+            self._refuse_body(request)
 
     def on_message_complete(self) -> None:
-        call = cast(Call, self._call)
+        request = cast(Request, self._request)
         if self._parser.should_upgrade():
             return  # its body comes: see `_parse`
         if 0 < self._declared != self._body_size:
             raise _Refused(400)  # no handler takes a part for the whole
-        if call.body is not None:
-            call.body = bytes(self._body)
-        self._calls.append(call)
-        self._is_last = call.closes
-        self._call = None
+        if request.body is not None:
+            request.body = bytes(self._body)
+        self._requests.append(request)
+        self._is_last = request.closes
+        self._request = None
         self._target, self._headers, self._body = b"", {}, b""
         self._body_size = self._head_size = 0
         self._waits_for_s = 0.0  # the next request has its own time
@@ -646,22 +669,22 @@ class _Connection(asyncio.Protocol):
 
     def _answer(self) -> None:
         answers: list[bytes] = []
-        while self._calls and self._task is None and not self._is_full:
+        while self._requests and self._task is None and not self._is_full:
             if len(answers) == _ANSWERS_OF_A_TURN:
                 asyncio.get_running_loop().call_soon(self._answer)
                 break
-            call = self._calls.popleft()
-            reply = self._api.answer(call)
-            if isinstance(reply, Reply):
-                answers.append(self._encoded(call, reply))
+            request = self._requests.popleft()
+            response = self._api.answer(request)
+            if isinstance(response, Response):
+                answers.append(self._encoded(request, response))
             else:
-                self._task = asyncio.get_running_loop().create_task(self._wait(call, reply))
+                self._task = asyncio.get_running_loop().create_task(self._wait(request, response))
         if answers:
             self._transport.write(b"".join(answers))
-        if self._calls:
+        if self._requests:
             self._transport.pause_reading()
         self._note()
-        if self._calls or self._task is not None:
+        if self._requests or self._task is not None:
             return  # and goes on here when it is done
         if self._farewell is not None:
             self._transport.write(self._farewell)
@@ -679,11 +702,11 @@ class _Connection(asyncio.Protocol):
         """Give the client its time for what it has to do next."""
         if self._is_full:
             self._wait_for(_READ_S)
-        elif self._calls or self._task is not None:
+        elif self._requests or self._task is not None:
             self._waits_for_s = 0.0
-            self._server.idle.works(self)
-        elif (call := self._call) is not None:
-            length = call.declared_length if call.declared_length >= 0 else call.limit
+            self._server.idle.remove(self)
+        elif (request := self._request) is not None:
+            length = request.declared_length if request.declared_length >= 0 else request.limit
             self._wait_for(_BODY_S + length / _SLOWEST_BODY)
         elif self._head_size:
             self._wait_for(_HEAD_S)
@@ -694,53 +717,57 @@ class _Connection(asyncio.Protocol):
         if limit_s != self._waits_for_s and not self._transport.is_closing():
             self._waits_for_s = limit_s
             host = self._client.host if self._client is not None else ""
-            self._server.idle.waits(self, host, asyncio.get_running_loop().time(), limit_s)
+            self._server.idle.add(self, host, asyncio.get_running_loop().time(), limit_s)
 
-    async def _wait(self, call: Call, reply: Awaitable[Reply | StreamedReply]) -> None:
+    async def _wait(
+        self, request: Request, response: Awaitable[Response | StreamedResponse]
+    ) -> None:
         try:
-            answer = await reply
-            if isinstance(answer, StreamedReply):
-                await self._stream(call, answer)
+            answer = await response
+            if isinstance(answer, StreamedResponse):
+                await self._stream(request, answer)
         finally:
             self._task = self._stream_room = None
         if not self._transport.is_closing():
-            if isinstance(answer, Reply):
-                self._transport.write(self._encoded(call, answer))
+            if isinstance(answer, Response):
+                self._transport.write(self._encoded(request, answer))
             self._answer()
 
-    async def _stream(self, call: Call, stream: StreamedReply) -> None:
+    async def _stream(self, request: Request, stream: StreamedResponse) -> None:
         """Write the pieces of an answer, as fast as the client reads them."""
         self._stream_room = room = asyncio.Event()
-        self._is_last |= call.is_old
-        framing = b"" if call.is_old else b"Transfer-Encoding: chunked\r\n"
+        self._is_last |= request.is_http10
+        framing = b"" if request.is_http10 else b"Transfer-Encoding: chunked\r\n"
         async with aclosing(stream.pieces):
             if self._transport.is_closing():  # the client left before there was an answer
                 return
-            self._transport.write(self._head(call, stream.status, stream.fields, framing))
+            self._transport.write(self._head(request, stream.status, stream.fields, framing))
             async for piece in stream.pieces:
                 if piece:
                     self._transport.write(
-                        piece if call.is_old else b"%x\r\n%b\r\n" % (len(piece), piece)
+                        piece if request.is_http10 else b"%x\r\n%b\r\n" % (len(piece), piece)
                     )
                 while self._is_full:
                     room.clear()
                     await room.wait()
-        if not call.is_old:
+        if not request.is_http10:
             self._transport.write(b"0\r\n\r\n")
 
-    def _encoded(self, call: Call, reply: Reply) -> bytes:
-        status, fields, body = reply
+    def _encoded(self, request: Request, response: Response) -> bytes:
+        status, fields, body = response
         length = b"" if status in _WITHOUT_BODY else b"Content-Length: %d\r\n" % len(body)
-        head = self._head(call, status, fields, length)
-        return head + body if call.method != "HEAD" else head
+        head = self._head(request, status, fields, length)
+        return head + body if request.method != "HEAD" else head
 
-    def _head(self, call: Call, status: int, fields: bytes, framing: bytes) -> bytes:
-        self._api.report(call, status)
+    def _head(self, request: Request, status: int, fields: bytes, framing: bytes) -> bytes:
+        self._api.report(request, status)
         connection = b""
-        if call.closes != call.is_old:
-            connection = b"Connection: close\r\n" if call.closes else b"Connection: keep-alive\r\n"
+        if request.closes != request.is_http10:
+            connection = (
+                b"Connection: close\r\n" if request.closes else b"Connection: keep-alive\r\n"
+            )
         return b"HTTP/1.%d %d %b\r\n%bDate: %b\r\n%b%b\r\n" % (
-            not call.is_old,
+            not request.is_http10,
             status,
             _REASONS[status],
             fields,
@@ -765,17 +792,22 @@ async def serve_api(
     name: str,
     listener: socket.socket,
     handlers: Handlers,
-    log: DaemonLog,
+    log: RequestLog,
     broadcast_address: str,
     *,
     tls_context: SSLContext | None = None,
-    **more: Any,
+    body_limits: Mapping[Handler, int] | None = None,
+    tls_required_port: int | None = None,
 ) -> HTTPServer:
-    """Serve the API of a daemon from now on; ``more`` is for `HTTPApi`."""
+    """Start serving the API of a daemon.
+
+    See `HTTPApi` for ``body_limits`` and ``tls_required_port``. If only this machine can connect,
+    requests must name this host, which protects against DNS rebinding.
+    """
     address = real_address(listener)
     is_local = address.startswith(("127.", "[::1]:"))
     names = {broadcast_address, socket.gethostname()} if is_local else None
-    api = HTTPApi(handlers, log, own_names=names, **more)
+    api = HTTPApi(handlers, log, body_limits or {}, tls_required_port, names)
     server = HTTPServer(api, listener, tls_context, Limits())
     await server.start()
     log.info(f"{name}: listening on {address}")

@@ -7,20 +7,15 @@ and accepted sockets inherit that, as they do SO_KEEPALIVE: a peer whose machine
 Trap: at each wake-up asyncio accepts as often as ``backlog`` says, and when descriptors run out
 each of these fails, is reported with a traceback, and is tried again a second later. So asyncio is
 given a small number, the socket keeps the large one, and `report_errors` says it once a minute.
-
-Who may not call over HTTP is here, too (`foreign_call`): the console asks it, and has no httptools
-before it is known which extra is missing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import re
 import socket
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from ipaddress import ip_address
 from ssl import SSLContext
 
 from nsqtools.errors import ConfigurationError
@@ -162,44 +157,3 @@ def report_errors(loop: asyncio.AbstractEventLoop, error: Callable[[str], object
         error(f"{text} - {exc}" if exc else text)
 
     loop.set_exception_handler(report)
-
-
-_SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
-_OWN_SITES = ("same-origin", "none")
-
-
-def foreign_call(method: str, headers: Mapping[str, str], names: Collection[str] | None) -> str:
-    """Return the code to refuse a call with that a web page made a browser send, ``""`` for others.
-
-    The API has no passwords. A page of any site can POST to a port of the machine that shows it,
-    and after DNS rebinding it can call the API under the page's own name. Browsers say so:
-    ``Sec-Fetch-Site`` and ``Origin`` of a state-changing call name the page, and ``Host`` is a name
-    that is not ours. Programs send neither of the first two. The host is looked at only when only
-    this machine can connect, and only DNS names with a dot are foreign: an address cannot be
-    rebound, and names such as ``nsqd`` are those of containers. ``names`` are those of this host;
-    None lets every ``Host`` pass, as does a call of HTTP/1.0 without one.
-    """
-    if method in _SAFE_METHODS:
-        return ""
-    host = headers.get("host", "")
-    if host and names is not None and not is_own_host(host, names):
-        return "FOREIGN_HOST"
-    origin = headers.get("origin", f"//{host}").partition("//")[2]
-    site = headers.get("sec-fetch-site")
-    if site is None:  # of an old browser, or a program
-        is_own = origin.lower() == host.lower()
-    else:
-        is_own = site.lower() in _OWN_SITES
-    return "" if is_own else "FOREIGN_ORIGIN"
-
-
-def is_own_host(host: str, names: Collection[str]) -> bool:
-    """Tell whether a ``Host`` header means this machine: an address, a name without a dot, or one
-    of its ``names``."""
-    name = host if host.endswith("]") else re.sub(r":\d*$", "", host)
-    name, own = name.lower().rstrip("."), map(str.lower, names)
-    try:
-        ip_address(name.strip("[]"))
-    except ValueError:
-        return bool(name) and ("." not in name or name.endswith(".localhost") or name in own)
-    return True

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from nsqtools.server import loop_meter
-from nsqtools.server.loop_meter import LoopMeter, MeteredLoop, meter_of
+from nsqtools.http import loop_meter
+from nsqtools.http.loop_meter import LoopMeter, MeteredLoop, meter_of
 
 
 def run(meter_use: object) -> LoopMeter:

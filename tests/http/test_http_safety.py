@@ -12,16 +12,15 @@ import pytest
 from plugins.raw_client import TIMEOUT_S, RawClient, RawPeer, subscribed
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.server import EmbeddedNsqd, EmbeddedNsqlookupd
-from nsqtools.server import http_server as server
-from nsqtools.server.listen import (
-    foreign_call,
+from nsqtools.http import http_server as server
+from nsqtools.http.cross_site import cross_site_refusal, is_own_host
+from nsqtools.http.listen import (
     is_open_to_all,
-    is_own_host,
     listen,
     real_address,
     real_port,
 )
+from nsqtools.server import EmbeddedNsqd, EmbeddedNsqlookupd
 
 
 def ask(address: str, method: str, path: str, **more: Any) -> httpx.Response:
@@ -84,9 +83,9 @@ OWN = {"host": "localhost:4151"}
 )
 def test_a_call_that_a_web_page_had_sent_is_refused(headers: dict[str, str], code: str) -> None:
     names = ["NSQD-1.example.org"]
-    assert foreign_call("POST", headers, names) == code
-    assert foreign_call("GET", headers, names) == ""
-    assert foreign_call("POST", {"host": "nsqd.example.com"}, None) == ""  # others reach it
+    assert cross_site_refusal("POST", headers, names) == code
+    assert cross_site_refusal("GET", headers, names) == ""
+    assert cross_site_refusal("POST", {"host": "nsqd.example.com"}, None) == ""  # others reach it
     assert not is_own_host("", names)  # HTTP/1.1 has one
 
 
