@@ -1,4 +1,4 @@
-"""Which daemons, topics and channels there are: on nsqd, and registered with nsqlookupd.
+"""The daemons, topics and channels of a cluster, on nsqd and registered with nsqlookupd.
 
 The two differ: a topic that was only created with nsqlookupd is on no nsqd yet, and a topic stays
 registered when its last nsqd is gone.
@@ -19,12 +19,13 @@ from nsqtools.http.http_api import HTTPAPI, KnownNode, NsqdHTTPClient, Nsqlookup
 from nsqtools.protocol.names import Address
 from nsqtools.protocol.stats import ChannelStats, TopicStats
 
+# Topics whose channels are asked for within the timeout of one question: ten requests on one
+# connection take a few milliseconds each.
 AT_ONCE = 10
-"""Topics, in the time of one question."""
 
 
 Registered = Mapping[str, frozenset[str]]
-"""Topics that an nsqlookupd knows, and their channels as far as these were asked for."""
+"""The topics of an nsqlookupd, and their channels if these were asked for."""
 
 
 class Inventory(NamedTuple):
@@ -46,18 +47,18 @@ class Inventory(NamedTuple):
         return merge_names(self.registered) | merge_names(self.nodes)
 
     def where(self, name: str) -> Iterator[tuple[str, TopicStats]]:
-        """Every nsqd that has the topic, with its statistics."""
+        """Yield every nsqd that has the topic, with its statistics."""
         for address, topics in self.nodes.items():
             if name in topics:
                 yield address, topics[name]
 
     def channels(self, topic: str) -> set[str]:
-        """The names of its channels on any nsqd, and of those registered that are known."""
-        there = {each.channel_name for _, stats in self.where(topic) for each in stats.channels}
-        return there.union(*(topics.get(topic, ()) for topics in self.registered.values()))
+        """Return the names of a topic's channels, on any nsqd or registered."""
+        names = {c.channel_name for _, stats in self.where(topic) for c in stats.channels}
+        return names.union(*(topics.get(topic, ()) for topics in self.registered.values()))
 
     def lookupds_with(self, topic: str, channel: str = "") -> list[str]:
-        """Every nsqlookupd with which the topic, or a channel of it, is registered."""
+        """Return every nsqlookupd with which the topic, or the channel, is registered."""
         return [
             address
             for address, topics in self.registered.items()
@@ -75,17 +76,17 @@ class Inventory(NamedTuple):
 
 def take_inventory(cluster: Cluster) -> Inventory:
     """Ask all daemons. Raises the first failure when none answers."""
-    known, nsqds, failures = cluster.discover_nsqds()
+    entries_by_lookupd, nsqds, failures = cluster.discover_nsqds()
     answers, silent = cluster.ask(
         {**_remembered(cluster), **nsqds},
-        lambda nsqd: {each.topic_name: each for each in nsqd.stats(clients=True).topics or ()},
+        lambda nsqd: {stats.topic_name: stats for stats in nsqd.stats(clients=True).topics or ()},
     )
-    alive = {address: cluster.lookupds[address] for address in known}
+    alive = {address: cluster.lookupds[address] for address in entries_by_lookupd}
     registered, forgetful = cluster.ask(alive, NsqlookupdHTTPClient.topics)
     failures += [*silent, *forgetful]
     if failures and not answers and not registered:
         raise failures[0].error
-    entries = cluster.entries(known)
+    entries = cluster.entries(entries_by_lookupd)
     return Inventory(
         answers,
         frozenset(cluster.given),
@@ -96,33 +97,33 @@ def take_inventory(cluster: Cluster) -> Inventory:
 
 
 def with_channels(cluster: Cluster, inventory: Inventory, topics: Iterable[str]) -> Inventory:
-    """Ask each nsqlookupd for the channels of some topics too; one that fails is left out."""
-    found, failures = registered_channels(cluster, inventory.registered, topics)
-    registered = {at: {**inventory.registered[at], **channels} for at, channels in found.items()}
+    """Add the channels of these topics at each nsqlookupd; one that fails is left out."""
+    answers, failures = registered_channels(cluster, inventory.registered, topics)
+    registered = {at: {**inventory.registered[at], **channels} for at, channels in answers.items()}
     return inventory._replace(registered=registered, failures=(*inventory.failures, *failures))
 
 
 def registered_channels(
     cluster: Cluster, lookupds: Iterable[str], topics: Iterable[str]
 ) -> Answers[Registered]:
-    """The channels that each nsqlookupd knows of some topics, where it knows any; and who failed.
+    """Ask each nsqlookupd for the channels of these topics; topics without a channel are left out.
 
-    It has to be asked about each topic, and the time of one question is not enough for thousands.
+    nsqlookupd answers for one topic at a time, so thousands of topics need several timeouts.
     """
-    found: dict[str, Registered] = {address: {} for address in lookupds}
+    channels: dict[str, Registered] = {address: {} for address in lookupds}
     failures: list[DaemonFailure] = []
     names = list(topics)
     for start in range(0, len(names), AT_ONCE):
-        alive = {address: cluster.lookupds[address] for address in found}
+        alive = {address: cluster.lookupds[address] for address in channels}
         answers, failed = cluster.ask(alive, partial(_channels, names[start : start + AT_ONCE]))
-        found = {address: {**found[address], **more} for address, more in answers.items()}
+        channels = {at: {**channels[at], **answer} for at, answer in answers.items()}
         failures += failed
-    return found, failures
+    return channels, failures
 
 
 def _channels(topics: Iterable[str], client: NsqlookupdHTTPClient) -> Registered:
-    asked = ((topic, frozenset(client.channels(topic))) for topic in topics)
-    return {topic: channels for topic, channels in asked if channels}
+    answers = ((topic, frozenset(client.channels(topic))) for topic in topics)
+    return {topic: channels for topic, channels in answers if channels}
 
 
 def channel_of(topic: TopicStats, name: str) -> ChannelStats | None:
@@ -136,11 +137,11 @@ def messages_of(channel: ChannelStats) -> int:
 
 
 class NodeStatus(NamedTuple):
-    """One nsqd. ``error`` is "" when it answers; ``lookupds`` are those that know it.
+    """One nsqd. ``error`` is "" if it answers; ``lookupds`` are the nsqlookupd that announce it.
 
-    ``topics`` counts those registered with them, or without any nsqlookupd those that it has;
-    ``tombstoned`` are the topics for which one of them hides it. ``ahead_s`` is how far its clock
-    is ahead of this machine's, None where it does not say. ``aliases`` are other addresses of it.
+    ``topics`` counts its topics at these nsqlookupd, or without any nsqlookupd those on the nsqd.
+    ``tombstoned`` are the topics for which an nsqlookupd hides it. ``ahead_s`` is the difference of
+    its clock to this machine's, None if it sends no Date. ``aliases`` are its other addresses.
     ``info`` is its answer to /info, empty where there is none.
     """
 
@@ -158,7 +159,7 @@ class NodeStatus(NamedTuple):
 
 
 class PingResult(NamedTuple):
-    """How long a daemon took to answer /ping, or why it did not."""
+    """The time in which a daemon answered /ping, or the error."""
 
     daemon: str
     address: str
@@ -167,7 +168,7 @@ class PingResult(NamedTuple):
 
 
 class NodeOfTopic(NamedTuple):
-    """An nsqd that has a topic: its TCP and HTTP address, and the nsqlookupd that say so."""
+    """An nsqd that has a topic: its TCP and HTTP address, and the nsqlookupd that announce it."""
 
     nsqd: str
     node: str
@@ -183,11 +184,11 @@ class TopicNodes(NamedTuple):
 
 
 def list_nodes(cluster: Cluster) -> tuple[list[NodeStatus], list[DaemonFailure]]:
-    """Every nsqd by its address, those that do not answer too; and the nsqlookupd that do not.
+    """Return every nsqd, also those that do not answer, and the nsqlookupd that do not.
 
-    Where none is remembered it raises the first failure when none answers at all.
+    Raises the first failure if no daemon answers, unless samples remember an nsqd.
     """
-    known, nsqds, failures = cluster.discover_nsqds()
+    entries_by_lookupd, nsqds, failures = cluster.discover_nsqds()
     nsqds = {**_remembered(cluster), **nsqds}
     if failures and not nsqds:
         raise failures[0].error
@@ -196,17 +197,17 @@ def list_nodes(cluster: Cluster) -> tuple[list[NodeStatus], list[DaemonFailure]]
         info = client.info() | {"error": ""}
         try:
             info["ahead_s"] = client.ping()
-        except HTTPError as exc:  # it answers, and is not well
+        except HTTPError as exc:  # It answers, and its disk is full.
             info["error"] = str(exc)
         if not cluster.lookupds:
             info["topics"] = len(client.stats().topics or ())
         return info
 
     answers, failed = cluster.ask(nsqds, ask)
-    if not (known or answers or cluster.remembered):
+    if not (entries_by_lookupd or answers or cluster.remembered):
         raise failed[0].error
     errors = {failure.address: str(failure.error) for failure in failed}
-    registered = cluster.entries(known)
+    registered = cluster.entries(entries_by_lookupd)
     nodes = []
     for address in sorted(nsqds):
         entries = registered.get(cluster.names.get(address, ""), {})
@@ -214,10 +215,10 @@ def list_nodes(cluster: Cluster) -> tuple[list[NodeStatus], list[DaemonFailure]]
         tcp = str(Address(info["broadcast_address"], info["tcp_port"])) if info else ""
         hostname, version = (str(info.get(name, "")) for name in ("hostname", "version"))
         topics: int | None = info.get("topics")
-        for entry in list(entries.values())[:1]:  # what the first one knows
+        for entry in list(entries.values())[:1]:
             tcp, hostname, version = str(entry.node.tcp), entry.hostname, version or entry.version
-            topics = len({topic for each in entries.values() for topic in each.topics})
-        hidden = {topic for each in entries.values() for topic in each.tombstoned}
+            topics = len({topic for e in entries.values() for topic in e.topics})
+        hidden = {topic for e in entries.values() for topic in e.tombstoned}
         error = errors.get(address) or info.get("error", "")
         status = (tcp, hostname, version, topics, tuple(sorted(hidden)), tuple(entries), error)
         aliases = tuple(sorted(at for at, kept in cluster.aliases.items() if kept == address))
@@ -226,11 +227,11 @@ def list_nodes(cluster: Cluster) -> tuple[list[NodeStatus], list[DaemonFailure]]
 
 
 def _remembered(cluster: Cluster) -> Nsqds:
-    return {at: each for at, each in cluster.remembered.items() if at not in cluster.aliases}
+    return {at: nsqd for at, nsqd in cluster.remembered.items() if at not in cluster.aliases}
 
 
 def ping(cluster: Cluster) -> list[PingResult]:
-    """Ask every nsqlookupd, and every nsqd that is given or that they know, for /ping."""
+    """Ask every nsqlookupd, and every nsqd that is given or announced, for /ping."""
     lookupds = _ping_all(cluster, "nsqlookupd", cluster.lookupds)
     nsqds, failures = cluster.nsqds()
     pongs = _ping_all(cluster, "nsqd", nsqds)
@@ -257,10 +258,11 @@ def _ping_all(cluster: Cluster, daemon: str, clients: Mapping[str, HTTPAPI]) -> 
 
 
 def lookup_topic(cluster: Cluster, topic: str) -> TopicNodes:
-    """Ask every nsqlookupd who has a topic. Raises `NotFoundError` when none knows it."""
+    """Ask every nsqlookupd for the nsqd of a topic. Raises `NotFoundError` if none has it."""
     if not cluster.lookupds:
         raise ConfigurationError(
-            "only nsqlookupd knows who has a topic", hint="Give one with --lookupd-http-address."
+            "only nsqlookupd knows which nsqd have a topic",
+            hint="Give one with --lookupd-http-address.",
         )
     answers, failures = cluster.ask(cluster.lookupds, lambda client: client.lookup(topic))
     if not answers:
@@ -273,5 +275,5 @@ def lookup_topic(cluster: Cluster, topic: str) -> TopicNodes:
         for node in answer.nodes:
             nodes.setdefault((str(node.tcp), str(node.http or "")), []).append(lookupd)
     channels = {channel for answer in answers.values() for channel in answer.channels}
-    found = [NodeOfTopic(*addresses, lookupds) for addresses, lookupds in sorted(nodes.items())]
-    return TopicNodes(sorted(channels), found, failures)
+    topic_nodes = [NodeOfTopic(*addresses, names) for addresses, names in sorted(nodes.items())]
+    return TopicNodes(sorted(channels), topic_nodes, failures)

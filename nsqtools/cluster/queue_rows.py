@@ -9,13 +9,13 @@ that nsqd. With the counters of a channel (a message is queued, deferred, in fli
     egress      sent:            messages + requeued + timed out - depth - deferred
     finish      finished:        messages - depth - deferred - in flight
     requeue     requeued or timed out
-    timed_out   those of them that timed out
+    timed_out   timed out
 
 nsq_stat takes messages - depth for egress, which is negative when messages return to the queue.
-nsqd does not count what is emptied: without consumers that is not taken for finished, with them it
-is. Counters that went back, or an nsqd that restarted, give no rate rather than a wrong one. For
-each connection nsqd counts what it sent, and what was finished and requeued. A connection and a
-later one of the same address differ in the moment they connected.
+nsqd does not count emptied messages: they count as finished if the channel has consumers, and not
+at all if it has none. After a restart of nsqd, or when a counter has gone back, there is no rate
+rather than a wrong one. nsqd counts the sent, finished and requeued messages of each connection. A
+later connection from the same address has another time of connecting.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ ConsumerKey = tuple[str, str, str, str]
 
 
 class NodeReport(NamedTuple):
-    """What one nsqd says. ``at_s`` is the moment of its answer on the monotonic clock."""
+    """The statistics of one nsqd. ``at_s`` is the time of the answer on the monotonic clock."""
 
     address: str
     at_s: float
     stats: NsqdStats
 
 
-# Not frozen, though none is changed: thousands are made at a time, and a frozen one takes three
-# times as long to make.
+# Not frozen, although no object changes: a sample creates thousands, and a frozen dataclass takes
+# three times as long to create.
 @dataclass(slots=True, kw_only=True)
 class Rates:
     """Messages a second."""
@@ -53,9 +53,9 @@ class Rates:
 
 @dataclass(slots=True, kw_only=True)
 class QueueRow:
-    """A channel, or with ``channel == ""`` the topic itself; ``node == ""`` is all nsqd together.
+    """A channel, or with ``channel == ""`` a topic; ``node == ""`` means all nsqd together.
 
-    ``latency`` has (quantile, seconds) pairs. ``rates`` is None while they cannot be known.
+    ``latency`` has (quantile, seconds) pairs. ``rates`` is None until a second sample.
     """
 
     node: str
@@ -79,22 +79,23 @@ class QueueRow:
 
     @property
     def kept(self) -> int:
-        """Messages that nsqd has for it: queued, in flight and deferred."""
+        """Messages in the queue, in flight and deferred."""
         return self.depth + self.in_flight + self.deferred
 
     @property
     def memory(self) -> int:
-        """Messages queued in memory; nsqd reads both counts one after the other."""
+        """Messages queued in memory, at least 0: nsqd reads the two counts one after the other."""
         return max(0, self.depth - self.disk)
 
 
 def rows_of_topic(node: str, topic: TopicStats) -> Iterator[QueueRow]:
-    """The row of a topic, then those of its channels."""
+    """Yield the row of a topic, then the rows of its channels."""
     yield QueueRow(
         node=node,
         topic=topic.topic_name,
         channel="",
-        depth=max(0, topic.depth),  # that of nsqd is negative where files of its disk were lost
+        # nsqd reports a negative depth if files of its disk queue were lost.
+        depth=max(0, topic.depth),
         disk=topic.backend_depth,
         messages=topic.message_count,
         paused=topic.paused,
@@ -105,7 +106,7 @@ def rows_of_topic(node: str, topic: TopicStats) -> Iterator[QueueRow]:
 
 
 def channel_row(node: str, topic: str, channel: ChannelStats) -> QueueRow:
-    """The row of a channel."""
+    """Return the row of a channel."""
     return QueueRow(
         node=node,
         topic=topic,
@@ -137,10 +138,10 @@ def totals(rows: Iterable[QueueRow]) -> list[QueueRow]:
 
 
 def total(rows: Sequence[QueueRow]) -> QueueRow:
-    """The sum of the rows of one queue.
+    """Return the sum of the rows of one queue.
 
-    It counts as paused when it is paused anywhere. Percentiles cannot be added up: the worst of the
-    nsqd counts for all. Rates are the sum of those that are known.
+    It is paused if any nsqd has paused it. Percentiles cannot be added, so the worst one counts.
+    Rates are the sum of the known rates.
     """
     if len(rows) == 1:
         return replace(rows[0], node="")
@@ -148,21 +149,21 @@ def total(rows: Sequence[QueueRow]) -> QueueRow:
     worst: dict[float, float] = {}
     for quantile, seconds in (pair for row in rows for pair in row.latency):
         worst[quantile] = max(seconds, worst.get(quantile, 0.0))
-    known = [row.rates for row in rows if row.rates is not None]
-    rates = {name: sum(getattr(each, name) for each in known) for name in RATES}
+    known_rates = [row.rates for row in rows if row.rates is not None]
+    rates = {name: sum(getattr(r, name) for r in known_rates) for name in RATES}
     return replace(
         rows[0],
         node="",
         **sums,
         paused=any(row.paused for row in rows),
         latency=tuple(sorted(worst.items(), reverse=True)),
-        rates=Rates(**rates) if known else None,
+        rates=Rates(**rates) if known_rates else None,
     )
 
 
 class Sums(NamedTuple):
-    """Several queues together. ``ingress`` is what was published to topics, ``copies`` what the
-    channels got of it: that compares with what was finished. The rest is counted at channels."""
+    """The sum of several queues. ``ingress`` counts messages published to topics, ``copies`` the
+    copies that channels got, to compare with ``finish``. The rest is counted at channels."""
 
     topics: int
     channels: int
@@ -177,7 +178,7 @@ class Sums(NamedTuple):
 
 
 def sums_of(rows: Sequence[QueueRow]) -> Sums:
-    """Add rows up."""
+    """Return the sums of rows."""
     channels = [row for row in rows if row.channel]
     of_topics = [row.rates for row in rows if row.rates and not row.channel]
     of_channels = [row.rates for row in channels if row.rates]
@@ -205,8 +206,7 @@ RESTING = Rates(ingress=0.0, egress=0.0, finish=0.0, requeue=0.0, timed_out=0.0)
 
 @dataclass(slots=True)
 class _Measured:
-    """A topic as it was measured: ``base`` are the rows, and ``base_s`` the moment, from which the
-    next rates are counted."""
+    """A measured topic. The next rates count from the rows ``base`` at the time ``base_s``."""
 
     topic: TopicStats
     rows: list[QueueRow]
@@ -217,10 +217,9 @@ class _Measured:
 class RateMeter:
     """Turns the successive statistics of one nsqd into rows with rates.
 
-    Between statistics less than ``least_s`` apart the rates stay as they were: the moment of an
-    answer is not known exactly enough. A topic that did not change, mostly the same object
-    (`StatsReader`), has the rows of the last time again once their rates are 0: most queues of a
-    large cluster rest at any moment.
+    Statistics less than ``least_s`` apart keep the previous rates, because the time of an answer is
+    not exact enough. An unchanged topic, usually the same object (`StatsReader`), returns the
+    previous rows once their rates are 0: most queues of a large cluster are idle.
     """
 
     def __init__(self, least_s: float = 0.0) -> None:
@@ -229,13 +228,13 @@ class RateMeter:
         self._topics: dict[str, _Measured] = {}
 
     def measure(self, report: NodeReport) -> list[QueueRow]:
-        """Return the rows; those that were there before, in the same run of nsqd, have rates."""
+        """Return the rows; they have rates if the same run of nsqd had the queue before."""
         stats = report.stats
-        before = self._topics if stats.start_time == self._start_time else {}
+        previous = self._topics if stats.start_time == self._start_time else {}
         self._start_time, self._topics = stats.start_time, {}
         rows: list[QueueRow] = []
         for topic in stats.topics or ():
-            measured = self._measure(report, topic, before.get(topic.topic_name))
+            measured = self._measure(report, topic, previous.get(topic.topic_name))
             self._topics[topic.topic_name] = measured
             rows += measured.rows
         return rows
@@ -254,12 +253,12 @@ class RateMeter:
                 before.rows = before.base = [replace(row, rates=RESTING) for row in before.rows]
             before.base_s = at_s
             return before
-        # they are new: nothing else has them yet
+        # These rows are new, so changing them affects nobody.
         rows = [*rows_of_topic(report.address, topic)]
         if elapsed_s < self._least_s:
-            shown = {row.channel: row.rates for row in before.rows}
+            last_rates = {row.channel: row.rates for row in before.rows}
             for row in rows:
-                row.rates = shown.get(row.channel)
+                row.rates = last_rates.get(row.channel)
             return _Measured(topic, rows, before.base, before.base_s)
         then = {row.channel: row for row in before.base}
         for row in rows:
@@ -271,7 +270,7 @@ class RateMeter:
 def rates_between(before: QueueRow, now: QueueRow, elapsed_s: float) -> Rates | None:
     """Return the rates between two rows of one queue.
 
-    None when no time passed, or when a counter went back: the queue is a new one of the same name.
+    None if no time passed, or if a counter went back because the queue was created again.
     """
     returned = now.requeued + now.timed_out - before.requeued - before.timed_out
     if elapsed_s <= 0 or now.messages < before.messages or returned < 0:
@@ -280,10 +279,12 @@ def rates_between(before: QueueRow, now: QueueRow, elapsed_s: float) -> Rates | 
     waiting = now.depth + now.deferred - before.depth - before.deferred
     in_flight = now.in_flight - before.in_flight
     if now.channel and not (before.clients or now.clients or before.in_flight or now.in_flight):
-        waiting = came + returned  # no consumer took any: what is less was emptied
+        # Without a consumer no message was finished, so missing messages were emptied.
+        waiting = came + returned
 
     def rate(count: int) -> float:
-        # nsqd reads its counters one after the other, while messages move
+        # nsqd reads its counters one after the other while messages move, so a rate of 0 may come
+        # out below 0.
         return max(0.0, count / elapsed_s)
 
     return Rates(
@@ -296,7 +297,7 @@ def rates_between(before: QueueRow, now: QueueRow, elapsed_s: float) -> Rates | 
 
 
 class SumReader:
-    """Sums rows over all nsqd, again and again."""
+    """Sums the rows of successive samples over all nsqd."""
 
     def __init__(self) -> None:
         self._before: dict[tuple[str, str], tuple[list[QueueRow], QueueRow]] = {}
@@ -309,7 +310,7 @@ class SumReader:
         sums = {}
         for key in sorted(groups):
             group, before = groups[key], self._before.get(key)
-            # rows that were not read again are the same objects, which compare at once
+            # Rows of an unchanged topic are the same objects, which are compared by identity.
             sums[key] = before if before and before[0] == group else (group, total(group))
         self._before = sums
         return [row for _, row in sums.values()]
@@ -317,7 +318,7 @@ class SumReader:
 
 @dataclass(slots=True)
 class ConsumerRow:
-    """A connection to a channel on one nsqd. Rates are messages a second, None while unknown."""
+    """A connection to a channel on one nsqd. Rates are messages a second, None if unknown."""
 
     node: str
     topic: str
@@ -332,7 +333,7 @@ class ConsumerRow:
 
     @property
     def flags(self) -> list[str]:
-        """What was agreed on: ``tls``, ``snappy``, ``auth`` ..."""
+        """The negotiated features: ``tls``, ``snappy``, ``auth`` ..."""
         client = self.client
         named = {
             "tls": client.tls,
@@ -345,7 +346,7 @@ class ConsumerRow:
 
 
 def consumers_of(report: NodeReport) -> Iterator[ConsumerRow]:
-    """Every consumer of every channel of an nsqd, where they were asked for."""
+    """Yield every consumer of every channel, if the statistics contain consumers."""
     for topic in report.stats.topics or ():
         for channel in topic.channels:
             for client in channel.clients or ():
@@ -353,10 +354,9 @@ def consumers_of(report: NodeReport) -> Iterator[ConsumerRow]:
 
 
 class ConsumerMeter:
-    """Turns successive statistics of one nsqd, or of the same ones, into consumers with rates.
+    """Turns successive statistics of the same nsqd into consumers with rates.
 
-    Between answers less than ``least_s`` apart the rates stay as they were: the moment of an answer
-    is not known exactly enough.
+    Answers less than ``least_s`` apart keep the previous rates, as in `RateMeter`.
     """
 
     def __init__(self, least_s: float) -> None:
@@ -364,8 +364,8 @@ class ConsumerMeter:
         self._before: dict[ConsumerKey, tuple[float, ConsumerRow]] = {}
 
     def measure(self, *reports: NodeReport) -> list[ConsumerRow]:
-        """Return the consumers; those that were there before have rates."""
-        rows = [(each.at_s, row) for each in reports for row in consumers_of(each)]
+        """Return the consumers; known connections have rates."""
+        rows = [(report.at_s, row) for report in reports for row in consumers_of(report)]
         seen = {}
         for at_s, row in rows:
             seen[row.id] = at_s, row

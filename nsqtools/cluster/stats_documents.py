@@ -1,8 +1,8 @@
-"""Statistics for machines: columns by name, a JSON document a sample, CSV, and Prometheus. Pure.
+"""Statistics for machines: columns by name, a JSON document per sample, CSV, and Prometheus. Pure.
 
 Names of metrics begin with ``nsq_``, counters end in ``_total``, units are seconds and bytes.
-Topics and channels are metrics of their own, for a sum over both would count nothing that exists;
-there are no sums of the cluster, which PromQL makes. Consumers come and go, and have none.
+Topics and channels have separate metrics, because their sum has no meaning. PromQL sums over the
+cluster. Consumers have no metrics: each new connection would begin new series.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from nsqtools.protocol.stats import ChannelStats, ClientStats, TopicStats
 from nsqtools.protocol.text import utc_text
 from nsqtools.records.prometheus import Metric, metric_of
 
-LATEST_S = 253_402_300_800  # the year 10000, which no date has
+LATEST_S = 253_402_300_800  # The year 10000, which a date cannot have.
 
 
 def moment_text(epoch_s: object) -> str | None:
-    """Seconds since 1970, as nsqd has them, in RFC 3339; None for what is not a time."""
+    """Return seconds since 1970 in RFC 3339; None for a value that is no time."""
     if not isinstance(epoch_s, int) or not 0 <= epoch_s < LATEST_S:
         return None
     return utc_text(epoch_s, "seconds")
 
 
 def document(sample: Sample, rows: Iterable[QueueRow]) -> dict[str, Any]:
-    """The sample as JSON. ``rows`` are the ones to show, of each nsqd or of all together."""
-    failed = [{"node": each.address, "error": str(each.error)} for each in sample.failures]
+    """Return a sample as JSON. ``rows`` are the rows to show, of each nsqd or of all together."""
+    failed = [{"node": address, "error": str(error)} for address, error in sample.failures]
     return {
         "time": utc_text(sample.time_s),
         "queues": [_queue(row) for row in rows],
@@ -62,7 +62,7 @@ def _node(report: NodeReport) -> dict[str, Any]:
 
 
 def topic_document(node: str, topic: TopicStats) -> dict[str, Any]:
-    """A topic on one nsqd as JSON, with its channels and their consumers."""
+    """Return a topic on one nsqd as JSON, with its channels and their consumers."""
     own, *channels = rows_of_topic(node, topic)
     return {
         "node": node,
@@ -76,7 +76,7 @@ def topic_document(node: str, topic: TopicStats) -> dict[str, Any]:
 
 
 def channel_document(node: str, topic: str, channel: ChannelStats) -> dict[str, Any]:
-    """A channel on one nsqd as JSON, with its consumers."""
+    """Return a channel on one nsqd as JSON, with its consumers."""
     return {"node": node, **_channel(channel_row(node, topic, channel), channel)}
 
 
@@ -90,7 +90,7 @@ CHANNEL_NUMBERS = "depth memory disk in_flight deferred requeued timed_out messa
 
 
 def consumer_document(client: ClientStats) -> dict[str, Any]:
-    """A consumer as JSON; the counts have the names that they have everywhere."""
+    """Return a consumer as JSON; its counts have the same names as those of queues."""
     return {
         **{name: getattr(client, name) for name in CONSUMER_FACTS.split()},
         **{name: getattr(client, theirs) for name, theirs in CONSUMER_NUMBERS.items()},
@@ -112,15 +112,14 @@ CONSUMER_NUMBERS = {
 
 
 def client_documents(sample: Sample, rows: Iterable[QueueRow]) -> list[dict[str, Any]]:
-    """Return every consumer of the channels among ``rows``, in their order, with its channel and
-    nsqd."""
+    """Return the consumers of the channels in ``rows``, in their order."""
     places = {(row.topic, row.channel): number for number, row in enumerate(rows)}
     consumers = [row for node in sample.nodes for row in node.consumers]
-    shown = [row for row in consumers if (row.topic, row.channel) in places]
+    selected = [row for row in consumers if (row.topic, row.channel) in places]
     return [
         {name: getattr(row, name) for name in ("topic", "channel", "node")}
         | consumer_document(row.client)
-        for row in sorted(shown, key=lambda row: places[row.topic, row.channel])
+        for row in sorted(selected, key=lambda row: places[row.topic, row.channel])
     ]
 
 
@@ -137,7 +136,7 @@ Value = str | int | float | bool | None
 def _rate(name: str) -> Callable[[QueueRow], float | None]:
     def read(row: QueueRow) -> float | None:
         if row.rates is None or (name == "finish" and not row.channel):
-            return None  # a topic hands its messages on, and finishes none
+            return None  # A topic passes its messages on, and finishes none.
         value: float = getattr(row.rates, name)
         return value
 
@@ -145,7 +144,7 @@ def _rate(name: str) -> Callable[[QueueRow], float | None]:
 
 
 def _slowest(row: QueueRow) -> float | None:
-    """The highest percentile that nsqd keeps, in milliseconds."""
+    """Return the highest percentile of nsqd in milliseconds."""
     return max(row.latency)[1] * 1000 if row.latency else None
 
 
@@ -173,14 +172,14 @@ _FILTER = re.compile(r"\s*(\w+)\s*(>=|<=|!=|==|=|>|<)\s*(\S+)\s*")
 
 
 def check_column(name: str, columns: Collection[str] = COLUMNS) -> str:
-    """Return the name. Raises `ConfigurationError` when there is no such column."""
+    """Return the name. Raises `ConfigurationError` for an unknown column."""
     if name not in columns:
         raise ConfigurationError(f"unknown column {name!r}; the columns are {', '.join(columns)}")
     return name
 
 
 class Condition(NamedTuple):
-    """A condition on a column, of whatever kind of rows."""
+    """A condition on a column."""
 
     column: str
     holds: Callable[[Value], bool]
@@ -191,7 +190,7 @@ def parse_condition(
 ) -> Condition:
     """Read a condition: ``depth>1000``, ``paused=yes``, ``channel!=archive``.
 
-    ``texts`` are the columns that are no numbers. An unknown value meets no condition. Raises
+    ``texts`` are the columns with text. An unknown value meets no condition. Raises
     `ConfigurationError`.
     """
     match = _FILTER.fullmatch(text)
@@ -220,8 +219,8 @@ def _limit(name: str, text: str, texts: Collection[str]) -> Any:
 def sort_rows(
     rows: Iterable[QueueRow], column: str, conditions: Collection[Condition] = ()
 ) -> list[QueueRow]:
-    """Sort those that meet all conditions by a column: texts from A to Z, numbers from the greatest
-    down, unknown ones last."""
+    """Sort the rows that meet all conditions by a column: texts from A to Z, numbers from the
+    largest down, unknown values last."""
     kept = (row for row in rows if all(holds(COLUMNS[name](row)) for name, holds in conditions))
     ordered = sorted(kept, key=lambda row: (row.topic, row.channel, row.node))
     if column in TEXTS:
@@ -234,7 +233,7 @@ def sort_rows(
     return sorted(ordered, key=size)
 
 
-# name, help, what of a row
+# Name, help and attribute of a row.
 QUEUE_METRICS = (
     ("depth", "Messages in the queue.", "depth"),
     ("backend_depth", "Messages of the queue on disk.", "disk"),
@@ -252,21 +251,21 @@ CHANNEL_METRICS = (
 
 
 def sample_metrics(sample: Sample, lookupds: Collection[str] = ()) -> Iterator[Metric]:
-    """Yield every counter of every nsqd; ``nsq_up`` is 0 for those that do not answer.
+    """Yield every counter of every nsqd; ``nsq_up`` is 0 for an nsqd that does not answer.
 
-    ``lookupds`` are the addresses of nsqlookupd, whose failures are theirs.
+    ``lookupds`` are the addresses of nsqlookupd, which have a metric of their own.
     """
     failed = {failure.address for failure in sample.failures}
     up = [({"node": report.address}, 1) for report in sample.reports]
     up += [({"node": address}, 0) for address in sorted(failed - set(lookupds))]
     yield metric_of("nsq_up", "Whether the nsqd answered.", up)
     if lookupds:
-        answered = [({"lookupd": each}, int(each not in failed)) for each in lookupds]
+        answered = [({"lookupd": address}, int(address not in failed)) for address in lookupds]
         yield metric_of("nsq_lookupd_up", "Whether the nsqlookupd answered.", answered)
     for kind, table in (("topic", QUEUE_METRICS), ("channel", CHANNEL_METRICS)):
         rows = [row for row in sample.rows if bool(row.channel) == (kind == "channel")]
-        for name, help_, what in table:
-            values = [(_labels(row), int(getattr(row, what))) for row in rows]
+        for name, help_, field in table:
+            values = [(_labels(row), int(getattr(row, field))) for row in rows]
             yield metric_of(f"nsq_{kind}_{name}", help_, values)
     latencies = [
         ({**_labels(row), "quantile": f"{quantile:g}"}, f"{seconds:g}")
@@ -276,7 +275,7 @@ def sample_metrics(sample: Sample, lookupds: Collection[str] = ()) -> Iterator[M
     if latencies:
         help_ = "Time from publishing to finishing."
         yield metric_of("nsq_e2e_latency_seconds", help_, latencies)
-    info = [({"node": each.address, "version": each.stats.version}, 1) for each in sample.reports]
+    info = [({"node": r.address, "version": r.stats.version}, 1) for r in sample.reports]
     yield metric_of("nsq_node_info", "The version of the nsqd.", info)
     started = [({"node": address}, start_s) for address, start_s in sample.started.items()]
     yield metric_of("nsq_node_start_time_seconds", "When the nsqd started.", started)
