@@ -143,16 +143,16 @@ Cluster
     unpause channel:unpause Resume paused channels.
     $ nsq channel list clicks
     $ nsq channel pause clicks archive
-  topology Export the topics and channels of a cluster, and create those that it lacks.
-    export topology:export Print the topics and channels of a cluster, with what is paused, as TOML.
+  topology Export the topics and channels of a cluster, and create missing ones.
+    export topology:export Print the topics and channels of a cluster, and their pauses, as TOML.
     plan topology:plan Show what each nsqd and nsqlookupd lacks of a topology.
-    apply topology:apply Create what a topology has and the cluster lacks, and pause and unpause as it says.
+    apply topology:apply Create the missing topics and channels of a topology, and pause and unpause as it does.
     $ nsq topology export > topology.toml
     $ nsq topology plan topology.toml
   nodes nodes:nodes List every nsqd: version, topics, tombstones, and whether it answers.
   ping nodes:ping Check the health of every daemon.
   tombstone nodes:tombstone Remove a topic from one nsqd: hide it from consumers, then delete it there.
-  drain nodes:drain Move the messages that are left on one nsqd to another, or to their consumers.
+  drain nodes:drain Move the remaining messages of an nsqd to another one, or to their consumers.
   bench Measure the speed and the latency of an nsqd.
     pub bench:pub Measure how fast messages are published, each confirmed by nsqd.
     sub bench:sub Measure how fast a backlog is consumed, each message finished.
@@ -187,7 +187,7 @@ Servers
   nsqd daemons:nsqd raw Run an nsqd in Python, with the flags, files and protocol of the real one.
   nsqlookupd daemons:nsqlookupd raw Run an nsqlookupd in Python, with the flags and protocol of the real one.
 Deprecated
-  lookup nodes:lookup Show which nsqd have a topic, as nsqlookupd tells consumers.
+  lookup nodes:lookup Show which nsqd have a topic, according to nsqlookupd.
   info nodes:info Show version, addresses and limits of every nsqd.
 """
 """A heading, and below it a line for each command: name, entry, ``raw``, help. Groups

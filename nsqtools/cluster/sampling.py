@@ -1,20 +1,20 @@
-"""Samples of a cluster, one after the other: what `nsq top`, `nsq stat` and `nsq web` show.
+"""Successive samples of a cluster, for `nsq top`, `nsq stat` and `nsq web`.
 
-All nsqd are asked at the same time, and each has one question at a time. A sample is put together
-from the last answer of each. With an interval it waits for them for a part of that only, and an
-answer that comes later is in the next sample. An nsqd that fails, or lets a question wait for
-`COUNTED_S`, counts no more until it answers again. The nsqd are looked up again every `LOOKUP_S`.
+All nsqd are asked at the same time, and each has one question at a time. A sample consists of the
+last answer of each. With an interval it waits for answers during part of the interval only, and a
+later answer is part of the next sample. An nsqd that fails, or does not answer for `COUNTED_S`, is
+excluded until it answers again. The nsqd are discovered again every `LOOKUP_S`.
 
-An nsqd that has answered stays, however little nsqlookupd knows of it: one that is gone is a
-problem to show. It is forgotten when it was not reached for `FORGOTTEN_S` and no nsqlookupd that
-answers announces it. An nsqlookupd that does not answer changes nothing about the nsqd. An nsqd
-whose address was given is never forgotten.
+An nsqd that has answered stays even if no nsqlookupd announces it, because its absence is a problem
+to show. It is forgotten after `FORGOTTEN_S` without an answer, if no nsqlookupd that answers
+announces it. An nsqlookupd that does not answer changes nothing about the nsqd. A given nsqd is
+never forgotten.
 
-The threads are daemons: who quits does not wait for an nsqd that hangs. Answers are read one after
-the other, so that they leave the processor to the thread that draws and only one is in memory.
+The threads are daemon threads, so that quitting does not wait for an nsqd that hangs. Answers are
+decoded one at a time: that leaves the processor to the thread that draws, and bounds the memory.
 
-A client that can announce an nsqd can announce a thousand, each with the longest answers. So
-an nsqd, and a sample, has a budget of JSON objects; an nsqd beyond it is named, and seldom asked.
+A client that can announce an nsqd can announce a thousand, each with the longest answers. So each
+nsqd, and each sample, has a budget of JSON objects. An nsqd beyond it is named, and rarely asked.
 """
 
 from __future__ import annotations
@@ -48,26 +48,28 @@ from nsqtools.errors import DeadlineExceeded, NotFoundError, NsqError, ProtocolE
 from nsqtools.http.http_api import MAX_NODES, NsqdHTTPClient, NsqlookupdHTTPClient
 from nsqtools.protocol.stats import StatsReader
 
+# An nsqd under load answers within seconds. Excluding it earlier would make sums jump.
 COUNTED_S = 5.0
 LOOKUP_S = 5.0
+# A question that is open for longer marks the nsqd as silent on the screen.
 SLOW_S = 1.0
-"""A question that is open for longer is called unanswered."""
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 1.0
+# Ten minutes without an announcement or an answer: longer than a restart or an upgrade takes.
 FORGOTTEN_S = 600.0
-"""How long an nsqd is remembered that is neither announced nor reached."""
+# Of the nsqd that have probably left, so many are asked for one sample.
 MAX_LEFT_AT_ONCE = 32
+# JSON objects: a topic or a channel is two, a consumer is one. A million take 1.5 GB.
 MAX_ENTRIES_OF_NODE, MAX_ENTRIES = 200_000, 600_000
-"""JSON objects: a topic or a channel is two of them, a consumer one. A million take 1.5 GB."""
 OVER_BUDGET_S = 60.0
 
 
 class OverBudget(ProtocolError):
-    """An nsqd says more than is kept of one, or than there is room for beside the others."""
+    """The answer of an nsqd exceeds its budget, or the remaining budget of the sample."""
 
 
 class SampleScope(NamedTuple):
-    """What is asked besides the queues: the consumers (of a topic, of a channel), the memory."""
+    """Questions in addition to the queues: consumers (of a topic or channel), and memory."""
 
     consumers: bool = False
     topic: str = ""
@@ -79,12 +81,12 @@ QUEUES_ONLY = SampleScope()
 
 
 class NodeState(NamedTuple):
-    """An nsqd as a sample has it.
+    """An nsqd in a sample.
 
-    ``silent_s`` is the time since its last answer, 0.0 while it answers; ``error`` says why, as far
-    as it is known. With an error ``rows`` are the last known ones, without rates, and ``consumers``
-    are empty. ``heap`` is the memory in use in bytes, where it was asked for. ``seen_s`` is when it
-    answered last, in seconds since 1970, None for one that never did.
+    ``silent_s`` is the time since its last answer, 0.0 while it answers, and ``error`` the reason,
+    if known. With an error ``rows`` are the last known rows without rates, and ``consumers`` is
+    empty. ``heap`` is the memory in use in bytes, if it was asked for. ``seen_s`` is when it
+    answered last, in seconds since 1970, or None.
     """
 
     address: str
@@ -103,16 +105,16 @@ class NodeState(NamedTuple):
 
     @property
     def is_gone(self) -> bool:
-        """Whether it has answered before, and does not any more."""
+        """Whether it has answered before, and fails now."""
         return bool(self.error) and self.seen_s is not None
 
 
 class Sample(NamedTuple):
-    """One sample. ``rows`` are those of each nsqd that counts, ``totals`` of all these together.
+    """One sample. ``rows`` has the queues of each included nsqd, ``totals`` of all together.
 
-    ``time_s`` is seconds since 1970, ``reports`` are their statistics. ``failures`` are the nsqd
-    that do not count and why, and the nsqlookupd that did not answer. ``nodes`` has every nsqd that
-    was ever asked and is remembered. ``at_s`` is when it was taken, on the monotonic clock.
+    ``time_s`` is seconds since 1970, ``at_s`` the same on the monotonic clock. ``reports`` are the
+    statistics of the included nsqd. ``failures`` are the errors of excluded nsqd and of nsqlookupd.
+    ``nodes`` has every remembered nsqd.
     """
 
     time_s: float
@@ -125,7 +127,7 @@ class Sample(NamedTuple):
 
     @property
     def started(self) -> dict[str, int]:
-        """When each nsqd started, in seconds since 1970, by address."""
+        """The start time of each nsqd in seconds since 1970, by address."""
         return {report.address: report.stats.start_time for report in self.reports}
 
 
@@ -133,28 +135,31 @@ NO_SAMPLE = Sample(0, [], [], (), ())
 
 
 class SampleFilter(NamedTuple):
-    """What to sample: names or patterns of topics and channels, none for all.
+    """Names or patterns of topics and channels to sample; none selects all.
 
-    With channels named, topics themselves are not shown.
+    With named channels, the rows of topics themselves are excluded.
     """
 
     topics: Sequence[str] = ()
     channels: Sequence[str] = ()
 
     def among(self, rows: list[QueueRow]) -> list[QueueRow]:
-        """Return the rows that are wanted."""
+        """Return the selected rows."""
         if not self.topics and not self.channels:
             return rows
         return [row for row in rows if self.has(row.topic, row.channel)]
 
     def has(self, topic: str, channel: str) -> bool:
-        """Tell whether a channel is wanted, or with ``""`` the topic itself."""
-        is_wanted = matches(channel, self.channels) if channel else not self.channels
-        return is_wanted and matches(topic, self.topics)
+        """Return whether a channel, or with ``""`` the topic itself, is selected."""
+        is_selected = matches(channel, self.channels) if channel else not self.channels
+        return is_selected and matches(topic, self.topics)
 
     def check(self, rows: Sequence[QueueRow], failures: Sequence[DaemonFailure] = ()) -> None:
-        """Raise `NotFoundError` for a name or pattern that no row has: an alarm must not be silent
-        because its topic is gone or misspelt. ``failures`` are daemons that may have it."""
+        """Raise `NotFoundError` for a name or pattern that no row has.
+
+        A monitor must not be silent because its topic is gone or misspelled. ``failures`` are
+        daemons that may have it.
+        """
         topics = {row.topic for row in rows}
         select_names("topic", self.topics, topics, failures)
         channels = {row.channel for row in rows if matches(row.topic, self.topics)} - {""}
@@ -163,10 +168,10 @@ class SampleFilter(NamedTuple):
 
 @dataclass(slots=True)
 class _Node:
-    """An nsqd that is asked again and again, and its last answer.
+    """An nsqd and its last answer.
 
-    ``asked_s`` is when the open question was asked, None while there is none, ``tried_s`` when the
-    last one was.
+    ``asked_s`` is the time of the open question, None if there is none; ``tried_s`` is the time of
+    the last question.
     """
 
     address: str
@@ -191,29 +196,29 @@ class _Node:
 
     @property
     def pause_s(self) -> float:
-        """How long it is left alone, where it has probably left or says too much."""
+        """The pause before the next question to an nsqd that has left or exceeds its budget."""
         if isinstance(self.error, OverBudget):
             return OVER_BUDGET_S
         return 0.0 if self.is_announced or self.error is None else LOOKUP_S
 
 
 class Sampler:
-    """Samples a cluster, again and again, on one thread. `stop` it from any.
+    """Takes samples of a cluster, on one thread. `stop` it from any.
 
-    Without ``interval_s`` a sample waits for all daemons. With ``required`` the first sample fails
-    where none answers, and where none that answers has what is named.
+    Without ``interval_s`` a sample waits for all daemons. If ``required``, the first sample fails
+    if no daemon answers, or if none has a named topic or channel.
     """
 
     def __init__(
         self,
         cluster: Cluster,
-        wanted: SampleFilter,
+        selection: SampleFilter,
         *,
         required: bool = True,
         interval_s: float | None = None,
     ) -> None:
         self._cluster = cluster
-        self._wanted = wanted
+        self._selection = selection
         self._required = required
         self._waits_for_all = interval_s is None
         self._least_s = (interval_s or 0.0) / 2
@@ -240,13 +245,12 @@ class Sampler:
                 if node.error is None and node.report is not None
             }
 
-    def sample(self, question: SampleScope = QUEUES_ONLY) -> Sample:
-        """Take one sample. With an interval it does not take longer than half of that.
+    def sample(self, scope: SampleScope = QUEUES_ONLY) -> Sample:
+        """Take one sample. With an interval it takes at most half of the interval.
 
-        The first one waits until a daemon has answered, and a moment longer for the others. It
-        raises `NotFoundError` for a name or pattern that is nowhere, and the first failure when
-        none answers. Later that is a sample with nothing but failures: a long run outlives a bad
-        moment.
+        The first sample waits until a daemon has answered, and `FIRST_WAIT_S` for the others. It
+        raises `NotFoundError` for a name or pattern that no daemon has, and the first failure if
+        none answers. Later samples contain the failures instead: a long run survives an outage.
         """
         if time.monotonic() - self._looked_up_s >= LOOKUP_S:
             if self._waits_for_all or not self._has_begun:
@@ -254,12 +258,12 @@ class Sampler:
             else:
                 self._looked_up_s = math.inf  # until it has
                 self._jobs.append(self._look_up)
-        self._wait_for(self._ask_all(question))
+        self._wait_for(self._ask_all(scope))
         if self._bug is not None:
             bug, self._bug = self._bug, None
             raise bug
         self._cluster.remember(self.answering)
-        sample = self._build_sample(question)
+        sample = self._build_sample(scope)
         if not self._has_begun and not self._is_interrupted:
             if self._required and sample.failures and not sample.reports:
                 raise sample.failures[0].error
@@ -269,22 +273,22 @@ class Sampler:
         return sample
 
     def samples(
-        self, interval_s: float, count: int | None = None, question: SampleScope = QUEUES_ONLY
+        self, interval_s: float, count: int | None = None, scope: SampleScope = QUEUES_ONLY
     ) -> Iterator[Sample]:
-        """Sample every ``interval_s`` seconds, the first time after one interval, with rates.
+        """Sample every ``interval_s`` seconds, beginning after one interval, with rates.
 
-        Samples keep to the schedule however long an answer takes. Ends after ``count``, and
-        when `stop` is called.
+        Slow answers do not shift the schedule. Ends after ``count`` samples, or when `stop` is
+        called.
         """
         next_s = time.monotonic()
-        self.sample(question)
-        taken = 0
-        while count is None or taken < count:
+        self.sample(scope)
+        sample_count = 0
+        while count is None or sample_count < count:
             next_s = max(next_s + interval_s, time.monotonic())
             if self._stopped.wait(next_s - time.monotonic()):
                 return
-            yield self.sample(question)
-            taken += 1
+            yield self.sample(scope)
+            sample_count += 1
 
     def stop(self) -> None:
         """End `samples`. With an interval, do not wait any more either."""
@@ -294,7 +298,7 @@ class Sampler:
     def _is_interrupted(self) -> bool:
         return self._stopped.is_set() and not self._waits_for_all
 
-    # -- who is asked -----------------------------------------------------------------------------
+    # -- questions --------------------------------------------------------------------------------
 
     def _look_up(self) -> None:
         try:
@@ -307,7 +311,7 @@ class Sampler:
             self._looked_up_s = time.monotonic()
 
     def _merge_nodes(self, known: Nsqds, failures: Iterable[DaemonFailure]) -> None:
-        """Note which nsqd there are, and forget those that left."""
+        """Add the discovered nsqd, and forget nsqd that left."""
         self._failures = tuple(failures)
         failed = {failure.address for failure in self._failures}
         lookupds = self._cluster.lookupds
@@ -337,28 +341,28 @@ class Sampler:
             if not is_remembered and node.asked_s is None:
                 del self._nodes[node.address]
 
-    def _ask_all(self, question: SampleScope) -> list[_Node]:
-        """Put the question to every nsqd that has answered the last one; return these.
+    def _ask_all(self, scope: SampleScope) -> list[_Node]:
+        """Ask every nsqd without an open question; return them.
 
-        Those that failed come last, and of those that are asked seldom not all at once.
+        Failed nsqd come last. Of the nsqd that have left, only `MAX_LEFT_AT_ONCE` are idle_nodes.
         """
         now_s = time.monotonic()
         with self._changed:
             nodes = [node for node in self._nodes.values() if node.asked_s is None]
-            asked = [node for node in nodes if now_s - node.tried_s >= node.pause_s]
-            asked.sort(key=lambda node: (node.pause_s, node.error is not None, node.tried_s))
-            del asked[sum(not node.pause_s for node in asked) + MAX_LEFT_AT_ONCE :]
-            for node in asked:
+            idle_nodes = [node for node in nodes if now_s - node.tried_s >= node.pause_s]
+            idle_nodes.sort(key=lambda node: (node.pause_s, node.error is not None, node.tried_s))
+            del idle_nodes[sum(not node.pause_s for node in idle_nodes) + MAX_LEFT_AT_ONCE :]
+            for node in idle_nodes:
                 node.asked_s = node.tried_s = now_s
-                self._jobs.append(partial(self._ask, node, question))
-            # what waits where no thread can be started is begun with the next sample
+                self._jobs.append(partial(self._ask, node, scope))
+            # If no thread can be started, these jobs start with the next sample.
             for _ in range(min(len(self._jobs), MAX_WORKERS - self._workers)):
                 threading.Thread(target=self._work, name="nsq-sample", daemon=True).start()
                 self._workers += 1
-        return asked
+        return idle_nodes
 
     def _work(self) -> None:
-        """Do what waits for a thread, which `MAX_WORKERS` of them do."""
+        """Run jobs until none is left. At most `MAX_WORKERS` threads do so."""
         while True:
             with self._changed:
                 if not self._jobs:
@@ -370,16 +374,18 @@ class Sampler:
             except Exception as exc:
                 self._bug = exc
 
-    def _ask(self, node: _Node, question: SampleScope) -> None:
+    def _ask(self, node: _Node, scope: SampleScope) -> None:
         error: NsqError | None = None
         try:
             latest_s = (node.asked_s or 0.0) + self._cluster.timeout_s
-            take = partial(self._take_answer, node, question)
-            self._cluster.ask_one((node.address, question), take, latest_s)
+            take = partial(self._take_answer, node, scope)
+            self._cluster.ask_one((node.address, scope), take, latest_s)
             if not node.is_announced:
-                node.client.close()  # it may be one of many that left
+                # Many nsqd may have left, and each would keep a connection.
+                node.client.close()
         except NsqError as exc:
-            error = exc.with_traceback(None)  # it is kept, and would keep its frames
+            # The error stays with the node; its traceback would keep all frames in memory.
+            error = exc.with_traceback(None)
             error.__cause__ = error.__context__ = None
         finally:
             with self._changed:
@@ -387,19 +393,19 @@ class Sampler:
                 node.asked_s = None
                 self._changed.notify_all()
 
-    def _take_answer(self, node: _Node, question: SampleScope) -> None:
-        wanted, client = self._wanted, node.client
-        only = wanted.topics[0] if len(wanted.topics) == 1 else ""
-        is_scoped = question.consumers and bool(question.topic)
+    def _take_answer(self, node: _Node, scope: SampleScope) -> None:
+        topics, client = self._selection.topics, node.client
+        only = topics[0] if len(topics) == 1 else ""
+        is_scoped = scope.consumers and bool(scope.topic)
         began_s = time.monotonic()
         answer = client.ask_stats(
-            # nsqd leaves the rest out itself where one name is asked for
+            # For a single name nsqd itself leaves out all other topics.
             "" if is_pattern(only) or node.answered_s is None else only,
-            clients=question.consumers and not is_scoped,
-            memory=question.memory,
+            clients=scope.consumers and not is_scoped,
+            memory=scope.memory,
         )
         at_s = (began_s + time.monotonic()) / 2
-        scoped = client.stats(question.topic, question.channel, clients=True) if is_scoped else None
+        scoped = client.stats(scope.topic, scope.channel, clients=True) if is_scoped else None
         with self._reading:
             entries = self._check_budget(node, answer)
             stats = node.reader.read(bytes(answer), client.decode_stats)
@@ -407,32 +413,32 @@ class Sampler:
             report = NodeReport(node.address, at_s, stats)
             measured = node.meter.measure(report)
             consumers = []
-            if question.consumers:
-                asked = report if scoped is None else report._replace(stats=scoped)
-                consumers = node.consumer_meter.measure(asked)
+            if scope.consumers:
+                source = report if scoped is None else report._replace(stats=scoped)
+                consumers = node.consumer_meter.measure(source)
         with self._changed:
             node.report, node.measured, node.entries = report, measured, entries
-            node.consumers, node.consumers_of = consumers, question
-            if question.memory:
+            node.consumers, node.consumers_of = consumers, scope
+            if scope.memory:
                 node.heap = (report.stats.memory or {}).get("heap_in_use_bytes")
             node.answered_s, node.answered_at_s = time.monotonic(), time.time()
 
     def _check_budget(self, node: _Node, answer: bytearray) -> int:
-        """Return how many entries an answer has. Raises `OverBudget`."""
+        """Return the number of entries in an answer. Raises `OverBudget`."""
         entries = answer.count(b"{")
         with self._changed:
-            others = sum(each.entries for each in self._nodes.values() if each is not node)
-        most = min(MAX_ENTRIES_OF_NODE, MAX_ENTRIES - others)
-        if entries > most:
+            used = sum(other.entries for other in self._nodes.values() if other is not node)
+        budget = min(MAX_ENTRIES_OF_NODE, MAX_ENTRIES - used)
+        if entries > budget:
             raise OverBudget(
                 f"{node.client.url}: its statistics have {entries} entries, and there is room"
-                f" for {max(0, most)}",
-                hint="Name those nsqd that you trust with allow_announced (nsq: -X).",
+                f" for {max(0, budget)}",
+                hint="Name the nsqd that you trust with allow_announced (nsq: -X).",
             )
         return entries
 
     def _wait_for(self, asked: Sequence[_Node]) -> None:
-        """Wait for answers; the first time until a daemon has answered."""
+        """Wait for answers. The first sample waits until a daemon has answered."""
         is_first = not self._has_begun and not self._waits_for_all
         ends_s = time.monotonic() + (FIRST_WAIT_S if is_first else self._wait_s)
         with self._changed:
@@ -442,14 +448,14 @@ class Sampler:
                     return
                 self._changed.wait(min(left_s, 0.2) if left_s > 0 else 0.2)
 
-    # -- putting together -------------------------------------------------------------------------
+    # -- the sample -------------------------------------------------------------------------------
 
     def _all_rows(self) -> list[QueueRow]:
         return [row for node in self._nodes.values() for row in node.measured]
 
     def _lacks_something(self) -> bool:
         try:
-            self._wanted.check(self._all_rows())
+            self._selection.check(self._all_rows())
         except NotFoundError:
             return True
         return all(node.report is None for node in self._nodes.values())
@@ -457,31 +463,31 @@ class Sampler:
     def _check_named(self, failures: Sequence[DaemonFailure]) -> None:
         """Raise `NotFoundError` as `SampleFilter.check` does.
 
-        Topics that only nsqlookupd knows have an error of their own.
+        A topic that only nsqlookupd has gets an error of its own.
         """
-        wanted, rows = self._wanted, self._all_rows()
+        selection, rows = self._selection, self._all_rows()
         try:
-            wanted.check(rows, failures)
+            selection.check(rows, failures)
         except NotFoundError:
             if failures:
                 raise
             cluster = self._cluster
             listed, _ = cluster.ask(cluster.lookupds, NsqlookupdHTTPClient.topics)
             absent = merge_names(listed) - {row.topic for row in rows}
-            for topic in wanted.topics:
+            for topic in selection.topics:
                 if topic in absent:
                     raise NotFoundError(describe_registered_only(f"topic {topic}")) from None
             raise
 
-    def _build_sample(self, question: SampleScope) -> Sample:
+    def _build_sample(self, scope: SampleScope) -> Sample:
         now_s, time_s = time.monotonic(), time.time()
         reports, states = [], []
         lookupds = self._cluster.lookupds
         with self._changed:
             failures = [
-                each
-                for each in self._failures
-                if each.address in lookupds or each.address not in self._nodes
+                failure
+                for failure in self._failures
+                if failure.address in lookupds or failure.address not in self._nodes
             ]
             for node in self._nodes.values():
                 open_s = 0.0 if node.asked_s is None else now_s - node.asked_s
@@ -494,19 +500,19 @@ class Sampler:
                         node.measured = [replace(row, rates=None) for row in node.measured]
                 elif node.report is not None:
                     reports.append(node.report)
-                left = "" if node.is_announced else "not announced any more; "
+                prefix = "" if node.is_announced else "no longer announced; "
                 is_silent = error is not None or open_s > SLOW_S
                 stats = node.report.stats if node.report else None
                 states.append(
                     NodeState(
                         node.address,
-                        self._wanted.among(node.measured),
-                        node.consumers if not error and node.consumers_of == question else [],
+                        self._selection.among(node.measured),
+                        node.consumers if not error and node.consumers_of == scope else [],
                         stats.version if stats else "",
                         stats.health if stats else "",
                         node.heap,
                         now_s - (node.answered_s or node.since_s) if is_silent else 0.0,
-                        f"{left}{error}" if error else "",
+                        f"{prefix}{error}" if error else "",
                         node.answered_at_s,
                     )
                 )

@@ -92,7 +92,7 @@ def warn_of_deprecation(command: str, runtime: Runtime) -> None:
 
 
 def lookup(topic: OneTopic, *, listing: ClusterListing) -> int:
-    """Show which nsqd have a topic, as nsqlookupd tells consumers.
+    """Show which nsqd have a topic, according to nsqlookupd.
 
     Examples:
         nsq lookup clicks --lookupd-http-address lookup:4161
@@ -106,7 +106,7 @@ def lookup(topic: OneTopic, *, listing: ClusterListing) -> int:
         where = lookup_topic(opened, topic)
     if not where.nodes:
         listing.runtime.info(f"nsq: {describe_registered_only(f'topic {topic}')}")
-    nodes = [each._asdict() for each in where.nodes]
+    nodes = [node._asdict() for node in where.nodes]
     if listing.form.is_document:
         document = {"topic": topic, "channels": where.channels, "nodes": nodes}
         write_json(listing.runtime, document)
@@ -199,7 +199,7 @@ def client_settings(
     flags: ClientFlags,
     lookup: Annotated[dict[str, Any], From(some(LookupFlags, "timeout"))],
 ) -> dict[str, str]:
-    """The options of the way to both nsqd, as text under go-nsq's names."""
+    """Return the options for connections to both nsqd, as text under go-nsq's names."""
     return texts_of(settled(context, "consumer_opt"))
 
 
@@ -218,9 +218,9 @@ class DrainForm(OptionSet):
         moved: int,
         left: int | None,
     ) -> None:
-        """Print what the plan was and what came of it as JSON, or what a dry run would do."""
+        """Print the plan and its result as JSON, or the plan of a dry run as lines."""
         if self.json:
-            shown = [
+            documents = [
                 {
                     "topic": move.topic,
                     "channels": [move.channel] if move.channel else [],
@@ -229,7 +229,7 @@ class DrainForm(OptionSet):
                 }
                 for move in moves
             ]
-            document = {"moves": shown, "stays": list(stays), "moved": moved, "left": left}
+            document = {"moves": documents, "stays": list(stays), "moved": moved, "left": left}
             write_json(runtime, document)
         elif self.dry_run:
             write_lines(runtime, [move.line() for move in moves])
@@ -248,20 +248,20 @@ def drain(
     channels: DrainedChannels,
     runtime: Session,
 ) -> int:
-    """Move the messages that are left on one nsqd to another, or to their consumers.
+    """Move the remaining messages of an nsqd to another one, or to their consumers.
 
     Stop publishing to the nsqd first; the command ends when no more messages arrive.
 
-    Without --to each channel is moved to a temporary nsqd in this process (see nsq replay), as it
-    is: ids, times and attempts stay, and no other channel gets anything. What is in flight is moved
-    when it comes back, and what is deferred when it is due. The command ends when all is consumed;
-    after an interruption the same command goes on.
+    Without --to each channel moves to a temporary nsqd in this process (see nsq replay): ids, times
+    and attempts stay, and no other channel gets a message. Messages in flight move when they are
+    requeued, and deferred messages when they are due. The command ends when consumers have finished
+    all; after an interruption the same command continues.
 
-    With --to every message is published to the other nsqd and finished on this one once that is
-    confirmed; it gets a new id and timestamp. NSQ publishes to topics, not to channels: topics with
-    several channels are skipped. Messages in flight to consumers or deferred stay.
+    With --to each message is published to the other nsqd and, once that is confirmed, finished on
+    this one; it gets a new id and timestamp. NSQ publishes to topics, not to channels, so topics
+    with several channels are skipped. Messages in flight or deferred stay.
 
-    The exit status is 6 when something is left.
+    The exit status is 6 if messages are left.
 
     Examples:
         nsq drain nsqd-3:4151 --lookupd-http-address lookup:4161
@@ -299,7 +299,7 @@ def drain(
 
 
 def tell_what_stays(lines: Sequence[str], runtime: Runtime) -> ExitStatus:
-    """Say what a drain leaves; return the exit status."""
+    """Print the queues that a drain leaves; return the exit status."""
     for line in lines:
         runtime.print_error(f"nsq: stays: {line}")
     return ExitStatus.PARTLY_DONE if lines else ExitStatus.DONE

@@ -29,11 +29,11 @@ VIEW = "Rows"
 
 INTERVAL_S = 1.0
 TIMED = (FormKind.csv, FormKind.jsonl)
-"""The forms in which every row has the time of its sample."""
+"""The forms in which each row has the time of its sample."""
 
 
 class StatRows(Enum):
-    """What a row is."""
+    """The kind of rows."""
 
     queues = "queues"
     nodes = "nodes"
@@ -46,7 +46,7 @@ e2e_ms messages requeued timed_out memory disk requeue deferred finish egress in
 user_agent finished client_id ready
 gc_total_runs next_gc_bytes heap_released_bytes heap_objects
 """
-"""The columns that a narrow terminal does without, in this order."""
+"""The columns that are dropped on a narrow terminal, in this order."""
 
 CLIENT_COLUMNS = """
 topic channel node client_id remote_address user_agent ready in_flight messages finished requeued
@@ -59,7 +59,7 @@ CLOCK = slice(11, 19)  # of RFC 3339: hours, minutes and seconds
 
 
 def parse_column(text: str) -> str:
-    """Read the name of a column. (Imported late: the help page needs no services.)"""
+    """Check the name of a column. The import is here to keep the help page fast."""
     from nsqtools.cluster.stats_documents import check_column
 
     return check_column(text)
@@ -95,21 +95,21 @@ def stat(
 ) -> int:
     """Show depth, rates, clients and latency of topics and channels.
 
-    Measures for a second and ends; with --interval it continues until --count, or until it is
-    interrupted. Rates are messages a second over the time that really passed. A row without a
-    channel is the topic itself: its depth is what waits there, before it reaches the channels. An
-    nsqd that does not answer is named and left out.
+    Measures for one second; with --interval it continues until --count or an interrupt. Rates are
+    messages a second over the measured time. A row without a channel is the topic itself; its depth
+    counts the messages that have not reached the channels. An nsqd that does not answer is named
+    and left out.
 
-    The exit status is 3 when a topic or channel was named that is not there, 6 when an nsqd did not
-    answer. nsq check compares with bounds.
+    The exit status is 3 if a named topic or channel does not exist, 6 if an nsqd did not answer.
+    nsq check compares with limits.
 
     Columns:
 
-      depth      messages that wait in the queue, in memory and on disk
-      memory     those of them in memory
-      disk       those of them on disk
-      in_flight  messages that consumers have and have not finished
-      deferred   messages that wait until their delay is over
+      depth      messages waiting in the queue, in memory and on disk
+      memory     messages in the queue that are in memory
+      disk       messages in the queue that are on disk
+      in_flight  messages delivered to consumers and not yet answered
+      deferred   messages waiting for the end of their delay
       ingress    messages received, a second
       egress     messages sent to consumers, a second
       finish     messages finished, a second
@@ -117,7 +117,7 @@ def stat(
       requeued   messages requeued since the queue was created or nsqd started
       timed_out  messages that timed out, since then
       messages   messages received, since then
-      clients    consumers that are connected
+      clients    connected consumers
       paused     whether the queue is paused on any nsqd
       e2e_ms     ms from publishing to finishing, nsqd's highest percentile
 
@@ -134,13 +134,13 @@ def stat(
     if once and (interval or count):
         raise ConfigurationError("--once takes one sample: leave out --interval and --count")
     if show is StatRows.memory and (filter or sort != "topic"):
-        raise ConfigurationError("--filter and --sort are for queues, which --show memory has not")
+        raise ConfigurationError("--filter and --sort do not work with --show memory")
     columns = columns_of(show)
     form.check(("time", *columns))
     of_queues = columns_of(show if show is StatRows.nodes else StatRows.queues)
     conditions = [stats_documents.parse_condition(text, of_queues) for text in filter or ()]
     is_timed = interval is not None or form.kind in TIMED or "time" in form.columns
-    question = SampleScope(consumers=show is StatRows.clients, memory=show is StatRows.memory)
+    scope = SampleScope(consumers=show is StatRows.clients, memory=show is StatRows.memory)
 
     def print_sample(sample: Sample, queues: Sequence[QueueRow], *, headed: bool) -> None:
         answer = stats_documents.document(sample, queues)
@@ -156,10 +156,10 @@ def stat(
         if is_timed:
             is_screen = form.kind is None and runtime.stdout_is_tty
             moment = answer["time"][CLOCK] if is_screen else answer["time"]
-            names, records = ["time", *names], [{"time": moment, **each} for each in records]
+            names, records = ["time", *names], [{"time": moment, **record} for record in records]
         write_records(runtime, names, records, form, optional=OPTIONAL.split(), headed=headed)
 
-    told: set[str] = set()
+    reported: set[str] = set()
     status, is_first = ExitStatus.DONE, True
     with cluster.open() as opened, Progress(runtime) as progress:
         sampler = Sampler(opened, SampleFilter(topic or (), channel or ()))
@@ -167,22 +167,22 @@ def stat(
             progress.show(lambda: f"measuring rates for {format_duration(interval or INTERVAL_S)}")
         with stop_on_signals(sampler.stop) as signals:
             rounds = count if interval is not None else count or 1
-            samples = sampler.samples(interval or INTERVAL_S, rounds, question)
-            for sample in (sampler.sample(question),) if once else samples:
+            samples = sampler.samples(interval or INTERVAL_S, rounds, scope)
+            for sample in (sampler.sample(scope),) if once else samples:
                 progress.clear()
                 rows = sample.rows if show is StatRows.nodes else sample.totals
                 chosen = stats_documents.sort_rows(rows, sort, conditions)
                 print_sample(sample, chosen, headed=is_first)
                 is_first = False
-                new = [each for each in sample.failures if str(each.error) not in told]
-                report_unreachable(new, runtime)
-                told = {str(each.error) for each in sample.failures}
-                status = ExitStatus.PARTLY_DONE if told else status
+                failures = [f for f in sample.failures if str(f.error) not in reported]
+                report_unreachable(failures, runtime)
+                reported = {str(failure.error) for failure in sample.failures}
+                status = ExitStatus.PARTLY_DONE if reported else status
     return signals.status(otherwise=status)
 
 
 def columns_of(show: StatRows) -> Sequence[str]:
-    """The columns of a kind of rows."""
+    """Return the columns of a kind of rows."""
     from nsqtools.cluster.stats_documents import COLUMNS
 
     if show is StatRows.clients:

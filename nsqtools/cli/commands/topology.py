@@ -1,4 +1,4 @@
-"""``nsq topology``: the topics and channels that a cluster ought to have, as a file."""
+"""``nsq topology``: the topics and channels that a cluster should have, as a file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TopologyFile = Annotated[Path, Argument(metavar="FILE", help="What ought to be t
 def export(
     topic: TopicPatterns = None, *, cluster: ClusterConnection, runtime: Session
 ) -> ExitStatus:
-    """Print the topics and channels of a cluster, with what is paused, as TOML.
+    """Print the topics and channels of a cluster, and their pauses, as TOML.
 
     Ephemeral topics and channels are left out. A topic that not every nsqd has gets
     everywhere = false: its channels ought to be where it is.
@@ -61,28 +61,26 @@ def plan(
     """
     from nsqtools.cluster.topology import plan_topology
 
-    wanted = read_topology(file)
+    topology = read_topology(file)
     with cluster.open() as opened:
-        found = plan_topology(opened, wanted)
+        steps_plan = plan_topology(opened, topology)
         change = Changing(dry_run=True, form=form, cluster=cluster, runtime=runtime)
-        status = change.carry_out(opened, found, yes=False)
-    return ExitStatus.FAILED if (found.steps or found.notes) and not status else status
+        status = change.carry_out(opened, steps_plan, yes=False)
+    return ExitStatus.FAILED if (steps_plan.steps or steps_plan.notes) and not status else status
 
 
 def apply(
     file: TopologyFile,
-    prune: bool = opt(
-        "", "Delete what is not in FILE and had no client and no message for --idle.", SAFETY
-    ),
+    prune: bool = opt("", "Delete idle topics and channels that are not in FILE.", SAFETY),
     idle: float | None = opt(
-        "DURATION", "How long --prune watches first.", SAFETY, show_default="1m"
+        "DURATION", "Idle time that --prune requires.", SAFETY, show_default="1m"
     ),
-    watch: bool = opt("", "Go on, for nsqd that join or come back later, until interrupted."),
+    watch: bool = opt("", "Repeat until interrupted, for nsqd that join later."),
     yes: Yes = False,
     *,
     change: Changing,
 ) -> int:
-    """Create what a topology has and the cluster lacks, and pause and unpause as it says.
+    """Create the missing topics and channels of a topology, and pause and unpause as it does.
 
     Topics and channels are created on every nsqd and with every nsqlookupd, before the first
     message that they would miss. Nothing is deleted without --prune, which shows its plan and
@@ -97,46 +95,46 @@ def apply(
     from nsqtools.cluster.topology import idle_steps, plan_topology
 
     if watch and (prune or change.dry_run):
-        raise ConfigurationError("--prune and --dry-run look once: leave out --watch")
+        raise ConfigurationError("--prune and --dry-run run once: leave out --watch")
     if idle is not None and not prune:
         raise ConfigurationError("--idle is for --prune")
-    wanted = read_topology(file)
+    topology = read_topology(file)
     if watch:
         ended = threading.Event()
         with stop_on_signals(ended.set) as signals:
-            return keep(wanted, change, ended) or signals.status()
+            return apply_repeatedly(topology, change, ended) or signals.status()
     with change.cluster.open(CHANGE_TIMEOUT_S) as cluster:
         before = take_inventory(cluster) if prune else None
         if before is not None:
             time.sleep(IDLE_S if idle is None else idle)
-        found = plan_topology(cluster, wanted)
+        steps_plan = plan_topology(cluster, topology)
         if before is not None:
-            steps = (*found.steps, *idle_steps(cluster, before, wanted))
-            found = AdminPlan(sort_steps(steps), found.failures, found.notes)
-        if not any(found):
+            steps = (*steps_plan.steps, *idle_steps(cluster, before, topology))
+            steps_plan = AdminPlan(sort_steps(steps), steps_plan.failures, steps_plan.notes)
+        if not any(steps_plan):
             change.runtime.info("nsq: nothing is lacking")
-        status = change.carry_out(cluster, found, yes=yes)
-    return ExitStatus.PARTLY_DONE if found.notes and not status else status
+        status = change.carry_out(cluster, steps_plan, yes=yes)
+    return ExitStatus.PARTLY_DONE if steps_plan.notes and not status else status
 
 
-def keep(wanted: Topology, change: Changing, ended: threading.Event) -> int:
-    """Apply a topology again and again; a cluster that cannot be asked is tried again."""
+def apply_repeatedly(topology: Topology, change: Changing, ended: threading.Event) -> int:
+    """Apply a topology every `WATCH_S` seconds; an outage of the cluster does not end that."""
     from nsqtools.cluster.topology import plan_topology
 
-    trouble = ""
+    last_error = ""
     while not ended.is_set():
         try:
             with change.cluster.open(CHANGE_TIMEOUT_S) as cluster:
-                found = plan_topology(cluster, wanted)
-                if found.steps:
-                    change.carry_out(cluster, found, yes=False)
-            trouble = ""
+                steps_plan = plan_topology(cluster, topology)
+                if steps_plan.steps:
+                    change.carry_out(cluster, steps_plan, yes=False)
+            last_error = ""
         except ConfigurationError:
-            raise  # which no time mends
+            raise  # Time does not repair a wrong configuration.
         except NsqError as exc:
-            if str(exc) != trouble:
+            if str(exc) != last_error:
                 change.runtime.info(f"nsq: {exc}; trying again")
-            trouble = str(exc)
+            last_error = str(exc)
         ended.wait(WATCH_S)
     return 0
 
