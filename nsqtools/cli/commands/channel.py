@@ -43,13 +43,13 @@ def list_(topic: ListedTopics = None, *, listing: ClusterListing) -> int:
         inventory = take_inventory(opened)
         names = chosen_topics(inventory, topic)
         inventory = with_channels(opened, inventory, names)
-    found: dict[tuple[str, str], list[QueueRow]] = {
+    queues: dict[tuple[str, str], list[QueueRow]] = {
         (name, channel): [] for name in names for channel in inventory.channels(name)
     }
     for name in names:
         for address, stats in inventory.where(name):
             for channel in stats.channels:
-                found[name, channel.channel_name].append(channel_row(address, name, channel))
+                queues[name, channel.channel_name].append(channel_row(address, name, channel))
     summed = ("depth", "in_flight", "deferred", "clients")
     rows: list[Sequence[Cell]] = [
         (
@@ -58,7 +58,7 @@ def list_(topic: ListedTopics = None, *, listing: ClusterListing) -> int:
             *(sum(getattr(row, count) for row in queues) for count in summed),
             any(row.paused for row in queues),
         )
-        for pair, queues in sorted(found.items())
+        for pair, queues in sorted(queues.items())
     ]
     listing.write(CHANNELS, rows, ("deferred", "nodes", "in_flight"))
     return report_unreachable(inventory.failures, listing.runtime)
@@ -80,20 +80,24 @@ def info(topic: OneTopic, channel: OneChannel, *, listing: ClusterListing) -> in
         inventory = with_channels(opened, take_inventory(opened), [topic])
     if topic not in inventory.topics:
         raise not_found_error("topic", topic, inventory.topics, inventory.failures)
-    known = inventory.channels(topic)
-    if channel not in known:
-        raise not_found_error("channel", channel, known, inventory.failures)
+    channels = inventory.channels(topic)
+    if channel not in channels:
+        raise not_found_error("channel", channel, channels, inventory.failures)
     where = inventory.where(topic)
-    found = [(at, each) for at, stats in where if (each := channel_of(stats, channel)) is not None]
-    if not found:
-        what = describe_registered_only(f"channel {topic}/{channel}", inventory.failures)
-        listing.runtime.info(f"nsq: {what}")
+    stats_by_node = [
+        (at, channel_stats)
+        for at, topic_stats in where
+        if (channel_stats := channel_of(topic_stats, channel)) is not None
+    ]
+    if not stats_by_node:
+        note = describe_registered_only(f"channel {topic}/{channel}", inventory.failures)
+        listing.runtime.info(f"nsq: {note}")
     if listing.form.is_document:
-        nodes = [channel_document(at, topic, each) for at, each in found]
+        nodes = [channel_document(at, topic, each) for at, each in stats_by_node]
         document = {"topic": topic, "channel": channel, "nodes": nodes}
         write_json(listing.runtime, document)
     else:
-        queues = (channel_row(at, topic, each) for at, each in found)
+        queues = (channel_row(at, topic, each) for at, each in stats_by_node)
         rows = [cells_of(row, CHANNEL_NODES) for row in queues]
         optional = ("disk", "timed_out", "requeued", "messages", "deferred")
         listing.write(CHANNEL_NODES, rows, optional)

@@ -1,4 +1,4 @@
-"""What the commands print with ``--json``, as types: ``nsq schema`` shows them as JSON Schema.
+"""The output of commands with ``--json``, as types: ``nsq schema`` shows them as JSON Schema.
 
 An annotation is the description of a field, or a keyword of JSON Schema with its value. Numbers are
 never negative. What is printed as it is has its type where it is made.
@@ -22,11 +22,11 @@ Date = Annotated[str, ("pattern", "^[0-9]{4}-[0-9]{2}-[0-9]{2}$")]
 Node = Annotated[str, "HTTP address of the nsqd, host:port."]
 TcpAddress = Annotated[str, "TCP address of the nsqd, host:port."]
 Nodes = Annotated[int, "The nsqd that have it; 0 when it is only registered with nsqlookupd."]
-Depth = Annotated[int, "Messages that wait in the queue."]
-InMemory = Annotated[int, "Those of them in memory."]
-OnDisk = Annotated[int, "Those of them on disk."]
-InFlight = Annotated[int, "Messages that consumers have and have not finished."]
-Deferred = Annotated[int, "Messages that wait until their delay is over."]
+Depth = Annotated[int, "Messages waiting in the queue."]
+InMemory = Annotated[int, "Messages of the queue in memory."]
+OnDisk = Annotated[int, "Messages of the queue on disk."]
+InFlight = Annotated[int, "Messages delivered to consumers and not yet answered."]
+Deferred = Annotated[int, "Messages waiting for the end of their delay."]
 Requeued = Annotated[int, "Messages requeued so far."]
 TimedOut = Annotated[int, "Messages that timed out so far."]
 Messages = Annotated[int, "Messages received so far."]
@@ -36,7 +36,7 @@ Latency = Annotated[
     dict[str, float],
     "Time from publishing to finishing in ms, by quantile, where nsqd measures it.",
 ]
-Failure = Annotated[str | None, "What went wrong, or null."]
+Failure = Annotated[str | None, "The error, or null."]
 
 # topics and channels
 
@@ -48,7 +48,7 @@ class TopicRow(TypedDict):
     nodes: Nodes
     channels: int
     depth: Depth
-    waiting: Annotated[int, "Messages that wait in the topic and in its channels."]
+    waiting: Annotated[int, "Messages waiting in the topic and in its channels."]
     messages: Messages
     paused: bool
 
@@ -136,7 +136,7 @@ class ChannelInfo(TypedDict):
 
 
 class ChangeDocument(TypedDict):
-    """A step of what was changed; with --dry-run of what would be."""
+    """A step of a change, carried out or with --dry-run planned."""
 
     daemon: Literal["nsqd", "nsqlookupd"]
     address: Annotated[str, "Its HTTP address."]
@@ -162,8 +162,8 @@ class NodeRow(TypedDict):
     version: str
     topics: Annotated[int | None, "Topics registered with nsqlookupd; null where none was asked."]
     tombstoned: Annotated[list[str], "Topics for which an nsqlookupd hides it."]
-    lookupds: Annotated[list[str], "The nsqlookupd that know it."]
-    error: Annotated[str | None, "Why it does not answer, or null."]
+    lookupds: Annotated[list[str], "The nsqlookupd that announce it."]
+    error: Annotated[str | None, "The error if it does not answer, or null."]
     aliases: Annotated[list[str], "Other HTTP addresses of the same nsqd, which are not listed."]
     broadcast_address: str | None
     tcp_port: int | None
@@ -184,7 +184,7 @@ class LookupDocument(TypedDict):
 
 
 class NodeInfo(TypedDict):
-    """What an nsqd answers to /info under its own names, beside node; start_time is a time."""
+    """The answer of an nsqd to /info, with node; start_time is a time."""
 
     node: Node
     version: str
@@ -211,7 +211,7 @@ class MoveDocument(TypedDict):
 
 
 class Drained(TypedDict):
-    """What was moved from one nsqd to another."""
+    """The messages that were moved from one nsqd to another."""
 
     moves: list[MoveDocument]
     stays: list[str]
@@ -281,7 +281,7 @@ class CountsOfNode(PublishCounts):
 
 @dataclass
 class PublishedDocument(PublishCounts):
-    """What became of the messages."""
+    """The outcomes of the messages."""
 
     repeated: Annotated[int, "Published again although nsqd may have had them."] = 0
     destinations: Annotated[
@@ -290,7 +290,7 @@ class PublishedDocument(PublishCounts):
 
 
 class PlannedDocument(TypedDict):
-    """What would be published (--dry-run)."""
+    """The messages that would be published (--dry-run)."""
 
     topics: Annotated[dict[str, int], "Messages by topic."]
 
@@ -317,7 +317,7 @@ class RepairedFile(TypedDict):
 
 
 class Repaired(TypedDict):
-    """What was finished and repaired."""
+    """The finished and repaired files."""
 
     finished: Annotated[list[str], "Files that a crash had left in progress."]
     repaired: list[RepairedFile]
@@ -344,7 +344,7 @@ class StoredQueueRow(TypedDict):
 
 
 class RecoveredDocument(TypedDict):
-    """What was recovered, and what cannot be read."""
+    """The recovered messages and the unreadable files."""
 
     archive: Annotated[str | None, "Null when there was nothing to recover."]
     messages: int
@@ -352,7 +352,7 @@ class RecoveredDocument(TypedDict):
 
 
 class Verified(TypedDict):
-    """What is damaged."""
+    """The damaged files."""
 
     files: int
     messages: int
@@ -361,7 +361,7 @@ class Verified(TypedDict):
 
 @dataclass
 class ArchivedDocument(ArchiveTotals):
-    """What was archived."""
+    """The archived messages."""
 
     on_file_failures: Annotated[int, "Times that the command of --on-file failed."] = 0
     uploaded: Annotated[int, "Files uploaded or landed."] = 0
@@ -371,7 +371,7 @@ class ArchivedDocument(ArchiveTotals):
 
 
 class ConvertedDocument(TypedDict):
-    """What was brought into a table."""
+    """The archives that were converted to a table."""
 
     archives: Annotated[int, "Archives that were brought into the table now."]
     files: Annotated[int, "Files that they became."]
@@ -395,7 +395,7 @@ class PlannedPartitionDocument(TypedDict):
 
 
 class CompactionPlan(TypedDict):
-    """What a compaction would do (--dry-run)."""
+    """The plan of a compaction (--dry-run)."""
 
     partitions: list[PlannedPartitionDocument]
 
@@ -412,7 +412,7 @@ class MadePartition(TypedDict):
 
 
 class Compacted(TypedDict):
-    """What a compaction did."""
+    """The result of a compaction."""
 
     partitions: list[MadePartition]
     deleted: list[str]
@@ -420,7 +420,7 @@ class Compacted(TypedDict):
 
 
 class Ingested(TypedDict):
-    """What a run of ingestion has taken."""
+    """The result of an ingestion."""
 
     rows: Annotated[int, "Messages ingested."]
     batches: Annotated[int, "Batches that ended."]
@@ -432,7 +432,7 @@ class Ingested(TypedDict):
 
 @dataclass
 class SparkReplayed(PublishReport):
-    """What became of the messages."""
+    """The outcomes of the messages."""
 
     confirmed: int = 0
     is_complete: bool = False
@@ -473,7 +473,7 @@ class GapDocument(TypedDict):
 
 
 class SparkReport(TypedDict):
-    """What went through topics."""
+    """The traffic of topics."""
 
     sources: list[str]
     by_s: float
@@ -484,7 +484,7 @@ class SparkReport(TypedDict):
     gaps_in_all: int
 
 
-# settings, and what belongs to no command
+# settings, and documents of no single command
 
 
 class ProfileRow(TypedDict):
@@ -511,7 +511,7 @@ class Error(TypedDict):
         "The kind of error.",
     ]
     message: str
-    hint: Annotated[str | None, "What to do about it."]
+    hint: Annotated[str | None, "A remedy."]
     address: Annotated[str | None, "Whom it concerns, where it is about a daemon."]
     status: Annotated[int, "The exit status that it leads to."]
 
@@ -526,8 +526,8 @@ class ProblemRow(TypedDict):
     channel: str | None
     node: Annotated[str | None, "HTTP address of the daemon."]
     text: str
-    remedy: Annotated[str, "What to do about it."]
-    since: Annotated[Time, "When it was seen first; with --state that may be an earlier run."]
+    remedy: Annotated[str, "A remedy."]
+    since: Annotated[Time, "When it was first seen, with --state maybe by an earlier run."]
 
 
 class CheckDocument(TypedDict):
@@ -535,7 +535,7 @@ class CheckDocument(TypedDict):
 
     status: Annotated[int, "The exit status."]
     problems: list[ProblemRow]
-    not_judged: Annotated[list[str], "What could not be judged, and why."]
+    not_judged: Annotated[list[str], "Omitted checks, and the reasons."]
     nodes: Annotated[int, "The nsqd that answered."]
     queues: Annotated[int, "Topics and channels, each counted once."]
 
@@ -601,4 +601,4 @@ DOCUMENTS: dict[str, Any] = {
     "schema": list[SchemaRow],
     "error": Error,
 }
-"""By the name of a command with dashes, or of what several commands print."""
+"""By the name of a command with dashes, or of a document that several commands print."""

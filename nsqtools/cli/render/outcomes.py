@@ -1,19 +1,17 @@
-"""What a run reports: how far it is, and at its end what was damaged, published or left out.
+"""Reports of a run: its progress, and at its end the damaged, published and excluded messages.
 
-`Progress` is one line on a terminal's stderr, and elsewhere nothing. Its text is a function, so
-that a fast loop pays for making it only when it is shown, ten times a second; a log line that comes
-in between wipes it first.
+`Progress` is one line on the stderr of a terminal, and nothing elsewhere. Its text is a function,
+so a fast loop pays for it only when it is shown, ten times a second. A log line wipes it first.
 
     with Progress(runtime) as progress:
         progress.show(lambda: f"{count:,} messages published")
 
-Every command that reads archives reports damage in one form, a line each on stderr, never cut
-short:
+Every command that reads archives reports each damage in one line on stderr, which is never cut:
 
     nsq: PATH: PROBLEM
 
-and every command that publishes ends with one line of counts. The exit status follows from both by
-`status_of_work`.
+Every command that publishes ends with one line of counts. `status_of_work` derives the exit status
+from both.
 """
 
 from __future__ import annotations
@@ -40,12 +38,13 @@ if TYPE_CHECKING:
 
 INTERVAL_S = 0.1
 FIELDS_SHOWN = 5
-PROBLEMS_KEPT = 1000  # of a file, for ``--json``: each line of it may be damaged
+# Problems of a file in the ``--json`` document; each line of a file may be damaged.
+PROBLEMS_KEPT = 1000
 CLEAR_LINE = "\r\x1b[K"
 
 
 class Progress:
-    """The progress line of one run; a context manager, which wipes the line at the end."""
+    """The progress line of one run. The context manager wipes it at the end."""
 
     def __init__(self, runtime: Runtime):
         self._runtime = runtime
@@ -54,7 +53,7 @@ class Progress:
         self._shown = False
 
     def show(self, text: Callable[[], str]) -> None:
-        """Put ``text()`` on the line, if it is time to."""
+        """Show ``text()``, unless the last update is less than 0.1 s ago."""
         if not self.enabled or (now_s := self._runtime.monotonic()) < self._next_s:
             return
         self._next_s = now_s + INTERVAL_S
@@ -62,13 +61,13 @@ class Progress:
         self._shown = True
 
     def clear(self) -> None:
-        """Wipe the line, before something else is written to the terminal."""
+        """Wipe the line, before other output to the terminal."""
         if self._shown:
             write_stderr(self._runtime.stderr, CLEAR_LINE)
             self._shown = False
 
     def tell(self, line: str) -> None:
-        """Say something on stderr in the middle of the run."""
+        """Write a line to stderr in the middle of the run."""
         self.clear()
         self._runtime.info(f"nsq: {line}")
 
@@ -90,7 +89,7 @@ class Progress:
 
 
 def report_unfit(runtime: Runtime, bodies: int, fields: Collection[str]) -> ExitStatus:
-    """Report what has no column in a table; return the exit status."""
+    """Report bodies and fields without a column in a table; return the exit status."""
     if bodies:
         words = "1 body" if bodies == 1 else f"{bodies} bodies"
         runtime.info(f"nsq: {words} did not fit the columns: _error lists the fields")
@@ -101,9 +100,9 @@ def report_unfit(runtime: Runtime, bodies: int, fields: Collection[str]) -> Exit
 
 
 class DamageReporter:
-    """Reports each damage as it is found, and counts: what readers of archives call.
+    """Reports and counts each damage. Readers of archives call it.
 
-    ``write_stderr`` takes the line that is said on stderr else.
+    ``say`` gets the lines in place of stderr.
     """
 
     def __init__(
@@ -122,9 +121,9 @@ class DamageReporter:
 
     def __call__(self, path: Path | str, problem: str) -> None:
         self.count += 1
-        found = self.files.setdefault(str(path), [])
-        if len(found) < PROBLEMS_KEPT:
-            found.append(problem)
+        problems = self.files.setdefault(str(path), [])
+        if len(problems) < PROBLEMS_KEPT:
+            problems.append(problem)
         else:
             self._more[str(path)] += 1
         if self._progress is not None:
@@ -132,32 +131,34 @@ class DamageReporter:
         self._say(f"{path}: {problem}")
 
     def report(self, files: int, messages: int, *, json: bool) -> None:
-        """Report how much was read, and what of it is damaged."""
+        """Report the numbers of files and messages, and the damaged files."""
         if json:
             document: Verified = {"files": files, "messages": messages, "damaged": self.documents}
             write_json(self._runtime, document)
-        what = f"{counted(files, 'file')}, {counted(messages, 'message')}"
-        self._runtime.info(f"nsq: {what}, {len(self.files)} damaged")
+        totals = f"{counted(files, 'file')}, {counted(messages, 'message')}"
+        self._runtime.tell(f"nsq: {totals}, {len(self.files)} damaged")
 
     @property
     def documents(self) -> list[DamagedFile]:
-        """What ``--json`` says of it."""
-        more = {path: [f"and {count} more"] for path, count in self._more.items()}
+        """The damaged files as JSON."""
+        omitted = {path: [f"and {count} more"] for path, count in self._more.items()}
         return [
-            {"file": path, "problems": found + more.get(path, [])}
-            for path, found in self.files.items()
+            {"file": path, "problems": problems + omitted.get(path, [])}
+            for path, problems in self.files.items()
         ]
 
     @property
     def status(self) -> ExitStatus:
-        """What damage alone means: what could be read was read, and the rest was not."""
+        """The exit status after damage alone, when all readable messages were read."""
         return status_of_work(is_whole=not self.count, is_anything_done=True)
 
 
 class UnjudgedReporter:
-    """Reports the first message to which --where or --pick cannot be applied, and counts them all:
-    what commands that print do with these. ``keep`` is the filter, which then leaves them out;
-    ``requeue`` is called with each, where it would be lost otherwise."""
+    """Reports the first message to which --where or --pick cannot be applied, and counts all.
+
+    ``keep`` is the filter, which excludes such messages. ``requeue`` is called with each of them
+    where it would otherwise be lost.
+    """
 
     def __init__(
         self,
@@ -183,16 +184,16 @@ class UnjudgedReporter:
             self._runtime.info(f"nsq: {name} is not printed, its body cannot be judged: {error}")
 
     def sum_up(self) -> ExitStatus:
-        """Report how many there were; return what they alone mean for the exit status."""
+        """Report their number; return the exit status after them alone."""
         if self.count:
-            what = "" if self._requeue is None else " and requeued"
+            suffix = "" if self._requeue is None else " and requeued"
             messages = counted(self.count, "message")
-            self._runtime.info(f"nsq: {messages} not printed{what}: --where or --pick failed")
+            self._runtime.tell(f"nsq: {messages} not printed{suffix}: --where or --pick failed")
         return status_of_work(is_whole=not self.count, is_anything_done=True)
 
 
 def report_damages(runtime: Runtime, damages: Iterable[ArchiveDamage]) -> DamageReporter:
-    """Report what a job of Spark could not read, which knows where in a file it was."""
+    """Report the unreadable places of a Spark job, with their position in the file."""
     reporter = DamageReporter(runtime)
     for damage in damages:
         reporter(damage.file, f"at byte {damage.pos}: {damage.problem}")
@@ -200,7 +201,7 @@ def report_damages(runtime: Runtime, damages: Iterable[ArchiveDamage]) -> Damage
 
 
 def report_timeless(runtime: Runtime, count: int) -> None:
-    """Say what a range of times has left out because nothing tells when it was."""
+    """Report the messages that a range of times excludes because they have no time."""
     if count:
         runtime.info(f"nsq: {counted(count, 'message')} without a time left out of the range")
 
@@ -213,19 +214,19 @@ def report_counts(
     repeated: int = 0,
     damage: DamageReporter | None = None,
 ) -> ExitStatus:
-    """Report the counts, by nsqd where they differ; return the exit status."""
+    """Report the counts, by nsqd if some are unconfirmed; return the exit status."""
     counts, by_nsqd = publisher.counts, publisher.counts_by_nsqd
     if json:
-        each = [{"nsqd": nsqd} | asdict(own) for nsqd, own in by_nsqd.items()]
-        write_json(runtime, asdict(counts) | {"repeated": repeated, "destinations": each})
+        destinations = [{"nsqd": nsqd} | asdict(part) for nsqd, part in by_nsqd.items()]
+        write_json(runtime, asdict(counts) | {"repeated": repeated, "destinations": destinations})
     if counts.unconfirmed:
-        for nsqd, own in by_nsqd.items():
-            runtime.info(f"nsq: {nsqd}: {own.summary()}")
+        for nsqd, part in by_nsqd.items():
+            runtime.info(f"nsq: {nsqd}: {part.summary()}")
     everywhere = ", on every nsqd" if by_nsqd else ""
     return report_publishing(
         runtime,
         counts.summary(repeated) + everywhere,
-        confirmed=counts.confirmed + sum(own.confirmed for own in by_nsqd.values()),
+        confirmed=counts.confirmed + sum(part.confirmed for part in by_nsqd.values()),
         is_complete=not counts.unconfirmed,
         error=publisher.last_error,
         damage=damage,
@@ -241,7 +242,7 @@ def report_publishing(
     error: Exception | None = None,
     damage: DamageReporter | None = None,
 ) -> ExitStatus:
-    """Report how publishing ended, and why not all of it is confirmed; return the exit status."""
+    """Report the result of publishing, and its error if any; return the exit status."""
     if error is not None and not is_complete:
         runtime.report(error)
     runtime.info(f"nsq: {summary}")

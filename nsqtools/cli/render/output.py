@@ -1,9 +1,8 @@
 """Data to stdout: JSON documents, and listings in the form asked for.
 
-A listing is rows under named columns. `Form` says how it is printed and which columns are; a
-command declares ``form: ListingForm``, prints its JSON document where ``form.is_document``, and
-gives its rows to `write_listing` otherwise. What ``--json`` prints is described by the types of
-`documents`.
+A listing has rows under named columns. `Form` has the form and the columns. A command declares
+``form: ListingForm``, prints its JSON document if ``form.is_document``, and passes its rows to
+`write_listing` otherwise. The types of `documents` describe the output of ``--json``.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ class FormKind(Enum):
 
 
 class Form(NamedTuple):
-    """How a listing is printed: None is a table on a terminal, and TSV elsewhere.
+    """The form of a listing: None is a table on a terminal, and TSV elsewhere.
 
-    ``columns`` are those to show, in this order; none are all of them.
+    ``columns`` are the columns to show, in this order; none shows all.
     """
 
     kind: FormKind | None = None
@@ -47,7 +46,7 @@ class Form(NamedTuple):
         return self.kind is FormKind.json and not self.columns
 
     def check(self, columns: Sequence[str]) -> None:
-        """Raise `ConfigurationError` for a column that the listing does not have."""
+        """Raise `ConfigurationError` for a column that the listing lacks."""
         for name in self.columns:
             if name not in columns:
                 raise ConfigurationError(
@@ -70,8 +69,8 @@ def write_listing(
     """Write rows in a form.
 
     Text on a pipe begins with the names of the columns, unless it continues earlier output (not
-    ``headed``). No value of a table is cut: on a terminal that is too narrow ``optional`` columns
-    are left out, the first ones first, and it is said which. `FormKind.wide` leaves out none.
+    ``headed``). No value of a table is cut: a narrow terminal drops ``optional`` columns, the first
+    ones first, and a note names them. `FormKind.wide` drops none.
     """
     form.check(columns)
     if form.columns:
@@ -97,9 +96,9 @@ def write_records(
     optional: Sequence[str] = (),
     headed: bool = True,
 ) -> None:
-    """Write JSON documents as they are, or some of their fields as rows.
+    """Write JSON documents, or some of their fields as rows.
 
-    Of a list a row has the length, and as ``state``, where there is none, the ``error`` or ok.
+    A row has the length of a list. Without a field ``state``, it is the ``error`` or ok.
     """
     if form.is_document:
         write_json(runtime, documents)
@@ -120,7 +119,7 @@ def _field(document: Mapping[str, Any], name: str) -> Cell:
 def _lines(
     kind: FormKind, columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, headed: bool
 ) -> Iterable[str]:
-    """The lines of text: objects, or values separated by commas or tabs."""
+    """Return lines of text: objects, or values separated by commas or tabs."""
     if kind is FormKind.jsonl:
         return (json_text(dict(zip(columns, row, strict=True))) for row in rows)
     head = (columns,) if headed else ()
@@ -133,12 +132,12 @@ def _lines(
 
 
 def write_json(runtime: Runtime, document: Any, *, indent: int | None = 2) -> None:
-    """Write one document; without ``indent`` on one line, as streams have it."""
+    """Write one document; without ``indent`` it is one line, as in streams."""
     runtime.write(json_text(document, indent).encode())
 
 
 def json_text(document: Any, indent: int | None = None) -> str:
-    """A document as text that ends with a newline."""
+    """Return a document as text that ends with a newline."""
     from json import dumps
 
     return escape_json(dumps(document, indent=indent, ensure_ascii=False)) + "\n"
@@ -150,18 +149,18 @@ def write_documents(runtime: Runtime, documents: Iterable[Any]) -> None:
 
 
 def write_lines(runtime: Runtime, lines: Iterable[str]) -> None:
-    """Write lines of text. Nothing in a line steers a terminal, or breaks it in two."""
+    """Write lines of text, with control characters escaped."""
     runtime.write("".join(f"{escape_line(line)}\n" for line in lines).encode())
 
 
 def write_text(runtime: Runtime, text: str) -> None:
-    """Write what is in a form already. On a terminal nothing in it steers that."""
+    """Write formatted text; on a terminal its control characters are escaped."""
     data = text.encode("utf-8", "backslashreplace")
     runtime.write(escape_text(data) if runtime.stdout_is_tty else data)
 
 
 def cell_text(cell: Cell) -> str:
-    """A value as tables show it. Nothing of it steers a terminal, or breaks a line in two."""
+    """Return a value as tables show it, with control characters escaped."""
     if cell is None:
         return "-"
     if isinstance(cell, bool):
@@ -185,7 +184,7 @@ def listing_form(
     ),
     json: Json = False,
 ) -> Form:
-    """The form. Raises `ConfigurationError` where ``--json`` and ``--output`` contradict."""
+    """Return the form. Raises `ConfigurationError` if ``--json`` and ``--output`` contradict."""
     if json and output not in (None, FormKind.json):
         raise ConfigurationError("--json and --output contradict each other")
     names = [name.strip() for name in (columns or "").split(",")]
@@ -207,7 +206,7 @@ def write_table(
     *,
     says_what_is_left_out: bool,
 ) -> None:
-    """Write a table of rich, which is imported only here: a terminal can wait 40 ms."""
+    """Write a table with rich. The import takes 40 ms, which only terminals pay."""
     from io import StringIO
 
     from rich.console import Console
@@ -250,7 +249,7 @@ def write_table(
 
 
 def _least_widths(columns: Sequence[str], texts: Sequence[Sequence[str]]) -> list[int]:
-    """How wide each column has to be: as its widest cell, or less where that is prose."""
+    """Return the least width of each column: its widest cell, or less for prose."""
     from rich.cells import cell_len
 
     widths = []

@@ -1,7 +1,7 @@
-"""``nsq top``: the cluster on a whole screen, and changes to it.
+"""``nsq top``: the cluster on a full screen, and changes to it.
 
-view      what is shown in which columns and order, and what a key changes in that: pure
+view      the lines, columns and order, and the effect of each key on them: pure
 screen    the view as lines of text that fill a screen of a given size: pure
-app       the keys, the screens of textual, and what asks the cluster on other threads
-messages  what the screen is left to: nsq tail of a topic, nsq peek of a channel
+app       keys, the screens of textual, and the threads that ask the cluster
+messages  nsq tail of a topic and nsq peek of a channel, on the same screen
 """

@@ -1,8 +1,8 @@
 """`nsq top` on textual: its keys, its screens, and the threads that ask the cluster.
 
-Everything that comes from another thread - a sample, a plan, a signal - is called by the app, from
-its queue (`Top.call`). So the state is touched on one thread only, and a key is answered however
-long a daemon takes. The threads are daemons: quitting does not wait for an nsqd that hangs.
+Samples, plans and signals from other threads are passed to the app through its queue (`Top.call`).
+So only one thread changes the state, and the app answers a key even while a daemon is slow. The
+threads are daemon threads, so quitting does not wait for an nsqd that hangs.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ from nsqtools.cluster.sampling import Sampler, SampleScope
 from nsqtools.errors import NsqError
 from nsqtools.protocol.text import escape_line
 
+# Samples of a large cluster are spaced out until they take 5 % of a core, which nobody notices on a
+# server, but never further apart than 5 s.
 SHARE = 0.05
 LONGEST_PACE_S = 5.0
-"""A sample waits until those of `nsq top` take this share of a core, but not longer."""
 
 RESTORE = (
     b"\x1b[<u\x1b[?2004l\x1b[?1006l\x1b[?1003l\x1b[?1000l\x1b[?1004l\x1b[?7h\x1b[?1049l\x1b[?25h"
@@ -60,34 +61,34 @@ ACTIONS = {"p": Action.PAUSE, "u": Action.UNPAUSE, "e": Action.EMPTY, "d": Actio
 HELP = """\
 Keys
   ↑ ↓ j k, PgUp PgDn, Home End   select a line
-  Enter, →                       look into it: channels of a topic, topics of an nsqd and so on
+  Enter, →                       open it: channels of a topic, topics of an nsqd and so on
   Esc, ←, Backspace              go back; at the beginning, clear the filter
   1 2 3, Tab                     all topics, all nsqd, all consumers
-  !                              what is wrong, and what helps: as nsq check says it
+  !                              problems and remedies, as in nsq check
   n                              the selected topic or channel on each nsqd
-  s S                            sort by the next column, by the one before
+  s S                            sort by the next column, by the previous one
   r                              reverse the order
-  /                              filter: words to find, and conditions: depth>1000 clients=0
+  /                              filter by words and conditions: depth>1000 clients=0
   c                              choose the columns
   space                          freeze the screen; selecting still works
-  m                              leave the mouse to the terminal, to select text; again: take it
+  m                              release the mouse to the terminal, or take it back
   Ctrl-Z, q                      suspend, quit
 
 Changes (with --allow-changes; a plan is shown first)
   p u                            pause, unpause the selected topic or channel
-  e d                            empty, delete it; the name is to be typed
-  t                              tail the topic, until Ctrl-C; takes nothing from its channels
-  v                              view some messages of a channel; the attempts of each grow by one
+  e d                            empty, delete it; type its name to confirm
+  t                              tail the topic until Ctrl-C; its channels keep all messages
+  v                              view some messages of a channel; each counts one more attempt
 
-Columns, beside those of nsq stat --help
+Columns, in addition to those of nsq stat --help
   waiting                        the depth of a topic and of all its channels together
-  ready                          RDY: how many messages the consumer takes at once
+  ready                          RDY of the consumer
   heap_mib                       memory in use by nsqd
-  trend                          waiting at the last samples, from the least to the greatest
+  trend                          waiting at the last samples, scaled from least to greatest
 
-A click selects a line, a second one opens it; a click on a heading sorts by it.
+A click selects a line, a second click opens it; a click on a heading sorts by it.
 An nsqd that does not answer is named, with the time since; its queues count for 5 s.
-The last columns are left out and named where they do not fit; what is cut ends with an ellipsis."""
+Columns that do not fit are left out and named; a cut name ends with an ellipsis."""
 
 
 class Terminal(LinuxDriver):
@@ -134,7 +135,7 @@ class Terminal(LinuxDriver):
         super().resume_application_mode()
 
     def run_input_thread(self) -> None:
-        """Go on after bytes that are not UTF-8, which a terminal of another encoding sends."""
+        """Continue after invalid UTF-8, which a terminal with another encoding sends."""
         while not self.exit_event.is_set():
             with suppress(UnicodeDecodeError):
                 super().run_input_thread()
@@ -144,10 +145,10 @@ class Terminal(LinuxDriver):
 
 
 class Sheet(Screen[bool]):
-    """A screen that takes all keys itself, one after the other.
+    """A screen that handles all keys itself, one after the other.
 
-    Nothing has the focus and nothing is a binding: textual would hand keys that were typed ahead to
-    what has the focus when it reads them, and ``/de`` in one read would delete.
+    It has no focus and no bindings: textual would pass keys that were typed ahead to the widget
+    that has the focus when it reads them, and ``/de`` in one read would delete a topic.
     """
 
     AUTO_FOCUS = ""
@@ -157,11 +158,11 @@ class Sheet(Screen[bool]):
         self.top = top
 
     def press(self, key: str, character: str | None) -> None:
-        """Do what a key does."""
+        """Handle a key."""
 
     @property
     def takes_text(self) -> bool:
-        """Whether keys are text now."""
+        """Whether keys are entered as text."""
         return False
 
     def on_paste(self, event: Paste) -> None:
@@ -171,13 +172,14 @@ class Sheet(Screen[bool]):
 
     def on_key(self, event: Key) -> None:
         event.stop()
-        screen = self.top.screen  # which a key before this one may have opened
+        # An earlier key may have opened another screen.
+        screen = self.top.screen
         if isinstance(screen, Sheet):
             screen.press(event.key, event.character)
 
 
 class Page(Sheet):
-    """Lines to read and to scroll through. Its result is whether something was agreed to."""
+    """Lines to scroll through. The result is whether the user has confirmed."""
 
     closing: Sequence[str] = ("escape", "q", "left", "backspace", "enter", "question_mark")
     hint = "↑↓ scroll  Esc back"
@@ -206,14 +208,14 @@ class Page(Sheet):
 
 
 class Confirmation(Page):
-    """A plan, and the question whether to carry it out: No by default.
+    """A plan, and the question whether to carry it out, with No as the default.
 
-    What destroys is agreed to by typing ``word``; what does not, by y.
+    A destructive plan is confirmed by typing ``word``, another one by y.
     """
 
     def __init__(self, top: Top, title: str, lines: Iterable[str], word: str) -> None:
         self._word, self._typed = word, ""
-        self.hint = self._asked() if word else "y go on  Esc do nothing"
+        self.hint = self._question() if word else "y go on  Esc do nothing"
         super().__init__(top, title, lines)
         self.closing = ("escape",) if word else ("escape", "n", "N", "q", "enter")
 
@@ -221,7 +223,7 @@ class Confirmation(Page):
     def takes_text(self) -> bool:
         return bool(self._word)
 
-    def _asked(self) -> str:
+    def _question(self) -> str:
         return f"type {self._word} and Enter to go on, Esc to do nothing: {self._typed}_"
 
     def press(self, key: str, character: str | None) -> None:
@@ -239,7 +241,7 @@ class Confirmation(Page):
 
     def _type(self, text: str) -> None:
         self._typed = text
-        self._hint.update(escape_line(self._asked()))
+        self._hint.update(escape_line(self._question()))
 
 
 class ColumnChooser(Page):
@@ -297,13 +299,13 @@ class Rows(Widget):
 
 
 class ListScreen(Sheet):
-    """The list."""
+    """The list of topics, channels, consumers or nsqd."""
 
     def __init__(self, top: Top) -> None:
         super().__init__(top)
         self.rows = Rows()
         self.notice = ""
-        self._wanted: TopicChange | None = None
+        self._planned: TopicChange | None = None
 
     def compose(self) -> ComposeResult:
         yield self.rows
@@ -313,7 +315,7 @@ class ListScreen(Sheet):
         return self.top.view.is_typing
 
     def redraw(self) -> None:
-        """Show the view as it is."""
+        """Draw the view."""
         top, (width, height) = self.top, self.rows.size
         hints = f"? help|q quit{CHANGE_HINTS if top.allows_changes else ''}{HINTS}"
         hints = TYPING_HINT if top.view.is_typing else hints
@@ -337,7 +339,7 @@ class ListScreen(Sheet):
                     view.sort_by(name)
         elif 0 <= number < drawn.room and drawn.first_line + number < len(view.lines()):
             view.click(drawn.first_line + number)
-        self._say()
+        self._notify()
 
     def on_mouse_scroll_down(self) -> None:
         self.press("wheel down", None)
@@ -346,9 +348,9 @@ class ListScreen(Sheet):
         self.press("wheel up", None)
 
     def press(self, key: str, character: str | None) -> None:
-        self.notice, self._wanted = "", None
+        self.notice, self._planned = "", None
         if self.top.view.press(key, character):
-            self._say()
+            self._notify()
         elif key in ACTIONS or key in ("t", "v"):
             self._act(key)
         elif key == "c":
@@ -358,13 +360,13 @@ class ListScreen(Sheet):
         elif key == "exclamation_mark":
             self.top.push_screen(Page(self.top, "problems", problem_page(self.top.view.problems)))
         elif key == "m":
-            self._say(self.top.switch_mouse())
+            self._notify(self.top.switch_mouse())
         elif key == "q":
             self.top.exit()
 
-    def _say(self, notice: str = "", wanted: TopicChange | None = None) -> None:
-        """Draw, with something in the bottom line; no plan but the one wanted is waited for."""
-        self.notice, self._wanted = notice, wanted
+    def _notify(self, notice: str = "", planned: TopicChange | None = None) -> None:
+        """Draw with a notice in the bottom line, and wait for the plan of this change only."""
+        self.notice, self._planned = notice, planned
         self.redraw()
 
     # -- changes ----------------------------------------------------------------------------------
@@ -372,32 +374,32 @@ class ListScreen(Sheet):
     def _act(self, key: str) -> None:
         target = self.top.view.target() if self.top.allows_changes else READ_ONLY
         if isinstance(target, str):
-            self._say(target)
+            self._notify(target)
             return
         topic, channel = target
         if key == "v" and not channel:
-            self._say("v shows messages of a channel: Enter opens the channels of the topic")
+            self._notify("v shows messages of a channel: Enter opens the channels of the topic")
         elif key in ACTIONS:
             self._plan(TopicChange(action=ACTIONS[key], topic=topic, channel=channel))
         else:
             self.top.show_messages(topic, channel if key == "v" else "")
 
     def _plan(self, change: TopicChange) -> None:
-        """Ask for a plan, and show it unless another key was pressed meanwhile."""
+        """Plan a change, and show the plan unless another key was pressed meanwhile."""
         top = self.top
-        self._say(f"planning: {_title(change)} ...", change)
+        self._notify(f"planning: {_title(change)} ...", change)
 
         def work() -> None:
             with top.settings.open() as cluster:
                 cluster.remember(top.sampler.answering)
                 plan = change.plan(cluster)
             left_out = [f"left out: {failure.error}" for failure in plan.failures]
-            shown = [*left_out, *plan.notes, *plan_lines(plan.steps)]
-            top.call(partial(ask, plan, shown))
+            lines = [*left_out, *plan.notes, *plan_lines(plan.steps)]
+            top.call(partial(ask, plan, lines))
 
-        def ask(plan: AdminPlan, shown: Sequence[str]) -> None:
-            if self._wanted is change:
-                page = Confirmation(top, _title(change), shown, change.word)
+        def ask(plan: AdminPlan, lines: Sequence[str]) -> None:
+            if self._planned is change:
+                page = Confirmation(top, _title(change), lines, change.word)
                 top.push_screen(page, lambda agreed: self._carry_out(change, plan, bool(agreed)))
 
         top.begin(work, partial(self._report, change))
@@ -411,13 +413,13 @@ class ListScreen(Sheet):
             self.top.call(partial(self._report, change, [*failed, *done]))
             self.top.sample_now.set()
 
-        self._say(f"{_title(change)} ..." if agreed else "")
+        self._notify(f"{_title(change)} ..." if agreed else "")
         if agreed:
             self.top.begin(work, partial(self._report, change))
 
     def _report(self, change: TopicChange, lines: Sequence[str]) -> None:
-        """Say how it ended: in the bottom line, or on a page where that is too little."""
-        self._say(lines[0] if len(lines) == 1 else "")
+        """Show the result in the bottom line, or on a page if it has several lines."""
+        self._notify(lines[0] if len(lines) == 1 else "")
         if len(lines) != 1:
             self.top.push_screen(Page(self.top, _title(change), lines))
 
@@ -430,9 +432,9 @@ def _title(change: TopicChange) -> str:
 
 
 class Top(App[Exception]):
-    """One run. `show_cluster` on the main thread; `stop` and `restore` are for signals.
+    """One run of `nsq top`. `show_cluster` runs on the main thread; signals call `stop`, `restore`.
 
-    ``spares_processor``: samples of a large cluster are taken less often than every ``interval_s``.
+    ``spares_processor`` allows longer intervals than ``interval_s`` for a large cluster.
     """
 
     BINDINGS: ClassVar[list[Any]] = [
@@ -476,27 +478,28 @@ class Top(App[Exception]):
         self._interval_s = interval_s
         self._spares_processor = spares_processor
         self._has_mouse = True
-        self._asked: SampleScope | None = None
+        self._sampled_scope: SampleScope | None = None
         self.sample_now = threading.Event()
         self._stopped = threading.Event()
         self._runtime = runtime
-        self._shown = threading.Event()  # and not left to messages
+        # Cleared while `nsq tail` or `nsq peek` has the screen.
+        self._shown = threading.Event()
         self._shown.set()
 
     def show_cluster(self) -> None:
         """Show the cluster until q is pressed or `stop` is called.
 
-        Raises what the first sample raises, before the screen is taken.
+        Raises the errors of the first sample, before it takes the screen.
         """
         self.view.show(self.sampler.sample())
         if self._stopped.is_set():
             return
         stdin, stdout = self._runtime.stdin.fileno(), self._runtime.stdout.fileno()
-        before = termios.tcgetattr(stdin)
+        modes = termios.tcgetattr(stdin)
 
         def restore() -> None:
             os.write(stdout, RESTORE)
-            termios.tcsetattr(stdin, termios.TCSANOW, before)
+            termios.tcsetattr(stdin, termios.TCSANOW, modes)
 
         self.restore = restore
         error = self.run()
@@ -505,7 +508,7 @@ class Top(App[Exception]):
             raise error
 
     def stop(self) -> None:
-        """Ask `show_cluster` to end."""
+        """Make `show_cluster` end."""
         self._stopped.set()
         self.sample_now.set()
         self._shown.set()
@@ -513,12 +516,12 @@ class Top(App[Exception]):
         self.call(self.exit)
 
     def call(self, call: Callable[[], object]) -> None:
-        """Have something done on the thread of the app."""
+        """Call a function on the thread of the app."""
         with suppress(RuntimeError):  # the app has ended
             self.call_later(call)
 
     def _handle_exception(self, error: Exception) -> None:
-        """Textual's own prints all local variables of the traceback, secrets included."""
+        """End with the error. Textual's own handler prints all local variables, also secrets."""
         self.exit(error)
 
     def get_default_screen(self) -> Screen[Any]:
@@ -532,7 +535,7 @@ class Top(App[Exception]):
         os.kill(os.getpid(), signal.Signals[name])
 
     def switch_mouse(self) -> str:
-        """Leave the mouse to the terminal, or take it; return which of it."""
+        """Release the mouse to the terminal, or take it back; return a notice."""
         self._has_mouse = not self._has_mouse
         self.write(MOUSE.format("h" if self._has_mouse else "l"))
         return "the mouse is " + ("ours" if self._has_mouse else "the terminal's: m takes it back")
@@ -540,7 +543,7 @@ class Top(App[Exception]):
     # -- the cluster ------------------------------------------------------------------------------
 
     def begin(self, work: Callable[[], None], fail: Callable[[list[str]], None]) -> None:
-        """Do something that asks the cluster on a thread; ``fail`` gets its error in lines."""
+        """Run work that asks the cluster on a thread; ``fail`` gets the lines of an error."""
 
         def run() -> None:
             try:
@@ -554,7 +557,7 @@ class Top(App[Exception]):
         threading.Thread(target=run, name="nsq-top-work", daemon=True).start()
 
     def show_messages(self, topic: str, channel: str) -> None:
-        """Leave the screen to a tail of a topic, or with a channel to a peek, until it ends."""
+        """Give the screen to a tail of a topic, or to a peek at a channel, until it ends."""
         from nsqtools.cli.top.messages import show_messages
 
         self._shown.clear()
@@ -565,8 +568,8 @@ class Top(App[Exception]):
             os.kill(os.getpid(), ended)
 
     def ask_soon_if_needed(self) -> None:
-        """Consumers are asked for only where they are shown."""
-        if self.view.question != self._asked:
+        """Sample at once if the view shows data, such as consumers, that is not asked for yet."""
+        if self.view.sample_scope != self._sampled_scope:
             self.sample_now.set()
 
     def _watch(self) -> None:
@@ -580,13 +583,13 @@ class Top(App[Exception]):
         try:
             while self._shown.wait() and not self._stopped.is_set():
                 began_s, used_s = time.monotonic(), time.process_time()
-                self._asked = self.view.question
-                sample = self.sampler.sample(self._asked)
+                self._sampled_scope = self.view.sample_scope
+                sample = self.sampler.sample(self._sampled_scope)
                 self.call(show)
                 self.sample_now.wait(max(0.0, began_s + pace_s - time.monotonic()))
                 if self._spares_processor:
-                    wanted_s = (time.process_time() - used_s) / SHARE
-                    pace_s = min(max(wanted_s, self._interval_s), LONGEST_PACE_S)
+                    fair_pace_s = (time.process_time() - used_s) / SHARE
+                    pace_s = min(max(fair_pace_s, self._interval_s), LONGEST_PACE_S)
                 self.sample_now.clear()
         except Exception as error:
             self.call(partial(self.exit, error))

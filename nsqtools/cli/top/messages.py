@@ -1,4 +1,4 @@
-"""What `nsq top` leaves its screen to: `nsq tail` of a topic, or `nsq peek` of a channel."""
+"""Messages on the screen of `nsq top`: `nsq tail` of a topic, or `nsq peek` of a channel."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ PRINTER = message_printer(False, None, None, False, b"\n", False)
 def show_messages(
     settings: ClusterSettings, topic: str, channel: str, runtime: Runtime
 ) -> int | None:
-    """Tail a topic, or peek at a channel; return a signal other than Ctrl-C that came meanwhile.
+    """Tail a topic, or peek at a channel; return a signal that arrived, except Ctrl-C.
 
-    What ends by itself or fails stays to be read until Enter is pressed.
+    When the command ends by itself or fails, its output stays until Enter is pressed.
     """
     is_over = threading.Event()
 
     def end() -> None:
-        """End the command as its own handler of signals does, once it has one."""
+        """End the command through its own signal handler, once it has installed one."""
         while not is_over.wait(0.05):
             if signal.getsignal(signal.SIGTERM) != signals.handle:
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -48,7 +48,7 @@ def show_messages(
         runtime.stdout.flush()
         ended = signals.received or (status - 128 if status > 128 else None)
         if ended is None:
-            runtime.info("nsq: Enter goes back to nsq top")
+            runtime.info("nsq: Enter returns to nsq top")
             stdin = runtime.stdin.fileno()
             while (ended := signals.received) is None:
                 if select.select([stdin], [], [], 0.1)[0]:
@@ -58,21 +58,21 @@ def show_messages(
 
 
 def with_tcp_addresses(settings: ClusterSettings) -> ConnectionSettings:
-    """Return how to consume from a cluster whose HTTP addresses may be all that was given."""
+    """Return settings with the TCP addresses of a cluster that was given by HTTP addresses."""
     connection = settings.connection
     if connection.lookupd_http_addresses or not connection.nsqd_http_addresses:
         return connection
     with settings.open() as cluster:
-        found, _ = cluster.ask_nsqds(NsqdHTTPClient.info)
-        addresses = tuple(cluster.tcp_address(at, info) for at, info in found.items())
+        answers, _ = cluster.ask_nsqds(NsqdHTTPClient.info)
+        addresses = tuple(cluster.tcp_address(at, info) for at, info in answers.items())
     return replace(connection, nsqd_tcp_addresses=addresses)
 
 
 def _run(connection: ConnectionSettings, topic: str, channel: str, runtime: Runtime) -> int:
-    how: dict[str, Any] = {"connection": connection, "runtime": runtime}
-    how |= {"printer": PRINTER, "keep": None}
+    options: dict[str, Any] = {"connection": connection, "runtime": runtime}
+    options |= {"printer": PRINTER, "keep": None}
     if channel:
-        return peek(topic, channel, COUNT, LOOK_AT, None, False, **how)
-    runtime.info(f"nsq: tail of {topic}: Ctrl-C goes back to nsq top")
+        return peek(topic, channel, COUNT, LOOK_AT, None, False, **options)
+    runtime.info(f"nsq: tail of {topic}: Ctrl-C returns to nsq top")
     limits = StopLimits(count=None, until_empty=False, exit_idle=None, for_=None)
-    return tail([topic], limits=limits, create=False, force=False, channel=None, **how)
+    return tail([topic], limits=limits, create=False, force=False, channel=None, **options)

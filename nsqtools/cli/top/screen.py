@@ -1,9 +1,8 @@
 """The view as lines that fill a screen of a given size exactly. Pure.
 
-Only the lines on the screen are made into text: textual's table holds all of them, and takes 0.2 s
-of a core for a thousand topics that change places. Columns that do not fit are left out and named;
-what is cut all the same (a name, on a narrow screen) ends with an ellipsis. Nothing that a daemon
-or a client said reaches the terminal raw.
+Only the lines on the screen become text: textual's table contains all of them, and takes 0.2 s of a
+core for a thousand topics that change places. Columns that do not fit are left out and named; a
+name that is cut ends with an ellipsis. No text of a daemon or a client reaches the terminal raw.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 class Row(NamedTuple):
-    """A line of the screen; ``style`` is one of rich."""
+    """A line of the screen, with a style of rich."""
 
     text: str
     style: str = ""
 
 
 class Drawn(NamedTuple):
-    """The whole screen, and where things are on it."""
+    """The whole screen, with the positions of the headings and the lines."""
 
     rows: list[Row]
     heading_row: int = -1
-    headings: Sequence[tuple[str, int, int]] = ()  # the name of a column, where it begins and ends
+    headings: Sequence[tuple[str, int, int]] = ()  # name, begin, end
     first_line: int = 0
     room: int = 1
 
@@ -79,7 +78,7 @@ def _list(view: TopView, width: int, height: int) -> Drawn:
 
 
 def summary(sample: Sample, width: int) -> str:
-    """The cluster in a line; what does not fit is left out whole, the least important first."""
+    """Return the cluster in one line. Parts that do not fit are left out, the last ones first."""
     sums = sums_of(sample.totals)
     silent = sum(node.is_silent for node in sample.nodes)
     clock = datetime.fromtimestamp(sample.time_s).strftime("%H:%M:%S")
@@ -89,7 +88,7 @@ def summary(sample: Sample, width: int) -> str:
         if silent
         else f"{len(sample.nodes)} nsqd",
         counted(sums.topics, "topic"),
-        f"waiting {sums.depth}",
+        f"{sums.depth:,} waiting",
         f"ingress {short(sums.ingress)}/s",
         f"finish {short(sums.finish)}/s of {short(sums.copies)}/s",
     )
@@ -97,31 +96,31 @@ def summary(sample: Sample, width: int) -> str:
 
 
 def problem_line(problems: Sequence[Problem]) -> Row:
-    """What is wrong, in a line that is always there: the list stays in its place."""
-    worst = [each for each in problems if each.severity is not Severity.NOTE]
-    if not worst:
+    """Return the problems in one line. It is never left out, so that the list stays in place."""
+    serious = [p for p in problems if p.severity is not Severity.NOTE]
+    if not serious:
         return Row("no problems", "dim")
-    counts = Counter(each.severity for each in worst)
+    counts = Counter(problem.severity for problem in serious)
     amounts = ", ".join(f"{count} {severity.word}" for severity, count in counts.items())
-    kind, found = next(iter(group_by_kind(worst).items()))
-    text = cell_text(f"! {amounts}  {summarize_kind(kind, found)}")
-    return Row(text, "red" if kind.severity is Severity.CRITICAL else "yellow")
+    fault, worst = next(iter(group_by_kind(serious).items()))
+    text = cell_text(f"! {amounts}  {summarize_kind(fault, worst)}")
+    return Row(text, "red" if fault.severity is Severity.CRITICAL else "yellow")
 
 
 def problem_page(problems: Sequence[Problem]) -> list[str]:
-    """Every problem by kind, with what helps."""
+    """Return all problems by kind, with their remedies."""
     lines = []
-    for kind, found in group_by_kind(problems).items():
-        remedies = dict.fromkeys(problem.remedy for problem in found)
-        lines += [f"{kind.severity.word} {kind.word}: {' '.join(remedies)}"]
-        lines += [f"    {each.where} {each.text}" for each in found]
+    for fault, members in group_by_kind(problems).items():
+        remedies = dict.fromkeys(problem.remedy for problem in members)
+        lines += [f"{fault.severity.word} {fault.word}: {' '.join(remedies)}"]
+        lines += [f"    {problem.where} {problem.text}" for problem in members]
     return lines or ["nothing is wrong"]
 
 
 def status(view: TopView, shown: Sequence[Column]) -> str:
-    """Where the view is, whether it is frozen, the filter, and which columns do not fit."""
+    """Return the scope, whether it is frozen, the filter, and the columns that do not fit."""
     look, typed = view.look.filter, "_" * view.is_typing
-    hidden = [each.name for each in view.columns if each not in shown]
+    hidden = [column.name for column in view.columns if column not in shown]
     parts = (
         view.path,
         "[frozen]" if view.is_frozen else "",
@@ -133,7 +132,7 @@ def status(view: TopView, shown: Sequence[Column]) -> str:
 
 
 def why_empty(view: TopView) -> str:
-    """What to say in place of lines."""
+    """Return the text in place of an empty list."""
     scope, sample = view.scope, view.sample
     if text := view.look.filter.text:
         return f"nothing meets the filter {cell_text(text)!r}; / changes it"
@@ -155,10 +154,10 @@ def why_empty(view: TopView) -> str:
 
 
 class ListTable:
-    """Lines in the columns that fit beside the longest name, which takes what the others leave.
+    """Lines in columns. The name gets the width that the other columns leave.
 
-    The last columns are left out where they do not fit. A text takes as much as the longest of all
-    lines and not of those on the screen, so that columns stay where they are while one scrolls.
+    The last columns are left out if they do not fit. The width of a text column is that of its
+    longest value in all lines, also off the screen, so that columns stay in place while scrolling.
     """
 
     def __init__(self, view: TopView, width: int) -> None:
@@ -181,25 +180,25 @@ class ListTable:
         least = max(LEAST_NAME if is_name else column.width, len(column.name) + 1)
         if not column.is_text or column.name == TREND:
             return least
-        known = self._view.widths
-        if column.name not in known:
+        measured = self._view.widths
+        if column.name not in measured:
             widths = (
                 cell_len(cell_text(column.read(line.subject)))
                 + len(PAUSED) * (is_name and line.is_paused)
                 for line in self._view.lines()
             )
-            known[column.name] = max(widths, default=0)
-        return max(least, known[column.name])
+            measured[column.name] = max(widths, default=0)
+        return max(least, measured[column.name])
 
     @property
     def heading(self) -> str:
-        """The names of the columns; the one that is sorted by is marked."""
+        """The names of the columns, with a mark at the column of the order."""
         look = self._view.look
         mark = "▲" if look.is_reversed else "▼"
-        return self._join([each.name + mark * (each.name == look.sort) for each in self.columns])
+        return self._join([c.name + mark * (c.name == look.sort) for c in self.columns])
 
     def text(self, line: Line) -> str:
-        """A line."""
+        """Return the text of a line."""
         cells = []
         for column, width in zip(self.columns, self._widths, strict=True):
             if column.name == TREND:
@@ -222,7 +221,7 @@ class ListTable:
 
 
 def short(cell: Cell) -> str:
-    """A value in at most nine characters, if it is a number: 12345678 as 12.3M."""
+    """Return a value as text, a number in at most nine characters: 12345678 as 12.3M."""
     if isinstance(cell, int | float) and not isinstance(cell, bool):
         for size, unit in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
             if abs(cell) >= size:
@@ -231,15 +230,15 @@ def short(cell: Cell) -> str:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The last values as bars, from the least to the greatest."""
-    shown = values[-width:]
-    low = min(shown, default=0.0)
-    step = (max(shown, default=0.0) - low) / (len(BARS) - 1) or 1.0
-    return "".join(BARS[round((value - low) / step)] for value in shown)
+    """Return the last values as bars, scaled from the least to the greatest."""
+    recent = values[-width:]
+    low = min(recent, default=0.0)
+    step = (max(recent, default=0.0) - low) / (len(BARS) - 1) or 1.0
+    return "".join(BARS[round((value - low) / step)] for value in recent)
 
 
 def fit(text: str, width: int, *, is_right: bool = False) -> str:
-    """The text in exactly ``width`` cells; what is cut ends with an ellipsis."""
+    """Return the text in exactly ``width`` cells; a cut text ends with an ellipsis."""
     blanks = width - cell_len(text)
     if blanks < 0:
         mark = "…"[: max(0, width)]
@@ -248,7 +247,7 @@ def fit(text: str, width: int, *, is_right: bool = False) -> str:
 
 
 def joined_to_fit(parts: Sequence[str], width: int) -> str:
-    """The first parts that fit whole; the very first one in any case."""
+    """Join the first parts that fit whole; the first one is always included."""
     text = parts[0]
     for part in parts[1:]:
         if cell_len(longer := f"{text}  {part}") > width:

@@ -1,11 +1,11 @@
-"""The list that `nsq top` shows: its lines, columns and order, and what keys change in that. Pure.
+"""The list of `nsq top`: its lines, columns and order, and the effect of keys. Pure.
 
-Columns have the names that the whole package uses. Each reads a value from the subject of a line: a
-`Sum` (of a topic, of an nsqd), the `QueueRow` of a channel or a `ConsumerRow`. Nothing is read but
-what is on the screen, and what is sorted by.
+Columns have the same names as in the whole package. Each reads a value from the subject of a line:
+a `Sum` (of a topic or an nsqd), the `QueueRow` of a channel or a `ConsumerRow`. Only values on the
+screen and in the column of the order are read.
 
-The selection is a line's key and not its number, so it stays with its topic when lines change
-places. While the view is frozen, samples are dropped: nothing of the screen changes but by keys.
+The selection is the key of a line and not its number, so it stays with its topic when lines change
+places. While the view is frozen, samples are dropped, and only keys change the screen.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TREND = "trend"
 
 
 class ViewKind(enum.Enum):
-    """What a line is."""
+    """The kind of lines."""
 
     TOPICS = "topics"
     CHANNELS = "channels"
@@ -41,7 +41,7 @@ class ViewKind(enum.Enum):
 
 
 class Column(NamedTuple):
-    """``width`` is what it takes at least; texts are aligned on the left."""
+    """A column. ``width`` is the minimum; texts are aligned on the left."""
 
     name: str
     read: Read
@@ -50,9 +50,9 @@ class Column(NamedTuple):
 
 
 class View(NamedTuple):
-    """The columns of a kind of line: the first one is its name.
+    """The columns of a kind of line. The first one is its name.
 
-    ``shown`` are those to begin with; the last ones are left out where the screen is narrow.
+    ``shown`` are the initial columns; a narrow screen leaves out the last ones.
     """
 
     columns: dict[str, Column]
@@ -60,7 +60,7 @@ class View(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """A topic on all nsqd, or an nsqd (``state``): its topics, and their channels."""
+    """A topic on all nsqd, or an nsqd (with its ``state``): its topics and their channels."""
 
     name: str
     topics: list[QueueRow]
@@ -75,20 +75,20 @@ class Sum(NamedTuple):
 def _joined(
     rows: str, name: str, join: Callable[[list[Any]], Cell] = sum, none: Cell = None
 ) -> Read:
-    """What is known of some rows, joined; ``none`` where that is nothing, but of a silent nsqd."""
+    """Join the known values of rows. Without any it is ``none``, or None for a silent nsqd."""
     read = COLUMNS[name]
 
-    def joined(each: Sum) -> Cell:
-        known = [value for row in getattr(each, rows) if (value := read(row)) is not None]
-        if known:
-            return join(known)
-        return None if each.state and each.state.is_silent else none
+    def joined(subject: Sum) -> Cell:
+        values = [value for row in getattr(subject, rows) if (value := read(row)) is not None]
+        if values:
+            return join(values)
+        return None if subject.state and subject.state.is_silent else none
 
     return joined
 
 
-def _heap_mib(each: Sum) -> float | None:
-    heap = each.state.heap if each.state else None
+def _heap_mib(subject: Sum) -> float | None:
+    heap = subject.state.heap if subject.state else None
     return None if heap is None else heap / (1 << 20)
 
 
@@ -99,8 +99,8 @@ def _view(columns: Iterable[Column], shown: str) -> View:
 _get = operator.attrgetter
 
 
-def _text(name: str, what: str = "", width: int = 0) -> Column:
-    return Column(name, _get(what or name), width or len(name), is_text=True)
+def _text(name: str, attribute: str = "", width: int = 0) -> Column:
+    return Column(name, _get(attribute or name), width or len(name), is_text=True)
 
 
 _trend = Column(TREND, lambda _: None, 12, is_text=True)
@@ -160,8 +160,8 @@ VIEWS = {
     ViewKind.NODES: _view(
         [
             _text("node", "name", 10),
-            Column("state", lambda each: state_text(each.state), 6, is_text=True),
-            Column("version", lambda each: each.state.version or None, 7, is_text=True),
+            Column("state", lambda subject: state_text(subject.state), 6, is_text=True),
+            Column("version", lambda subject: subject.state.version or None, 7, is_text=True),
             Column("topics", _joined("topics", "topic", len, 0), 6),
             _waiting,
             *_rates,
@@ -180,12 +180,12 @@ TEXTS = frozenset(
 
 
 def state_text(state: NodeState) -> str:
-    """How an nsqd is: what it says of its health, or since when it does not answer."""
+    """Return the health of an nsqd, or the time since its last answer."""
     return f"silent {duration_text(state.silent_s)}" if state.is_silent else state.health or "OK"
 
 
 def duration_text(seconds: float) -> str:
-    """``8s``, ``12m``, ``3h``."""
+    """Return ``8s``, ``12m``, ``3h``."""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
         if seconds >= size:
             return f"{seconds // size:.0f}{unit}"
@@ -194,7 +194,7 @@ def duration_text(seconds: float) -> str:
 
 TREND_LENGTH = 40
 SCOPES = {ViewKind.TOPICS: "topic", ViewKind.CHANNELS: "channel", ViewKind.NODES: "node"}
-"""What a line narrows the scope to."""
+"""The part of the scope that a line sets."""
 ORDER = (ViewKind.TOPICS, ViewKind.NODES, ViewKind.CONSUMERS)
 WHEEL_LINES = 3
 KEYS: dict[str, tuple[str, *tuple[Any, ...]]] = {
@@ -218,11 +218,11 @@ KEYS: dict[str, tuple[str, *tuple[Any, ...]]] = {
     "space": ("freeze",),
     "slash": ("type_filter",),
 }
-"""What keys do to the view: a method and its arguments. The names of keys are those of textual."""
+"""The method of each key, and its arguments. Textual names the keys."""
 
 
 class Scope(NamedTuple):
-    """What the view looks into; ``""`` is everything."""
+    """The part of the cluster that the view shows; ``""`` is everything."""
 
     node: str = ""
     topic: str = ""
@@ -230,7 +230,7 @@ class Scope(NamedTuple):
 
 
 class Line(NamedTuple):
-    """One line: ``key`` stays the same from sample to sample, ``subject`` is what columns read."""
+    """One line. ``key`` is the same in all samples; columns read values from ``subject``."""
 
     key: str
     subject: Any
@@ -242,7 +242,7 @@ class Line(NamedTuple):
 
 
 def lines_of(sample: Sample, kind: ViewKind, scope: Scope) -> list[Line]:
-    """All lines of a view."""
+    """Return all lines of a view."""
     if kind is ViewKind.NODES:
         return _node_lines(sample, scope)
     if kind is ViewKind.CONSUMERS:
@@ -255,7 +255,8 @@ def lines_of(sample: Sample, kind: ViewKind, scope: Scope) -> list[Line]:
     rows = sample.totals
     if scope.node:
         nodes = (node for node in sample.nodes if node.address == scope.node)
-        rows = totals(row for node in nodes for row in node.rows)  # the last known ones, too
+        # A silent nsqd has its last known rows.
+        rows = totals(row for node in nodes for row in node.rows)
     if kind is ViewKind.CHANNELS:
         return [
             Line(row.channel, row, row.paused)
@@ -266,8 +267,8 @@ def lines_of(sample: Sample, kind: ViewKind, scope: Scope) -> list[Line]:
     for row in rows:
         topics.setdefault(row.topic, []).append(row)
     return [
-        Line(topic, _sum(topic, found), any(row.paused for row in found if not row.channel))
-        for topic, found in topics.items()
+        Line(topic, _sum(topic, queues), any(row.paused for row in queues if not row.channel))
+        for topic, queues in topics.items()
     ]
 
 
@@ -286,8 +287,8 @@ def _node_lines(sample: Sample, scope: Scope) -> list[Line]:
         rows = [row for row in node.rows if _is_within(row, scope)]
         if rows or not scope.topic or node.is_silent:
             is_paused = bool(scope.topic) and any(row.paused for row in rows)
-            found = _sum(node.address, rows, state=node)
-            lines.append(Line(node.address, found, is_paused, node.is_silent))
+            subject = _sum(node.address, rows, state=node)
+            lines.append(Line(node.address, subject, is_paused, node.is_silent))
     return lines
 
 
@@ -295,7 +296,7 @@ _SPACES = re.compile(r"\s*(>=|<=|!=|==|=|>|<)\s*")
 
 
 class LineFilter(NamedTuple):
-    """Words that the line's texts hold, and conditions; ``problem`` is what was not understood."""
+    """Words in the texts of a line, and conditions. ``problem`` explains an invalid condition."""
 
     text: str = ""
     words: tuple[str, ...] = ()
@@ -303,28 +304,28 @@ class LineFilter(NamedTuple):
     problem: str = ""
 
     def keep(self, lines: Iterable[Line], kind: ViewKind) -> list[Line]:
-        """The lines that meet all of it; a view without the column of a condition ignores that."""
+        """Return the matching lines. Conditions on columns that the view lacks are ignored."""
         columns = VIEWS[kind].columns
         texts = [column for column in columns.values() if column.is_text]
-        conditions = [each for each in self.conditions if each.column in columns]
+        conditions = [c for c in self.conditions if c.column in columns]
 
         def has_words(line: Line) -> bool:
-            found = (str(column.read(line.subject) or "") for column in texts)
-            said = "\n".join([line.key, *found]).casefold()
-            return all(word in said for word in self.words)
+            values = (str(column.read(line.subject) or "") for column in texts)
+            text = "\n".join([line.key, *values]).casefold()
+            return all(word in text for word in self.words)
 
         return [
             line
             for line in lines
             if (not self.words or has_words(line))
-            and all(each.holds(columns[each.column].read(line.subject)) for each in conditions)
+            and all(c.holds(columns[c.column].read(line.subject)) for c in conditions)
         ]
 
 
 def parse_line_filter(text: str) -> LineFilter:
     """Read a filter: words to find and conditions such as ``depth>1000``.
 
-    A condition that is not finished or not understood is left out, and named as the problem.
+    An incomplete or invalid condition is left out, and becomes the problem.
     """
     words, conditions, problem = [], [], ""
     for word in _SPACES.sub(r"\1", text).split():
@@ -344,13 +345,13 @@ def parse_line_condition(text: str) -> Condition:
 
 
 def sort_lines(lines: Iterable[Line], column: Column, *, is_reversed: bool) -> list[Line]:
-    """Sort by a column: texts from A to Z, numbers from the greatest down, unknown ones last."""
+    """Sort by a column: texts from A to Z, numbers from the largest down, unknown values last."""
     key: Callable[[Any], Any] = str if column.is_text else (lambda value: -value)
     valued = [(column.read(line.subject), line) for line in lines]
-    known = [(key(value), line.key, line) for value, line in valued if value is not None]
-    known.sort(key=lambda entry: entry[:2], reverse=is_reversed)
+    entries = [(key(value), line.key, line) for value, line in valued if value is not None]
+    entries.sort(key=lambda entry: entry[:2], reverse=is_reversed)
     unknown = sorted((line for value, line in valued if value is None), key=lambda line: line.key)
-    return [*(line for _, _, line in known), *unknown]
+    return [*(line for _, _, line in entries), *unknown]
 
 
 # -- the view -----------------------------------------------------------------------------------
@@ -358,7 +359,7 @@ def sort_lines(lines: Iterable[Line], column: Column, *, is_reversed: bool) -> l
 
 @dataclass(slots=True)
 class Look:
-    """What was chosen for a kind of lines."""
+    """The user's choices for a kind of lines."""
 
     columns: Sequence[str]
     sort: str
@@ -367,7 +368,7 @@ class Look:
 
 
 class TopView:
-    """The state of the list. It begins with the columns, order and filter that are given."""
+    """The state of the list, which begins with these columns, this order and this filter."""
 
     def __init__(self, columns: Sequence[str] = (), sort: str = "", filter: str = "") -> None:
         self.sample = NO_SAMPLE
@@ -379,11 +380,11 @@ class TopView:
         self.selected = ""
         self._filter = parse_line_filter(filter)
         self._looks = {kind: self._look(kind, columns, sort) for kind in ViewKind}
-        self._way: list[tuple[ViewKind, Scope, str]] = []
+        self._history: list[tuple[ViewKind, Scope, str]] = []
         self.problems: list[Problem] = []
         self._past = RecentTotals()
         self._trends: dict[tuple[str, str], deque[int]] = {}
-        self.widths: dict[str, int] = {}  # of the texts in columns, as far as they were measured
+        self.widths: dict[str, int] = {}  # of text columns, measured when they are drawn
         self._lines: list[Line] | None = None
         self._last_position = 0
 
@@ -399,21 +400,21 @@ class TopView:
 
     @property
     def columns(self) -> list[Column]:
-        """The columns that were chosen. What is the same in all lines is left out."""
+        """The chosen columns, except those with the same value in all lines."""
         is_list = self.kind is ViewKind.CONSUMERS
-        view, known = VIEWS[self.kind].columns, self.scope._asdict()
-        return [view[name] for name in self.look.columns if not (is_list and known.get(name))]
+        columns, scope = VIEWS[self.kind].columns, self.scope._asdict()
+        return [columns[name] for name in self.look.columns if not (is_list and scope.get(name))]
 
     @property
-    def question(self) -> SampleScope:
-        """What is to be asked for this view."""
+    def sample_scope(self) -> SampleScope:
+        """The data that a sample for this view needs."""
         if self.kind is ViewKind.CONSUMERS:
             return SampleScope(consumers=True, topic=self.scope.topic, channel=self.scope.channel)
         return SampleScope(memory=self.kind is ViewKind.NODES)
 
     @property
     def path(self) -> str:
-        """Where the view is: ``topics > clicks > archive``."""
+        """The scope in words: ``topics > clicks > archive``."""
         if not any(self.scope):
             return self.kind.value
         below = "" if self.kind is ViewKind.CHANNELS else f"[{self.kind.value}]"
@@ -421,7 +422,7 @@ class TopView:
         return " > ".join(filter(None, parts))
 
     def lines(self) -> list[Line]:
-        """The lines that the filter lets through, sorted."""
+        """Return the lines that match the filter, sorted."""
         if self._lines is None:
             self.widths, look = {}, self.look
             kept = look.filter.keep(lines_of(self.sample, self.kind, self.scope), self.kind)
@@ -430,7 +431,7 @@ class TopView:
         return self._lines
 
     def trend(self, line: Line) -> tuple[int, ...]:
-        """The depth of a channel, or of a topic with its channels, at the last samples."""
+        """Return the depths of a channel, or of a topic with its channels, at the last samples."""
         if self.scope.node:
             return ()
         topic = line.key if self.kind is ViewKind.TOPICS else self.scope.topic
@@ -438,22 +439,22 @@ class TopView:
         return tuple(self._trends.get((topic, channel), ()))
 
     def position(self) -> int:
-        """The number of the selected line; where it is gone, of the one in its place."""
+        """Return the number of the selected line, or of the line in its former place."""
         lines = self.lines()
         if not self.selected:
             return 0
         last = max(0, min(self._last_position, len(lines) - 1))
-        found = (number for number, line in enumerate(lines) if line.key == self.selected)
-        self._last_position = next(found, last)
+        numbers = (number for number, line in enumerate(lines) if line.key == self.selected)
+        self._last_position = next(numbers, last)
         return self._last_position
 
     def selected_line(self) -> Line | None:
-        """The selected line; None where there are no lines."""
+        """Return the selected line, or None if there are no lines."""
         lines = self.lines()
         return lines[self.position()] if lines else None
 
     def target(self) -> tuple[str, str] | str:
-        """The topic and channel of the selected line, or why nothing can be done with it."""
+        """Return the topic and channel of the selected line, or why it cannot be changed."""
         scope, line = self.scope, self.selected_line()
         if line is None or self.kind not in (ViewKind.TOPICS, ViewKind.CHANNELS):
             return "select a topic or a channel for this"
@@ -464,10 +465,10 @@ class TopView:
             return "this is not a name that NSQ allows: nothing can be done with it"
         return target
 
-    # -- what changes it ------------------------------------------------------------------------
+    # -- keys and samples -----------------------------------------------------------------------
 
     def press(self, key: str, character: str | None = None) -> bool:
-        """Do what a key does to the view; return whether it is one of its keys."""
+        """Handle a key; return whether it is a key of the view."""
         if self.is_typing:
             self._type(key, character or "")
             return True
@@ -488,7 +489,7 @@ class TopView:
             self.set_filter(text + character)
 
     def type_filter(self) -> None:
-        """Take keys as text of the filter, until Enter or Escape."""
+        """Enter keys into the filter until Enter or Escape."""
         self.is_typing = True
 
     def show(self, sample: Sample) -> None:
@@ -503,17 +504,18 @@ class TopView:
             depths[row.topic, ""] += row.depth
             if row.channel:
                 depths[row.topic, row.channel] = row.depth
-        before, self._trends = self._trends, {}
-        for key, depth in depths.items():  # those of queues that are gone are forgotten
-            self._trends[key] = before.get(key) or deque(maxlen=TREND_LENGTH)
+        # Trends of deleted queues are dropped.
+        trends, self._trends = self._trends, {}
+        for key, depth in depths.items():
+            self._trends[key] = trends.get(key) or deque(maxlen=TREND_LENGTH)
             self._trends[key].append(depth)
 
     def freeze(self) -> None:
-        """Stop the screen, or let it go on."""
+        """Freeze the screen, or resume it."""
         self.is_frozen = not self.is_frozen
 
     def move(self, step: int) -> None:
-        """Select the line ``step`` lines down; up where negative."""
+        """Select the line ``step`` lines down, or up if negative."""
         self.select(self.position() + step)
 
     def move_pages(self, step: int) -> None:
@@ -528,21 +530,21 @@ class TopView:
             self.selected = lines[self._last_position].key
 
     def click(self, number: int) -> None:
-        """Select a line; look into it where it was selected."""
+        """Select a line, or open the selected one."""
         was_selected = self.selected == self.lines()[number].key
         self.select(number)
         if was_selected:
             self.go_down()
 
     def sort_by(self, name: str) -> None:
-        """Sort by a column; where that is the order already, reverse it."""
+        """Sort by a column, or reverse the order if it is sorted by that column."""
         if name == self.look.sort:
             self.reverse()
         elif name != TREND:
             self.look.sort, self.look.is_reversed, self._lines = name, False, None
 
     def sort_next(self, step: int) -> None:
-        """Sort by the next column of those that were chosen, or by the one before."""
+        """Sort by the next chosen column, or by the previous one."""
         names = [column.name for column in self.columns if column.name != TREND]
         here = names.index(self.look.sort) if self.look.sort in names else -step
         self.look.sort, self.look.is_reversed = names[(here + step) % len(names)], False
@@ -557,30 +559,30 @@ class TopView:
         self.look.filter, self._lines = parse_line_filter(text), None
 
     def switch_column(self, name: str) -> None:
-        """Show a column of this kind of lines, or hide it; the first one, the name, stays."""
-        shown = list(self.look.columns)
-        if name in shown[1:]:
-            shown.remove(name)
-        elif name not in shown:
-            shown.append(name)
-        self.look.columns = shown
+        """Show or hide a column; the first one, the name, stays."""
+        columns = list(self.look.columns)
+        if name in columns[1:]:
+            columns.remove(name)
+        elif name not in columns:
+            columns.append(name)
+        self.look.columns = columns
 
-    # -- where the view is ----------------------------------------------------------------------
+    # -- navigation -----------------------------------------------------------------------------
 
     def go_to(self, kind: ViewKind) -> None:
         """Show all topics, nsqd or consumers."""
-        self._way.clear()
+        self._history.clear()
         self._enter(kind, Scope())
 
     def go_next(self, step: int) -> None:
-        """Show the next of these."""
+        """Show the next of topics, nsqd and consumers."""
         here = ORDER.index(self.kind) if self.kind in ORDER else 0
         self.go_to(ORDER[(here + step) % len(ORDER)])
 
     def go_down(self, kind: ViewKind | None = None) -> None:
-        """Look into the selected line; of an nsqd, into what of the scope is there.
+        """Open the selected line; an nsqd opens the part of the scope that is on it.
 
-        With `ViewKind.NODES` show it on each nsqd, unless it is of one already.
+        `ViewKind.NODES` shows the line on each nsqd, unless the scope is one nsqd.
         """
         line = self.selected_line()
         if line is None or self.kind not in SCOPES:
@@ -589,13 +591,13 @@ class TopView:
         if kind and scope.node:
             return
         below = ViewKind.CHANNELS if scope.topic else ViewKind.TOPICS
-        self._way.append((self.kind, self.scope, line.key))
+        self._history.append((self.kind, self.scope, line.key))
         self._enter(kind or (ViewKind.CONSUMERS if scope.channel else below), scope)
 
     def go_up(self) -> None:
-        """Go back to the view before; at the beginning: clear the filter."""
-        if self._way:
-            self._enter(*self._way.pop())
+        """Return to the previous view; in the first view, clear the filter."""
+        if self._history:
+            self._enter(*self._history.pop())
         elif self.kind is not ViewKind.TOPICS:
             self._enter(ViewKind.TOPICS, Scope())
         else:

@@ -65,7 +65,7 @@ def test_topics_fill_80_by_24_and_depth_means_what_it_means_elsewhere(
     ]
     lines = open_top().wait_until(lambda lines: lines[1:24] == shown, what="the topics")
     assert lines[0].startswith("nsq top ")
-    assert "1 nsqd  2 topics  waiting 6  ingress 0.0/s" in lines[0]
+    assert "1 nsqd  2 topics  6 waiting  ingress 0.0/s" in lines[0]
 
     here = [f"--nsqd-http-address={nsqd.http_address}", "-o", "tsv", "--columns"]
     listed = run_nsq(["topic", "list", *here, "topic,depth,waiting"])

@@ -154,7 +154,7 @@ def test_an_nsqd_that_does_not_respond_keeps_its_last_numbers_and_sums_leave_it_
     alive, dead = sample.nodes
     nodes = (alive, dead._replace(error="connection refused", silent_s=72.0))
     view = view_of(Sample(0, alive.rows, totals(alive.rows), (), (), nodes))
-    assert "1 of 2 nsqd respond  1 topic  waiting 5" in texts(view)[0]
+    assert "1 of 2 nsqd respond  1 topic  5 waiting" in texts(view)[0]
     press(view, "2", "j")
     assert ["b:1", "silent", "1m", "9"] in [text.split()[:4] for text in texts(view)]
     press(view, "enter")
