@@ -80,11 +80,11 @@ def top(
         parse_line_condition(condition)
     conditions = " ".join(part.replace(" ", "") for part in filter or ())
     interval_s = interval or INTERVAL_S
-    os.environ.pop("NO_COLOR", None)  # textual reads it, and knows nothing of --color
-    if not runtime.has_color:
+    os.environ.pop("NO_COLOR", None)  # Textual reads NO_COLOR, and has no option of its own.
+    if not runtime.colour:
         os.environ["NO_COLOR"] = "1"
     with cluster.open() as opened:
-        shown = Top(
+        screen = Top(
             cluster,
             Sampler(opened, SampleFilter(topic or ()), interval_s=interval_s),
             TopView(names, sort or "", conditions),
@@ -94,8 +94,8 @@ def top(
             runtime=runtime,
         )
         also = (signal.SIGHUP, signal.SIGQUIT)
-        with stop_on_signals(shown.stop, at_once=lambda: shown.restore(), also=also) as signals:
-            shown.show_cluster()
+        with stop_on_signals(screen.stop, at_once=lambda: screen.restore(), also=also) as signals:
+            screen.show_cluster()
     return signals.status()
 
 

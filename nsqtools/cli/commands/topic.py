@@ -40,13 +40,14 @@ def list_(topic: ListedTopics = None, *, listing: ClusterListing) -> int:
         inventory = take_inventory(opened)
     rows: list[Sequence[Cell]] = []
     for name in chosen_topics(inventory, topic):
-        found = [each for _, each in inventory.where(name)]
-        channels = {channel.channel_name for each in found for channel in each.channels}
-        depth = sum(each.depth for each in found)
-        waiting = depth + sum(channel.depth for each in found for channel in each.channels)
-        messages = sum(each.message_count for each in found)
-        paused = any(each.paused for each in found)
-        rows.append((name, len(found), len(channels), depth, waiting, messages, paused))
+        nodes = [stats for _, stats in inventory.where(name)]
+        channels = [channel for stats in nodes for channel in stats.channels]
+        names = {channel.channel_name for channel in channels}
+        depth = sum(stats.depth for stats in nodes)
+        waiting = depth + sum(channel.depth for channel in channels)
+        messages = sum(stats.message_count for stats in nodes)
+        paused = any(stats.paused for stats in nodes)
+        rows.append((name, len(nodes), len(names), depth, waiting, messages, paused))
     listing.write(TOPICS, rows, ("messages", "channels"))
     return report_unreachable(inventory.failures, listing.runtime)
 
@@ -129,8 +130,8 @@ def empty(
 ) -> int:
     """Discard the messages in topics; with --channels, in their channels too.
 
-    nsqd moves messages to channels at once and empties only the topic's own queue: without
-    --channels, the messages in channels stay.
+    nsqd moves messages to channels immediately and empties only the topic's own queue, so without
+    --channels the messages in channels stay.
 
     Examples:
         nsq topic empty clicks --channels

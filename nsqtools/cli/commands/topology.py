@@ -33,7 +33,7 @@ def export(
     """Print the topics and channels of a cluster, and their pauses, as TOML.
 
     Ephemeral topics and channels are left out. A topic that not every nsqd has gets
-    everywhere = false: its channels ought to be where it is.
+    everywhere = false: its channels belong only on these.
 
     Examples:
         nsq topology export --lookupd-http-address lookup:4161 > topology.toml

@@ -198,7 +198,7 @@ def test_a_channel_is_paused_unpaused_emptied_and_deleted(top: TerminalScreen, n
 
 
 def test_what_is_not_agreed_to_is_not_done(top: TerminalScreen, nsqd: Nsqd) -> None:
-    top.see("p?", "look into it")
+    top.see("p?", "open it")
     what = "the plan has come, and is not shown over the help"
     top.wait_until(lambda _: nsqd.log.partition("clients=true")[2].count("GET") > 3, what=what)
     top.see(ESCAPE, "q quit", gone="planning")
