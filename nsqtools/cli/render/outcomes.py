@@ -136,7 +136,7 @@ class DamageReporter:
             document: Verified = {"files": files, "messages": messages, "damaged": self.documents}
             write_json(self._runtime, document)
         totals = f"{counted(files, 'file')}, {counted(messages, 'message')}"
-        self._runtime.tell(f"nsq: {totals}, {len(self.files)} damaged")
+        self._runtime.info(f"nsq: {totals}, {len(self.files)} damaged")
 
     @property
     def documents(self) -> list[DamagedFile]:
@@ -188,7 +188,7 @@ class UnjudgedReporter:
         if self.count:
             suffix = "" if self._requeue is None else " and requeued"
             messages = counted(self.count, "message")
-            self._runtime.tell(f"nsq: {messages} not printed{suffix}: --where or --pick failed")
+            self._runtime.info(f"nsq: {messages} not printed{suffix}: --where or --pick failed")
         return status_of_work(is_whole=not self.count, is_anything_done=True)
 
 

@@ -340,20 +340,20 @@ def test_messages_take_the_place_of_the_screen_and_stay_where_they_are(
     nsqd.publish("views", b"a")
     top.see("v", "v shows messages of a channel")
     top.see(ENTER, "topics > clicks", "arch")
-    top.see("v", '{"n": 1}', r"\x1b[31mred", "3 messages shown and given back", "Enter goes back")
-    top.see(ENTER, "topics > clicks", gone="Enter goes back")
+    top.see("v", '{"n": 1}', r"\x1b[31mred", "3 messages shown and given back", "Enter returns")
+    top.see(ENTER, "topics > clicks", gone="Enter returns")
     wait_until(lambda: nsqd.depth("clicks", "arch") == 3, what="they are given back")
     top.see("\x1b", "views")
     top.see("t", "tail of clicks")
     wait_until(lambda: len(nsqd.channels("clicks")) == 3, what="it has subscribed")
     nsqd.publish("clicks", b"hello\x1b[31m")
     top.wait_for(r"hello\x1b[31m")
-    top.see("\x03", "views", "q quit", gone="goes back")
+    top.see("\x03", "views", "q quit", gone="returns")
     wait_until(lambda: nsqd.channels("clicks") == ["arch", "live"], what="that of the tail is gone")
     assert nsqd.depth("clicks", "arch") == 4
-    top.see("jt", "would be destroyed", "Enter goes back")  # the topic has no channel
+    top.see("jt", "has no channel", "Enter returns")  # the topic has no channel
     assert nsqd.depth("views") == 1
-    top.see(ENTER, "q quit", gone="Enter goes back")
+    top.see(ENTER, "q quit", gone="Enter returns")
     top.see("kt", "tail of clicks")
     top.child.kill(signal.SIGTERM)
     assert top.wait_for_end() == 143
