@@ -81,7 +81,7 @@ def top(
     conditions = " ".join(part.replace(" ", "") for part in filter or ())
     interval_s = interval or INTERVAL_S
     os.environ.pop("NO_COLOR", None)  # Textual reads NO_COLOR, and has no option of its own.
-    if not runtime.color:
+    if not runtime.has_color:
         os.environ["NO_COLOR"] = "1"
     with cluster.open() as opened:
         screen = Top(
