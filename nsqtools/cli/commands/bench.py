@@ -19,7 +19,8 @@ from nsqtools.cli.options.params import LIMITS
 from nsqtools.cli.parsing.binding import From, OptionSet, opt, some
 from nsqtools.cli.render.outcomes import Progress
 from nsqtools.cli.render.output import Cell, Form, ListingForm, write_json, write_listing
-from nsqtools.cli.running.consuming import Create, look_before
+from nsqtools.cli.running.channel_watch import ChannelWatch
+from nsqtools.cli.running.consuming import Create
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stop_on_signals
 from nsqtools.client.connection_settings import DEFAULT_NSQD_TCP_ADDRESS, texts_of
 from nsqtools.errors import ConfigurationError
@@ -220,7 +221,8 @@ def look_at_topic(plan: BenchPlan, topic: str, runtime: Runtime, *, create: bool
     """See that a channel of ours, deleted afterwards, takes nothing away from a user's topic."""
     channel = "bench#ephemeral"
     try:
-        look_before([topic], channel, plan.connection, runtime, create=create, force=False)
+        watch = ChannelWatch([topic], channel, plan.connection, runtime, force=False)
+        watch.check_topics(create=create)
     except ConfigurationError as error:
         raise ConfigurationError(
             f"topic {topic} has no channel and messages waiting, which would be lost",

@@ -26,7 +26,8 @@ from nsqtools.cli.options.tables import ColumnsChoice, TableFormat
 from nsqtools.cli.parsing.binding import OptionSet, opt
 from nsqtools.cli.render.outcomes import Progress, report_damages
 from nsqtools.cli.render.output import write_json
-from nsqtools.cli.running.consuming import Create, look_before
+from nsqtools.cli.running.channel_watch import ChannelWatch
+from nsqtools.cli.running.consuming import Create
 from nsqtools.cli.running.runtime import ExitStatus, Runtime, Session, stop_on_signals
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError, NotFoundError
@@ -70,7 +71,8 @@ class TopicInput(OptionSet):
 
         topics, channel = self.topic or [], self.channel or CHANNEL
         if topics:
-            look_before(topics, channel, connection, runtime, create=self.create, force=True)
+            watch = ChannelWatch(topics, channel, connection, runtime, force=True)
+            watch.check_topics(create=self.create)
         if self.spool_dir is None and places.checkpoint.is_remote:
             raise ConfigurationError(
                 f"a spool cannot be in {places.checkpoint}: it is appended to and synced",

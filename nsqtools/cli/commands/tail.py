@@ -21,23 +21,14 @@ from nsqtools.cli.options.params import (
 from nsqtools.cli.options.printing import MessageFilter, MessagePrinter
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.outcomes import UnjudgedReporter
-from nsqtools.cli.running.consuming import (
-    Create,
-    StopLimits,
-    WaitingNotice,
-    backlog_guard,
-    confirm_shared_channel,
-    idle_report,
-    look_before,
-    stop_when_empty,
-)
+from nsqtools.cli.running.channel_watch import ChannelWatch, confirm_shared_channel
+from nsqtools.cli.running.consuming import ConnectionNotice, Create, StopLimits
 from nsqtools.cli.running.runtime import ExitStatus, Session, stop_on_signals
 from nsqtools.protocol.names import is_ephemeral
 from nsqtools.protocol.text import counted
 
 if TYPE_CHECKING:
     from nsqtools.client.message import Message
-    from nsqtools.protocol.names import Address
 
 INTERACTIVE: dict[str, Any] = {
     # the most that nsqd allows by default: fewer and larger batches
@@ -85,11 +76,11 @@ def tail(
     topics = tuple(dict.fromkeys(topic))
     is_watched = runtime.stderr_is_tty and not runtime.quiet
     unlisted = UnlistedTopics(connection)
-    notice = WaitingNotice(runtime, channel) if is_watched else None
+    notice = ConnectionNotice(runtime, channel) if is_watched else None
     # what an ephemeral channel has is a copy, and a growing queue of its own is of no use to nsqd
     requeue = None if is_ephemeral(channel) else methodcaller("requeue", backoff=False)
     unjudged = UnjudgedReporter(runtime, keep, requeue)
-    looked: set[tuple[str, Address]] = set()
+    watch = ChannelWatch(topics, channel, connection, runtime, force=force)
     service = Tail(
         topics,
         channel,
@@ -101,23 +92,20 @@ def tail(
         limits=limits.run_limits(),
         on_tick=notice,
         not_waited_for=unlisted.among if limits.until_empty else None,
-        look=backlog_guard(connection, channel, looked, force=force),
+        look=watch.backlog_guard,
     )
-    may_go_on = {"create": create, "force": force, "may_share": force}
-    if not look_before(topics, channel, connection, runtime, looked=looked, **may_go_on):
+    if not watch.check_topics(create=create, may_share=force):
         return ExitStatus.FAILED
-    watch = stop_when_empty(
-        connection, channel, lambda: service.connections, service.end_after_delivered
-    )
+    until_empty = watch.stop_when_empty(lambda: service.connections, service.end_after_delivered)
     with (
         stop_on_signals(service.stop) as signals,
-        watch if limits.until_empty else nullcontext(),
-        idle_report(runtime, connection, channel, topics, lambda: service.received),
+        until_empty if limits.until_empty else nullcontext(),
+        watch.idle_report(lambda: service.received),
     ):
         end = service.run()
     status = unjudged.sum_up()
     if notice is not None:
-        notice.sum_up(service.watch.count)
+        notice.report_count(service.watch.count)
     if end is End.IDLE:
         unlisted.refuse(topics)
     if service.watch.falls_short and not signals.received:

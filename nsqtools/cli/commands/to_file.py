@@ -17,7 +17,8 @@ from nsqtools.cli.options.tables import WHOSE, BodyOptions
 from nsqtools.cli.parsing.binding import OptionSet, opt
 from nsqtools.cli.render.outcomes import report_unfit
 from nsqtools.cli.render.output import write_json
-from nsqtools.cli.running.consuming import Consuming, RunStatus, look_before
+from nsqtools.cli.running.channel_watch import ChannelWatch
+from nsqtools.cli.running.consuming import Consuming, RunStatus
 from nsqtools.cli.running.runtime import ExitStatus, Session, signal_handlers
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.text import counted
@@ -332,7 +333,8 @@ def to_file(
     uploads = archiving.open(settings, hook.put if hook is not None else lambda place: None)
     is_landing = archiving.store is not StoreKind.file
     options = connection.client_options(**THROUGHPUT)
-    look_before(topics.given, channel, connection, runtime, create=consuming.create, force=True)
+    watch = ChannelWatch(topics.given, channel, connection, runtime, force=True)
+    watch.check_topics(create=consuming.create)
 
     def finished(path: Path) -> None:
         if hook is not None and not is_landing:
@@ -364,8 +366,10 @@ def to_file(
             archiver.stop,
             metrics=metrics,
             health=lambda: health(archiver, uploads),
-            queue=(connection, channel),
-            done=lambda: sum(each.totals.messages + each.held for each in archiver.states.values()),
+            channel=watch,
+            count_done=lambda: sum(
+                each.totals.messages + each.held for each in archiver.states.values()
+            ),
         ) as watched,
         signal_handlers([signal.SIGHUP], lambda number, frame: archiver.rotate()),
     ):

@@ -16,7 +16,8 @@ from nsqtools.cli.options.printing import MessageFilter, Pick
 from nsqtools.cli.options.publishing import DELIVERY, Rate
 from nsqtools.cli.parsing.binding import opt
 from nsqtools.cli.render.output import write_json
-from nsqtools.cli.running.consuming import Consuming, look_before
+from nsqtools.cli.running.channel_watch import ChannelWatch
+from nsqtools.cli.running.consuming import Consuming
 from nsqtools.cli.running.runtime import ExitStatus, Session, status_of_work
 from nsqtools.errors import ConfigurationError, ConnectionFailed
 
@@ -110,7 +111,8 @@ class ForwardOptions(Consuming):
 
         allow_many()
         runtime, connection, channel = self.runtime, self.connection, settings.channel
-        look_before(self.topics, channel, connection, runtime, create=self.create, force=True)
+        watch = ChannelWatch(self.topics, channel, connection, runtime, force=True)
+        watch.check_topics(create=self.create)
         try:
             require_one(addresses, settings.options.dial_timeout_s)
         except ConnectionFailed as error:
@@ -131,8 +133,8 @@ class ForwardOptions(Consuming):
             forwarder.stop,
             metrics=lambda: counters.metrics(dispatcher.held, dispatcher.is_failing),
             health=lambda: (not dispatcher.is_failing, dispatcher.last_error or "forwarding"),
-            queue=(connection, channel),
-            done=lambda: counters.totals.received,
+            channel=watch,
+            count_done=lambda: counters.totals.received,
         ) as watched:
             try:
                 forwarder.run()

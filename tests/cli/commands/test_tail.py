@@ -20,7 +20,8 @@ from plugins.http_server import MakeScripted
 from plugins.servers import GoNsqd, GoNsqlookupd, MakeNsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.cli.running import consuming
+from nsqtools.cli.running import channel_watch
+from nsqtools.cli.running.channel_watch import ChannelWatch
 from nsqtools.tail import tail
 
 
@@ -181,7 +182,7 @@ def test_who_joins_the_channel_of_others_is_told_of_them_and_asked_on_a_terminal
 def test_off_a_terminal_too_it_says_that_a_channel_is_empty_and_for_what_it_waits(
     run_nsq: RunNsq, nsqd: GoNsqd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consuming, "IDLE_REPORT_S", (0.1, 60.0))
+    monkeypatch.setattr(channel_watch, "IDLE_REPORT_S", (0.1, 60.0))
     nsqd.create_channel("orders", "a")
     place = ["-t", "orders", *nsqd.options]
 
@@ -242,11 +243,10 @@ def test_it_is_not_said_that_no_message_came_where_a_filter_left_out_what_did(
 
     @contextmanager
     def at_the_end(*given: Any, **_: Any) -> Iterator[None]:
-        done.append(given[-1])
+        done.append(given[1])
         yield
 
-    monkeypatch.setattr(consuming, "idle_report", at_the_end)
-    monkeypatch.setattr("nsqtools.cli.commands.tail.idle_report", at_the_end)
+    monkeypatch.setattr(ChannelWatch, "idle_report", at_the_end)
     limits = ["--grep", "nothing", "--exit-idle", f"{patience_s(1):g}s"]
     run_nsq([command[0], *place(clicks)[1:], *limits, *command[1:]])
     assert done[0]() == 3
@@ -284,3 +284,18 @@ def test_it_ends_when_the_channel_is_empty_although_messages_keep_coming_and_a_s
     result = run_nsq([*place(nsqd), "--until-empty"])
     assert result.status == 0
     assert set(result.out.splitlines()) >= set(bodies)
+
+
+def test_nsqd_is_asked_for_one_fact_before_the_start_and_then_once_for_each_poll(
+    clicks: GoNsqd, run_nsq: RunNsq
+) -> None:
+    earlier = clicks.log.count(" 200 GET ")
+    began_s = time.monotonic()
+    result = run_nsq([*place(clicks), "--until-empty", "--exit-idle=10s"])
+    polls = (time.monotonic() - began_s) / channel_watch.POLL_S
+    requests = re.findall(r" 200 GET (\S+)", clicks.log)[earlier:]
+    assert result.status == 0
+    assert set(requests) == {requests[0]}
+    assert requests[0].startswith("/stats?")
+    assert "topic=clicks" in requests[0]
+    assert 2 <= len(requests) <= 1 + polls

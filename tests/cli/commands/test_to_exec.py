@@ -19,7 +19,7 @@ from plugins.processes import is_alive
 from plugins.servers import AnyNsqd, Nsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.cli.running import consuming
+from nsqtools.cli.running.channel_watch import ChannelWatch
 
 TOPIC, CHANNEL = "clicks", "run"
 LETTERS = ("--dead-letter-topic", "dead")
@@ -285,13 +285,13 @@ def test_a_message_has_come_while_its_command_runs(
     @contextmanager
     def watching(*given: Any, **_: Any) -> Iterator[None]:
         def watch() -> None:
-            wait_until(given[-1], what="a message that came")
+            wait_until(given[1], what="a message that came")
             came.touch()
 
         threading.Thread(target=watch).start()
         yield
 
-    monkeypatch.setattr(consuming, "idle_report", watching)
+    monkeypatch.setattr(ChannelWatch, "idle_report", watching)
     limit = ("--command-timeout", f"{patience_s(10):g}s")
     result = run("-n", "1", *limit, shell=f"until [ -e {came} ]; do sleep 0.05; done")
     assert result.status == 0

@@ -38,7 +38,7 @@ from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions, Consumer
 from nsqtools.archive import part_file
-from nsqtools.cli.running import consuming
+from nsqtools.cli.running.channel_watch import ChannelWatch
 from nsqtools.files import durable
 
 DEADLINE_S = patience_s(30.0)
@@ -166,13 +166,13 @@ def test_a_message_has_come_before_it_is_flushed(
     def watching(*given: Any, **_: Any) -> Iterator[None]:
         def watch() -> None:
             with suppress(AssertionError):
-                wait_until(given[-1], what="a message that came")
+                wait_until(given[1], what="a message that came")
                 os.kill(os.getpid(), signal.SIGTERM)
 
         threading.Thread(target=watch).start()
         yield
 
-    monkeypatch.setattr(consuming, "idle_report", watching)
+    monkeypatch.setattr(ChannelWatch, "idle_report", watching)
     to_file.publish(b"one")
     result = to_file.run("--sync-interval", "1h", "--for", f"{patience_s(10):g}s")
     assert (result.status, to_file.left()) == (143, 0)

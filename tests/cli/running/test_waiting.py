@@ -12,15 +12,9 @@ from plugins.daemons import EmbeddedLookupServer
 from plugins.servers import GoNsqd, Serve
 from plugins.waiting import wait_for_threads
 
-from nsqtools.cli.running import consuming
-from nsqtools.cli.running.consuming import (
-    FAST_DISCOVERY_S,
-    StopLimits,
-    WaitingNotice,
-    idle_report,
-    is_empty,
-    look_before,
-)
+from nsqtools.cli.running import channel_watch
+from nsqtools.cli.running.channel_watch import ChannelWatch, is_empty
+from nsqtools.cli.running.consuming import FAST_DISCOVERY_S, ConnectionNotice, StopLimits
 from nsqtools.cli.running.runtime import Runtime
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.cluster.directory import open_cluster
@@ -57,7 +51,7 @@ def test_after_the_first_minute_the_interval_that_is_configured_holds() -> None:
     tail: Any = SimpleNamespace(
         connections={"events": ["127.0.0.1:4150"]}, look_up_soon=lambda: looks.append(clock.now)
     )
-    notice = WaitingNotice(runtime, "c")
+    notice = ConnectionNotice(runtime, "c")
     for clock.now in (100.0, 130.0, 100.0 + FAST_DISCOVERY_S - 1, 100.0 + FAST_DISCOVERY_S, 1000.0):
         notice(tail)
     assert looks == [100.0, 130.0, 100.0 + FAST_DISCOVERY_S - 1]
@@ -69,9 +63,10 @@ def test_a_program_that_ends_while_it_asks_why_nothing_comes_says_nothing(
     fault = ConnectionFailed("no daemon can be asked (cannot schedule new futures)")
     cannot_ask = Mock(side_effect=fault)
     monkeypatch.setattr("nsqtools.cluster.topics.inspect_topic", cannot_ask)
-    monkeypatch.setattr(consuming, "IDLE_REPORT_S", (0.0,))
+    monkeypatch.setattr(channel_watch, "IDLE_REPORT_S", (0.0,))
     said, place = io.StringIO(), ConnectionSettings(("127.0.0.1:1",))
-    with idle_report(Runtime(io.StringIO(), said), place, "c", ["events"], lambda: 0):
+    watch = ChannelWatch(["events"], "c", place, Runtime(io.StringIO(), said), force=False)
+    with watch.idle_report(lambda: 0):
         wait_for_threads("waiting")
     assert said.getvalue() == ""
 
@@ -100,7 +95,7 @@ def test_who_does_not_answer_is_not_asked_for_each_topic(
     monkeypatch.setattr("nsqtools.cluster.topics.inspect_topic", inspect)
     said, place = io.StringIO(), ConnectionSettings((nsqd.tcp_address,))
     runtime = Runtime(io.StringIO(), said)
-    look_before(["a", "b"], "c", place, runtime, create=False, force=False)
+    ChannelWatch(["a", "b"], "c", place, runtime, force=False).check_topics(create=False)
 
     assert asked == ["a"]
     assert [line[:36] for line in said.getvalue().splitlines()] == [
