@@ -1,8 +1,8 @@
-"""Forward topics to another cluster, to HTTP or to commands, each message delivered, then finished.
+"""Forward topics to another cluster, to HTTP or to commands; finish messages after delivery.
 
-`forwarder` is the engine, `dispatcher` what follows from each
-outcome, `nsq_sink`, `http_sink` and `exec_sink` where it delivers. Here are the choices of the
-commands, for the command line to read at no cost.
+`forwarder` consumes, `dispatcher` processes the outcomes, and `nsq_sink`, `http_sink` and
+`exec_sink` deliver. This module has only the enumerations of the options, so that the command line
+can import them at no cost.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import enum
 
 
 class ForwardMode(enum.Enum):
-    """Of nsqd. ``hash``: the same for the same key."""
+    """How to choose an nsqd. ``hash`` chooses the same one for the same key."""
 
     ROUND_ROBIN = "round-robin"
     HASH = "hash"
@@ -19,8 +19,11 @@ class ForwardMode(enum.Enum):
 
 
 class EndpointMode(enum.Enum):
-    """Of HTTP endpoints. ``round-robin``: in turn, those with the fewest requests under way first.
-    ``all``: each message to every one of them."""
+    """How to choose an HTTP endpoint.
+
+    ``round-robin`` rotates, and prefers the fewest requests under way. ``all`` sends each message
+    to every endpoint.
+    """
 
     ROUND_ROBIN = "round-robin"
     HASH = "hash"
@@ -29,7 +32,7 @@ class EndpointMode(enum.Enum):
 
 
 class Redirects(enum.Enum):
-    """Which redirects of an endpoint are followed; only those that keep method and body are."""
+    """Which redirects to follow, among those that keep the method and the body (307, 308)."""
 
     REFUSE = "refuse"
     SAME_HOST = "same-host"
@@ -37,7 +40,7 @@ class Redirects(enum.Enum):
 
 
 class BatchForm(enum.Enum):
-    """How several messages are one body."""
+    """Format of a body with several messages."""
 
     NDJSON = "ndjson"
     JSON = "json"

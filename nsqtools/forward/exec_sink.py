@@ -1,16 +1,16 @@
-"""Messages to commands: one run for each message or batch, or commands that keep running.
+"""Deliver messages to commands: one run per message or batch, or persistent commands.
 
-Standard input of a run is a file in memory that holds the bodies, so nothing has to be fed to it. A
-persistent command is fed over a pipe, with lines of JSON (as ``nsq tail --json`` prints them), and
-answers a line for each, in their order.
+Standard input of a run is a file in memory with the bodies, so that no pipe has to be fed. A
+persistent command reads lines of JSON (the format of ``nsq tail --json``) from a pipe and answers
+one line for each message, in order.
 
-Commands are started and read on a thread of its own, which never waits for one.
+One thread starts the commands and reads their output. It never waits for a command.
 
-Traps. A background process that a command left may hold its output open: the end of a command is
-its exit, never the end of its output; what it has printed is in the pipe by then. An answer of a
-persistent command belongs to the oldest message it was given, so one that makes no sense ends the
-command: the next lines may answer for other messages than we think. Each has pipes of its own, or
-what its predecessor left would be taken for its answers.
+Traps. A background process of a command may keep its output open, so the exit of a command is its
+end, not the end of its output; everything that it printed is in the pipe by then. An answer of a
+persistent command belongs to its oldest message. An invalid answer ends the command, because the
+next lines may belong to other messages than expected. Each persistent command has new pipes, or
+output left by its predecessor would be taken for answers.
 """
 
 from __future__ import annotations
@@ -43,10 +43,13 @@ log = logging.getLogger("nsqtools")
 
 TEMPORARY_FAILURE = 75  # EX_TEMPFAIL of sysexits.h
 KILL_AFTER_S = 5.0  # from TERM to KILL
-GRACE_S = 2.0  # from the end of its input to TERM
-MAX_GIVEN = 512  # messages that a persistent command has not answered
-MAX_LINE = 1 << 20  # of what is printed; longer ones are broken
-MAX_READS = 16  # at a time; as much as a pipe of a user may hold
+GRACE_S = 2.0  # from the end of the input of an idle persistent command to TERM
+# Unanswered messages of a persistent command. Together they should fit into msg_timeout, and the
+# lines of small messages into a pipe.
+MAX_UNANSWERED = 512
+MAX_LINE = 1 << 20  # longer lines of output are split, so that memory is bounded
+# 16 reads of 64 KiB are 1 MiB, the largest pipe that Linux allows an unprivileged user.
+MAX_READS = 16
 RESTART_BASE_S, RESTART_MAX_S = 0.1, 10.0
 PLACE = b"{}"
 TAKEN_BACK = Outcome(Fate.FAILED, "taken back by nsqd")
@@ -56,9 +59,12 @@ Write = Callable[[int, bytes], None]
 
 
 class ExecSettings(NamedTuple):
-    """What is run. ``program`` is the path, ``words`` the command as it was given, with ``{}`` for
-    the body where ``takes_argument``. ``timeout_s`` 0 is without limit; ``fatal`` are the statuses
-    after which a message is not tried again."""
+    """The command and how to run it.
+
+    ``program`` is the path and ``words`` the command line, where ``{}`` is replaced by the body if
+    ``takes_argument``. ``timeout_s`` 0 is without limit. After an exit status in ``fatal`` the
+    message is refused.
+    """
 
     program: str
     words: tuple[str, ...]
@@ -73,14 +79,14 @@ class ExecSettings(NamedTuple):
 
 
 _Work = Sequence[Parcel]
-"""What one run answers for."""
+"""The parcels of one run, each with one message."""
 
 
 class ExecSink:
-    """Runs commands. ``write`` is given what they print, line by line.
+    """Run commands. ``write`` receives their output, line by line.
 
-    What is public beside the methods of a sink is for the thread, and what has no value yet begins
-    with the first message, as does the thread.
+    Public attributes and the methods that `Sink` does not have are for the thread of the commands.
+    The thread, ``loop``, ``starter`` and ``report`` exist from the first message on.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -90,7 +96,7 @@ class ExecSink:
         self.settings = settings
         self.write = write
         self.failure: Exception | None = None
-        self.waiting: collections.deque[_Work] = collections.deque()  # for a command
+        self.waiting: collections.deque[_Work] = collections.deque()  # for a free command
         self.is_stopping = False
         self.running: dict[int, _Worker] = {}  # by token
         self.tokens = itertools.count(1)
@@ -106,43 +112,43 @@ class ExecSink:
     # -- the forwarder's thread
 
     def parts(self, parcel: Parcel) -> list[Parcel]:
-        """A part for each message: the batches are made here."""
+        """Return a part for each message, because batches are formed here."""
         return [parcel.part(at, at + 1) for at in range(len(parcel))]
 
     def submit(self, parcel: Parcel, report: Report) -> None:
-        """Have a command run for one part."""
+        """Queue one part for the commands."""
         if self._thread is None:
             self._thread = self._begin()
-        self.report = report  # the forwarder's, for all of them
+        self.report = report  # the same function for all parts
         self._submitted.append(parcel)
         if not self._is_woken:
             self._is_woken = True
             self.loop.call_soon_threadsafe(self._take)
 
     def check(self) -> None:
-        """Raise `OutputError` where output has nowhere to go, ``RuntimeError`` for a defect."""
+        """Raise `OutputError` if output cannot be written, ``RuntimeError`` for a defect."""
         if isinstance(self.failure, OutputError):
             raise self.failure
         if self.failure is not None:
             raise RuntimeError("the thread of the commands failed") from self.failure
 
     def flush(self) -> None:
-        """Run commands for what waits for a batch, and for what comes."""
+        """Run commands for incomplete batches, and for later messages without waiting."""
         if self._thread is not None:
             self.loop.call_soon_threadsafe(self._give_out_gathered)
 
     def is_stuck(self, now: float, after_s: float) -> bool:
-        """Tell whether each worker has been at one run or message for longer than ``after_s``."""
+        """Return whether every worker has spent more than ``after_s`` on one run or message."""
         workers = self._workers
         return bool(workers) and all(w.work and w.since < now - after_s for w in workers)
 
     def stop(self, timeout_s: float) -> None:
-        """End the commands that still run; their messages are not reported."""
+        """End running commands. Their messages are not reported, so that they are requeued."""
         if self._thread is None:
             return
         self.loop.call_soon_threadsafe(self._begin_stop)
         self._thread.join(KILL_AFTER_S)
-        with contextlib.suppress(RuntimeError):  # it has ended
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.starter.close()
@@ -151,7 +157,7 @@ class ExecSink:
         self.loop = asyncio.new_event_loop()
         self.loop.set_exception_handler(self._fail)
         self._begin_starter()
-        kind = _Kept if self.settings.is_persistent else _Run
+        kind = _Persistent if self.settings.is_persistent else _Run
         self._workers = [kind(self) for _ in range(self.settings.workers)]
         thread = threading.Thread(target=self._run, name="nsq-exec", daemon=True)
         thread.start()
@@ -160,7 +166,7 @@ class ExecSink:
     # -- the thread
 
     def _run(self) -> None:
-        """Until the loop is stopped."""
+        """Run the loop until it is stopped."""
         try:
             self.loop.run_forever()
         finally:
@@ -179,10 +185,10 @@ class ExecSink:
                 self._gather(parcel)
             else:
                 self.waiting.append((parcel,))
-        self.go_on()
+        self.assign_work()
 
     def _gather(self, parcel: Parcel) -> None:
-        """Batches are of one topic, from whichever nsqd."""
+        """Add a message to the batch of its topic, from any nsqd."""
         topic = parcel.messages.topic
         gathered = self._gathered.setdefault(topic, [])
         gathered.append(parcel)
@@ -194,29 +200,30 @@ class ExecSink:
     def _batch_is_due(self, topic: str, first: Parcel) -> None:
         if self._gathered.get(topic, [None])[0] is first:
             self.waiting.append(self._gathered.pop(topic))
-            self.go_on()
+            self.assign_work()
 
     def _give_out_gathered(self) -> None:
         self._gathers_for_s = 0.0
         self.waiting += self._gathered.values()
         self._gathered.clear()
-        self.go_on()
+        self.assign_work()
 
-    def go_on(self) -> None:
-        """Give out what waits, as far as a command is free for it."""
+    def assign_work(self) -> None:
+        """Assign waiting work to free workers."""
         now = time.monotonic()
         while self.waiting and not self.is_stopping and self.failure is None:
-            worker = min(self._workers, key=lambda each: (not each.is_able(now), len(each.work)))
+            worker = min(self._workers, key=lambda w: (not w.is_able(now), len(w.work)))
             if not worker.is_able(now):
                 return
             work = self.waiting.popleft()
-            if gone := [parcel for parcel in work if parcel.messages[0].is_answered]:
-                self.report(gone, TAKEN_BACK)
-            if work := [parcel for parcel in work if parcel not in gone]:
+            # nsqd takes a message back after msg_timeout; another consumer may have it now.
+            if taken_back := [parcel for parcel in work if parcel.messages[0].is_answered]:
+                self.report(taken_back, TAKEN_BACK)
+            if work := [parcel for parcel in work if parcel not in taken_back]:
                 worker.give(work, now)
 
     def _begin_stop(self) -> None:
-        """End all commands, and the loop after them."""
+        """End all commands, then the loop."""
         self.is_stopping = True
         for worker in self.running.values():
             worker.begin_stop()
@@ -228,9 +235,9 @@ class ExecSink:
         self.loop.add_reader(self.starter.replies, self._collect)
 
     def _collect(self) -> None:
-        """Act on the ends of commands."""
+        """Process the commands that have ended."""
         ended = self.starter.read()
-        if ended is None:  # it was killed, and they with it
+        if ended is None:  # the starter was killed, and its commands with it
             self.loop.remove_reader(self.starter.replies)
             self.starter.lost()
             self._begin_starter()
@@ -241,31 +248,31 @@ class ExecSink:
 
 
 class _Worker(ABC):
-    """Where one command runs at a time: its pipes, and the work that it has not answered."""
+    """Runs one command at a time: its pipes and the unanswered work."""
 
     def __init__(self, sink: ExecSink) -> None:
         self.sink = sink
         self.settings = sink.settings
-        self.token = 0  # of the command that runs
+        self.token = 0  # of the running command
         self.work: collections.deque[_Work] = collections.deque()
-        self.since = 0.0  # when the first of these began
-        self.error = ""  # why we have ended it
-        self.fds: dict[int, int] = {}  # our end of its stdin, stdout and stderr
-        self.theirs: list[int] = []  # kept open, so that a pipe never ends
+        self.since = 0.0  # start of the oldest work
+        self.error = ""  # why this sink ended the command
+        self.fds: dict[int, int] = {}  # our ends of stdin, stdout and stderr
+        self.theirs: list[int] = []  # the command's ends, kept open so that a pipe never ends
         self._timer: asyncio.TimerHandle | None = None
-        self._rests = {1: b"", 2: b""}  # begun lines
+        self._partial_lines = {1: b"", 2: b""}
 
     @abstractmethod
     def is_able(self, now: float) -> bool:
-        """Tell whether it may be given work."""
+        """Return whether the worker accepts work."""
 
     @abstractmethod
     def give(self, work: _Work, now: float) -> None:
-        """Have a command do some work, or report that none can."""
+        """Run a command for some work, or report that none can start."""
 
     @abstractmethod
     def settle(self, status: int, error: int) -> None:
-        """Report what the end of the command means."""
+        """Report the outcome of the ended command."""
 
     def open(self, *, has_stdin: bool = False) -> None:
         """Make the pipes. Raises ``OSError``."""
@@ -293,7 +300,7 @@ class _Worker(ABC):
         self.fds, self.theirs = {}, []
 
     def start(self, words: Sequence[bytes], environ: dict[str, str], fds: Sequence[int]) -> None:
-        """Have a command started. Raises ``OSError``."""
+        """Start a command. Raises ``OSError``."""
         token = next(self.sink.tokens)
         added = [f"NSQ_{name}={value}".encode() for name, value in environ.items()]
         self.sink.starter.start(token, words, added, fds)
@@ -302,7 +309,7 @@ class _Worker(ABC):
         self.watch()
 
     def has_ended(self, status: int, error: int) -> None:
-        """Act on the end of the command: what it has printed is in the pipes."""
+        """Process the end of the command, after the output that is left in the pipes."""
         for stream in (1, 2):
             self._read(stream)
             self._lines(stream, is_end=True)
@@ -310,10 +317,10 @@ class _Worker(ABC):
         self.settle(status, error)
         if self.sink.is_stopping and not self.sink.running:
             self.sink.loop.stop()
-        self.sink.go_on()
+        self.sink.assign_work()
 
     def watch(self) -> None:
-        """See that the first work is done in time."""
+        """Enforce the timeout of the oldest work."""
         if self.settings.timeout_s and self._timer is None:
             self._check_time()
 
@@ -328,14 +335,14 @@ class _Worker(ABC):
             self._timer = self.sink.loop.call_later(left_s, self._check_time)
 
     def end(self, error: str) -> None:
-        """End the command; ``error`` says why."""
+        """End the command; ``error`` is the reason."""
         self.error = error
         token, starter = self.token, self.sink.starter
         starter.signal(token, signal.SIGTERM)
         self.sink.loop.call_later(KILL_AFTER_S, starter.signal, token, signal.SIGKILL)
 
     def begin_stop(self) -> None:
-        """End the command because all ends."""
+        """End the command because the sink stops."""
         self.sink.starter.signal(self.token, signal.SIGTERM)
 
     def cannot_start(self, error: int | None) -> Outcome:
@@ -343,48 +350,51 @@ class _Worker(ABC):
         return Outcome(Fate.UNREACHABLE, f"cannot start {self.settings.words[0]} ({reason})")
 
     def failed_with(self, status: int, error: int) -> Outcome:
-        """Return what the end of the command means, where it was no success."""
+        """Return the outcome of a command that did not succeed."""
         if self.error:
             return Outcome(Fate.FAILED, self.error)
         if error == errno.E2BIG:
             return Outcome(Fate.REFUSED, "its body is too long for an argument")
         if error:
             return self.cannot_start(error)
-        said = f"{self.settings.words[0]} {_ended(status)}"
+        reason = f"{self.settings.words[0]} {_describe_status(status)}"
         if status in self.settings.fatal:
-            return Outcome(Fate.REFUSED, said, may_split=True)
+            return Outcome(Fate.REFUSED, reason, may_split=True)
         if status == TEMPORARY_FAILURE:
-            return Outcome(Fate.BUSY, said)
-        return Outcome(Fate.FAILED, said, may_split=status > 0)
+            return Outcome(Fate.BUSY, reason)
+        return Outcome(Fate.FAILED, reason, may_split=status > 0)
 
-    # -- what it prints
+    # -- output
 
     def _has_printed(self, stream: int) -> None:
         self._read(stream)
-        self.sink.go_on()  # where it has answered
+        self.sink.assign_work()  # an answer makes room
 
     def _read(self, stream: int) -> None:
-        """Read what is there. A command that prints faster than we pass on must not keep us."""
+        """Read the available output, at most `MAX_READS` times.
+
+        A command that prints faster than its output is written must not block the thread.
+        """
         with contextlib.suppress(BlockingIOError):
             for _ in range(MAX_READS if stream in self.fds else 0):
                 data = os.read(self.fds[stream], 1 << 16)
-                self._rests[stream] += data
+                self._partial_lines[stream] += data
                 self._lines(stream)
                 if len(data) < 1 << 16:
                     return
 
     def _lines(self, stream: int, *, is_end: bool = False) -> None:
         is_answer = stream == 1 and self.settings.is_persistent
-        *lines, rest = self._rests[stream].split(b"\n")
-        if len(rest) > MAX_LINE or (rest and is_end and not is_answer):
-            lines.append(rest)
-            rest = b""
-        self._rests[stream] = b"" if is_end else rest
+        *lines, partial = self._partial_lines[stream].split(b"\n")
+        if len(partial) > MAX_LINE or (partial and is_end and not is_answer):
+            lines.append(partial)
+            partial = b""
+        self._partial_lines[stream] = b"" if is_end else partial
         if lines:
             self.printed(stream, lines)
 
     def printed(self, stream: int, lines: Sequence[bytes]) -> None:
-        """Pass on what the command has printed."""
+        """Write output of the command to our streams."""
         try:
             self.sink.write(stream, b"".join(line + b"\n" for line in lines))
         except OutputError as exc:
@@ -392,35 +402,35 @@ class _Worker(ABC):
 
 
 class _Run(_Worker):
-    """A command for each message, or for each batch."""
+    """Runs a command for each message or batch."""
 
     def is_able(self, now: float) -> bool:
         return not self.token
 
     def give(self, work: _Work, now: float) -> None:
-        """Run a command, unless it cannot be given the bodies."""
+        """Run a command, or refuse bodies that cannot be passed to it."""
         settings, words = self.settings, self.sink.words
         bodies = [parcel.bodies[0] for parcel in work]
         messages = [parcel.messages[0] for parcel in work]
-        if fault := _fault(settings, bodies):
+        if fault := _find_fault(settings, bodies):
             self._answer(work, Outcome(Fate.REFUSED, fault, may_split=True))
             return
         environ = {"TOPIC": messages[0].topic, "CHANNEL": settings.channel}
         environ["ATTEMPTS"] = str(max_attempts_of(messages))
         if settings.batch == 1:
             message_id = messages[0].id.decode("latin-1")
-            environ["MESSAGE_ID"] = message_id.replace("\0", "")  # which begins another variable
+            environ["MESSAGE_ID"] = message_id.replace("\0", "")  # NUL would begin a variable
             environ["TIMESTAMP"] = str(messages[0].timestamp_ns)
-            given = bodies[0]
+            stdin_data = bodies[0]
         else:
-            given = b"".join(body + b"\n" for body in bodies)
+            stdin_data = b"".join(body + b"\n" for body in bodies)
         if settings.takes_argument:
             words = [words[0], *(word.replace(PLACE, bodies[0]) for word in words[1:])]
-            given = b""
+            stdin_data = b""
         self.since = now
         self.work.append(work)
         try:
-            with _held(given) as stdin:
+            with _open_memory_file(stdin_data) as stdin:
                 if not self.fds:
                     self.open()
                 self.start(words, environ, [stdin.fileno(), *self.theirs])
@@ -430,14 +440,14 @@ class _Run(_Worker):
     def settle(self, status: int, error: int) -> None:
         if self.sink.is_stopping and (status or error):
             return
-        if self.sink.failure is not None:  # what it has printed is lost
+        if self.sink.failure is not None:  # its output may be lost, so it is not delivered
             return
         has_worked = not (status or error or self.error)
         outcome = DELIVERED if has_worked else self.failed_with(status, error)
         self._answer(self.work.popleft(), outcome)
 
     def _answer(self, work: _Work, outcome: Outcome) -> None:
-        """A batch in which a message may be to blame for the others is run again in halves."""
+        """Report the outcome, or run a failed batch again in halves to isolate the bad message."""
         middle = len(work) // 2
         if outcome.may_split and middle:
             self.sink.waiting.extendleft((work[middle:], work[:middle]))
@@ -445,8 +455,8 @@ class _Run(_Worker):
             self.sink.report(work, outcome)
 
 
-class _Kept(_Worker):
-    """A command that keeps running."""
+class _Persistent(_Worker):
+    """Feeds messages to a command that keeps running."""
 
     def __init__(self, sink: ExecSink) -> None:
         super().__init__(sink)
@@ -455,10 +465,10 @@ class _Kept(_Worker):
         self._retry_at = 0.0
 
     def is_able(self, now: float) -> bool:
-        return now >= self._retry_at and not self.error and len(self.work) < MAX_GIVEN
+        return now >= self._retry_at and not self.error and len(self.work) < MAX_UNANSWERED
 
     def give(self, work: _Work, now: float) -> None:
-        """Give it a message, which is written with those that come at the same time."""
+        """Queue a message for the command; one write has all messages of a loop iteration."""
         if not self.token:
             try:
                 self.open(has_stdin=True)
@@ -466,7 +476,7 @@ class _Kept(_Worker):
             except OSError as exc:
                 self.close()
                 self.work.append(work)
-                self._rest(self.cannot_start(exc.errno))
+                self._pause(self.cannot_start(exc.errno))
                 return
         if not self.work:
             self.since = now
@@ -479,7 +489,7 @@ class _Kept(_Worker):
         self._unwritten += encode_many(message.topic, message.nsqd, [sent])
 
     def _write(self) -> None:
-        """Write what it is given, as far as its pipe takes it."""
+        """Write queued messages as far as the pipe has room."""
         if (fd := self.fds.get(0)) is None:
             return
         try:
@@ -488,42 +498,42 @@ class _Kept(_Worker):
         except BlockingIOError:
             self.sink.loop.add_writer(fd, self._write)
             return
-        except OSError:  # it reads no more: its end says why
+        except OSError:  # closed by the command: its exit status has the reason
             self._unwritten.clear()
         self.sink.loop.remove_writer(fd)
 
     def printed(self, stream: int, lines: Sequence[bytes]) -> None:
-        """Take answers from standard output."""
+        """Read answers from standard output."""
         if stream != 1:
             super().printed(stream, lines)
             return
         for line in lines if not self.error else ():
-            outcome = _outcome(line)
+            outcome = _parse_answer(line)
             if outcome is None or not self.work:
-                said = escape_line(line[:100].decode("utf-8", "replace"))
-                self.end(f"{self.settings.words[0]} gave no answer but '{said}'")
+                answer = escape_line(line[:100].decode("utf-8", "replace"))
+                self.end(f"{self.settings.words[0]} gave no answer but '{answer}'")
                 return
             self.sink.report(self.work.popleft(), outcome)
         self.since = time.monotonic()
         self._delays.reset()
 
     def settle(self, status: int, error: int) -> None:
-        """The oldest message may have ended it; the others are given to the next one."""
+        """Report the oldest message, which may be the cause; the next command gets the others."""
         self.close()
         self._unwritten.clear()
         if self.sink.is_stopping:
             return
         outcome = self.failed_with(status, error)
         if self.work:
-            self._rest(outcome)
+            self._pause(outcome)
         elif status or self.error:
             self.error = ""
             log.warning("%s", outcome.error)
 
-    def _rest(self, outcome: Outcome) -> None:
+    def _pause(self, outcome: Outcome) -> None:
         delay_s = self._delays.next_delay_s()
         self._retry_at = time.monotonic() + delay_s
-        self.sink.loop.call_later(delay_s, self.sink.go_on)
+        self.sink.loop.call_later(delay_s, self.sink.assign_work)
         self.error = ""
         self.sink.report(self.work.popleft(), outcome)
         self.sink.waiting.extendleft(reversed(self.work))
@@ -534,11 +544,11 @@ class _Kept(_Worker):
             super().begin_stop()
             return
         self.sink.loop.remove_writer(self.fds[0])
-        os.close(self.fds.pop(0))  # it has a moment to end by itself
+        os.close(self.fds.pop(0))  # an idle command may exit by itself
         self.sink.loop.call_later(GRACE_S, super().begin_stop)
 
 
-def _fault(settings: ExecSettings, bodies: Sequence[bytes]) -> str:
+def _find_fault(settings: ExecSettings, bodies: Sequence[bytes]) -> str:
     if settings.takes_argument and b"\0" in bodies[0]:
         return "its body has a NUL, which an argument cannot have"
     if settings.batch > 1 and any(b"\n" in body for body in bodies):
@@ -546,8 +556,8 @@ def _fault(settings: ExecSettings, bodies: Sequence[bytes]) -> str:
     return ""
 
 
-def _held(data: bytes) -> IO[bytes]:
-    """A file of these bytes, read from the beginning, that goes when it is closed."""
+def _open_memory_file(data: bytes) -> IO[bytes]:
+    """Return an anonymous file with these bytes, positioned at the beginning."""
     if hasattr(os, "memfd_create"):
         file: IO[bytes] = os.fdopen(os.memfd_create("message"), "r+b", buffering=0)
     else:
@@ -557,24 +567,24 @@ def _held(data: bytes) -> IO[bytes]:
     return file
 
 
-def _outcome(line: bytes) -> Outcome | None:
-    """What an answer of a persistent command means; None: nothing."""
+def _parse_answer(line: bytes) -> Outcome | None:
+    """Return the outcome for an answer of a persistent command, or None for an invalid one."""
     if line == b"ok":
         return DELIVERED
-    word, _, rest = line.decode("utf-8", "replace").strip().partition(" ")
+    word, _, argument = line.decode("utf-8", "replace").strip().partition(" ")
     match word:
-        case "ok" if not rest:
+        case "ok" if not argument:
             return DELIVERED
         case "requeue":
             with contextlib.suppress(ValueError):
-                delay_s = parse_span(rest) if rest else None
+                delay_s = parse_span(argument) if argument else None
                 return Outcome(Fate.FAILED, "requeued by the command", delay_s)
         case "dead":
-            return Outcome(Fate.REFUSED, rest or "given up by the command")
+            return Outcome(Fate.REFUSED, argument or "given up by the command")
     return None
 
 
-def _ended(status: int) -> str:
+def _describe_status(status: int) -> str:
     if status >= 0:
         return f"ended with status {status}"
     with contextlib.suppress(ValueError):

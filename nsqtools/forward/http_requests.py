@@ -225,7 +225,7 @@ class RequestBuilder:
             if value := _CONTROL.sub(b" ", value).strip():  # nothing in it begins another header
                 headers.append(name + value)
         if not endpoint.has_secrets:
-            headers = [each for each in headers if not each.lower().startswith(_SECRET)]
+            headers = [header for header in headers if not header.lower().startswith(_SECRET)]
         return HttpRequest(
             endpoint.base + target,
             headers,

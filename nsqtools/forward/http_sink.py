@@ -294,7 +294,7 @@ class HttpSink:
     def _begin(self, exchange: _Exchange) -> None:
         if self._settings.mode is EndpointMode.ALL:
             holders = self._partial.holders(exchange.parcels)
-            exchange.lacking = [each for each in self._circuits if each not in holders]
+            exchange.lacking = [circuit for circuit in self._circuits if circuit not in holders]
             if not exchange.lacking:  # all have it, from deliveries at the same time
                 self._finish(exchange, DELIVERED)
                 return

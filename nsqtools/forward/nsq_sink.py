@@ -1,19 +1,19 @@
-"""Messages to other nsqd: a parcel is one MPUB, delivered when nsqd has confirmed it.
+"""Publish messages to other nsqd; a parcel is one MPUB, delivered when nsqd confirms it.
 
-With ``round-robin`` and ``failover`` a producer chooses among the nsqd that work, and follows those
-that the nsqlookupd of the destination announce; what one of them certainly did not take goes to
-another. With ``hash`` messages of the same key go to the same of the nsqd that there were at the
-start, and to the next one only while theirs does not work.
+In modes ``round-robin`` and ``failover`` one producer chooses among the working nsqd, and follows
+the nsqlookupd of the destination. Messages that one nsqd certainly did not store go to another. In
+mode ``hash`` the list of nsqd is that of the start. Messages of one key go to the same nsqd, and to
+the next one only while that fails.
 
-No message may come back to where it was: a mirror that feeds itself fills both disks. NSQ's
-messages carry nothing but a body, and the body is not ours to change. So `LoopGuard` knows the
-edges (nsqd and topic, to nsqd and topic) instead of the messages. Each forwarder writes its edge in
-the user agent of its consumers, where nsqd shows it in the stats of its clients. Before a topic
-is forwarded, the edges are followed from its destination; when they lead to its source, it is
-refused. Two forwarders that begin at the same moment see each other at the next check.
+A message must not return to its source: a mirror that feeds itself fills both disks. Messages of
+NSQ have no headers, and forwarding must not change the body, so `LoopGuard` tracks edges (nsqd and
+topic, to nsqd and topic) instead of messages. Each forwarder writes its edge into the user agent of
+its consumers, which nsqd shows in its stats. Before a topic is forwarded, the guard follows the
+edges from its destination. If they lead to the source, the topic is refused. Two forwarders that
+start at the same moment see each other at the next check.
 
-An nsqd is known by its host name, broadcast address and port, so that two names for the same one do
-not hide a loop; where its HTTP port cannot be asked, by the address that it is connected to at.
+An nsqd is identified by host name, broadcast address and port, so that a second name of an nsqd
+does not hide a loop. If its HTTP API does not answer, its TCP address is used.
 """
 
 from __future__ import annotations
@@ -48,18 +48,19 @@ from nsqtools.protocol.names import check_topic
 
 log = logging.getLogger("nsqtools")
 
-MAX_MESSAGES = 1000  # in one MPUB
-WINDOW_BYTES = 3 << 20  # under way: below that of a producer, which would block
+MAX_MESSAGES = 1000  # per MPUB: an outcome covers all of them, and a refused MPUB is split
+# Below the window of a producer, whose `submit` would block the thread that touches messages.
+WINDOW_BYTES = 3 << 20
 
 T = TypeVar("T")
 
 
 class NsqSink:
-    """Publishes to one or several nsqd. ``key`` gives what ``hash`` goes by: a template's encoder.
+    """Publish to one or several nsqd.
 
-    ``nsqds`` are those that there were at the start.
-
-    Raises as `nsqd_addresses` and `check_key`, and `ConfigurationError` for a bad address.
+    ``key`` is the encoder of the template for mode ``hash``. ``nsqds`` are the addresses at the
+    start. Raises as `nsqd_addresses` and `check_key` do, and `ConfigurationError` for an invalid
+    address.
     """
 
     def __init__(
@@ -70,11 +71,11 @@ class NsqSink:
         key: Callable[..., bytes] | None = None,
     ) -> None:
         check_key(key, is_hash=mode is ForwardMode.HASH)
-        # what is under way is limited by the forwarder: submitting must not block
+        # The forwarder limits the bytes under way; `submit` must not block.
         self._options = options = destination.client_options(max_outstanding=100_000)
         self._key = key
         self.nsqds = nsqd_addresses(destination)
-        if self._key is not None:  # each begins with another one
+        if self._key is not None:  # one producer for each nsqd, which fails over to the next
             orders = [self.nsqds[at:] + self.nsqds[:at] for at in range(len(self.nsqds))]
             self._producers = [Producer(order, options) for order in orders]
             return
@@ -89,12 +90,14 @@ class NsqSink:
         ]
 
     def parts(self, parcel: Parcel) -> list[Parcel]:
-        """One part for each nsqd and MPUB."""
-        most = MAX_MESSAGES, self._options.publish_max_body_size - mpub_size(()), SIZE_BYTES
-        alike = [parcel] if self._key is None else parcel.grouped(self._place).values()
-        return [part for each in alike for part in each.sized(*most)]
+        """Return one part for each nsqd and MPUB."""
+        max_bytes = self._options.publish_max_body_size - mpub_size(())
+        groups = [parcel] if self._key is None else parcel.grouped(self._index).values()
+        return [
+            part for group in groups for part in group.sized(MAX_MESSAGES, max_bytes, SIZE_BYTES)
+        ]
 
-    def _place(self, message: Message, body: bytes) -> int:
+    def _index(self, message: Message, body: bytes) -> int:
         return hash_slot(message, self._key, len(self._producers)) if self._key else 0
 
     def submit(self, parcel: Parcel, report: Report) -> None:
@@ -103,36 +106,36 @@ class NsqSink:
         def ended(error: PublishError | None) -> None:
             report([parcel], outcome_of(error))
 
-        producer = self._producers[self._place(parcel.messages[0], parcel.bodies[0])]
+        producer = self._producers[self._index(parcel.messages[0], parcel.bodies[0])]
         try:
             producer.submit(parcel.topic, parcel.bodies, on_settled=lambda p: ended(p.error))
         except PublishError as exc:
             ended(exc)
 
     def check(self) -> None:
-        """Nothing of its own can fail."""
+        """Do nothing: producers report errors per message."""
 
     def stop(self, timeout_s: float) -> None:
-        """Wait for what is under way, then close the connections."""
+        """Wait for publishes under way, then close the connections."""
         until = time.monotonic() + timeout_s
         for producer in self._producers:
             producer.stop(max(0.1, until - time.monotonic()))
 
 
 def outcome_of(error: PublishError | None) -> Outcome:
-    """What the end of a publish means for its messages."""
+    """Return the outcome of a publish."""
     if error is None:
         return DELIVERED
     if isinstance(error, PublishUnknown):
         return Outcome(Fate.UNKNOWN, str(error), may_split=is_stored_in_part(error))
     if isinstance(error, PublishInvalid) or may_split(error):
         return Outcome(Fate.REFUSED, str(error), may_split=True)
-    # not sent, or nsqd cannot store it now, or does not accept us, until that is mended: no
-    # reason for dead letters
+    # Not sent, or nsqd cannot store it now, or it refuses this client. An operator can fix these,
+    # so they are no reason for dead letters.
     return Outcome(Fate.UNREACHABLE, str(error))
 
 
-# -- what a topic is called there ------------------------------------------------------------------
+# -- names at the destination ----------------------------------------------------------------------
 
 
 def parse_rule(text: str) -> tuple[re.Pattern[str], str]:
@@ -152,11 +155,12 @@ def parse_rule(text: str) -> tuple[re.Pattern[str], str]:
 
 
 def renamer(destination: str | None, texts: Sequence[str]) -> Callable[[str], str]:
-    """Return the function that gives a topic's name: ``destination`` for all of them, or that of
-    the first rule that matches the whole name, or its own.
+    """Return the function from a topic to its name at the destination.
 
-    It raises `ConfigurationError` when that is not a topic's name. So does this for both at once,
-    and for a rule that is not ``REGEX=NAME``.
+    That is ``destination`` if there is one, or the name of the first rule that matches the whole
+    topic, or the same name. The function raises `ConfigurationError` for an invalid name.
+
+    Raises `ConfigurationError` for a destination together with rules, and for an invalid rule.
     """
     rules = list(map(parse_rule, texts))
     if destination is not None and rules:
@@ -181,86 +185,88 @@ def renamer(destination: str | None, texts: Sequence[str]) -> Callable[[str], st
 _EDGE = re.compile(r"\(to-nsq (?P<topic>\S+) at (?P<places>[^)]*)\)")
 
 Place = tuple[str, str]  # the name of an nsqd, and a topic
+# Stats are reused for this long: a pattern may add many topics at the same moment, and each query
+# of a daemon that hangs delays the forwarder.
 LOOK_S = 5.0
 
 
 @dataclass(slots=True)
 class LoopGuard:
-    """Knows where messages go. ``rename`` gives the topic's name at the destination.
+    """Refuse topics whose messages would return to them.
 
-    The daemons are looked at once for the topics that are checked within `LOOK_S`: each of them may
-    hang, and the forwarder waits. What it begins itself meanwhile it knows.
+    ``rename`` returns the name of a topic at the destination. The stats of the daemons are up to
+    `LOOK_S` old; the topics that this forwarder has started since are in ``_checked``.
     """
 
     source: ConnectionSettings
     destination: ConnectionSettings
     rename: Callable[[str], str]
-    _look_at_s: float = 0.0
+    _next_query_s: float = 0.0
     _sources: Collection[str] = ()  # the names of nsqd
     _places: Collection[str] = ()
     _edges: dict[Place, set[Place]] = field(default_factory=dict)  # of other forwarders
     _checked: set[str] = field(default_factory=set)  # topics
 
     def user_agent(self, topic: str) -> str:
-        """Return what a consumer of the topic says that it is."""
+        """Return the user agent of a consumer of the topic, which contains its edge."""
         places = " ".join(self._places or self.destination.nsqd_tcp_addresses)
         return f"nsqtools/{__version__} (to-nsq {self.rename(topic)} at {places})"
 
     def check(self, topic: str) -> None:
-        """Raise `ConfigurationError` when what is forwarded from the topic would return to it."""
+        """Raise `ConfigurationError` if messages of the topic would return to it."""
         target = self.rename(topic)
         if target == topic:
             same = {*self.source.nsqd_tcp_addresses} & {*self.destination.nsqd_tcp_addresses}
             if same:
                 raise self._refusal(topic, target, sorted(same)[0])
-        if time.monotonic() >= self._look_at_s:
-            self._look()
-            self._look_at_s = time.monotonic() + LOOK_S
+        if time.monotonic() >= self._next_query_s:
+            self._query_edges()
+            self._next_query_s = time.monotonic() + LOOK_S
         reached = [(name, target) for name in self._places]
         seen = set(reached)
         while reached:
-            name, there = reached.pop()
+            name, next_topic = reached.pop()
             if name in self._sources:
-                if there == topic:
+                if next_topic == topic:
                     raise self._refusal(topic, target, name)
-                if there in self._checked:
-                    reached += {(each, self.rename(there)) for each in self._places} - seen
-            reached += self._edges.get((name, there), set()) - seen
+                if next_topic in self._checked:
+                    reached += {(place, self.rename(next_topic)) for place in self._places} - seen
+            reached += self._edges.get((name, next_topic), set()) - seen
             seen.update(reached)
         self._checked.add(topic)
 
-    def _look(self) -> None:
+    def _query_edges(self) -> None:
         self._sources, self._edges = (), {}
         try:
             with open_cluster(self.source) as cluster:
                 self._sources = _by_name(cluster, lambda client: None)
             with open_cluster(self.destination) as cluster:
-                found = _by_name(cluster, lambda client: client.stats(clients=True))
+                stats_by_name = _by_name(cluster, lambda client: client.stats(clients=True))
         except NsqError as exc:
             log.info("cannot check for loops: %s", exc)
             return
-        self._places = tuple(found)
-        for name, stats in found.items():
+        self._places = tuple(stats_by_name)
+        for name, stats in stats_by_name.items():
             for row in consumers_of(NodeReport(name, 0.0, stats)):
                 if edge := _EDGE.search(row.client.user_agent):
                     places = {(place, edge["topic"]) for place in edge["places"].split()}
                     self._edges.setdefault((name, row.topic), set()).update(places)
 
     def _refusal(self, topic: str, target: str, name: str) -> ConfigurationError:
-        to = f"to {target} " if target != topic else ""
+        to = f" to {target}" if target != topic else ""
         return ConfigurationError(
-            f"topic {topic} is not forwarded {to}there: its messages would come back to {name}",
+            f"cannot forward topic {topic} {to}: its messages would return to {name}",
             hint="Give another --destination-topic or --map, or allow it with --no-loop-guard.",
         )
 
 
-def _by_name(cluster: Cluster, more: Callable[[NsqdHTTPClient], T]) -> dict[str, T]:
-    """Ask the nsqd of a cluster; ``more`` of those that answer by the names they are known by."""
+def _by_name(cluster: Cluster, query: Callable[[NsqdHTTPClient], T]) -> dict[str, T]:
+    """Query every nsqd of a cluster; return the results of those that answer, by identity."""
 
     def ask(client: NsqdHTTPClient) -> tuple[str, T]:
         info = client.info()
         name = f"{info.get('hostname')}/{info['broadcast_address']}:{info['tcp_port']}"
-        return name, more(client)
+        return name, query(client)
 
     answers, failures = cluster.ask_nsqds(ask, required=False)
     for failure in failures:

@@ -1,9 +1,8 @@
-"""What goes to a sink, and what comes back: a parcel of messages, its outcome, and the counts.
+"""The interface of sinks: parcels of messages, outcomes, and the counters of a run.
 
-A sink is given a parcel and reports once what became of it, on any thread. The outcome says only
-what the destination did; what happens to the messages (FIN, REQ, dead letter, another try) the
-forwarder decides, so that it is the same for every sink. Counts are by the topic that messages came
-from.
+A sink receives a parcel and reports its outcome once, on any thread. The outcome describes only
+the reaction of the destination. The forwarder decides between FIN, REQ, dead letter and another
+try, so that all sinks behave alike. Counts are by source topic.
 """
 
 from __future__ import annotations
@@ -34,30 +33,36 @@ T = TypeVar("T", bound=Hashable)
 
 
 class Fate(enum.Enum):
-    """What the destination did with a parcel."""
+    """Reaction of the destination to a parcel."""
 
     DELIVERED = "delivered"
-    """It has confirmed that it has the messages."""
+    """The destination has confirmed the messages."""
     UNKNOWN = "unknown"
-    """It may have some of them, and another try may double these: the connection broke before the
-    answer, or (with ``may_split``) it stored some and tells not which."""
+    """The destination may have some messages, and another try may double them: the connection broke
+    before the answer, or (with ``may_split``) an unknown part of a batch was stored."""
     UNREACHABLE = "unreachable"
-    """No destination works. This is not the messages' fault: they wait until one does."""
+    """No destination works. The messages wait, and the attempt does not count."""
     BUSY = "busy"
-    """It asks to be left alone for a while. Nothing counts against the messages, which go back to
-    their queue."""
+    """The destination asks for a pause. The messages are requeued, and the attempt does not
+    count."""
     FAILED = "failed"
-    """It could not take these messages now, and may later."""
+    """The destination cannot accept these messages now, but may do so later."""
     REFUSED = "refused"
-    """It will never take these messages."""
+    """The destination will never accept these messages."""
     DROPPED = "dropped"
-    """It refused them, and the user said that this is fine."""
+    """The destination refused the messages, and the user chose to drop them."""
 
 
 class Outcome(NamedTuple):
-    """``error`` says why; ``retry_after_s`` is when the destination wants to see it again;
-    ``may_split`` that a part of the messages may be to blame for the others; ``repeated`` how often
-    they were sent again although the destination may have had them."""
+    """Outcome of a delivery.
+
+    Args:
+        error: the reason, for logs and dead letters.
+        retry_after_s: delay that the destination asks for.
+        may_split: one message may have caused the failure of all.
+        repeated: number of times that the messages were sent again although the destination may
+            have had them.
+    """
 
     fate: Fate
     error: str = ""
@@ -71,10 +76,10 @@ DELIVERED = Outcome(Fate.DELIVERED)
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Parcel:
-    """Messages of one topic and nsqd, and what is sent for each of them.
+    """Messages of one topic and nsqd, and the bodies to send.
 
-    ``topic`` is where they go, ``size`` the bytes of all bodies. ``began_at`` is the time of the
-    first try, by the monotonic clock.
+    ``topic`` is that of the destination, ``size`` the sum of the bodies in bytes, and ``began_at``
+    the monotonic time of the first try.
     """
 
     messages: Batch
@@ -90,44 +95,45 @@ class Parcel:
         return len(self.bodies)
 
     def keys(self) -> Iterator[Key]:
-        """Yield what identifies each message."""
+        """Yield the identity of each message."""
         return keys_of(self.messages)
 
     def part(self, start: int, stop: int) -> Parcel:
-        """Return some of the messages as a parcel of their own."""
+        """Return the messages from ``start`` to before ``stop`` as a new parcel."""
         messages = Batch(self.messages.source, self.messages[start:stop])
         return Parcel(messages, self.bodies[start:stop], self.topic, self.began_at)
 
     def chosen(self, places: Sequence[int]) -> Parcel:
-        """Return the messages at some places as a parcel of their own."""
+        """Return the messages at these indexes as a new parcel."""
         messages = Batch(self.messages.source, [self.messages[place] for place in places])
         bodies = [self.bodies[place] for place in places]
         return Parcel(messages, bodies, self.topic, self.began_at)
 
     def grouped(self, by: Callable[[Message, bytes], T]) -> dict[T, Parcel]:
-        """Return the messages in parcels, by what ``by`` says of each and of its body."""
-        places: dict[T, list[int]] = {}
+        """Group the messages into parcels by the value of ``by`` for a message and its body."""
+        groups: dict[T, list[int]] = {}
         for at, (message, body) in enumerate(zip(self.messages, self.bodies, strict=True)):
-            places.setdefault(by(message, body), []).append(at)
-        return {each: self.chosen(chosen) for each, chosen in places.items()}
+            groups.setdefault(by(message, body), []).append(at)
+        return {value: self.chosen(indexes) for value, indexes in groups.items()}
 
-    def sized(self, most: int, most_bytes: int, extra: int = 0) -> list[Parcel]:
-        """Return parts of at most ``most`` messages and ``most_bytes``; a larger body is alone.
+    def sized(self, max_count: int, max_bytes: int, extra: int = 0) -> list[Parcel]:
+        """Split into parts of at most ``max_count`` messages and ``max_bytes``.
 
-        Each message counts ``extra`` bytes beside its body.
+        A larger body is a part of its own. Each message counts ``extra`` bytes in addition to its
+        body.
         """
-        if len(self) <= most and self.size + extra * len(self) <= most_bytes:
+        if len(self) <= max_count and self.size + extra * len(self) <= max_bytes:
             return [self]
         parts, begin, size = [], 0, 0
         for at, body in enumerate(self.bodies):
-            if at > begin and (at - begin == most or size + len(body) + extra > most_bytes):
+            if at > begin and (at - begin == max_count or size + len(body) + extra > max_bytes):
                 parts.append(self.part(begin, at))
                 begin, size = at, 0
             size += len(body) + extra
         return [*parts, self.part(begin, len(self))]
 
     def unanswered(self) -> Parcel | None:
-        """Return what is still ours to deliver: nsqd may have taken messages back meanwhile."""
+        """Return the unanswered messages; nsqd takes messages back after msg_timeout."""
         places = [at for at, message in enumerate(self.messages) if not message.is_answered]
         if len(places) == len(self.bodies):
             return self
@@ -138,18 +144,19 @@ def as_sent(message: Message, body: bytes) -> MessageLike:
     """Return a message with the body that is sent for it."""
     if body is message.body:
         return message
-    what = message.id, message.timestamp_ns, message.attempts, body
-    return Envelope(message.topic, message.nsqd, *what)
+    return Envelope(
+        message.topic, message.nsqd, message.id, message.timestamp_ns, message.attempts, body
+    )
 
 
 Report = Callable[[Sequence[Parcel], Outcome], None]
 
 
 class Circuit:
-    """Whether a destination works, as far as is known.
+    """Circuit breaker of a destination.
 
-    After ``failures_to_open`` failures in a row it is left alone until ``retry_at``, for a time
-    that doubles from ``base_s`` to ``max_s``. Times are readings of the monotonic clock.
+    After ``failures_to_open`` consecutive failures the circuit is open until ``retry_at``. The time
+    doubles from ``base_s`` to ``max_s``. Times are monotonic.
     """
 
     def __init__(self, base_s: float, max_s: float, failures_to_open: int = 1) -> None:
@@ -159,51 +166,57 @@ class Circuit:
         self._delays = RetryDelays(base_s, max_s)
 
     def is_open(self, now: float) -> bool:
-        """Return whether it is left alone."""
+        """Return whether the destination must not be used now."""
         return now < self.retry_at
 
     @property
     def is_failing(self) -> bool:
-        """Whether nothing has worked since the last failure."""
+        """Whether no delivery has succeeded since the last failure."""
         return self._failures > 0
 
     def worked(self) -> None:
-        """Note that something has arrived."""
+        """Close the circuit after a success."""
         self._failures = 0
         self.retry_at = 0.0
         self._delays.reset()
 
     def failed(self, now: float, *, is_hopeless: bool = False) -> None:
-        """Note a failure; ``is_hopeless`` when there was not even a connection."""
+        """Count a failure; one that ``is_hopeless`` (no connection) opens the circuit alone."""
         self._failures += 1
         if (is_hopeless or self._failures >= self._failures_to_open) and now >= self.retry_at:
             self.retry_at = now + self._delays.next_delay_s()
 
 
 class Sink(Protocol):
-    """Where messages go. Its methods are called on one thread, which must not wait long: it touches
-    the messages."""
+    """A destination of messages.
+
+    Its methods are called on one thread and must return soon, because that thread also touches the
+    messages.
+    """
 
     def parts(self, parcel: Parcel) -> list[Parcel]:
-        """Return a parcel as the parts that are delivered together; each message is in one."""
+        """Split a parcel into the parts to deliver; each message is in exactly one part."""
 
     def submit(self, parcel: Parcel, report: Report) -> None:
-        """Deliver such a part; return at once. ``report`` is called once, on any thread,
-        maybe for several together. A part that is dropped without a report has failed."""
+        """Start to deliver a part, and return immediately.
+
+        Call ``report`` once for it, on any thread, maybe for several parts together. A part that is
+        dropped without a report has failed.
+        """
 
     def check(self) -> None:
-        """Raise ``RuntimeError`` when it cannot work any more: a defect, not an outage."""
+        """Raise ``RuntimeError`` after a defect (not an outage) that ends the run."""
 
     def stop(self, timeout_s: float) -> None:
-        """Wait for what is under way, for a time, and close the connections."""
+        """Wait at most ``timeout_s`` for deliveries under way, and close the connections."""
 
 
 @runtime_checkable
 class BatchingSink(Sink, Protocol):
-    """A sink in which messages wait for others, to be delivered together."""
+    """A sink in which messages wait for a batch to fill."""
 
     def flush(self) -> None:
-        """Deliver what waits, and from here on what comes at once. May be called again."""
+        """Deliver incomplete batches now, and all later messages without waiting. Idempotent."""
 
 
 @runtime_checkable
@@ -211,14 +224,14 @@ class WorkerSink(Sink, Protocol):
     """A sink that delivers a limited number of parts at a time."""
 
     def is_stuck(self, now: float, after_s: float) -> bool:
-        """Tell whether each worker has been at one part for longer than ``after_s``."""
+        """Return whether every worker has spent more than ``after_s`` on its current part."""
 
 
 class ThreadedSink(ABC):
-    """A sink that delivers on threads of its own: a subclass has `deliver`.
+    """A sink that calls `deliver` of a subclass on its own threads.
 
-    What `deliver` raises is `Fate.FAILED`: the messages are requeued, and after max_attempts they
-    are dead letters. Halves of a parcel are tried first, until the message to blame is alone.
+    An exception of `deliver` is `Fate.FAILED`. The parcel is tried again in halves until the bad
+    message is alone; that message is requeued, and becomes a dead letter after max_attempts.
     """
 
     def __init__(self, threads: int = 1) -> None:
@@ -229,26 +242,26 @@ class ThreadedSink(ABC):
 
     @abstractmethod
     def deliver(self, parcel: Parcel) -> Outcome:
-        """Deliver a part, and return what became of it. It may take as long as it needs."""
+        """Deliver a part and return its outcome. There is no time limit."""
 
     def parts(self, parcel: Parcel) -> list[Parcel]:
-        """Return a parcel as the parts that are delivered together: as it is."""
+        """Return the parcel as one part."""
         return [parcel]
 
     def submit(self, parcel: Parcel, report: Report) -> None:
-        """Have a thread deliver a part."""
+        """Queue a part for the threads."""
         while len(self._threads) < self._count:
-            # a daemon: one that hangs keeps no program from its end
+            # A daemon thread that hangs does not keep the program from exiting.
             thread = threading.Thread(target=self._run, name="nsq-sink", daemon=True)
             self._threads.append(thread)
             thread.start()
         self._parts.put((parcel, report))
 
     def check(self) -> None:  # noqa: B027
-        """Raise what must end the program: nothing, unless overridden."""
+        """Do nothing. Override it to raise an error that ends the run."""
 
     def stop(self, timeout_s: float) -> None:
-        """Wait for what is under way, for a time."""
+        """Wait at most ``timeout_s`` for the threads."""
         until = time.monotonic() + timeout_s
         for _ in self._threads:
             self._parts.put(None)
@@ -256,7 +269,7 @@ class ThreadedSink(ABC):
             thread.join(max(0.0, until - time.monotonic()))
 
     def is_stuck(self, now: float, after_s: float) -> bool:
-        """Tell whether each thread has been at one part for longer than ``after_s``."""
+        """Return whether every thread has spent more than ``after_s`` on its current part."""
         times = list(self._busy_since.values())
         return len(times) == self._count and max(times) < now - after_s
 
@@ -266,12 +279,12 @@ class ThreadedSink(ABC):
             self._busy_since[threading.get_ident()] = time.monotonic()
             try:
                 outcome = self.deliver(parcel)
-            except BaseException as exc:  # SystemExit would end this thread and leave the rest
+            except BaseException as exc:  # SystemExit, too, would end only this thread
                 log.info("%s.deliver failed", type(self).__name__, exc_info=True)
                 error = f"{type(exc).__name__}: {exc}"
                 outcome = Outcome(Fate.FAILED, error, may_split=True)
             del self._busy_since[threading.get_ident()]
-            with suppress(ConfigurationError):  # which ends the run
+            with suppress(ConfigurationError):  # the dispatcher raises it again
                 report([parcel], outcome)
             del work, parcel, report
 
@@ -282,7 +295,7 @@ def _count(help: str) -> Any:
 
 @dataclass(slots=True)
 class ForwardTotals:
-    """Messages by what became of them. As many as were ``repeated`` may be there twice."""
+    """Counts of messages by outcome. At most ``repeated`` messages may have arrived twice."""
 
     received: int = _count("Messages received.")
     filtered: int = _count("Messages that a filter left out, finished.")
@@ -305,26 +318,26 @@ class Counters:
         self._topics: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     def add(self, topic: str, **counts: int) -> None:
-        """Add to some counts of a topic."""
+        """Add to counts of a topic."""
         with self._lock:
-            known = self._topics[topic]
+            totals = self._topics[topic]
             for name, count in counts.items():  # `Counter.update` takes four times as long
-                known[name] += count
+                totals[name] += count
 
     @property
     def totals(self) -> ForwardTotals:
-        """All topics together."""
+        """The sums over all topics."""
         with self._lock:
             return ForwardTotals(**sum(self._topics.values(), Counter()))
 
     def metrics(self, held: int, is_failing: bool) -> Iterator[Metric]:
-        """The metrics, for /metrics and for a file."""
+        """Yield the metrics for Prometheus."""
         with self._lock:
             topics = {topic: counts.copy() for topic, counts in self._topics.items()}
-        for each in fields(ForwardTotals):
-            what = each.name if each.name in ("failures", "bytes") else f"{each.name}_messages"
-            samples = [({"topic": topic}, counts[each.name]) for topic, counts in topics.items()]
-            yield metric_of(f"nsq_forward_{what}_total", each.metadata["help"], samples)
+        for total in fields(ForwardTotals):
+            name = total.name if total.name in ("failures", "bytes") else f"{total.name}_messages"
+            samples = [({"topic": topic}, counts[total.name]) for topic, counts in topics.items()]
+            yield metric_of(f"nsq_forward_{name}_total", total.metadata["help"], samples)
         help = "Messages on their way or waiting to be sent."
         yield metric_of("nsq_forward_held_messages", help, [({}, held)])
         help = "1 while no destination works."
@@ -332,7 +345,7 @@ class Counters:
 
 
 def check_key(key: object | None, *, is_hash: bool) -> None:
-    """Raise `ConfigurationError` for the mode hash without a key, or a key without that mode."""
+    """Raise `ConfigurationError` for mode hash without a key, and for a key in another mode."""
     if is_hash and key is None:
         raise ConfigurationError("hash needs a key", hint="For example --key '{.user.id}'.")
     if key is not None and not is_hash:
@@ -340,5 +353,5 @@ def check_key(key: object | None, *, is_hash: bool) -> None:
 
 
 def hash_slot(message: Message, key: Callable[..., bytes], count: int) -> int:
-    """Return which of ``count`` destinations the mode hash chooses: the same for the same key."""
+    """Return the index of the destination that mode hash chooses among ``count``."""
     return crc32(key(message.topic, message.nsqd, [message])) % count

@@ -1,4 +1,4 @@
-"""Finds the argument of a command that is program text, where a body would be executed.
+"""Find the argument of a command that is program text, where a body would be executed.
 
 ``sh -c 'echo {}'`` with a body of ``$(reboot)`` reboots: the text in place of ``{}`` is not quoted,
 and no quoting is right for every language. The safe form passes the body to the script as an
@@ -36,30 +36,32 @@ class _Interpreter(NamedTuple):
     mixed: bool = False
 
 
-def _each(names: str, interpreter: _Interpreter) -> dict[str, _Interpreter]:
+def _named(names: str, interpreter: _Interpreter) -> dict[str, _Interpreter]:
     return dict.fromkeys(names.split(), interpreter)
 
 
 _INTERPRETERS = {
-    **_each("sh bash rbash dash ash zsh ksh mksh yash csh tcsh", _Interpreter("c", shell=True)),
-    **_each("python pypy", _Interpreter("c", "WXm", "cm")),
-    **_each("perl", _Interpreter("eEMm", "I")),
-    **_each("ruby", _Interpreter("e", "IrCEF")),
-    **_each("node nodejs bun", _Interpreter("ep", "rC")),
-    **_each("php", _Interpreter("rBRE", "cdfz")),
-    **_each("lua luajit julia", _Interpreter("eE", "lLpJ")),
-    **_each("awk gawk mawk nawk", _Interpreter("ef", "Fvl", first=True)),
-    **_each("sed gsed", _Interpreter("ef", "l", first=True)),
-    **_each("deno pwsh powershell", _Interpreter("cC", first=True)),
-    **_each("fish guile su runuser script", _Interpreter("cC", "gGsoO", mixed=True)),
-    **_each("Rscript elixir groovy osascript mysql mariadb", _Interpreter("e", "huPD", mixed=True)),
-    **_each("psql", _Interpreter("c", "dfvhpULoPFRT", mixed=True)),
+    **_named("sh bash rbash dash ash zsh ksh mksh yash csh tcsh", _Interpreter("c", shell=True)),
+    **_named("python pypy", _Interpreter("c", "WXm", "cm")),
+    **_named("perl", _Interpreter("eEMm", "I")),
+    **_named("ruby", _Interpreter("e", "IrCEF")),
+    **_named("node nodejs bun", _Interpreter("ep", "rC")),
+    **_named("php", _Interpreter("rBRE", "cdfz")),
+    **_named("lua luajit julia", _Interpreter("eE", "lLpJ")),
+    **_named("awk gawk mawk nawk", _Interpreter("ef", "Fvl", first=True)),
+    **_named("sed gsed", _Interpreter("ef", "l", first=True)),
+    **_named("deno pwsh powershell", _Interpreter("cC", first=True)),
+    **_named("fish guile su runuser script", _Interpreter("cC", "gGsoO", mixed=True)),
+    **_named(
+        "Rscript elixir groovy osascript mysql mariadb", _Interpreter("e", "huPD", mixed=True)
+    ),
+    **_named("psql", _Interpreter("c", "dfvhpULoPFRT", mixed=True)),
 }
 _LONG_CODE = re.compile(r"--?(eval|print|command|execute|expression|source|run)", re.IGNORECASE)
 _LONG_VALUE = re.compile(r"--(rcfile|init-file|require|import|loader|file|user|group|host|shell)")
 
 # Programs that run another one, after their own options.
-_WRAPPERS = _each(
+_WRAPPERS = _named(
     "env sudo doas nice ionice timeout nohup setsid stdbuf time chrt taskset chroot unshare nsenter"
     " setpriv gosu su-exec tini dumb-init flock xargs find busybox strace systemd-run docker podman"
     " kubectl command exec",
@@ -96,18 +98,18 @@ def find_program_text(words: Sequence[str]) -> str | None:
 
 
 def _name_of(word: str) -> str:
-    """The name of a program without folder and version: python of /usr/bin/python3.13."""
+    """Return the name without folder and version: python of /usr/bin/python3.13."""
     return re.sub(r"[-.\d]+t?$", "", os.path.basename(word)) or word
 
 
 def _find_in_options(interpreter: _Interpreter, words: Iterable[str]) -> str | None:
-    rest, has_code = deque(words), False
-    while rest:
-        word = rest.popleft()
+    remaining, has_code = deque(words), False
+    while remaining:
+        word = remaining.popleft()
         if word.startswith(PLACE):
             return word  # it may be an option: perl takes -esystem(...)
         if word == "--" or len(word) == 1 or word[0] not in "-+":
-            word = rest.popleft() if word == "--" and rest else word
+            word = remaining.popleft() if word == "--" and remaining else word
             is_program = has_code if interpreter.shell else interpreter.first and not has_code
             if is_program and PLACE in word:
                 return word
@@ -118,11 +120,11 @@ def _find_in_options(interpreter: _Interpreter, words: Iterable[str]) -> str | N
             return word
         if interpreter.shell and not word.startswith("--"):
             has_code |= "c" in word
-            rest = deque(list(rest)[int(word[-1] in "oO") :])
+            remaining = deque(list(remaining)[int(word[-1] in "oO") :])
             continue
         letter, value = _read_option(interpreter, word)
         if letter and not value:
-            value = rest.popleft() if rest else ""
+            value = remaining.popleft() if remaining else ""
         if letter in interpreter.code:
             has_code |= bool(letter)
             if PLACE in value:

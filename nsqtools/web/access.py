@@ -205,7 +205,7 @@ class Identities:
     def _is_proxy(self, text: str) -> bool:
         address = as_ip(text)
         return address is not None and any(
-            address in each for each in self._settings.trusted_proxies
+            address in trusted_proxy for trusted_proxy in self._settings.trusted_proxies
         )
 
 

@@ -153,13 +153,15 @@ def topic_of(nsqd: Nsqd, topic: TopicStats, now_s: float) -> Document:
     """A topic on one nsqd."""
     document = _queue_of(nsqd, topic.topic_name, topic)
     del document["message_bytes"]
-    channels = [channel_of(nsqd, topic.topic_name, each, now_s) for each in topic.channels]
+    channels = [channel_of(nsqd, topic.topic_name, channel, now_s) for channel in topic.channels]
     return document | {"channels": channels}
 
 
 def channel_of(nsqd: Nsqd, topic: str, channel: ChannelStats, now_s: float) -> Document:
     """A channel on one nsqd."""
-    clients = channel.clients and [client_of(nsqd.name, each, now_s) for each in channel.clients]
+    clients = channel.clients and [
+        client_of(nsqd.name, client, now_s) for client in channel.clients
+    ]
     return _queue_of(nsqd, topic, channel) | {"clients": clients}
 
 
@@ -232,7 +234,7 @@ def topics_together(name: str, topics: Sequence[Document]) -> Document:
 
 def channels_together(channels: Sequence[Document]) -> Document:
     """A channel on several nsqd, and its consumers where they are known."""
-    clients = [client for each in channels for client in each["clients"] or ()]
+    clients = [client for channel in channels for client in channel["clients"] or ()]
     return together(channels, channels[0], clients=clients or None)
 
 
@@ -252,10 +254,10 @@ def latencies_together(parts: Sequence[Document], topic: str, channel: str) -> D
 
 
 def _mean(percentiles: Sequence[Document]) -> Document:
-    count = sum(each["count"] for each in percentiles)
+    count = sum(percentile["count"] for percentile in percentiles)
     # an nsqd that has measured nothing says 0, which is not the smallest
-    measured = [each for each in percentiles if each["count"]] or percentiles
-    total = sum(each["average"] * each["count"] for each in percentiles)
+    measured = [percentile for percentile in percentiles if percentile["count"]] or percentiles
+    total = sum(percentile["average"] * percentile["count"] for percentile in percentiles)
     return {
         "average": go_number(total / count) if count else 0,
         "count": count,
@@ -315,7 +317,7 @@ def list_topics(context: WebContext, request: Request) -> object:
     idle = names.difference(merge_names(stats), announced_topics(known))
     answers, failed = registered_channels(cluster, cluster.lookupds, idle)
     found = {
-        topic: sorted({channel for each in answers.values() for channel in each.get(topic, ())})
+        topic: sorted({channel for answer in answers.values() for channel in answer.get(topic, ())})
         for topic in sorted(idle)
     }
     message = warning(failure.error for failure in (*failures, *silent, *failed))
@@ -394,7 +396,7 @@ def create(context: WebContext, request: Request, body: bytes) -> str:
     if channel and not is_valid_name(channel):
         raise HTTPException(400, "INVALID_CHANNEL")
     names = ("", channel) if channel else ("",)
-    changes = [TopicChange(action=Action.CREATE, topic=topic, channel=each) for each in names]
+    changes = [TopicChange(action=Action.CREATE, topic=topic, channel=name) for name in names]
     return _make(context, request, *changes)
 
 

@@ -104,11 +104,11 @@ class Console:
         if status in REFUSED:
             self._say(Request(scope), status)
         headers.pop(LENGTH, None)
-        fields = b"".join(b"%b: %b\r\n" % each for each in (HEADERS | headers).items())
+        fields = b"".join(b"%b: %b\r\n" % item for item in (HEADERS | headers).items())
         if "nsq.events" in scope and request.method != "HEAD":
             return StreamedResponse(status, fields, self._events(scope))
         return http_server.Response(
-            status, fields, b"".join(each.get("body", b"") for each in messages)
+            status, fields, b"".join(message.get("body", b"") for message in messages)
         )
 
     def _scope(self, request: http_server.Request) -> Scope:
@@ -242,8 +242,8 @@ def _metrics(site: Site) -> Callable[[Request], Awaitable[Response]]:
     def of_sample(_: Packed | None) -> Packed:
         snapshot = site.snapshot()
         found = dict.fromkeys(
-            (each.severity.word, each.kind, each.topic, each.channel, each.node)
-            for each in snapshot.problems
+            (problem.severity.word, problem.kind, problem.topic, problem.channel, problem.node)
+            for problem in snapshot.problems
         )
         problems = metric_of(
             "nsq_problem",

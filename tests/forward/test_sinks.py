@@ -278,7 +278,7 @@ def test_an_nsqd_that_hangs_holds_up_one_check_for_loops_and_not_that_of_each_to
     guard.check("a")
     nsqd.pause()
     guard.check("b")
-    with pytest.raises(ConfigurationError, match="would come back"):  # by what is begun itself
+    with pytest.raises(ConfigurationError, match="would return"):  # by what is begun itself
         guard.check("c")
 
 

@@ -90,9 +90,9 @@ def _row(snapshot: Snapshot, topic: str, channel: str) -> QueueRow:
     """Return the queue that a request names. Raises `NotFoundError`."""
     if row := snapshot.queue(topic, channel):
         return row
-    for each in snapshot.totals:
-        if (as_asked(each.topic), as_asked(each.channel)) == (topic, channel):
-            return each
+    for total in snapshot.totals:
+        if (as_asked(total.topic), as_asked(total.channel)) == (topic, channel):
+            return total
     what = f"channel {topic}/{channel}" if channel else f"topic {topic}"
     hint = "It may have been deleted, or the next sample shows it."
     if had := ", ".join(row.node for row in snapshot.on_nodes(topic, channel)):
@@ -247,11 +247,11 @@ class Program(NamedTuple):
 
     @property
     def channels(self) -> list[tuple[str, str]]:
-        return sorted({(each.topic, each.channel) for each in self.connections})
+        return sorted({(connection.topic, connection.channel) for connection in self.connections})
 
     @property
     def agents(self) -> list[str]:
-        return sorted({each.client.user_agent for each in self.connections} - {""})
+        return sorted({connection.client.user_agent for connection in self.connections} - {""})
 
     @property
     def said(self) -> str:
@@ -261,7 +261,7 @@ class Program(NamedTuple):
     @property
     def numbers(self) -> dict[str, int]:
         """The counts of its connections together, by the names that they have everywhere."""
-        clients = [each.client for each in self.connections]
+        clients = [connection.client for connection in self.connections]
         return {
             name: sum(getattr(client, theirs) for client in clients)
             for name, theirs in CONSUMER_NUMBERS.items()
@@ -269,15 +269,19 @@ class Program(NamedTuple):
 
     @property
     def finish(self) -> float | None:
-        known = [each.finish for each in self.connections if each.finish is not None]
+        known = [
+            connection.finish for connection in self.connections if connection.finish is not None
+        ]
         return sum(known) if known else None
 
 
 def programs_of(connections: Iterable[ConsumerRow], text: str = "") -> list[Program]:
     """Join connections to programs, the busiest first; those that have all words of the text."""
     groups: dict[tuple[str, str], list[ConsumerRow]] = {}
-    for each in connections:
-        groups.setdefault((each.client.hostname, each.client.client_id), []).append(each)
+    for connection in connections:
+        groups.setdefault((connection.client.hostname, connection.client.client_id), []).append(
+            connection
+        )
     found = [Program(*name, tuple(group)) for name, group in sorted(groups.items())]
     found = [each for each in found if has(each.said, text)]
     found.sort(key=lambda each: -each.numbers["in_flight"])
@@ -316,7 +320,7 @@ def show_consumers(site: Site, request: Request) -> Values:
         "Consumers",
         text=text,
         lines=page_of(programs, page_number(request.query_params)),
-        connected=sum(len(each.connections) for each in programs),
+        connected=sum(len(program.connections) for program in programs),
         page_address=lambda page: site.to.page("/consumers", q=text, page=f"{page}"),
     )
 
@@ -337,7 +341,10 @@ def show_consumer(site: Site, request: Request) -> Values:
         "consumer.html",
         client_id or hostname or "consumer",
         program=program,
-        connections=[(each, _fields(each)) for each in program.connections[:MAX_CONNECTIONS]],
+        connections=[
+            (connection, _fields(connection))
+            for connection in program.connections[:MAX_CONNECTIONS]
+        ],
         now_s=time.time(),
     )
 

@@ -89,7 +89,7 @@ class Site:
         """Return what the frame of a page shows, and the page's own values."""
         context, snapshot = self.context, self.snapshot()
         lookupds = set(context.cluster.lookupds)
-        failed = {each.address for each in snapshot.sample.failures}
+        failed = {failure.address for failure in snapshot.sample.failures}
         return {
             "template": template,
             "to": self.to,
@@ -166,7 +166,7 @@ class Site:
             page, pieces = render(values)
             return Rendering(sample, Packed(page), pieces, values.get("charts"))
 
-        asked = [each for each in request.query_params.multi_items() if each[0] != "live"]
+        asked = [item for item in request.query_params.multi_items() if item[0] != "live"]
         role = self.context.user(request).may_change
         return self._recent.get((request.url.path, *asked, role, _theme(request)), ask, sample)
 
@@ -249,12 +249,12 @@ def packed_response(request: Request, pieces: Sequence[Packed], media_type: str)
     """Answer with pieces, compressed where the client takes that. The first is the longest."""
     headers = {"Vary": "Accept-Encoding"}
     if not takes_gzip(request):
-        return Response(b"".join(each.plain for each in pieces), 200, headers, media_type)
+        return Response(b"".join(piece.plain for piece in pieces), 200, headers, media_type)
     crc = pieces[0].crc
-    for each in pieces[1:]:
-        crc = zlib.crc32(each.plain, crc)
-    size = sum(len(each.plain) for each in pieces)
-    body = b"".join(each.deflated for each in pieces)
+    for piece in pieces[1:]:
+        crc = zlib.crc32(piece.plain, crc)
+    size = sum(len(piece.plain) for piece in pieces)
+    body = b"".join(piece.deflated for piece in pieces)
     end = _END + struct.pack("<II", crc, size & 0xFFFFFFFF)
     headers["Content-Encoding"] = "gzip"
     return Response(HEAD + body + end, 200, headers, media_type)

@@ -33,7 +33,7 @@ class Snapshot:
         }
         self.silent = {node.address: node for node in sample.nodes if node.error}
         self.gone = {address: node for address, node in self.silent.items() if node.is_gone}
-        self.reports = {each.address: each for each in sample.reports}
+        self.reports = {report.address: report for report in sample.reports}
         self._rows_of = {node.address: node.rows for node in sample.nodes}
 
     def drains_s(self, row: QueueRow) -> float | None:

@@ -249,5 +249,5 @@ def test_two_mirrors_do_not_feed_each_other(
     back.publish(b"and back")
     result = run_nsq(back.args())
     assert result.status == 2, result.err
-    assert "would come back to" in result.err
+    assert "would return to" in result.err
     assert run_nsq(back.args("-n", "1", "--destination-topic", "copy")).status == 0
