@@ -1,14 +1,14 @@
-"""Start commands, in a small process of its own with one thread. Only `Starter` is used elsewhere.
+"""Start commands in a small separate process with one thread. The interface is `Starter`.
 
-Why a process: no command must outlive us, killed with -9 or not. This one sees the end of its
-socket then, and kills every process group that it has started. It alone starts them, so there is
-none that it does not know. When it is killed itself, `Starter.lost` kills them. (PR_SET_PDEATHSIG
-would need Python between fork and exec, at three times the cost of a command.)
+No command may outlive nsqtools, not even after kill -9. The process notices the end of its socket
+and kills every process group that it has started. Only this process starts commands, so its list
+is complete. If it is killed itself, `Starter.lost` kills the commands. (PR_SET_PDEATHSIG would need
+Python between fork and exec, which triples the cost of a command.)
 
-What commands leave in the background lives on, unless the command was ended by a signal of ours:
-the rest of its process group is killed then, while its number is still taken.
+Background processes of a command live on, unless a signal of ours ended the command. In that case
+the rest of its process group is killed while the number of the group is still in use.
 
-This file is also the program of the process, run by its path: it imports nothing of nsqtools.
+This file is also the program of the process, run by its path, so it must not import nsqtools.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from typing import NamedTuple
 REQUEST = struct.Struct("=iQII")  # signal (0: start), token, number of words, length of the rest
 REPLY = struct.Struct("=Biq")  # kind, number, token
 STARTED, ENDED, NOT_STARTED = range(3)  # with the process id, the exit status, the errno
-PATIENCE_S = 5.0  # for a killed process to be gone
-# of open files: commands get the limits that we had before we raised ours
+EXIT_TIMEOUT_S = 5.0  # after the end of its socket; then the process is killed
+# Limits of open files before nsqtools raises its own, for commands: select() fails above 1024.
 LIMITS = resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
 class EndedCommand(NamedTuple):
-    """The end of a command. ``status`` is negative after a signal; ``errno`` is not 0 when it could
-    not be started."""
+    """The end of a command. ``status`` is negative after a signal; ``errno`` is set if the command
+    could not be started."""
 
     token: int
     status: int
@@ -54,11 +54,11 @@ class Starter:
                 [sys.executable, "-IS", __file__, *map(str, (*fds, *LIMITS))],
                 stdin=subprocess.DEVNULL,
                 pass_fds=fds,
-                start_new_session=True,  # ^C is for us
+                start_new_session=True,  # Ctrl-C must reach only nsqtools
             )
             os.close(write_end)
         self._requests = ours
-        self._rest = b""
+        self._partial_reply = b""
         self._pids: dict[int, int] = {}
 
     def start(
@@ -66,29 +66,30 @@ class Starter:
     ) -> None:
         """Start the program ``words[0]``, a path, with the arguments ``words[1:]``.
 
-        ``environ`` is what is added to ours (``NAME=value``), ``fds`` its standard streams. Neither
-        has a NUL. Raises ``OSError`` when the process is gone.
+        ``environ`` (``NAME=value``) is added to our environment, and ``fds`` are the standard
+        streams. Words and variables must not contain NUL. Raises ``OSError`` if the process has
+        ended.
         """
-        rest = b"\0".join([*words, *environ])
-        request = REQUEST.pack(0, token, len(words), len(rest))
+        strings = b"\0".join([*words, *environ])
+        request = REQUEST.pack(0, token, len(words), len(strings))
         socket.send_fds(self._requests, [request], fds)
-        self._requests.sendall(rest)
+        self._requests.sendall(strings)
 
     def signal(self, token: int, number: int) -> None:
-        """Send a signal to a command and what it has started, if it still runs."""
+        """Send a signal to the process group of a command that still runs."""
         with contextlib.suppress(OSError):
             self._requests.sendall(REQUEST.pack(number, token, 0, 0))
 
     def read(self) -> list[EndedCommand] | None:
-        """Return the commands that ended, or None when the process itself did."""
+        """Return the commands that have ended, or None if the process itself has ended."""
         data = os.read(self.replies, 65536)
         if not data:
             return None
-        data = self._rest + data
-        whole = len(data) - len(data) % REPLY.size
-        self._rest = data[whole:]
+        data = self._partial_reply + data
+        complete = len(data) - len(data) % REPLY.size
+        self._partial_reply = data[complete:]
         ends = []
-        for kind, number, token in REPLY.iter_unpack(data[:whole]):
+        for kind, number, token in REPLY.iter_unpack(data[:complete]):
             if kind == STARTED:
                 self._pids[token] = number
             else:
@@ -97,26 +98,26 @@ class Starter:
         return ends
 
     def lost(self) -> None:
-        """Kill the commands of a process that was killed."""
+        """Kill the commands after the process was killed."""
         for pid in {*self._pids.values(), *_leaders(self._process.pid)}:
             _kill(pid, signal.SIGKILL)
         self.close()
 
     def close(self) -> None:
-        """Kill what still runs."""
+        """End the process, which kills all running commands."""
         self._requests.close()
         os.close(self.replies)
         try:
-            self._process.wait(PATIENCE_S)
+            self._process.wait(EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
 
 
 def _leaders(session: int) -> Iterator[int]:
-    """The process groups of a session whose first process runs, where /proc tells.
+    """Yield the process groups of a session whose leader runs, on systems with /proc.
 
-    A command that was started a moment ago is among them; the process had no time to report it.
+    These include commands whose start the process could not report any more.
     """
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -144,7 +145,7 @@ class _Process:
         self._signalled: set[int] = set()
 
     def run(self) -> None:
-        """Until the other end of the socket is closed, which ends all commands."""
+        """Serve requests until the other end of the socket is closed; then kill all commands."""
         try:
             self._run()
         finally:
@@ -191,10 +192,10 @@ class _Process:
     def _receive(self, length: int) -> bytes:
         data = b""
         while len(data) < length:
-            more = self._requests.recv(length - len(data))
-            if not more:
+            chunk = self._requests.recv(length - len(data))
+            if not chunk:
                 raise ConnectionError
-            data += more
+            data += chunk
         return data
 
     def _start(
@@ -204,7 +205,7 @@ class _Process:
             pid = os.posix_spawn(
                 words[0],
                 words,
-                {**os.environb, **dict(each.split(b"=", 1) for each in added)},
+                {**os.environb, **dict(variable.split(b"=", 1) for variable in added)},
                 file_actions=[(os.POSIX_SPAWN_DUP2, fd, n) for n, fd in enumerate(fds)],
                 setpgroup=0,
                 setsigdef=(*_LEFT_TO_US, *_IGNORED),
@@ -220,7 +221,9 @@ class _Process:
         for pid, status in _ended():
             if pid in self._signalled:
                 self._signalled.discard(pid)
-                _kill(pid, signal.SIGKILL)  # a group's number is taken while it has members
+                # Safe after the leader was reaped: the number of a group is not reused while the
+                # group has members.
+                _kill(pid, signal.SIGKILL)
             token = self._tokens.pop(pid)
             del self._pids[token]
             self._reply(ENDED, status, token)
@@ -250,5 +253,5 @@ if __name__ == "__main__":
     fds, limits = [*map(int, sys.argv[1:3])], [*map(int, sys.argv[3:])]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limits[0], limits[1]))
     process = _Process(*fds)
-    with contextlib.suppress(OSError):  # the other side is gone
+    with contextlib.suppress(OSError):  # nsqtools has ended
         process.run()

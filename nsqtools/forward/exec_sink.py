@@ -104,7 +104,7 @@ class ExecSink:
         self._submitted: collections.deque[Parcel] = collections.deque()
         self._is_woken = False
         self._gathered: dict[str, list[Parcel]] = {}
-        self._gathers_for_s = settings.batch_wait_s
+        self._batch_wait_s = settings.batch_wait_s
         self.report: Report
         self._workers: list[_Worker] = []
         self._thread: threading.Thread | None = None
@@ -195,7 +195,7 @@ class ExecSink:
         if len(gathered) == self.settings.batch:
             self.waiting.append(self._gathered.pop(topic))
         elif len(gathered) == 1:
-            self.loop.call_later(self._gathers_for_s, self._batch_is_due, topic, parcel)
+            self.loop.call_later(self._batch_wait_s, self._batch_is_due, topic, parcel)
 
     def _batch_is_due(self, topic: str, first: Parcel) -> None:
         if self._gathered.get(topic, [None])[0] is first:
@@ -203,7 +203,7 @@ class ExecSink:
             self.assign_work()
 
     def _give_out_gathered(self) -> None:
-        self._gathers_for_s = 0.0
+        self._batch_wait_s = 0.0
         self.waiting += self._gathered.values()
         self._gathered.clear()
         self.assign_work()

@@ -1,12 +1,12 @@
-"""Requests to HTTP endpoints by libcurl, on one thread, with connections kept alive.
+"""Send requests to HTTP endpoints by libcurl, on one thread with persistent connections.
 
-Everything but `HttpPool.call_soon` belongs to that thread. No proxy of the environment is used: one
-would resolve the names, and the addresses that are not allowed would be its affair. Redirects are
-not followed here, for whether they may be is not libcurl's to know.
+Only `HttpPool.call_soon` and `HttpPool.stop` are for other threads. Proxies of the environment are
+ignored, because a proxy would resolve names and the check for private addresses would not apply.
+libcurl does not follow redirects; `http_sink` decides about them.
 
-Of an answer only its head counts: once that is there, nothing that becomes of the body changes what
-the server has decided. libcurl limits the head; the body is discarded, and ends the connection when
-it is too long.
+Only the head of a response counts. Once it has arrived, no error in the body changes the decision
+of the server. libcurl limits the size of the head. The body is discarded, and if it is too long the
+connection is closed.
 """
 
 from __future__ import annotations
@@ -30,15 +30,18 @@ from nsqtools.files.opening import Renewed
 from nsqtools.forward.http_requests import HttpRequest
 from nsqtools.transport.stream import TLSOptions, make_context
 
-MAX_BODY = 1 << 20  # of an answer: above it a new connection is cheaper
-MAX_IDLE = 1000  # connections
+MAX_BODY = 1 << 20  # of a response; reading more costs more than a new connection
+MAX_IDLE = 1000  # connections kept alive
 TICK_MS = 100
 PRIVATE = "a private address, which is not allowed"
 
 
 class Answer(NamedTuple):
-    """What a server answered; without an answer ``error`` says why, ``was_sent`` whether the
-    server may have acted on the request, and ``is_forbidden`` that it must not be connected to."""
+    """Response of a server.
+
+    Without a response, ``error`` is the reason, ``was_sent`` is whether the server may have
+    processed the request, and ``is_forbidden`` whether its address is not allowed.
+    """
 
     status: int
     retry_after: str = ""
@@ -49,13 +52,13 @@ class Answer(NamedTuple):
 
 
 Done = Callable[[Answer, bool], None]
-"""Called with the end of a request, and with whether it was sent twice."""
+"""Called with the response, and with whether the request was sent twice."""
 
 
 class HttpTls:
-    """TLS of endpoints: verified, with the system's certificates or given ones.
+    """TLS of endpoints, with the certificates of the system or of ``ca_file``.
 
-    Raises `ConfigurationError` for files that cannot be used.
+    Raises `ConfigurationError` for invalid files.
     """
 
     def __init__(
@@ -67,20 +70,20 @@ class HttpTls:
             str(ca_file or ""), str(cert or ""), str(key or ""), insecure_skip_verify=is_insecure
         )
         self._files = (self._options.ca_file, self._options.cert_file, self._options.key_file)
-        self.given = Renewed(self._files, self._read)  # CA file, certificate and key
+        self.blobs = Renewed(self._files, self._read)  # CA file, certificate and key
         self._system = ssl.get_default_verify_paths()
 
     def _read(self) -> list[bytes | None]:
-        make_context(self._options)  # it says what is wrong with a file
+        make_context(self._options)  # raises an error that names the invalid file
         return [Path(path).read_bytes() if path else None for path in self._files]
 
     def prepare(self, curl: pycurl.Curl) -> None:
-        """Set what stays."""
+        """Set the options that do not change between requests."""
         curl.setopt(pycurl.SSLVERSION, pycurl.SSLVERSION_TLSv1_2)
         if self._options.insecure_skip_verify:
             curl.setopt(pycurl.SSL_VERIFYPEER, 0)
             curl.setopt(pycurl.SSL_VERIFYHOST, 0)
-        elif not self._options.ca_file:  # libcurl's own are where it was built
+        elif not self._options.ca_file:  # the default paths of libcurl are those of its build host
             if self._system.cafile:
                 curl.setopt(pycurl.CAINFO, self._system.cafile)
             if self._system.capath:
@@ -88,7 +91,7 @@ class HttpTls:
 
 
 class _Transfer:
-    """A handle of libcurl, used for one request after the other."""
+    """A handle of libcurl, used for one request after another."""
 
     def __init__(self, pool: HttpPool) -> None:
         self.curl = curl = pycurl.Curl()
@@ -98,8 +101,8 @@ class _Transfer:
         self._url = ""
         self._head: list[bytes] = []
         self._sent = 0
-        self._problem = ""  # why no connection is opened
-        self._given: list[bytes | None] | None = None
+        self._problem = ""  # why no connection was opened
+        self._blobs: list[bytes | None] | None = None
         curl.setopt(pycurl.NOSIGNAL, 1)
         curl.setopt(pycurl.PROXY, "")
         curl.setopt(pycurl.PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS)
@@ -123,19 +126,19 @@ class _Transfer:
         self._problem = ""
         if request.url != self._url:
             curl.setopt(pycurl.URL, request.url)
-            self._url = request.url  # not before: it may be refused
+            self._url = request.url  # only after libcurl has accepted it
         if request.body is not None:
             curl.setopt(pycurl.POSTFIELDS, request.body)
         curl.setopt(pycurl.HTTPHEADER, request.headers)
-        if self._pool.tls is not None and (given := self._pool.tls.given.get()) is not self._given:
-            self._given = given
+        if self._pool.tls is not None and (blobs := self._pool.tls.blobs.get()) is not self._blobs:
+            self._blobs = blobs
             names = (pycurl.CAINFO_BLOB, pycurl.SSLCERT_BLOB, pycurl.SSLKEY_BLOB)
-            for name, data in zip(names, given, strict=True):
+            for name, data in zip(names, blobs, strict=True):
                 if data is not None:
                     curl.setopt(name, data)
 
     def end(self, code: int, message: str) -> None:
-        """Tell what became of the request."""
+        """Call back with the response or the error of the request."""
         status = self.curl.getinfo(pycurl.RESPONSE_CODE)
         if not code or (status >= 200 and self._head and self._head[-1] == b"\r\n"):
             if status < 300:
@@ -160,7 +163,7 @@ class _Transfer:
         return Answer(0, error=error, was_sent=False, is_forbidden=self._problem == PRIVATE)
 
     def _field(self, name: bytes) -> str:
-        for line in reversed(self._head):  # what comes before 100 Continue is not the answer's
+        for line in reversed(self._head):  # earlier lines may belong to 100 Continue
             key, _, value = line.partition(b":")
             if key.strip().lower() == name:
                 return value.strip().decode("latin-1")
@@ -175,11 +178,11 @@ class _Transfer:
                 self._problem = exc.strerror or str(exc)
         return int(pycurl.SOCKET_BAD)
 
-    def _before(self, host: str, *more: object) -> int:
-        """Connected, now or for a request before: this one may be allowed less."""
+    def _before(self, host: str, *args: object) -> int:
+        """Check the address again: a reused connection may be that of a less strict request."""
         if not self._is_allowed(host):
             return int(pycurl.PREREQFUNC_ABORT)
-        self._problem = ""  # of another address
+        self._problem = ""  # of another address of the same name
         self._sent += 1
         return int(pycurl.PREREQFUNC_OK)
 
@@ -191,7 +194,7 @@ class _Transfer:
 
 
 class HttpPool:
-    """All requests. `start` it once. Times are in seconds."""
+    """Sends all requests of a sink. Call `start` once."""
 
     def __init__(
         self, connect_timeout_s: float, request_timeout_s: float, tls: HttpTls | None
@@ -210,11 +213,11 @@ class HttpPool:
     def start(self, on_tick: Callable[[float], None], after_turn: Callable[[], None]) -> None:
         """Start the thread.
 
-        On it ``on_tick`` is called ten times a second with the time, and ``after_turn`` after what
-        has come was read.
+        The thread calls ``on_tick`` ten times a second with the monotonic time, and ``after_turn``
+        at the end of each iteration of its loop.
         """
         self._on_tick, self._after_turn = on_tick, after_turn
-        self._poll = select.poll()  # unlike epoll it costs nothing to change what is waited for
+        self._poll = select.poll()  # unlike with epoll, changing the events is no system call
         self._multi = pycurl.CurlMulti()
         self._multi.setopt(pycurl.M_MAXCONNECTS, MAX_IDLE)
         self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch)
@@ -225,17 +228,17 @@ class HttpPool:
         self._thread.start()
 
     def call_soon(self, call: Callable[[], None]) -> None:
-        """Have a call made on the pool's thread, from any thread."""
+        """Schedule a call on the pool's thread (any thread)."""
         self._calls.append(call)
         if self._is_asleep:
             self._is_asleep = False
             try:
                 self._wake_sender.send(b"w")
             except OSError:
-                pass  # full: it is being woken; closed: it has ended
+                pass  # a full socket wakes the thread anyway; a closed one means that it has ended
 
     def stop(self) -> None:
-        """Close everything; from any thread but the pool's."""
+        """Close all connections and join the thread (any other thread)."""
         self._is_stopping = True
         self.call_soon(lambda: None)
         self._thread.join()
@@ -245,10 +248,11 @@ class HttpPool:
         transfer = self._idle.pop() if self._idle else _Transfer(self)
         try:
             transfer.begin(request, done)
-        except pycurl.error as exc:  # a URL may be longer than libcurl allows
+        except pycurl.error as exc:  # for example, the URL is longer than libcurl allows
             self._idle.append(transfer)
             answer = Answer(0, error=f"{request.name}: {exc.args[1]}")
-            self.call_soon(lambda: done(answer, False))  # not here: it begins the next one
+            # A direct call would recurse, because `done` sends the next request.
+            self.call_soon(lambda: done(answer, False))
             return
         self._busy[transfer.curl] = transfer
         self._multi.add_handle(transfer.curl)
@@ -283,15 +287,15 @@ class HttpPool:
             self._close()
 
     def _wait_ms(self) -> int:
-        """How long to wait: until libcurl has something to do, which it need not tell each time."""
+        """Return the time until libcurl's next timer, at most `TICK_MS`."""
         wait_ms = int(self._multi.timeout())
         return TICK_MS if wait_ms < 0 else min(wait_ms, TICK_MS)
 
     def _end_requests(self) -> None:
-        left = 1
-        while left:
-            left, good, bad = self._multi.info_read()
-            for curl, code, message in (*((curl, 0, "") for curl in good), *bad):
+        remaining = 1
+        while remaining:
+            remaining, succeeded, failed = self._multi.info_read()
+            for curl, code, message in (*((curl, 0, "") for curl in succeeded), *failed):
                 self._end(curl, code, message)
 
     def _end(self, curl: pycurl.Curl, code: int, message: str) -> None:
@@ -301,20 +305,20 @@ class HttpPool:
         self._idle.append(transfer)
 
     def _close(self) -> None:
-        for curl in self._busy:  # what has no answer is not reported: no endpoint is to blame
+        for curl in self._busy:  # not reported: a stop is no failure of an endpoint
             self._multi.remove_handle(curl)
         self._after_turn()
         self._multi.close()
         self._wake_receiver.close()
         self._wake_sender.close()
 
-    # -- libcurl asks for these -----------------------------------------------------------------
+    # -- callback of libcurl --------------------------------------------------------------------
 
-    def _watch(self, what: int, number: int, *more: object) -> None:
-        if what == pycurl.POLL_REMOVE:
+    def _watch(self, event: int, number: int, *args: object) -> None:
+        if event == pycurl.POLL_REMOVE:
             self._poll.unregister(number)
         else:
-            self._poll.register(number, _POLL_EVENTS[what])
+            self._poll.register(number, _POLL_EVENTS[event])
 
 
 _POLL_BOTH = select.POLLIN | select.POLLOUT
@@ -328,7 +332,7 @@ _CURL_EVENTS = {
 
 
 def _discard(data: bytes) -> None:
-    """Take a part of a body."""
+    """Ignore a chunk of a body."""
 
 
 def _milliseconds(seconds: float) -> int:

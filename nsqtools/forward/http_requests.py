@@ -1,11 +1,11 @@
-"""What is sent to an HTTP endpoint: URL, headers and body, from one message or from several.
+"""Build requests for HTTP endpoints: URL, headers and body, from one or several messages.
 
-Each request says which messages it carries, so that a receiver can recognize one that comes twice
-(NSQ delivers at least once): ``Idempotency-Key``, and the topic, id, attempts and time of a single
-message. A signature follows Standard Webhooks (``webhook-id``, ``webhook-timestamp``,
-``webhook-signature``): HMAC-SHA256 over id, time and body; libraries in every language verify it.
+NSQ delivers at least once, so each request identifies its messages and a receiver can detect
+duplicates: ``Idempotency-Key``, and the topic, id, attempts and time of a single message. The
+signature follows Standard Webhooks (``webhook-id``, ``webhook-timestamp``, ``webhook-signature``):
+HMAC-SHA256 over id, time and body. Libraries in every language verify it.
 
-Secrets are read again when their files have changed, before the next request: tokens expire.
+Secrets are read again after their files have changed, because tokens expire.
 """
 
 from __future__ import annotations
@@ -33,14 +33,17 @@ Encoder = Callable[..., bytes]
 
 _CONTROL = re.compile(rb"[\x00-\x1f\x7f]+")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-# What libcurl adds unasked. An empty header takes it out.
+# Headers that libcurl adds by default; an empty value removes them.
 _UNASKED = (b"Accept:", b"Content-Type:", b"Expect:")
 _SECRET = (b"authorization:", b"cookie:", b"proxy-authorization:")
 
 
 class HttpRequest(NamedTuple):
-    """``headers`` are lines; a request without a body is a GET; ``name`` is the endpoint's in
-    messages; ``allows_private`` is False for what must not be on a private network."""
+    """A request; without a body it is a GET.
+
+    ``headers`` are lines, ``name`` is that of the endpoint in messages, and ``allows_private`` is
+    whether its address may be on a private network.
+    """
 
     url: str
     headers: list[bytes]
@@ -50,11 +53,11 @@ class HttpRequest(NamedTuple):
 
 
 class Endpoint:
-    """A URL; what follows the host may be a template. Raises `ConfigurationError`.
+    """A URL whose path and query may be a template. Raises `ConfigurationError`.
 
-    ``is_given`` is False for what a redirect names: it has no template, and ``has_secrets`` only
-    on the same host: another must not get what proves who we are. With ``is_get`` only the URL and
-    headers describe a message; ``has_fields`` is whether the URL does.
+    ``is_given`` is False for the target of a redirect, which has no template. ``has_secrets`` is
+    whether its requests contain credentials, which another host must not receive. With ``is_get``
+    only the URL and the headers describe a message; ``has_fields`` is whether the URL does.
     """
 
     def __init__(
@@ -101,16 +104,16 @@ class Endpoint:
                 hint=f"For the body write {{body:url}}: --get '{meant}'.",
             )
         if "{" in path and is_given:
-            try:  # where the body goes nowhere else, a field of it must not vanish
+            try:  # in a GET without {body}, a missing field must not be replaced by nothing
                 is_strict = is_get and "{body" not in path
                 self.template = compile_template(path, is_url=True, is_strict=is_strict)
             except ValueError as exc:
                 raise ConfigurationError(f"{url!r}: {exc}") from None
 
     def target_of(self, message: Message, body: bytes) -> str:
-        """Return path and query for a message with the body that is sent for it.
+        """Return path and query for a message and the body to send.
 
-        Raises ``ValueError`` for a message from which no URL can be made.
+        Raises ``ValueError`` if the message results in no valid URL.
         """
         if self.template is None:
             return self.target
@@ -125,7 +128,7 @@ class Endpoint:
 
 
 def _split(url: str) -> tuple[str, str]:
-    """Part a URL where the name of the host ends, which a query may do as well as a path."""
+    """Split a URL after the host, where a path, a query or a fragment begins."""
     begin = url.find("//") + 2
     end = min((at for at in (url.find(mark, begin) for mark in "/?#") if at >= 0), default=len(url))
     path = url[end:]
@@ -133,7 +136,7 @@ def _split(url: str) -> tuple[str, str]:
 
 
 Header = tuple[str, Encoder]
-"""Its name, and the template of its value."""
+"""The name of a header, and the encoder of the template of its value."""
 
 
 def parse_header(text: str) -> Header:
@@ -160,8 +163,11 @@ class RequestSecrets(NamedTuple):
 
 
 class RequestBuilder:
-    """Makes requests of parcels. Without a ``content_type`` they are GETs; ``has_metadata`` adds
-    headers about the message, and ``batch`` is how several messages are one body."""
+    """Build requests from parcels.
+
+    Without a ``content_type`` they are GETs. ``has_metadata`` adds headers about the message, and
+    ``batch`` is the format of several messages.
+    """
 
     def __init__(
         self,
@@ -185,15 +191,17 @@ class RequestBuilder:
     def _shared_headers(self) -> list[bytes]:
         shared = {"user-agent": b"User-Agent: nsqtools/%b" % __version__.encode()}
         if self._content_type is not None:
-            said = _CONTROL.sub(b" ", self._content_type.encode(errors="surrogateescape"))
-            shared["content-type"] = b"Content-Type: " + said
+            value = _CONTROL.sub(b" ", self._content_type.encode(errors="surrogateescape"))
+            shared["content-type"] = b"Content-Type: " + value
         if self._secrets.authorization:
             shared["authorization"] = b"Authorization: %b" % self._secrets.authorization
         return [*_UNASKED, *(line for name, line in shared.items() if name not in self._given)]
 
     def build(self, endpoint: Endpoint, parcels: Sequence[Parcel]) -> HttpRequest:
-        """Return the request for some parcels. Raises ``ValueError`` for a body that cannot be in a
-        batch, or that no URL can be made of."""
+        """Return the request for these parcels.
+
+        Raises ``ValueError`` for a body that does not fit the format of the batch or the URL.
+        """
         if self._renewed is not None and (now := self._renewed.get()) is not self._secrets:
             self._secrets = now
             self._shared = self._shared_headers()
@@ -222,7 +230,7 @@ class RequestBuilder:
             )
         for name, encode in self._headers:
             value = encode(messages.topic, messages.nsqd, messages[:1])
-            if value := _CONTROL.sub(b" ", value).strip():  # nothing in it begins another header
+            if value := _CONTROL.sub(b" ", value).strip():  # a line break would begin a header
                 headers.append(name + value)
         if not endpoint.has_secrets:
             headers = [header for header in headers if not header.lower().startswith(_SECRET)]
@@ -234,15 +242,15 @@ class RequestBuilder:
             endpoint.allows_private,
         )
 
-    def said_of(self, message: Message, body: bytes, endpoints: Iterable[Endpoint]) -> Hashable:
-        """Return what requests to some endpoints say of a message in their URLs and headers."""
+    def request_key(self, message: Message, body: bytes, endpoints: Iterable[Endpoint]) -> Hashable:
+        """Return the URLs and templated headers of a message, which a batch must share."""
         topic, nsqd = message.topic, message.nsqd
         targets = []
         for endpoint in endpoints:
             try:
                 if endpoint.template is not None:
                     targets.append(endpoint.target_of(message, body))
-            except ValueError as exc:  # `build` refuses it, and no other for it
+            except ValueError as exc:  # in a batch of its own, which `build` refuses
                 targets.append(str(exc))
         return (*targets, *(encode(topic, nsqd, [message]) for _, encode in self._headers))
 
@@ -252,7 +260,7 @@ class RequestBuilder:
         bodies = [body for parcel in parcels for body in parcel.bodies]
         try:
             if self.batch is BatchForm.JSON:
-                for body in bodies:  # of bytes it would take UTF-16, and a mark before UTF-8
+                for body in bodies:  # decoded, because json.loads accepts UTF-16 and a BOM in bytes
                     json.loads(body.decode())
                 return b"[" + b",".join(bodies) + b"]"
             return b"".join(_one_line(body) + b"\n" for body in bodies)
@@ -270,7 +278,7 @@ class RequestBuilder:
 
 
 def _identity(messages: Batch) -> bytes:
-    """Return what identifies the message of a request, the same each time that it is sent."""
+    """Return the identity of a single message, the same for every delivery."""
     place = f"{messages.topic}/{messages.nsqd}/".encode()
     return place + _CONTROL.sub(b" ", messages[0].id)
 
@@ -285,7 +293,7 @@ def _identity_of_batch(parcels: Sequence[Parcel]) -> bytes:
 
 
 def _one_line(body: bytes) -> bytes:
-    """A body as a line: JSON may have line ends between its values only."""
+    """Return a body as one line; in JSON, line breaks occur only between tokens."""
     if b"\n" in body or b"\r" in body:
         json.loads(body.decode())
         return body.replace(b"\r", b" ").replace(b"\n", b" ")
@@ -293,15 +301,15 @@ def _one_line(body: bytes) -> bytes:
 
 
 def _climbs(target: str) -> bool:
-    """Tell whether a path has a segment of dots, which leads out of the folder that it is in."""
+    """Return whether a path has a segment of dots, which leads to another folder."""
     return not {".", ".."}.isdisjoint(target.partition("?")[0].split("/"))
 
 
-# A percent sign that begins no escape, but what printf and nsq_to_http replace
+# The verb of printf that nsq_to_http replaces: a percent sign that begins no URL escape.
 _VERB = re.compile(r"%(?![0-9A-Fa-f]{2})[-+# 0-9.]*[A-Za-z]")
 _NOT_IN_URL = re.compile(rb"[^\x21-\x7e]|[\"#<>\\^`{|}]")
 
 
 def _encoded(target: bytes) -> str:
-    """A target without what none has: nothing of a message ends the first line of a request."""
-    return _NOT_IN_URL.sub(lambda found: b"%%%02X" % found[0][0], target).decode()
+    """Percent-encode invalid bytes, so that no message can end the request line."""
+    return _NOT_IN_URL.sub(lambda match: b"%%%02X" % match[0][0], target).decode()

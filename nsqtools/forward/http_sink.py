@@ -1,13 +1,13 @@
-"""Messages to HTTP endpoints: one request each or batches, which endpoint, what an answer means.
+"""Deliver messages to HTTP endpoints: form batches, choose endpoints, interpret responses.
 
-A request that fails goes to the next endpoint before its messages go back to the queue. Each
-endpoint has a circuit of its own: after a few failures in a row it is left alone for a while that
-doubles, and the others take its share; then one request shows whether it works again. Only when all
-circuits are open nothing can be delivered, and then the forwarder holds what it has.
+A failed request is tried at the next endpoint before its messages are requeued. Each endpoint has
+its own circuit. After a few consecutive failures it gets no requests for a time that doubles, and
+the other endpoints take its share; then one request probes it. The forwarder holds its messages
+only while all circuits are open.
 
-Everything but `parts` and `submit` runs on the thread of the pool. With batches, what comes within
-``linger_s`` goes together, from whichever topic and nsqd, if URL and headers are the same; with
-``hash`` what goes to one endpoint.
+All code except the methods of `Sink` runs on the thread of the pool. A batch has the messages of
+all topics and nsqd that arrive within ``linger_s`` and have the same URL and headers, and with mode
+``hash`` the same endpoint.
 """
 
 from __future__ import annotations
@@ -43,14 +43,18 @@ from nsqtools.forward.parcel import (
 )
 from nsqtools.protocol.names import Address
 
-FAILURES_TO_OPEN = 5  # in a row
+# Single errors occur at healthy endpoints, for example while a server restarts its workers.
+FAILURES_TO_OPEN = 5
+# A probe every 5 s is no load for an endpoint, and its recovery is noticed soon enough.
 OPEN_BASE_S, OPEN_MAX_S = 0.5, 5.0
 MAX_REDIRECTS = 3
-MAX_KNOWN = 10_000  # messages; the oldest are forgotten, and may be doubled
+# Messages whose partial deliveries are remembered, 4 times the default max_in_flight. The oldest
+# are forgotten, and may arrive twice at an endpoint.
+MAX_PARTIAL = 10_000
 
 
 class StatusAction(enum.Enum):
-    """What follows from a status."""
+    """What to do with the messages after a status."""
 
     OK = "ok"
     RETRY = "retry"
@@ -63,38 +67,40 @@ DEFAULTS = {
     "3xx": StatusAction.DEAD_LETTER,
     "4xx": StatusAction.DEAD_LETTER,
     "5xx": StatusAction.RETRY,
-    # the request was fine, the moment was not; and what an operator mends without touching messages
+    # These are temporary, or an operator fixes them without changing the messages.
     **dict.fromkeys(("401", "403", "404", "408", "425", "429"), StatusAction.RETRY),
 }
 _RULE = re.compile(r"\s*([2-5](?:[0-9]{2}|(?i:xx)))\s*=\s*(ok|retry|drop|dead-letter)\s*")
-SPLITTABLE = (400, 413, 422)  # one message of a batch may be to blame
+SPLITTABLE = (400, 413, 422)  # one message of a batch may be the cause
 REDIRECTS = (301, 302, 303, 307, 308)
 
 
 def parse_policy(rules: Iterable[str] = ()) -> dict[int, StatusAction]:
-    """Read ``4xx=drop`` and ``404=retry``, on top of what is usual; return what follows from each
-    status. Raises `ConfigurationError`."""
-    given: dict[str, StatusAction] = {}
+    """Parse rules such as ``4xx=drop`` and ``404=retry``; return the action of every status.
+
+    Raises `ConfigurationError`.
+    """
+    custom: dict[str, StatusAction] = {}
     for rule in rules:
         if (match := _RULE.fullmatch(rule)) is None:
             raise ConfigurationError(
                 f"--on-status {rule!r} is not STATUS=ACTION",
                 hint="For example 4xx=drop or 404=retry; actions are ok, retry, drop, dead-letter.",
             )
-        given[match[1].lower()] = StatusAction(match[2])
+        custom[match[1].lower()] = StatusAction(match[2])
     return {
         status: next(
-            known[name]
-            for known in (given, DEFAULTS)
+            actions[name]
+            for actions in (custom, DEFAULTS)
             for name in (str(status), f"{status // 100}xx")
-            if name in known
+            if name in actions
         )
         for status in range(200, 600)
     }
 
 
 def describe(status: int) -> str:
-    """``HTTP 404 Not Found``."""
+    """Return the status with its reason phrase: ``HTTP 404 Not Found``."""
     return f"HTTP {status} {responses.get(status, '')}".rstrip()
 
 
@@ -111,8 +117,11 @@ def retry_after_s(text: str, now_s: float) -> float | None:
 
 
 class HttpSettings(NamedTuple):
-    """How to deliver. ``key`` is what ``hash`` goes by; ``batch_count`` and ``batch_bytes`` limit a
-    batch, ``linger_s`` is how long a message waits for others."""
+    """Settings of a sink.
+
+    ``key`` is the encoder for mode ``hash``, ``batch_count`` and ``batch_bytes`` limit a batch, and
+    ``linger_s`` is the longest wait of a message for its batch to fill.
+    """
 
     mode: EndpointMode = EndpointMode.ROUND_ROBIN
     key: Callable[..., bytes] | None = None
@@ -125,32 +134,32 @@ class HttpSettings(NamedTuple):
 
 
 class _PartialDeliveries:
-    """Which endpoints have a message that others lack, for when it comes again (mode ``all``).
+    """Endpoints that have accepted a message which others have not (mode ``all``).
 
-    It is kept by message, not by request: what comes again comes in other batches, and a batch that
-    was refused is split. `of` may be called on any thread.
+    They are kept by message and not by request, because redelivered messages are in other batches
+    and refused batches are split. `of` may be called on any thread.
     """
 
     def __init__(self) -> None:
         self._holders: OrderedDict[Key, frozenset[Hashable]] = OrderedDict()
 
     def of(self, key: Key) -> frozenset[Hashable]:
-        """Return the endpoints that have a message."""
+        """Return the endpoints that have accepted a message."""
         return self._holders.get(key, frozenset())
 
     def holders(self, parcels: Sequence[Parcel]) -> frozenset[Hashable]:
-        """Return the endpoints that have every one of the messages."""
+        """Return the endpoints that have accepted all of the messages."""
         return frozenset.intersection(*map(self.of, _keys(parcels)))
 
     def note(self, parcels: Sequence[Parcel], endpoint: Hashable) -> None:
-        """An endpoint has the messages."""
+        """Remember that an endpoint has accepted the messages."""
         for key in _keys(parcels):
             self._holders[key] = self._holders.get(key, frozenset()) | {endpoint}
-        while len(self._holders) > MAX_KNOWN:
+        while len(self._holders) > MAX_PARTIAL:
             self._holders.popitem(last=False)
 
     def forget(self, parcels: Sequence[Parcel]) -> None:
-        """The messages are settled at every endpoint."""
+        """Forget messages that are settled at every endpoint."""
         if self._holders:
             for key in _keys(parcels):
                 self._holders.pop(key, None)
@@ -161,8 +170,8 @@ def _keys(parcels: Iterable[Parcel]) -> Iterator[Key]:
 
 
 @dataclass(slots=True)
-class _Gathered:
-    """Parcels that wait for others of a batch."""
+class _OpenBatch:
+    """A batch that is not full yet."""
 
     since: float
     parcels: list[Parcel] = field(default_factory=list)
@@ -172,26 +181,26 @@ class _Gathered:
 
 @dataclass(slots=True, eq=False)
 class _Exchange:
-    """Parcels that travel in one request, and the endpoints that it has been to."""
+    """The parcels of one request, and the endpoints that it was sent to."""
 
     parcels: Sequence[Parcel]
     tried: list[Circuit] = field(default_factory=list)
-    lacking: list[Circuit] = field(default_factory=list)  # in mode all: those without it
-    refusal: Outcome | None = None  # in mode all: of an endpoint that does not want it
+    lacking: list[Circuit] = field(default_factory=list)  # endpoints still to accept it (mode all)
+    refusal: Outcome | None = None  # of one endpoint (mode all)
     last: Outcome | None = None
-    url: str = ""  # that it was sent to last
-    target: Endpoint | None = None  # where a redirect leads
+    url: str = ""  # of the last request
+    target: Endpoint | None = None  # of a redirect
     hops: int = 0
     repeated: int = 0
 
     @property
     def circuit(self) -> Circuit:
-        """That of the endpoint it was sent to last."""
+        """The circuit of the last endpoint."""
         return self.tried[-1]
 
 
 class HttpSink:
-    """Delivers over HTTP. Raises `ConfigurationError` for settings that contradict each other."""
+    """Deliver over HTTP. Raises `ConfigurationError` if settings contradict each other."""
 
     def __init__(
         self,
@@ -203,31 +212,32 @@ class HttpSink:
         check_key(settings.key, is_hash=settings.mode is EndpointMode.HASH)
         self._settings = settings
         self._builder = builder
-        opens = OPEN_BASE_S, OPEN_MAX_S, FAILURES_TO_OPEN
-        self._endpoints = {Circuit(*opens): endpoint for endpoint in endpoints}
+        self._endpoints = {
+            Circuit(OPEN_BASE_S, OPEN_MAX_S, FAILURES_TO_OPEN): endpoint for endpoint in endpoints
+        }
         self._circuits = list(self._endpoints)
         self._pool = pool
-        self._turn = 0
+        self._rotation = 0
         self._pending: collections.deque[_Exchange] = collections.deque()
         self._under_way = collections.Counter[Circuit]()  # requests
-        self._gathered: dict[Hashable, _Gathered] = {}  # by their way
-        self._gathers_for_s = settings.linger_s
+        self._open_batches: dict[Hashable, _OpenBatch] = {}
+        self._linger_s = settings.linger_s
         self._partial = _PartialDeliveries()
-        self._ended: list[tuple[_Exchange, Outcome]] = []
+        self._finished: list[tuple[_Exchange, Outcome]] = []
         self._report: Report
-        pool.start(self._tick, self._report_ended)
+        pool.start(self._tick, self._report_finished)
 
     # -- the forwarder's thread -----------------------------------------------------------------
 
     def parts(self, parcel: Parcel) -> list[Parcel]:
-        """A part for each message, or for each batch."""
-        most = self._settings.batch_count, self._settings.batch_bytes
-        alike = [parcel] if most[0] == 1 else parcel.grouped(self._way).values()
-        return [part for each in alike for part in each.sized(*most)]
+        """Return a part for each message or batch."""
+        max_count, max_bytes = self._settings.batch_count, self._settings.batch_bytes
+        groups = [parcel] if max_count == 1 else parcel.grouped(self._batch_key).values()
+        return [part for group in groups for part in group.sized(max_count, max_bytes)]
 
     def submit(self, parcel: Parcel, report: Report) -> None:
         """Send one part."""
-        self._report = report  # the forwarder's, for all of them
+        self._report = report  # the same function for all parts
         self._pool.call_soon(lambda: self._gather(parcel))
 
     def check(self) -> None:
@@ -236,17 +246,17 @@ class HttpSink:
             raise RuntimeError("the HTTP thread failed") from self._pool.failure
 
     def flush(self) -> None:
-        """Send what waits for a batch, and what comes."""
+        """Send incomplete batches, and later messages without waiting."""
 
         def send_all() -> None:
-            self._gathers_for_s = 0.0
-            for way in list(self._gathered):
-                self._send_gathered(way)
+            self._linger_s = 0.0
+            for key in list(self._open_batches):
+                self._send_batch(key)
 
         self._pool.call_soon(send_all)
 
     def stop(self, timeout_s: float) -> None:
-        """Close all connections: the forwarder has waited for what was under way."""
+        """Close all connections. The forwarder has waited for the requests under way."""
         self._pool.stop()
 
     # -- batches --------------------------------------------------------------------------------
@@ -256,38 +266,41 @@ class HttpSink:
         if settings.batch_count == 1:
             self._begin(_Exchange((parcel,)))
             return
-        way = self._way(parcel.messages[0], parcel.bodies[0])
-        gathered = self._gathered.get(way)
-        if gathered is not None and (
-            gathered.count + count > settings.batch_count
-            or gathered.size + parcel.size > settings.batch_bytes
+        key = self._batch_key(parcel.messages[0], parcel.bodies[0])
+        batch = self._open_batches.get(key)
+        if batch is not None and (
+            batch.count + count > settings.batch_count
+            or batch.size + parcel.size > settings.batch_bytes
         ):
-            self._send_gathered(way)
-            gathered = None
-        if gathered is None:
-            gathered = self._gathered[way] = _Gathered(time.monotonic())
-        gathered.parcels.append(parcel)
-        gathered.count += count
-        gathered.size += parcel.size
-        if gathered.count >= settings.batch_count or not self._gathers_for_s:
-            self._send_gathered(way)
+            self._send_batch(key)
+            batch = None
+        if batch is None:
+            batch = self._open_batches[key] = _OpenBatch(time.monotonic())
+        batch.parcels.append(parcel)
+        batch.count += count
+        batch.size += parcel.size
+        if batch.count >= settings.batch_count or not self._linger_s:
+            self._send_batch(key)
 
-    def _way(self, message: Message, body: bytes) -> Hashable:
-        """What the messages of a batch have in common: URL and headers, and the place of their
-        keys, or the endpoints that have them already, or some would be sent what they have."""
-        said = self._builder.said_of(message, body, self._endpoints.values())
+    def _batch_key(self, message: Message, body: bytes) -> Hashable:
+        """Return the properties that all messages of a batch share.
+
+        These are URL and headers, and the hash slot (mode hash) or the endpoints that have accepted
+        the message already, which must not get it again.
+        """
+        request_key = self._builder.request_key(message, body, self._endpoints.values())
         if self._settings.key is not None:
-            return said, hash_slot(message, self._settings.key, len(self._circuits))
-        return said, self._partial.of((message.topic, message.nsqd, message.id))
+            return request_key, hash_slot(message, self._settings.key, len(self._circuits))
+        return request_key, self._partial.of((message.topic, message.nsqd, message.id))
 
-    def _send_gathered(self, way: Hashable) -> None:
-        self._begin(_Exchange(self._gathered.pop(way).parcels))
+    def _send_batch(self, key: Hashable) -> None:
+        self._begin(_Exchange(self._open_batches.pop(key).parcels))
 
     def _tick(self, now: float) -> None:
-        for way, gathered in list(self._gathered.items()):
-            if now - gathered.since >= self._gathers_for_s:
-                self._send_gathered(way)
-        self._go_on()
+        for key, batch in list(self._open_batches.items()):
+            if now - batch.since >= self._linger_s:
+                self._send_batch(key)
+        self._send_pending()
 
     # -- sending --------------------------------------------------------------------------------
 
@@ -295,13 +308,13 @@ class HttpSink:
         if self._settings.mode is EndpointMode.ALL:
             holders = self._partial.holders(exchange.parcels)
             exchange.lacking = [circuit for circuit in self._circuits if circuit not in holders]
-            if not exchange.lacking:  # all have it, from deliveries at the same time
+            if not exchange.lacking:  # concurrent deliveries have reached every endpoint
                 self._finish(exchange, DELIVERED)
                 return
         self._pending.append(exchange)
-        self._go_on()
+        self._send_pending()
 
-    def _go_on(self) -> None:
+    def _send_pending(self) -> None:
         while self._pending and self._under_way.total() < self._settings.concurrency:
             self._send(self._pending.popleft())
 
@@ -313,7 +326,7 @@ class HttpSink:
                 nowhere = Outcome(Fate.UNREACHABLE, "no endpoint works")
                 self._finish(exchange, exchange.last or nowhere)
                 return
-            if chosen.retry_at:  # no other before this one has arrived
+            if chosen.retry_at:  # this request is the probe; no other until it succeeds
                 chosen.failed(now, is_hopeless=True)
             exchange.tried.append(chosen)
             exchange.hops = 0
@@ -335,57 +348,57 @@ class HttpSink:
                 self._broke(exchange, answer)
             else:
                 self._answered(exchange, endpoint, answer)
-            self._go_on()
+            self._send_pending()
 
         self._pool.send(request, done)
 
     def _choose(self, exchange: _Exchange, now: float) -> Circuit | None:
-        """The next endpoint for a request, among those that work and that it has not been to."""
+        """Return the next working endpoint that the request has not tried, if there is one."""
         circuits, mode = self._circuits, self._settings.mode
         if mode is EndpointMode.ALL:
             circuits = exchange.lacking
         elif mode is EndpointMode.ROUND_ROBIN:
-            self._turn = (self._turn + 1) % len(circuits)
-            circuits = circuits[self._turn :] + circuits[: self._turn]
-            circuits.sort(key=self._under_way.__getitem__)  # one that hangs keeps no others waiting
-        elif self._settings.key is not None:  # of the mode hash
-            place = hash_slot(exchange.parcels[0].messages[0], self._settings.key, len(circuits))
-            circuits = circuits[place:] + circuits[:place]
+            self._rotation = (self._rotation + 1) % len(circuits)
+            circuits = circuits[self._rotation :] + circuits[: self._rotation]
+            circuits.sort(key=self._under_way.__getitem__)  # a slow endpoint gets fewer requests
+        elif self._settings.key is not None:  # mode hash
+            slot = hash_slot(exchange.parcels[0].messages[0], self._settings.key, len(circuits))
+            circuits = circuits[slot:] + circuits[:slot]
         for circuit in circuits:
             if circuit not in exchange.tried and not circuit.is_open(now):
                 return circuit
         return None
 
-    # -- what came back -------------------------------------------------------------------------
+    # -- responses ------------------------------------------------------------------------------
 
     def _broke(self, exchange: _Exchange, broken: Answer) -> None:
-        if broken.is_forbidden and exchange.hops:  # a redirect: the endpoint itself works
+        if broken.is_forbidden and exchange.hops:  # only the target of its redirect is forbidden
             exchange.circuit.worked()
             self._refuse(exchange, Outcome(Fate.REFUSED, broken.error))
             return
         exchange.circuit.failed(time.monotonic(), is_hopeless=not broken.was_sent)
         if broken.was_sent:
             exchange.last = Outcome(Fate.FAILED, broken.error)
-            exchange.repeated += 1  # now by the next endpoint, or when it comes again
+            exchange.repeated += 1  # by the next endpoint, or after a redelivery
         elif exchange.last is None or exchange.last.fate is Fate.UNREACHABLE:
             exchange.last = Outcome(Fate.UNREACHABLE, broken.error)
         self._pending.appendleft(exchange)  # for the next endpoint
 
     def _answered(self, exchange: _Exchange, endpoint: Endpoint, answer: Answer) -> None:
-        status, how = answer.status, ""
+        status, suffix = answer.status, ""
         if status in REDIRECTS and self._settings.redirects is not Redirects.REFUSE:
             if target := self._redirection(exchange, endpoint, answer):
                 exchange.hops, exchange.target = exchange.hops + 1, target
                 self._pending.appendleft(exchange)
                 return
-            how = ", which is not followed"
+            suffix = ", which is not followed"
         action = self._settings.policy.get(status, StatusAction.RETRY)
         if action is not StatusAction.RETRY or (status < 500 and status != 429):
             exchange.circuit.worked()
         if action is StatusAction.OK:
             self._settle(exchange, DELIVERED)
             return
-        error = f"{describe(status)} from {endpoint}{how}"
+        error = f"{describe(status)} from {endpoint}{suffix}"
         if action in (StatusAction.DROP, StatusAction.DEAD_LETTER):
             fate = Fate.DROPPED if action is StatusAction.DROP else Fate.REFUSED
             self._refuse(exchange, Outcome(fate, error, may_split=status in SPLITTABLE))
@@ -396,8 +409,11 @@ class HttpSink:
             self._pending.appendleft(exchange)
 
     def _settle(self, exchange: _Exchange, outcome: Outcome) -> None:
-        """An endpoint has the messages, or does not want them. In mode all the others are asked all
-        the same; those that failed are not tried again before it comes again."""
+        """Process the final decision of an endpoint.
+
+        In mode all, the request continues to the endpoints that have not decided. Endpoints that
+        failed are tried again only after a redelivery.
+        """
         if self._settings.mode is EndpointMode.ALL:
             if exchange.circuit in exchange.lacking:
                 exchange.lacking.remove(exchange.circuit)
@@ -423,7 +439,7 @@ class HttpSink:
     def _redirection(
         self, exchange: _Exchange, endpoint: Endpoint, answer: Answer
     ) -> Endpoint | None:
-        """Where a redirect leads that keeps method and body, and that the user allows."""
+        """Return the target of a redirect that keeps method and body and that the user allows."""
         try:
             url = urljoin(exchange.url, answer.location)
             target = Endpoint(url, allows_private=False, is_given=False)
@@ -437,7 +453,7 @@ class HttpSink:
             or not (is_same or self._settings.redirects is Redirects.FOLLOW)
         ):
             return None
-        if is_same:  # what the user gave may be on a private network, what a server says may not
+        if is_same:  # only URLs of the user may be on a private network
             target.allows_private = endpoint.allows_private
         place = endpoint.origin[1]
         if target.origin[1] in (place, Address(place.host, 443)):
@@ -447,18 +463,18 @@ class HttpSink:
     def _finish(self, exchange: _Exchange, outcome: Outcome) -> None:
         if outcome.fate in (Fate.DELIVERED, Fate.DROPPED):
             self._partial.forget(exchange.parcels)
-        self._ended.append((exchange, outcome))
+        self._finished.append((exchange, outcome))
 
-    def _report_ended(self) -> None:
-        """Report what ended in this turn together: the FINs share a write, and waking for it."""
-        ended, self._ended = self._ended, []
-        arrived: list[Parcel] = []
-        for exchange, outcome in ended:
+    def _report_finished(self) -> None:
+        """Report the deliveries of this loop iteration together: their FINs share a write."""
+        finished, self._finished = self._finished, []
+        delivered: list[Parcel] = []
+        for exchange, outcome in finished:
             if exchange.repeated:
                 outcome = outcome._replace(repeated=exchange.repeated)
             if outcome is DELIVERED:
-                arrived += exchange.parcels
+                delivered += exchange.parcels
             else:
                 self._report(exchange.parcels, outcome)
-        if arrived:
-            self._report(arrived, DELIVERED)
+        if delivered:
+            self._report(delivered, DELIVERED)
