@@ -1,25 +1,25 @@
-"""How `nsq web` is configured, and who may ask it for what, before anything is done.
+"""Settings of `nsq web`, authentication, and the checks before a request is processed.
 
-`refusal` looks at where a call comes from. A page of any site can make a browser send a call, and
-after DNS rebinding under a name of its own: so the ``Host`` has to be one of ours, and what changes
-something must not come from another site, which browsers say in ``Sec-Fetch-Site`` and ``Origin``.
-Programs send neither. An address, and a name without a dot, cannot be rebound.
+`refusal` checks the origin of a request. Any web page can make a browser send requests, and after
+DNS rebinding they even have the page's own host name. So the ``Host`` must be one of ours, and a
+change must not come from another site, which browsers report in ``Sec-Fetch-Site`` and ``Origin``.
+Programs send neither. Addresses and names without a dot cannot be rebound.
 
-    await authenticate(request)  the user; "" for everyone where no users are configured
+    await authenticate(request)  the user; "" for everyone if no users are configured
 
-A user is known by a password of ``--auth``, or by the header that a trusted proxy sets. HTTP's
-basic authentication is used, which browsers and scripts know; there is no session to keep, steal or
-lose. Headers about user and address are believed only from ``--trusted-proxy``, as others could
-write them. The file of ``--auth`` has a line ``USER:HASH`` for each user, with hashes by scrypt:
+A password of ``--auth`` or a header of a trusted proxy identifies the user. HTTP basic
+authentication works in browsers and scripts, and needs no session that could be stolen. Headers
+about user and address are trusted only from ``--trusted-proxy``, because others can forge them. The
+file of ``--auth`` has a line ``USER:HASH`` for each user, with hashes by scrypt:
 
-    ann:scrypt$16384$8$1$SALT$HASH      base64, made by `nsq web --print password`
+    ann:scrypt$16384$8$1$SALT$HASH      base64, from `nsq web --print password`
 
-It is read again when it has changed: the next request of a user who was removed is refused.
+It is read again after a change, so the next request of a removed user is refused.
 
-Checking a password takes a tenth of a second of CPU time and 16 MB, on purpose. So one that was
-right is remembered, as a keyed digest, until the user's hash changes; the others are checked one at
-a time on another thread, so that pages do not wait for guesses; and after some wrong ones
-both the address and the user have to wait. An unknown user costs as much as a wrong password.
+Checking a password deliberately takes 0.1 s of CPU time and 16 MB. A correct password is cached as
+a keyed digest until the user's hash changes. Other passwords are checked one at a time on another
+thread, so that pages do not wait for guesses. After several wrong passwords both the address and
+the user have to wait. An unknown user costs as much as a wrong password.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -186,11 +186,11 @@ class Identities:
         if self._is_proxy(request.scope["nsq.peer"]):
             name = _as_sent(headers.get(settings.acl_http_header.lower(), ""))[:MAX_USER]
         if not name and self._passwords is not None:
-            given = basic_credentials(headers.get("authorization", ""))
+            credentials = basic_credentials(headers.get("authorization", ""))
             address = request.client.host if request.client else ""
-            if given is None or not await self._passwords.is_right(*given, address):
+            if credentials is None or not await self._passwords.is_right(*credentials, address):
                 return None
-            name = given[0]
+            name = credentials[0]
         is_admin = not settings.admin_users or name in settings.admin_users
         return User(name, settings.allow_changes and is_admin)
 
@@ -253,7 +253,7 @@ def basic_credentials(header: str) -> tuple[str, str] | None:
 
 
 class Notices:
-    """Lines of log that others cause, at most `MAX_NOTICES` a minute: they must not fill a disk."""
+    """Log lines caused by clients, at most `MAX_NOTICES` a minute so that no disk fills."""
 
     def __init__(self) -> None:
         self._minute = self._count = 0
@@ -276,11 +276,11 @@ COST, BLOCK, PARALLEL = 16384, 8, 1
 KIND = f"scrypt${COST}${BLOCK}${PARALLEL}$"
 FREE_FAILURES = 5
 FREE_FAILURES_OF_USER = 20
-"""More than of an address: who guesses from many must not lock out a user at once."""
+"""More than for an address: an attacker with many addresses must not lock out a user soon."""
 LONGEST_WAIT_S = 60.0
 MAX_REMEMBERED = 10_000
 MAX_WAITING = 16
-"""Passwords that wait to be checked, about two seconds."""
+"""Passwords in the queue of checks: about two seconds at 0.1 s each."""
 
 
 def hash_password(password: str) -> str:
@@ -298,42 +298,43 @@ def _scrypt(password: str, salt: bytes) -> bytes:
 
 
 class TooManyFailures(Exception):
-    """This address or user must wait; the argument is for how many seconds."""
+    """The address or the user must wait; the argument is the time in seconds."""
 
 
 class _Guesses:
-    """Wrong passwords by who gave them. After ``free`` each wait is twice as long."""
+    """Wrong passwords by source. After ``free`` failures the waiting time doubles each time."""
 
-    def __init__(self, free: int) -> None:
+    def __init__(self, free: int, clock: Callable[[], float]) -> None:
         self._free = free
-        self._of: dict[str, tuple[int, float]] = {}  # count, and when checked again
+        self._clock = clock
+        self._failures: dict[str, tuple[int, float]] = {}  # count, time of the next check
 
-    def wait_s(self, who: str) -> float:
-        count, again_s = self._of.get(who, (0, 0.0))
-        return again_s - time.monotonic() if count >= self._free else 0.0
+    def wait_s(self, source: str) -> float:
+        count, next_check = self._failures.get(source, (0, 0.0))
+        return next_check - self._clock() if count >= self._free else 0.0
 
-    def add(self, who: str) -> None:
-        count = self._of.pop(who, (0, 0.0))[0] + 1
+    def add(self, source: str) -> None:
+        count = self._failures.pop(source, (0, 0.0))[0] + 1
         wait_s = min(2.0 ** (count - self._free), LONGEST_WAIT_S)
-        self._of[who] = count, time.monotonic() + wait_s
-        _trim(self._of)
+        self._failures[source] = count, self._clock() + wait_s
+        _trim(self._failures)
 
-    def forget(self, who: str) -> None:
-        self._of.pop(who, None)
+    def forget(self, source: str) -> None:
+        self._failures.pop(source, None)
 
 
 class PasswordFile:
-    """The users in a file, as it is now. Raises `ConfigurationError`."""
+    """The users in a file, which is read again after a change. Raises `ConfigurationError`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         warn_of_exposure(path)
         self._hashes = Renewed([str(path)], lambda: dict(_read(path)))
         self._nobody = hash_password(_text(os.urandom(16)))
         self._key = os.urandom(32)
         self._known: dict[bytes, None] = {}
-        self._of_address = _Guesses(FREE_FAILURES)
-        self._of_user = _Guesses(FREE_FAILURES_OF_USER)
-        self._turn = asyncio.Lock()
+        self._of_address = _Guesses(FREE_FAILURES, clock)
+        self._of_user = _Guesses(FREE_FAILURES_OF_USER, clock)
+        self._check_lock = asyncio.Lock()
         self._waiting = 0
 
     async def is_right(self, user: str, password: str, address: str) -> bool:
@@ -349,7 +350,7 @@ class PasswordFile:
             raise TooManyFailures(1.0)
         self._waiting += 1
         try:
-            async with self._turn:  # many may come at the same time: each sees what was before it
+            async with self._check_lock:  # so that concurrent guesses count for each other
                 if digest in self._known:
                     return True
                 self._refuse_guesses(network, user)
@@ -372,7 +373,7 @@ class PasswordFile:
 
 
 def _network_of(address: str) -> str:
-    """Return who guesses: one machine has a whole /64 of IPv6."""
+    """Return the source of a guess: a single machine has a whole /64 of IPv6."""
     ip = as_ip(address)
     if isinstance(ip, ipaddress.IPv6Address):
         return str(ipaddress.IPv6Network((ip, 64), strict=False))

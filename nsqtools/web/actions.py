@@ -1,4 +1,4 @@
-"""Changes from the browser: a plan to show and carry out, and what is written down of them.
+"""Changes from the browser: plans, execution, the audit log and notifications.
 
 The plans are those of `nsq topic`, `nsq channel` and `nsq tombstone` (`plan_change`).
 
@@ -6,14 +6,14 @@ A change has a line of ``--audit-log`` before it is made ("begun") and one after
 "partly", "failed"), so that a crash in between leaves a trace. A line that cannot be written stops
 the change. The file is opened for each line: it may be renamed while the console runs.
 
-Notifications are nsqadmin's documents. They are sent on a thread of their own, not retried, and a
-dead endpoint costs a line in the log.
+Notifications have the format of nsqadmin. A separate thread sends them once, without retries, and
+logs a failure.
 
-`WebContext` is what the pages, the API and /metrics are given.
+The pages, the API and /metrics share a `WebContext`.
 
-    context.user(request)                who asks
+    context.user(request)                the user of a request
     await context.form(request)          the fields of a form, after its token was checked
-    context.act(request, change)         the change: checked, written down, made, notified
+    context.act(request, change)         checks, logs, executes and announces a change
 
 `act` and `plan_change` ask the cluster and take time: call them on a thread (a view that is a plain
 function runs on one).
@@ -50,7 +50,7 @@ from nsqtools.web.watcher import Watcher
 
 
 def name_of(change: TopicChange) -> str:
-    """What nsqadmin calls a change in its notifications."""
+    """Return the name of a change in notifications of nsqadmin."""
     if change.action is Action.TOMBSTONE:
         return "tombstone_topic_producer"
     return f"{change.action.value}_{'channel' if change.channel else 'topic'}"
@@ -71,10 +71,12 @@ def recreators(cluster: Cluster, change: TopicChange, plan: AdminPlan) -> Iterab
         yield f"{consumers} connected consumers create it again when they reconnect"
     if change.channel:
         return
-    known = {at: cluster.nsqd(at) for daemon, at, *_ in plan.steps if daemon == "nsqd"}
-    answers, _ = cluster.ask(known, lambda client: client.stats(clients=True))
+    clients = {at: cluster.nsqd(at) for daemon, at, *_ in plan.steps if daemon == "nsqd"}
+    answers, _ = cluster.ask(clients, lambda client: client.stats(clients=True))
     for address, stats in answers.items():
-        publishing = sum(change.topic in dict(each.pub_counts) for each in stats.producers or ())
+        publishing = sum(
+            change.topic in dict(producer.pub_counts) for producer in stats.producers or ()
+        )
         if publishing:
             yield (
                 f"{publishing} connected producers have published to it on {address}, and"
@@ -139,10 +141,10 @@ class Notifier:
 
     def stop(self) -> None:
         """Send what waits, for as long as one exchange may take; say what is left."""
-        _, left = wait(list(self._waiting), STOP_S)
+        _, unsent = wait(list(self._waiting), STOP_S)
         self._thread.shutdown(wait=False, cancel_futures=True)
-        if left:
-            self._complain(f"{counted(len(left), 'notification')} not sent")
+        if unsent:
+            self._complain(f"{counted(len(unsent), 'notification')} not sent")
 
     def notify(self, change: TopicChange, origin: RequestOrigin) -> None:
         """Send nsqadmin's document about a change, soon."""

@@ -57,7 +57,7 @@ HEADERS = {
     "Content-Type": "application/json; charset=utf-8",
     "X-NSQ-Content-Type": "nsq; version=1.0",
 }
-CHANGES = {each.value: each for each in (Action.PAUSE, Action.UNPAUSE, Action.EMPTY)}
+CHANGES = {action.value: action for action in (Action.PAUSE, Action.UNPAUSE, Action.EMPTY)}
 CODES = {"Not Found": "NOT_FOUND", "Method Not Allowed": "METHOD_NOT_ALLOWED"}
 
 Document = dict[str, Any]
@@ -246,7 +246,7 @@ def latencies_together(parts: Sequence[Document], topic: str, channel: str) -> D
             by_quantile.setdefault(percentile["quantile"], []).append(percentile)
     return {
         "count": sum(part["count"] for part in parts),
-        "percentiles": [_mean(each) for each in by_quantile.values()] or None,
+        "percentiles": [_mean(percentiles) for percentiles in by_quantile.values()] or None,
         "topic": topic,
         "channel": channel,
         "host": "*",
@@ -316,12 +316,12 @@ def list_topics(context: WebContext, request: Request) -> object:
     stats, silent = cluster.ask(nsqds, topic_names)
     idle = names.difference(merge_names(stats), announced_topics(known))
     answers, failed = registered_channels(cluster, cluster.lookupds, idle)
-    found = {
+    channels = {
         topic: sorted({channel for answer in answers.values() for channel in answer.get(topic, ())})
         for topic in sorted(idle)
     }
     message = warning(failure.error for failure in (*failures, *silent, *failed))
-    return {"topics": {topic: each or None for topic, each in found.items()}, "message": message}
+    return {"topics": {topic: each or None for topic, each in channels.items()}, "message": message}
 
 
 def show_queue(context: WebContext, request: Request) -> object:
@@ -329,13 +329,16 @@ def show_queue(context: WebContext, request: Request) -> object:
     name, channel = request.path_params["topic"], request.path_params.get("channel", "")
     gathered = gather(context.cluster, name, channel, clients=bool(channel))
     topics = [
-        topic_of(nsqd, each, time.time())
+        topic_of(nsqd, topic_stats, time.time())
         for nsqd in gathered.nsqds
-        for each in nsqd.stats.topics or ()
-        if each.topic_name == name
+        for topic_stats in nsqd.stats.topics or ()
+        if topic_stats.topic_name == name
     ]
     channels = [
-        each for topic in topics for each in topic["channels"] if each["channel_name"] == channel
+        topic_stats
+        for topic in topics
+        for topic_stats in topic["channels"]
+        if topic_stats["channel_name"] == channel
     ]
     if not (channels if channel else topics):
         kind = "CHANNEL" if name in fetch_topics(context.cluster)[0] else "TOPIC"
@@ -354,8 +357,8 @@ def list_nodes(context: WebContext, _: Request) -> object:
 
 def show_node(context: WebContext, request: Request) -> object:
     gathered = gather(context.cluster, clients=True)
-    wanted = request.path_params["node"]
-    nsqd = next((nsqd for nsqd in gathered.nsqds if nsqd.name == wanted), None)
+    name = request.path_params["node"]
+    nsqd = next((nsqd for nsqd in gathered.nsqds if nsqd.name == name), None)
     if nsqd is None:
         raise not_found(context.cluster, gathered.failures, "NODE_NOT_FOUND")
     topics = [topic_of(nsqd, topic, time.time()) for topic in nsqd.stats.topics or ()]
@@ -436,8 +439,8 @@ def _make(context: WebContext, request: Request, *changes: TopicChange) -> str:
         try:
             results += context.act(request, change)
         except NotFoundError as exc:
-            what = "NODE" if change.node else "CHANNEL" if change.channel else "TOPIC"
-            raise HTTPException(404, f"{what}_NOT_FOUND") from exc
+            kind = "NODE" if change.node else "CHANNEL" if change.channel else "TOPIC"
+            raise HTTPException(404, f"{kind}_NOT_FOUND") from exc
     errors = [error for _, error in results if error]
     if errors and len(errors) == len(results):
         raise upstream_error("nsqd", errors)
@@ -464,8 +467,8 @@ def routes(context: WebContext) -> Mount:
         NsqError: lambda _, error: reply({"message": f"UPSTREAM_ERROR: {error}"}, 502),
         HTTPException: _http_error,
     }
-    made = [_route(context, path, answers) for path, answers in ROUTES.items()]
-    return Mount("/api", Starlette(routes=made, exception_handlers=handlers))
+    api_routes = [_route(context, path, answers) for path, answers in ROUTES.items()]
+    return Mount("/api", Starlette(routes=api_routes, exception_handlers=handlers))
 
 
 def _route(context: WebContext, path: str, answers: Mapping[str, Answer]) -> Route:

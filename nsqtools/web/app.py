@@ -187,8 +187,8 @@ class Console:
         if "nsq.user" in scope:
             name = scope["nsq.user"].name
         else:
-            given = basic_credentials(request.headers.get("authorization", ""))
-            name = given[0] if given else ""
+            credentials = basic_credentials(request.headers.get("authorization", ""))
+            name = credentials[0] if credentials else ""
         if status == 401 and not name:
             return  # a browser asks like this before it logs in
         who = f"{name[:80]!r} at {address}" if name else address
@@ -241,14 +241,14 @@ def _metrics(site: Site) -> Callable[[Request], Awaitable[Response]]:
 
     def of_sample(_: Packed | None) -> Packed:
         snapshot = site.snapshot()
-        found = dict.fromkeys(
+        label_rows = dict.fromkeys(
             (problem.severity.word, problem.kind, problem.topic, problem.channel, problem.node)
             for problem in snapshot.problems
         )
         problems = metric_of(
             "nsq_problem",
             "What is wrong, in the words of the console and nsq check.",
-            [(dict(zip(PROBLEM_LABELS, each, strict=True)), 1) for each in found],
+            [(dict(zip(PROBLEM_LABELS, row, strict=True)), 1) for row in label_rows],
         )
         lookupds = list(site.context.cluster.lookupds)
         return Packed(encode_metrics([*sample_metrics(snapshot.sample, lookupds), problems]))
@@ -256,17 +256,19 @@ def _metrics(site: Site) -> Callable[[Request], Awaitable[Response]]:
     async def metrics(request: Request) -> Response:
         sample = watcher.latest or await watcher.newer(None, FIRST_SAMPLE_S)
         took, interval = f"{watcher.took_s:.6g}", f"{watcher.interval_s:g}"
-        own = [
+        gauges = [
             ("nsq_scrape_duration_seconds", "How long all nsqd took to answer.", took),
             ("nsq_sample_interval_seconds", "Time between two samples.", interval),
         ]
         pieces = []
         if sample is not None:
             age = f"{max(0.0, time.time() - sample.time_s):.3f}"
-            own.append(("nsq_sample_age_seconds", "How old these numbers are.", age))
+            gauges.append(("nsq_sample_age_seconds", "How old these numbers are.", age))
             pieces.append(await run_in_threadpool(site.recent, "metrics", of_sample))
-        made = encode_metrics(metric_of(name, help_, [({}, value)]) for name, help_, value in own)
-        return packed_response(request, [*pieces, Packed(made)], CONTENT_TYPE)
+        text = encode_metrics(
+            metric_of(name, help_, [({}, value)]) for name, help_, value in gauges
+        )
+        return packed_response(request, [*pieces, Packed(text)], CONTENT_TYPE)
 
     return metrics
 
@@ -328,8 +330,8 @@ def _certificate(settings: WebSettings) -> Renewed[ssl.SSLContext]:
     def load() -> ssl.SSLContext:
         try:
             # first into another one: half a pair must not be served
-            for each in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):
-                each.load_cert_chain(*files, password=lambda: b"")  # must fail, not ask
+            for candidate in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):
+                candidate.load_cert_chain(*files, password=lambda: b"")  # must fail, not ask
         except OSError as exc:
             raise ConfigurationError(
                 f"cannot use {files[0]} with {files[1]} ({exc.strerror or exc})",

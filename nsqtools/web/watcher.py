@@ -1,10 +1,9 @@
-"""One thread that samples the cluster, for all pages, clients of the API and the history.
+"""One thread samples the cluster for all pages, clients of the API and the history.
 
-Samples are taken without consumers, which cost nsqd the most; a page that shows them asks itself.
-When a sample costs much CPU time they are taken less often (`Watcher.interval_s`), and the page
-says so.
-
-A daemon that does not answer does not hold it up; it is among the failures of the sample.
+Samples do not include consumers, which are the most expensive part for nsqd; a page that shows
+consumers queries them itself. Expensive samples are taken less often (`Watcher.interval_s`), and
+the page shows this. A daemon that does not answer is one of the failures of the sample, and does
+not delay it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,9 @@ from nsqtools.errors import is_limit
 
 log = logging.getLogger("nsqtools")
 
+# A console must not compete with nsqd on a shared machine.
 MAX_CPU_SHARE = 0.10
+# Rates and alerts of a page that is more than half a minute old would mislead.
 LONGEST_INTERVAL_S = 30.0
 
 
@@ -41,50 +42,51 @@ class Watcher:
         self._past = RecentTotals()
         self._changed = threading.Lock()
         self._stopped = threading.Event()
-        self._coming = _coming()  # over with the next sample
+        self._next_sample = _new_future()  # done with the next sample
         self._thread = threading.Thread(target=self._run, name="nsq-watcher", daemon=True)
         self._cost_s = 0.0
 
     @property
     def is_slowed(self) -> bool:
-        """Whether samples are taken less often than was asked for, because they cost too much."""
+        """Whether the interval is longer than ``refresh_s``, because samples are expensive."""
         return self.interval_s > self.refresh_s
 
     @property
     def is_stopped(self) -> bool:
-        """Whether no sample will come any more."""
+        """Whether sampling has ended."""
         return self._stopped.is_set()
 
     def start(self) -> None:
-        """Begin to sample."""
+        """Start sampling."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End, and wake all who wait. Returns at once: a sample may be under way."""
+        """Stop sampling and wake all waiters, without waiting for a sample under way."""
         with self._changed:
             self._stopped.set()
             self.sampler.stop()
             self._wake()
 
     def earlier(self, sample: Sample) -> EarlierTotals | None:
-        """Return the totals of about a minute before a sample, as far as there are any."""
+        """Return the totals of about a minute before a sample, if there are any."""
         with self._changed:
             return self._past.before(sample)
 
     async def newer(self, than: Sample | None, timeout_s: float) -> Sample | None:
-        """Return a sample that came after this one, None for none in time and after `stop`.
+        """Return the first sample that is not ``than``; None after ``timeout_s`` or `stop`.
 
-        Their times do not tell: a clock may be set back.
+        Samples are compared by identity, because the clock may be set back between them.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while True:
-                    coming = self._coming  # before a look at what has come
+                    # Taken before `latest` is read, or a sample between the two would be missed.
+                    next_sample = self._next_sample
                     if self.latest is not than:
                         return self.latest
                     if self.is_stopped:
                         return None
-                    await asyncio.wrap_future(coming)
+                    await asyncio.wrap_future(next_sample)
         return None
 
     def _run(self) -> None:
@@ -96,7 +98,7 @@ class Watcher:
             except Exception as error:
                 if self._stopped.is_set():  # the cluster is closed
                     return
-                # descriptors, say, or threads: only a bug is shown with its traceback
+                # A lack of descriptors or threads is no bug, and needs no traceback.
                 is_bug = not (isinstance(error, OSError) or is_limit(error))
                 log.error("a sample failed: %s", error, exc_info=is_bug)
             self._note_cost(time.process_time() - began_s)
@@ -114,18 +116,18 @@ class Watcher:
             self._wake()
 
     def _note_cost(self, cost_s: float) -> None:
-        """Adapt the interval to what samples cost, which is the CPU time of the whole process."""
+        """Adapt the interval to the CPU time of the whole process per sample."""
         self._cost_s = cost_s if not self._cost_s else 0.8 * self._cost_s + 0.2 * cost_s
         fair_s = min(self._cost_s / MAX_CPU_SHARE, LONGEST_INTERVAL_S)
         self.interval_s = max(self.refresh_s, fair_s)
 
     def _wake(self) -> None:
-        self._coming.set_result(None)
-        self._coming = _coming()
+        self._next_sample.set_result(None)
+        self._next_sample = _new_future()
 
 
-def _coming() -> Future[None]:
-    """Return what many wait for. It counts as begun: none of them cancels it for the others."""
+def _new_future() -> Future[None]:
+    """Return a future that is marked as running, so that no waiter can cancel it for the others."""
     future: Future[None] = Future()
     future.set_running_or_notify_cancel()
     return future

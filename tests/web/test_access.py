@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import http.client
-import math
 import re
 import signal
 import ssl
@@ -20,6 +19,7 @@ from plugins.waiting import patience_s, wait_until
 from nsqtools.web.access import (
     FREE_FAILURES,
     FREE_FAILURES_OF_USER,
+    LONGEST_WAIT_S,
     Identities,
     PasswordFile,
     TooManyFailures,
@@ -115,46 +115,65 @@ def test_a_password_is_asked_for_and_wrong_ones_slow_down(
     assert running.get("/", headers=basic("ann", "s3cret: too")).status == 200
 
 
-def test_guesses_are_limited_by_address_by_user_and_by_network(users: Callable[..., Path]) -> None:
-    known = PasswordFile(users(ann="right", bob="right"))
+class Guesser:
+    """Checks passwords against a file, by a clock that stands still."""
 
-    def right(user: str, password: str, address: str) -> bool:
-        return asyncio.run(known.is_right(user, password, address))
+    def __init__(self, path: Path) -> None:
+        self.now_s = 0.0
+        self.passwords = PasswordFile(path, lambda: self.now_s)
 
-    async def at_once() -> list[list[object]]:
-        """As a script asks, or pages after a restart."""
-        many = range(FREE_FAILURES + 3)
-        return [
-            await asyncio.gather(
-                *(known.is_right("ann", word, "10.0.0.1") for _ in many), return_exceptions=True
-            )
-            for word in ("right", "wrong")
-        ]
+    def check(self, user: str, password: str, address: str) -> bool:
+        return asyncio.run(self.passwords.is_right(user, password, address))
 
-    let_in, guesses = asyncio.run(at_once())
-    assert set(let_in) == {True}
-    assert any(isinstance(each, TooManyFailures) for each in guesses)
-    assert not right("nobody", "right", "10.0.0.7")  # is checked as long as a known one
-    for _ in range(FREE_FAILURES):
-        right("ann", "wrong", "10.0.0.5")
-    known._of_address._of["10.0.0.5"] = FREE_FAILURES, math.inf
+    def fail(self, count: int, user: str, address: str) -> None:
+        for number in range(count):
+            assert not self.check(user, "wrong", address.format(number))
+
+
+@pytest.fixture
+def guesser(users: Callable[..., Path]) -> Guesser:
+    return Guesser(users(ann="right", bob="right"))
+
+
+@pytest.mark.parametrize("password", ["right", "wrong"])
+def test_concurrent_guesses_count_for_each_other(guesser: Guesser, password: str) -> None:
+    async def gather() -> list[bool | BaseException]:
+        checks = (
+            guesser.passwords.is_right("ann", password, "10.0.0.1")
+            for _ in range(FREE_FAILURES + 3)
+        )
+        return await asyncio.gather(*checks, return_exceptions=True)
+
+    results = asyncio.run(gather())
+    refused = [result for result in results if isinstance(result, TooManyFailures)]
+    assert len(refused) == (0 if password == "right" else 3)
+
+
+@pytest.mark.parametrize(
+    ("address", "refused", "allowed"),
+    [
+        ("10.0.0.5", "10.0.0.5", "10.0.0.6"),
+        ("2001:db8::{}", "2001:db8::ffff", "2001:db8:0:1::1"),  # a machine has a whole /64
+    ],
+)
+def test_guesses_of_an_address_are_limited(
+    guesser: Guesser, address: str, refused: str, allowed: str
+) -> None:
+    guesser.fail(FREE_FAILURES, "nobody", address)
     with pytest.raises(TooManyFailures):
-        right("ann", "wrong", "10.0.0.5")
-    assert not right("bob", "wrong", "10.0.0.6")
+        guesser.check("bob", "right", refused)
+    assert guesser.check("bob", "right", allowed)
+    guesser.now_s += LONGEST_WAIT_S
+    assert not guesser.check("ann", "wrong", refused)
 
-    known._of_user._of["ann"] = FREE_FAILURES_OF_USER - 1, 0.0
-    assert not right("ann", "wrong", "10.0.0.2")
-    known._of_user._of["ann"] = FREE_FAILURES_OF_USER, math.inf
-    with pytest.raises(TooManyFailures):
-        right("ann", "guess", "10.0.0.3")
-    assert right("ann", "right", "10.0.0.4")  # has logged in before
-    assert right("bob", "right", "10.0.0.3")
 
-    for number in range(FREE_FAILURES):
-        right("nobody", "wrong", f"2001:db8::{number}")
-    known._of_address._of["2001:db8::/64"] = FREE_FAILURES, math.inf
+def test_guesses_of_a_user_are_limited_whatever_their_address(guesser: Guesser) -> None:
+    assert guesser.check("ann", "right", "10.1.0.1")
+    guesser.fail(FREE_FAILURES_OF_USER, "ann", "10.0.0.{}")
     with pytest.raises(TooManyFailures):
-        right("nobody", "wrong", "2001:db8::ffff")
+        guesser.check("ann", "guess", "10.1.0.2")
+    assert guesser.check("ann", "right", "10.1.0.3")  # has logged in before
+    assert guesser.check("bob", "right", "10.1.0.2")
 
 
 def test_behind_a_proxy_the_address_is_that_of_the_client_and_only_whole_credentials_count() -> (

@@ -80,11 +80,10 @@ def test_a_wait_ends_in_time_and_when_the_watcher_stops(nsqd: Nsqd) -> None:
         def wait() -> object:
             return asyncio.run(watcher.newer(only, patience_s(60)))
 
-        woken = [threads.submit(wait) for _ in range(3)]
-        callbacks = watcher._coming._done_callbacks  # type: ignore[attr-defined]
-        wait_until(lambda: len(callbacks) == 4, what="all wait, beside the one that was over")
+        waits = [threads.submit(wait) for _ in range(3)]
+        wait_until(lambda: all(wait.running() for wait in waits), what="the waits have begun")
         watcher.stop()
-        assert [each.result(patience_s(10)) for each in woken] == [None] * 3
+        assert [wait.result(patience_s(10)) for wait in waits] == [None] * 3
 
 
 def test_who_asks_while_an_answer_is_under_way_or_fresh_gets_the_same() -> None:

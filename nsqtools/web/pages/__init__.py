@@ -2,11 +2,11 @@
 
     site.py        the frame, the sample and its stream, templates, escaping, addresses
     queues.py, messages.py   what each page shows
-    changes.py     forms, plans and results of what is done to a cluster
+    changes.py     forms, plans and results of changes
     snapshot.py, figures.py   decisions, charts and numbers as text
 
-Every page is whole without a script, but for the charts. With one it is patched in place as samples
-come.
+Every page works without a script, except for the charts. A script updates the page in place with
+each sample.
 """
 
 from __future__ import annotations

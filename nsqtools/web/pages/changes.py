@@ -1,7 +1,7 @@
-"""Forms for what is done to a cluster: first the plan, then its confirmation, then the result.
+"""Forms for changes of a cluster: the plan, its confirmation and the result.
 
-Whatever cannot be undone asks for the name to be typed. A plan is made again when it is confirmed:
-the result says what was done, not what was planned.
+The user confirms an irreversible change by typing the name. After the confirmation the plan is made
+again, and the result lists the steps that were executed.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ async def act(site: Site, request: Request) -> Response:
 
 
 def _planned(site: Site, request: Request) -> Response:
-    asked = request.query_params
-    topic, channel = asked.get("topic", ""), asked.get("channel", "")
-    is_create = asked.get("action") == Action.CREATE.value
-    is_of_channel = asked.get("of") == "channel" or "channel" in asked
+    parameters = request.query_params
+    topic, channel = parameters.get("topic", ""), parameters.get("channel", "")
+    is_create = parameters.get("action") == Action.CREATE.value
+    is_of_channel = parameters.get("of") == "channel" or "channel" in parameters
     if is_create and not (channel if is_of_channel else topic):
         return _form(site, request, topic)
     try:
-        return _plan(site, request, _change(request, asked))
+        return _plan(site, request, _change(request, parameters))
     except ConfigurationError as error:
         if not is_create:
             raise
@@ -86,12 +86,12 @@ def _confirmed(site: Site, request: Request, fields: dict[str, str]) -> Response
 
 
 def _change(request: Request, fields: Mapping[str, str]) -> TopicChange:
-    asked = request.query_params
+    parameters = request.query_params
     try:
-        action = Action(asked.get("action", ""))
+        action = Action(parameters.get("action", ""))
     except ValueError:
         raise ConfigurationError("no such action") from None
-    names = {name: asked.get(name, "") for name in ("topic", "channel", "node")}
+    names = {name: parameters.get(name, "") for name in ("topic", "channel", "node")}
     is_of_all = action is Action.EMPTY and not names["channel"]
     with_channels = is_of_all and fields.get("channels") == "1"
     return TopicChange(action=action, with_channels=with_channels, **names)

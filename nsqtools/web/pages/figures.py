@@ -1,4 +1,4 @@
-"""Numbers as text, trends as lines, and what the charts show, which a script draws."""
+"""Numbers as text, trends as lines, and the data of the charts, which a script draws."""
 
 from __future__ import annotations
 
@@ -99,12 +99,12 @@ class Spark(NamedTuple):
 
 def spark(points: Points) -> Spark:
     """Return a trend on its own scale, so that a small change of a large number shows."""
-    known = [value for _, value in points if value is not None]
-    if not known:
+    values = [value for _, value in points if value is not None]
+    if not values:
         return Spark("", "")
-    low, high = min(known), max(known)
-    said = brief(high) if low == high else f"{brief(low)} \N{EN DASH} {brief(high)}"
-    return Spark(line_path(points, 80, 18, low, high), said if high else "")
+    low, high = min(values), max(values)
+    range_text = brief(high) if low == high else f"{brief(low)} \N{EN DASH} {brief(high)}"
+    return Spark(line_path(points, 80, 18, low, high), range_text if high else "")
 
 
 def brief(value: float) -> str:

@@ -1,13 +1,13 @@
-"""Messages: copies of those that come to a topic, or a look at those that wait in a channel.
+"""The pages of messages: copies of new messages of a topic, and a peek into a channel.
 
-nsqd shows a message only by delivering it. A channel of one's own gets a copy of every message that
-comes from then on; an ephemeral one is gone with its last connection. The trap is a topic that has
-no channel yet: its whole backlog would go to the first one, and be lost with it. So only those nsqd
-are asked on which the topic has another channel. A look at a channel (peek) is a consumer that
-gives back what it got: each message has one attempt more, so it is for those who may change.
+nsqd shows a message only by delivering it. A new channel gets a copy of every later message, and an
+ephemeral one disappears with its last connection. The trap is a topic without a channel: its whole
+backlog would go to the new channel and be lost with it. So the page connects only to nsqd where the
+topic has another channel. A peek is a consumer that requeues its messages. Each message has one
+more attempt afterwards, so only users who may make changes can peek.
 
-JSON is laid out without touching a token: numbers keep their digits, keys their order, and keys
-that come twice stay twice.
+JSON is indented without changing a token: numbers keep their digits, and objects keep the order of
+their keys and duplicate keys.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def _page(site: Site, request: Request, fields: dict[str, str] | None) -> Respon
         context.note_reading(request, topic, channel)
         check_topic(topic)
         addresses, left_out = addresses_with_channels(context.cluster, topic, channel)
-        found = _listen(context, addresses, topic, channel, count, for_s)
-        copies = [(each, shown_body(each.body)) for each in found]
+        received = _listen(context, addresses, topic, channel, count, for_s)
+        copies = [(message, shown_body(message.body)) for message in received]
     return site.page(
         request,
         "messages.html",
@@ -132,8 +132,8 @@ def addresses_with_channels(
     found, left_out = [], [f"{failure.error}" for failure in failures]
     is_known = False
     for address, (info, topics) in answers.items():
-        for there in (each for each in topics if each.topic_name == topic):
-            is_known, names = True, [each.channel_name for each in there.channels]
+        for topic_stats in (stats for stats in topics if stats.topic_name == topic):
+            is_known, names = True, [stats.channel_name for stats in topic_stats.channels]
             if not names and not channel:
                 why = "the topic has no channel there, and its backlog would be lost"
                 left_out.append(f"{address}: {why}")
@@ -163,14 +163,14 @@ def _listen(
     if not _listeners.acquire(blocking=False):
         text = f"{MAX_LISTENERS} others are listening already"
         raise NsqError(text, hint="Try again in a moment.")
-    taken: list[Message] = []
+    received: list[Message] = []
     try:
         peek(
             topic,
             channel or f"nsq-web-{secrets.token_hex(4)}{EPHEMERAL}",
             ConnectionSettings(tuple(addresses)),
             count,
-            taken.extend,
+            received.extend,
             options=context.options,
             idle_s=for_s,
             for_s=for_s,
@@ -180,4 +180,4 @@ def _listen(
         _listeners.release()
     if context.watcher.is_stopped:
         raise NsqError("nsq web is being stopped")
-    return taken
+    return received

@@ -1,8 +1,8 @@
 """The pages of queues, nodes and consumers.
 
-A consumer is what nsqd calls a client: one connection. Programs connect to every nsqd, so the list
-of all joins the connections that have one host name and one client id. Its rates are those between
-two answers of nsqd.
+nsqd calls a consumer a client: one connection. A program connects to every nsqd, so the list of
+programs groups connections by host name and client id. Rates are measured between two answers of
+nsqd.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ MAX_CONSUMERS = 200
 
 def _named(request: Request, name: str) -> str:
     """Return a name that is in the path or in the query."""
-    found: str = request.path_params.get(name) or request.query_params.get(name, "")
-    return found
+    value: str = request.path_params.get(name) or request.query_params.get(name, "")
+    return value
 
 
 def show_queues(site: Site, request: Request) -> Values:
@@ -78,8 +78,8 @@ def show_queues(site: Site, request: Request) -> Values:
         values["sums"] = sums_of([row, *values["channels"]])
         values["can_tombstone"] = bool(site.context.cluster.lookupds)
         return site.frame(request, "topic.html", topic, **values)
-    found = connections(site, topic, channel)
-    mine = [each for each in found if (each.topic, each.channel) == (topic, channel)]
+    rows = connections(site, topic, channel)
+    mine = [each for each in rows if (each.topic, each.channel) == (topic, channel)]
     mine.sort(key=lambda each: (each.client.hostname, each.client.client_id, each.id))
     values |= {"consumers": mine[:MAX_CONSUMERS], "consumer_count": len(mine)}
     values["now_s"] = time.time()
@@ -93,13 +93,13 @@ def _row(snapshot: Snapshot, topic: str, channel: str) -> QueueRow:
     for total in snapshot.totals:
         if (as_asked(total.topic), as_asked(total.channel)) == (topic, channel):
             return total
-    what = f"channel {topic}/{channel}" if channel else f"topic {topic}"
+    label = f"channel {topic}/{channel}" if channel else f"topic {topic}"
     hint = "It may have been deleted, or the next sample shows it."
     if had := ", ".join(row.node for row in snapshot.on_nodes(topic, channel)):
         hint = f"It was on {had}, which does not respond, when that was last seen."
     elif silent := ", ".join(snapshot.silent):
         hint = f"It may have been deleted, or be on {silent}, which does not respond."
-    raise NotFoundError(f"no nsqd that answers has the {what}", hint=hint)
+    raise NotFoundError(f"no nsqd that answers has the {label}", hint=hint)
 
 
 def _overview(site: Site, request: Request) -> Values:
@@ -125,15 +125,15 @@ def _overview(site: Site, request: Request) -> Values:
 
 
 def _sorts(query: QueueQuery) -> dict[str, dict[str, Any]]:
-    made = {}
+    links = {}
     for name, heading in SORTS.items():
         is_sorted = query.sort == name
         # names begin with a, numbers with the largest
         turned = not query.is_ascending if is_sorted else name == "name"
         state = ("ascending" if query.is_ascending else "descending") if is_sorted else "none"
         address = query.address(sort=name, order="asc" if turned else "desc", page=1)
-        made[name] = {"heading": heading, "state": state, "address": address}
-    return made
+        links[name] = {"heading": heading, "state": state, "address": address}
+    return links
 
 
 def show_nodes(site: Site, request: Request) -> Values:
@@ -141,10 +141,10 @@ def show_nodes(site: Site, request: Request) -> Values:
 
     Raises `NotFoundError`: an address that a request brings is not asked.
     """
-    asked = _named(request, "node")
+    address = _named(request, "node")
     found, failures = site.recent("nodes", lambda _: _all_nodes(site))
     snapshot, cluster = site.snapshot(), site.context.cluster
-    if not asked:
+    if not address:
         return site.frame(
             request,
             "nodes.html",
@@ -154,33 +154,33 @@ def show_nodes(site: Site, request: Request) -> Values:
             lookupds=len(cluster.lookupds),
             nodes=[(node, _sums_of_node(snapshot, node.address)) for node in found],
         )
-    status = next((node for node in found if node.address == asked), None)
+    status = next((node for node in found if node.address == address), None)
     if status is None:
         raise NotFoundError(
-            f"no nsqd {asked} is in the cluster", hint="The list of nodes has all addresses."
+            f"no nsqd {address} is in the cluster", hint="The list of nodes has all addresses."
         )
 
     def ask(_: NsqdStats | None) -> NsqdStats:
-        return cluster.nsqd(asked).stats(clients=True, memory=True)
+        return cluster.nsqd(address).stats(clients=True, memory=True)
 
     stats = None
-    error = "" if asked in snapshot.reports else status.error  # else it answers, and is not well
+    error = "" if address in snapshot.reports else status.error  # else it answers, and is not well
     try:
-        stats = None if error else site.recent(("node", asked), ask)
+        stats = None if error else site.recent(("node", address), ask)
     except NsqError as exc:
         error = str(exc)
-    here = snapshot.of_node(asked)
+    here = snapshot.of_node(address)
     return site.frame(
         request,
         "node.html",
-        asked,
+        address,
         status=status,
         stats=stats,
         error=error,
-        sums=_sums_of_node(snapshot, asked),
-        charts=site.charts(request, (asked, "", "")),
+        sums=_sums_of_node(snapshot, address),
+        charts=site.charts(request, (address, "", "")),
         lines=lines_of(here, QueueQuery(page=page_number(request.query_params))),
-        page_address=lambda page: site.to.page("/nodes", node=asked, page=f"{page}"),
+        page_address=lambda page: site.to.page("/nodes", node=address, page=f"{page}"),
         now_s=time.time(),
     )
 
@@ -194,18 +194,18 @@ def _sums_of_node(snapshot: Snapshot, address: str) -> Sums | None:
 def _all_nodes(site: Site) -> tuple[list[NodeStatus], list[DaemonFailure]]:
     """Return every nsqd, those that are gone too, and who else does not answer."""
     context = site.context
-    found: list[NodeStatus] = []
+    nodes: list[NodeStatus] = []
     try:
-        found, failures = list_nodes(context.cluster)
+        nodes, failures = list_nodes(context.cluster)
     except NsqError as error:
         failures = [DaemonFailure("", error)]
-    shown = {node.address: node for node in found}
+    by_address = {node.address: node for node in nodes}
     for address, state in site.snapshot().gone.items():
         gone = NodeStatus(address, "", "", state.version, None, (), (), "no answer")
-        node = shown.get(address, gone)
+        node = by_address.get(address, gone)
         if node.error:
-            shown[address] = node._replace(error=f"gone {gone_text(state)}")
-    return sorted(shown.values(), key=lambda node: node.address), failures
+            by_address[address] = node._replace(error=f"gone {gone_text(state)}")
+    return sorted(by_address.values(), key=lambda node: node.address), failures
 
 
 MAX_INACTIVE = 200
@@ -269,10 +269,10 @@ class Program(NamedTuple):
 
     @property
     def finish(self) -> float | None:
-        known = [
+        percentages = [
             connection.finish for connection in self.connections if connection.finish is not None
         ]
-        return sum(known) if known else None
+        return sum(percentages) if percentages else None
 
 
 def programs_of(connections: Iterable[ConsumerRow], text: str = "") -> list[Program]:
@@ -282,10 +282,10 @@ def programs_of(connections: Iterable[ConsumerRow], text: str = "") -> list[Prog
         groups.setdefault((connection.client.hostname, connection.client.client_id), []).append(
             connection
         )
-    found = [Program(*name, tuple(group)) for name, group in sorted(groups.items())]
-    found = [each for each in found if has(each.said, text)]
-    found.sort(key=lambda each: -each.numbers["in_flight"])
-    return found
+    programs = [Program(*name, tuple(group)) for name, group in sorted(groups.items())]
+    programs = [program for program in programs if has(program.said, text)]
+    programs.sort(key=lambda program: -program.numbers["in_flight"])
+    return programs
 
 
 MAX_CONNECTIONS = 100
@@ -296,18 +296,18 @@ Connected = tuple[ConsumerMeter, list[ConsumerRow]]
 def connections(site: Site, topic: str = "", channel: str = "") -> list[ConsumerRow]:
     """Return who is connected to a channel, or to any: answers are shared for a moment."""
     # a name that is none cannot be asked for
-    asked = (topic, channel) if is_valid_name(topic) and is_valid_name(channel) else ("", "")
+    queue = (topic, channel) if is_valid_name(topic) and is_valid_name(channel) else ("", "")
 
     def ask(before: Connected | None) -> Connected:
         meter = before[0] if before else ConsumerMeter(0.0)
         answers, _ = site.context.cluster.ask_nsqds(
-            lambda client: (time.monotonic(), client.stats(*asked, clients=True)),
+            lambda client: (time.monotonic(), client.stats(*queue, clients=True)),
             required=False,
             nsqds=site.context.cluster.remembered,
         )
         return meter, meter.measure(*(NodeReport(at, *each) for at, each in answers.items()))
 
-    return site.recent(("consumers", *asked), ask)[1]
+    return site.recent(("consumers", *queue), ask)[1]
 
 
 def show_consumers(site: Site, request: Request) -> Values:
@@ -327,9 +327,9 @@ def show_consumers(site: Site, request: Request) -> Values:
 
 def show_consumer(site: Site, request: Request) -> Values:
     """Return the values of one program's page. Raises `NotFoundError`."""
-    asked = hostname, client_id = _named(request, "hostname"), _named(request, "client_id")
+    identity = hostname, client_id = _named(request, "hostname"), _named(request, "client_id")
     for program in programs_of(connections(site)):
-        if (as_asked(program.hostname), as_asked(program.client_id)) == asked:
+        if (as_asked(program.hostname), as_asked(program.client_id)) == identity:
             break
     else:
         raise NotFoundError(

@@ -1,20 +1,20 @@
-"""What every page needs: the sample, the frame around it, and the stream that keeps it up to date.
+"""The basis of all pages: the sample, the frame, and the stream of updates.
 
-A page is a template and a plain function from a request to its values. The function may ask nsqd
-and wait for it, so it runs on a thread. The same address with ``live=1`` is a stream of events: the
-page is made again for each sample, and the pieces that changed are sent. A template marks such a
-piece with ``{% call part("name") %}<tag data-part="name">``, and the container of pieces that come
-and go with ``data-list="{{ list("name") }}"``.
+A page is a template and a function from a request to its values. The function may query nsqd, so it
+runs on a thread. The same address with ``live=1`` is a stream of events: the page is rendered for
+each sample, and the changed parts are sent. A template marks a part with
+``{% call part("name") %}<tag data-part="name">``, and the container of a variable list of parts
+with ``data-list="{{ list("name") }}"``.
 
-Two guards are between a hostile cluster and the browser, and no template has to think of either:
-every text passes `escape_line` (controls and characters that reverse a line become visible), then
-jinja escapes it as HTML. What is more than one line, such as a body, is made with `lines`.
+Two guards protect the browser against a hostile cluster, without any work in a template. Every text
+passes `escape_line`, which makes control and bidirectional characters visible, and then jinja
+escapes it as HTML. `lines` renders texts of several lines, such as bodies.
 
-Pages share answers (`Recent`): ten people who look at one channel are one question for each
-sample. The first request waits for the daemons; others meanwhile wait for the same answer. And
-they share what is sent: a page and its changes are made once for an address, a role and a sample
-(`Rendering`), and compressed once (`Packed`). So a live page has nothing in it that is the reader's
-own, and no secret beside what a reader chose: its compressed size would tell.
+Pages share answers (`Recent`): for ten readers of a channel nsqd is queried once per sample, and
+concurrent requests wait for the same answer. They also share output: a page and its changes are
+rendered once per address, role and sample (`Rendering`), and compressed once (`Packed`). So a live
+page must not contain personal data, nor a secret together with text that the reader chose, which
+the compressed size would reveal.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ class Site:
     def charts(self, request: Request, key: Key) -> figures.Charts:
         """Return the charts of a queue or nsqd, as the address asks for them."""
         node, topic, channel = key
-        asked = request.query_params
-        shown, split = figures.range_of(asked.get("range", "")), asked.get("each", "")
+        parameters = request.query_params
+        shown, split = figures.range_of(parameters.get("range", "")), parameters.get("each", "")
 
         url = request.url.remove_query_params("live")  # others share what is made for a stream
 
@@ -131,10 +131,10 @@ class Site:
 
     def numbers(self, request: Request) -> Response:
         """Return what the charts of a page are drawn from."""
-        asked = request.query_params
-        node, topic, channel = (asked.get(name, "") for name in ("node", "topic", "channel"))
-        drawn = self._figures((node, topic, channel), asked.get("each", ""))
-        shown, history = figures.range_of(asked.get("range", "")), self.context.watcher.history
+        parameters = request.query_params
+        node, topic, channel = (parameters.get(name, "") for name in ("node", "topic", "channel"))
+        drawn = self._figures((node, topic, channel), parameters.get("each", ""))
+        shown, history = figures.range_of(parameters.get("range", "")), self.context.watcher.history
         return JSONResponse(figures.numbers_of(history, drawn, shown))
 
     def _figures(self, key: Key, split: str) -> Sequence[figures.Figure]:
@@ -152,8 +152,8 @@ class Site:
                     headers["Content-Encoding"] = "gzip"
                 request.scope["nsq.events"] = self._events(request, make, is_packed)
                 return Response(None, 200, headers, "text/event-stream")
-            made = await run_in_threadpool(self._rendering, make, request)
-            return packed_response(request, [made.page], "text/html")
+            rendering = await run_in_threadpool(self._rendering, make, request)
+            return packed_response(request, [rendering.page], "text/html")
 
         return Route(path, answer)
 
@@ -166,9 +166,9 @@ class Site:
             page, pieces = render(values)
             return Rendering(sample, Packed(page), pieces, values.get("charts"))
 
-        asked = [item for item in request.query_params.multi_items() if item[0] != "live"]
+        query = [item for item in request.query_params.multi_items() if item[0] != "live"]
         role = self.context.user(request).may_change
-        return self._recent.get((request.url.path, *asked, role, _theme(request)), ask, sample)
+        return self._recent.get((request.url.path, *query, role, _theme(request)), ask, sample)
 
     def page(
         self, request: Request, template: str, title: str, status: int = 200, **values: Any
@@ -198,7 +198,7 @@ class Site:
             return piece.deflated if is_packed else piece.plain
 
         watcher = self.context.watcher
-        shown: Rendering | None = None
+        current: Rendering | None = None
         seen: Sample | None = None
         if is_packed:
             yield HEAD
@@ -209,12 +209,12 @@ class Site:
                 continue
             seen = sample
             try:
-                made = await run_in_threadpool(self._rendering, make, request)
+                rendering = await run_in_threadpool(self._rendering, make, request)
             except NsqError as error:  # what the page was about is gone, or did not answer
                 yield sent(Packed(f"event: failed\ndata: {escape_line(str(error))}\n\n"))
                 continue
-            yield sent(made.event_since(shown, watcher.history))
-            shown = made
+            yield sent(rendering.event_since(current, watcher.history))
+            current = rendering
 
 
 HEAD = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"  # of a gzip stream, without time and name
@@ -273,16 +273,16 @@ class Rendering:
     def event_since(self, shown: Rendering | None, history: History) -> Packed:
         """Return the event for a browser that shows another rendering, None for none yet."""
         since_s = shown.sample.time_s if shown is not None and shown.sample is not None else 0.0
-        if made := self.events.get(since_s):
-            return made
+        if event := self.events.get(since_s):
+            return event
         change = self.pieces.changes_since(shown.pieces if shown else Pieces())
         change["now_s"] = time.time()
         if self.charts is not None:
             change["point"] = figures.point_of(history, self.charts.figures, time.time() - 60)
-        made = Packed(f"event: pieces\ndata: {json.dumps(change, ensure_ascii=True)}\n\n")
+        event = Packed(f"event: pieces\ndata: {json.dumps(change, ensure_ascii=True)}\n\n")
         if since_s:  # the first event of a page tells the time, and may come late
-            self.events[since_s] = made
-        return made
+            self.events[since_s] = event
+        return event
 
 
 def _theme(request: Request) -> str:
@@ -299,11 +299,11 @@ class Pieces:
 
     def part(self, name: str, into: str = "", *, caller: Callable[[], Markup]) -> Markup:
         """Keep what a template marks; ``into`` is the list it belongs to."""
-        made = caller()
-        self.parts[name] = str(made).strip()
+        markup = caller()
+        self.parts[name] = str(markup).strip()
         if into:
             self.lists[into].append(name)
-        return made
+        return markup
 
     def list(self, name: str) -> str:
         """Begin a list."""
@@ -331,7 +331,7 @@ def render(values: Values) -> tuple[str, Pieces]:
 @functools.cache
 def environment() -> Environment:
     """Return the templates with what they may call."""
-    made = Environment(
+    templates = Environment(
         loader=PackageLoader("nsqtools.web.pages"),
         autoescape=True,
         auto_reload=False,
@@ -342,12 +342,12 @@ def environment() -> Environment:
     )
     numbers = (figures.age, figures.count, figures.percent, figures.rate, figures.seconds)
     filters = (*numbers, figures.size, lines, format_utc)
-    made.filters |= {each.__name__: each for each in filters}
-    made.globals |= {each.__name__: each for each in (group_by_kind, key_of)}
-    made.globals["version"] = __version__
-    for name in made.list_templates():
-        made.get_template(name)  # now, and not while the first reader waits
-    return made
+    templates.filters |= {function.__name__: function for function in filters}
+    templates.globals |= {function.__name__: function for function in (group_by_kind, key_of)}
+    templates.globals["version"] = __version__
+    for name in templates.list_templates():
+        templates.get_template(name)  # now, and not while the first reader waits
+    return templates
 
 
 def harmless(value: Any) -> Any:
@@ -375,8 +375,10 @@ class Addresses:
 
     def page(self, path: str, **query: str) -> str:
         """Return the address of a page."""
-        asked = {name: value for name, value in query.items() if value}
-        return f"{self._base}{path}" + (f"?{urlencode(asked, errors='replace')}" if asked else "")
+        parameters = {name: value for name, value in query.items() if value}
+        return f"{self._base}{path}" + (
+            f"?{urlencode(parameters, errors='replace')}" if parameters else ""
+        )
 
     def queue(self, topic: str, channel: str = "") -> str:
         """Return the address of a topic or channel.

@@ -1,8 +1,8 @@
-"""A sample as the pages read it: summed up, what is wrong, and the table of queues. Pure.
+"""A sample prepared for pages: totals, problems, and the table of queues. Pure.
 
-In the table the deepest queue is on top unless another order is asked for. A topic has a line
-of its own where its channels do not say everything: without channels, paused, or with messages that
-it has not handed to them. A cluster may have thousands of queues: one page of them is shown.
+By default the table begins with the deepest queue. A topic has its own row if it has no channels,
+is paused, or has messages that it has not passed to its channels. A cluster may have thousands of
+queues, so the table has pages.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Snapshot:
         self.totals = sample.totals
         self.sums = sums_of(self.totals)
         self.problems: list[Problem] = find_problems(sample, earlier)
-        before = {row.key: row.depth for row in earlier.totals} if earlier else {}
+        earlier_depths = {row.key: row.depth for row in earlier.totals} if earlier else {}
         self.growth = {  # messages a second
-            row.key: (row.depth - before[row.key]) / earlier.ago_s
+            row.key: (row.depth - earlier_depths[row.key]) / earlier.ago_s
             for row in sample.totals
-            if earlier and row.key in before
+            if earlier and row.key in earlier_depths
         }
         self.silent = {node.address: node for node in sample.nodes if node.error}
         self.gone = {address: node for address, node in self.silent.items() if node.is_gone}
@@ -43,8 +43,8 @@ class Snapshot:
 
     def queue(self, topic: str, channel: str) -> QueueRow | None:
         """Return the total of a channel, or of a topic."""
-        found = (row for row in self.totals if row.topic == topic and row.channel == channel)
-        return next(found, None)
+        rows = (row for row in self.totals if row.topic == topic and row.channel == channel)
+        return next(rows, None)
 
     def channels(self, topic: str) -> list[QueueRow]:
         """Return the totals of a topic's channels, the deepest first."""
@@ -62,13 +62,13 @@ class Snapshot:
 
         None for an nsqd that has not been seen: it may have the queue.
         """
-        found: list[tuple[NodeState, int | None]] = []
+        nodes: list[tuple[NodeState, int | None]] = []
         for node in self.silent.values():
             rows = [row for row in node.rows if topic in ("", row.topic)]
             rows = [row for row in rows if channel in ("", row.channel)]
             if rows or not topic or not node.is_gone:
-                found.append((node, sum(row.depth for row in rows) if node.is_gone else None))
-        return found
+                nodes.append((node, sum(row.depth for row in rows) if node.is_gone else None))
+        return nodes
 
     def of_node(self, node: str) -> list[QueueRow]:
         """Return the queues of an nsqd, as they were last seen where it does not answer."""
@@ -128,20 +128,20 @@ class QueueQuery(NamedTuple):
         values: dict[str, object] = {"q": self.text, "show": self.shown, "sort": self.sort}
         values |= {"order": "asc" if self.is_ascending else "desc", "page": self.page, **changes}
         usual_order = "asc" if values["sort"] == "name" else "desc"
-        usual = {"q": "", "show": "all", "sort": "depth", "order": usual_order, "page": 1}
-        kept = {name: value for name, value in values.items() if value != usual[name]}
+        defaults = {"q": "", "show": "all", "sort": "depth", "order": usual_order, "page": 1}
+        kept = {name: value for name, value in values.items() if value != defaults[name]}
         return "?" + urlencode(kept, errors="replace") if kept else "?"
 
 
 def read_query(parameters: Mapping[str, str]) -> QueueQuery:
     """Read the query of an address; what makes no sense is as if it were not there."""
     sort = parameters.get("sort", "")
-    shown = parameters.get("show", "")
+    show = parameters.get("show", "")
     sort = sort if sort in SORTS else "depth"
     order = parameters.get("order", "asc" if sort == "name" else "desc")
     return QueueQuery(
         text=parameters.get("q", "")[:200].strip(),
-        shown=shown if shown in SHOWN else "all",
+        shown=show if show in SHOWN else "all",
         sort=sort,
         is_ascending=order == "asc",
         page=page_number(parameters),
