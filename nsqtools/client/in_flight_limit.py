@@ -51,22 +51,30 @@ from collections.abc import Callable
 from nsqtools.client.options import ClientOptions
 
 START = 1  # the limit before the first answer
-TARGET_SHARE = 0.25  # W* / T, half of the time after which a pending message expires
-EXPIRES_SHARE = 0.5  # of T, after which a pending message expires (`backlog.EXPIRED_SHARE`)
+# W* / T. It is half of `EXPIRES_SHARE`, so that a measurement may be wrong by a factor of two.
+TARGET_SHARE = 0.25
+# Share of T after which a pending message expires (`backlog.EXPIRED_SHARE`).
+EXPIRES_SHARE = 0.5
 MAX_CHANGE = 2.0
-# Of a slow pool: above the noise of W in a round (handlers of +-10 %), and below T for s = 0.7 T.
+# W* / s of a slow pool: above the noise of W in a round (handlers that vary by 10 %), and with s =
+# 0.7 T still below T.
 PROBE_TARGET = 1.2
-PROBE_ANSWERS = 400  # a probe may cost a late message: 0.25 % of the answers
-# Share by which a limit is lowered that has proven too high: 1 of 2, 2 of 3, 18 of 20.
+# A probe may cost a late message, so this makes it one in 400.
+PROBE_ANSWERS = 400
+# Factor for a limit that has proven too high: 2 becomes 1, 3 becomes 2, 20 becomes 18.
 BACK_OFF = 0.9
-# Answers after which a round may end although W is long. Fewer do not average the jitter.
+# Answers after which a round may end although W is long. Fewer do not average the variation.
 MIN_SAMPLE = 8
-PATIENCE_SHARE = 0.125  # of T
-# Four ticks at most, so that a collector of 200 messages has them in 8 s even after the burst.
+# Share of T without an answer before the limit grows, and its maximum: four ticks, so that even
+# after the burst a collector of 200 messages has them in 8 s.
+PATIENCE_SHARE = 0.125
 MAX_PATIENCE_S = 0.95
-BURST = 8  # 1, 8, 64, 512: three ticks of 0.25 s
-BURST_SHARE = 1 / 60  # of T
-ROTATIONS = 20  # of RDY among idle connections within two seconds (`rdy.ROUND_S` / `rdy.PROBE_S`)
+# Growth in the burst: 1, 8, 64, 512 within three ticks of 0.25 s. And its duration as a share of T.
+BURST = 8
+BURST_SHARE = 1 / 60
+# Shares of RDY among idle connections, so that it visits all of them in two seconds: `rdy.ROUND_S`
+# divided by `rdy.PROBE_S`.
+ROTATIONS = 20
 
 
 class InFlightLimit:
@@ -87,11 +95,11 @@ class InFlightLimit:
         self._stalled_at = math.inf  # the limit at the last growth in silence
         self._has_rate = False  # there was an answer, or the patience for the first has passed
         self._clock = 0.0
-        self._silent_s = self._patient_s = 0.0  # without an answer; and without growth either
+        self._silent_s = self._patient_s = 0.0  # without an answer, and since the last growth
         self._new_answers = 0
         self._time_s = 0.0  # W of the last round, or the longest silence since
-        self._service_s = math.inf  # s
-        self._ceiling = math.inf  # of probes
+        self._service_s = math.inf  # the time s that a handler needs
+        self._ceiling = math.inf  # the highest limit that a slow pool may probe
         self._lowered_from_s: float | None = None  # W of the last round, if it lowered the limit
         self._lowered_at = -math.inf
         self._begin_round(0.0)
@@ -186,7 +194,7 @@ class InFlightLimit:
         ``ages_s`` returns the sum of the times that the messages in flight have been so.
         ``is_pending`` means that messages wait for an iterator.
         """
-        if not self.maximum:  # the measurements of a pause must not count after it
+        if not self.maximum:  # a pause must not change what holds after it
             return
         timeout_s, demand = self.msg_timeout_s, self._demand
         if self._silent_s > PATIENCE_SHARE * timeout_s and not self._has_rate:
