@@ -22,7 +22,7 @@ from nsqtools.client.message import Batch
 
 # Entries of about 250 bytes: 25 MB at most. Far more messages than any max_in_flight can fail
 # before the oldest of them is redelivered.
-MAX_REMEMBERED = 100_000
+MAX_RECORDS = 100_000
 # Two suspects that arrive together are delivered in one order and then in the other (see
 # `Quarantine`), so each of them is once the first after a death.
 ISOLATED_TRIES = 2
@@ -90,5 +90,5 @@ class Attempts:
         if not self.limit:
             return
         self._records[key] = discounted, has_failed
-        if len(self._records) > MAX_REMEMBERED:
+        if len(self._records) > MAX_RECORDS:
             del self._records[next(iter(self._records))]

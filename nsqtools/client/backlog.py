@@ -69,12 +69,12 @@ MAX_PAUSE_S = 2.0
 # before then have as much time left until they expire.
 QUARANTINE_SHARE = 0.25
 # How long a handler's thread waits for the I/O thread to read all sockets.
-CATCH_UP_S = 2.0
+POLL_WAIT_S = 2.0
 # Time after the timeout of a message at which nsqd has certainly requeued it: nsqd scans its queues
 # every 0.1 s.
 REQUEUED_AFTER_S = 0.25
 # Time without messages after which every connection may bring a message again.
-IDLE_S = 2.0
+IDLE_AFTER_S = 2.0
 # A signal that arrives just before a thread goes to sleep does not wake it, and its Python handler
 # waits until something else does (seen in 12 of 20,000 on a busy machine).
 MAX_SLEEP_S = 1.0
@@ -471,7 +471,7 @@ class Delivery:
         self._arrived_bytes = self._arrived_count = 0
         self._weigh_at = 0.0
         self._tick_s = 0.0
-        self._ticks: Timer | None = None  # while messages can expire, and until `IDLE_S` later
+        self._ticks: Timer | None = None  # while messages may expire, plus `IDLE_AFTER_S`
         self._busy_at = 0.0
 
     # -- messages, on the I/O thread ------------------------------------------------------------
@@ -692,7 +692,7 @@ class Delivery:
         now, in_flight = self._loop.now(), self._rdy.in_flight
         if in_flight:
             self._busy_at = now
-        is_idle = now - self._busy_at > IDLE_S
+        is_idle = now - self._busy_at > IDLE_AFTER_S
         self._on_tick(now)
         self.advance_clock(now)
         self.watch_workers(now)
@@ -777,8 +777,8 @@ class Delivery:
     # -- from handlers' threads -----------------------------------------------------------------
 
     def wait_until_polled(self) -> None:
-        """Wait until the I/O thread has read all sockets, for at most `CATCH_UP_S`."""
-        until = self._loop.now() + CATCH_UP_S
+        """Wait until the I/O thread has read all sockets, for at most `POLL_WAIT_S`."""
+        until = self._loop.now() + POLL_WAIT_S
         while not self._loop.is_current(now := self._loop.now()) and now < until:
             self._loop.wake()
             time.sleep(0.001)

@@ -13,7 +13,7 @@ the user gave the address, nsqd is tried again immediately. If it cannot be reac
 probably restarting, and is tried after `RESTART_DELAY_S`, doubling up to the usual delays.
 
 A SUB creates topic and channel, and nsqd closes the connections of a deleted topic. So before each
-SUB after the first, nsqd is asked whether both still exist (`check_subscription`), at the HTTP port
+SUB after the first, nsqd is asked whether both still exist (`check_still_exists`), at the HTTP port
 next to its TCP port. If that port belongs to another server, or is closed, the kind of the loss
 decides. A reset or a silence is a fault of the network, and SUB follows immediately. An end of
 stream may be a deletion, so SUB waits for one delay. It may then recreate what was deleted, but
@@ -223,7 +223,7 @@ class _Undecided(NsqError):
     """nsqd cannot be asked whether topic and channel still exist."""
 
 
-def check_subscription(
+def check_still_exists(
     address: Address, topic: str, channel: str, options: ClientOptions, loss: _Loss, now: float
 ) -> None:
     """Raise `NotFoundError` if a SUB would recreate what was deleted since the ``loss``.
@@ -309,7 +309,7 @@ class Dialer:
         check: Callable[[], None] | None = None
         if (loss := self._losses.get(address)) is not None:
             arguments = (*self._subscription, self._options, loss, self._loop.now())
-            check = partial(check_subscription, address, *arguments)
+            check = partial(check_still_exists, address, *arguments)
         elif address not in self._joined:
             check = self._check_first(address)
         is_announced, options = not self._known[address].is_direct, self._options
@@ -317,7 +317,7 @@ class Dialer:
         attempt = partial(
             open_connection, address, options, subscribe, is_announced=is_announced, check=check
         )
-        work = partial(connect, attempt, options)
+        work = partial(connect_despite_pause, attempt, options)
         thread_pool.run(self._loop, address, work, partial(self._connected, address))
 
     def listed(self, addresses: Iterable[Address]) -> None:
@@ -386,7 +386,7 @@ class Dialer:
 
 # The threads wait for the network, so their number bounds how many peers are tried at a time. Eight
 # connect to a thousand healthy nsqd within seconds.
-MAX_THREADS = 8
+MAX_POOL_THREADS = 8
 MAX_FOR_RESPONSIVE = 6  # threads for one peer that answered last time, and may hang now
 MAX_FOR_UNPROVEN = 2  # threads for one peer that did not, or is new
 MAX_FOR_ALL_FAILING = 4  # threads for all peers that did not answer last time
@@ -394,7 +394,7 @@ MAX_FOR_ALL_FAILING = 4  # threads for all peers that did not answer last time
 MAX_FOR_ALL_UNPROVEN = 6
 # A peer that refuses this fast, as with a closed port, delays no other: it counts as responsive.
 PROMPT_S = 0.5
-IDLE_S = 2.0  # a thread without work ends after this time
+THREAD_IDLE_S = 2.0  # a thread without work ends after this time
 MAX_REMEMBERED_PEERS = 10_000  # about 2 MB
 
 Work = tuple[LoopMember, Callable[[], Any], Callable[[Any], None]]
@@ -429,7 +429,7 @@ class ThreadPool:
             self._queue.setdefault(peer, collections.deque()).append((loop, work, done))
             self._queued += 1
             self._changed.notify()
-            needs_thread = self._queued > self._idle_threads and self._threads < MAX_THREADS
+            needs_thread = self._queued > self._idle_threads and self._threads < MAX_POOL_THREADS
             self._threads += needs_thread
         # Outside the lock: with gevent a start switches greenlets, and a lock that was made before
         # gevent patched the module would let the other greenlet in.
@@ -456,7 +456,7 @@ class ThreadPool:
                 item = self._take()
                 if item is None:
                     self._idle_threads += 1
-                    is_notified = self._changed.wait(IDLE_S)
+                    is_notified = self._changed.wait(THREAD_IDLE_S)
                     self._idle_threads -= 1
                     if not is_notified and not self._queue:
                         self._threads -= 1
@@ -516,7 +516,7 @@ class ThreadPool:
 thread_pool = ThreadPool()
 
 
-def connect(attempt: Callable[[], Connection], options: ClientOptions) -> Connection:
+def connect_despite_pause(attempt: Callable[[], Connection], options: ClientOptions) -> Connection:
     """Make an ``attempt`` to connect, and one more after a pause of the process.
 
     An attempt that exceeded its own timeouts proves that this process or its machine was stopped,

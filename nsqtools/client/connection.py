@@ -491,7 +491,7 @@ def open_connection(
     and closes the socket.
     """
     try:
-        return _open(address, options, subscribe, identify_body(options), is_announced, check)
+        return _open_once(address, options, subscribe, identify_body(options), is_announced, check)
     except ServerError as exc:
         if "output buffer timeout" not in exc.text:
             raise
@@ -506,7 +506,7 @@ def open_connection(
             ) from exc
     _note_slow_buffer(address)
     identify = identify_body(options, leave_out="output_buffer_timeout")
-    return _open(address, options, subscribe, identify, is_announced, check)
+    return _open_once(address, options, subscribe, identify, is_announced, check)
 
 
 @functools.lru_cache(maxsize=1000)
@@ -514,7 +514,7 @@ def _note_slow_buffer(address: Address) -> None:
     log.info("%s does not allow output_buffer_timeout=25ms; using its own default", address)
 
 
-def _open(
+def _open_once(
     address: Address,
     options: ClientOptions,
     subscribe: bytes,
@@ -564,11 +564,11 @@ def identify_body(options: ClientOptions, *, leave_out: str = "") -> bytes:
         "hostname": options.hostname or hostname,
         "user_agent": options.user_agent,
         "feature_negotiation": True,
-        "heartbeat_interval": _milliseconds(options.heartbeat_interval_s),
+        "heartbeat_interval": _to_milliseconds(options.heartbeat_interval_s),
         "output_buffer_size": options.output_buffer_size,
-        "output_buffer_timeout": _milliseconds(options.output_buffer_timeout_s or QUICK_FLUSH_S),
+        "output_buffer_timeout": _to_milliseconds(options.output_buffer_timeout_s or QUICK_FLUSH_S),
         "sample_rate": options.sample_rate or None,
-        "msg_timeout": _milliseconds(options.msg_timeout_s) or None,
+        "msg_timeout": _to_milliseconds(options.msg_timeout_s) or None,
         "tls_v1": options.tls_v1,
         "snappy": options.snappy,
         "deflate": options.deflate,
@@ -585,5 +585,5 @@ def identify_body(options: ClientOptions, *, leave_out: str = "") -> bytes:
 _exposed_to: list[Address] = []  # the nsqd of the one warning in this process
 
 
-def _milliseconds(seconds: float) -> int:
+def _to_milliseconds(seconds: float) -> int:
     return -1 if seconds < 0 else round(seconds * 1000)  # -1: disabled

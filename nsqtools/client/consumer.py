@@ -193,7 +193,7 @@ class ConsumerCore:
                 if self.is_delivered:  # a signal handler has stopped it before its start
                     self.begin_stop(drain=self._drains)
                 _started.add(self)
-                call_at_end_of_child(_stop_all)
+                call_at_end_of_child(_stop_consumers)
         if fail_fast and wait_s:  # also if ``with`` has started the consumer without ``fail_fast``
             event = self._io.tried_all if for_all else self._io.has_result
             event.wait(min(wait_s, max_attempt_s(self.options)))
@@ -780,7 +780,7 @@ def start_all(consumers: Sequence[Consumer]) -> None:
 _started: weakref.WeakSet[ConsumerCore] = weakref.WeakSet()
 
 
-def _stop_all() -> None:
+def _stop_consumers() -> None:
     """At the end of the interpreter, send all answers, and requeue unanswered messages."""
     consumers = list(_started)
     for consumer in consumers:
@@ -790,5 +790,5 @@ def _stop_all() -> None:
         consumer.wait_for_end(max(0.0, give_up_at - time.monotonic()))
 
 
-atexit.register(_stop_all)
+atexit.register(_stop_consumers)
 os.register_at_fork(after_in_child=_started.clear)  # they belong to the parent

@@ -74,7 +74,7 @@ MAX_RDY_EXCESS = 4
 FLUSH_INTERVAL_S = 0.001
 # How long a stop waits for each reaction of nsqd. nsqd answers in milliseconds; a second allows for
 # a busy machine.
-GRACE_S = 1.0
+STEP_TIMEOUT_S = 1.0
 # A stop that takes longer logs the messages that it waits for.
 REPORT_STOP_AFTER_S = 1.0
 STRAGGLERS_S = 0.05  # see the module's docstring
@@ -282,7 +282,7 @@ class Stopping:
 
     def __init__(self, now: float, drain_timeout_s: float, drain: bool) -> None:
         self.drain = drain
-        self._close_wait_by = now + GRACE_S
+        self._close_wait_by = now + STEP_TIMEOUT_S
         self.drained_by = now + drain_timeout_s
         self._drained_input_at: dict[Subscription, float] = {}
         self._close_at: dict[Subscription, float] = {}
@@ -300,7 +300,7 @@ class Stopping:
 
     def next_change(self, now: float) -> float | None:
         """Return the time at which `next_step` or `has_drained_input` may change by itself."""
-        ends = (self._close_wait_by, self.drained_by, self.drained_by + GRACE_S)
+        ends = (self._close_wait_by, self.drained_by, self.drained_by + STEP_TIMEOUT_S)
         times = [*ends, *self._drained_input_at.values(), *self._close_at.values()]
         return min((at for at in times if at > now), default=None)
 
@@ -309,13 +309,13 @@ class Stopping:
         if subscription in self._close_at:
             return "close" if now >= self._close_at[subscription] else "wait"
         if self.has_drained_input(subscription, now) and subscription.is_drained:
-            self._close_at[subscription] = now + GRACE_S
+            self._close_at[subscription] = now + STEP_TIMEOUT_S
             return "shutdown"
         if now >= self.drained_by:
             if subscription not in self._requeued:
                 self._requeued.add(subscription)
                 return "requeue"
-            if now >= self.drained_by + GRACE_S:  # nsqd accepts not even the requeues
+            if now >= self.drained_by + STEP_TIMEOUT_S:  # nsqd accepts not even the requeues
                 return "close"
         return "wait"
 

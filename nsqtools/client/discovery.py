@@ -131,7 +131,9 @@ class Discovery:
         tls = access.tls and client_tls(options).get()  # with the current contents of its files
         access = replace(access, tls=tls, bearer=access.bearer and current_secret(options))
         with access.nsqlookupd(url) as client:
-            return client.lookup(self._topic) if self._topic is not None else _registered(client)
+            return (
+                client.lookup(self._topic) if self._topic is not None else _registered_nsqd(client)
+            )
 
     # -- on the I/O thread ----------------------------------------------------------------------
 
@@ -178,7 +180,7 @@ class Discovery:
         self._on_round(addresses, [] if round_.answers else round_.errors)
 
 
-def _registered(client: NsqlookupdHTTPClient) -> Lookup:
+def _registered_nsqd(client: NsqlookupdHTTPClient) -> Lookup:
     """Return all nsqd except those with only tombstoned topics, which are being drained."""
     nodes = [node for node in client.nodes() if not node.topics or node.topics > node.tombstoned]
     return Lookup(True, frozenset(), frozenset(node.node for node in nodes))

@@ -39,13 +39,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from nsqtools.transport.stream import READ_SIZE
+from nsqtools.transport.stream import SOCKET_READ_SIZE
 
 log = logging.getLogger("nsqtools")
 
 # A signal handler may interrupt a thread between marking a member as due and waking this thread.
 # The call is then at most this late.
-MAX_SLEEP_S = 1.0
+MAX_POLL_S = 1.0
 # Turns that only read after a pause of the process. A publisher that never stops must not keep the
 # loop in this state.
 MAX_CATCHING_UP_TURNS = 100
@@ -247,7 +247,7 @@ class IOThread:
         # The time of the last poll. Bytes that this turn reads were sent after it, except after a
         # pause of the process.
         self.poll_time = 0.0
-        self.buffer = memoryview(bytearray(READ_SIZE))  # scratch space for reading
+        self.buffer = memoryview(bytearray(SOCKET_READ_SIZE))  # scratch space for reading
         self.current_until = 0.0  # see `LoopMember.is_current`
         self.unflushed: list[tuple[Watched, LoopMember]] = []
         self.at_last: list[tuple[Callable[[], object], LoopMember]] = []  # see `after_flush`
@@ -465,7 +465,7 @@ class IOThread:
             return 0
         left_s = self._timers[0][0] - time.monotonic() if self._timers else math.inf
         # A sleep as long as a pause would be taken for one.
-        return max(0.0, min(left_s, self.pause_after_s / 2, MAX_SLEEP_S))
+        return max(0.0, min(left_s, self.pause_after_s / 2, MAX_POLL_S))
 
     def _run_timers(self) -> None:
         now = time.monotonic()

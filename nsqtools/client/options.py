@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _INT32 = 0x7FFFFFFF  # the largest size that the protocol can express
 # Limit of this client for delays between attempts and for backoff. go-nsq allows up to an hour.
-LONGEST_WAIT_S = 3600.0
+MAX_RETRY_DELAY_S = 3600.0
 
 THROUGHPUT: dict[str, Any] = {
     "max_in_flight": 2500,  # nsqd's default of -max-rdy-count
@@ -78,9 +78,9 @@ class ClientOptions:
         8.0,
         "first delay before an nsqd given by address is tried again; doubles",
         0.01,
-        LONGEST_WAIT_S,
+        MAX_RETRY_DELAY_S,
     )
-    reconnect_max_s: float = opt(120.0, "longest delay between such tries", 0.01, LONGEST_WAIT_S)
+    reconnect_max_s: float = opt(120.0, "longest delay between such tries", 0.01, MAX_RETRY_DELAY_S)
 
     # discovery
     lookupd_poll_interval_s: float = opt(60.0, "time between lookups", 0.01, 300)
@@ -174,8 +174,10 @@ class ClientOptions:
     backoff_strategy: Literal["exponential", "full_jitter"] = opt(
         "exponential", "how backoff grows", choices=("exponential", "full_jitter")
     )
-    backoff_multiplier_s: float = opt(1.0, "unit of backoff", 0, LONGEST_WAIT_S)
-    max_backoff_duration_s: float = opt(120.0, "longest backoff (0: no backoff)", 0, LONGEST_WAIT_S)
+    backoff_multiplier_s: float = opt(1.0, "unit of backoff", 0, MAX_RETRY_DELAY_S)
+    max_backoff_duration_s: float = opt(
+        120.0, "longest backoff (0: no backoff)", 0, MAX_RETRY_DELAY_S
+    )
     low_rdy_idle_timeout_s: float = opt(
         10.0,
         "take RDY from a connection idle for this long, or sooner, if there is too little for all",

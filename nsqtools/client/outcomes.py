@@ -134,8 +134,10 @@ def combined_error(
     error = first
     if len(kinds) > 1:
         may_be_stored = not kinds.isdisjoint({type(None), PublishUnknown})
-        counts_by_word = Counter(_WORDS.get(type(outcome), "not sent") for outcome in outcomes)
-        words = [word for word in (*_WORDS.values(), "not sent") if counts_by_word[word]]
+        counts_by_word = Counter(
+            _OUTCOME_WORDS.get(type(outcome), "not sent") for outcome in outcomes
+        )
+        words = [word for word in (*_OUTCOME_WORDS.values(), "not sent") if counts_by_word[word]]
         summary = ", ".join(f"{counts_by_word[word]} {word}" for word in words)
         kind = PublishUnknown if may_be_stored else PublishNotSent
         error = kind(f"of {counted(len(outcomes), 'message')} {summary}: {first}", hint=_PARTS_HINT)
@@ -144,6 +146,6 @@ def combined_error(
     return error
 
 
-_WORDS = {type(None): "confirmed", PublishRejected: "rejected", PublishUnknown: "unknown"}
+_OUTCOME_WORDS = {type(None): "confirmed", PublishRejected: "rejected", PublishUnknown: "unknown"}
 _UNKNOWN_HINT = "nsqd may have the messages; publishing them again may double them."
 _PARTS_HINT = "This error's outcomes has the result of each message."

@@ -40,7 +40,7 @@ from nsqtools.client.connection_settings import DEFAULT_NSQD_TCP_ADDRESS
 from nsqtools.client.discovery import Discovery
 from nsqtools.client.io_loop import call_at_end_of_child, wait_until_released
 from nsqtools.client.options import ClientOptions
-from nsqtools.client.producer_io import WINDOW_BYTES, ProducerIO, PublishPolicy
+from nsqtools.client.producer_io import PUBLISH_WINDOW_BYTES, ProducerIO, PublishPolicy
 from nsqtools.client.publication import Mode, PendingPublication, Publication, in_groups
 from nsqtools.errors import (
     ConfigurationError,
@@ -85,7 +85,7 @@ class ProducerCore:
     """The common part of the producers for threads and asyncio: everything except waiting."""
 
     # Outstanding bytes above which a publish waits for room.
-    _window_bytes: float = WINDOW_BYTES
+    _window_bytes: float = PUBLISH_WINDOW_BYTES
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class ProducerCore:
                     raise PublishNotSent(f"{self.nsqd}: {exc}") from exc
                 self._is_started = True
                 _started.add(self)
-                call_at_end_of_child(_stop_all)
+                call_at_end_of_child(_stop_producers)
 
     def _flush(self, timeout_s: float | None) -> bool:
         self._io.loop.call_soon(self._io.flush)
@@ -225,7 +225,8 @@ class ProducerCore:
         self._send(publication)
         publication.is_submitted = True
         if _is_at_exit and not self._io.loop.is_own_thread:
-            # `_stop_all` has run, so nothing else would wait for this publish or log its failure.
+            # `_stop_producers` has run, so nothing else would wait for this publish or log its
+            # failure.
             publication.result(self.patience_s)
         return publication
 
@@ -533,7 +534,7 @@ _started: weakref.WeakSet[ProducerCore] = weakref.WeakSet()
 _is_at_exit = False
 
 
-def _stop_all() -> None:
+def _stop_producers() -> None:
     """Stop all producers at the end of the interpreter, at the same time.
 
     Functions that were registered with atexit before this one run after it and may still publish.
@@ -556,5 +557,5 @@ def _restart_all_in_child() -> None:
         producer._restart_in_child()
 
 
-atexit.register(_stop_all)
+atexit.register(_stop_producers)
 os.register_at_fork(after_in_child=_restart_all_in_child)

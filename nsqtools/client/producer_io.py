@@ -41,7 +41,13 @@ from functools import partial
 from typing import NoReturn, get_args
 
 from nsqtools.client import outcomes
-from nsqtools.client.connecting import RetryDelays, connect, rng, thread_pool, warn_about_unused
+from nsqtools.client.connecting import (
+    RetryDelays,
+    connect_despite_pause,
+    rng,
+    thread_pool,
+    warn_about_unused,
+)
 from nsqtools.client.connection import Connection, open_connection
 from nsqtools.client.discovery import Discovery
 from nsqtools.client.io_loop import LoopMember, Timer
@@ -88,7 +94,7 @@ OVERDUE_S = 0.3
 DELISTED_GRACE_S = 300.0
 # Outstanding bytes of a producer, besides the publication that is being added: enough for a fast
 # network's bandwidth times its delay (1 Gbit/s and 30 ms), and little memory.
-WINDOW_BYTES = 4 << 20
+PUBLISH_WINDOW_BYTES = 4 << 20
 
 # An unanswered command, its publications, and the time when it was sent. A plain tuple is the
 # cheapest, and each publish makes one.
@@ -159,7 +165,7 @@ class ProducerLink:
             self.tried_at = now
             address, options = self.address, self._options
             attempt = partial(open_connection, address, options, is_announced=self.is_announced)
-            work = partial(connect, attempt, options)
+            work = partial(connect_despite_pause, attempt, options)
             thread_pool.run(self._loop, self.address, work, self._connected)
 
     @property
@@ -214,7 +220,7 @@ class ProducerLink:
         The window alone does not bound them: publishes whose timeout passed have left it, but their
         bytes are still queued here.
         """
-        return self._unanswered_bytes > 2 * WINDOW_BYTES
+        return self._unanswered_bytes > 2 * PUBLISH_WINDOW_BYTES
 
     def check(self, now: float) -> None:
         """Close the connection if it is dead, or if a publish was not answered in time."""

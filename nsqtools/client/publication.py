@@ -47,7 +47,7 @@ Mode = Literal["failover", "round-robin"]
 
 
 @dataclass(slots=True, eq=False)
-class Failure:
+class PublishFailure:
     """The error of a publication of ``count`` messages, and whether the program has read it."""
 
     error: PublishError
@@ -59,11 +59,11 @@ class Failures:
     """The failures of a producer that may have to be logged because the program ignores them."""
 
     def __init__(self) -> None:
-        self._recent: list[Failure] = []
-        self._older: list[Failure] = []
+        self._recent: list[PublishFailure] = []
+        self._older: list[PublishFailure] = []
         self._prune_at = MIN_KEPT_FAILURES
 
-    def add(self, failure: Failure) -> None:
+    def add(self, failure: PublishFailure) -> None:
         """Add a failure, and now and then drop the seen ones.
 
         A raised error keeps everything alive that the frames of its traceback refer to.
@@ -112,7 +112,7 @@ class Publication(Future[None]):
     submitted_at: float
     defer_s: float | None
     is_settled = False
-    _failure: Failure | None = None
+    _failure: PublishFailure | None = None
     _waiters: list[Any]  # locks of `exception`, and waiters of concurrent.futures
     _callbacks: list[Callable[[Any], object]]
     _is_called_back = False
@@ -245,10 +245,10 @@ class PendingPublication(Publication):
             return commands.publish(self.topic, self.bodies[0])
         return commands.multi_publish(self.topic, self.bodies)
 
-    def settle(self, error: PublishError | None) -> Failure | None:
+    def settle(self, error: PublishError | None) -> PublishFailure | None:
         """Set the outcome, once, and wake waiting threads; return the failure, if any."""
         if error is not None:
-            self._failure = Failure(error, len(self.bodies))
+            self._failure = PublishFailure(error, len(self.bodies))
         # `concurrent.futures.wait` checks the state and adds its waiter under the same lock.
         with _settling:
             self._state = FINISHED

@@ -54,7 +54,7 @@ STARVED_AT = 0.85
 # message within its output_buffer_timeout of 25 ms and the round trip.
 PROBE_S = 0.1
 PROBED_S = 0.9 * PROBE_S  # ticks are not exact
-IDLE_S = 2 * PROBE_S
+CONNECTION_IDLE_S = 2 * PROBE_S
 # Time in which RDY visits all idle connections, if they are few. A user who publishes one message
 # and waits for it does not want to wait longer.
 ROUND_S = 2.0
@@ -336,7 +336,7 @@ class ReadyControl(Generic[K]):
         # Two ticks, because a single message fills RDY 1.
         is_short = any(state.full_ticks >= 2 for state in live)
         for state in live:
-            is_silent = not state.in_flight and now - state.last_message >= IDLE_S
+            is_silent = not state.in_flight and now - state.last_message >= CONNECTION_IDLE_S
             state.is_idle = is_short and state.full_ticks < 2 and (state.is_idle or is_silent)
         if previous != [state.is_idle for state in live]:
             self._count_sharers()

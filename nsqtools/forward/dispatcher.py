@@ -46,7 +46,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from nsqtools.client.attempts import MAX_REMEMBERED, Attempts, Key, keys_of
+from nsqtools.client.attempts import MAX_RECORDS, Attempts, Key, keys_of
 from nsqtools.client.dead_letters import DeadLetters
 from nsqtools.client.message import Batch, Message, MessageSource, touch_when_due
 from nsqtools.client.options import ClientOptions
@@ -328,7 +328,7 @@ class Dispatcher:
     def _count_requeued(self, parcel: Parcel) -> None:
         self._counters.add(parcel.messages.topic, requeued=len(parcel))
         # Beyond the limit of memory, a message counts as not redelivered.
-        if len(self._requeued_keys) < MAX_REMEMBERED:
+        if len(self._requeued_keys) < MAX_RECORDS:
             self._requeued_keys.update(parcel.keys())
 
     # -- outcomes -------------------------------------------------------------------------------

@@ -92,7 +92,9 @@ def make_context(options: TLSOptions) -> ssl.SSLContext:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     elif options.ca_file:
-        _load("CA file", options.ca_file, lambda: context.load_verify_locations(options.ca_file))
+        _load_file(
+            "CA file", options.ca_file, lambda: context.load_verify_locations(options.ca_file)
+        )
     else:
         context.load_default_certs()
     if options.cert_file:
@@ -100,7 +102,7 @@ def make_context(options: TLSOptions) -> ssl.SSLContext:
         files = options.cert_file, options.key_file
         # With a password callback an encrypted key fails instead of asking on the terminal.
         load = functools.partial(context.load_cert_chain, *files, password=lambda: b"")
-        _load("client certificate and key", " and ".join(files), load)
+        _load_file("client certificate and key", " and ".join(files), load)
     is_1_3 = options.min_version == "tls1.3"
     context.minimum_version = ssl.TLSVersion.TLSv1_3 if is_1_3 else ssl.TLSVersion.TLSv1_2
     if pins := parse_pins(options.pins_sha256):
@@ -139,7 +141,7 @@ def _pinned_socket(pins: frozenset[str]) -> type[ssl.SSLSocket]:
     return PinnedSocket
 
 
-def _load(description: str, path: str, load: Callable[[], None]) -> None:
+def _load_file(description: str, path: str, load: Callable[[], None]) -> None:
     import ssl
 
     try:
@@ -159,7 +161,7 @@ def _load(description: str, path: str, load: Callable[[], None]) -> None:
 
 # Most bytes that a loop iteration reads from one connection, so that all connections are served:
 # 256 KiB are read and parsed in about a millisecond.
-READ_SIZE = 1 << 18
+SOCKET_READ_SIZE = 1 << 18
 # Delay between the attempts to reach the addresses of one name: the default of RFC 8305.
 STAGGER_S = 0.25
 

@@ -134,7 +134,7 @@ def test_a_finished_message_is_forgotten(limit: int, verdict: str) -> None:
 
 
 def test_the_oldest_messages_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nsqtools.client.attempts.MAX_REMEMBERED", 2)
+    monkeypatch.setattr("nsqtools.client.attempts.MAX_RECORDS", 2)
     attempts = Attempts(5)
     keys = [(TOPIC, "nsqd:4150", b"%d" % number) for number in range(3)]
     for key in keys:

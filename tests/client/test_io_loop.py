@@ -15,7 +15,7 @@ from plugins.scripted_nsqd import ScriptedNsqd
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import Consumer, Producer
-from nsqtools.client.connecting import MAX_THREADS, ThreadPool
+from nsqtools.client.connecting import MAX_POOL_THREADS, ThreadPool
 from nsqtools.client.consumer_io import Subscription
 from nsqtools.client.io_loop import LoopMember, next_multiple
 from nsqtools.errors import ConnectionFailed, PublishNotSent
@@ -206,7 +206,7 @@ def test_hanging_peers_leave_threads_to_responsive_ones(
     for peer in range(peers):
         if answered is not None:
             background._has_answered[peer] = answered
-        for _ in range(MAX_THREADS):
+        for _ in range(MAX_POOL_THREADS):
             background.run(NOBODY, peer, hang, ignore)
     wait_until(lambda: len(running) == most, what="their share of the threads")
     served = [threading.Event() for _ in range(20)]
@@ -215,15 +215,15 @@ def test_hanging_peers_leave_threads_to_responsive_ones(
     assert all(event.wait(patience_s(5)) for event in served)
     assert len(running) == most
     release.set()
-    wait_until(lambda: len(running) == peers * MAX_THREADS, what="all the others")
+    wait_until(lambda: len(running) == peers * MAX_POOL_THREADS, what="all the others")
 
 
 def test_failed_work_costs_no_thread(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("nsqtools.client.connecting.IDLE_S", 0.05)
+    monkeypatch.setattr("nsqtools.client.connecting.THREAD_IDLE_S", 0.05)
     background = ThreadPool()
-    for _ in range(2 * MAX_THREADS):
+    for _ in range(2 * MAX_POOL_THREADS):
         background.run(NOBODY, "x", sys.exit, ignore)
     wait_until(lambda: "cannot reach x" in caplog.text, what="the log")
     wait_until(lambda: background._threads == 0, what="the end of the threads")

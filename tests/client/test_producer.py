@@ -102,7 +102,7 @@ def test_unsent_publishes_are_not_unknown(
     nsqd: GoNsqd, proxy_to: ProxyTo, produce: Produce, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More than the buffers on the way hold: what came after it was never offered."""
-    monkeypatch.setattr(producer_io, "WINDOW_BYTES", 1 << 30)
+    monkeypatch.setattr(producer_io, "PUBLISH_WINDOW_BYTES", 1 << 30)
     monkeypatch.setattr(Producer, "_window_bytes", 1 << 30)
     proxy = proxy_to(nsqd.tcp_address)
     limit_s, large = patience_s(0.4), 1 << 24
