@@ -1,4 +1,4 @@
-"""Asyncio: one core, many tasks, and no message is lost to a cancellation."""
+"""The asyncio client: many tasks, and no message lost by a cancellation."""
 
 import asyncio
 import collections
@@ -163,7 +163,7 @@ asyncio.run(consumer.run({}))
 
 @pytest.mark.parametrize("handler", ["stuck", "blocking"])
 def test_more_signals_end_a_program_whose_handlers_are_stuck(nsqd: GoNsqd, handler: str) -> None:
-    """The second leaves a blocked event loop; a task that refuses to be cancelled takes three."""
+    """The second one ends a blocked event loop, the third a task that ignores cancellation."""
     fill(nsqd, 100, CHANNEL)
     command = [sys.executable, "-c", PROGRAM.format(handler), nsqd.tcp_address]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
@@ -255,7 +255,7 @@ async def test_a_cancelled_publish_frees_its_place_when_it_settles(nsqd: GoNsqd)
 
 
 def test_a_producer_can_serve_one_event_loop_after_the_other(nsqd: GoNsqd) -> None:
-    """In every way of publishing."""
+    """For every way of publishing."""
     nsqd.create_channel(TOPIC, "check")
     producer = Producer(nsqd.tcp_address)
     asyncio.run(producer.publish(TOPIC, b"one"))
@@ -274,7 +274,7 @@ def in_another_loop(use: Callable[[], Coroutine[Any, Any, object]]) -> str:
 
 
 async def test_a_second_running_loop_is_refused_and_the_first_goes_on(nsqd: GoNsqd) -> None:
-    """Else what the first loop waits for would never come."""
+    """Otherwise tasks of the first loop would wait forever."""
 
     producer = Producer(nsqd.tcp_address)
     async with producer, Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses=nsqd.tcp_address) as consumer:
@@ -317,7 +317,7 @@ async def test_messages_that_one_loop_has_fetched_are_not_handed_to_another(nsqd
 async def test_a_window_full_of_bytes_does_not_hold_the_event_loop(
     scripted_nsqd: ScriptedNsqd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that wait are let in together, the first of them fills it, and the order stays."""
+    """Waiting publishes enter in order, as far as the first of them leaves room."""
     monkeypatch.setattr(Producer, "_window_bytes", 10)
     bodies = [b"%010d" % number for number in range(10)]
     producer = Producer(scripted_nsqd.address, ClientOptions(max_outstanding=4))

@@ -1,4 +1,4 @@
-"""Handlers that are slow: what waits, what is handed out, and what is given up."""
+"""Slow handlers: pending, delivered, withdrawn and isolated messages."""
 
 import collections
 import os
@@ -132,7 +132,7 @@ def test_after_a_pause_no_message_is_handed_out_twice(embedded_nsqd: AnyNsqd) ->
 
 
 def test_a_message_that_only_waited_is_not_given_up(dialog: Dialog, handle: Handle) -> None:
-    """Deliveries 1 to 9 expire here while the handler is busy; nobody saw them."""
+    """Deliveries 1 to 9 expire in the client while the handler is busy."""
     consumer, conn = dialog("RDY 1", max_in_flight=5, max_attempts=3, more=FINISHING)
     message_id = conn.new_id()
     for attempts in range(1, 10):
@@ -171,7 +171,7 @@ def test_a_message_that_no_loop_reached_has_no_attempt(
 def test_a_late_failure_is_an_attempt(
     scripted_nsqd: ScriptedNsqd, consume: Consume, handle: Handle
 ) -> None:
-    """nsqd has delivered the message again when its handler fails; that is a try nonetheless."""
+    """The failure counts although nsqd has delivered the message again before."""
     no_backoff = {"max_backoff_duration_s": 0, "more": FINISHING}
     consumer = consume(scripted_nsqd.address, max_in_flight=5, max_attempts=2, **no_backoff)
     seen: list[int] = []
@@ -200,7 +200,7 @@ def test_a_late_failure_is_an_attempt(
 
 
 def test_a_pool_loses_nothing(quick_nsqd: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of it times out again and again before the pool comes to it."""
+    """Without a limit, messages would time out repeatedly before the pool reaches them."""
     monkeypatch.setattr(in_flight_limit, "START", 16)
     nsqd = quick_nsqd
     bodies = fill(nsqd, 10)
@@ -226,7 +226,7 @@ def test_a_pool_loses_nothing(quick_nsqd: EmbeddedServer, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("way", ["handlers", "batches"])
 def test_a_pool_gets_only_what_it_answers_in_time(embedded_nsqd: AnyNsqd, way: str) -> None:
-    """All of max_in_flight in the queue of the pool would time out again and again."""
+    """With all of max_in_flight in its queue, messages would time out repeatedly."""
     nsqd = embedded_nsqd("--msg-timeout=2s")  # a busy machine may stand still for one
     fill(nsqd, 60)
     seen: collections.Counter[bytes] = collections.Counter()

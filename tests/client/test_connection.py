@@ -1,4 +1,4 @@
-"""Connections that die, or must not; what comes on them, and what is answered."""
+"""The life of a connection: liveness, messages, answers and errors."""
 
 import threading
 import time
@@ -103,7 +103,7 @@ def test_a_silent_peer_is_disconnected(nsqd: GoNsqd, proxy_to: ProxyTo, consume:
 
 
 def test_a_stuck_producer_times_out(nsqd: GoNsqd, proxy_to: ProxyTo, produce: Produce) -> None:
-    """Without heartbeats. An idle one is not, however long ago the last write was."""
+    """Without heartbeats. An idle producer has no timeout, however long ago its last write was."""
     proxy = proxy_to(nsqd.tcp_address)
     times = {"heartbeat_interval_s": -1, "read_timeout_s": 0.1, "write_timeout_s": 1}
     times["publish_timeout_s"] = 600
@@ -123,7 +123,7 @@ def test_a_stuck_producer_times_out(nsqd: GoNsqd, proxy_to: ProxyTo, produce: Pr
 
 @pytest.fixture
 def turns_a_second(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
-    """Ask how often the I/O thread looks for something to do: a busy machine adds none."""
+    """Count the iterations of the I/O loop, which do not depend on the load of the machine."""
     turns, take_turn = [0], IOThread._turn
 
     def count(thread: IOThread) -> None:
@@ -170,7 +170,7 @@ def test_an_ended_compressed_stream_uses_no_cpu(
     compression: str,
     turns_a_second: Callable[[], float],
 ) -> None:
-    """The end of the stream is not taken for a decoder that wants more."""
+    """The end of the stream is not confused with a decoder that needs more bytes."""
     proxy = proxy_to(nsqd.tcp_address)
     errors: list[NsqError] = []
     options: dict[str, Any] = {compression: True, "more": {"on_error": errors.append}}
@@ -225,7 +225,7 @@ def test_nothing_after_a_fatal_error_counts(scripted_nsqd: ScriptedNsqd, consume
 
 
 def test_zero_is_a_delay_and_seconds_become_milliseconds(dialog: Dialog) -> None:
-    """nsqd decides how long a delay may be. By default no message is given up."""
+    """nsqd limits delays, not the client. By default no message is given up."""
     consumer, conn = dialog("RDY 200", max_attempts=3)
     given: dict[float | None, int] = {
         0: 0,
@@ -279,7 +279,7 @@ def test_an_answer_stays_with_its_connection(scripted_nsqd: ScriptedNsqd, consum
 
 
 def test_a_redelivered_message_replaces_its_unanswered_delivery(dialog: Dialog) -> None:
-    """A batch is finished but for that one, and for what was answered."""
+    """A batch finishes all messages except redelivered and answered ones."""
     consumer, conn = dialog("RDY 200")
     ids = [conn.message(b"x") for _ in range(3)]
     source = batch_of(consumer).source

@@ -1,4 +1,4 @@
-"""Consumer as its users see it."""
+"""The public behavior of a consumer."""
 
 import asyncio
 import time
@@ -144,7 +144,7 @@ def test_is_starved_when_max_in_flight_is_unanswered(nsqd: GoNsqd, consume: Cons
 def test_single_answers_do_not_wait_to_be_joined(
     nsqd: GoNsqd, consume: Consume, in_background: InBackground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a second for each these would take minutes."""
+    """If each answer waited for a second, this would take minutes."""
     monkeypatch.setattr(consumer_io, "COLLECT_S", 1.0)
     fill(nsqd, 200)
     consumer = consume(nsqd.tcp_address, max_in_flight=1)
@@ -254,7 +254,7 @@ def test_a_handler_that_returns_pending_work_finishes_nothing(
 def test_a_long_handler_keeps_its_message_with_auto_touch(
     embedded_nsqd: AnyNsqd, consume: Consume, in_background: InBackground
 ) -> None:
-    """On the embedded nsqd, which looks for timeouts in a new channel at once."""
+    """On the embedded nsqd, which scans a new channel for timeouts immediately."""
     nsqd = embedded_nsqd("--msg-timeout=2s")
     fill(nsqd, 1)
     seen: list[int] = []
@@ -283,7 +283,7 @@ def make_consumer(*servers: Nsqd) -> Consumer:
 
 @pytest.mark.parametrize("msg_timeout", ["60s", "4s"])
 def test_batches_have_the_requested_size(go_nsqd: MakeNsqd, msg_timeout: str) -> None:
-    """Also with an insert that takes longer than its message's share of msg_timeout."""
+    """Also if handling a batch takes longer than `COLLECT_SHARE` of msg_timeout."""
     nsqd = go_nsqd(f"--msg-timeout={msg_timeout}")
     fill(nsqd, 1500)
     sizes = list[int]()
@@ -301,7 +301,7 @@ def test_batches_have_the_requested_size(go_nsqd: MakeNsqd, msg_timeout: str) ->
 
 @pytest.mark.parametrize("late", ["set_batch_size", "_hand_over"])
 def test_a_late_batch_is_complete(nsqd: GoNsqd, monkeypatch: pytest.MonkeyPatch, late: str) -> None:
-    """With what it is told, and with handing over what it has counted."""
+    """Also if the I/O thread is late to learn its size, or to hand over counted messages."""
     usual = getattr(Delivery, late)
 
     def later(*arguments: Any) -> None:
@@ -332,7 +332,7 @@ def test_a_batch_waits_for_connections_with_room(
 
 
 def test_a_batch_has_messages_of_several_nsqd(go_nsqd: MakeNsqd) -> None:
-    """Their shares are raised until they add up to its size: a third of 500 is 166."""
+    """The limit grows until the shares of connections add up to the size: a third of 500 is 166."""
     servers = [go_nsqd(), go_nsqd(), go_nsqd()]
     for nsqd in servers:
         fill(nsqd, 300)
@@ -347,7 +347,7 @@ def test_a_batch_has_messages_of_several_nsqd(go_nsqd: MakeNsqd) -> None:
 
 
 def test_no_batch_waits_for_impossible_messages(nsqd: GoNsqd, in_background: InBackground) -> None:
-    """Another batch is in the hands of another thread, and no more may be in flight."""
+    """Another thread has a batch, and no further messages may be in flight."""
     fill(nsqd, 2000)
     options = ClientOptions(max_in_flight=500, output_buffer_timeout_s=0.025)
     with Consumer(TOPIC, CHANNEL, nsqd_tcp_addresses=nsqd.tcp_address, options=options) as consumer:

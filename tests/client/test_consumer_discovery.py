@@ -1,4 +1,4 @@
-"""Finding nsqd, and finding them again."""
+"""Lookups, connecting and reconnecting."""
 
 import logging
 import random
@@ -127,7 +127,7 @@ def test_an_invalid_producer_hides_no_other(changes: dict[str, object], host: st
 
 
 def test_delays_are_drawn_and_early_rounds_are_spaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A flapping nsqd must not have nsqlookupd asked each second."""
+    """An nsqd that flaps must not cause a lookup every second."""
     monkeypatch.setattr(discovery_module.thread_pool, "run", lambda *_: None)
     loop, rounds = Mock(), [1000.0]
     polls = Discovery(["127.0.0.1:1"], "clicks", ClientOptions())
@@ -161,7 +161,7 @@ PATIENT = {"reconnect_base_s": 3600, "reconnect_max_s": 3600}
 
 
 def test_a_consumer_reconnects_to_its_nsqd(nsqd: GoNsqd, consume: Consume, handle: Handle) -> None:
-    """It took eight seconds, the first delay between tries, which is an hour here."""
+    """A regression would take the first delay between attempts, which is an hour here."""
     nsqd.create_channel(TOPIC, CHANNEL)
     nsqd.publish(TOPIC, b"before")
     bodies: list[bytes] = []
@@ -180,7 +180,7 @@ def test_a_consumer_reconnects_to_its_nsqd(nsqd: GoNsqd, consume: Consume, handl
 
 
 def know_http_port(nsqd: Nsqd, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the usual distance of nsqd's ports be that of this one."""
+    """Replace the usual distance between nsqd's ports."""
     tcp, http = parse_address(nsqd.tcp_address), parse_address(nsqd.http_address)
     monkeypatch.setattr(connecting, "HTTP_PORT_OFFSET", http.port - tcp.port)
 
@@ -189,7 +189,7 @@ def know_http_port(nsqd: Nsqd, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_cut_connection_of_a_healthy_nsqd_costs_no_delay(
     nsqd: GoNsqd, consume: Consume, monkeypatch: pytest.MonkeyPatch, cause: OSError | None
 ) -> None:
-    """A reset is the network's; after an end of stream nsqd shows topic and channel over HTTP."""
+    """A reset is a fault of the network. After an end of stream nsqd is asked over HTTP."""
     if cause is None:
         know_http_port(nsqd, monkeypatch)
     nsqd.publish(TOPIC, b"before", b"after")
@@ -229,7 +229,7 @@ def test_a_deleted_topic_or_channel_is_waited_for(
 def test_a_deleted_topic_or_channel_is_not_recreated_immediately(
     nsqd: GoNsqd, consume: Consume, handle: Handle, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """nsqd closes the connection of who consumes it, and a SUB would create it again."""
+    """nsqd closes the connections of its consumers, and a SUB would recreate it."""
     caplog.set_level(logging.INFO, "nsqtools")
     nsqd.publish(TOPIC, b"before")
     bodies: list[bytes] = []

@@ -1,4 +1,4 @@
-"""Stopping a consumer: no message lost, no thread stuck, nsqd asked once."""
+"""Stopping a consumer: no message is lost, no thread is stuck, and CLS is sent once."""
 
 import itertools
 import threading
@@ -18,7 +18,7 @@ from nsqtools.client.consumer_io import Stopping
 
 
 def left(nsqd: GoNsqd) -> tuple[int, int]:
-    """Messages waiting, and messages in flight."""
+    """Return the depth, and the messages in flight."""
     stats = nsqd.channel_stats(TOPIC, CHANNEL)
     return stats["depth"], stats["in_flight_count"]
 
@@ -160,7 +160,7 @@ def test_fail_fast_raises_the_first_error(
 
 
 def test_several_start_at_once(unreachable_address: str, nsqd: GoNsqd, consume: Consume) -> None:
-    """Five seconds for each of twenty topics were a hundred, where one nsqd dropped packets."""
+    """One after the other, twenty topics would take 100 s if an nsqd dropped packets."""
     first = consume(unreachable_address, started=False, dial_timeout_s=0.5)
     second = consume(nsqd.tcp_address, started=False)
     with pytest.raises(ConnectionFailed, match="timed out"):
@@ -209,7 +209,7 @@ def test_a_handler_thread_that_dies_ends_the_others(
 
 
 def steps(moments: dict[float, str]) -> list[str]:
-    """What a stop that began at 100 says at each moment, with what is new then."""
+    """Each step of a stop that began at 100, with the changes before it."""
     stopping = Stopping(100.0, drain_timeout_s=30, drain=True)
     connection = Mock(saw_close_wait=False, is_drained=False)
     said = []

@@ -1,4 +1,4 @@
-"""Servers that import the application first and let gevent patch threads and sockets later."""
+"""Servers that import the application before gevent patches threads and sockets."""
 
 import http.client
 import signal

@@ -1,4 +1,4 @@
-"""Which messages were tried too often, and what becomes of them."""
+"""Messages that failed too often: verdicts, callbacks and dead letters."""
 
 import threading
 from pathlib import Path
@@ -161,7 +161,7 @@ COUNT, WAYS = 40, ("pool", "asyncio", "batches")
 def test_only_the_poison_reaches_the_dead_letters(
     how: str, poisoned: list[int], embedded_nsqd: AnyNsqd, tmp_path: Path
 ) -> None:
-    """On the embedded nsqd, which looks for timeouts in a new channel at once."""
+    """On the embedded nsqd, which scans a new channel for timeouts immediately."""
     # what expires while it waits comes once more, which the next process takes for a try
     nsqd = embedded_nsqd(f"--msg-timeout={max(1.0, patience_s(0.3)):.1f}s")
     nsqd.create_channel(TOPIC, CHANNEL)

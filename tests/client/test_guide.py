@@ -36,7 +36,7 @@ HEADINGS = [
 
 
 def program_of(heading: str, nsqd: Nsqd, **changes: str) -> str:
-    """The first program under a heading, for this nsqd. What is changed must be there."""
+    """The first program under a heading, adapted to this nsqd."""
     blocks = [block for block in BLOCKS if (block.heading, block.language) == (heading, "python")]
     text = blocks[0].text
     for old, new in {"127.0.0.1:4150": nsqd.tcp_address, **changes}.items():

@@ -1,4 +1,4 @@
-"""A handler that does not return costs one worker: what nsqd delivers again waits for it."""
+"""A handler that hangs costs one worker, which keeps the redeliveries of its message."""
 
 import asyncio
 import threading
@@ -22,7 +22,7 @@ WAYS = ["run", "for", "batches", "aio.run", "aio.for", "aio.batches"]
 
 
 class Program:
-    """Two workers in one of the `WAYS`. A message named ``hang...`` holds its worker up."""
+    """Two workers in one of the `WAYS`. A message named ``hang...`` blocks its worker."""
 
     def __init__(self, way: str, address: str, workers: int = 2, **options: Any) -> None:
         self.begun: Counter[bytes] = Counter()
@@ -99,7 +99,7 @@ def running(way: str, address: str, workers: int = 2, **options: Any) -> Iterato
 
 
 def hang(program: Program, conn: Connection) -> str:
-    """Deliver a message that hangs, until its handler has it; return its id."""
+    """Deliver a message that blocks its handler, and return its id."""
     message_id = conn.message(b"hang")
     wait_until(lambda: program.begun[b"hang"], what="the handler to hang")
     return message_id
@@ -113,7 +113,7 @@ def redeliver(program: Program, conn: Connection, message_id: str, attempts: int
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_redelivery_waits_for_the_running_handler(scripted_nsqd: ScriptedNsqd, way: str) -> None:
-    """Its one answer is for the last delivery, beyond max_attempts too."""
+    """Its one answer is for the last delivery, even beyond max_attempts."""
     with running(way, scripted_nsqd.address) as program:
         conn = scripted_nsqd.subscribed("RDY 1")
         message_id = hang(program, conn)
@@ -135,7 +135,7 @@ def test_a_redelivery_waits_for_the_running_handler(scripted_nsqd: ScriptedNsqd,
 def test_a_redelivery_on_another_connection_waits_as_well(
     scripted_nsqd: ScriptedNsqd, way: str
 ) -> None:
-    """With attempts of 1, too: an nsqd that was killed has forgotten them."""
+    """Also with attempts of 1, because a killed nsqd has lost the count."""
     with running(way, scripted_nsqd.address, reconnect_base_s=0.01) as program:
         conn = scripted_nsqd.subscribed("RDY 1")
         message_id = hang(program, conn)
@@ -155,7 +155,7 @@ def test_a_redelivery_on_another_connection_waits_as_well(
 
 @pytest.mark.parametrize("way", ["run", "aio.run"])
 def test_a_late_exception_requeues_the_last_delivery(scripted_nsqd: ScriptedNsqd, way: str) -> None:
-    """Deliveries that its handler outlasted are no attempts: the next one is handled."""
+    """Deliveries that timed out during the handler do not count as attempts."""
     with running(way, scripted_nsqd.address, max_backoff_duration_s=0.0) as program:
         conn = scripted_nsqd.subscribed("RDY 1")
         message_id = hang(program, conn)
@@ -173,7 +173,7 @@ def test_a_late_exception_requeues_the_last_delivery(scripted_nsqd: ScriptedNsqd
 def test_without_a_free_worker_no_message_is_requested(
     quick_nsqd: EmbeddedServer, way: str
 ) -> None:
-    """Nor does what nsqd took back count as in flight. With a free one all goes on."""
+    """Messages that timed out do not count as in flight. A free worker resumes consumption."""
     nsqd = quick_nsqd
     nsqd.create_channel(TOPIC, CHANNEL)
     nsqd.publish(TOPIC, b"hang 1", b"hang 2")
@@ -193,7 +193,7 @@ def test_without_a_free_worker_no_message_is_requested(
 
 @pytest.mark.parametrize("way", ["run", "aio.run"])
 def test_messages_expire_behind_a_hanging_handler(quick_nsqd: EmbeddedServer, way: str) -> None:
-    """Nothing came that could replace it, as no worker was free; another consumer may have it."""
+    """No redelivery replaced it, because no worker was free. Another consumer may have it."""
     nsqd = quick_nsqd
     nsqd.create_channel(TOPIC, CHANNEL)
     nsqd.publish(TOPIC, b"0")

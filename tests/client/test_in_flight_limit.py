@@ -52,7 +52,7 @@ class Simulation:
         self._later(TICK, self._tick)
 
     def run(self, until: int) -> float:
-        """Return the time that it takes until so many are answered."""
+        """Run until this many messages are answered; return the time that it took."""
         began = self.now
         while self.answered < until:
             assert self.now < 100_000, f"a deadlock at {self.limit.current} in flight"
@@ -119,7 +119,7 @@ class Simulation:
 @pytest.mark.parametrize("handler_s", [0.001, 0.1, 0.35, 0.7])
 @pytest.mark.parametrize("kind", ["threads", "pool"])
 def test_handlers_are_busy_and_answer_in_time(kind: Kind, handler_s: float) -> None:
-    """Of a pool nothing is known but its answers: it costs a few late ones to find its size."""
+    """Only the answers of a pool are known, so finding its size costs a few late ones."""
     for count, jitter, seed in [(1, 0.1, 1), (2, 0.0, 1), (4, 0.1, 2), (12, 0.0, 2), (32, 0.1, 1)]:
         simulated = Simulation(kind, count, handler_s, jitter, seed)
         simulated.run(1000)
@@ -233,7 +233,7 @@ def test_timeouts_with_handlers_halve_the_limit_once_in_a_timeout() -> None:
 
 
 def test_a_pause_leaves_the_limit_as_it_was() -> None:
-    """It became 0, and with the next look the I/O thread ended."""
+    """A limit of 0 must not enter the law, which would divide by it."""
     limit = InFlightLimit(ClientOptions())
     limit.is_busy = limit.was_used = True
     limit._law = 8

@@ -1,4 +1,4 @@
-"""One I/O thread for all consumers and producers of a process, a few threads for what blocks."""
+"""The I/O thread of all consumers and producers, and the thread pool for blocking work."""
 
 import gc
 import sys
@@ -101,7 +101,7 @@ def test_a_forked_child_closes_its_copies_of_the_sockets(nsqd: GoNsqd) -> None:
 def test_a_message_after_a_long_idle_time_arrives_immediately(
     nsqd: GoNsqd, consume: Consume
 ) -> None:
-    """Nothing ticks for it then; what came after a long sleep must not look as old as the sleep."""
+    """No timer runs then, and the message must not seem as old as the sleep before it."""
     consumer = consume(nsqd.tcp_address, fail_fast=True, msg_timeout_s=2)
     time.sleep(2.1)
     published_after = time.monotonic()
@@ -116,7 +116,7 @@ def test_a_message_after_a_long_idle_time_arrives_immediately(
 
 
 def test_periodic_calls_of_members_share_iterations() -> None:
-    """A thousand of them must not wake the thread a thousand times a second."""
+    """A thousand members must not wake the thread a thousand times a second."""
     made: list[float] = []
     members = [LoopMember("test", lambda: None, lambda: None) for _ in range(20)]
     for one in members:
@@ -192,7 +192,7 @@ def ignore(result: object) -> None:
 def test_hanging_peers_leave_threads_to_responsive_ones(
     peers: int, answered: bool | None, most: int
 ) -> None:
-    """It did not answer last time, or is new, as what nsqlookupd announces."""
+    """A peer that hangs has failed before, or is new, like an announced nsqd."""
     background = ThreadPool()
     background._has_answered["good"] = True
     release = threading.Event()

@@ -60,7 +60,7 @@ def tls_nsqd(go_nsqd: MakeNsqd, certificates: Certificates) -> GoNsqd:
 
 @pytest.fixture
 def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every socket take little at a time."""
+    """Let every socket accept only a few bytes at a time."""
     plain = socket.socket.connect
 
     def connect(self: socket.socket, address: Any) -> None:
@@ -106,7 +106,7 @@ def test_large_publishes_in_small_pieces(
     consume: Consume,
     mode: dict[str, bool],
 ) -> None:
-    """Partial writes: what was offered to TLS or compressed is never changed again."""
+    """After a short write, bytes offered to TLS and compressed bytes never change."""
     body = random.Random(1).randbytes(1 << 20)
     tls_nsqd.create_channel(TOPIC, CHANNEL)
     producer = produce(tls_nsqd.tcp_address, tls_root_ca_file=str(certificates.ca), **mode)
@@ -340,7 +340,7 @@ def test_only_pinned_certificates_are_accepted(
 
 
 def own_context(certificates: Certificates) -> ssl.SSLContext:
-    """One that no option can make: its authority is a text, not a file."""
+    """A context that no option can make, with its authority from a text."""
     context = ssl.create_default_context(cadata=certificates.ca.read_text())
     context.load_cert_chain(certificates.client.cert, certificates.client.key)
     return context

@@ -1,4 +1,4 @@
-"""What is called not sent is not there, what is called confirmed is, whatever nsqd does."""
+"""Outcomes are true, whatever nsqd does: confirmed is stored, not sent is not."""
 
 import asyncio
 import sys
@@ -73,7 +73,7 @@ def bodies_of(line: str, body: bytes) -> list[bytes]:
 
 
 class FickleNsqd:
-    """Takes one step for each publish, then stores everything, or does not listen any more."""
+    """Takes one step for each publish, then stores everything, or stops listening."""
 
     def __init__(self, peer: ScriptedNsqd, steps: list[Step], *, then_gone: bool) -> None:
         self.stored: set[bytes] = set()
@@ -98,7 +98,7 @@ class FickleNsqd:
         self._peer.stop_listening()
 
     def _publish(self, connection: Connection) -> bool:
-        """Take a command; return whether more are taken from this connection."""
+        """Process a command; return whether the connection continues."""
         command = connection.take()
         name = command.line.split()[0]
         if "PUB" not in name:
@@ -246,7 +246,7 @@ def test_a_forwarder_finishes_only_stored_messages(steps: list[Step], then_gone:
 def test_a_publish_that_may_be_stored_never_ends_as_not_sent(
     scripted_nsqd: ScriptedNsqd, produce: Produce, ends_by: str
 ) -> None:
-    """The answer is lost, and then nothing listens: until the time is over, or a stop."""
+    """The answer is lost, and then nobody listens until the timeout or a stop."""
     retry_timeout_s = 0.3 if ends_by == "retry_timeout_s" else 60
     more = {"retry_unknown": True, "retry_timeout_s": retry_timeout_s}
     producer = produce(scripted_nsqd.address, more=more)
@@ -279,7 +279,7 @@ def test_a_batch_that_nsqd_stored_in_part_is_unknown_and_not_split(
 def test_a_batch_stored_in_part_is_retried_one_by_one(
     scripted_nsqd: ScriptedNsqd, produce: Produce
 ) -> None:
-    """Else each try stores the first of them again, while the disk has room for a few."""
+    """Otherwise each retry would store its first messages again while the disk has little room."""
     producer = produce(scripted_nsqd.address, more={"retry_timeout_s": 600, "retry_unknown": True})
     sent = producer.submit(TOPIC, [b"a", b"b", b"c"])
     connection = scripted_nsqd.identified(f"MPUB {TOPIC}")

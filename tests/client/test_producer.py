@@ -1,4 +1,4 @@
-"""Publishing: every message has one outcome, and it is the right one."""
+"""Publishing: every message has exactly one outcome, the right one."""
 
 import gc
 import math
@@ -101,7 +101,7 @@ def test_a_bad_body_fails_alone(go_nsqd: MakeNsqd, produce: Produce, linger_s: f
 def test_unsent_publishes_are_not_unknown(
     nsqd: GoNsqd, proxy_to: ProxyTo, produce: Produce, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More than the buffers on the way hold: what came after it was never offered."""
+    """It exceeds all buffers on the way, so the next command was never offered to the socket."""
     monkeypatch.setattr(producer_io, "PUBLISH_WINDOW_BYTES", 1 << 30)
     monkeypatch.setattr(Producer, "_window_bytes", 1 << 30)
     proxy = proxy_to(nsqd.tcp_address)
@@ -118,7 +118,7 @@ def test_unsent_publishes_are_not_unknown(
 
 
 def test_an_nsqd_that_hangs_holds_no_more_than_two_windows(nsqd: GoNsqd, produce: Produce) -> None:
-    """A publish whose own time is over makes room, but not there."""
+    """A publish whose timeout has passed makes room in the window, but not on the connection."""
     producer = produce(nsqd.tcp_address, publish_timeout_s=patience_s(30))
     producer.publish(TOPIC, b"first")
     nsqd.pause()
@@ -131,7 +131,7 @@ def test_an_nsqd_that_hangs_holds_no_more_than_two_windows(nsqd: GoNsqd, produce
 
 
 def test_a_failure_that_was_read_keeps_no_memory(dead_address: str, produce: Produce) -> None:
-    """Its traceback refers to frames, and these to the bodies."""
+    """The traceback of its error refers to frames, and these to the bodies."""
     producer = produce(dead_address)
     kept: list[weakref.ref[array[int]]] = []
 
@@ -286,7 +286,7 @@ def test_a_callback_can_begin_to_stop(scripted_nsqd: ScriptedNsqd, produce: Prod
 def test_a_signal_handler_may_publish_flush_and_stop(
     nsqd: GoNsqd,
 ) -> None:
-    """Each line of the client that a thread runs to publish, to consume and to stop."""
+    """Return each line of the client that runs to publish, to consume and to stop."""
     nsqd.create_channel(TOPIC, CHANNEL)
     producer = Producer(nsqd.tcp_address)
     interrupted: dict[tuple[str, int], None] = {}
@@ -525,7 +525,7 @@ def test_round_robin_uses_new_nsqd(
 def test_a_connection_outlives_its_listing(
     scripted_lookupd: MakeScripted, go_nsqd: MakeNsqd, produce: Produce
 ) -> None:
-    """One that was just started knows no nsqd yet; then it fails, and then it is gone."""
+    """nsqlookupd lists no nsqd after its start, then fails, and then is gone."""
     lookupd, nsqd = scripted_lookupd(), go_nsqd()
     lookupd.list_nsqd(nsqd.tcp_address)
     producer = produce(lookupd=lookupd.address, more={"retry_timeout_s": 10})
@@ -677,7 +677,7 @@ def test_failover_leaves_an_nsqd_while_it_hangs(go_nsqd: MakeNsqd, produce: Prod
 def test_a_delisted_nsqd_is_the_last_resort(
     scripted_lookupd: MakeScripted, go_nsqd: MakeNsqd, produce: Produce
 ) -> None:
-    """All nsqlookupd have restarted and know none, and the nsqd in use stops."""
+    """All nsqlookupd have restarted and list none, and the nsqd in use stops."""
     lookupd, nsqds = scripted_lookupd(), [go_nsqd() for _ in range(3)]
     lookupd.list_nsqd(*(nsqd.tcp_address for nsqd in nsqds))
     producer = produce(lookupd=lookupd.address, publish_timeout_s=600)
@@ -698,7 +698,7 @@ def test_a_delisted_nsqd_is_the_last_resort(
 def test_retries_outlast_a_missing_auth_server(
     go_nsqd: MakeNsqd, auth_server: AuthServer, produce: Produce
 ) -> None:
-    """nsqd asks again when an identity has expired, and refuses what it cannot ask about."""
+    """nsqd renews an expired identity, and refuses commands if it cannot."""
     auth_server.allow("sesame", ttl_s=1)
     nsqd = go_nsqd(f"-auth-http-address={auth_server.address}")
     options: dict[str, Any] = {"auth_secret": "sesame", "more": {"retry_timeout_s": 600}}

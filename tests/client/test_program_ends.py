@@ -1,4 +1,4 @@
-"""How programs end: no answer is lost, nothing stays in flight, and nobody waits for nothing."""
+"""The end of programs: no answer is lost, no message stays in flight, no thread hangs."""
 
 import os
 import signal
@@ -56,7 +56,7 @@ def program(nsqd: GoNsqd, text: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def left(nsqd: GoNsqd) -> tuple[int, int]:
-    """What waits for the next consumer, and what it would have to wait for."""
+    """Return the depth, and the messages that a next consumer would have to wait for."""
     # the program has ended, but nsqd may still read what it sent last
     wait_until(lambda: not nsqd.channel_stats(TOPIC, CHANNEL)["client_count"], what="no client")
     stats = nsqd.channel_stats(TOPIC, CHANNEL)
@@ -157,7 +157,7 @@ def test_a_second_signal_ends_stuck_handlers(nsqd: GoNsqd, workers: int, number:
 
 
 def test_a_signal_sent_twice_at_once_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As timeout(1) does it: to the process, and to its process group."""
+    """timeout(1) signals the process and then its process group."""
     monkeypatch.setattr(handling, "SIGNAL_DEBOUNCE_S", 600.0)
     said: list[str] = []
     with handling.StopSignals(
@@ -318,7 +318,7 @@ def test_a_child_publishes_what_it_submitted(nsqd: GoNsqd, tmp_path: Path, metho
 
 
 def test_a_publish_in_a_later_atexit_function_is_not_lost(nsqd: GoNsqd) -> None:
-    """As a log handler that publishes: logging registers its end when it is imported."""
+    """For example a log handler that publishes: logging registers its end at import."""
     program = """
         import atexit, sys
         def publish():

@@ -1,4 +1,4 @@
-"""RDY and backoff: decisions on a clock that the test turns, and as nsqd sees them."""
+"""RDY and backoff: decisions on a simulated clock, and their effect on nsqd."""
 
 import queue
 import random
@@ -48,7 +48,7 @@ LASTS_S = 30
     [(8, 2, 2), (8, 2, 5), (8, 1, 1), (40, 10, 12), (40, 10, 1), (5, 10, 1), (10, 10, 2)],
 )
 def test_no_idle_nsqd_waits_long(connections: int, allowed: int, busy: int) -> None:
-    """And the busy ones lose little. Handling takes 5 ms, the quiet ones get one in 7 s or so."""
+    """Busy ones lose little. Handling takes 5 ms; an idle nsqd gets a message every 7 s or so."""
     names = [f"n{i}" for i in range(connections)]
     rdy = control(allowed, *names)
     rng = random.Random(1)
@@ -85,7 +85,7 @@ def test_no_idle_nsqd_waits_long(connections: int, allowed: int, busy: int) -> N
 
 
 def test_is_starved_at_85_percent() -> None:
-    """Of RDY 2 at both, where go-nsq rounds the threshold down; and where RDY was taken away."""
+    """With RDY 2 both messages count, unlike in go-nsq, which rounds the threshold down."""
     states = control(1000, "a")
     state = states.states["a"]
     for rdy, enough in ((1, 1), (2, 2), (100, 85), (0, 1)):
@@ -166,7 +166,7 @@ def test_an_idle_test_visits_all_connections() -> None:
 
 @pytest.mark.parametrize("connections", [10, 500])
 def test_the_cost_of_an_answer_does_not_depend_on_connections(connections: int) -> None:
-    """Counted in lines of Python, which a busy machine does not change."""
+    """Counted in lines of Python, which do not depend on the load of the machine."""
     names = [f"n{number}" for number in range(connections)]
     rdy = control(connections // 2, *names)
     ready = [name for name, _ in rdy.take_changes()]
@@ -327,7 +327,7 @@ class ReadyMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.caps)
     @rule(data=st.data())
     def late_message(self, data: st.DataObject) -> None:
-        """One that was on its way when RDY was lowered, or comes again after its timeout."""
+        """A message that was under way when RDY was lowered, or that is redelivered."""
         self.receive(data.draw(st.sampled_from(sorted(self.caps))), 1)
 
     def room(self, name: int) -> int:
@@ -386,7 +386,7 @@ class ReadyMachine(RuleBasedStateMachine):
             assert sum(self.at_nsqd.values()) <= most
 
     def teardown(self) -> None:
-        """At rest nobody starves: all is answered, backoff over, and two ticks have passed."""
+        """At rest all is answered, backoff has ended, two ticks have passed, and nobody starves."""
         for name, count in self.in_flight.items():
             self.in_flight[name] = 0
             self.rdy.answered(name, count, self.now)
@@ -493,7 +493,7 @@ def test_an_nsqd_without_messages_does_not_delay_backoff(
 
 
 def test_rdy_rotates_as_soon_as_it_is_scarce(scripted_nsqd: ScriptedNsqd, consume: Consume) -> None:
-    """It began with the next tick, up to 5 s later."""
+    """A regression would start it with the next tick, up to 5 s later."""
     with ScriptedNsqd() as second:
         addresses = [scripted_nsqd.address, second.address]
         consumer = consume(addresses, max_in_flight=1, rdy_redistribute_interval_s=5)

@@ -1,4 +1,4 @@
-"""Certificates and secrets that are replaced while programs run: the next connection has them."""
+"""The next connection uses certificates and secrets that were replaced meanwhile."""
 
 import shutil
 from functools import partial
@@ -23,7 +23,7 @@ NAMES = ("ca.pem", "server.pem", "server.key", "client.pem", "client.key")
 
 
 class Place:
-    """The files of a server and its clients, of one authority or the next."""
+    """The files of a server and its clients, signed by one authority or the next."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory / "in-use"

@@ -1,4 +1,4 @@
-"""Fleets of workers whose handlers take a good part of msg_timeout: nothing unseen, little twice.
+"""Fleets of workers with slow handlers: every message is handled, few of them twice.
 
 Each worker is a process with default options, and writes a line for each message it has handled.
 `pytest -rP -m "slow or not slow" tests/faults/test_fleet.py` prints the table.

@@ -1,4 +1,4 @@
-"""The stream over a real socket: blocking and not, with every failure mapped once."""
+"""The stream over a real socket, blocking and non-blocking, and its errors."""
 
 import select
 import socket
@@ -21,7 +21,7 @@ from nsqtools.transport.stream import Deadline, Stream, TLSOptions, connect, mak
 
 @pytest.fixture
 def pair() -> Iterator[tuple[Stream, socket.socket]]:
-    """A connected stream and the other end of it."""
+    """A connected stream and its peer."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         stream = connect(Address(*listener.getsockname()), Deadline(5))
         peer, _ = listener.accept()
@@ -31,7 +31,7 @@ def pair() -> Iterator[tuple[Stream, socket.socket]]:
 
 
 def receive(stream: Stream) -> bytes | None:
-    """What is there, waiting until something is."""
+    """Wait for bytes, and return them."""
     buffer = memoryview(bytearray(100))
     assert select.select([stream], [], [], 5)[0]
     return stream.receive_ready(buffer)
