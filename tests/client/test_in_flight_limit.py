@@ -233,7 +233,7 @@ def test_timeouts_with_handlers_halve_the_limit_once_in_a_timeout() -> None:
 
 
 def test_a_pause_leaves_the_limit_as_it_was() -> None:
-    """A limit of 0 must not enter the law, which would divide by it."""
+    """A regression lowered it to 0 for good, which ended the I/O thread."""
     limit = InFlightLimit(ClientOptions())
     limit.is_busy = limit.was_used = True
     limit._law = 8

@@ -85,7 +85,7 @@ def test_no_idle_nsqd_waits_long(connections: int, allowed: int, busy: int) -> N
 
 
 def test_is_starved_at_85_percent() -> None:
-    """With RDY 2 both messages count, unlike in go-nsq, which rounds the threshold down."""
+    """With RDY 2 it takes two messages, where go-nsq rounds the threshold down to one."""
     states = control(1000, "a")
     state = states.states["a"]
     for rdy, enough in ((1, 1), (2, 2), (100, 85), (0, 1)):
