@@ -39,7 +39,7 @@ from pathlib import Path
 from nsqtools.archive.journal import Journal, TopicLock, journals_below, stem_of
 from nsqtools.archive.part_file import recover
 from nsqtools.archive.place import translating_errors
-from nsqtools.archive.topic_archiver import Quota, Scheduled, TopicArchiver, Turns
+from nsqtools.archive.topic_archiver import Quota, Task, TopicArchiver, WorkerPool
 from nsqtools.archive.topic_writer import (
     ArchiveSettings,
     ArchiveTotals,
@@ -69,7 +69,7 @@ MANY = 1 << 20
 TICK_S = 0.5
 OPEN_FILES = "--open-files"  # in trouble, when topics wait for room; no topic has such a name
 LONG_S = 5.0  # of a command at the end
-SAID = 4096  # bytes of what a command said last
+STDERR_TAIL = 4096  # bytes of what a command said last
 RETRY_S = 5.0  # how often topics that do not fit are tried again
 
 
@@ -118,7 +118,7 @@ class Archiver:
         self._on_tick = on_tick
         self._quota = Quota(self._limits.count)
         self._archivers: dict[str, TopicArchiver] = {}
-        self._turns = Turns()
+        self._pool = WorkerPool()
         self._folder_locks = settings.directories.locks()
         self._ended: dict[str, ArchiveTotals] = {}
         self._unwritten: NsqError | None = None
@@ -212,7 +212,9 @@ class Archiver:
         not work at the end.
         """
         end: End | None = None
-        Scheduled(self._turns, lambda: None).soon()  # without a thread none could end
+        Task(
+            self._pool, lambda: None
+        ).soon()  # Starts a thread now: without one, no topic could end.
         try:
             with translating_errors("use", self._settings.directories.work):
                 self._settings.directories.make()
@@ -243,7 +245,7 @@ class Archiver:
         With ``fail_fast`` the first error is raised; otherwise the trouble of a topic (directory,
         descriptors) is not that of the others.
         """
-        fitting = self._fitting(topics)
+        fitting = self._within_fd_limit(topics)
         if not fitting:
             return
         self._options = self._options_of_each(len(self._archivers) + len(fitting))
@@ -267,7 +269,7 @@ class Archiver:
         if fail_fast:
             start_all([self._archivers[topic].consumer for topic in fitting])
 
-    def _fitting(self, topics: Iterable[str]) -> list[str]:
+    def _within_fd_limit(self, topics: Iterable[str]) -> list[str]:
         """Return those topics that can begin; the others wait.
 
         Raises `OutputError` when not even one topic fits.
@@ -330,7 +332,7 @@ class Archiver:
                 TopicWriter(topic, settings, journal, self._on_finished, lock),
                 settings.flush,
                 self._quota,
-                self._turns,
+                self._pool,
                 self._changed.set,
             )
             undo.pop_all()
@@ -358,7 +360,7 @@ class Archiver:
         while True:
             now = time.monotonic()
             self._reap()
-            self._follow(now)
+            self._sync_topics(now)
             running = self._running()
             self.unreached = sorted({str(e) for each in running for e in each.consumer.errors()})
             if end := self._end(began, now):
@@ -367,7 +369,7 @@ class Archiver:
             self._changed.wait(TICK_S)
             self._changed.clear()
 
-    def _follow(self, now: float) -> None:
+    def _sync_topics(self, now: float) -> None:
         """Begin and end topics as the daemons have answered."""
         before, self._nsqd = self._nsqd, self._topics.nsqd
         wanted = self._topics.current()
@@ -443,7 +445,7 @@ class Archiver:
             self._forget(archiver.topic)
             failure = archiver.failure if isinstance(archiver.failure, WriteFailed) else None
             self._unwritten = self._unwritten or failure or archiver.last_error
-        self._turns.end()
+        self._pool.end()
         self._folder_locks.close()
         self._on_tick()
 
@@ -519,8 +521,8 @@ class FileHook:
             with Popen(  # ^C is for us
                 words, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE, start_new_session=True
             ) as process:
-                while some := process.stderr.read1(SAID):  # type: ignore[union-attr]
-                    said = (said + some)[-SAID:]
+                while some := process.stderr.read1(STDERR_TAIL):  # type: ignore[union-attr]
+                    said = (said + some)[-STDERR_TAIL:]
         except OSError as exc:
             return f"{words[0]}: {exc.strerror}"
         last = said.decode("utf-8", "backslashreplace").strip().splitlines()[-1:]

@@ -37,7 +37,7 @@ def range_of(day: date) -> tuple[int, int]:
     return begin, begin + DAY_NS
 
 
-class Slot(NamedTuple):
+class PartitionKey(NamedTuple):
     """A partition: one topic on one day; without a day for what has no times."""
 
     topic: str | None
@@ -101,18 +101,18 @@ class Source:
         }
 
     @property
-    def slots(self) -> list[Slot]:
+    def slots(self) -> list[PartitionKey]:
         """The partitions that it belongs to."""
-        return [Slot(self.topic, day, self.others) for day in self.days or (None,)]
+        return [PartitionKey(self.topic, day, self.others) for day in self.days or (None,)]
 
     def between(self, since_ns: int, until_ns: int) -> list[Member]:
         """Return the spans that may have messages of a range of times."""
         return [span for span in self.spans if span.max_ts >= since_ns and span.min_ts < until_ns]
 
 
-def by_slot(sources: Iterable[Source]) -> dict[Slot, list[Source]]:
+def by_slot(sources: Iterable[Source]) -> dict[PartitionKey, list[Source]]:
     """Return the files of each partition."""
-    found: dict[Slot, list[Source]] = {}
+    found: dict[PartitionKey, list[Source]] = {}
     for source in sources:
         for slot in source.slots:
             found.setdefault(slot, []).append(source)

@@ -42,7 +42,7 @@ import pyarrow
 
 from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, fields_of
 from nsqtools.archive.catalog import (
-    Slot,
+    PartitionKey,
     Source,
     by_slot,
     each_source,
@@ -65,8 +65,8 @@ from nsqtools.archive.reader import why_unfinished
 from nsqtools.archive.slices import (
     NOTES,
     STAGING,
-    Done,
     Job,
+    JobResult,
     Settings,
     Slice,
     body_kind,
@@ -103,14 +103,14 @@ class Selection:
     open_days: bool = False
     grace_s: float = 3600.0
 
-    def has(self, slot: Slot) -> bool:
+    def has(self, slot: PartitionKey) -> bool:
         """Tell whether a partition is chosen. One without topic and date is, unless either is."""
         is_named = not self.topics or slot.topic in self.topics
         if slot.day is None:
             return is_named and not (self.first or self.last)
         return is_named and (self.first or date.min) <= slot.day <= (self.last or date.max)
 
-    def is_open(self, slot: Slot, now_s: float) -> bool:
+    def is_open(self, slot: PartitionKey, now_s: float) -> bool:
         """Tell whether a partition has to wait."""
         if slot.day is None or self.open_days:
             return False
@@ -129,7 +129,7 @@ def jobs_of(sources: Sequence[Source], job: Job, file_bytes: int) -> list[Job]:
     begin, end = range_of(job.slot.day)
     cuts = [begin]
     rows = text = 0
-    fine = (span for each in sources for span in _fine(each, begin, end))
+    fine = (span for each in sources for span in _split_spans(each, begin, end))
     for span in sorted(fine, key=lambda span: span.min_ts):
         if (rows >= SLICE_ROWS or text >= SLICE_TEXT) and span.min_ts > cuts[-1]:
             cuts.append(span.min_ts)
@@ -155,7 +155,7 @@ def jobs_of(sources: Sequence[Source], job: Job, file_bytes: int) -> list[Job]:
     ]
 
 
-def _fine(source: Source, begin_ns: int, end_ns: int) -> Iterator[Member]:
+def _split_spans(source: Source, begin_ns: int, end_ns: int) -> Iterator[Member]:
     """The spans of a file; one that is larger than a slice as several, as if it were even."""
     for span in source.between(begin_ns, end_ns):
         large = max(span.messages // SLICE_ROWS, span.length * PACKED // SLICE_TEXT)
@@ -182,11 +182,11 @@ def _share(span: Member, since_ns: int, until_ns: int) -> float:
 class Partition:
     """A partition and what is done with it; ``state`` is new, late, open, or small."""
 
-    slot: Slot
+    slot: PartitionKey
     state: str
     sources: list[Source]
     jobs: list[Job] = field(default_factory=list)
-    done: list[Done] = field(default_factory=list)
+    done: list[JobResult] = field(default_factory=list)
 
     @property
     def messages(self) -> int:
@@ -206,7 +206,7 @@ class Partition:
         return any(done.damages for done in self.done) or any(s.damage for s in self.sources)
 
 
-RunJobs = Callable[[Sequence[Job]], Iterable[tuple[int, Done]]]
+RunJobs = Callable[[Sequence[Job]], Iterable[tuple[int, JobResult]]]
 """Runs jobs, in any order, and gives for each its number and what became of it."""
 
 
@@ -225,7 +225,7 @@ class Compaction:
     ) -> None:
         self.selection, self.settings = selection, settings
         self._inputs = inputs
-        self.is_within = output is None
+        self.in_place = output is None
         if output is None:
             if inputs.archives or inputs.parquet or len(inputs.delta) != 1:
                 raise ConfigurationError(
@@ -245,7 +245,7 @@ class Compaction:
         self.partitions: list[Partition] = []
         self.grown: list[Source] = []
         """Files of bare bodies that have changed since they were compacted: they are left out."""
-        self.without_columns: list[Slot] = []
+        self.without_columns: list[PartitionKey] = []
         """Partitions with rows that do not get the columns of the schema."""
 
     def _check(self, *, is_delta: bool) -> None:
@@ -263,7 +263,7 @@ class Compaction:
     def plan(self) -> None:
         """Look at what is there, and say what is to be done."""
         if self.table is not None and self.table.exists():
-            self.table.check_writable(removes=self.is_within)
+            self.table.check_writable(removes=self.in_place)
         topics = self.selection.topics
         self.sources = sources_of(
             self._inputs.places,
@@ -291,14 +291,14 @@ class Compaction:
         total = sum(source.size for each in work for source in each.sources)
         settings = replace(self.settings, body=self._kind)
         size = settings.target_bytes
-        if not self.is_within:
+        if not self.in_place:
             size = min(size, max(LEAST_BYTES, total // max(1, settings.parallel)))
         for partition in work:
             known = tuple(present[partition.slot])
             job = Job(str(self.output), partition.slot, (), known, settings, self.others)
             partition.jobs = jobs_of(partition.sources, job, size)
 
-    def _kind_of_bodies(self, present: Mapping[Slot, Sequence[Source]]) -> BodyKind:
+    def _kind_of_bodies(self, present: Mapping[PartitionKey, Sequence[Source]]) -> BodyKind:
         """Return what bodies become: what they are there, if that is what was asked for."""
         asked = self.settings.body
         there = body_kind(self.table) if self.table else body_kind_of(present.values())
@@ -311,7 +311,7 @@ class Compaction:
         return there or asked
 
     def _other_columns(
-        self, work: Iterable[Partition], present: Mapping[Slot, Sequence[Source]]
+        self, work: Iterable[Partition], present: Mapping[PartitionKey, Sequence[Source]]
     ) -> pyarrow.Schema:
         """Return the columns beside a message's, by name, of output, bodies and inputs.
 
@@ -339,7 +339,9 @@ class Compaction:
                 known[column.name] = column
         return pyarrow.schema(list(known.values()))
 
-    def _without_columns(self, present: Mapping[Slot, Sequence[Source]]) -> list[Slot]:
+    def _without_columns(
+        self, present: Mapping[PartitionKey, Sequence[Source]]
+    ) -> list[PartitionKey]:
         """Return the partitions with rows that do not get the columns of the schema: those that are
         Parquet already."""
         if self.settings.fields is None:
@@ -354,12 +356,12 @@ class Compaction:
         return slots
 
     def _state(
-        self, slot: Slot, sources: list[Source], there: Sequence[Source]
+        self, slot: PartitionKey, sources: list[Source], there: Sequence[Source]
     ) -> tuple[str, list[Source], list[Source]]:
         """Return the state of a partition, its files to read, and those of them that stay."""
         if self.selection.is_open(slot, self._now_s):
             return "open", [], []
-        if self.is_within:
+        if self.in_place:
             whole = [each for each in sources if not each.damage and not each.is_shared]
             most = self.settings.target_bytes // 2
             small = [each for each in whole if each.size < most and each.days == {slot.day}]
@@ -388,9 +390,9 @@ class Compaction:
         """All that is to be run, in any order."""
         return [job for partition in self.work for job in partition.jobs]
 
-    def _present(self, slots: Collection[Slot]) -> dict[Slot, list[Source]]:
+    def _present(self, slots: Collection[PartitionKey]) -> dict[PartitionKey, list[Source]]:
         """What the output has of some partitions."""
-        if self.is_within:
+        if self.in_place:
             return {}
         folders = {(slot.values["topic"], slot.values["date"]) for slot in slots}
 
@@ -446,22 +448,22 @@ class Compaction:
         files = partition.files
         at = partition.slot.values
         removes = [TableFile(each.file.name, each.size, partition=at) for each in partition.sources]
-        if self.is_within and sum(done.read for done in partition.done) != sum(
+        if self.in_place and sum(done.read for done in partition.done) != sum(
             source.messages for source in partition.sources
         ):
             raise OutputError(
                 f"{partition.slot.topic} on {partition.slot.day}: not all rows of "
                 f"{self.output} were read, so nothing of it is replaced"
             )
-        if self.table is not None and (files or self.is_within):
+        if self.table is not None and (files or self.in_place):
             self.table.commit(
                 files,
-                removes if self.is_within else (),
+                removes if self.in_place else (),
                 app_id=f"nsq-compact-{uuid4().hex}",
                 number=1,
-                data_change=not self.is_within or any(each.duplicates for each in partition.done),
+                data_change=not self.in_place or any(each.duplicates for each in partition.done),
             )
-        if self.is_within or partition.is_damaged:
+        if self.in_place or partition.is_damaged:
             return
         note = self._note(partition.slot)
         sources = note.get("sources", {}) | {each.key: each.size for each in partition.sources}
@@ -471,10 +473,10 @@ class Compaction:
         with translating_errors("write", self.output):
             self.output.put(self._note_name(partition.slot), json.dumps(document).encode())
 
-    def _note_name(self, slot: Slot) -> str:
+    def _note_name(self, slot: PartitionKey) -> str:
         return f"{NOTES}/{slot.folder}.json"
 
-    def _note(self, slot: Slot) -> dict[str, Any]:
+    def _note(self, slot: PartitionKey) -> dict[str, Any]:
         with translating_errors("read", self.output):
             return dict(self.output.read_json(self._note_name(slot)) or {})
 
@@ -482,7 +484,7 @@ class Compaction:
 
     def deletable(self) -> tuple[list[Source], dict[str, str]]:
         """Return the archives whose messages are all in verified Parquet, and why others stay."""
-        notes: dict[Slot, dict[str, Any]] = {}
+        notes: dict[PartitionKey, dict[str, Any]] = {}
         chosen: list[Source] = []
         kept: dict[str, str] = {}
         by_key: dict[str, list[Source]] = {}
@@ -500,14 +502,14 @@ class Compaction:
                 reasons.append("it has neither messages nor an index, so it may not be an archive")
             with translating_errors("read", first.shown):
                 reasons.append(why_unfinished(first.file))
-            why_not = (self._why_not(first, slot, notes[slot]) for slot in slots)
+            why_not = (self._reason_to_keep(first, slot, notes[slot]) for slot in slots)
             if reason := next(filter(None, chain(reasons, why_not)), ""):
                 kept[first.shown] = reason
             else:
                 chosen.append(first)
         return chosen, kept
 
-    def _why_not(self, source: Source, slot: Slot, note: Mapping[str, Any]) -> str:
+    def _reason_to_keep(self, source: Source, slot: PartitionKey, note: Mapping[str, Any]) -> str:
         if _noted(note, source) != source.size:
             return f"not all of it is compacted: {slot.topic} on {slot.day}"
         for name, size in note["files"].items() if self.table is None else ():
@@ -554,7 +556,7 @@ def delete_archive(source: Source) -> bool:
 def in_processes(processes: int) -> RunJobs:
     """Run jobs in processes of this machine; one alone runs in this one."""
 
-    def run(jobs: Sequence[Job]) -> Iterator[tuple[int, Done]]:
+    def run(jobs: Sequence[Job]) -> Iterator[tuple[int, JobResult]]:
         if processes < 2 or len(jobs) < 2:
             yield from enumerate(map(run_job, jobs))
             return

@@ -173,7 +173,7 @@ class Journal:
         self._run = run
         self._size = size
         self._earlier = _still_counting([folder / name for name in earlier], now_s)
-        _prove(self._earlier, is_durable)
+        _confirm(self._earlier, is_durable)
         self._loaded: dict[str, set[bytes]] | None = None
         self._number = 0
         self._generations: list[_Generation] = []  # the youngest first
@@ -218,7 +218,7 @@ class Journal:
                 self._generations.pop(1).remove()
             self._begin_generation()
 
-    def keep(self) -> None:
+    def pin_recent(self) -> None:
         """Hold on to what was written lately: FINs may have been lost now. Raises ``OSError``."""
         self._generations[0].settle()
         for generation in self._generations[:2]:
@@ -313,7 +313,7 @@ def _by_run(paths: Sequence[Path]) -> Iterator[list[Path]]:
         yield list(run)
 
 
-def _prove(paths: Sequence[Path], is_durable: IsDurable) -> None:
+def _confirm(paths: Sequence[Path], is_durable: IsDurable) -> None:
     """Write down which runs' last members are durable, where that is not known yet."""
     for run in _by_run(paths):
         if not any(map(_ends_proved, run)) and (lines := _lines(run)):

@@ -109,7 +109,7 @@ class Lander:
             columns = self.table.columns()
             writer = TableWriter(self.table.plan, self._drafts, known, columns)
             drafts, logs, refused = self._write(writer, waiting)
-            if not drafts or self.table.make_ready(writer.schema):
+            if not drafts or self.table.evolve_schema(writer.schema):
                 break
             self._clear()  # another writer gave a column another type meanwhile
         if writer.columns is not None:

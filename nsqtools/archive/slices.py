@@ -25,7 +25,7 @@ import pyarrow
 from pyarrow import ArrowException, compute, parquet, types
 
 from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, fields_of, join_errors
-from nsqtools.archive.catalog import PARTITIONS, Slot, Source, place_of
+from nsqtools.archive.catalog import PARTITIONS, PartitionKey, Source, place_of
 from nsqtools.archive.columns import bodies_as, message_schema, micros, read_batches
 from nsqtools.archive.delta import DeltaCatalog, TableFile
 from nsqtools.archive.layout import EVER, TimeRange
@@ -70,7 +70,7 @@ class Job:
     """What becomes one file. ``present`` are files of the output with messages of its times."""
 
     output: str
-    slot: Slot
+    slot: PartitionKey
     slices: tuple[Slice, ...]
     present: tuple[Source, ...] = ()
     settings: Settings = Settings()
@@ -96,10 +96,10 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class JobResult:
     """What became of a job. ``file`` is None when all of its messages were there already."""
 
-    slot: Slot
+    slot: PartitionKey
     file: TableFile | None
     read: int
     duplicates: int
@@ -110,7 +110,7 @@ class Done:
 # -- the work of one file -----------------------------------------------------------------------
 
 
-def run_job(job: Job) -> Done:
+def run_job(job: Job) -> JobResult:
     """Make one file: read, sort, deduplicate, write, compare, publish. Raises `NsqError`."""
     storage, reading = Place.parse(job.output), _Reading(job)
     duplicates = misfits = 0
@@ -126,17 +126,17 @@ def run_job(job: Job) -> Done:
                     writer.add(batch)
                 continue
             rows = pyarrow.Table.from_batches(reading.batches(part), reading.schema)
-            kept = without(deduplicated(rows), reading.identities(part))
+            kept = anti_join(deduplicated(rows), reading.identities(part))
             duplicates += rows.num_rows - kept.num_rows
             misfits += _misfits(kept)
             for batch in kept.to_batches(1 << 16):
                 writer.add(batch)
         damages = tuple(reading.damages)
         if reading.rows == duplicates:
-            return Done(job.slot, None, reading.rows, duplicates, damages)
+            return JobResult(job.slot, None, reading.rows, duplicates, damages)
         file = replace(writer.close(), path=job.name, partition=job.slot.values)
         publish(draft, storage, job.name)
-        return Done(job.slot, file, reading.rows, duplicates, damages, misfits)
+        return JobResult(job.slot, file, reading.rows, duplicates, damages, misfits)
 
 
 def _misfits(rows: pyarrow.Table | pyarrow.RecordBatch) -> int:
@@ -393,7 +393,7 @@ def _dropping(rows: pyarrow.Table, drop: Any) -> pyarrow.Table:
     return rows.filter(compute.invert(compute.is_in(numbers, value_set=drop)))
 
 
-def without(rows: pyarrow.Table, present: pyarrow.Table) -> pyarrow.Table:
+def anti_join(rows: pyarrow.Table, present: pyarrow.Table) -> pyarrow.Table:
     """Return the rows whose identity is not among those that are there."""
     if not present.num_rows or not rows.num_rows:
         return rows

@@ -413,7 +413,7 @@ class Table:
                 break
         return True
 
-    def make_ready(self, schema: pyarrow.Schema) -> bool:
+    def evolve_schema(self, schema: pyarrow.Schema) -> bool:
         """Have the table take files of ``schema``; False when a column has another type there, or
         another field."""
         if self.catalog is None:
@@ -538,7 +538,7 @@ def convert(
             while True:
                 writer = TableWriter(plan, drafts, fields_of(plan.fields), table.columns())
                 made = writer.write(archive, stem, topic)
-                if not made or table.make_ready(writer.schema):
+                if not made or table.evolve_schema(writer.schema):
                     break
             rows = sum(each.file.rows or 0 for each in made)
             try:

@@ -1,18 +1,18 @@
-"""One topic's turns: take what was delivered, and know when it is time to do what.
+"""Archive one topic: take deliveries, flush and rotate when due, as a task of a small thread pool.
 
-Messages are flushed when the interval of the oldest held one is over, when enough is held, and when
-nsqd waits: everything delivered is taken and at least half of what may be in flight is held. So a
-busy topic is flushed at the pace of the disk while nsqd sends on, a quiet one by the clock.
+Messages are flushed when the oldest unflushed one has waited for the flush interval, when enough
+are held, and when nsqd waits: all deliveries are taken and at least half of ``max_in_flight`` is
+held. So a busy topic is flushed at the pace of the disk while nsqd keeps sending, and an idle one
+by the clock.
 
-A topic has a consumer of its own, and its turns on one of a few threads (`Turns`): its trouble (a
-full disk under its directory, a slow fsync) does not touch the others. A topic never has two turns
-at once, so what belongs to it needs no locks. A turn of a topic with a backlog ends after
-`SLICE_S`, so that the others get theirs. A thousand quiet topics cost nothing but their entry in a
-heap, and those with nothing to wait for not even that.
+Each topic has its own consumer and a `Task` in the `WorkerPool`. A full disk or a slow fsync of one
+topic does not delay the others. A task never runs on two threads at the same time, so its state
+needs no locks. A task with a backlog stops after `SLICE_S` to let the others run. A thousand idle
+topics cost one heap entry each, or none without a deadline.
 
-An error that cannot pass ends the topic. At others, such as a full disk, the
-messages go back to nsqd, whose backoff - no messages, then a single one, and
-again - finds out when writing works again.
+A permanent error ends the topic. After a temporary one, such as a full disk, the messages are
+requeued, and the backoff of the consumer (no messages, then a single one) tests whether writing
+works again.
 """
 
 from __future__ import annotations
@@ -36,15 +36,17 @@ from nsqtools.files.durable import can_pass
 
 log = logging.getLogger("nsqtools")
 
+# A task with a backlog runs this long: another topic waits at most SLICE_S for each busy one.
 SLICE_S = 0.05
 RETRY_BASE_S = 1.0
 RETRY_MAX_S = 30.0
-SETTLED_S = 3.0  # a disk that is nearly full takes a little now and then
+# A nearly full disk accepts a few writes between failures, which does not count as a recovery.
+RECOVERED_AFTER_S = 3.0
 MAX_THREADS = 3
 
 
 class Quota:
-    """How many messages may still be taken, by all topics together; None is without limit."""
+    """The number of messages that all topics together may still take; None for no limit."""
 
     def __init__(self, count: int | None) -> None:
         self._left = sys.maxsize if count is None else count
@@ -58,16 +60,16 @@ class Quota:
             return count
 
     def requeue_undelivered(self, count: int) -> None:
-        """Note that ``count`` messages were not written."""
+        """Return ``count`` messages that were not written."""
         with self._lock:
             self._left += count
 
 
 class TopicArchiver:
-    """Archives until the consumer has stopped. Made, `start`ed, later `stop`ped and `join`ed.
+    """Archives a topic from `start` until the consumer has stopped; then call `join`.
 
-    What is beyond the ``quota`` goes back to nsqd. ``on_end`` is called when it is over; `failure`
-    is the reason then, if it was not `stop`.
+    Messages beyond the ``quota`` are requeued. ``on_end`` is called at the end; `failure` is the
+    reason, unless the end was requested by `stop`.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class TopicArchiver:
         writer: TopicWriter,
         flush: Flush,
         quota: Quota,
-        turns: Turns,
+        pool: WorkerPool,
         on_end: Callable[[], None],
     ) -> None:
         self.topic = topic
@@ -87,71 +89,72 @@ class TopicArchiver:
         self._is_stopping = False
         self._is_paused = False
         self.failure: BaseException | None = None
-        self.last_error: WriteFailed | None = None  # None since writing works again
+        self.last_error: WriteFailed | None = None  # None after a successful write
         self.last_message_s = time.monotonic()
         self._max_in_flight = max_in_flight
-        self._turns = Scheduled(turns, self._turn)
-        self._backlog = Backlog(on_entry=self._turns.soon)
+        self._task = Task(pool, self._run)
+        self._backlog = Backlog(on_entry=self._task.soon)
         self.consumer = make_consumer(self._backlog)
-        self.consumer.gather(0, max_in_flight)  # all that there is room for is finished together
+        # One batch for all of max_in_flight, so that its FINs leave together.
+        self.consumer.gather(0, max_in_flight)
         self._flush = flush
         self._quota = quota
         self._on_end = on_end
         self._held_since_s = self._touched_at_s = 0.0
         self._check_at_s: float | None = None
-        self._rotates_all = False  # until it works
+        self._rotates_all = False  # Stays set until the rotation succeeds.
         self._retry_at_s = 0.0
-        self._reported = ""  # why writing fails
+        self._reported = ""  # The reason of the last reported failure.
         self._failed_at_s = 0.0
         self._late = 0
         self._retries = RetryDelays(RETRY_BASE_S, RETRY_MAX_S)
         self._ended = threading.Event()
 
     def start(self, *, fail_fast: bool) -> None:
-        """Connect and begin; with ``fail_fast`` the first tries are waited for later."""
+        """Connect and begin. With ``fail_fast`` the consumer waits for the first attempts later."""
         self.consumer.start(fail_fast=fail_fast, wait_s=0.0)
-        self._turns.soon()
+        self._task.soon()
 
     def rotate(self) -> None:
-        """Finish the files now; the next message begins new ones."""
+        """Finish the files. The next message begins new ones."""
         self._backlog.put(self._rotate_all)
 
     def set_paused(self, is_paused: bool) -> None:
-        """Take no more, or take messages again; the connections stay."""
+        """Pause or resume consumption without closing connections."""
         self._backlog.put(partial(self._set_paused, is_paused))
 
     def stop(self, *, drain: bool = True) -> None:
-        """Take no more, write what was delivered, finish the files. Returns at once."""
+        """Begin to stop: write the delivered messages, finish the files. Does not wait."""
         self._is_stopping = True
         self.consumer.begin_stop(drain=drain)
 
     def join(self, timeout_s: float) -> bool:
-        """Wait until it is over and the connections are closed; return whether they are."""
+        """Wait for the end and for closed connections; return False on a timeout."""
         until = time.monotonic() + timeout_s
         if not self._ended.wait(timeout_s):
             return False
         return self.consumer.stop(drain=True, timeout_s=max(0.0, until - time.monotonic()))
 
     def is_idle(self, since: float) -> bool:
-        """Tell whether nothing is under way, and no message has come after ``since``, a reading of
-        the monotonic clock, though every nsqd could have sent one.
+        """Return whether nothing is unfinished and no message was delivered after ``since``.
 
-        While it is paused nothing comes, which says nothing about the channel.
+        ``since`` is a reading of the monotonic clock. Every nsqd must have been able to send one
+        since: a paused consumer receives nothing, whatever the depth of the channel.
         """
         is_busy = self._is_paused or self.writer.held_count or self.last_error
         if is_busy or not self.consumer.connections or self.last_message_s > since:
             return False
         return self.consumer.had_turns(self.last_message_s)
 
-    # -- a turn ---------------------------------------------------------------------------------
+    # -- the task -------------------------------------------------------------------------------
 
-    def _turn(self) -> float | None:
-        """Do what there is to do; return when there may be something next."""
+    def _run(self) -> float | None:
+        """Do the pending work; return when the next is due."""
         if self.is_over:
             return None
         try:
             if self._take_deliveries():
-                return self._next_turn_s(time.monotonic())
+                return self._next_run_s(time.monotonic())
             self._attempt(self.writer.flush)
             self._rotate_all()
             if not self._is_stopping:
@@ -165,29 +168,29 @@ class TopicArchiver:
         return None
 
     def _take_deliveries(self) -> bool:
-        """Take what has come, for a while; return False when there will be no more."""
+        """Take deliveries for `SLICE_S`; return False after the consumer has stopped."""
         if (late := self.consumer.stats.late) != self._late:
             self._late = late
-            self._attempt(self.writer.fins_were_lost)
+            self._attempt(self.writer.on_late_finish)
         until = time.monotonic() + SLICE_S
         while (delivery := self._backlog.get(0)) is not None:
             if isinstance(delivery, Stopped):
                 return False
             if isinstance(delivery, Batch):
                 self._take(delivery)
-            elif callable(delivery):  # what another thread asks for, among the messages
+            elif callable(delivery):  # A request of another thread, in order with messages.
                 delivery()
             now = time.monotonic()
             self._flush_or_touch(now)
             if now >= until:
-                self._turns.soon()
+                self._task.soon()
                 break
         now = time.monotonic()
         self._flush_or_touch(now)
         if self._check_at_s is not None and now >= max(self._check_at_s, self._retry_at_s):
             self._check_at_s = None
             self._attempt(self._rotate)
-        if self._settles_at_s is not None and now >= self._settles_at_s:
+        if self._recovers_at_s is not None and now >= self._recovers_at_s:
             self._reported = ""
             log.warning("topic %s: writing works again", self.topic)
         return True
@@ -235,11 +238,11 @@ class TopicArchiver:
         return is_enough and self._backlog.is_empty
 
     def _touch_interval_s(self) -> float:
-        """Half of the shortest timeout of what is held."""
+        """Half of the shortest msg_timeout of the unflushed messages."""
         return min(batch.source.msg_timeout_s for batch in self.writer.held()) / 2
 
     def _attempt(self, write: Callable[[], None], granted: int = 0) -> None:
-        """Do something that may fail; what was granted and not taken goes back to the quota."""
+        """Call ``write``, which may fail; return the untaken part of ``granted`` to the quota."""
         totals, taken = self.writer.totals, self.writer.taken
         messages, files = totals.messages, totals.files
         try:
@@ -254,93 +257,95 @@ class TopicArchiver:
             self.last_error, self._failed_at_s = exc, now
             self._retry_at_s = now + self._retries.next_delay_s()
         else:
-            error = self.last_error  # of messages: a file that is finished says nothing of them
+            # After a failure to write messages, finishing a file is no proof of recovery.
+            error = self.last_error
             if error and (totals.messages > messages or (totals.files > files and not error.count)):
                 self.last_error = None
                 self._retries.reset()
         self._quota.requeue_undelivered(granted - (self.writer.taken - taken))
 
     @property
-    def _settles_at_s(self) -> float | None:
-        """When it is to be said that writing works again, if nothing fails until then."""
+    def _recovers_at_s(self) -> float | None:
+        """When to report that writing works again, unless it fails before."""
         is_over = self._reported and self.last_error is None
-        return self._failed_at_s + SETTLED_S if is_over else None
+        return self._failed_at_s + RECOVERED_AFTER_S if is_over else None
 
-    def _next_turn_s(self, now: float) -> float | None:
-        times = [] if self._settles_at_s is None else [self._settles_at_s]
+    def _next_run_s(self, now: float) -> float | None:
+        times = [] if self._recovers_at_s is None else [self._recovers_at_s]
         if self.writer.held_count:
             times.append(self._held_since_s + self._flush.interval_s)
             times.append(self._touched_at_s + self._touch_interval_s())
         check_in_s = 0.0 if self._rotates_all else self.writer.check_in_s(time.time())
         if check_in_s is None:
             self._check_at_s = None
-        else:  # a topic that always has turns is checked, too
+        else:
+            # The earlier deadline is kept, or a topic that is always busy would never rotate.
             at_s = now + check_in_s
             self._check_at_s = min(at_s, self._check_at_s or at_s)
             times.append(max(self._check_at_s, self._retry_at_s))
         return min(times, default=None)
 
 
-# -- turns --------------------------------------------------------------------------------------
+# -- the pool -----------------------------------------------------------------------------------
 
 
-Turn = Callable[[], float | None]
-"""Does what there is to do. Returns when the next turn is due at the latest, by the monotonic
-clock, or None when only something that comes can make work."""
+RunTask = Callable[[], float | None]
+"""Does the pending work. Returns the latest time of the next run on the monotonic clock, or None if
+only a delivery or a request can cause one."""
 
 
 @dataclass(slots=True, eq=False)
-class Scheduled:
-    """Something that has turns. `soon` asks for one, from any thread.
+class Task:
+    """Work that is run repeatedly. `soon` requests a run, from any thread.
 
-    ``due`` is when it has its next turn, None if none is wanted.
+    ``due`` is the time of the next run, None if none is scheduled.
     """
 
-    turns: Turns
-    turn: Turn
+    pool: WorkerPool
+    run: RunTask
     due: float | None = None
     is_running: bool = False
 
     def soon(self) -> None:
-        """Have a turn after this call."""
-        self.turns.want(self)
+        """Schedule a run that begins after this call."""
+        self.pool.schedule(self)
 
 
-class Turns:
-    """The threads; they are started when there is work for them."""
+class WorkerPool:
+    """Threads that run tasks. A thread is started when no idle one is left."""
 
     def __init__(self, max_threads: int = MAX_THREADS) -> None:
         self._max_threads = max_threads
         self._changed = threading.Condition()
-        self._times: list[tuple[float, int, Scheduled]] = []  # of those that do not run
+        self._times: list[tuple[float, int, Task]] = []  # Tasks that are not running.
         self._sequence = itertools.count()
         self._threads: list[threading.Thread] = []
         self._idle = 0
         self._is_over = False
 
-    def want(self, scheduled: Scheduled) -> None:
-        """See `Scheduled.soon`."""
+    def schedule(self, task: Task) -> None:
+        """See `Task.soon`."""
         with self._changed:
-            self._add(scheduled, time.monotonic())
-            if not scheduled.is_running:
-                self._find_a_thread()
+            self._add(task, time.monotonic())
+            if not task.is_running:
+                self._wake_thread()
 
-    def _add(self, scheduled: Scheduled, due: float | None) -> None:
-        """Note when a turn is due, if one is, and none before."""
-        if due is not None and (scheduled.due is None or due < scheduled.due):
-            scheduled.due = due
-            if not scheduled.is_running:  # the thread that runs it will see
-                heapq.heappush(self._times, (due, next(self._sequence), scheduled))
+    def _add(self, task: Task, due: float | None) -> None:
+        """Schedule a run, unless an earlier one is scheduled."""
+        if due is not None and (task.due is None or due < task.due):
+            task.due = due
+            if not task.is_running:  # Its thread schedules the next run.
+                heapq.heappush(self._times, (due, next(self._sequence), task))
 
     def end(self) -> None:
-        """End the threads after the turns they are at, and wait for them."""
+        """End the threads after their current tasks, and wait for them."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
 
-    def _find_a_thread(self) -> None:
+    def _wake_thread(self) -> None:
         if self._idle:
             self._changed.notify()
         elif len(self._threads) < self._max_threads:
@@ -348,7 +353,7 @@ class Turns:
             thread = threading.Thread(target=self._run, name=name, daemon=True)
             try:
                 thread.start()
-            except RuntimeError:  # no threads are left: those there are will do
+            except RuntimeError:  # The system limit: the existing threads do the work.
                 if not self._threads:
                     raise
             else:
@@ -357,16 +362,16 @@ class Turns:
     # -- on the threads -------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while (scheduled := self._next()) is not None:
+        while (task := self._next()) is not None:
             due = None
             try:
-                due = scheduled.turn()
-            except Exception:  # a defect: turns report what can go wrong themselves
-                log.exception("a turn failed")
-            self._done(scheduled, due)
+                due = task.run()
+            except Exception:  # A defect: tasks handle expected errors themselves.
+                log.exception("a task of an archiver failed")
+            self._done(task, due)
 
-    def _next(self) -> Scheduled | None:
-        """Wait for the next to have a turn; None at the end."""
+    def _next(self) -> Task | None:
+        """Wait until a task is due, and return it; None at the end."""
         with self._changed:
             while not self._is_over:
                 now = time.monotonic()
@@ -375,18 +380,20 @@ class Turns:
                     self._changed.wait(self._times[0][0] - now if self._times else None)
                     self._idle -= 1
                     continue
-                due, _, scheduled = heapq.heappop(self._times)
-                if due == scheduled.due and not scheduled.is_running:  # else it had an earlier one
-                    scheduled.due, scheduled.is_running = None, True
+                due, _, task = heapq.heappop(self._times)
+                if due == task.due and not task.is_running:  # Otherwise the entry is outdated.
+                    task.due, task.is_running = None, True
                     if self._times and (self._times[0][0] <= now or not self._idle):
-                        self._find_a_thread()  # this turn may take long
-                    return scheduled
+                        # This task may take long.
+                        self._wake_thread()
+                    return task
         return None
 
-    def _done(self, scheduled: Scheduled, due: float | None) -> None:
+    def _done(self, task: Task, due: float | None) -> None:
         with self._changed:
-            wanted, scheduled.due, scheduled.is_running = scheduled.due, None, False
-            self._add(scheduled, wanted)
-            self._add(scheduled, due)
-            if self._times and self._times[0][2] is scheduled:
-                self._changed.notify()  # who is idle waits for a later one
+            requested, task.due, task.is_running = task.due, None, False
+            self._add(task, requested)
+            self._add(task, due)
+            if self._times and self._times[0][2] is task:
+                # The idle threads wait for a later deadline.
+                self._changed.notify()

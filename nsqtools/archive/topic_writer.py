@@ -138,13 +138,13 @@ class FileSet:
         moment = self._settings.moment
         return self._settings.naming.stem(self._topic, moment(now_s), moment(partition_s))
 
-    def holding(self) -> list[OpenFile]:
+    def unflushed(self) -> list[OpenFile]:
         """Return the files with something held."""
         return [file for file in self._files.values() if file.batches]
 
     def adopt(self, batch: Batch, message: Message) -> bool:
         """If a message is held, answer this second delivery with it; return whether it is held."""
-        for file in self.holding():
+        for file in self.unflushed():
             for held in file.batches:
                 if held.nsqd == batch.nsqd and any(other.id == message.id for other in held):
                     file.adopted.append(Batch(batch.source, [message]))
@@ -219,7 +219,7 @@ class FileSet:
 
     # -- rotation -------------------------------------------------------------------------------
 
-    def over(self, now_s: float, *, all_files: bool) -> list[OpenFile]:
+    def due_for_rotation(self, now_s: float, *, all_files: bool) -> list[OpenFile]:
         """Return the files whose time is over."""
         return [file for file in self._files.values() if all_files or self._is_over(file, now_s)]
 
@@ -413,17 +413,17 @@ class TopicWriter:
         if before is not batch.source:
             self._sources[batch.nsqd] = batch.source
             if before is not None:
-                self._keep_identities()
+                self._retain_ids()
 
-    def fins_were_lost(self) -> None:
+    def on_late_finish(self) -> None:
         """nsqd refused FINs as too late: what they were for comes again. Raises `WriteFailed`."""
         with self._writing():
-            self._keep_identities()
+            self._retain_ids()
 
-    def _keep_identities(self) -> None:
+    def _retain_ids(self) -> None:
         """Remember for long what was written lately, for it may come again after a long backlog."""
         self._flush()
-        self._journal.keep()
+        self._journal.pin_recent()
 
     def _without_known(self, batch: Batch) -> Batch:
         """Return the messages that are not written; of the others FINish those that are durable."""
@@ -445,7 +445,7 @@ class TopicWriter:
             self._flush()
 
     def _flush(self) -> None:
-        for file in self._files.holding():
+        for file in self._files.unflushed():
             ids: dict[str, list[bytes]] = {}
             for batch in file.batches:
                 ids.setdefault(batch.nsqd, []).extend([message.id for message in batch])
@@ -464,7 +464,9 @@ class TopicWriter:
     def rotate(self, now_s: float, *, all_files: bool = False) -> None:
         """Finish the files whose time is over, or all of them. Raises `WriteFailed`."""
         with self._writing():
-            over = self._files.over(now_s, all_files=all_files)  # once: time goes on meanwhile
+            over = self._files.due_for_rotation(
+                now_s, all_files=all_files
+            )  # once: time goes on meanwhile
             if any(file.batches for file in over):
                 self._flush()
             self._files.finish(over)
@@ -484,7 +486,7 @@ class TopicWriter:
 
     def held(self) -> Iterable[Batch]:
         """Iterate over what is held."""
-        return [batch for file in self._files.holding() for batch in file.batches]
+        return [batch for file in self._files.unflushed() for batch in file.batches]
 
     def close(self) -> None:
         """Let go of everything, after the last `rotate`; a file that could not be finished then is
@@ -504,7 +506,7 @@ class TopicWriter:
             yield
         except OSError as exc:
             self.totals.failures += 1
-            files = self._files.holding()
+            files = self._files.unflushed()
             if exc.errno == errno.EFBIG:  # of the file system, or of ulimit -f
                 self._files.finish(files)
             held = [batch for file in files for batch in file.release()]

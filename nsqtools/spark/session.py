@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession as SparkSession  # commands annotate with it
 
     from nsqtools.archive.compaction import RunJobs
-    from nsqtools.archive.slices import Done, Job
+    from nsqtools.archive.slices import Job, JobResult
 
 STOP_TIMEOUT_S = 20.0
 HURRIED_S = 1.5  # After a signal, the user waits for the end.
@@ -235,7 +235,7 @@ def in_tasks(spark: SparkSession, settings: SparkSettings) -> RunJobs:
     """
     from nsqtools.archive.slices import run_job
 
-    def run(jobs: Sequence[Job]) -> Iterator[tuple[int, Done]]:
+    def run(jobs: Sequence[Job]) -> Iterator[tuple[int, JobResult]]:
         with spark_errors(settings):
             rows = spark.sparkContext.parallelize(list(enumerate(jobs)), max(1, len(jobs)))
             results = rows.map(lambda row: (row[0], run_job(row[1]))).collect()

@@ -20,7 +20,7 @@ from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterComm
 from pyspark.sql.types import StructType
 
 from nsqtools.archive.body_columns import RESERVED
-from nsqtools.archive.catalog import PARTITIONS, Slot
+from nsqtools.archive.catalog import PARTITIONS, PartitionKey
 from nsqtools.archive.columns import message_schema
 from nsqtools.archive.delta import DeltaCatalog, TableFile
 from nsqtools.archive.parquet import write
@@ -86,12 +86,14 @@ def _files(
         yield replace(file, path=name, partition=slot.values)
 
 
-def _split(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[tuple[Slot, pyarrow.RecordBatch]]:
+def _split(
+    batches: Iterable[pyarrow.RecordBatch],
+) -> Iterator[tuple[PartitionKey, pyarrow.RecordBatch]]:
     """Split batches where their partition changes."""
     for batch in batches:
         keys = zip(*(batch[name].to_pylist() for name in PARTITIONS), strict=True)
         begin = 0
         for key, rows in groupby(keys):
             count = len(list(rows))
-            yield Slot(*key), batch.slice(begin, count)
+            yield PartitionKey(*key), batch.slice(begin, count)
             begin += count

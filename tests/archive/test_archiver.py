@@ -32,19 +32,19 @@ def test_as_many_begin_as_there_is_room_for_and_it_is_said_when_others_wait(
     free = 5
     monkeypatch.setattr(archiver_module, "free_descriptors", lambda: free)
     archiver = fleet(TWO, tmp_path)
-    assert archiver._fitting([]) == []
-    assert archiver._fitting("abcd") == ["a", "b"]
+    assert archiver._within_fd_limit([]) == []
+    assert archiver._within_fd_limit("abcd") == ["a", "b"]
     running = Mock(topic="a", last_error=None)
     running.consumer.connections = [Mock()]  # one is still to be made
     running.writer.totals, running.writer.held_count = ArchiveTotals(), 0
     archiver._archivers["a"] = running
     free = 3
-    assert archiver._fitting("cd") == ["c"]
+    assert archiver._within_fd_limit("cd") == ["c"]
     free = -7
-    assert archiver._fitting("d") == []
+    assert archiver._within_fd_limit("d") == []
     assert (archiver._waiting, archiver.health[0]) == (["d"], False)
     free = 5
-    assert archiver._fitting("de") == ["d", "e"]
+    assert archiver._within_fd_limit("de") == ["d", "e"]
     assert [text.partition(" ")[0] for text in caplog.messages] == ["2", "1"]
     assert caplog.messages[1].endswith("(raise ulimit -n): d")
 

@@ -31,7 +31,7 @@ from nsqtools.archive.members import members_of
 from nsqtools.archive.part_file import Directories, PartFile, finish
 from nsqtools.archive.place import LocalPlace, Place
 from nsqtools.archive.reader import repair
-from nsqtools.archive.slices import NOTES, Done, Job, Settings, deduplicated, fitted, run_job
+from nsqtools.archive.slices import NOTES, Job, JobResult, Settings, deduplicated, fitted, run_job
 from nsqtools.archive.table import TablePlan, convert
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.protocol.frames import WireMessage
@@ -336,7 +336,7 @@ def test_topics_get_their_own_rows_and_a_job_that_runs_twice_makes_one_file(tmp_
     assert [topic for topic, *_ in content(tmp_path / "output")] == ["a", "b", "b", "c"]
     write_archive(tmp_path / "a" / "clicks.gz", [message(0)])
 
-    def twice(jobs: Sequence[Job]) -> Iterator[tuple[int, Done]]:
+    def twice(jobs: Sequence[Job]) -> Iterator[tuple[int, JobResult]]:
         assert run_job(jobs[0]) == run_job(jobs[0])  # as a task of Spark whose answer was lost
         yield from in_processes(1)(jobs)
 
@@ -518,7 +518,7 @@ def test_a_run_that_lost_output_to_another_commits_nothing(tmp_path: Path, bucke
     write_archive(tmp_path / "a" / "clicks.gz", [message(0)])
     output = Place.parse(f"{bucket.url}/lake")
 
-    def while_it_slept(jobs: Sequence[Job]) -> Iterator[tuple[int, Done]]:
+    def while_it_slept(jobs: Sequence[Job]) -> Iterator[tuple[int, JobResult]]:
         numbers = NumberedObjects(output / NOTES / "lock")
         numbers.number = numbers.latest()
         numbers.append(b"{}")  # as a run that waited for the end of the lease

@@ -119,7 +119,7 @@ def test_the_two_youngest_generations_stay_and_what_is_kept(journal_of: Open) ->
     assert known(journal, 0, 1, 2, 3, 4) == [False, False, True, True, True]
     assert known(journal_of(), 1, 2, 4) == [False, True, True]
     journal._number = 999_999  # of billions of messages
-    journal.keep()
+    journal.pin_recent()
     with patch.object(Path, "unlink", full):  # it costs a name in the directory, and no more
         for number in range(5, 20):
             write(journal, number, number)

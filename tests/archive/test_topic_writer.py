@@ -19,7 +19,13 @@ from nsqtools.archive import part_file
 from nsqtools.archive.journal import TopicLock
 from nsqtools.archive.layout import LOCKS, part_of
 from nsqtools.archive.part_file import Directories
-from nsqtools.archive.topic_archiver import SETTLED_S, Flush, Quota, TopicArchiver, Turns
+from nsqtools.archive.topic_archiver import (
+    RECOVERED_AFTER_S,
+    Flush,
+    Quota,
+    TopicArchiver,
+    WorkerPool,
+)
 from nsqtools.archive.topic_writer import ArchiveSettings, ArchiveTotals, TopicWriter, WriteFailed
 from nsqtools.client.consumer import Consumer
 from nsqtools.files.opening import FolderLocks
@@ -96,7 +102,7 @@ class Consumption:
 def archiver_of(writer: TopicWriter, consumer: Consumption) -> TopicArchiver:
     flush, quota = Flush(1, 1, 1), Quota(None)
     made = cast(Consumer, consumer)
-    return TopicArchiver("clicks", lambda _: made, 10, writer, flush, quota, Turns(), print)
+    return TopicArchiver("clicks", lambda _: made, 10, writer, flush, quota, WorkerPool(), print)
 
 
 @pytest.mark.parametrize(("why", "known"), [("late", 1), ("on another one", 1), ("never", 0)])
@@ -106,7 +112,7 @@ def test_what_nsqd_may_not_have_the_fins_of_stays_known(topic: Topic, why: str, 
     writer.take(topic.source.deliver(1), NOW_S)
     writer.flush()
     consumer.stats.late = 1 if why == "late" else 0  # so many were refused
-    archiver._turn()
+    archiver._run()
     source = FakeConnection() if why == "on another one" else topic.source
     for number in range(1000, 1250):  # a long backlog before it comes again
         writer.take(source.deliver(number), NOW_S)
@@ -127,11 +133,11 @@ def test_a_rotation_waits_for_room(topic: Topic, monkeypatch: pytest.MonkeyPatch
     with pytest.MonkeyPatch.context() as broken:
         broken.setattr(os, "fdatasync", full)
         archiver._rotate_all()
-    due = archiver._turn()
+    due = archiver._run()
     assert archiver.writer.totals.files == 0
 
     now = due
-    archiver._turn()
+    archiver._run()
 
     assert archiver.writer.totals.files == 1
     assert archiver.last_error is not None  # the message that went back is not written
@@ -153,13 +159,13 @@ def test_a_disk_that_takes_a_little_now_and_then_is_full(
         archiver._take(topic.source.deliver(2 * number + 1))
         archiver._attempt(archiver.writer.flush)
         assert archiver.last_error is None
-        archiver._turn()
+        archiver._run()
         now += 0.5
     [said] = caplog.messages
     assert "No space left on device" in said
-    now += SETTLED_S
-    archiver._turn()
-    archiver._turn()
+    now += RECOVERED_AFTER_S
+    archiver._run()
+    archiver._run()
 
     assert caplog.messages == [said, "topic clicks: writing works again"]
 
