@@ -22,6 +22,7 @@ from plugins.daemons import GoNsqd
 from plugins.spark import RunSpark
 from plugins.waiting import wait_until
 
+from nsqtools.archive.place import LocalPlace
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.records.envelope import decode
 from nsqtools.spark.jobs.replay_job import ReplayJob
@@ -143,7 +144,7 @@ def test_stopped_by_a_signal_it_says_how_far_it_came_and_goes_on_from_there(
     killer.start()
     stopped = replay(*arguments, "--rate", "1000")
     killer.join()
-    with LedgerPart(tmp_path / "ledger", 0):  # the task has ended
+    with LedgerPart(LocalPlace(tmp_path / "ledger"), 0):  # the task has ended
         left = replay(*arguments, "--dry-run")
     again = replay(*arguments)
 
@@ -165,7 +166,7 @@ def test_a_signal_before_its_job_begins_ends_it_too(
 ) -> None:
     archive = write_archive(tmp_path / "a.gz", numbered(0, 9000))
     nsqd.create_topic("clicks")
-    for name in ("_sink_options", "_left"):
+    for name in ("_sink_options", "_remaining_rows"):
         ask = getattr(ReplayJob, name)
 
         def interrupted(job: ReplayJob, ask: Callable[[ReplayJob], object] = ask) -> object:
