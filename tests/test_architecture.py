@@ -22,7 +22,7 @@ files: errors
 protocol: errors
 records: errors protocol
 transport: errors files protocol
-http: errors protocol records transport
+http: errors files protocol records transport
 client: errors files http protocol transport
 aio: client errors
 server: errors files http protocol records
@@ -36,11 +36,12 @@ schedule: client errors files protocol records
 replay: archive errors protocol publish records
 forward: client cluster errors files http protocol publish records tail transport
 spark: archive client cluster errors files protocol publish records settings tail transport
-web: client cluster errors files http protocol records tail
+authd: cluster errors files http protocol records
+web: authd client cluster errors files http protocol records tail
 demo: errors server
 testing: aio client errors http server
-cli: archive bench client cluster demo errors files forward http one_channel protocol publish \
-records replay schedule server settings spark tail web
+cli: archive authd bench client cluster demo errors files forward http one_channel protocol \
+publish records replay schedule server settings spark tail web
 __main__: cli
 """
 _LINES = (line.partition(":") for line in _EDGES.strip().splitlines())

@@ -71,13 +71,15 @@ SPARK_GUIDE = "nsq-spark.7.md"
 TUTORIAL = "nsq-tutorial.7.md"
 OPERATE_GUIDE = "nsq-operate.7.md"
 # tests/archive/test_lake_guide.py runs that of lakes
-# and tests/schedule that of the scheduler
+# and tests/schedule that of the scheduler, tests/authd that of users
 SCHEDULE_GUIDE = "nsq-schedule.7.md"
+AUTH_GUIDE = "nsq-auth.7.md"
 OWN_TESTS = (
     TUTORIAL,
     OPERATE_GUIDE,
     SPARK_GUIDE,
     SCHEDULE_GUIDE,
+    AUTH_GUIDE,
     "nsq-lake.7.md",
     "nsq-config.5.md",
 )

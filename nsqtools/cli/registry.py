@@ -183,6 +183,13 @@ Spark
     $ nsq spark doctor
     $ nsq spark sql 'SELECT topic, count(*) FROM archive GROUP BY 1' /var/nsq
 Servers
+  authd Run the auth server of nsqd, and keep its users.
+    serve authd:serve Answer nsqd which topics and channels a client may use.
+    hash authd:hash_ Make a random token, or hash a secret that a person chose.
+    check authd:check Check a users file, and explain what a user may do.
+    convert authd:convert Convert permissions.csv of pynsqauthd to a users file.
+    $ nsq authd serve --users users.toml
+    $ nsq authd hash --new bob --token-file bob.token >> users.toml
   demo demo:demo Publish, tail, archive and replay a few thousand clicks on an nsqd of its own.
   nsqd daemons:nsqd raw Run an nsqd in Python, with the flags, files and protocol of the real one.
   nsqlookupd daemons:nsqlookupd raw Run an nsqlookupd in Python, with the flags and protocol of the real one.

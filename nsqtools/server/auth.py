@@ -3,18 +3,15 @@
 The secret is sent under both names: ``secret`` is what nsqd 1.3 sends, ``auth_secret`` what its
 documentation promises.
 
-Patterns of an answer are Go's: the library re2 compiles and matches them as Go's regexp does, in
-linear time. It takes two things more than Go, which `compile_pattern` refuses.
+Patterns of an answer are Go's: see `go_regexp`.
 """
 
 from __future__ import annotations
 
 import json
 import random
-import re
 import ssl
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,6 +23,7 @@ import httpx
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.files.durable import blaming
 from nsqtools.protocol.frames import RESPONSE, RequestError, encode_frame
+from nsqtools.protocol.go_regexp import Matches, compile_go_regexp
 from nsqtools.protocol.names import shown_url
 from nsqtools.protocol.requests import Request, read_body
 from nsqtools.protocol.text import INT64, go_json, quote
@@ -37,11 +35,6 @@ from nsqtools.server.queues.nsqd_queues import NsqdQueues
 
 _PERMISSIONS = {"subscribe", "publish"}
 _REMEMBERED_NAMES = 1000  # whether they are allowed: each PUB asks
-_MAX_GROUPS = 1000  # Go nests no more, and re2 takes the square of the depth to compile them
-_QUOTED_OR_ESCAPED = re.compile(r"\\Q.*?(?:\\E|\Z)|\\.", re.DOTALL)
-
-Matches = Callable[[str], object]
-"""Whether a pattern matches anywhere in a name, as truth."""
 
 
 class AuthFailed(Exception):
@@ -147,23 +140,10 @@ def _authorization(entry: dict[str, Any]) -> AuthGrant:
 
 def compile_pattern(what: str, pattern: str) -> Matches:
     """Compile a pattern for names. Raises `AuthFailed` for what Go refuses, too."""
-    import re2
-
-    options = re2.Options()
-    options.log_errors = False  # they would go to stderr
     try:
-        if pattern.count("(") > _MAX_GROUPS:
-            raise re2.error(b"more than %d groups" % _MAX_GROUPS)
-        if r"\C" in _QUOTED_OR_ESCAPED.findall(pattern):  # any byte
-            raise re2.error(rb"invalid escape sequence: \C")
-        compiled = re2.compile(pattern, options)
-        if not all(map(str.isascii, compiled.groupindex)):
-            raise re2.error(b"invalid named capture")
-    except re2.error as exc:
-        reason = exc.args[0].decode("utf-8", "replace")
-        raise AuthFailed(f"unable to compile {what} {pattern!r} - {reason}") from exc
-    matches: Matches = compiled.search
-    return matches
+        return compile_go_regexp(pattern)
+    except ValueError as exc:
+        raise AuthFailed(f"unable to compile {what} {pattern!r} - {exc}") from exc
 
 
 def _value(entry: dict[str, Any], key: str, empty: Any) -> Any:

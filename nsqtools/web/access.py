@@ -16,17 +16,12 @@ file of ``--auth`` has a line ``USER:HASH`` for each user, with hashes by scrypt
 
 It is read again after a change, so the next request of a removed user is refused.
 
-Checking a password deliberately takes 0.1 s of CPU time and 16 MB. A correct password is cached as
-a keyed digest until the user's hash changes. Other passwords are checked one at a time on another
-thread, so that pages do not wait for guesses. After several wrong passwords both the address and
-the user have to wait. An unknown user costs as much as a wrong password.
+Guesses are slow and have to wait: see `nsqtools.authd.passwords`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import hashlib
 import hmac
 import ipaddress
 import logging
@@ -39,6 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from nsqtools.authd.passwords import PasswordChecker, as_ip, parse_hash
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.opening import Renewed, open_to_read, warn_of_exposure
 from nsqtools.http.cross_site import cross_site_refusal, is_own_host
@@ -139,16 +135,6 @@ def parse_networks(texts: Sequence[str]) -> tuple[Network, ...]:
     except ValueError as exc:
         hint = "Use an address or 10.0.0.0/8."
         raise ConfigurationError(f"--trusted-proxy: {exc}", hint=hint) from None
-
-
-def as_ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return the address that a text is, None for a name. One of IPv4 in IPv6 is that of IPv4."""
-    try:
-        address = ipaddress.ip_address(text)
-    except ValueError:
-        return None
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return mapped or address
 
 
 MAX_USER = 256
@@ -272,56 +258,6 @@ class Notices:
 
 MAX_NOTICES = 200
 
-COST, BLOCK, PARALLEL = 16384, 8, 1
-KIND = f"scrypt${COST}${BLOCK}${PARALLEL}$"
-FREE_FAILURES = 5
-FREE_FAILURES_OF_USER = 20
-"""More than for an address: an attacker with many addresses must not lock out a user soon."""
-LONGEST_WAIT_S = 60.0
-MAX_REMEMBERED = 10_000
-MAX_WAITING = 16
-"""Passwords in the queue of checks: about two seconds at 0.1 s each."""
-
-
-def hash_password(password: str) -> str:
-    """Return what is after the colon in the file."""
-    salt = os.urandom(16)
-    return f"{KIND}{_text(salt)}${_text(_scrypt(password, salt))}"
-
-
-def _text(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
-def _scrypt(password: str, salt: bytes) -> bytes:
-    return hashlib.scrypt(password.encode(), salt=salt, n=COST, r=BLOCK, p=PARALLEL, dklen=32)
-
-
-class TooManyFailures(Exception):
-    """The address or the user must wait; the argument is the time in seconds."""
-
-
-class _Guesses:
-    """Wrong passwords by source. After ``free`` failures the waiting time doubles each time."""
-
-    def __init__(self, free: int, clock: Callable[[], float]) -> None:
-        self._free = free
-        self._clock = clock
-        self._failures: dict[str, tuple[int, float]] = {}  # count, time of the next check
-
-    def wait_s(self, source: str) -> float:
-        count, next_check = self._failures.get(source, (0, 0.0))
-        return next_check - self._clock() if count >= self._free else 0.0
-
-    def add(self, source: str) -> None:
-        count = self._failures.pop(source, (0, 0.0))[0] + 1
-        wait_s = min(2.0 ** (count - self._free), LONGEST_WAIT_S)
-        self._failures[source] = count, self._clock() + wait_s
-        _trim(self._failures)
-
-    def forget(self, source: str) -> None:
-        self._failures.pop(source, None)
-
 
 class PasswordFile:
     """The users in a file, which is read again after a change. Raises `ConfigurationError`."""
@@ -329,73 +265,12 @@ class PasswordFile:
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         warn_of_exposure(path)
         self._hashes = Renewed([str(path)], lambda: dict(_read(path)))
-        self._nobody = hash_password(_text(os.urandom(16)))
-        self._key = os.urandom(32)
-        self._known: dict[bytes, None] = {}
-        self._of_address = _Guesses(FREE_FAILURES, clock)
-        self._of_user = _Guesses(FREE_FAILURES_OF_USER, clock)
-        self._check_lock = asyncio.Lock()
-        self._waiting = 0
+        self._passwords = PasswordChecker(clock)
 
     async def is_right(self, user: str, password: str, address: str) -> bool:
         """Check a password that came from an address. Raises `TooManyFailures`."""
         expected = self._hashes.get().get(user)
-        text = f"{user}\0{password}\0{expected}"
-        digest = hmac.digest(self._key, text.encode("utf-8", "surrogatepass"), "sha256")
-        if digest in self._known:
-            return True
-        network = _network_of(address)
-        self._refuse_guesses(network, user)
-        if self._waiting >= MAX_WAITING:
-            raise TooManyFailures(1.0)
-        self._waiting += 1
-        try:
-            async with self._check_lock:  # so that concurrent guesses count for each other
-                if digest in self._known:
-                    return True
-                self._refuse_guesses(network, user)
-                if not await asyncio.to_thread(_matches, password, expected or self._nobody):
-                    self._of_address.add(network)
-                    self._of_user.add(user)
-                    return False
-                self._of_address.forget(network)
-                self._of_user.forget(user)
-                self._known[digest] = None
-                _trim(self._known)
-                return True
-        finally:
-            self._waiting -= 1
-
-    def _refuse_guesses(self, network: str, user: str) -> None:
-        wait_s = max(self._of_address.wait_s(network), self._of_user.wait_s(user))
-        if wait_s > 0:
-            raise TooManyFailures(wait_s)
-
-
-def _network_of(address: str) -> str:
-    """Return the source of a guess: a single machine has a whole /64 of IPv6."""
-    ip = as_ip(address)
-    if isinstance(ip, ipaddress.IPv6Address):
-        return str(ipaddress.IPv6Network((ip, 64), strict=False))
-    return address
-
-
-def _trim(table: dict[str, tuple[int, float]] | dict[bytes, None]) -> None:
-    while len(table) > MAX_REMEMBERED:
-        del table[next(iter(table))]  # type: ignore[arg-type]
-
-
-def _matches(password: str, text: str) -> bool:
-    salt, expected = _parts(text)
-    return hmac.compare_digest(_scrypt(password, salt), expected)
-
-
-def _parts(text: str) -> tuple[bytes, bytes]:
-    """Read salt and hash. Raises ``ValueError``, also for a hash at another cost."""
-    if not text.startswith(KIND):
-        raise ValueError
-    salt, expected = map(base64.b64decode, text.removeprefix(KIND).split("$"))
-    return salt, expected
+        return await self._passwords.is_right(user, password, expected, address)
 
 
 def _read(path: Path) -> list[tuple[str, str]]:
@@ -412,7 +287,7 @@ def _read(path: Path) -> list[tuple[str, str]]:
             continue
         user, _, text = line.strip().partition(":")
         try:
-            _parts(text)
+            parse_hash(text)
         except ValueError:
             raise ConfigurationError(
                 f"{path}, line {number}: not USER:HASH",

@@ -35,6 +35,7 @@ from weakref import WeakSet
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from nsqtools.authd.passwords import TooManyFailures
 from nsqtools.client.consumer import Consumer
 from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.admin import Action, AdminPlan, Step, StepResult, TopicChange, apply
@@ -45,7 +46,7 @@ from nsqtools.files.opening import open_to_append
 from nsqtools.http.http_api import HTTPAPI, HTTPAccess
 from nsqtools.protocol.names import Address, shown_url
 from nsqtools.protocol.text import counted, escape_line, go_json
-from nsqtools.web.access import Identities, TooManyFailures, User, WebSettings
+from nsqtools.web.access import Identities, User, WebSettings
 from nsqtools.web.watcher import Watcher
 
 

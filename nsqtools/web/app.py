@@ -18,12 +18,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import ssl
 import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
-from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -34,10 +32,11 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Message, Scope
 
+from nsqtools.authd.passwords import TooManyFailures
 from nsqtools.cluster.stats_documents import sample_metrics
-from nsqtools.errors import ConfigurationError, NsqError
-from nsqtools.files.opening import Renewed, warn_of_exposure
+from nsqtools.errors import NsqError
 from nsqtools.http import http_server
+from nsqtools.http.certificate import server_certificate
 from nsqtools.http.http_server import HTTPServer, Limits, StreamedResponse, plain_response
 from nsqtools.http.listen import report_errors
 from nsqtools.protocol.names import Address
@@ -46,8 +45,6 @@ from nsqtools.web import api, pages
 from nsqtools.web.access import (
     HEADERS,
     Notices,
-    TooManyFailures,
-    WebSettings,
     basic_credentials,
     refusal,
 )
@@ -288,7 +285,9 @@ class WebServer:
         self.url = f"{scheme}://{Address(host, port)}{settings.base_path}/"
         self._context = context
         self._console = Console(context, scheme)
-        self._certificate = None if settings.tls_cert is None else _certificate(settings)
+        self._certificate = None
+        if settings.tls_cert is not None and settings.tls_key is not None:
+            self._certificate = server_certificate(settings.tls_cert, settings.tls_key)
         self._listener = listener
         self._stopped = threading.Event()
 
@@ -318,25 +317,3 @@ class WebServer:
                 self._certificate.get()
             is_stopped = await asyncio.to_thread(self._stopped.wait, TURN_S)
         await server.stop()
-
-
-def _certificate(settings: WebSettings) -> Renewed[ssl.SSLContext]:
-    """Return the context of the certificate, which connections after a change of the files use."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.set_ciphers("ECDHE+AESGCM:ECDHE+CHACHA20")  # TLS 1.3 has its own
-    files = str(settings.tls_cert), str(settings.tls_key)
-    warn_of_exposure(Path(files[1]))
-
-    def load() -> ssl.SSLContext:
-        try:
-            # first into another one: half a pair must not be served
-            for candidate in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):
-                candidate.load_cert_chain(*files, password=lambda: b"")  # must fail, not ask
-        except OSError as exc:
-            raise ConfigurationError(
-                f"cannot use {files[0]} with {files[1]} ({exc.strerror or exc})",
-                hint="Check --listen-tls-cert and --listen-tls-key.",
-            ) from exc
-        return context
-
-    return Renewed(files, load)

@@ -16,16 +16,18 @@ from plugins.cli import RunNsq
 from plugins.console import MakeConsole, ask
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.web.access import (
+from nsqtools.authd.passwords import (
     FREE_FAILURES,
     FREE_FAILURES_OF_USER,
     LONGEST_WAIT_S,
+    TooManyFailures,
+    hash_password,
+)
+from nsqtools.web.access import (
     Identities,
     PasswordFile,
-    TooManyFailures,
     WebSettings,
     basic_credentials,
-    hash_password,
     parse_networks,
 )
 

@@ -172,7 +172,7 @@ def _print(what: Printed, runtime: Runtime) -> int:
 
 def _password_lines(runtime: Runtime) -> str:
     """Ask for one user on a terminal; on a pipe, read lines of USER:PASSWORD."""
-    from nsqtools.web.access import hash_password
+    from nsqtools.authd.passwords import hash_password
 
     lines = [""]
     with suppress(EOFError, UnicodeError):

@@ -560,7 +560,26 @@ class ShownEntry(ScheduledEntry):
     body64: NotRequired[Annotated[str, "The body in base64, if it is not UTF-8."]]
 
 
+# authd
+
+
+class AuthDecision(TypedDict):
+    """Whether a user of nsq authd may do something."""
+
+    user: str
+    permission: Literal["publish", "subscribe"]
+    topic: str
+    channel: str | None
+    allowed: bool
+    topic_pattern: Annotated[str | None, "The pattern that allows it, as nsqd gets it."]
+    channel_patterns: Annotated[list[str], "Its patterns for channels; none to publish."]
+    needs_tls: Annotated[bool, "Whether the user is refused without TLS."]
+    common_name: Annotated[str | None, "What the client's certificate must have."]
+    addresses: Annotated[list[str], "Networks that the client must be in; none for all."]
+
+
 DOCUMENTS: dict[str, Any] = {
+    "authd-check": AuthDecision,
     "topic-list": list[TopicRow],
     "topic-info": TopicInfo,
     "channel-list": list[ChannelRow],

@@ -86,6 +86,7 @@ class ExitStatus(IntEnum):
 EXTRA_OF = {"deltalake": "delta", "pyarrow": "parquet", "pycurl": "http", "textual": "top"}
 EXTRA_OF |= dict.fromkeys(("ddsketch", "httptools"), "server")
 EXTRA_OF |= dict.fromkeys(("jinja2", "starlette"), "web")
+EXTRA_OF |= dict.fromkeys(("cryptography", "jwt", "re2"), "authd")
 
 # our errors name the address in their message
 ADDRESS = re.compile(r"https?://[^\s()'\",]+|\[[0-9a-fA-F:.]+\]:\d+|[\w.-]+:\d{1,5}\b")

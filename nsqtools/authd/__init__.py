@@ -1,0 +1,12 @@
+"""The auth server of nsqd, and views of a cluster that are limited to what a user may see.
+
+passwords     scrypt, remembered right answers, and waits after wrong ones
+users         the users file and the permissions in it (pure)
+json_tokens   JWTs of other issuers
+authority     the user that a secret, a certificate or an address names
+auth_api      /auth for nsqd, /metrics, /health
+views         documents of nsqlookupd and nsqd without what a user may not see (pure)
+filter_api    these documents over HTTP
+daemon        both on their sockets
+convert       permissions.csv of pynsqauthd (pure)
+"""

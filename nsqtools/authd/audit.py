@@ -1,0 +1,81 @@
+"""The record of decisions: counts for /metrics, and an audit log of one line of JSON for each.
+
+Neither has a secret, nor a text that could be one: a refused client has the name of a user only if
+the file has that user.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from nsqtools.authd.authority import Identity
+from nsqtools.authd.users import Client
+from nsqtools.errors import OutputError
+from nsqtools.files.durable import append_whole
+from nsqtools.files.opening import open_to_append
+from nsqtools.records.prometheus import Metric, metric_of
+
+log = logging.getLogger("nsqtools")
+
+REPORT_S = 60.0  # a full disk is reported once a minute
+
+
+class Audit:
+    """Records decisions. Raises `OutputError` for a file that cannot be written at the start."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._reported_s = -REPORT_S
+        self._append("")
+
+    def record(
+        self, request: str, result: str, client: Client, identity: Identity | None, peer: str
+    ) -> None:
+        """Record what was decided about a request; ``peer`` is who sent it, nsqd or a client."""
+        self._counts[request, result] += 1
+        if self._path is None:
+            return
+        document = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "request": request,
+            "result": result,
+            "user": identity and identity.user.name,
+            "method": identity and identity.method,
+            "remote": client.address,
+            "common_name": client.common_name or None,
+            "tls": client.tls,
+            "peer": peer,
+        }
+        try:
+            self._append(json.dumps(document) + "\n")
+        except OutputError as exc:  # an nsqd without its auth server would refuse all clients
+            now_s = time.monotonic()
+            if now_s - self._reported_s >= REPORT_S:
+                self._reported_s = now_s
+                log.error("%s", exc)
+
+    def _append(self, line: str) -> None:
+        if self._path is None:
+            return
+        try:
+            with open_to_append(self._path) as file:
+                append_whole(file.fileno(), line.encode(), is_durable=False)
+        except OSError as exc:
+            raise OutputError(f"cannot write the audit log {self._path} ({exc.strerror})") from exc
+
+    def metrics(self) -> Iterator[Metric]:
+        """Return the counts for Prometheus."""
+        yield metric_of(
+            "nsq_authd_requests_total",
+            "Requests by what was asked for and what was decided.",
+            [
+                ({"request": request, "result": result}, count)
+                for (request, result), count in sorted(self._counts.items())
+            ],
+        )

@@ -1,0 +1,114 @@
+"""The auth server on its sockets: /auth for nsqd, and the filter for users on another address.
+
+/auth belongs to a trusted network, as nsqd's documentation has it, because its caller states the
+address and the certificate of a client. Everyone may reach the filter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from nsqtools.authd.audit import Audit
+from nsqtools.authd.auth_api import AnswerSettings, AuthApi, make_api
+from nsqtools.authd.authority import Authority
+from nsqtools.authd.filter_api import FilterApi, Upstream
+from nsqtools.cluster.directory import Cluster
+from nsqtools.errors import ConfigurationError
+from nsqtools.http.certificate import server_certificate
+from nsqtools.http.http_server import Handlers, HTTPServer, Limits
+from nsqtools.http.listen import real_address, report_errors
+
+log = logging.getLogger("nsqtools")
+
+TURN_S = 1.0
+"""How soon a changed users file or certificate is read."""
+
+LIMITS = Limits(idle_s=60.0, most_idle=2048, most_idle_of_one=512)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuthdSettings:
+    """The settings. Raises `ConfigurationError`."""
+
+    users: Path
+    answer: AnswerSettings
+    audit_log: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+
+    def __post_init__(self) -> None:
+        if (self.tls_cert is None) is not (self.tls_key is None):
+            raise ConfigurationError("--listen-tls-cert and --listen-tls-key need each other")
+        if self.answer.ttl_s < 1:
+            raise ConfigurationError("--ttl must be at least 1s: nsqd takes whole seconds")
+
+
+class AuthDaemon:
+    """The auth server, and with a ``cluster`` its filter.
+
+    `run` it on the main thread; `stop` it from any. Raises `ConfigurationError` and `OutputError`.
+    """
+
+    def __init__(
+        self,
+        settings: AuthdSettings,
+        listener: socket.socket,
+        filter_listener: socket.socket | None = None,
+        cluster: Cluster | None = None,
+    ) -> None:
+        self._certificate = None
+        if settings.tls_cert is not None and settings.tls_key is not None:
+            self._certificate = server_certificate(settings.tls_cert, settings.tls_key)
+        scheme = "https" if self._certificate else "http"
+        self.url = f"{scheme}://{real_address(listener)}"
+        self.filter_url = f"{scheme}://{real_address(filter_listener)}" if filter_listener else ""
+        self._settings = settings
+        self._listener = listener
+        self._filter_listener = filter_listener
+        self._upstream = Upstream(cluster) if cluster else None
+        self._audit = Audit(settings.audit_log)
+        self._authority = Authority(settings.users)
+        self._stopped = threading.Event()
+
+    def run(self, on_turn: Callable[[], None]) -> None:
+        """Serve until `stop`. ``on_turn`` is called every second, on the loop that serves."""
+        asyncio.run(self._run(on_turn))
+
+    def stop(self) -> None:
+        """Ask `run` to end."""
+        self._stopped.set()
+
+    async def _run(self, on_turn: Callable[[], None]) -> None:
+        report_errors(asyncio.get_running_loop(), log.error)
+        auth_api = AuthApi(self._authority, self._audit, self._settings.answer)
+        servers = [self._server(auth_api.handlers(), self._listener)]
+        if self._filter_listener is not None and self._upstream is not None:
+            is_tls = self._certificate is not None
+            filter_api = FilterApi(self._authority, self._audit, self._upstream, is_tls=is_tls)
+            servers.append(self._server(filter_api.handlers(), self._filter_listener))
+        for server in servers:
+            await server.start()
+        is_stopped = False
+        while not is_stopped:
+            on_turn()
+            await asyncio.to_thread(self._refresh)
+            is_stopped = await asyncio.to_thread(self._stopped.wait, TURN_S)
+        for server in servers:
+            await server.stop()
+        if self._upstream is not None:
+            self._upstream.close()
+
+    def _server(self, handlers: Handlers, listener: socket.socket) -> HTTPServer:
+        tls = self._certificate.get() if self._certificate else None
+        return HTTPServer(make_api(handlers), listener, tls, LIMITS)
+
+    def _refresh(self) -> None:
+        self._authority.refresh()
+        if self._certificate is not None:
+            self._certificate.get()
