@@ -18,7 +18,8 @@ from nsqtools.cli.render.documents import DOCUMENTS
 
 # in tests of their own, or as others
 ELSEWHERE = re.compile(
-    "message|error|to-http|to-exec|check|archive compact.*|(bench|queue|schedule|spark|topology) .*"
+    "message|error|to-http|to-exec|check|archive compact.*|"
+    "(authd|bench|queue|schedule|spark|topology) .*"
 )
 NO_SCHEMA = {"spark sql": "its columns are those of the query"}
 
