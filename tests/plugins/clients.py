@@ -208,7 +208,7 @@ def consume(in_background: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 def end(consumer: Consumer) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(consumer_io, "GRACE_S", 0.05)  # a scripted nsqd does not say goodbye
+        patch.setattr(consumer_io, "STEP_TIMEOUT_S", 0.05)  # a scripted nsqd does not say goodbye
         consumer.abort()
         assert consumer.stop(timeout_s=END_WITHIN_S), "the consumer did not stop in time"
 
