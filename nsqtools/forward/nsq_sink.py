@@ -255,7 +255,7 @@ class LoopGuard:
     def _refusal(self, topic: str, target: str, name: str) -> ConfigurationError:
         to = f" to {target}" if target != topic else ""
         return ConfigurationError(
-            f"cannot forward topic {topic} {to}: its messages would return to {name}",
+            f"cannot forward topic {topic}{to}: its messages would return to {name}",
             hint="Give another --destination-topic or --map, or allow it with --no-loop-guard.",
         )
 

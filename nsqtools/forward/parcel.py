@@ -116,17 +116,17 @@ class Parcel:
             groups.setdefault(by(message, body), []).append(at)
         return {value: self.chosen(indexes) for value, indexes in groups.items()}
 
-    def sized(self, max_count: int, max_bytes: int, extra: int = 0) -> list[Parcel]:
-        """Split into parts of at most ``max_count`` messages and ``max_bytes``.
+    def sized(self, most: int, most_bytes: int, extra: int = 0) -> list[Parcel]:
+        """Split into parts of at most ``most`` messages and ``most_bytes``.
 
         A larger body is a part of its own. Each message counts ``extra`` bytes in addition to its
         body.
         """
-        if len(self) <= max_count and self.size + extra * len(self) <= max_bytes:
+        if len(self) <= most and self.size + extra * len(self) <= most_bytes:
             return [self]
         parts, begin, size = [], 0, 0
         for at, body in enumerate(self.bodies):
-            if at > begin and (at - begin == max_count or size + len(body) + extra > max_bytes):
+            if at > begin and (at - begin == most or size + len(body) + extra > most_bytes):
                 parts.append(self.part(begin, at))
                 begin, size = at, 0
             size += len(body) + extra

@@ -19,6 +19,7 @@ from plugins.cli import RunNsq
 from upgrade.scenes import SCENES, kept_of
 
 from nsqtools.cli import registry
+from nsqtools.cli.parsing.help import CONNECTION_OPTIONS, SEE_CONNECTION_OPTIONS
 from nsqtools.server import go_flags
 
 SIGNATURES = """
@@ -70,6 +71,9 @@ def commands(
         return found
     entries = (line.strip() for line in listed.splitlines() if re.match(r"  -", line))
     options = {option for each in entries for option in _OPTION.findall(each.partition("  ")[0])}
+    if SEE_CONNECTION_OPTIONS in text:  # which are accepted, and described in one page
+        names = [name.replace("_", "-") for name in CONNECTION_OPTIONS]
+        options |= {f"--{prefix}{name}" for name in names for prefix in ("", "no-")}
     return {" ".join(path): sorted(options)}
 
 
