@@ -42,9 +42,9 @@ from nsqtools.server.embedded import DaemonThread
 from nsqtools.server.go_flags import read_config
 from nsqtools.server.nsqd_daemon import NsqdDaemon
 from nsqtools.server.options import NsqdOptions
-from nsqtools.server.queues.backlog import BackendError
 from nsqtools.server.queues.channel import Channel
 from nsqtools.server.queues.data_path import lock_data_path
+from nsqtools.server.queues.message_buffer import BackendError
 from nsqtools.server.queues.queued_message import MessageIds
 
 REFUSAL = "this nsqd delivers the messages of a job to one channel, and takes none"

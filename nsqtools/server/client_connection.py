@@ -84,7 +84,7 @@ class ConnectionProtocol(ABC):
     def tls_is_up(self) -> None:  # noqa: B027 - a protocol without TLS needs none
         """The handshake is done that was to come (`ClientConnection.start_tls`)."""
 
-    def output_flows(self) -> None:  # noqa: B027 - a protocol that only answers needs none
+    def on_writable(self) -> None:  # noqa: B027 - a protocol that only answers needs none
         """The client reads again."""
 
 
@@ -126,7 +126,7 @@ class ClientConnection(asyncio.Protocol):
         self._chunks: list[bytes] = []
         self._length = 0
         self._wanted = _MAGIC_LENGTH
-        self._if_never: RequestError | None = None
+        self._error_if_truncated: RequestError | None = None
         self._pause: asyncio.Task[None] | None = None
         self._received: deque[bytes] = deque()  # not decoded yet
         self._has_turn = False  # soon, to go on with what was received
@@ -191,7 +191,7 @@ class ClientConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self.is_stuck = False
         if self._protocol is not None and not self._is_over:
-            self._protocol.output_flows()
+            self._protocol.on_writable()
         self._go_on()
 
     def _is_idle(self) -> bool:
@@ -292,7 +292,7 @@ class ClientConnection(asyncio.Protocol):
         now_s = self._loop.time
         any_done = False
         self._wanted = 1
-        self._if_never = None
+        self._error_if_truncated = None
         try:
             while position < end and not self._is_over:
                 position = protocol.execute(data, position)
@@ -302,7 +302,7 @@ class ClientConnection(asyncio.Protocol):
         except Incomplete as more:
             position = more.position
             self._wanted = more.needed
-            self._if_never = more.error
+            self._error_if_truncated = more.error
         except Pause as pause:
             position = pause.position
             self._pause = self._loop.create_task(self._wait(pause.until))
@@ -450,8 +450,8 @@ class ClientConnection(asyncio.Protocol):
 
     def give_up(self) -> None:
         """Close a client that is silent or has ended: a command that was cut off is refused."""
-        if self._if_never is not None:
-            self.refuse(self._if_never)
+        if self._error_if_truncated is not None:
+            self.refuse(self._error_if_truncated)
         else:
             self.close()
 

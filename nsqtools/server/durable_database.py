@@ -37,7 +37,7 @@ from nsqtools.errors import ConfigurationError
 from nsqtools.files.durable import NEW, sync_folder
 from nsqtools.files.opening import data_offsets, open_to_read
 from nsqtools.protocol.frames import ID_LENGTH
-from nsqtools.server.queues.backlog import BackendError
+from nsqtools.server.queues.message_buffer import BackendError
 from nsqtools.server.queues.queued_message import with_attempts
 
 _SCHEMA = """

@@ -43,8 +43,8 @@ from nsqtools.server.durable_database import (
 )
 from nsqtools.server.durable_path import DurablePath
 from nsqtools.server.options import NsqdOptions
-from nsqtools.server.queues.backlog import BackendError, DiskHealth, QueueBacklog, Undo
 from nsqtools.server.queues.data_path import Queues
+from nsqtools.server.queues.message_buffer import BackendError, DiskHealth, QueueBacklog, Undo
 from nsqtools.server.queues.queue_files import Block, one_thread
 from nsqtools.server.queues.queued_message import (
     BODY_AT,
@@ -174,7 +174,7 @@ class DurableStore:
         stored = [each for each in backlogs if isinstance(each, DurableBacklog)]
         for backlog in stored:
             number = backlog.number
-            turns = backlog.new_turns(messages)
+            turns = backlog.new_sequence(messages)
             rows += zip(repeat(number), dues_ns, turns, made, messages, strict=False)
         size = sum(map(len, messages)) + _ROW_BYTES * len(messages)
         self._add(Publish(rows, list(takes), done, is_admitted), size * len(stored))
@@ -485,7 +485,7 @@ class DurableBacklog(QueueBacklog):
 
     # in
 
-    def new_turns(self, messages: Sequence[bytes]) -> list[int]:
+    def new_sequence(self, messages: Sequence[bytes]) -> list[int]:
         """Return the turns of new messages."""
         turns = [int(message[ID_AT:BODY_AT], 16) for message in messages]
         if turns[0] <= self.last_turn or turns != sorted(set(turns)):

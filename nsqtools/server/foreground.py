@@ -16,7 +16,13 @@ from typing import Any
 
 from nsqtools.errors import NsqError
 from nsqtools.server.daemon_log import DaemonLog, version_line
-from nsqtools.server.go_flags import FlagError, flags_of, parse_flags, read_config, told
+from nsqtools.server.go_flags import (
+    FlagError,
+    flags_of,
+    parse_flags,
+    read_config,
+    report_flag_error,
+)
 from nsqtools.server.options import NsqdOptions
 
 
@@ -31,7 +37,7 @@ def run_daemon(
     try:
         line = parse_flags(flags, arguments)
     except FlagError as exc:
-        return told(exc, program, flags)
+        return report_flag_error(exc, program, flags)
     if line.asks_version:
         sys.stdout.write(version_line(program) + "\n")
         return 0

@@ -191,7 +191,7 @@ class HelpAsked(FlagError):
     """``-h`` or ``-help`` was given."""
 
 
-def told(error: FlagError, program: str, flags: Mapping[str, Flag]) -> int:
+def report_flag_error(error: FlagError, program: str, flags: Mapping[str, Flag]) -> int:
     """Print to stderr what Go does, the usage after it, and return Go's exit status."""
     is_asked = isinstance(error, HelpAsked)
     sys.stderr.write(("" if is_asked else f"{error}\n") + usage(program, flags))

@@ -39,8 +39,8 @@ from nsqtools.protocol.requests import (
 from nsqtools.server.daemon_log import NSQ_VERSION
 from nsqtools.server.go_flags import LOG_LEVEL, seconds_to_ns
 from nsqtools.server.protocol_v2 import ClientContext
-from nsqtools.server.queues.backlog import BackendError
 from nsqtools.server.queues.channel import Channel
+from nsqtools.server.queues.message_buffer import BackendError
 from nsqtools.server.queues.topic import Topic
 from nsqtools.server.stats import gather_stats, nsqd_metrics, stats_lines
 

@@ -46,8 +46,8 @@ from nsqtools.protocol.requests import (
 from nsqtools.server.auth import AuthServers, ClientAuthorization
 from nsqtools.server.client_connection import ClientConnection, ConnectionProtocol, Pause
 from nsqtools.server.negotiation import Negotiated, TLSLayer, identify_reply, negotiate
-from nsqtools.server.queues.backlog import BackendError
 from nsqtools.server.queues.channel import ChannelSubscription
+from nsqtools.server.queues.message_buffer import BackendError
 from nsqtools.server.queues.nsqd_queues import NsqdQueues
 from nsqtools.server.queues.topic import Topic
 
@@ -327,7 +327,7 @@ class ProtocolV2(ConnectionProtocol):
         """Return the error frame."""
         return encode_frame(ERROR, error.data)
 
-    def output_flows(self) -> None:
+    def on_writable(self) -> None:
         """Push messages again."""
         if self.subscription is not None:
             self.subscription.channel.wake()

@@ -20,7 +20,6 @@ from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.durable_database import DurableQueue, Row, all_rows, read_queues, remove
 from nsqtools.server.durable_path import DurablePath, named_database
 from nsqtools.server.options import NsqdOptions
-from nsqtools.server.queues.backlog import encoded
 from nsqtools.server.queues.data_path import (
     FILE_NAME,
     Queues,
@@ -29,6 +28,7 @@ from nsqtools.server.queues.data_path import (
     lock_data_path,
 )
 from nsqtools.server.queues.disk_queue import DiskQueue
+from nsqtools.server.queues.message_buffer import encoded
 from nsqtools.server.queues.queue_files import set_aside_name
 from nsqtools.server.queues.queued_message import BODY_AT, ID_AT, new_messages, with_attempts
 from nsqtools.server.stored_queues import (

@@ -26,8 +26,8 @@ from plugins.waiting import wait_until
 from nsqtools.server.client_connection import ClientConnection
 from nsqtools.server.negotiation import TLSLayer
 from nsqtools.server.protocol_v2 import ProtocolV2
-from nsqtools.server.queues.backlog import QueueBacklog
 from nsqtools.server.queues.channel import Channel, ChannelSubscription
+from nsqtools.server.queues.message_buffer import QueueBacklog
 from nsqtools.server.queues.topic import Topic
 
 BROKEN_RECORD = b"\x17\x03\x03\x00\x20" + b"x" * 32

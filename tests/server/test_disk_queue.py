@@ -167,7 +167,7 @@ def test_files_that_are_gone_are_passed_over_in_one_step(tmp_path: Path, end: st
     kept.write_bytes(encode_length(len(RECORD)) + RECORD)
     log, later = Mock(), Later()
 
-    disk = queue(tmp_path, log=log, behind=later)
+    disk = queue(tmp_path, log=log, background=later)
 
     assert disk.depth == 1
     assert disk.get(9, ALL) == [RECORD]
@@ -283,7 +283,7 @@ def test_records_come_out_in_order_and_files_go_when_they_are_read(
 
 def test_a_sync_on_a_thread_neither_undoes_nor_covers_what_comes_meanwhile(tmp_path: Path) -> None:
     later = Later()
-    disk = queue(tmp_path, behind=later)
+    disk = queue(tmp_path, background=later)
     put_records(disk, [record(1)])
     disk.start_sync()
     put_records(disk, [record(2)])
@@ -346,33 +346,37 @@ def test_what_a_network_file_system_says_at_a_close_loses_nothing(
 def test_a_sync_of_one_that_ends_is_left_to_its_end(tmp_path: Path) -> None:
     ending = Later()
     ending.is_ending = True
-    disk = queue(tmp_path, sync_every=1, behind=ending)
+    disk = queue(tmp_path, sync_every=1, background=ending)
     put_records(disk, [RECORD])
     ending.catch_up()
     assert disk.needs_sync
 
 
 @pytest.mark.parametrize(
-    ("sync_each", "behind"), [(1, None), (7, None), (7, Later())], ids=["often", "now", "thread"]
+    ("sync_each", "background"),
+    [(1, None), (7, None), (7, Later())],
+    ids=["often", "now", "thread"],
 )
-def test_power_cuts_spare_the_synced(tmp_path: Path, sync_each: int, behind: Later | None) -> None:
+def test_power_cuts_spare_the_synced(
+    tmp_path: Path, sync_each: int, background: Later | None
+) -> None:
     """As Go's nsqd it leaves the names of files to the journal of the file system."""
     put: list[bytes] = []
     got: list[bytes] = []
     taken: list[int] = []  # how many were taken, after each promise
     with PowerCut(tmp_path, names_with_files=True) as record:
-        disk = queue(tmp_path, max_bytes=4 * ON_DISK, sync_every=5, behind=behind)
+        disk = queue(tmp_path, max_bytes=4 * ON_DISK, sync_every=5, background=background)
         for number in range(40):
             put.append(b"%026d" % number)
             put_records(disk, put[-1:])
             if number % 3 == 2:
                 got += disk.get(2, ALL)
             if number % sync_each == sync_each - 1:
-                if behind is None:
+                if background is None:
                     disk.sync()
                 else:
                     disk.start_sync()
-                    behind.catch_up()
+                    background.catch_up()
                 assert not disk.needs_sync
                 taken.append(len(got))
                 record.note(len(put))

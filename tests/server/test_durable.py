@@ -30,7 +30,7 @@ from nsqtools.server.durable_database import Changes, Database, Publish
 from nsqtools.server.durable_path import DurablePath
 from nsqtools.server.protocol_v2 import PublishCommands
 from nsqtools.server.queues import topic
-from nsqtools.server.queues.backlog import DiskHealth
+from nsqtools.server.queues.message_buffer import DiskHealth
 from nsqtools.server.stored_queues import _is_locked
 
 LONGEST_MS = 9_223_372_036_854  # 292 years, as far as Go counts

@@ -21,8 +21,8 @@ from plugins.waiting import wait_until
 
 from nsqtools.server import EmbeddedNsqd, embedded
 from nsqtools.server.client_connection import ClientConnection
-from nsqtools.server.queues.backlog import DiskHealth
 from nsqtools.server.queues.disk_queue import DiskQueue
+from nsqtools.server.queues.message_buffer import DiskHealth
 
 
 def test_it_serves_while_the_block_runs() -> None:

@@ -12,8 +12,8 @@ from nsqtools.protocol.text import NS
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.options import NsqdOptions
 from nsqtools.server.queues import queued_message
-from nsqtools.server.queues.backlog import DiskHealth, QueueBacklog, encoded
 from nsqtools.server.queues.disk_queue import DiskQueue
+from nsqtools.server.queues.message_buffer import DiskHealth, QueueBacklog, encoded
 from nsqtools.server.queues.queued_message import (
     InFlightMessages,
     LatencyWindow,

@@ -24,7 +24,7 @@ from nsqtools.http.loop_meter import free_in_steps, meter_of
 from nsqtools.protocol.names import is_ephemeral
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.options import NsqdOptions
-from nsqtools.server.queues.backlog import BackendError, DiskHealth, QueueBacklog
+from nsqtools.server.queues.message_buffer import BackendError, DiskHealth, QueueBacklog
 from nsqtools.server.queues.queued_message import (
     InFlightMessages,
     LatencyWindow,

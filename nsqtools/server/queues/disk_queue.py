@@ -7,7 +7,7 @@ is handed over.
 Durability is Go's: an fsync of the data, then the meta file, after ``sync_every`` operations, after
 ``sync_timeout`` (by the owner, see ``on_dirty``), at a new file, and at close. Only the last one
 waits for the disk. The others overwrite the meta file at once, so that a kill finds what had
-happened, and without a sync, because that would hold up the loop; then ``behind`` syncs the data
+happened, and without a sync, because that would hold up the loop; then ``background`` syncs the data
 and after it the meta file: these are what a power failure leaves. One such sync is under way at a
 time; what happens meanwhile belongs to the next one.
 
@@ -18,7 +18,7 @@ now. What positions say never removes a file: one before the read position is re
 the digit that is wrong can be in the meta file. Files that are gone are passed over in one step:
 positions may lie 10^17 apart.
 
-Trap: a file system needs long to remove 100 MB, so ``behind`` does it. By then a queue of the same
+Trap: a file system needs long to remove 100 MB, so ``background`` does it. By then a queue of the same
 name may exist again, with files of the same names. So a file is renamed at once and removed later,
 under a name that the next start recognizes as a temporary one.
 
@@ -77,7 +77,7 @@ class DiskQueue:
         sync_every: int,
         log: DaemonLog,
         found: dict[str, list[int]],
-        behind: DiskWork | None = None,
+        background: DiskWork | None = None,
         on_dirty: Callable[[DiskQueue], object] = lambda _: None,
     ) -> None:
         self.name = name
@@ -85,7 +85,7 @@ class DiskQueue:
         self._max_bytes_per_file = max_bytes_per_file
         self._max_record = max_msg_size + MIN_MESSAGE_SIZE
         self._log = log
-        self._behind = behind or DiskWork()
+        self._background = background or DiskWork()
         self._folder = data_path
         self._meta_path = data_path / f"{name}.diskqueue.meta.dat"
         self._meta = NewestContent(self._meta_path, name_is_durable=False)
@@ -201,7 +201,7 @@ class DiskQueue:
         self._skip_to_new_file()
         self._synced, self._not_noted = self._operations, 0
         number = self._meta.number()
-        self._behind.run(lambda: self._meta.remove(number), self._report)
+        self._background.run(lambda: self._meta.remove(number), self._report)
 
     def close(self) -> None:
         """Sync and close. Raises ``OSError``."""
@@ -229,7 +229,7 @@ class DiskQueue:
     def sync(self) -> None:
         """Make what was put and read durable, now. Raises ``OSError``."""
         if self._writer >= 0:
-            self._behind.sync(self._writer)
+            self._background.sync(self._writer)
         self._meta.write(self._positions(), self._meta.number())
         self._synced, self._not_noted = self._operations, 0
 
@@ -253,11 +253,11 @@ class DiskQueue:
             if self.needs_sync:
                 self._on_dirty(self)
 
-        self._behind.run(work, finished)
+        self._background.run(work, finished)
 
     def _start_if_due(self) -> None:
         is_due = self._operations - self._synced >= self._sync_every
-        if is_due and not (self._is_syncing or self._behind.is_ending):
+        if is_due and not (self._is_syncing or self._background.is_ending):
             self.start_sync()
 
     def _count(self, operations: int) -> None:
@@ -284,17 +284,17 @@ class DiskQueue:
     def _leave_file(self, data: int) -> None:
         """Sync and close a file (-1: none) that is not written or read any more."""
         self._note()
-        self._behind.run(self._sync(data, is_open=False), self._report)
+        self._background.run(self._sync(data, is_open=False), self._report)
 
     def _sync(self, data: int, *, is_open: bool) -> Work:
         positions, number = self._positions(), self._meta.number()
 
         def work() -> None:
             try:
-                if is_open and self._behind.is_ending:  # the owner syncs it when it closes
+                if is_open and self._background.is_ending:  # the owner syncs it when it closes
                     return
                 if data >= 0:
-                    self._behind.sync(data)
+                    self._background.sync(data)
                 self._meta.write(positions, number)
             finally:
                 if data >= 0:
@@ -499,7 +499,7 @@ class DiskQueue:
         return sorted(number for number in listed if number in numbers)
 
     def _remove(self, numbers: Iterable[int]) -> None:
-        """Remove data files, behind the loop; failures are logged."""
+        """Remove data files in the background; failures are logged."""
         what = "remove data file"
         condemned: list[str] = []
         for number in numbers:
@@ -519,4 +519,4 @@ class DiskQueue:
                 os.unlink(path)
 
         if condemned:
-            self._behind.run(work, lambda error: self._report(error, what))
+            self._background.run(work, lambda error: self._report(error, what))

@@ -30,7 +30,6 @@ from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.durable_path import DurablePath
 from nsqtools.server.durable_store import DurableBacklog, DurableStore
 from nsqtools.server.options import NsqdOptions
-from nsqtools.server.queues.backlog import DiskHealth, QueueBacklog
 from nsqtools.server.queues.channel import Channel
 from nsqtools.server.queues.data_path import (
     FILE_NAME,
@@ -41,6 +40,7 @@ from nsqtools.server.queues.data_path import (
     read_metadata,
 )
 from nsqtools.server.queues.disk_queue import DiskQueue
+from nsqtools.server.queues.message_buffer import DiskHealth, QueueBacklog
 from nsqtools.server.queues.queue_files import DiskThread, queues_with_files
 from nsqtools.server.queues.topic import Topic
 
@@ -233,7 +233,7 @@ class NsqdQueues:
             sync_every=options.sync_every,
             log=self.log,
             found=self._queues_with_files,
-            behind=self.disk_thread,
+            background=self.disk_thread,
             on_dirty=lambda queue: self._to_sync.add(queue),
         )
         return QueueBacklog(options.mem_queue_size, disk, self.health)

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from nsqtools.http.loop_meter import free_in_steps, in_steps, meter_of
 from nsqtools.protocol.names import is_ephemeral
 from nsqtools.protocol.requests import Batches
-from nsqtools.server.queues.backlog import BackendError, Undo, encoded
 from nsqtools.server.queues.channel import Channel, QueueHost
+from nsqtools.server.queues.message_buffer import BackendError, Undo, encoded
 from nsqtools.server.queues.queue_files import Block
 from nsqtools.server.queues.queued_message import (
     BODY_AT,
