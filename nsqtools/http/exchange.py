@@ -1,10 +1,10 @@
-"""One HTTP exchange within budgets of seconds and bytes, nothing compressed.
+"""One HTTP exchange with a time limit and a size limit, without compression.
 
-httpx's timeouts are for each read, so a daemon that sends a byte now and then could hold a caller
-for ever. Here every read and write gets what is left of the exchange's own time; the network
-backend of httpcore, on which httpx runs, is where that can be done for the head of the answer, too,
-and httpx's own transport takes no backend. An answer is read up to a limit and refused when it is
-compressed: a megabyte of gzip can be a gigabyte of JSON.
+httpx applies its timeouts to each read, so a daemon that sends a byte now and then could block a
+caller forever. Here each read and write gets the remaining time of the whole exchange. Only the
+network backend of httpcore, on which httpx runs, can enforce that for the head of an answer as
+well, and httpx's own transport accepts no backend. A longer answer than the limit is refused, and
+so is a compressed one, because a megabyte of gzip can be a gigabyte of JSON.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KEEP_ALIVE_S = 5.0
 
 @dataclass(slots=True)
 class _Exchange:
-    """One exchange: when it has to end, on the monotonic clock, and whether a byte has come."""
+    """An exchange: its deadline on the monotonic clock, and whether a byte has arrived."""
 
     ends_at_s: float
     has_answered: bool = False
@@ -43,8 +43,10 @@ _latest_s: ContextVar[float] = ContextVar("latest_s", default=math.inf)
 
 
 class HTTPAnswer(NamedTuple):
-    """What came back. ``reason`` is the server's word for the status, ``date`` when it says that
-    it answered. No redirect is followed."""
+    """The answer of a server, which may be a redirect.
+
+    ``reason`` is the reason phrase of the status, and ``date`` is the Date header.
+    """
 
     status: int
     reason: str
@@ -54,7 +56,7 @@ class HTTPAnswer(NamedTuple):
 
 @contextmanager
 def within(latest_s: float) -> Iterator[None]:
-    """Let all exchanges of this thread inside end by then, on the monotonic clock."""
+    """End all exchanges of this thread by a time on the monotonic clock."""
     token = _latest_s.set(latest_s)
     try:
         yield
@@ -63,7 +65,7 @@ def within(latest_s: float) -> Iterator[None]:
 
 
 class Exchanges:
-    """Connections to one server, kept for a moment. Thread-safe."""
+    """Connections to one server, which stay open for `KEEP_ALIVE_S`. Thread-safe."""
 
     def __init__(
         self,
@@ -84,9 +86,9 @@ class Exchanges:
         self._headers = httpx.Headers(headers, encoding="utf-8")
 
     def close(self) -> None:
-        """Close the connections when the open requests have ended; a later one keeps none.
+        """Close the connections after the open requests. Later requests keep no connection.
 
-        A pool that is closed forgets a connection that is being made, which nobody then closes.
+        Closing the pool during a connection attempt would leak that connection.
         """
         with self._lock:
             self._is_closed = True
@@ -124,7 +126,8 @@ class Exchanges:
         with self._counted(), closing(self._transport.handle_request(request)) as response:
             if response.headers.get("Content-Encoding", "identity").lower() != "identity":
                 raise ProtocolError("the answer is compressed, which was not asked for")
-            body = bytearray()  # which grows in place: a list of parts would be there twice
+            # A bytearray grows in place. Joining a list of parts would need the memory twice.
+            body = bytearray()
             assert isinstance(response.stream, httpx.SyncByteStream)
             for part in response.stream:
                 body += part
@@ -196,13 +199,14 @@ class _Network(httpcore.SyncBackend):
     ) -> httpcore.NetworkStream:
         deadline = Deadline(_left_s(timeout))
         try:
-            found = look_up(Address(host, port), deadline)
+            addresses = look_up(Address(host, port), deadline)
         except TimeoutError as exc:
             raise httpcore.ConnectTimeout(str(exc)) from exc
         except OSError as exc:
             raise httpcore.ConnectError(str(exc)) from exc
-        for left in range(len(found), 0, -1):  # one that drops packets leaves time for the others
-            ip, share_s = found[-left][4][0], max(0.001, deadline.remaining_s() / left)
+        # An address that drops packets must leave time for the others.
+        for left in range(len(addresses), 0, -1):
+            ip, share_s = addresses[-left][4][0], max(0.001, deadline.remaining_s() / left)
             try:
                 stream = super().connect_tcp(ip, port, share_s, local_address, socket_options)
             except (httpcore.ConnectError, httpcore.ConnectTimeout):
@@ -219,9 +223,8 @@ class _Stream(httpcore.NetworkStream):
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         data = self._stream.read(max_bytes, _left_s(timeout))
-        if (
-            not data and not _exchange.get().has_answered
-        ):  # it ends; what speaks no HTTP says something
+        # A server of another protocol sends something before it closes.
+        if not data and not _exchange.get().has_answered:
             raise httpcore.ReadError("the connection was closed without an answer")
         _exchange.get().has_answered = True
         return data

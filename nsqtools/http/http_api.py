@@ -1,21 +1,19 @@
-"""The HTTP APIs of nsqd and nsqlookupd, as far as clients need them, and how they are reached.
+"""Clients for the HTTP APIs of nsqd and nsqlookupd.
 
-One client per address keeps its connection. Every failure becomes one of our errors and names the
-URL: what a daemon sends, however odd, is never an error of usage nor a bug of ours. Both the plain
-JSON of NSQ 1.0 and the wrapped form before it (``status_code``, ``data``) are read. Proxies of the
-environment are not used, for daemons are not behind them, and redirects are not followed: they
-would take the token elsewhere.
+A client has one address and reuses its connection. Every failure raises an `NsqError` that names
+the URL, whatever the daemon sends. Clients read the plain JSON of NSQ 1.0 and the older, wrapped
+form (``status_code``, ``data``). They ignore the proxies of the environment, because daemons are
+not behind proxies. They do not follow redirects, which would forward the token to another server.
 
-A server other than nsqd is recognized by its answers, not by its status alone: to ``/stats``
-nsqlookupd says 404 as any other web server does, which must not read as "the topic is not there".
+A client recognizes another server by its answers, not by the status alone. nsqlookupd answers 404
+to ``/stats``, like any web server, and that must not be reported as "the topic does not exist".
 
-A program that reaches nsqlookupd's TCP port can announce what it likes, so nothing in an answer is
-believed to be well-formed: a node without a usable address is reported once and left out, and the
-others are used.
+Any program that reaches nsqlookupd's TCP port can announce anything, so every field of an answer is
+checked. A node without a usable address is reported once and skipped.
 
-`HTTPAccess` is the one value for all that asks daemons. It opens the clients, so that TLS, the
-bearer token, the address map and the timeouts hold for every question. The token goes to nsqlookupd
-alone: an nsqd is only as trustworthy as the announcement that led to it.
+`HTTPAccess` opens all clients, so that TLS, the bearer token, the address map and the timeouts
+apply to every request. Only nsqlookupd gets the token, because an nsqd is only as trustworthy as
+its announcement.
 """
 
 from __future__ import annotations
@@ -64,19 +62,19 @@ NSQ_V1 = "application/vnd.nsq; version=1.0"
 
 MAX_BODY_BYTES = 32 << 20
 MAX_JSON_VALUES = 1 << 20
-"""/stats of 30,000 consumers has as many. An empty list takes 3 bytes of JSON, and 64 of memory."""
+"""/stats of 30,000 consumers has this many. An empty list is 3 bytes of JSON and 64 of memory."""
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 JSON: Mapping[str, str] = MappingProxyType({"Accept": "*/*", "Content-Type": "application/json"})
 NEEDS_TLS = "This nsqd answers on its HTTPS port only: give an https:// address."
 PORTS = "nsqd's HTTP port is usually 4151, nsqlookupd's 4161."
-_URL_MARKS = "/?%~:@!$&'()*+,;="  # what a URL as given may hold besides letters
+_URL_MARKS = "/?%~:@!$&'()*+,;="  # that a URL may contain unescaped
 
 
 class HTTPAPI:
     """One HTTP address. ``url`` is the base URL; ``access`` has the limits, and TLS.
 
-    User, password and query of the address are sent, and not shown: ``url`` has none of them.
+    User, password and query of the address are sent, but ``url`` omits them because it is shown.
 
     Thread-safe. Close it, or use it as a context manager.
     """
@@ -122,11 +120,11 @@ class HTTPAPI:
         return self._decode(self._request("GET", path, parameters).body)
 
     def post(self, path: str, **parameters: str) -> None:
-        """POST with nothing but parameters, with the same errors."""
+        """POST without a body. Raises the errors of `get`."""
         self._request("POST", path, parameters)
 
     def send(self, document: bytes) -> None:
-        """POST a document of JSON to the address itself, with the same errors."""
+        """POST a JSON document to the address itself. Raises the errors of `get`."""
         self._request("POST", "", NOTHING, document, JSON)
 
     def administer(self, action: str, topic: str, channel: str = "") -> None:
@@ -138,10 +136,10 @@ class HTTPAPI:
         self.post(f"/{'channel' if channel else 'topic'}/{action}", topic=topic, **of_channel)
 
     def ping(self) -> float | None:
-        """Ask /ping, which fails where the daemon is not healthy, with the same errors.
+        """Request /ping, which fails if the daemon is unhealthy. Raises the errors of `get`.
 
-        Return how far its clock is ahead of this machine's, to a second; None for a daemon that
-        does not say what time it is.
+        Returns by how many seconds the daemon's clock is ahead of this machine's, with an error of
+        a second, or None if the answer has no valid Date header.
         """
         from email.utils import parsedate_to_datetime
 
@@ -151,7 +149,7 @@ class HTTPAPI:
         if answer.body != b"OK":
             raise _unlike(self.url, "NSQ")
         try:
-            # it has whole seconds
+            # The header has whole seconds, so half a second is the mean of the lost part.
             return parsedate_to_datetime(answer.date).timestamp() + 0.5 - now_s
         except (ValueError, OverflowError):
             return None
@@ -225,7 +223,7 @@ class HTTPAPI:
         return ConnectionFailed(f"{self.url}: {reason}")
 
     def _answer(self, path: str, **parameters: str) -> bytearray:
-        """GET a path that every daemon of the kind has: 404 is the answer of another server."""
+        """GET a path that every daemon of the kind has, so 404 means another kind of server."""
         try:
             return self._request("GET", path, parameters).body
         except HTTPError as exc:
@@ -249,14 +247,14 @@ def _unlike(url: str, what: str) -> ProtocolError:
 
 
 def load_json(body: bytes | bytearray) -> Any:
-    """Decode JSON of a size that is not absurd. Raises ``ValueError`` and ``RecursionError``."""
+    """Decode JSON of at most `MAX_JSON_VALUES`. Raises ``ValueError`` and ``RecursionError``."""
     if sum(map(body.count, (b",", b"[", b"{"))) > MAX_JSON_VALUES:
         raise ValueError(f"more than {MAX_JSON_VALUES} values")
     return json.loads(body)
 
 
 def _error_code(answer: HTTPAnswer) -> str:
-    if answer.body.startswith(b"NOK"):  # of /ping: why nsqd is not well
+    if answer.body.startswith(b"NOK"):  # /ping of an unhealthy nsqd
         return answer.body[:500].decode("utf-8", "replace")
     try:
         message = load_json(answer.body)["message"]
@@ -271,7 +269,7 @@ class NsqdHTTPClient(HTTPAPI):
     kind = "nsqd"
 
     def info(self) -> dict[str, Any]:
-        """Return what /info says: version, ports, limits. Raises what `HTTPAPI.get` raises."""
+        """Return /info: version, ports, limits. Raises the errors of `HTTPAPI.get`."""
         info = self._object(self._answer("/info"), "tcp_port")
         ports = [info["tcp_port"], info.setdefault("http_port", 0)]
         host = info.setdefault("broadcast_address", "")
@@ -281,7 +279,7 @@ class NsqdHTTPClient(HTTPAPI):
         return info
 
     def tcp_beside(self, info: Mapping[str, Any]) -> Address:
-        """Return where it takes TCP connections, at the host of its URL: ``info`` has the port."""
+        """Return the TCP address: the host of the URL and the port of ``info``."""
         return Address(urlsplit(self.url).hostname or "", info["tcp_port"])
 
     def stats(
@@ -289,7 +287,7 @@ class NsqdHTTPClient(HTTPAPI):
     ) -> NsqdStats:
         """Return /stats, of one topic and channel or of all.
 
-        What is about clients and memory is left out unless asked for: it costs nsqd the most.
+        Clients and memory are omitted by default, because they cost nsqd the most.
         """
         from nsqtools.protocol.stats import read_stats
 
@@ -299,26 +297,26 @@ class NsqdHTTPClient(HTTPAPI):
     def ask_stats(
         self, topic: str = "", channel: str = "", *, clients: bool = False, memory: bool = False
     ) -> bytearray:
-        """Ask as `stats`, for those who look at the size before they decode the answer."""
+        """Return the undecoded answer of `stats`, whose size the caller can check first."""
         names = {"topic": topic} if topic else {}
         names |= {"channel": channel} if channel else {}
-        wanted = {"include_clients": str(clients).lower(), "include_mem": str(memory).lower()}
-        return self._answer("/stats", format="json", **wanted, **names)
+        parts = {"include_clients": str(clients).lower(), "include_mem": str(memory).lower()}
+        return self._answer("/stats", format="json", **parts, **names)
 
     def decode_stats(self, body: bytes | bytearray) -> dict[str, Any]:
         """Decode what `ask_stats` returned. Raises `ProtocolError`."""
         return self._object(body, "topics")
 
     def config(self, option: str) -> Any:
-        """Return one option of the running nsqd: a number, a switch, a list, or text."""
+        """Return an option of the running nsqd: a number, a boolean, a list or a string."""
         return self._config("GET", option)
 
     def set_config(self, option: str, value: str) -> Any:
-        """Change one option of the running nsqd, until it ends, and return its new value."""
+        """Change an option of the running nsqd until it restarts, and return the new value."""
         return self._config("PUT", option, value.encode())
 
     def _config(self, method: str, option: str, value: bytes | None = None) -> Any:
-        """nsqd writes text bare, and everything else as JSON."""
+        # nsqd sends a string bare and every other value as JSON.
         body = self._request(method, f"/config/{option}", content=value).body
         try:
             return load_json(body)
@@ -338,14 +336,14 @@ MAX_NODES = 1000
 
 
 class ProducerNode(NamedTuple):
-    """An nsqd as nsqlookupd names it. ``http`` is None where it offers no HTTP."""
+    """An nsqd that nsqlookupd announces. ``http`` is None if the nsqd serves no HTTP."""
 
     tcp: Address
     http: Address | None
 
 
 class KnownNode(NamedTuple):
-    """An nsqd in the list /nodes. ``tombstoned`` are those of its topics that are hidden there."""
+    """An nsqd of /nodes. ``tombstoned`` has the topics that are hidden for this nsqd."""
 
     node: ProducerNode
     hostname: str
@@ -356,9 +354,9 @@ class KnownNode(NamedTuple):
 
 
 class Lookup(NamedTuple):
-    """What one nsqlookupd knows of a topic: its channels, and the nsqd that have it.
+    """The answer of one nsqlookupd about a topic: its channels and nsqd.
 
-    ``is_known`` is False where the answer was TOPIC_NOT_FOUND, which is an answer, not a failure.
+    ``is_known`` is False if the answer was TOPIC_NOT_FOUND, which is not a failure.
     """
 
     is_known: bool
@@ -367,25 +365,25 @@ class Lookup(NamedTuple):
 
     @property
     def nsqd(self) -> frozenset[Address]:
-        """Where to connect to."""
+        """The TCP addresses of the nsqd."""
         return frozenset(node.tcp for node in self.nodes)
 
 
 class NsqlookupdHTTPClient(HTTPAPI):
     """One nsqlookupd.
 
-    Of more nsqd than ``max_nodes`` that it announces some are drawn at random: all that reach its
-    TCP port can announce any number, and must not keep the others out. With ``allow_announced``
-    (patterns of TCP addresses) those elsewhere are left out.
+    If it announces more than ``max_nodes`` nsqd, a random sample is used. A program that reaches
+    its TCP port can announce any number of nsqd, and must not displace all others every time.
+    ``allow_announced`` has patterns of TCP addresses; nodes at other addresses are skipped.
     """
 
     kind = "nsqlookupd"
     gets_bearer = True
 
     def lookup(self, topic: str) -> Lookup:
-        """Ask for a topic, at the path of the address where it has one, as go-nsq does.
+        """Look a topic up, at the path of the address if it has one, as go-nsq does.
 
-        Raises what `HTTPAPI.get` raises.
+        Raises the errors of `HTTPAPI.get`.
         """
         path = "" if self._base.path else "/lookup"
         try:
@@ -406,16 +404,16 @@ class NsqlookupdHTTPClient(HTTPAPI):
         return _names(answer, "channels", self.url)
 
     def nodes(self) -> list[KnownNode]:
-        """Return every nsqd that is registered and was heard of lately."""
-        some = _producers(self._decode(self._answer("/nodes")), self.url, self._access)
-        known = (_known_node(producer, self.url) for producer in some)
-        return list(filter(None, known))
+        """Return every registered nsqd that has sent a recent heartbeat."""
+        producers = _producers(self._decode(self._answer("/nodes")), self.url, self._access)
+        nodes = (_known_node(producer, self.url) for producer in producers)
+        return list(filter(None, nodes))
 
     def tombstone(self, topic: str, node: str) -> None:
         """Hide the nsqd ``node`` (its broadcast ``host:http_port``) for a topic, for a while."""
-        # nsqlookupd knows an address of IPv6 as it was announced
-        for each in {node, node.replace("[", "").replace("]", "")}:
-            self.post("/topic/tombstone", topic=topic, node=each)
+        # nsqlookupd stores an IPv6 address as it was announced, with or without brackets.
+        for name in {node, node.replace("[", "").replace("]", "")}:
+            self.post("/topic/tombstone", topic=topic, node=name)
 
 
 def decode_lookup(answer: Any, url: str, access: HTTPAccess) -> Lookup:
@@ -426,16 +424,18 @@ def decode_lookup(answer: Any, url: str, access: HTTPAccess) -> Lookup:
 
 
 def _producers(answer: Any, url: str, access: HTTPAccess) -> list[dict[str, Any]]:
-    found = _list(answer, "producers", url)
-    producers = [p if isinstance(p, dict) else {"broadcast_address": p} for p in found]
-    if access.allow_announced:  # first, or what is not allowed would be drawn
+    entries = _list(answer, "producers", url)
+    producers = [p if isinstance(p, dict) else {"broadcast_address": p} for p in entries]
+    # Filtering comes before sampling, which would otherwise pick nodes that are not allowed.
+    if access.allow_announced:
         producers = _allowed(producers, url, access.allow_announced)
     most = access.max_nodes
     if len(producers) <= most:
         return producers
     text = "%s announces %d nsqd; %d of them, drawn at random, are believed (max_discovered_nsqd)"
     log.warning(text, url, len(producers), most)
-    return random.SystemRandom().sample(producers, most)  # which no program has seeded
+    # A program may have seeded the default generator.
+    return random.SystemRandom().sample(producers, most)
 
 
 def _allowed(producers: list[Any], url: str, patterns: tuple[str, ...]) -> list[Any]:
@@ -461,18 +461,18 @@ def _node(producer: dict[str, Any], url: str) -> ProducerNode | None:
 
 
 def _name(producer: dict[str, Any]) -> Any:
-    """Return where a producer says that it is: its broadcast address, or the best there is."""
+    """Return the broadcast address of a producer, else its hostname or remote host."""
     remote_host = str(producer.get("remote_address") or "").rpartition(":")[0]
     return producer.get("broadcast_address") or producer.get("hostname") or remote_host
 
 
 _reported: dict[str, set[str]] = {}
 MAX_REPORTS = 100
-"""Lines about what one nsqlookupd announces: a hostile announcer could fill a disk."""
+"""Log lines about one nsqlookupd. Without a limit a hostile announcer could fill a disk."""
 
 
 def _report(url: str, problem: str) -> None:
-    """Name a node that is left out, once."""
+    """Log a skipped node once."""
     reported = _reported.setdefault(url, set())
     if problem in reported or len(reported) == MAX_REPORTS:
         return
@@ -508,10 +508,10 @@ def _names(answer: Any, key: str, url: str) -> list[str]:
 
 
 def _list(answer: Any, key: str, url: str) -> list[Any]:
-    found = answer.get(key) if isinstance(answer, dict) else None
-    if not isinstance(found, list):
+    values = answer.get(key) if isinstance(answer, dict) else None
+    if not isinstance(values, list):
         raise _unlike(url, NsqlookupdHTTPClient.kind)
-    return found
+    return values
 
 
 def _is_name(name: object) -> bool:
@@ -520,9 +520,10 @@ def _is_name(name: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class HTTPAccess:
-    """Timeouts are seconds, and ``timeout_s`` is for a whole exchange. ``max_nodes`` is how many of
-    the nsqd that an nsqlookupd announces are believed, and ``allow_announced`` where they may be
-    (patterns; none: anywhere). ``tls`` is needed for https addresses only.
+    """Open clients with the same timeouts, limits and credentials.
+
+    ``timeout_s`` covers a whole exchange. ``max_nodes`` limits the nsqd of one nsqlookupd, and
+    ``allow_announced`` has patterns of their addresses (empty: any). Only https URLs need ``tls``.
 
     ``address_map`` is announced -> reachable, each with or without a port; an ``http(s)://`` URL on
     the right is for HTTP only. Raises `ConfigurationError` for an address that cannot be used.

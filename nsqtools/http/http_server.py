@@ -60,7 +60,7 @@ class HTTPRefusal(Exception):
 
 
 class Response(NamedTuple):
-    """An answer; ``fields`` are lines of the head, each with its end."""
+    """A response; ``fields`` are header lines, each with its CRLF."""
 
     status: int
     fields: bytes
@@ -71,7 +71,7 @@ _EMPTY = Response(200, _NSQ)
 
 
 class StreamedResponse(NamedTuple):
-    """An answer that goes on: its pieces leave as they come."""
+    """A response without a length, whose pieces are sent as they are produced."""
 
     status: int
     fields: bytes
@@ -79,14 +79,14 @@ class StreamedResponse(NamedTuple):
 
 
 Handler = Callable[["Request"], Response | Awaitable[Response | None] | None]
-"""None is an empty answer."""
+"""None is an empty response."""
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A request; ``option`` is the route's parameter, ``path`` has no escapes any more.
+    """A request; ``option`` is the parameter of the route, ``path`` is unescaped.
 
-    ``body`` is None if the request's has more than the ``limit`` that its handler reads.
+    ``body`` is None if it is longer than ``limit``, the bytes that the handler reads.
     """
 
     method: str
@@ -95,7 +95,7 @@ class Request:
     query_string: str
     headers: dict[str, str]
     is_http10: bool  # of HTTP/1.0
-    closes: bool  # the last one of its connection
+    closes: bool  # the connection closes after it
     client: Address | None  # None on a unix socket
     option: str = ""
     body: bytes | None = b""
@@ -124,7 +124,7 @@ class Request:
     def argument(self, name: str, invalid: str = "") -> str:
         """Return a parameter, which may be empty. Raises `HTTPRefusal` 400 MISSING_ARG_NAME.
 
-        With a code for those that are ``invalid`` it must be the name of a topic or channel.
+        With a code ``invalid`` the value must be the name of a topic or channel.
         """
         query = self.query()
         if name not in query:
@@ -159,7 +159,7 @@ def json_response(document: object, status: int = 200) -> Response:
 
 
 def raw_json_response(content: bytes, status: int = 200) -> Response:
-    """Answer with JSON that is encoded already."""
+    """Answer with encoded JSON."""
     return Response(status, _JSON + _NSQ, content)
 
 
@@ -169,7 +169,7 @@ def plain_response(text: str, status: int = 200) -> Response:
 
 
 async def metrics_response(metrics: Iterable[Metric]) -> Response:
-    """Answer with a page in Prometheus' text format, which is made in steps."""
+    """Answer with a page in Prometheus' text format, which is encoded in steps."""
     return Response(200, _METRICS, await page_in_steps(metric_lines(metrics)))
 
 
@@ -187,9 +187,9 @@ class RequestLog(Protocol):
 class HTTPApi:
     """The endpoints of one daemon, by ``(method, path)``; the end of a path may be ``:name``.
 
-    ``own_names`` are those that `cross_site_refusal` takes. ``body_limits`` are the most bytes that
-    handlers read of a body; of one without a limit it is dropped. With a ``tls_required_port``
-    every request is refused with this HTTPS port.
+    ``own_names`` are the names for `cross_site_refusal`. ``body_limits`` has the longest body of
+    each handler that reads one; bodies for other handlers are dropped. With ``tls_required_port``
+    every request is refused, and the refusal names this HTTPS port.
     """
 
     handlers: Handlers
@@ -212,7 +212,7 @@ class HTTPApi:
             request.handler = lambda request: Response(200, b"")
         elif canonical := self._canonical(request.method, request.path):
             request.handler = lambda request: _redirect(request, canonical)
-        elif allowed := {each for each, _ in self.handlers if self._match(each, request.path)}:
+        elif allowed := {name for name, _ in self.handlers if self._match(name, request.path)}:
             fields = b"Allow: %b\r\n" % ", ".join(sorted({*allowed, "OPTIONS"})).encode()
             response = Response(200, b"")
             if request.method != "OPTIONS":
@@ -238,7 +238,7 @@ class HTTPApi:
         return next((route for route in routes if route.lower() in spellings), None)
 
     def answer(self, request: Request) -> Response | Awaitable[Response]:
-        """Answer a request, at once if it needs neither the disk nor steps."""
+        """Answer a request, immediately if it needs neither the disk nor steps."""
         try:
             response = request.handler(request)
         except Exception as exc:
@@ -260,7 +260,7 @@ class HTTPApi:
         return _refuse(500, "INTERNAL_ERROR")
 
     def report(self, request: Request, status: int) -> None:
-        """Log a request that was answered, with its target as it was in the request, escaped."""
+        """Log an answered request, with its target still escaped."""
         if request.path not in _NOT_LOGGED:
             took = go_duration(int((time.monotonic() - request.started_s) * 1e9))
             self.log.info(
@@ -290,20 +290,20 @@ _MAX_HEAD = (1 << 20) + 4096
 _SURPLUS_S = 5.0  # a JVM that has just started takes 2 s to write on 2,000 connections
 _HEAD_S = 10.0  # from the first byte of a request to the end of its head
 _BODY_S = 30.0
-_SLOWEST_BODY = 16 << 10  # bytes a second, beside those seconds
+_SLOWEST_BODY = 16 << 10  # bytes a second, in addition to _BODY_S
 _READ_S = 60.0  # for an answer that fills the buffers of the system
 _MAX_DRAINED = 256 << 10  # bytes of a body that no handler reads, to keep the connection
 _MAX_TARGET = 1 << 16  # Go bounds the head only in sum; a target of 1 MB takes 0.2 s to read
 _ANSWERS_OF_A_TURN = 100
 _HOST = re.compile(r"[!$%&'()*+,\-.:;=\[\]_~0-9A-Za-z]*")
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_REASONS = {int(each): each.phrase.encode() for each in HTTPStatus}
+_REASONS = {int(status): status.phrase.encode() for status in HTTPStatus}
 _REASONS[413] = b"Request Entity Too Large"  # Python has other names for it
 _WITHOUT_BODY = (204, 304)
 
 
 class _Refused(Exception):
-    """Read no more of this connection, and answer with this status."""
+    """Stop reading from this connection, and answer with this status."""
 
     def __init__(self, status: int, why: bytes = b"", *, text: bytes = b"") -> None:
         super().__init__(status)
@@ -315,20 +315,20 @@ class _Refused(Exception):
 
 
 class Api(Protocol):
-    """What a server asks; its methods must not block, nor raise."""
+    """The application of a server; its methods must not block or raise."""
 
     def route(self, request: Request) -> None:
-        """Set how much is read of the body of a request whose head is known."""
+        """Set the body limit of a request whose head is complete."""
 
     def answer(self, request: Request) -> Response | Awaitable[Response | StreamedResponse]:
         """Answer a request."""
 
     def report(self, request: Request, status: int) -> None:
-        """Note how a request was answered."""
+        """Log the status of an answered request."""
 
 
 class Limits(NamedTuple):
-    """What a server grants its clients beside the time for each step."""
+    """Limits of a server, in addition to the time of each step."""
 
     idle_s: float = 120.0  # between two requests
     most_idle: int = 8192
@@ -337,26 +337,26 @@ class Limits(NamedTuple):
 
 
 class IdleConnections:
-    """Connections that wait for their client: for a request, a body, a reader.
+    """Connections that wait for their client to send a request or a body, or to read a response.
 
-    Without limits any client could hold all that a server has by staying silent. Each has
-    to be done in its time, and of too many, in sum or of one address, those that have waited
-    longest are closed. What is being answered is not among them.
+    Without limits a silent client could occupy all connections of a server. Each wait has a time
+    limit. If too many connections wait, in total or from one address, the oldest are closed.
+    Connections whose request is being answered are not included.
 
     Trap: the request of a new connection may be on its way. A client that sends 2,000 requests at
-    the same time opens 2,000 connections before it writes, so the limit of one address is for
-    connections that have waited for `_SURPLUS_S`. The sum is bounded immediately.
+    the same time opens 2,000 connections before it writes, so the limit of one address applies to
+    connections that have waited for `_SURPLUS_S`. The total is limited immediately.
     """
 
     def __init__(self, most: int, most_of_one: int) -> None:
         self._most = most
         self._most_of_one = most_of_one
-        # since when, until when, and of whom; who waits longest is first
+        # Begin and end of the wait, and the client's host; the oldest wait is first.
         self._waiting: dict[_Connection, tuple[float, float, str]] = {}
         self._of: dict[str, dict[_Connection, None]] = {}
 
     def add(self, connection: _Connection, host: str, now_s: float, limit_s: float) -> None:
-        """Note that a connection waits from now on, for some time at most."""
+        """Start the wait of a connection, which ends after ``limit_s``."""
         self.remove(connection)
         self._of.setdefault(host, {})[connection] = None
         self._waiting[connection] = now_s, now_s + limit_s, host
@@ -364,17 +364,17 @@ class IdleConnections:
             self._close(next(iter(self._waiting)))
 
     def remove(self, connection: _Connection) -> None:
-        """Note that a connection does not wait any more: it is answered, or gone."""
-        if (known := self._waiting.pop(connection, None)) is not None:
-            of_host = self._of[known[2]]
+        """End the wait of a connection, because it is being answered or has closed."""
+        if (wait := self._waiting.pop(connection, None)) is not None:
+            of_host = self._of[wait[2]]
             del of_host[connection]
             if not of_host:
-                del self._of[known[2]]
+                del self._of[wait[2]]
 
     def close_late(self, now_s: float) -> None:
-        """Close those whose time is over, and those that one address has too many of.
+        """Close connections after their time limit, and the surplus of each address.
 
-        Request it every second.
+        Call this every second.
         """
         waiting = self._waiting
         late = [connection for connection, (_, ends_s, _) in waiting.items() if ends_s <= now_s]
@@ -403,15 +403,15 @@ class HTTPServer:
         self.idle = IdleConnections(self.limits.most_idle, self.limits.most_idle_of_one)
 
     async def start(self) -> None:
-        """Serve from now on."""
+        """Start serving."""
         self._server = await accept(self.listener, lambda: _Connection(self), self.tls_context)
         self._sweeps = asyncio.create_task(self._sweep())
 
     async def stop(self) -> None:
-        """Let requests that are being answered finish, for a moment, and close everything."""
+        """Close everything, after at most ``finish_s`` for the requests that are being answered."""
         stop_listening(self._server)
         self._sweeps.cancel()
-        tasks = [task for each in list(self.connections) if (task := each.stop())]
+        tasks = [task for connection in list(self.connections) if (task := connection.stop())]
         if tasks:
             await asyncio.wait(tasks, timeout=self.limits.finish_s)
         for connection in list(self.connections):
@@ -472,7 +472,7 @@ class _Connection(asyncio.Protocol):
         return is_busy and self._transport.get_extra_info("sslcontext") is None
 
     def stop(self) -> asyncio.Task[None] | None:
-        """Close, at once or after what is being answered, which is returned."""
+        """Close immediately, or after the task that is answering, which is returned."""
         self._is_last = True
         self._requests.clear()
         if self._task is None:
@@ -480,12 +480,12 @@ class _Connection(asyncio.Protocol):
         return self._task
 
     def abort(self) -> None:
-        """Close at once: the client takes too long."""
+        """Close immediately, because the client has exceeded a limit."""
         self._requests.clear()
         self._transport.abort()
 
     def close(self) -> None:
-        """Close, whatever is being answered."""
+        """Close, and cancel the task that is answering."""
         if self._task is not None:
             self._task.cancel()
         self._transport.close()
@@ -508,7 +508,7 @@ class _Connection(asyncio.Protocol):
 
     def _new_parser(self) -> httptools.HttpRequestParser:
         parser = httptools.HttpRequestParser(self)
-        # as Go does: some old programs pad the size of a chunk, and it moves no boundary
+        # Go accepts these spaces, which some old programs send. They do not move a boundary.
         parser.set_dangerous_leniencies(lenient_spaces_after_chunk_size=True)
         return parser
 
@@ -685,7 +685,7 @@ class _Connection(asyncio.Protocol):
             self._transport.pause_reading()
         self._note()
         if self._requests or self._task is not None:
-            return  # and goes on here when it is done
+            return  # the end of that task calls this again
         if self._farewell is not None:
             self._transport.write(self._farewell)
             self._farewell = None
@@ -699,7 +699,7 @@ class _Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _note(self) -> None:
-        """Give the client its time for what it has to do next."""
+        """Set the time limit for the next step of the client."""
         if self._is_full:
             self._wait_for(_READ_S)
         elif self._requests or self._task is not None:
@@ -734,7 +734,7 @@ class _Connection(asyncio.Protocol):
             self._answer()
 
     async def _stream(self, request: Request, stream: StreamedResponse) -> None:
-        """Write the pieces of an answer, as fast as the client reads them."""
+        """Write the pieces of a response as fast as the client reads them."""
         self._stream_room = room = asyncio.Event()
         self._is_last |= request.is_http10
         framing = b"" if request.is_http10 else b"Transfer-Encoding: chunked\r\n"

@@ -1,12 +1,13 @@
 """Listening sockets for Go's addresses: ``host:port``, ``:port``, or the path of a unix socket.
 
-Trap: asyncio turns Nagle's algorithm off only for sockets that name their protocol, which those of
-`socket.create_server` do not; an answer in two writes would then take 40 ms. It is turned off here,
-and accepted sockets inherit that, as they do SO_KEEPALIVE: a peer whose machine died says nothing.
+Trap: asyncio disables Nagle's algorithm only for sockets that name their protocol, and the sockets
+of `socket.create_server` do not. An answer in two writes would then take 40 ms. `listen` therefore
+disables it, and accepted sockets inherit that. They inherit SO_KEEPALIVE as well, without which a
+peer whose machine died would stay connected forever.
 
-Trap: at each wake-up asyncio accepts as often as ``backlog`` says, and when descriptors run out
-each of these fails, is reported with a traceback, and is tried again a second later. So asyncio is
-given a small number, the socket keeps the large one, and `report_errors` says it once a minute.
+Trap: at each wake-up asyncio accepts up to ``backlog`` connections. Without free descriptors each
+of these fails, prints a traceback, and is retried a second later. So asyncio gets a small number,
+the socket keeps the large one, and `report_errors` logs a repeated error once a minute.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def listen(address: str) -> socket.socket:
         if port and (not port.isdecimal() or int(port[:6]) > 65535):
             raise _refusal(address, f": address {port}: invalid port")
         return _listen_tcp(host.strip("[]"), int(port or 0))
-    except (socket.gaierror, UnicodeError) as exc:  # no name, or one that cannot be
+    except (socket.gaierror, UnicodeError) as exc:  # an unknown or invalid name
         raise _refusal(address, f": lookup {host}: no such host") from exc
     except OSError as exc:
         reason = os.strerror(exc.errno).lower() if exc.errno else str(exc)
@@ -50,17 +51,20 @@ def listen(address: str) -> socket.socket:
 
 def _listen_tcp(host: str, port: int) -> socket.socket:
     is_open = host in _EVERYWHERE and socket.has_dualstack_ipv6()
-    wanted = "::" if is_open else host or None
-    found = socket.getaddrinfo(wanted, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, _, _, _, place = min(found)  # IPv4 if it has that, as Go
-    listener = socket.create_server(place, family=family, dualstack_ipv6=is_open, backlog=_BACKLOG)
+    name = "::" if is_open else host or None
+    infos = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    # AF_INET sorts first: Go prefers IPv4 as well.
+    family, _, _, _, address = min(infos)
+    listener = socket.create_server(
+        address, family=family, dualstack_ipv6=is_open, backlog=_BACKLOG
+    )
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     return listener
 
 
 def is_open_to_all(address: str) -> bool:
-    """Return whether an address to listen on is one of all interfaces."""
+    """Return whether listening on an address opens it on all interfaces."""
     host, colon, _ = address.rpartition(":")
     return bool(colon) and host.strip("[]") in _EVERYWHERE
 
@@ -84,7 +88,7 @@ def _listen_unix(path: str) -> socket.socket:
 
 
 def real_address(listener: socket.socket | None) -> str:
-    """Return where it listens, as ``host:port`` with the real port, or as a path; "" for None."""
+    """Return ``host:port`` with the port that was chosen, the path of a unix socket, or ""."""
     name = listener.getsockname() if listener is not None else ""
     if isinstance(name, str):
         return name
@@ -102,7 +106,7 @@ async def accept(
     make_protocol: Callable[[], asyncio.Protocol],
     tls_context: SSLContext | None = None,
 ) -> asyncio.Server:
-    """Serve on a listening socket from now on, in the running loop."""
+    """Start serving on a listening socket, in the running loop."""
     server = await asyncio.get_running_loop().create_server(
         make_protocol,
         sock=listener,
@@ -115,10 +119,10 @@ async def accept(
 
 
 def stop_listening(server: asyncio.Server) -> None:
-    """Close the listening sockets of what `accept` returned.
+    """Shut down and close the listening sockets of a server.
 
-    A child that another thread starts has copies until its exec, which would listen on: clients
-    would wait there, and a restart would find the address in use.
+    A child that another thread starts has copies of them until its exec. Without the shutdown the
+    copies would keep accepting clients, and a restart would fail because the address is in use.
     """
     for listener in server.sockets:
         with suppress(OSError):
@@ -127,23 +131,23 @@ def stop_listening(server: asyncio.Server) -> None:
 
 
 def client_of(transport: asyncio.BaseTransport) -> Address | None:
-    """Return who connected, None on a unix socket; on a [::] socket, a client of IPv4 as that."""
+    """Return the address of a client, None on a unix socket; plain IPv4 also on a [::] socket."""
     peer = transport.get_extra_info("peername")
     return Address(peer[0].removeprefix("::ffff:"), peer[1]) if isinstance(peer, tuple) else None
 
 
 def read_in_pieces(transport: asyncio.BaseTransport) -> None:
-    """Let a connection of the daemon ask the kernel for 64 KiB at a time.
+    """Limit each read of a connection to 64 KiB.
 
-    asyncio asks for 256 KiB. Memory of that size is mapped and given back for each read, which
-    takes ten times as long as a short read itself.
+    asyncio reads up to 256 KiB. The allocator maps and unmaps memory of that size for each read,
+    which takes ten times as long as a short read itself.
     """
     if hasattr(transport, "max_size"):
         transport.max_size = _READ_BYTES
 
 
 def report_errors(loop: asyncio.AbstractEventLoop, error: Callable[[str], object]) -> None:
-    """Write what asyncio has to report to a log, a repeated error once a minute."""
+    """Log the errors that asyncio reports, and a repeated error once a minute."""
     last_s: dict[str, float] = {}
 
     def report(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:

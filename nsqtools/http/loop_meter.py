@@ -1,15 +1,15 @@
-"""An event loop that measures how long it kept its clients waiting.
+"""An event loop that measures its turns and shares each turn among busy clients.
 
-A loop waits in ``select`` and then runs what became ready: that is one turn, and whatever becomes
-ready meanwhile waits until it ends. The selector sees both ends, so it measures each turn, in wall
-time and in CPU time of the thread: the first includes what the machine did instead.
+In one turn a loop waits in ``select`` and then runs the ready callbacks. Everything that becomes
+ready meanwhile waits for the next turn. The selector sees the begin and the end of a turn, so it
+measures each turn in wall time and in CPU time of the thread. Wall time includes other programs.
 
-The clients that are busy share a turn of eight milliseconds: each gets what is left for one when as
-many want a share as did in the turn before, at most two milliseconds. Those for whom none is left
-have it in the next turn, before those that had one (`LoopMeter.soon`). So a quiet client, whose
-command is run when it is read, is not kept waiting by their number.
+Busy clients share a turn of 8 ms. A share is 8 ms divided by the number of clients that asked in
+the turn before, but at most 2 ms. A client that finds the turn used up gets its share in the next
+turn, before the clients that already had one (`LoopMeter.soon`). So the number of busy clients does
+not delay an idle client, whose command runs as soon as it is read.
 
-Long work of the daemon itself is done in steps of two milliseconds (`in_steps`, `free_in_steps`).
+The daemon divides its own long work into steps of 2 ms (`in_steps`, `free_in_steps`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from typing import Any, TypeVar
 _TURN_S = 0.008
 _MAX_SHARE_S = 0.002
 _MIN_SHARE_S = 0.0002
-_AGAIN_S = 1.0  # after work has raised
-_MAX_READY = 64  # connections to read from, or to bury, in a turn
+_RETRY_S = 1.0  # after work has raised
+_MAX_READY = 64  # connections to read from, or to clean up, in a turn
 
 Ready = tuple[selectors.SelectorKey, int]
 
@@ -55,27 +55,27 @@ class LoopMeter(selectors.DefaultSelector):
         self.longest_s = max(self.longest_s, took_s)
         self.longest_cpu_s = max(self.longest_cpu_s, cpu_s - self._began_cpu_s)
         self._began_cpu_s = cpu_s
-        wanted = max(1, self._shares + len(self._waiting))
-        self._share_s = max(_MIN_SHARE_S, min(_MAX_SHARE_S, _TURN_S / wanted))
+        requests = max(1, self._shares + len(self._waiting))
+        self._share_s = max(_MIN_SHARE_S, min(_MAX_SHARE_S, _TURN_S / requests))
         self._shares = 0
         ready = super().select(timeout)
         self._began_s = time.monotonic()
-        return ready if len(ready) <= _MAX_READY else self._some(ready)
+        return ready if len(ready) <= _MAX_READY else self._rotated(ready)
 
-    def _some(self, ready: list[Ready]) -> list[Ready]:
-        """Return what there is time for; the next wait reports the others again, and at once."""
+    def _rotated(self, ready: list[Ready]) -> list[Ready]:
+        """Return `_MAX_READY` connections in rotation; the next wait reports the others again."""
         start = self._first_ready = (self._first_ready + _MAX_READY) % len(ready)
         return (ready[start:] + ready[:start])[:_MAX_READY]
 
     @property
     def is_used_up(self) -> bool:
-        """Whether those that want a share should wait for the next turn."""
+        """Whether the time of this turn has passed, so that clients wait for the next one."""
         return time.monotonic() - self._began_s >= _TURN_S
 
     def soon(self, work: Callable[[], object], loop: asyncio.AbstractEventLoop) -> None:
-        """Call ``work``, which asks for a share, in one of the next turns; in order.
+        """Call ``work``, which asks for a share, in one of the next turns, first in first out.
 
-        If it raises, that is reported, and it is called again a second later.
+        If it raises, the loop reports the exception and calls it again a second later.
         """
         self._waiting.append(work)
         if not self._is_due:
@@ -88,9 +88,9 @@ class LoopMeter(selectors.DefaultSelector):
             try:
                 work()
             except Exception as exc:  # the others still get their turns
-                what = f"{work} failed, and is tried again"
-                loop.call_exception_handler({"message": what, "exception": exc})
-                loop.call_later(_AGAIN_S, self.soon, work, loop)
+                message = f"{work} failed, and is tried again"
+                loop.call_exception_handler({"message": message, "exception": exc})
+                loop.call_later(_RETRY_S, self.soon, work, loop)
             if self.is_used_up:
                 break
         self._is_due = bool(self._waiting)
@@ -98,12 +98,12 @@ class LoopMeter(selectors.DefaultSelector):
             loop.call_soon(self._run, loop)
 
     def share_ends_s(self) -> float:
-        """Return until when a client may work in this turn, on the clock of the loop."""
+        """Return the time on the loop's clock at which the share of a client ends."""
         self._shares += 1
         return time.monotonic() + (_MIN_SHARE_S if self.is_used_up else self._share_s)
 
     def forget(self) -> None:
-        """Begin to measure again: what was before, such as the start, does not count."""
+        """Restart the measurement, for example after the start of a daemon."""
         self.longest_s = self.longest_cpu_s = 0.0
         self._began_s = time.monotonic()
         self._began_cpu_s = time.thread_time()
@@ -117,7 +117,7 @@ class MeteredLoop(asyncio.SelectorEventLoop):
         super().__init__(self.meter)
 
     async def getaddrinfo(self, *address: Any, **hints: Any) -> list[Any]:
-        """Ask on a thread that nothing waits for at the end: a name server may not answer."""
+        """Resolve on a daemon thread, so that a silent name server cannot delay the exit."""
         answer: Future[list[Any]] = Future()
         answer.set_running_or_notify_cancel()
 
@@ -132,7 +132,7 @@ class MeteredLoop(asyncio.SelectorEventLoop):
 
 
 def meter_of(loop: asyncio.AbstractEventLoop) -> LoopMeter:
-    """Return the meter of the loop of a daemon; that of any other loop measures nothing."""
+    """Return the meter of a `MeteredLoop`, or an unused meter for any other loop."""
     return loop.meter if isinstance(loop, MeteredLoop) else LoopMeter()
 
 
@@ -145,7 +145,7 @@ _AT_ONCE = 64  # objects to free between looks at the clock
 
 
 async def in_steps(items: Iterable[T]) -> AsyncIterator[T]:
-    """Yield the items, and the loop after each step."""
+    """Yield the items, and let the loop run other work after each step."""
     loop = asyncio.get_running_loop()
     meter = meter_of(loop)
     until_s = meter.share_ends_s()
@@ -157,7 +157,7 @@ async def in_steps(items: Iterable[T]) -> AsyncIterator[T]:
 
 
 async def page_in_steps(lines: Iterable[str]) -> bytes:
-    """Return the lines as a page, each with a newline at its end."""
+    """Return the lines as one page, each with a final newline."""
     page = bytearray()
     async for line in in_steps(lines):
         page += f"{line}\n".encode()
@@ -165,7 +165,7 @@ async def page_in_steps(lines: Iterable[str]) -> bytes:
 
 
 def free_in_steps(dropped: deque[Any] | list[Any]) -> None:
-    """Free messages: a million of them take a quarter of a second."""
+    """Free messages in steps, because a million of them take 250 ms."""
     loop = asyncio.get_running_loop()
     until_s = loop.time() + STEP_S
     while dropped:

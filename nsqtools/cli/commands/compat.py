@@ -17,7 +17,7 @@ from nsqtools.cli.running.runtime import Runtime, report_error, stop_on_signals
 from nsqtools.client.connection_settings import ConnectionSettings
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.protocol.text import escape_line, format_duration
-from nsqtools.server.go_flags import FlagError, parse_flags, told
+from nsqtools.server.go_flags import FlagError, parse_flags, report_flag_error
 
 if TYPE_CHECKING:
     from nsqtools.cluster.sampling import Sample
@@ -83,7 +83,7 @@ def go_main(program: str, arguments: Sequence[str]) -> int:
             return 0
         status = _run(program, given, TRANSLATORS[program](given))
     except FlagError as exc:
-        return told(exc, program, UTILITIES[program])
+        return report_flag_error(exc, program, UTILITIES[program])
     except GoFatal as exc:
         sys.stderr.write(f"{program}: {escape_line(str(exc))}\n")
         return 1

@@ -6,10 +6,10 @@ is handed over.
 
 Durability is Go's: an fsync of the data, then the meta file, after ``sync_every`` operations, after
 ``sync_timeout`` (by the owner, see ``on_dirty``), at a new file, and at close. Only the last one
-waits for the disk. The others overwrite the meta file at once, so that a kill finds what had
-happened, and without a sync, because that would hold up the loop; then ``background`` syncs the data
-and after it the meta file: these are what a power failure leaves. One such sync is under way at a
-time; what happens meanwhile belongs to the next one.
+waits for the disk. The others overwrite the meta file immediately, so that it is current after a
+kill, but without a sync, which would block the loop. Then ``background`` syncs the data, and the
+meta file after it, so that a power failure leaves a consistent pair. One such sync runs at a time,
+and later changes belong to the next one.
 
 What was written after the last meta is found again by the file being longer than the meta says, or
 not the last; then reading continues to the end of all and writing in a new file. A file that cannot
@@ -18,9 +18,9 @@ now. What positions say never removes a file: one before the read position is re
 the digit that is wrong can be in the meta file. Files that are gone are passed over in one step:
 positions may lie 10^17 apart.
 
-Trap: a file system needs long to remove 100 MB, so ``background`` does it. By then a queue of the same
-name may exist again, with files of the same names. So a file is renamed at once and removed later,
-under a name that the next start recognizes as a temporary one.
+Trap: a file system needs long to remove 100 MB, so ``background`` does it. By then a queue of the
+same name may exist again, with files of the same names. So a file is renamed immediately and
+removed later, under a name that the next start recognizes as a temporary one.
 
 Three faults of the original are not copied: data files without a meta file are read and not
 overwritten, a file that was read to its end when the writer rolled is deleted, not ``.bad``, and
