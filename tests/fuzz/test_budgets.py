@@ -162,8 +162,8 @@ HOSTILE_NSQD: dict[str, tuple[Callable[[], Callable[[socket.socket], None]], str
     "above max_msg_size": (lambda: nsqd([BIG]), "-X max_msg_size=1000", "size 2030 is above"),
     "a bomb of zeros": (lambda: deflating_nsqd(bytes(MB) * 16, 16), "--deflate", "0 is below 4"),
     "a bomb of messages": (lambda: deflating_nsqd(SAME * 16, 16), "--deflate", "in flight"),
-    "deflate unasked": (lambda: nsqd([], deflate=True), "", "deflate, which was not asked for"),
-    "snappy unasked": (lambda: nsqd([], snappy=True), "", "snappy, which was not asked for"),
+    "deflate unasked": (lambda: nsqd([], deflate=True), "", "deflate, which was not requested"),
+    "snappy unasked": (lambda: nsqd([], snappy=True), "", "snappy, which was not requested"),
 }
 
 
