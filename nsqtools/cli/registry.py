@@ -88,9 +88,9 @@ Messages
   pub pub:pub Publish messages: texts, or the lines of standard input or of files.
   peek tail:peek Show some messages of a channel and requeue them.
   redrive replay:redrive Publish dead letters again, to the topics that they came from.
-  to-nsq forwarding:to_nsq Forward topics to another nsqd or cluster, each message finished once it is there.
-  to-http forwarding:to_http Send topics to HTTP endpoints, each message finished when one has accepted it.
-  to-exec to_exec:to_exec Run a command for each message, which is finished when the command ends with status 0.
+  to-nsq forwarding:to_nsq Forward topics to another nsqd or cluster, finishing each message after it is confirmed.
+  to-http forwarding:to_http Send topics to HTTP endpoints, finishing each message when one has accepted it.
+  to-exec to_exec:to_exec Run a command for each message, finishing the message if the command exits with status 0.
   schedule Publish messages later: serve requests, and show and cancel entries.
     serve schedule:serve Publish messages when they are due: nsq pub --at, --in, --every and --cron.
     list schedule:list_ List the entries of a scheduler on this host, the earliest first.
@@ -176,7 +176,7 @@ Spark
   spark Run archives and topics through Spark.
     ingest spark_ingest:ingest Stream topics or an archive into Parquet by topic and date, each message once.
     compact compact:spark_compact Do what nsq archive compact does, in the tasks of Spark.
-    report spark_report:report Report what went through topics: messages, bytes, sizes, attempts, duplicates and gaps.
+    report spark_report:report Report on topics: messages, bytes, sizes, attempts, duplicates and gaps.
     replay spark_replay:replay Publish messages from archives and Parquet again, in parallel.
     doctor spark_doctor:doctor Check Java, the versions of packages, a session of Spark and its executors.
     sql spark_sql:sql Query archives and Parquet in SQL.

@@ -18,6 +18,7 @@ from plugins.archives import unfinished
 from plugins.cli import NSQ, RunNsq
 from plugins.clients import bodies_in
 from plugins.clusters import ValidJson
+from plugins.hostile_cluster import EVIL, raw_marks
 from plugins.servers import AnyNsqd, GoNsqd, MakeNsqd, Nsqd
 from plugins.waiting import patience_s, wait_until
 
@@ -207,6 +208,21 @@ def test_a_key_replaces_and_cancels_whatever_the_order_of_delivery(
     valid_json("schedule show", shown.out)
     valid_json("schedule list", run_nsq(["schedule", "list", "--data-path", data, "--json"]).out)
     assert run_nsq(["schedule", "show", "b", "--data-path", data]).status == 3
+
+
+def test_a_hostile_key_does_not_reach_the_terminal_raw(
+    nsqd: GoNsqd, schedule: StartScheduler, run_nsq: RunNsq, tmp_path: Path
+) -> None:
+    schedule(nsqd)
+    key = EVIL.encode("utf-8", "replace").decode()[:256]
+    request_later(nsqd, encode_request("later", b"\x1b]0;x\x07", at_ns=2**62, key=key))
+    wait_until(lambda: listed(run_nsq, tmp_path), what="the entry is listed")
+    where = ["--data-path", str(tmp_path / "data")]
+    for words in (["list"], ["show", key], ["show", f"{key}?"], ["cancel", key]):
+        options = ["--nsqd-tcp-address", nsqd.tcp_address] if words[0] == "cancel" else where
+        result = run_nsq(["schedule", *words, *options], terminal=True)
+        assert not raw_marks(result.out, is_one_line=False), (words, result.out)
+        assert result.status in (0, 3), result.out
 
 
 def test_an_entry_that_repeats_is_published_at_each_due_time(

@@ -115,7 +115,7 @@ def calls_in(line: str) -> Iterator[list[str]]:
     """What follows each ``nsq`` in a command line of a shell."""
     part: list[str] = []
     for word in [*shlex.split(line, comments=True), "|"]:
-        if word in {"|", "&&", ";", "&"} or word.startswith(">"):
+        if word in {"|", "&&", ";", "&"} or word.startswith((">", "<")):
             while part and re.match(r"[A-Z_]+=", part[0]):
                 part.pop(0)
             if part[:1] == ["nsq"]:
