@@ -359,7 +359,7 @@ class Forwarder:
                     batch = Batch(batch.source, batch[:allowed])
                 if not batch:
                     return
-                self._rate.took(len(batch))
+                self._rate.spend(len(batch))
             parcel = self._parcel(batch, now)
             if parcel is not None:
                 self.dispatcher.send(parcel)

@@ -1,8 +1,8 @@
 """A publisher that hands messages to one channel, by a temporary nsqd.
 
-Confirmed is what is stored there; `deliver` waits until consumers have finished it. Messages keep
-their ids and times. Ids repeat between nsqd, and two messages of one id in flight are one to any
-nsqd: one whose id the channel already holds gets a new id, as does one without an id.
+A stored message is confirmed. `wait_until_consumed` waits until consumers have finished the stored
+messages. Messages keep their ids and timestamps, except that nsqd cannot have two messages with one
+id in flight: a message whose id is already in the channel gets a new id, as does one without an id.
 
 With each batch the number of messages taken so far of each topic is stored, and a digest of them.
 The next run on the same data path offers the same messages from the beginning: as many are not
@@ -109,10 +109,11 @@ class ChannelPublisher(Publisher):
     ) -> None:
         """Store a batch; block while the channel is full.
 
-        What is not stored counts as unsent, and `deliver` says why, where it is not for a `stop`.
+        A message that is not stored counts as unsent. `wait_until_consumed` raises the reason,
+        unless it is a `stop`.
         """
         defer_s = defer_s or self._options.defer_s or 0.0
-        self.took(len(bodies))
+        self.spend(len(bodies))
         batch = PublishBatch(topic, bodies, 0, on_ended)
         start = 0
         try:
@@ -134,7 +135,7 @@ class ChannelPublisher(Publisher):
             self.stop()
         error: PublishError = PublishNotSent(f"{topic}/{self._channel} took no more")
         batch.errors = {place: {"": error} for place in range(start, len(bodies))}
-        self._count(batch)
+        self._count_batch(batch)
 
     def take_over(self, topic: str, channel: str, messages: Sequence[Message]) -> None:
         """Store messages of another nsqd as they are, with their attempts, in a channel of it.
@@ -224,10 +225,11 @@ class ChannelPublisher(Publisher):
 
     # delivery
 
-    def deliver(self, show: Callable[[int], None]) -> None:
+    def wait_until_consumed(self, on_progress: Callable[[int], None]) -> None:
         """Wait until all is consumed, and leave the cluster.
 
-        ``show`` is called with how many are. Some are left after `stop`, or when `lonely` is set.
+        ``on_progress`` is called with the number of consumed messages. Some remain after `stop`, or
+        when `lonely` is set.
         Raises as `TemporaryNsqd.join`, `OutputError` when something could not be stored, and
         `ConfigurationError` when an earlier run on this data path took other messages.
         """
@@ -243,7 +245,7 @@ class ChannelPublisher(Publisher):
             self._look_for_consumers(states)
             if self.lonely is not None:
                 break
-            show(self.delivered)
+            on_progress(self.delivered)
             self.stopped.wait(POLL_S)
         self._nsqd.leave(is_over=is_over and (self._resumes or not self._number))
         self.delivered = self._stored - self._nsqd.left

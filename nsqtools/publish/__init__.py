@@ -1,5 +1,5 @@
-"""Publish records from files or a stream, and know what became of every one of them.
+"""Publish records from files or a stream, and account for every record.
 
-`publish_job` reads records promptly and in batches, `pacing` paces them, `publisher` sends, retries
-and counts.
+`input` reads records in batches, `publish_job` checks and publishes them, and `publisher` paces,
+sends, and counts outcomes.
 """

@@ -1,12 +1,11 @@
-"""Publish records, for ``nsq pub``, replay and redrive: each of them is accounted for.
+"""Publish records for ``nsq pub``, replay and redrive, and account for each of them.
 
-What cannot be published is known before it is sent where that is possible: empty records, which NSQ
-cannot carry, are skipped and counted; records above the message limit and those that cannot be read
-are rejected. Every record that does not end as confirmed goes to the unsent file when there is one,
-in the order of the input.
+Records are checked before they are sent. Empty records, which NSQ cannot carry, are skipped and
+counted. Unreadable records and records above the message limit are rejected. Every record that is
+not confirmed goes to the unsent file, if there is one, in the order of the input.
 
-When nsqd stays away for longer than the retry timeout the rest of the input is not published: it
-goes to the unsent file, or is left unread when there is none.
+If nsqd is unreachable for longer than the retry timeout, the remaining input is not published. It
+goes to the unsent file, or stays unread without one.
 """
 
 from __future__ import annotations
@@ -23,173 +22,196 @@ from typing import Any, Generic, NamedTuple, Self
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.files.durable import append_whole, sync_folder
 from nsqtools.protocol.names import check_topic
-from nsqtools.publish.input import InputBatch, Record, failing
+from nsqtools.publish.input import InputBatch, Record, translating_errors
 from nsqtools.publish.publisher import (
     PublishBatch,
     PublishCounts,
     Publisher,
     PublishOutcome,
-    outcome_of,
+    classify_error,
 )
 from nsqtools.records.envelope import MessageLike, decode_body, decode_dead_letter
 
-BUFFER_SIZE = 1 << 16  # of an unsent file
+# Bytes that an unsent file buffers before it appends them.
+BUFFER_SIZE = 1 << 16
 
 
-class Outgoing(NamedTuple):
-    """What a record publishes: a body, to a topic; and the message that it is from, if any.
+class OutgoingMessage(NamedTuple):
+    """The topic and body that a record is published as.
 
-    ``why`` says of a dead letter why it was not delivered.
+    ``origin`` is the message that the record was made from, if any. ``error`` is the delivery error
+    of a dead letter.
     """
 
     topic: str
     body: bytes
     origin: MessageLike | None = None
-    why: str = ""
+    error: str = ""
 
 
 class PublishJob(Generic[Record]):
-    """Publishes records, each of which ``read`` turns into what is sent; `run` it once.
+    """One run of publishing; call `run` once.
 
-    ``read`` returns None for a record to leave out, and raises ``ValueError`` for one that cannot
-    be published; without it records are the bodies for ``topic``. ``line`` makes of a record what
-    the unsent file keeps. ``settled`` is called with each batch that has ended, in the order of the
-    input, up to the first with a record that has to be published again: that ends the job, for the
-    next run begins there, and would repeat what follows. ``warn`` is called for each record that is
-    refused before sending, ``show`` after each publish. With ``dry_run`` nothing is sent;
-    ``planned`` counts what is, or would be, by topic, and ``letters`` dead letters of it by topic
-    and reason.
+    Args:
+        read: Converts a record to a message. It returns None for a record to filter out, and raises
+            ``ValueError`` for a record to reject. Without it records are bodies for ``topic``.
+        unsent: Receives each record that was not confirmed, as ``format_record`` encodes it.
+        on_batch_ended: Called with each ended batch, in the order of the input, up to the first
+            batch with a retryable record. That batch ends the job, because the next run starts
+            there and would publish the following records twice.
+        dry_run: Send nothing, only count.
+        warn: Called for each record that is rejected before sending.
+        on_progress: Called after each publish.
+
+    Attributes:
+        planned: The messages by topic that are published, or would be in a dry run.
+        dead_letters: The dead letters among them by topic and error.
+        largest_rejected: The size in bytes of the largest body above the message limit, 0 if none.
     """
 
     def __init__(
         self,
         publisher: Publisher,
         topic: str = "",
-        read: Callable[[Record], Outgoing | None] | None = None,
+        read: Callable[[Record], OutgoingMessage | None] | None = None,
         *,
         unsent: UnsentFiles | None = None,
-        line: Callable[[Any], bytes] = bytes,
-        settled: Callable[[InputBatch[Record]], None] | None = None,
+        format_record: Callable[[Any], bytes] = bytes,
+        on_batch_ended: Callable[[InputBatch[Record]], None] | None = None,
         dry_run: bool = False,
-        warn: Callable[[str], None] = lambda line: None,
-        show: Callable[[], None] = lambda: None,
+        warn: Callable[[str], None] = lambda format_record: None,
+        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         self.planned: Counter[str] = Counter()
-        self.letters: Counter[tuple[str, str]] = Counter()
-        self.largest_rejected = 0  # the bytes of a body
+        self.dead_letters: Counter[tuple[str, str]] = Counter()
+        self.largest_rejected = 0
         self._publisher = publisher
         self._topic = topic
         self._read = read
         self._unsent = unsent
-        self._line = line
-        self._settled = settled
+        self._format_record = format_record
+        self._on_batch_ended = on_batch_ended
         self._dry_run = dry_run
         self._warn = warn
-        self._show = show
+        self._on_progress = on_progress
         self._is_stuck = False
         self._limit = publisher.client_options.publish_max_msg_size
-        self._number = 0  # of records read
+        self._records_read = 0
         self._open_batches: deque[InputBatch[Record]] = deque()
 
     def run(self, batches: Iterable[InputBatch[Record]]) -> PublishCounts:
-        """Publish everything and return the counts. Raises `OutputError` for input and files."""
+        """Publish everything and return the counts.
+
+        Raises `OutputError` for input that cannot be read and files that cannot be written.
+        """
         try:
             for batch in batches:
-                self._take(batch)
-                if self._unsent is None and self.is_over():  # it has whatever was read of a pipe
+                self._publish_batch(batch)
+                # With an unsent file the loop continues: records that were read from a pipe would
+                # otherwise be lost.
+                if self._unsent is None and self.should_stop():
                     break
         finally:
             try:
                 self._publisher.drain()
-            finally:  # where a file cannot be written that ended early
+            finally:
+                # A failed write to the unsent file ends `drain` early.
                 self._publisher.finish()
-            self._keep_unconfirmed()
+            self._close_ended_batches()
+            # Signals are still deferred here, and waiting for consumers may take long.
             if self._unsent is not None:
-                self._unsent.sync()  # while signals still wait, and before consumers are waited for
+                self._unsent.sync()
         return self._publisher.counts
 
-    def is_over(self) -> bool:
-        """Tell whether to read no more.
+    def should_stop(self) -> bool:
+        """Return whether to stop reading input.
 
-        To be asked also while the input is silent: what nsqd did not take is sent again meanwhile.
+        Call it also while no input arrives, because it drives the retries of the publisher.
         """
         publisher = self._publisher
         publisher.poll()
         is_lost = publisher.has_given_up and self._unsent is None
         return publisher.is_stopped or self._is_stuck or is_lost
 
-    def _take(self, batch: InputBatch[Record]) -> None:
+    def _publish_batch(self, batch: InputBatch[Record]) -> None:
         publisher = self._publisher
         if publisher.has_given_up:
-            publisher.drain()  # what was read before comes first in the unsent file
-        if self._unsent is not None or self._settled is not None:
+            # Earlier records must come first in the unsent file.
+            publisher.drain()
+        if self._unsent is not None or self._on_batch_ended is not None:
             self._open_batches.append(batch)
-        for topic, places, bodies, origins in self._outgoing(batch):
+        for topic, indexes, bodies, origins in self._read_batch(batch):
             self.planned[topic] += len(bodies)
             if self._dry_run:
                 continue
             while bodies and not publisher.has_given_up:
                 if not (count := publisher.allowance(len(bodies))):
                     break
-                self._publish(batch, topic, places[:count], bodies[:count], origins[:count])
-                places, bodies, origins = places[count:], bodies[count:], origins[count:]
-                self._show()
-            for place in places:
+                self._publish(batch, topic, indexes[:count], bodies[:count], origins[:count])
+                indexes, bodies, origins = indexes[count:], bodies[count:], origins[count:]
+                self._on_progress()
+            for index in indexes:
                 publisher.count_unsendable(PublishOutcome.UNSENT)
-                batch.lacking[place] = None
-                batch.retryable.add(place)
+                batch.unconfirmed[index] = None
+                batch.retryable.add(index)
         if self._dry_run:
-            self._show()
-        batch.awaited -= 1
-        self._keep_unconfirmed()
+            self._on_progress()
+        batch.pending -= 1
+        self._close_ended_batches()
 
     def _publish(
         self,
         batch: InputBatch[Record],
         topic: str,
-        places: Sequence[int],
+        indexes: Sequence[int],
         bodies: list[bytes],
         origins: Sequence[MessageLike],
     ) -> None:
         def on_ended(published: PublishBatch) -> None:
             for index, error in published.failures().items():
-                if outcome_of(error) is not PublishOutcome.REJECTED:
-                    batch.retryable.add(places[index])
-                batch.lacking[places[index]] = published.errors[index]
-            batch.awaited -= 1
-            self._keep_unconfirmed()
+                if classify_error(error) is not PublishOutcome.REJECTED:
+                    batch.retryable.add(indexes[index])
+                batch.unconfirmed[indexes[index]] = published.errors[index]
+            batch.pending -= 1
+            self._close_ended_batches()
 
-        batch.awaited += 1
+        batch.pending += 1
         self._publisher.publish(topic, bodies, on_ended, origins=origins)
 
-    def _keep_unconfirmed(self) -> None:
-        """Write what was not confirmed to the unsent file, in the order of the input."""
-        while self._open_batches and not self._open_batches[0].awaited:
+    def _close_ended_batches(self) -> None:
+        """Remove ended batches from the head of the queue, and store their unconfirmed records.
+
+        A batch behind an unfinished one waits, so that the unsent file has the order of the input.
+        """
+        while self._open_batches and not self._open_batches[0].pending:
             batch = self._open_batches.popleft()
             try:
                 if self._unsent is not None:
-                    for place in sorted(batch.lacking):
-                        self._unsent.write(self._line(batch.records[place]), batch.lacking[place])
-                if self._settled is not None and not self._is_stuck:
-                    self._settled(batch)
+                    for index in sorted(batch.unconfirmed):
+                        self._unsent.write(
+                            self._format_record(batch.records[index]), batch.unconfirmed[index]
+                        )
+                if self._on_batch_ended is not None and not self._is_stuck:
+                    self._on_batch_ended(batch)
                     self._is_stuck = bool(batch.retryable)
             except OutputError:
-                self._unsent = self._settled = None  # the others are counted all the same
+                # The remaining batches are still counted, but not stored.
+                self._unsent = self._on_batch_ended = None
                 raise
 
-    def _outgoing(
+    def _read_batch(
         self, batch: InputBatch[Record]
     ) -> list[tuple[str, Sequence[int], list[bytes], list[MessageLike]]]:
-        """Return what can be published: for each topic places in the batch, bodies, and origins."""
+        """Return the valid messages by topic, as indexes in the batch, bodies, and origins."""
         records: Sequence[Any] = batch.records
-        before = self._number
-        self._number += len(records)
+        first_number = self._records_read + 1
+        self._records_read += len(records)
         if self._read is None and all(records) and max(map(len, records)) <= self._limit:
             return [(self._topic, range(len(records)), list(records), [])]
-        read: Callable[[Any], Outgoing | None]
-        read = self._read or (lambda body: Outgoing(self._topic, body))
-        found: dict[str, tuple[list[int], list[bytes], list[MessageLike]]] = {}
-        for place, record in enumerate(records):
+        read: Callable[[Any], OutgoingMessage | None]
+        read = self._read or (lambda body: OutgoingMessage(self._topic, body))
+        by_topic: dict[str, tuple[list[int], list[bytes], list[MessageLike]]] = {}
+        for index, record in enumerate(records):
             if not record:
                 self._publisher.counts.skipped += 1
                 continue
@@ -198,24 +220,24 @@ class PublishJob(Generic[Record]):
                 if outgoing is None:
                     self._publisher.counts.filtered += 1
                     continue
-                if outgoing.topic not in found:
+                if outgoing.topic not in by_topic:
                     check_topic(outgoing.topic)
-                self._check(outgoing.body)
+                self._check_body(outgoing.body)
             except ValueError as exc:
-                self._warn(f"record {before + place + 1} is rejected: {exc}")
+                self._warn(f"record {first_number + index} is rejected: {exc}")
                 self._publisher.count_unsendable(PublishOutcome.REJECTED)
-                batch.lacking[place] = None
+                batch.unconfirmed[index] = None
                 continue
-            if outgoing.why:
-                self.letters[outgoing.topic, outgoing.why] += 1
-            places, bodies, origins = found.setdefault(outgoing.topic, ([], [], []))
-            places.append(place)
+            if outgoing.error:
+                self.dead_letters[outgoing.topic, outgoing.error] += 1
+            indexes, bodies, origins = by_topic.setdefault(outgoing.topic, ([], [], []))
+            indexes.append(index)
             bodies.append(outgoing.body)
             if outgoing.origin is not None:
                 origins.append(outgoing.origin)
-        return [(topic, *columns) for topic, columns in found.items()]
+        return [(topic, *columns) for topic, columns in by_topic.items()]
 
-    def _check(self, body: bytes) -> None:
+    def _check_body(self, body: bytes) -> None:
         if not body:
             raise ValueError("the body is empty, which NSQ cannot carry")
         if len(body) > self._limit:
@@ -223,33 +245,37 @@ class PublishJob(Generic[Record]):
             raise ValueError(f"{len(body)} bytes are above the limit of {self._limit}")
 
 
-# -- what records say -----------------------------------------------------------------------------
+# -- readers of records ---------------------------------------------------------------------------
 
 
-def reader(
+def record_reader(
     topic: str, select: Callable[[bytes], bytes | None] | None, *, is_jsonl: bool
-) -> Callable[[bytes], Outgoing | None] | None:
-    """Return what reads bodies, or lines of JSON; None where records are published as they are.
+) -> Callable[[bytes], OutgoingMessage | None] | None:
+    """Return a function that converts a record to a message, None if records are plain bodies.
 
-    ``select`` chooses and changes bodies.
+    With ``is_jsonl`` records are lines of JSON. ``select`` converts a body, or returns None to
+    filter it out.
     """
     if not is_jsonl and select is None:
         return None
 
-    def read(record: bytes) -> Outgoing | None:
+    def read(record: bytes) -> OutgoingMessage | None:
         body: bytes | None = decode_body(record) if is_jsonl else record
         if select is not None and body:
             body = select(body)
-        return None if body is None else Outgoing(topic, body)
+        return None if body is None else OutgoingMessage(topic, body)
 
     return read
 
 
-def letter_reader(topic: str | None, error: str | None) -> Callable[[bytes], Outgoing | None]:
-    """Return what reads lines of dead letters, to publish each to its topic, or to one.
+def dead_letter_reader(
+    topic: str | None, error: str | None
+) -> Callable[[bytes], OutgoingMessage | None]:
+    """Return a function that converts a line of a dead-letter file to a message.
 
-    Those are left out whose error does not match. Raises `ConfigurationError` for a wrong pattern
-    or topic.
+    The message goes to ``topic``, by default to the topic that it came from. Dead letters whose
+    error does not match the pattern ``error`` are filtered out. Raises `ConfigurationError` for an
+    invalid pattern or topic.
     """
     try:
         matches = re.compile(error or "").search
@@ -258,32 +284,33 @@ def letter_reader(topic: str | None, error: str | None) -> Callable[[bytes], Out
     if topic is not None:
         check_topic(topic)
 
-    def read(line: bytes) -> Outgoing | None:
+    def read(line: bytes) -> OutgoingMessage | None:
         if not line.strip():
             return None
-        message, why = decode_dead_letter(line)
+        message, delivery_error = decode_dead_letter(line)
         check_topic(message.topic)
-        if not matches(why):
+        if not matches(delivery_error):
             return None
-        return Outgoing(topic or message.topic, message.body, message, why or "no error")
+        target = topic or message.topic
+        return OutgoingMessage(target, message.body, message, delivery_error or "no error")
 
     return read
 
 
-# -- files of records that were not confirmed -----------------------------------------------------
+# -- files of unconfirmed records -----------------------------------------------------------------
 
 
 class UnsentFiles:
-    """Appends records to a file, or to one for each nsqd where every record goes to several.
+    """Append records to one file, or to one file per nsqd if each record goes to several nsqd.
 
-    They hold bodies, so only their owner may read them. What they have is durable when `sync` or
-    the ``with`` block has ended, and not before: records may come by the thousand. The user names
-    them, so they may be links, pipes or devices, which take no sync.
+    The files contain bodies, so only their owner may read them. They are durable after `sync` or
+    the end of the ``with`` block: a sync for each of thousands of records would be too slow. The
+    user names them, so they may be links, pipes or devices, which cannot be synced.
 
-    The file of an nsqd is ``PATH.HOST:PORT``: publishing it again to that nsqd repeats nothing on
-    the others. Files are opened at once: a bad path must not show at the end. All methods raise
-    `OutputError`. Raises `ConfigurationError` for a file among the ``inputs`` of the run (``-`` is
-    standard input), which would never end.
+    The file of an nsqd is ``PATH.HOST:PORT``. Publishing it again to that nsqd repeats no message
+    on the others. The files are opened immediately, so that a bad path fails at the start of a run.
+    All methods raise `OutputError`. The constructor raises `ConfigurationError` for a file among
+    the ``inputs`` of the run (``-`` is standard input), because that input would never end.
     """
 
     def __init__(
@@ -296,23 +323,23 @@ class UnsentFiles:
     ) -> None:
         self._delimiter = delimiter
         names = {address: f"{path}.{address}" for address in addresses} or {"": str(path)}
-        self._files: dict[str, _Appended] = {}
+        self._files: dict[str, _AppendedFile] = {}
         for address, name in names.items():
-            self._files[address] = file = _Appended(name)
+            self._files[address] = file = _AppendedFile(name)
             if any(map(file.is_file, inputs)):
                 raise ConfigurationError(
-                    f"{name} is read, and what is not confirmed would be appended to it",
+                    f"{name} is an input, and unconfirmed records would be appended to it",
                     hint="Give --unsent-file another file.",
                 )
 
-    def write(self, record: bytes, lacking: Collection[str] | None = None) -> None:
-        """Append a record for the nsqd that lack it (None: all)."""
+    def write(self, record: bytes, addresses: Collection[str] | None = None) -> None:
+        """Append a record for the nsqd that have not confirmed it (None: all)."""
         for address, file in self._files.items():
-            if lacking is None or not address or address in lacking:
+            if addresses is None or not address or address in addresses:
                 file.append(record + self._delimiter)
 
     def sync(self) -> None:
-        """Make durable what was written."""
+        """Make the written records durable."""
         for file in self._files.values():
             file.sync()
 
@@ -327,12 +354,12 @@ class UnsentFiles:
                 file.close()
 
 
-class _Appended:
+class _AppendedFile:
     def __init__(self, name: str) -> None:
         self._name = name
         self._buffer = bytearray()
         self._is_synced = True
-        with failing("write", self._name):
+        with translating_errors("write", self._name):
             self._open()
 
     def _open(self) -> None:
@@ -343,10 +370,10 @@ class _Appended:
             sync_folder(Path(os.path.realpath(self._name)).parent)
 
     def is_file(self, path: str) -> bool:
-        """Tell whether the path, or ``-`` for standard input, leads to this regular file."""
+        """Return whether the path, or ``-`` for standard input, is this regular file."""
         with suppress(OSError):
-            given = os.stat(0 if path == "-" else path)
-            return self._is_regular and os.path.samestat(given, os.fstat(self._descriptor))
+            status = os.stat(0 if path == "-" else path)
+            return self._is_regular and os.path.samestat(status, os.fstat(self._descriptor))
         return False
 
     def append(self, data: bytes) -> None:
@@ -357,17 +384,19 @@ class _Appended:
 
     def _flush(self) -> None:
         data, self._buffer = bytes(self._buffer), bytearray()
-        with failing("write", self._name):
-            if self._is_regular and not self.is_file(self._name):  # it was taken away meanwhile
-                before = self._descriptor
+        with translating_errors("write", self._name):
+            # The file was moved or deleted during the run, for instance by logrotate.
+            if self._is_regular and not self.is_file(self._name):
+                old_descriptor = self._descriptor
                 try:
                     self._open()
                 except FileNotFoundError:
-                    if not os.fstat(before).st_nlink:
-                        raise  # otherwise its folder was renamed, and it is there
+                    # A file with a link still exists: its directory was renamed. Keep it.
+                    if not os.fstat(old_descriptor).st_nlink:
+                        raise
                 else:
-                    os.fsync(before)
-                    os.close(before)
+                    os.fsync(old_descriptor)
+                    os.close(old_descriptor)
             append_whole(self._descriptor, data, is_durable=False)
 
     def sync(self) -> None:
@@ -375,7 +404,7 @@ class _Appended:
             return
         self._flush()
         if self._is_regular:
-            with failing("write", self._name):
+            with translating_errors("write", self._name):
                 os.fsync(self._descriptor)
         self._is_synced = True
 

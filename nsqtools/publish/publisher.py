@@ -1,16 +1,17 @@
-"""Publish batches and account for every record, with the outcomes that a `Producer` gives each.
+"""Publish batches, and count the outcome of every record.
 
-What nsqd certainly did not take is sent again until ``retry_timeout_s`` after its first failure,
-and what is unknown only when asked to, because it may arrive twice then. Of a batch that nsqd
-refuses only the record to blame is rejected. All of that `Producer` does; here outcomes are
-counted, for each nsqd in mode all, where a record is confirmed when all have confirmed it.
+`Producer` does the work: it retries messages that nsqd certainly does not have until
+``retry_timeout_s`` after their first failure. It retries messages with an unknown outcome only on
+request, because they may arrive twice. If nsqd refuses a batch, only the invalid record is
+rejected. This module counts the outcomes. In mode ``all`` it counts them for each nsqd too, and a
+record is confirmed when all nsqd have confirmed it.
 
-Nothing is accepted while a producer's window is full, so memory stays bounded by the windows.
+`Publisher.publish` blocks while the window of a producer is full, so the windows bound memory.
 
-A rate limit is exact at 10 a second and at 100,000. Each message has its place on a schedule;
-nothing is published before its place. Places are handed out in slices of a hundredth of a second,
-so that a high rate still publishes batches and a low one publishes single messages on time. Time
-lost to a stall is made up for by at most `CATCH_UP_S`: more would be a burst above the rate.
+The rate limit is exact at 10 messages a second and at 100,000. Each message has a time on a
+schedule, and none is published before its time. Allowances cover slices of `SLICE_S`, so a high
+rate still publishes batches and a low rate publishes single messages on time. After a stall the
+schedule catches up by at most `MAX_CATCH_UP_S`, because more would be a burst above the rate.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from nsqtools.records.envelope import MessageLike
 
 
 class PublishOutcome(enum.IntEnum):
-    """What became of a record, the worst last: with several nsqd the worst of theirs counts."""
+    """The outcome of a record, in order of severity. Of several nsqd the worst outcome counts."""
 
     CONFIRMED = 0
     UNKNOWN = 1
@@ -44,8 +45,8 @@ class PublishOutcome(enum.IntEnum):
     REJECTED = 3
 
 
-def outcome_of(error: PublishError | None) -> PublishOutcome:
-    """What a record counts as that ended so."""
+def classify_error(error: PublishError | None) -> PublishOutcome:
+    """Return the outcome of a record whose publish ended with ``error``."""
     if error is None:
         return PublishOutcome.CONFIRMED
     if isinstance(error, PublishUnknown):
@@ -56,21 +57,23 @@ def outcome_of(error: PublishError | None) -> PublishOutcome:
 
 @dataclass(slots=True, eq=False)
 class PublishBatch:
-    """Bodies for one topic, and what to call when all have their outcome.
+    """Bodies for one topic, and the callback for the end of their last publish.
 
-    ``awaited`` counts the answers still to come, one for each record and nsqd. ``errors`` has, by
-    the place of a record among the bodies, why each nsqd that did not confirm it did not.
+    ``pending`` counts the missing answers, one for each record and nsqd. ``errors`` maps the index
+    of an unconfirmed body to the error of each nsqd that did not confirm it.
     """
 
     topic: str
     bodies: Sequence[bytes]
-    awaited: int
+    pending: int
     on_ended: Callable[[PublishBatch], None]
     errors: dict[int, dict[str, PublishError]] = field(default_factory=dict)
 
     def failures(self) -> dict[int, PublishError]:
-        """The worst error of each record that was not confirmed everywhere."""
-        return {at: max(each.values(), key=outcome_of) for at, each in self.errors.items()}
+        """Return the worst error of each unconfirmed record, by its index."""
+        return {
+            index: max(errors.values(), key=classify_error) for index, errors in self.errors.items()
+        }
 
 
 @dataclass(slots=True)
@@ -85,7 +88,7 @@ class PublishCounts:
     filtered: Annotated[int, "Not selected by --where or --pick."] = 0
 
     def add(self, outcome: PublishOutcome, count: int = 1) -> None:
-        """Count records that ended so."""
+        """Count records with this outcome."""
         name = outcome.name.lower()
         setattr(self, name, getattr(self, name) + count)
 
@@ -94,7 +97,7 @@ class PublishCounts:
         return self.rejected + self.unknown + self.unsent
 
     def summary(self, repeated: int = 0) -> str:
-        """The counts in a line: the four outcomes, and what else happened where it did."""
+        """Return the counts in a line: the four outcomes, and the other counts if not zero."""
         line = (
             f"{self.confirmed} confirmed, {self.rejected} rejected, "
             f"{self.unknown} unknown, {self.unsent} unsent"
@@ -106,40 +109,43 @@ class PublishCounts:
         return f"{line}, {repeated} repeated" if repeated else line
 
 
+# An allowance covers the messages of this time, so that high rates are published in batches.
 SLICE_S = 0.01
-CATCH_UP_S = 0.1
+# A longer stall is not caught up.
+MAX_CATCH_UP_S = 0.1
 
 
 class RateLimit:
-    """``rate`` messages a second, by the caller's clock."""
+    """A schedule of ``rate`` messages a second, by the caller's clock."""
 
     def __init__(self, rate: float, now: float) -> None:
         self._rate = rate
         self._next = now
 
     def allowance(self, now: float) -> int:
-        """Return how many messages may go now: 0 means to wait `wait_s`."""
-        self._next = max(self._next, now - CATCH_UP_S)
+        """Return how many messages may be sent now. After 0, wait for `wait_s`."""
+        self._next = max(self._next, now - MAX_CATCH_UP_S)
         if now < self._next:
             return 0
         return max(1, int((now - self._next + SLICE_S) * self._rate))
 
-    def took(self, count: int) -> None:
-        """Note that ``count`` messages went."""
+    def spend(self, count: int) -> None:
+        """Use the allowance of ``count`` messages."""
         self._next += count / self._rate
 
     def wait_s(self, now: float) -> float:
-        """Return the seconds until something is allowed again, or as many as one can wait."""
+        """Return the seconds until a message is allowed, at most what a lock can wait."""
         return min(max(0.0, self._next - now), threading.TIMEOUT_MAX)
 
 
 RETRY_TIMEOUT_S = 60.0
+# How soon a stop is noticed while waiting for an outcome.
 POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class PublishOptions:
-    """``defer_s`` delays delivery of whatever is published; the times are seconds."""
+    """How messages are published. ``defer_s`` delays their delivery. Times are in seconds."""
 
     mode: PublishMode = PublishMode.ALL
     retry_timeout_s: float = RETRY_TIMEOUT_S
@@ -148,12 +154,12 @@ class PublishOptions:
 
 
 class Publisher:
-    """Publishes on one or more nsqd, at most ``rate`` messages a second (0: without limit).
+    """Publish to one or more nsqd, at most ``rate`` messages a second (0: without a limit).
 
-    ``counts`` has each record once, by its worst outcome. ``counts_by_nsqd`` has it once for each
-    nsqd that it was for, where every record goes to several. ``retried`` counts records that were
-    sent again, and ``repeated`` those of them that nsqd may have had already. ``has_given_up``
-    tells whether some were not sent again, or not at all: nsqd was gone for too long, or refuses.
+    ``counts`` counts each record once, with its worst outcome. ``counts_by_nsqd`` counts it once
+    for each nsqd, if every record goes to several. ``retried`` counts the records that were sent
+    again, and ``repeated`` those among them that nsqd may already have had. ``has_given_up`` is
+    True after a record was unsent: nsqd was unreachable for too long, or refuses this client.
     """
 
     def __init__(
@@ -166,10 +172,10 @@ class Publisher:
         self.client_options = client_options
         self.stopped = threading.Event()
         self.counts = PublishCounts()
-        # as producers call them: the default port may be left out, or a nsqd be given twice
-        distinct = list(dict.fromkeys(str(parse_address(each)) for each in addresses))
-        is_each = options.mode is PublishMode.ALL and len(distinct) > 1
-        self.counts_by_nsqd = {nsqd: PublishCounts() for nsqd in distinct if is_each}
+        # Normalized as in producers, because an address may lack the port or occur twice.
+        distinct = list(dict.fromkeys(str(parse_address(address)) for address in addresses))
+        goes_to_all = options.mode is PublishMode.ALL and len(distinct) > 1
+        self.counts_by_nsqd = {nsqd: PublishCounts() for nsqd in distinct if goes_to_all}
         self.has_given_up = False
         self.last_error: NsqError | None = None
         self._options = options
@@ -184,12 +190,13 @@ class Publisher:
                 retry_timeout_s=options.retry_timeout_s,
                 retry_unknown=options.retry_unknown,
             )
-            for nsqd in (self.counts_by_nsqd if is_each else [addresses] if addresses else [])
+            for nsqd in (self.counts_by_nsqd if goes_to_all else [addresses] if addresses else [])
         ]
-        self._settled: queue.SimpleQueue[tuple[PublishBatch, int, str, Publication]] = (
+        self._outcomes: queue.SimpleQueue[tuple[PublishBatch, int, str, Publication]] = (
             queue.SimpleQueue()
         )
-        self._under_way = 0  # publishes whose outcome has not been read from the queue
+        # Publishes whose outcome has not been read from the queue.
+        self._pending = 0
 
     @property
     def retried(self) -> int:
@@ -204,26 +211,26 @@ class Publisher:
         return self.stopped.is_set()
 
     def stop(self) -> None:
-        """Have nothing sent again, and nothing new: from any thread."""
+        """Stop publishing and retrying. Callable from any thread."""
         self.stopped.set()
 
-    def allowance(self, wanted: int) -> int:
-        """Return how many of ``wanted`` messages may be published now, 0 after `stop`.
+    def allowance(self, count: int) -> int:
+        """Return how many of ``count`` messages may be published now, 0 after `stop`.
 
         Waits until the rate allows one.
         """
         while not self.is_stopped:
             if self._rate is None:
-                return wanted
+                return count
             if allowed := self._rate.allowance(now := time.monotonic()):
-                return min(wanted, allowed)
+                return min(count, allowed)
             self.stopped.wait(self._rate.wait_s(now))
         return 0
 
-    def took(self, count: int) -> None:
-        """Count messages that were published towards the rate."""
+    def spend(self, count: int) -> None:
+        """Use the allowance of published messages."""
         if self._rate is not None:
-            self._rate.took(count)
+            self._rate.spend(count)
 
     def publish(
         self,
@@ -234,19 +241,21 @@ class Publisher:
         defer_s: float | None = None,
         origins: Sequence[MessageLike] = (),
     ) -> None:
-        """Send a batch; block while there is no room for it.
+        """Send a batch; block while the windows of the producers are full.
 
-        ``origins`` are the messages that the bodies are from, if any: nsqd gives new ids and times,
-        and another publisher may keep those.
-
-        ``on_ended`` is called when each body has its outcome, on the thread that calls this method,
-        `drain` or `finish`. ``defer_s`` goes before that of the options.
+        Args:
+            on_ended: Called when each body has an outcome, on the thread that calls this method,
+                `poll`, `drain` or `finish`.
+            defer_s: Overrides the delay of the options.
+            origins: The messages that the bodies were taken from, if any. nsqd assigns new ids and
+                timestamps; a subclass may keep those of the origins.
         """
         self.poll()
-        self.took(len(bodies))
+        self.spend(len(bodies))
         defer_s = self._options.defer_s if defer_s is None else defer_s
         batch = PublishBatch(topic, bodies, len(bodies) * len(self._producers), on_ended)
-        # NSQ has no deferred MPUB; and a few batches would leave some of many nsqd without any
+        # NSQ has no deferred MPUB. In mode round-robin each nsqd gets a share of the batch, since
+        # with few batches some nsqd would otherwise get none.
         size = max(1, -(-len(bodies) // self._shares)) if defer_s is None else 1
         for producer in self._producers:
             start = 0
@@ -256,12 +265,12 @@ class Publisher:
                 self._send(producer, batch, start, group, defer_s)
                 start += len(group)
 
-    def _groups(self, bodies: Sequence[bytes], most: int) -> Iterable[Sequence[bytes]]:
-        """Cut a batch into what nsqd takes as one MPUB."""
+    def _groups(self, bodies: Sequence[bytes], max_count: int) -> Iterable[Sequence[bytes]]:
+        """Split a batch into groups that nsqd accepts as one MPUB."""
         limit = self.client_options.publish_max_body_size
         if mpub_size(list(map(len, bodies))) > limit:
-            return in_groups(bodies, len, limit, most)
-        return [bodies[start : start + most] for start in range(0, len(bodies), most)]
+            return in_groups(bodies, len, limit, max_count)
+        return [bodies[start : start + max_count] for start in range(0, len(bodies), max_count)]
 
     def _send(
         self,
@@ -272,28 +281,28 @@ class Publisher:
         defer_s: float | None,
     ) -> None:
         def settled(publication: Publication) -> None:
-            self._settled.put((batch, start, producer.nsqd, publication))
+            self._outcomes.put((batch, start, producer.nsqd, publication))
 
         producer.submit(batch.topic, bodies, defer_s=defer_s, on_settled=settled, splits=True)
-        self._under_way += 1
+        self._pending += 1
 
     def count_unsendable(self, outcome: PublishOutcome) -> None:
-        """Count a record that was not even sent, to any nsqd."""
+        """Count a record that was sent to no nsqd."""
         for counts in (self.counts, *self.counts_by_nsqd.values()):
             counts.add(outcome)
 
     def poll(self) -> None:
-        """Act on the outcomes that are there, without waiting."""
+        """Handle the outcomes that have arrived, without waiting."""
         if self.is_stopped:
             for producer in self._producers:
                 producer.end_retries()
         with suppress(queue.Empty):
             while True:
-                self._end(*self._settled.get_nowait())
+                self._handle_outcome(*self._outcomes.get_nowait())
 
     def drain(self) -> None:
         """Wait until every record has its outcome."""
-        while self._under_way:
+        while self._pending:
             self._wait()
 
     def finish(self) -> None:
@@ -301,55 +310,58 @@ class Publisher:
         self.drain()
         self.close()
 
-    def deliver(self, show: Callable[[int], None]) -> None:
-        """Wait until consumers have what was published, where that is not nsqd's affair.
+    def wait_until_consumed(self, on_progress: Callable[[int], None]) -> None:
+        """Wait until consumers have finished the messages. Only a temporary nsqd has to wait.
 
-        ``show`` is called with how many they have.
+        ``on_progress`` is called with the number of finished messages.
         """
 
     def close(self) -> None:
-        """Close the connections, whatever is still under way."""
+        """Close the connections without waiting for outcomes."""
         for producer in self._producers:
             producer.stop(POLL_S)
 
     # -- outcomes -------------------------------------------------------------------------------
 
     def _wait(self) -> None:
-        """Wait a moment for an outcome, and act on what is there."""
+        """Wait at most `POLL_S` for an outcome, and handle all that have arrived."""
         with suppress(queue.Empty):
-            self._end(*self._settled.get(timeout=POLL_S))
+            self._handle_outcome(*self._outcomes.get(timeout=POLL_S))
         self.poll()
 
-    def _end(self, batch: PublishBatch, start: int, nsqd: str, publication: Publication) -> None:
-        self._under_way -= 1
+    def _handle_outcome(
+        self, batch: PublishBatch, start: int, nsqd: str, publication: Publication
+    ) -> None:
+        self._pending -= 1
         count = len(publication.bodies)
         failed = 0
         if publication.error is not None:
-            for place, error in enumerate(publication.errors, start):
+            for index, error in enumerate(publication.errors, start):
                 if error is not None:
                     failed += 1
-                    batch.errors.setdefault(place, {})[nsqd] = error
-                    self._note_failure(nsqd, error)
+                    batch.errors.setdefault(index, {})[nsqd] = error
+                    self._record_failure(nsqd, error)
         if nsqd in self.counts_by_nsqd:
             self.counts_by_nsqd[nsqd].add(PublishOutcome.CONFIRMED, count - failed)
-        batch.awaited -= count
-        if not batch.awaited:
-            self._count(batch)
+        batch.pending -= count
+        if not batch.pending:
+            self._count_batch(batch)
 
-    def _count(self, batch: PublishBatch) -> None:
-        """Count a batch whose records have all their outcomes."""
+    def _count_batch(self, batch: PublishBatch) -> None:
+        """Count a batch in which each record has its outcome."""
         self.counts.add(PublishOutcome.CONFIRMED, len(batch.bodies) - len(batch.errors))
         for error in batch.failures().values():
-            self.counts.add(outcome_of(error))
+            self.counts.add(classify_error(error))
         batch.on_ended(batch)
 
-    def _note_failure(self, nsqd: str, error: PublishError) -> None:
+    def _record_failure(self, nsqd: str, error: PublishError) -> None:
         self.last_error = error
         if nsqd in self.counts_by_nsqd:
-            self.counts_by_nsqd[nsqd].add(outcome_of(error))
-        # of what may be stored, the last attempt tells whether its time was over
+            self.counts_by_nsqd[nsqd].add(classify_error(error))
+        # With an unknown outcome, the error of the last attempt decides whether the retry timeout
+        # has passed.
         last = error.__cause__ if isinstance(error, PublishUnknown) else error
         if isinstance(last, PublishError):
-            self.has_given_up |= outcome_of(last) is PublishOutcome.UNSENT
+            self.has_given_up |= classify_error(last) is PublishOutcome.UNSENT
         else:
             self.has_given_up |= self._options.retry_unknown

@@ -45,7 +45,7 @@ from nsqtools.publish.input import (
     read_checkpoint,
     write_checkpoint,
 )
-from nsqtools.publish.publish_job import Outgoing, PublishJob, UnsentFiles
+from nsqtools.publish.publish_job import OutgoingMessage, PublishJob, UnsentFiles
 from nsqtools.publish.publisher import Publisher
 from nsqtools.records.envelope import Envelope, encode_many
 
@@ -120,14 +120,14 @@ class MessageSelection:
         for topic in self.topics.values():
             check_topic(topic)
 
-    def outgoing(self, message: Envelope) -> Outgoing:
+    def outgoing(self, message: Envelope) -> OutgoingMessage:
         """Return what is published. Raises `ConfigurationError` when there is no topic."""
         target = self.topics.get(message.topic) or self.topics.get("") or message.topic
         if not target:
             raise ConfigurationError(
                 "the files have bare bodies, which name no topic", hint="Give --topic."
             )
-        return Outgoing(target, message.body, message)
+        return OutgoingMessage(target, message.body, message)
 
 
 class Replay:
@@ -173,11 +173,13 @@ class Replay:
             publisher,
             read=self._read,
             unsent=unsent,
-            line=lambda each: encode_many(each.message.topic, each.message.nsqd, [each.message]),
-            settled=self._settle if self._checkpoint else None,
+            format_record=lambda each: encode_many(
+                each.message.topic, each.message.nsqd, [each.message]
+            ),
+            on_batch_ended=self._settle if self._checkpoint else None,
             dry_run=dry_run,
             warn=warn,
-            show=show,
+            on_progress=show,
         )
         self.planned = self._job.planned  # by target topic, also what only would be published
 
@@ -193,7 +195,7 @@ class Replay:
             self._checkpoint.save()  # what cannot be written down is not published
         self._job.run(self._batches())
 
-    def _read(self, archived: Archived) -> Outgoing:
+    def _read(self, archived: Archived) -> OutgoingMessage:
         if archived.fault:
             raise ValueError(archived.fault)
         return self._selection.outgoing(archived.message)
@@ -210,7 +212,7 @@ class Replay:
                 yield InputBatch(batch)
                 if self._checkpoint is not None:
                     publisher.drain()  # and so it is written down
-                if self._job.is_over():
+                if self._job.should_stop():
                     return
                 batch, size = [], 0
             if not batch:

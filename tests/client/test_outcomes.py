@@ -182,7 +182,7 @@ def test_outcomes_of_jobs_are_true(steps: list[Step], then_gone: bool, retry_unk
         for batch in ended:
             failures = batch.failures()
             for place, body in enumerate(batch.bodies):
-                match publishing.outcome_of(failures.get(place)):
+                match publishing.classify_error(failures.get(place)):
                     case PublishOutcome.CONFIRMED:
                         assert body in stored, "confirmed, and not there"
                     case PublishOutcome.UNSENT | PublishOutcome.REJECTED as outcome:

@@ -20,17 +20,23 @@ from plugins.waiting import patience_s, wait_until
 from nsqtools import ClientOptions, ConfigurationError, ConnectionLost, OutputError, ServerError
 from nsqtools.client.connection_settings import PublishMode
 from nsqtools.client.outcomes import not_sent, rejected, unknown
-from nsqtools.publish.input import BATCH_BYTES, BATCH_RECORDS, InputBatch, RecordSource, repeated
+from nsqtools.publish.input import (
+    BATCH_BYTES,
+    BATCH_RECORDS,
+    InputBatch,
+    RecordSource,
+    repeat_texts,
+)
 from nsqtools.publish.publish_job import PublishJob, UnsentFiles
 from nsqtools.publish.publisher import (
-    CATCH_UP_S,
+    MAX_CATCH_UP_S,
     PublishBatch,
     PublishCounts,
     Publisher,
     PublishOptions,
     PublishOutcome,
     RateLimit,
-    outcome_of,
+    classify_error,
 )
 
 FAST = ClientOptions(dial_timeout_s=1, publish_timeout_s=patience_s(5))
@@ -46,7 +52,7 @@ def run_job(text: bytes, publisher: Publisher, tmp_path: Path, **more: Any) -> P
     path = tmp_path / "input"
     path.write_bytes(text)
     job = PublishJob[bytes](publisher, "events", **more)
-    return job.run(RecordSource([str(path)], b"\n", job.is_over).batches())
+    return job.run(RecordSource([str(path)], b"\n", job.should_stop).batches())
 
 
 @pytest.mark.parametrize("at_once", [5 << 20, 30], ids=["by default", "30 bytes"])
@@ -88,13 +94,13 @@ def test_the_input_of_an_absent_nsqd_stays_whole(unreachable_address: str, tmp_p
 
     assert counts == PublishCounts(unsent=count - 3, rejected=3)
     assert (tmp_path / "unsent").read_bytes() == text
-    with pytest.raises(ConfigurationError, match="is read"):
+    with pytest.raises(ConfigurationError, match="is an input"):
         UnsentFiles(tmp_path / "unsent", b"\n", inputs=[str(tmp_path / "unsent")])
 
     read_at_once = text[-30_000:]
     publisher = publisher_to(unreachable_address, client=hasty, rate=1)
     with UnsentFiles(tmp_path / "stopped", b"\n") as unsent:
-        run_job(read_at_once, publisher, tmp_path, unsent=unsent, show=publisher.stop)
+        run_job(read_at_once, publisher, tmp_path, unsent=unsent, on_progress=publisher.stop)
     assert (tmp_path / "stopped").read_bytes() == read_at_once
 
 
@@ -106,7 +112,7 @@ def test_what_may_have_to_come_again_ends_a_job_that_is_gone_on_with(tmp_path: P
 
     settled: list[InputBatch[bytes]] = []
     lines = b"".join(b"%d\n" % n for n in range(5000))
-    run_job(lines, Lossy([], FAST, PublishOptions()), tmp_path, settled=settled.append)
+    run_job(lines, Lossy([], FAST, PublishOptions()), tmp_path, on_batch_ended=settled.append)
     assert [(each.end.records, each.retryable) for each in settled] == [
         (1000, set()),
         (2000, {500}),
@@ -195,7 +201,7 @@ DISK_FULL = rejected(ServerError("E_PUB_FAILED", "", fatal=True), 1)
 
 def test_the_worst_outcome_counts_by_nsqd_also_of_one_without_a_port() -> None:
     kinds = PublishOutcome
-    assert [outcome_of(each) for each in (None, DISK_FULL)] == [kinds.CONFIRMED, kinds.UNSENT]
+    assert [classify_error(each) for each in (None, DISK_FULL)] == [kinds.CONFIRMED, kinds.UNSENT]
     batch = PublishBatch("events", [b"0", b"1"], 6, on_ended=lambda batch: None)
     for nsqd, place, error in (
         ("b", 0, unknown(LOST)),
@@ -204,7 +210,7 @@ def test_the_worst_outcome_counts_by_nsqd_also_of_one_without_a_port() -> None:
         ("c", 1, not_sent(LOST)),
     ):
         batch.errors.setdefault(place, {})[nsqd] = error
-    worst = {place: outcome_of(error) for place, error in batch.failures().items()}
+    worst = {place: classify_error(error) for place, error in batch.failures().items()}
     assert worst == {0: kinds.UNSENT, 1: kinds.REJECTED}
     publisher = Publisher(["a", "a:4150", "b:1"], ClientOptions(), PublishOptions())
     assert [*publisher.counts_by_nsqd] == ["a:4150", "b:1"]
@@ -215,7 +221,7 @@ def publish_for(limit: RateLimit, seconds: float, step_s: float) -> int:
     now, published = 0.0, 0
     while now < seconds:
         if allowed := limit.allowance(now):
-            limit.took(allowed)
+            limit.spend(allowed)
             published += allowed
             now += step_s
         else:
@@ -228,7 +234,7 @@ def test_the_rate_is_exact_at_any_size_and_the_wait_one_that_is_possible(rate: f
     published = publish_for(RateLimit(rate, 0.0), 20, step_s=0.0005)
     assert published == pytest.approx(rate * 20, rel=0.01, abs=1)
     limit = RateLimit(1e-300, 0.0)
-    limit.took(1)
+    limit.spend(1)
     assert limit.wait_s(0.0) == TIMEOUT_MAX
 
 
@@ -241,9 +247,9 @@ def test_never_more_than_the_rate_and_catch_up(rate: float, steps: list[tuple[fl
         now += delay_s
         taken = min(wanted, limit.allowance(now))
         if taken:
-            limit.took(taken)
+            limit.spend(taken)
         published += taken
-        assert published <= rate * (now + CATCH_UP_S + 0.02) + 1
+        assert published <= rate * (now + MAX_CATCH_UP_S + 0.02) + 1
 
 
 # -- reading: prompt where records trickle, in full batches where they pour -----------------------
@@ -308,7 +314,7 @@ def test_rounds_that_were_held_up_are_not_made_up_for_in_a_burst(
 
     clock = SimpleNamespace(monotonic=lambda: now, sleep=pass_time)
     monkeypatch.setattr("nsqtools.publish.input.time", clock)
-    for batch in repeated([b"{n}"], 4, 0.2, lambda: False):
+    for batch in repeat_texts([b"{n}"], 4, 0.2, lambda: False):
         came.append((now, batch.records))
         pass_time(0.5 if now == 0.2 else 0.0)
     assert came == [(0.0, [b"1"]), (0.2, [b"2"]), (0.7, [b"3"]), (pytest.approx(0.9), [b"4"])]

@@ -76,7 +76,7 @@ def test_files_and_members_are_read_in_their_time(
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"version": 9, "done": {}}', "nonsense"])
 def test_another_file_is_not_taken_for_a_checkpoint(tmp_path: Path, content: str) -> None:
     (tmp_path / "c.json").write_text(content)
-    with pytest.raises(ConfigurationError, match="not the checkpoint"):
+    with pytest.raises(ConfigurationError, match="not a checkpoint"):
         Checkpoint(tmp_path / "c.json")
 
 

@@ -343,7 +343,9 @@ def drain_channels(
                     if moves:
                         show = progress.show
                         left = job.run(moves, lambda: show(lambda: f"{moved.total():,} moved"))
-                    target.deliver(lambda done: progress.show(lambda: f"{done:,} consumed"))
+                    target.wait_until_consumed(
+                        lambda done: progress.show(lambda: f"{done:,} consumed")
+                    )
     form.write(runtime, moves, stays, moved.total(), left)
     if form.dry_run:
         runtime.info("nsq: what is published meanwhile is moved, too")

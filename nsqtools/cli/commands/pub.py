@@ -112,8 +112,8 @@ def pub(
         nsq pub -t orders --channel billing @missed.log --lookupd-http-address lookup:4161
         nsq pub -t orders --at 2026-12-24T18:00Z --key order-42 '{"id": 42}'
     """
-    from nsqtools.publish.input import BEGIN, InputCheckpoint, RecordSource, held
-    from nsqtools.publish.publish_job import PublishJob, reader
+    from nsqtools.publish.input import START, InputCheckpoint, RecordSource, locked_checkpoint
+    from nsqtools.publish.publish_job import PublishJob, record_reader
 
     check_topic(topic)
     given = read_input(texts or (), message or (), file or (), repeat, interval)
@@ -133,7 +133,7 @@ def pub(
                     "--checkpoint and --unsent-file exclude each other",
                     hint="With a checkpoint, the next run publishes what was not sent.",
                 )
-            stack.enter_context(held(checkpoint))
+            stack.enter_context(locked_checkpoint(checkpoint))
             noted = InputCheckpoint(checkpoint, given.paths, ending)
             noted.save()  # where it cannot be written, each run would publish all again
             if noted.place.records:
@@ -150,15 +150,15 @@ def pub(
         job = PublishJob(
             publisher,
             publish_topic,
-            reader(publish_topic, select, is_jsonl=format is RecordFormat.jsonl),
+            record_reader(publish_topic, select, is_jsonl=format is RecordFormat.jsonl),
             unsent=run.unsent,
-            settled=noted.settle if noted is not None else None,
+            on_batch_ended=noted.advance if noted is not None else None,
             warn=run.progress.tell,
-            show=lambda: run.progress.show(how_far),
+            on_progress=lambda: run.progress.show(how_far),
         )
-        begin = noted.place if noted else BEGIN
+        begin = noted.place if noted else START
         rate = publishing.rate if noted else 0.0
-        source = RecordSource(given.paths, ending, job.is_over, begin, rate)
+        source = RecordSource(given.paths, ending, job.should_stop, begin, rate)
 
         def publish() -> None:
             try:

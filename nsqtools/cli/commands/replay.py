@@ -111,7 +111,7 @@ def replay(
     """
     from nsqtools.archive.finding import find_archives
     from nsqtools.files.opening import allow_many
-    from nsqtools.publish.input import held
+    from nsqtools.publish.input import locked_checkpoint
     from nsqtools.replay.replay import Checkpoint, MessageSelection, Replay
 
     chosen = TopicFilter(from_topic or ())
@@ -139,7 +139,7 @@ def replay(
         if not runtime.confirm(lines, "Go on?", yes=False):
             return ExitStatus.FAILED
     with (
-        held(checkpoint) if checkpoint and not dry_run else nullcontext(),
+        locked_checkpoint(checkpoint) if checkpoint and not dry_run else nullcontext(),
         publishing.open(runtime, b"", dry_run=dry_run, inputs=local) as run,
     ):
         publisher, damage = run.publisher, DamageReporter(runtime, run.progress)
@@ -255,7 +255,7 @@ def redrive(
             --destination-nsqd-tcp-address 127.0.0.1:4150
     """
     from nsqtools.publish.input import RecordSource
-    from nsqtools.publish.publish_job import PublishJob, letter_reader
+    from nsqtools.publish.publish_job import PublishJob, dead_letter_reader
 
     connection = publishing.connection
     if not files:
@@ -267,7 +267,7 @@ def redrive(
             raise ConfigurationError(
                 f"{path} is not a file of dead letters", hint=of_a_topic(str(path), connection)
             )
-    read = letter_reader(topic, error)
+    read = dead_letter_reader(topic, error)
     paths = list(map(str, files))
     with publishing.open(
         runtime, b"\n", resumes=all(map(Path.is_file, files)), dry_run=dry_run, inputs=paths
@@ -278,12 +278,12 @@ def redrive(
             unsent=run.unsent,
             dry_run=dry_run,
             warn=run.progress.tell,
-            show=lambda: run.progress.show(lambda: run.how_far(0, 0, "")),
+            on_progress=lambda: run.progress.show(lambda: run.how_far(0, 0, "")),
         )
-        source = RecordSource(paths, b"\n", job.is_over)
+        source = RecordSource(paths, b"\n", job.should_stop)
         signals = run.finish(lambda: job.run(source.batches()))
     if dry_run:
-        kinds = sorted(job.letters.items())
+        kinds = sorted(job.dead_letters.items())
         lines = (f"{counted(count, 'message')} for {name}: {why}" for (name, why), count in kinds)
         write_lines(runtime, lines)
         is_whole = not run.publisher.counts.rejected

@@ -149,7 +149,9 @@ class PublishRun(NamedTuple):
             try:
                 publish()
                 show = self.progress.show
-                self.publisher.deliver(lambda count: show(lambda: f"{count:,} consumed"))
+                self.publisher.wait_until_consumed(
+                    lambda count: show(lambda: f"{count:,} consumed")
+                )
             except NsqError:
                 if any(astuple(self.publisher.counts)):
                     self.progress.tell(self.publisher.counts.summary())
@@ -182,13 +184,13 @@ class GivenInput(NamedTuple):
         self, source: RecordSource, is_stopped: Callable[[], bool]
     ) -> Iterable[InputBatch[bytes]]:
         """The batches of the texts, or those of the files."""
-        from nsqtools.publish.input import InputBatch, repeated
+        from nsqtools.publish.input import InputBatch, repeat_texts
 
         if not self.texts:
             return source.batches()
         if self.times is None:
             return [InputBatch(self.texts)]
-        return repeated(self.texts, self.times, self.interval_s, is_stopped)
+        return repeat_texts(self.texts, self.times, self.interval_s, is_stopped)
 
 
 def read_input(

@@ -13,7 +13,13 @@ from plugins.waiting import patience_s, wait_until
 
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.files.durable import replace_file
-from nsqtools.publish.input import InputBatch, InputCheckpoint, InputPlace, RecordSource, held
+from nsqtools.publish.input import (
+    InputBatch,
+    InputCheckpoint,
+    InputPlace,
+    RecordSource,
+    locked_checkpoint,
+)
 
 
 def to(nsqd: Nsqd, topic: str = "events") -> list[str]:
@@ -80,14 +86,14 @@ def test_a_checkpoint_continues_where_an_interrupted_run_stopped(
     wait_until(lambda: nsqd.topic_stats("events")["message_count"] > 1200, what="it is under way")
     _, said = process.end(signal.SIGINT)
 
-    with held(tmp_path / "done"):
+    with locked_checkpoint(tmp_path / "done"):
         meanwhile = run_nsq([*to(nsqd), *files])
     again = run_nsq([*to(nsqd), *files])
     third = run_nsq([*to(nsqd), *files])
 
     done = int(re.search(rb"nsq: ([\d,]+) records are done", said)[1].replace(b",", b""))  # type: ignore[index]
     assert meanwhile[:2] == (1, b"")
-    assert meanwhile.err.startswith("nsq: error: another run holds the checkpoint ")
+    assert meanwhile.err.startswith("nsq: error: another run uses the checkpoint ")
     assert process.returncode == 130
     assert 1000 <= done < 30_000
     assert f"nsq: going on after {done:,} records" in again.err
@@ -106,7 +112,7 @@ def test_a_checkpoint_moves_on_to_the_first_record_that_is_unsent(tmp_path: Path
     batch = next(source.batches())
     batch.retryable |= {2, 1}
     checkpoint = InputCheckpoint(done, [str(path)], b"\r\n")
-    checkpoint.settle(batch)
+    checkpoint.advance(batch)
     assert checkpoint.place == InputPlace(0, 3, 1)
     few = RecordSource([str(path)], b"\r\n", lambda: False, checkpoint.place, rate=0.5).batches()
     assert [batch.records for batch in few] == [[b"22"], [b"333"]]
@@ -131,7 +137,7 @@ def test_a_file_that_was_cut_or_replaced_during_the_run_is_not_gone_on_with(
     path = tmp_path / "log"
     path.write_bytes(b"1\n2\n")
     checkpoint = InputCheckpoint(tmp_path / "checkpoint", [str(path)])
-    checkpoint.settle(InputBatch([b"1"], end=InputPlace(0, 2, 1)))
+    checkpoint.advance(InputBatch([b"1"], end=InputPlace(0, 2, 1)))
     replace_file(path, now)
     checkpoint.place = InputPlace(0, 4, 2)
     checkpoint.save()
@@ -143,7 +149,7 @@ def test_a_file_that_cannot_be_read_for_a_while_is_gone_on_with(tmp_path: Path) 
     path = tmp_path / "log"
     path.write_bytes(b"1\n2\n")
     checkpoint = InputCheckpoint(tmp_path / "checkpoint", [str(path)])
-    checkpoint.settle(InputBatch([b"1"], end=InputPlace(0, 2, 1)))
+    checkpoint.advance(InputBatch([b"1"], end=InputPlace(0, 2, 1)))
     checkpoint.place = InputPlace(0, 4, 2)
     path.rename(tmp_path / "aside")
     path.symlink_to(path)

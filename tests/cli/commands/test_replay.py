@@ -12,7 +12,7 @@ from plugins.cli import RunNsq, SpawnNsq
 from plugins.daemons import GoNsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.publish.input import held
+from nsqtools.publish.input import locked_checkpoint
 
 
 def replay(nsqd: GoNsqd, *arguments: object) -> list[str]:
@@ -54,8 +54,8 @@ def test_it_goes_on_where_it_ended_and_killed_doubles_at_most_a_batch(
         process.send_signal(end)
         assert process.wait(patience_s(20)) == (143 if end is signal.SIGTERM else -end)
 
-    with held(tmp_path / "c.json"):
-        assert "another run holds the checkpoint" in run_nsq(args).err
+    with locked_checkpoint(tmp_path / "c.json"):
+        assert "another run uses the checkpoint" in run_nsq(args).err
     assert run_nsq(args).status == 0
 
     depth, expected = nsqd.depth("clicks"), [b"body %d" % number for number in range(6000)]
