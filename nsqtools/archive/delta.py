@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from nsqtools.archive.place import Place, failure_of, translating_errors
+from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.storage_objects import error_of
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.files.durable import sync_data, sync_folder
@@ -137,7 +138,7 @@ class DeltaCatalog:
     def __init__(self, uri: str, options: Mapping[str, str] | None = None) -> None:
         import deltalake  # noqa: F401 - who needs it only later learns it before the work
 
-        self.storage = Place.parse(uri, options)
+        self.storage = parse_place(uri, options)
         is_local = not self.storage.is_remote
         place = str(self.storage.absolute()).replace("s3a://", "s3://", 1)
         if escape := _ESCAPE.search(place):  # delta-rs looks below a decoded name

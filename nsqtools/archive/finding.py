@@ -57,6 +57,7 @@ from nsqtools.archive.place import (
     map_concurrently,
     translating_errors,
 )
+from nsqtools.archive.place_url import parse_place
 from nsqtools.errors import ConfigurationError, NotFoundError, OutputError
 from nsqtools.files.opening import NotRegularError, walk
 from nsqtools.records.naming import EXTENSIONS
@@ -201,7 +202,7 @@ def find_archives(places: Sequence[Path | str], wanted: Wanted = all_of) -> list
 
 def _in_progress(place: str) -> list[Entry]:
     """Return the files in progress of a directory. Raises as `find_archives`."""
-    storage, found = Place.parse(place), list[Entry]()
+    storage, found = parse_place(place), list[Entry]()
     if not storage.is_remote:
         for folder, names in walk(storage.path):
             for path in (folder / name for name in names if is_hidden(name, PART)):
@@ -211,7 +212,7 @@ def _in_progress(place: str) -> list[Entry]:
 
 
 def _find(place: str, in_progress: Sequence[Entry], wanted: Wanted) -> list[ArchiveFile]:
-    storage = Place.parse(place)
+    storage = parse_place(place)
     root, in_table = files_in_table(place, wanted)
     if in_table is not None:
         return in_table
@@ -386,7 +387,7 @@ def files_in_table(
     If that is a Delta table, whatever the folders that it lies in are called, then also the files
     that count in it of the place, else None. Raises `NsqError` and ``OSError``.
     """
-    at = Place.parse(place).absolute()
+    at = parse_place(place).absolute()
     folder = at.parent if at.name.endswith(".parquet") and _is_file(at) else at
     above: list[Place] = [folder, *folder.parents]
     ends = [number for number, each in enumerate(above) if "=" in each.name]
@@ -397,7 +398,7 @@ def files_in_table(
     inside = "" if root == at else str(at)[len(str(root)) + 1 :]
     if inside and _is_of_others(inside):  # logs that have not landed yet
         return root, None
-    storage = Place.parse(str(root) if inside else place)
+    storage = parse_place(str(root) if inside else place)
     if not inside:
         files = DeltaCatalog(storage.url).files(wanted=wanted)
     else:

@@ -42,7 +42,7 @@ from uuid import uuid4
 from nsqtools.archive.body_columns import fields_of, json_schema
 from nsqtools.archive.delta import TableFile
 from nsqtools.archive.finding import ArchiveFile
-from nsqtools.archive.place import Place
+from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.table import Draft, Table, TablePlan, TableWriter, Unfit, stem_of
 from nsqtools.archive.upload import (
     HURRIED_S,
@@ -213,7 +213,7 @@ class Landings(Uploads):
         max_local_bytes: int | None,
         on_landed: Callable[[str], None] = lambda place: None,
     ) -> None:
-        storage = Place.parse(plan.url, plan.options)
+        storage = parse_place(plan.url, plan.options)
         super().__init__(UploadPlan(directory, storage, plan.host, deletes=True), max_local_bytes)
         self._table = plan
         self._process: subprocess.Popen[bytes] | None = None  # begun when it is first asked

@@ -1,7 +1,6 @@
 """Places: a local directory or a prefix of an object store, behind one interface.
 
-`Place.parse` makes one from a path, a ``file:`` URL, or the URL of an object store (``s3://``,
-``s3a://``, ``gs://``, ``az://``, ``abfss://``). `LocalPlace` is here, `BucketPlace` in
+`place_url.parse_place` makes one from a path or URL. `LocalPlace` is here, `BucketPlace` in
 `storage_objects`. A place has named objects below it. Names are relative and separated by ``/``;
 the name "" is the object at the place itself, which can be read but not written. A place keeps no
 listing and no position, can be used from any thread, and is pickled by its URL, so that an executor
@@ -11,11 +10,6 @@ All methods raise ``OSError``, whose ``filename`` is the path or URL of the obje
 `FileNotFoundError`, `FileExistsError`, `DeniedError`, `UnreachableError`, `ChangedError` for an
 object that was replaced while it was read, and ``OSError`` for any other failure.
 `translating_errors` turns them into the errors of commands.
-
-Trap: an unknown scheme must never be taken for a relative path. ``s3n://bucket/lake`` would be a
-local directory named ``s3n:``, and a verified copy there would justify deleting the only other one.
-
-Trap: `pathlib.Path` joins the slashes of a URL, so text is parsed before it becomes a path.
 """
 
 from __future__ import annotations
@@ -24,16 +18,14 @@ import errno
 import hashlib
 import json
 import os
-import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, ClassVar, NamedTuple, Self, TypeVar
-from urllib.parse import unquote
 
 from nsqtools.errors import (
     ConfigurationError,
@@ -58,10 +50,6 @@ from nsqtools.files.durable import (
 )
 from nsqtools.files.opening import closing_fd, lock_file, open_to_read, status_of, walk
 
-OBJECT_SCHEMES = ("s3", "s3a", "gs", "az", "abfss")
-HDFS_SCHEMES = ("hdfs", "webhdfs")
-LOCAL_HOSTS = ("", "localhost")
-HADOOP_SCHEMES = {"s3": "s3a", "az": "abfss"}
 SHARED = "Give a directory that this machine and the executors have mounted under one path."
 
 # Bytes of an object in memory while its digest is computed: one part of an upload.
@@ -71,8 +59,6 @@ FILE_MODE, FOLDER_MODE = 0o640, 0o750
 ABANDONED_AFTER_S = 86_400.0
 # Requests to a store that run at the same time. Each costs a round trip of tens of milliseconds.
 CONCURRENT_REQUESTS = 32
-
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
 
 
 class ChangedError(OSError):
@@ -117,25 +103,6 @@ class Place(ABC):
 
     url: str
     is_remote: ClassVar[bool]
-
-    @staticmethod
-    def parse(text: str, options: Mapping[str, str] | None = None) -> Place:
-        """Return the place of a local path or URL, without any request.
-
-        Args:
-            options: settings of the object store under obstore's names, in addition to those of
-                the environment.
-
-        Raises `ConfigurationError` for an unsupported scheme, and if the package for object stores
-        is not installed.
-        """
-        if scheme_of(text) in OBJECT_SCHEMES:
-            from nsqtools.archive.storage_objects import BucketPlace
-
-            return BucketPlace.from_url(text, options or {})
-        if options:
-            raise ConfigurationError(f"{text} is not an object store and takes no storage options")
-        return LocalPlace(local_path(text))
 
     def __str__(self) -> str:
         return self.url
@@ -526,30 +493,6 @@ def hash_of(path: Path) -> str:
     """Return the SHA-256 of a file, in hex. Raises ``OSError``."""
     with open_to_read(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
-
-
-def scheme_of(text: str) -> str:
-    """Return the scheme of a URL in lower case, "" for a path."""
-    match = _SCHEME.match(text)
-    return match[1].lower() if match else ""
-
-
-def local_path(text: str) -> Path:
-    """Return the path of a local path or ``file:`` URL. Raises `ConfigurationError`."""
-    if not text:
-        raise ConfigurationError("an empty path names no file or directory")
-    match = _SCHEME.match(text)
-    if match is None:
-        return Path(text)
-    rest = text[len(match[0]) - 1 :]
-    host, slash, path = rest[2:].partition("/") if rest.startswith("//") else ("", "/", rest[1:])
-    if match[1].lower() != "file" or host not in LOCAL_HOSTS or not slash:
-        supported = ", ".join(f"{scheme}://" for scheme in ("file", *OBJECT_SCHEMES))
-        hint = f"Give a local path or one of {supported}."
-        if match[1].lower() in HDFS_SCHEMES:
-            hint = "Copy it with `hdfs dfs -get`, mount it, or give an object store (s3://...)."
-        raise ConfigurationError(f"{text} is not supported as storage", hint=hint)
-    return Path("/" + unquote(path))
 
 
 def refuse_nested(option: str, output: Place, other: Place) -> None:

@@ -32,6 +32,7 @@ from nsqtools.archive.layout import EVER, TimeRange
 from nsqtools.archive.members import CorruptError
 from nsqtools.archive.parquet import ParquetWriter, in_time_order, read
 from nsqtools.archive.place import Place, translating_errors
+from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.reader import REMAKE
 from nsqtools.errors import NsqError, OutputError
 from nsqtools.files.durable import make_folders, sync_folder
@@ -112,7 +113,7 @@ class JobResult:
 
 def run_job(job: Job) -> JobResult:
     """Make one file: read, sort, deduplicate, write, compare, publish. Raises `NsqError`."""
-    storage, reading = Place.parse(job.output), _Reading(job)
+    storage, reading = parse_place(job.output), _Reading(job)
     duplicates = misfits = 0
     with (
         translating_errors("compact into", job.output),

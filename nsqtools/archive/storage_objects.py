@@ -36,8 +36,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from nsqtools.archive.lease import hold_lease
 from nsqtools.archive.place import (
-    HADOOP_SCHEMES,
     ChangedError,
     DeniedError,
     Entry,
@@ -51,6 +51,7 @@ from nsqtools.files.opening import open_to_read, state_of
 DEFAULT_REGION = "us-east-1"
 _URL = re.compile(r"([a-z0-9]+):/+([^/]+)/*(.*)", re.DOTALL | re.IGNORECASE)
 S3_SCHEMES = ("s3", "s3a")
+HADOOP_SCHEMES = {"s3": "s3a", "az": "abfss"}
 NO_BUCKET = re.compile(r"NoSuchBucket|(bucket|container) does not exist", re.IGNORECASE)
 _MD5_TAG = re.compile(r'"?([0-9a-f]{32})(?:-(\d+))?"?')
 
@@ -126,7 +127,7 @@ class BucketPlace(Place):
         return cls(_bucket(scheme, name, tuple(sorted(options.items()))), key)
 
     def __reduce__(self) -> tuple[Any, tuple[str, dict[str, str]]]:
-        return Place.parse, (self.url, self._bucket.options)
+        return BucketPlace.from_url, (self.url, self._bucket.options)
 
     def __truediv__(self, name: str) -> BucketPlace:
         return BucketPlace(self._bucket, self._key_of(name))
@@ -230,8 +231,6 @@ class BucketPlace(Place):
             self._store.delete(self._key_of(name))
 
     def lock(self, name: str) -> AbstractContextManager[PlaceLock]:
-        from nsqtools.archive.lease import hold_lease
-
         return hold_lease(self, name)
 
     def verify(self, name: str, path: Path, version: str = "") -> None:

@@ -47,7 +47,8 @@ from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.form import LineKind
 from nsqtools.archive.layout import MANIFEST, NULL_PARTITION, aside, folder_of, is_hidden, owner_of
 from nsqtools.archive.parquet import ROW_GROUP_BYTES, ParquetWriter
-from nsqtools.archive.place import Place, hash_of, translating_errors
+from nsqtools.archive.place import hash_of, translating_errors
+from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.reader import form_of, look_at
 from nsqtools.archive.upload import NotUploadable, identity_of
 from nsqtools.errors import ConfigurationError
@@ -345,7 +346,7 @@ class Table:
     def __init__(self, plan: TablePlan) -> None:
         self.plan = plan
         self.catalog = DeltaCatalog(plan.url, plan.options) if plan.is_delta else None
-        self.storage = Place.parse(plan.url, plan.options)
+        self.storage = parse_place(plan.url, plan.options)
 
     def columns(self) -> list[pyarrow.Field]:
         """Return the columns that the table has for fields of bodies, and more of its own."""

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from nsqtools.archive.place import SHARED, LocalPlace, Place
+from nsqtools.archive.place_url import parse_place
 from nsqtools.client.connection_settings import (
     DEFAULT_NSQD_TCP_ADDRESS,
     OPTION_OF_FLAG,
@@ -54,7 +55,7 @@ def normal(name: str) -> str:
 def read_place(name: str, text: str) -> Place:
     """Parse an option with a path or a place in an object store. Raises `ConfigurationError`."""
     try:
-        place = Place.parse(text)
+        place = parse_place(text)
     except ConfigurationError as exc:
         raise ConfigurationError(f"{name}: {exc}. {exc.hint}".rstrip(". ")) from None
     return place if place.is_remote else LocalPlace(place.path.expanduser().absolute())

@@ -24,7 +24,8 @@ from nsqtools.archive.catalog import PARTITIONS, PartitionKey
 from nsqtools.archive.columns import message_schema
 from nsqtools.archive.delta import DeltaCatalog, TableFile
 from nsqtools.archive.parquet import write
-from nsqtools.archive.place import Place, translating_errors
+from nsqtools.archive.place import translating_errors
+from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.slices import body_kind, draft_for, fitted, publish
 from nsqtools.records.envelope import BodyKind
 
@@ -72,7 +73,7 @@ def _files(
     batches: Iterator[pyarrow.RecordBatch], path: str, kind: BodyKind
 ) -> Iterator[TableFile]:
     """Write rows that are sorted by partition; yield the files."""
-    storage = Place.parse(path)
+    storage = parse_place(path)
     if (first := next(batches, None)) is None:
         return
     body_fields = [field for field in first.schema if field.name not in RESERVED]

@@ -30,6 +30,7 @@ from nsqtools.archive.lease import NumberedObjects
 from nsqtools.archive.members import members_of
 from nsqtools.archive.part_file import Directories, PartFile, finish
 from nsqtools.archive.place import LocalPlace, Place
+from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.reader import repair
 from nsqtools.archive.slices import NOTES, Job, JobResult, Settings, deduplicated, fitted, run_job
 from nsqtools.archive.table import TablePlan, convert
@@ -67,7 +68,7 @@ def compact(
     **settings: Any,
 ) -> Compaction:
     made = Settings(**{"target_bytes": 1 << 20, **settings})
-    source, target = (at and Place.parse(str(at)) for at in (place, output))
+    source, target = (at and parse_place(str(at)) for at in (place, output))
     inputs, chosen = find_inputs([source]), selection or Selection()
     compaction = Compaction(inputs, target, chosen, made, is_delta=delta)
     with compaction.locked():
@@ -113,6 +114,7 @@ STEPS = """
 from nsqtools.archive import slices
 from nsqtools.archive.delta import DeltaCatalog
 from nsqtools.archive.place import LocalPlace
+from nsqtools.archive.place_url import parse_place
 
 around(slices.ParquetWriter, "add", "close")
 around(slices, "publish")
@@ -500,7 +502,7 @@ def test_a_bucket_does_what_a_directory_does(tmp_path: Path, bucket: Bucket, del
     path = writer.finish()
     for each in (path, index_of(path)):
         bucket.storage.put_file(f"archive/{each.name}", each)
-    archive, output = Place.parse(f"{bucket.url}/archive"), Place.parse(f"{bucket.url}/lake")
+    archive, output = parse_place(f"{bucket.url}/archive"), parse_place(f"{bucket.url}/lake")
     with pytest.raises(NsqError, match="there is no"):
         find_inputs([output])
     compaction = compact(archive, output, delta=delta)
@@ -516,7 +518,7 @@ def test_a_bucket_does_what_a_directory_does(tmp_path: Path, bucket: Bucket, del
 
 def test_a_run_that_lost_output_to_another_commits_nothing(tmp_path: Path, bucket: Bucket) -> None:
     write_archive(tmp_path / "a" / "clicks.gz", [message(0)])
-    output = Place.parse(f"{bucket.url}/lake")
+    output = parse_place(f"{bucket.url}/lake")
 
     def while_it_slept(jobs: Sequence[Job]) -> Iterator[tuple[int, JobResult]]:
         numbers = NumberedObjects(output / NOTES / "lock")

@@ -16,7 +16,7 @@ from nsqtools.archive.landing import Lander
 from nsqtools.archive.layout import LOCKS, index_of
 from nsqtools.archive.members import Plain
 from nsqtools.archive.part_file import Directories, PartFile, recover
-from nsqtools.archive.place import Place
+from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.reader import repair
 from nsqtools.archive.table import TablePlan
 from nsqtools.archive.upload import (
@@ -133,7 +133,7 @@ def test_what_others_wrote_down_does_not_land(output: Path, tmp_path: Path, name
 def test_a_record_of_others_does_not_say_what_is_uploaded(output: Path, tmp_path: Path) -> None:
     path = write_archive(output / "a.log", numbered(0, 1))
     planted(uploaded_of(path), UploadRecord("/x", "a.log").encode().decode())
-    plan = UploadPlan(output, Place.parse(str(tmp_path / "lake")), "web1", deletes=True)
+    plan = UploadPlan(output, parse_place(str(tmp_path / "lake")), "web1", deletes=True)
     upload(path, plan)
     assert len(find_archives([tmp_path / "lake"])) == 1
 
@@ -173,7 +173,7 @@ def test_a_link_is_neither_uploaded_nor_landed(output: Path, tmp_path: Path) -> 
     secret, link = write_archive(tmp_path / "a.log", numbered(0, 1)), output / "a.log"
     link.symlink_to(secret)
     index_of(link).write_bytes(index_of(secret).read_bytes())
-    plan = UploadPlan(output, Place.parse(str(tmp_path / "lake")), "web1")
+    plan = UploadPlan(output, parse_place(str(tmp_path / "lake")), "web1")
     with pytest.raises(NotUploadable, match="it is a symbolic link"):
         upload(link, plan)
 

@@ -11,12 +11,13 @@ from plugins.waiting import wait_until
 
 from nsqtools.archive.lease import Lease, NumberedObjects
 from nsqtools.archive.place import Place
+from nsqtools.archive.place_url import parse_place
 from nsqtools.errors import OutputError
 
 
 @pytest.fixture
 def place(bucket: Bucket) -> Place:
-    return Place.parse(f"{bucket.url}/lake")
+    return parse_place(f"{bucket.url}/lake")
 
 
 def test_a_place_has_one_writer_and_is_free_at_once_after_it(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nsqtools.archive.place import Place
+from nsqtools.archive.place_url import parse_place
 from nsqtools.cli.options.spark_options import location
 
 LOCAL = {"/var/nsq": "/var/nsq", "relative/x": "relative/x", "./s3a:/bucket": "s3a:/bucket"}
@@ -15,7 +15,7 @@ LOCAL |= {"file:///var/clicks#ephemeral?": "/var/clicks#ephemeral?"}
 
 def test_a_local_path_is_parsed_and_spark_is_given_a_scheme_and_no_escapes() -> None:
     assert {text: location(text) for text in LOCAL} == {text: Path(LOCAL[text]) for text in LOCAL}
-    assert Place.parse("/lake/topic=a%2Fb x").hadoop_url == "file:///lake/topic=a%2Fb x"
+    assert parse_place("/lake/topic=a%2Fb x").hadoop_url == "file:///lake/topic=a%2Fb x"
 
 
 OTHERS = "hdfs:///x webhdfs://name:9870/lake s3n://bucket/x http://h/x dbfs:/x wasb://x s3://"
@@ -24,7 +24,7 @@ HOSTS = ["hdfs://name/lake", str(Path("hdfs://name/lake")), "file://host/x", "fi
 
 @pytest.mark.parametrize("text", ["", *OTHERS.split(), *HOSTS])
 def test_what_is_not_supported_is_refused(text: str) -> None:
-    for parse in (Place.parse, location):
+    for parse in (parse_place, location):
         with pytest.raises(ValueError, match=r"not supported|empty|names no|must not contain"):
             parse(text)
 
@@ -36,7 +36,7 @@ STORES |= {str(Path("s3://b/x")): ("s3://b/x", "s3a://b/x")}
 
 
 def test_a_store_is_parsed_and_named_to_spark() -> None:
-    places = {text: Place.parse(text) for text in STORES}
+    places = {text: parse_place(text) for text in STORES}
     assert {text: (str(at), at.hadoop_url) for text, at in places.items()} == STORES
     for text in STORES:
         with pytest.raises(ValueError, match="only a directory is supported here"):

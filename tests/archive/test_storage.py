@@ -12,6 +12,7 @@ import pytest
 from plugins.object_store import Bucket
 
 from nsqtools.archive.place import ChangedError, LocalPlace, Place
+from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.storage_objects import PART_SIZE, RangeFile, s3_settings
 from nsqtools.errors import NsqError
 from nsqtools.spark.spark_settings import store_conf, store_environ
@@ -21,8 +22,8 @@ from nsqtools.spark.spark_settings import store_conf, store_environ
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """A storage below a prefix, which does not exist yet."""
     if request.param == "file URL":
-        return Place.parse(f"file://{tmp_path}/with%20space")
-    return Place.parse(f"s3a://{request.getfixturevalue('bucket').name}/pre/fix")
+        return parse_place(f"file://{tmp_path}/with%20space")
+    return parse_place(f"s3a://{request.getfixturevalue('bucket').name}/pre/fix")
 
 
 def names(storage: Place, prefix: str = "") -> list[str]:
@@ -140,7 +141,7 @@ def test_an_object_reads_like_a_file_and_what_is_not_there_is_named(storage: Pla
 def test_without_obstore_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(NsqError, match="obstore") as caught:
-        Place.parse("s3://bucket/x")
+        parse_place("s3://bucket/x")
     assert "nsqtools[object-store]" in caught.value.hint
 
 
@@ -208,6 +209,6 @@ def test_keys_that_are_rotated_in_the_profile_are_used_at_once(
 )
 def test_other_stores_open(url: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
-    storage = Place.parse(url)
+    storage = parse_place(url)
     assert type(storage._store).__name__ == f"{kind}Store"
     assert (storage.name, storage.parent.name) == ("p", "")

@@ -18,7 +18,8 @@ from nsqtools.archive import storage_objects
 from nsqtools.archive.finding import find_archives, find_inputs
 from nsqtools.archive.layout import Head, Index, TimeRange, index_of, part_of
 from nsqtools.archive.members import scan_members
-from nsqtools.archive.place import DeniedError, Entry, LocalPlace, Place
+from nsqtools.archive.place import DeniedError, Entry, LocalPlace
+from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.reader import look_at, read_messages
 from nsqtools.archive.storage_objects import BucketPlace
 from nsqtools.archive.upload import UploadPlan
@@ -65,7 +66,7 @@ def test_an_archive_in_a_bucket_is_replayed(
 def test_a_file_uploaded_while_it_is_listed_is_found_with_its_index(
     tmp_path: Path, bucket: Bucket, between_pages: BetweenPages
 ) -> None:
-    assert (find_archives([bucket.url]), find_inputs([Place.parse(bucket.url)]).parquet) == ([], ())
+    assert (find_archives([bucket.url]), find_inputs([parse_place(bucket.url)]).parquet) == ([], ())
     plan = UploadPlan(tmp_path, bucket.storage, "host")
     clicks, ads = Writer(tmp_path, topic="clicks"), Writer(tmp_path, topic="ads")
     for number in range(5):

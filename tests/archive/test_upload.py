@@ -21,6 +21,7 @@ from plugins.waiting import patience_s, wait_for_threads, wait_until
 from nsqtools.archive import upload as upload_module
 from nsqtools.archive.layout import index_of
 from nsqtools.archive.place import Place
+from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.storage_objects import BucketPlace
 from nsqtools.archive.upload import (
     NotUploadable,
@@ -36,7 +37,7 @@ from nsqtools.archive.upload import (
 
 @pytest.fixture
 def storage(lake_url: str) -> Place:
-    return Place.parse(lake_url)
+    return parse_place(lake_url)
 
 
 @pytest.fixture
@@ -216,7 +217,7 @@ def test_a_small_file_takes_three_requests_and_encryption_is_asked_of_the_store(
     for name, ask in asks.items():
         monkeypatch.setattr(S3Store, name, lambda *args, ask=ask, **more: ask(*args, **more))
     options = {"server_side_encryption": "aws:kms", "sse_kms_key_id": "alias/lake"}
-    storage = Place.parse(bucket.url, options)
+    storage = parse_place(bucket.url, options)
     upload(finished(writer), plan(out, storage))
     counts = {name: ask.call_count for name, ask in asks.items()}
     assert counts == {"put": 3, "get": 0, "head": 0, "list": 0}

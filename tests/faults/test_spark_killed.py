@@ -34,7 +34,7 @@ from plugins.spark import IVY, RunSpark
 from plugins.waiting import patience_s, wait_until
 from pyarrow import Table, parquet
 
-from nsqtools.archive.place import Place
+from nsqtools.archive.place_url import parse_place
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.spark.publishing.publish_task import BATCH_ROWS, MAX_OUTSTANDING
 
@@ -185,7 +185,7 @@ def test_ingestion_through_many_kills(
     command += ["--max-rows-per-trigger", "200", "--spark-log", str(tmp_path / "spark.log")]
 
     def commits() -> int:
-        return len(list(Place.parse(f"{lake}/cp/commits").list()))
+        return len(list(parse_place(f"{lake}/cp/commits").list()))
 
     for victim in [WORKER, PLANNER, JVM, DRIVER] * 2:
         before = commits()
@@ -200,7 +200,7 @@ def test_ingestion_through_many_kills(
     _, err = last.communicate(timeout=DEADLINE_S)
 
     assert last.returncode == 0, err.decode()
-    out = Place.parse(f"{lake}/out")
+    out = parse_place(f"{lake}/out")
     files = [each.name for each in out.list() if each.name.endswith(".parquet")]
     check((parquet.read_table(BytesIO(out.read(name))) for name in files), messages)
 

@@ -26,6 +26,7 @@ from nsqtools.archive.layout import Head
 from nsqtools.archive.members import members_of, unpack_members
 from nsqtools.archive.part_file import Directories, PartFile, finish
 from nsqtools.archive.place import Place
+from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.reader import read_messages
 from nsqtools.client.message import Batch, Message
 from nsqtools.protocol.frames import WireMessage
@@ -59,7 +60,7 @@ def content(output: Path | Place) -> list[Row]:
     from pyarrow import parquet
 
     rows = []
-    for root, names in table_files([Place.parse(str(output))]).items():
+    for root, names in table_files([parse_place(str(output))]).items():
         for name in names:
             values = dict(unquote(part).split("=", 1) for part in name.split("/")[:-1])
             with root.open(name) as file:
@@ -106,7 +107,7 @@ def flush(file: PartFile, topic: str, nsqd: str, members: Iterable[Sequence[Wire
 
 def dead_letters(folder: Path | Place) -> list[bytes]:
     """The lines of what tasks of Spark could not publish."""
-    storage = Place.parse(str(folder))
+    storage = parse_place(str(folder))
     names = sorted(each.name for each in storage.list() if each.name.startswith("dead-"))
     return [line for name in names for line in storage.read(name).splitlines()]
 

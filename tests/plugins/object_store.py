@@ -22,6 +22,7 @@ import pytest
 
 from nsqtools.archive import storage_objects
 from nsqtools.archive.place import Entry, Place
+from nsqtools.archive.place_url import parse_place
 
 PAGE = 10
 
@@ -50,7 +51,7 @@ class Bucket(NamedTuple):
 
     @property
     def storage(self) -> Place:
-        return Place.parse(self.url)
+        return parse_place(self.url)
 
     def take(self, directory: Path, prefix: str = "") -> None:
         """Put all files below a directory there."""

@@ -238,11 +238,11 @@ from pathlib import Path
 from plugins.in_process import run_in_process
 from nsqtools.spark import session
 from nsqtools.spark.failures import spark_errors
-from nsqtools.archive.place import Place
+from nsqtools.archive.place_url import parse_place
 from nsqtools.spark.spark_settings import SparkSettings
 
 timeout_s, given = json.loads(sys.argv[1])
-given["places"] = tuple(map(Place.parse, given["places"]))
+given["places"] = tuple(map(parse_place, given["places"]))
 settings = SparkSettings(**given | {"log_file": Path(given["log_file"])})
 with session.spark_session(settings) as spark:
 

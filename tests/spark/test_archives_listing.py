@@ -20,6 +20,7 @@ from nsqtools.archive.finding import find_archives, table_files
 from nsqtools.archive.layout import INDEX, TimeRange, index_of, owner_of, part_of
 from nsqtools.archive.part_file import Directories, recover
 from nsqtools.archive.place import Entry, LocalPlace, Place
+from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.storage_objects import BucketPlace
 from nsqtools.archive.upload import UploadPlan
 from nsqtools.archive.upload import upload as upload_file
@@ -42,7 +43,7 @@ HOUR_NS = 3600 * 10**9
 
 def upload(bucket: Bucket, directory: Path) -> Place:
     bucket.take(directory, "archive/")
-    return Place.parse(f"{bucket.url}/archive")
+    return parse_place(f"{bucket.url}/archive")
 
 
 @pytest.fixture
@@ -81,7 +82,7 @@ def test_a_bucket_gives_the_rows_of_the_directory_and_takes_reports(
         bucket.storage.put(f"{name}/bare.log", f"{name}\n".encode())
     with pytest.raises(NsqError, match=r"two/bare\.log: not read: .*/one/bare\.log has the same"):
         plan_batch(ReadSettings((f"{bucket.url}/one", f"{bucket.url}/two"), raw=True))
-    torn, reports = "archive/old/orders-000001.log.gz", Place.parse(f"{bucket.url}/damage")
+    torn, reports = "archive/old/orders-000001.log.gz", parse_place(f"{bucket.url}/damage")
     bucket.storage.put(torn, bucket.storage.read(torn)[:-20])
     assert 40 <= len(ids(ReadSettings((str(place),), damage_path=reports))) < 47
     assert {damage.file for damage in read_damage(reports)} == {f"{bucket.url}/{torn}"}
@@ -217,7 +218,7 @@ def test_of_many_files_of_a_table_its_log_is_looked_for_once_and_their_sizes_tog
     names, together = [f"topic=a/{n}.parquet" for n in range(4)], threading.Barrier(4)
     for name in names:
         bucket.storage.put(name, b"PAR1")
-    places = [Place.parse(f"{bucket.url}/{name}") for name in names]
+    places = [parse_place(f"{bucket.url}/{name}") for name in names]
     assert requests_of(lambda: table_files(places))[0].count("_delta_log") == 2
     stat = BucketPlace.stat
     monkeypatch.setattr(BucketPlace, "stat", lambda *at: (together.wait(60), stat(*at))[1])
@@ -228,7 +229,7 @@ def test_a_folder_called_like_a_file_is_read_by_the_log_in_it(bucket: Bucket) ->
     for name in ("a", "b"):
         bucket.storage.put(f"clicks.parquet/{name}.parquet", b"PAR1")
     bucket.storage.put("clicks.parquet/_spark_metadata/0", b'v1\n{"path": "s3a://b/a.parquet"}\n')
-    place = Place.parse(f"{bucket.url}/clicks.parquet")
+    place = parse_place(f"{bucket.url}/clicks.parquet")
     assert [each.name for each in find_archives([str(place)])] == ["a.parquet"]
     assert table_files([place]) == {place: ["a.parquet"]}
 
@@ -256,7 +257,7 @@ def test_what_plans_ask_of_each_file_is_asked_of_many_at_a_time(
     assert plan_batch(settings)
     stream = ArchiveStream(settings, StreamSettings())
     assert len(stream.latest(Offset(), BatchLimits()).read) == 2
-    assert len(sources_of([Place.parse(bucket.url)])) == 5
+    assert len(sources_of([parse_place(bucket.url)])) == 5
 
 
 def test_archives_in_a_bucket_need_no_jar(

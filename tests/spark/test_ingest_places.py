@@ -12,6 +12,7 @@ from plugins.object_store import Bucket
 from nsqtools.archive.delta import INGESTED, DeltaCatalog
 from nsqtools.archive.lease import NumberedObjects
 from nsqtools.archive.place import Place
+from nsqtools.archive.place_url import parse_place
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.spark.archives.read_settings import BYTES
 from nsqtools.spark.jobs import ingestion
@@ -34,7 +35,7 @@ NESTED = (("a", "a"), ("a", "a/b"), ("a/b", "a"))
 def places_at(
     output: Path | Place, checkpoint: Path | Place, *, is_delta: bool = False
 ) -> IngestPlaces:
-    both = (Place.parse(str(place)) for place in (output, checkpoint))
+    both = (parse_place(str(place)) for place in (output, checkpoint))
     return IngestPlaces(*both, is_delta=is_delta)
 
 
@@ -115,7 +116,7 @@ def test_one_ingestion_at_a_time_removes_what_no_batch_committed(places: tuple[P
 def test_places_in_a_bucket_are_kept_and_a_run_that_lost_them_to_another_removes_nothing(
     bucket: Bucket,
 ) -> None:
-    output, checkpoint = (Place.parse(f"{bucket.url}/{name}") for name in ("out", "checkpoint"))
+    output, checkpoint = (parse_place(f"{bucket.url}/{name}") for name in ("out", "checkpoint"))
     put, folder = bucket.storage.put, "out/topic=a/date=2026-09-21"
     with lock_directories(SOURCE, places_at(output, checkpoint)):
         put("checkpoint/offsets/0", b"{}")
@@ -128,7 +129,7 @@ def test_places_in_a_bucket_are_kept_and_a_run_that_lost_them_to_another_removes
     assert f"{folder}/kept.parquet" in bucket.names()
     assert f"{folder}/left.parquet" not in bucket.names()
     with pytest.raises(ConfigurationError, match="must not contain each other"):
-        mark_directories(SOURCE, places_at(output, Place.parse(f"{output}/checkpoint")))
+        mark_directories(SOURCE, places_at(output, parse_place(f"{output}/checkpoint")))
     with pytest.raises(ConfigurationError, match="belongs to the topic clicks"):
         mark_directories("the topic views, channel spark", places_at(output, checkpoint))
     # the files of another run look like leftovers until it commits them

@@ -13,6 +13,7 @@ from plugins.power_cut import PowerCut
 from plugins.waiting import patience_s
 
 from nsqtools.archive.place import LocalPlace, Place
+from nsqtools.archive.place_url import parse_place
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.records.envelope import Envelope
 from nsqtools.spark.publishing import row_outcomes
@@ -56,7 +57,7 @@ def message(body: bytes) -> Envelope:
 
 @pytest.fixture
 def folder(lake_url: str) -> Place:
-    return Place.parse(lake_url)
+    return parse_place(lake_url)
 
 
 def write(folder: Place, *rows: int, done: int | None = None, fails: bool = False) -> None:
@@ -226,7 +227,7 @@ def test_a_power_cut_leaves_what_was_synced_and_dead_letters_that_count(tmp_path
 
 @pytest.fixture
 def place(bucket: Bucket) -> Place:
-    return Place.parse(f"{bucket.url}/progress")
+    return parse_place(f"{bucket.url}/progress")
 
 
 def test_what_was_noted_is_found_and_sent_is_noted_ahead_in_few_objects(

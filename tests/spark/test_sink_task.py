@@ -20,7 +20,8 @@ from plugins.servers import DataPath, EmbeddedServer, MakeNsqd, Serve
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools import ClientOptions
-from nsqtools.archive.place import LocalPlace, Place
+from nsqtools.archive.place import LocalPlace
+from nsqtools.archive.place_url import parse_place
 from nsqtools.client.connection_settings import ConnectionSettings, PublishMode
 from nsqtools.errors import ConfigurationError, ConnectionFailed, NsqError, RefusedError
 from nsqtools.protocol.frames import WireMessage
@@ -266,7 +267,7 @@ def test_a_task_goes_on_where_it_ended(size: int, embedded: EmbeddedServer, tmp_
 
 
 def test_a_task_goes_on_by_a_ledger_in_a_bucket(embedded: EmbeddedServer, bucket: Bucket) -> None:
-    ledger, dead = (Place.parse(f"{bucket.url}/{name}") for name in ("ledger", "dead"))
+    ledger, dead = (parse_place(f"{bucket.url}/{name}") for name in ("ledger", "dead"))
     plan = make_plan(embedded.tcp_address, ledger=ledger, dead_letters=dead, batch_rows=500)
     rows, refused = numbered(0, 3 * AHEAD_ROWS), range(0, 3 * AHEAD_ROWS, 1000)
     for number in refused:
@@ -307,7 +308,7 @@ def test_a_replay_with_ledger_and_dead_letters_in_a_bucket_is_done_once(
     assert "99 confirmed, 0 unknown" in first.err.replace("1 rejected, ", "")
     assert "100 done before" in second.err
     assert embedded.depth("clicks") == 99
-    assert dead_rows(Place.parse(f"{bucket.url}/dead")) == [0]
+    assert dead_rows(parse_place(f"{bucket.url}/dead")) == [0]
 
 
 def test_a_ledger_of_other_rows_is_refused(embedded: EmbeddedServer, tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def repair(
     """
     from nsqtools.archive.finding import find_archives
     from nsqtools.archive.part_file import Directories, recover
-    from nsqtools.archive.place import OBJECT_SCHEMES, local_path, scheme_of
+    from nsqtools.archive.place_url import OBJECT_SCHEMES, local_path, scheme_of
     from nsqtools.archive.reader import repair as repair_archive
     from nsqtools.archive.reader import verify as verify_archive
 

@@ -226,10 +226,11 @@ class ArchiveOptions(OptionSet):
         ``on_landed`` gets the place of each file of a table. Raises `NsqError` for options that do
         not fit together, and for missing packages.
         """
-        from nsqtools.archive.place import LocalPlace, Place, refuse_nested
+        from nsqtools.archive.place import LocalPlace, refuse_nested
+        from nsqtools.archive.place_url import parse_place
 
         settings = dict(map(_setting, self.upload_option or ()))
-        storage = None if self.upload is None else Place.parse(self.upload, settings)
+        storage = None if self.upload is None else parse_place(self.upload, settings)
         if storage is not None:  # its files would be taken for ours
             refuse_nested("--upload", storage, LocalPlace(archive.directories.output))
         is_landing = self.store is not StoreKind.file

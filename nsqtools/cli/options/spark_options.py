@@ -52,10 +52,10 @@ def location(text: str) -> Path:
 
 def place(text: str) -> Place:
     """Parse a path, or a place in an object store. Raises ``ValueError`` for any other text."""
-    from nsqtools.archive.place import Place
+    from nsqtools.archive.place_url import parse_place
 
     try:
-        return Place.parse(text)
+        return parse_place(text)
     except ConfigurationError as exc:
         raise ValueError(f"{exc}. {exc.hint}".rstrip(". ")) from None
 

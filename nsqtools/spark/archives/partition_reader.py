@@ -31,6 +31,7 @@ from nsqtools.archive.form import LineKind
 from nsqtools.archive.layout import PART, Head, Member, index_of, is_hidden, owner_of
 from nsqtools.archive.members import LONGEST_LINE, DamagedError, unpack_members
 from nsqtools.archive.place import LocalPlace, Place, translating_errors
+from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.reader import (
     AMONG_BODIES,
     BATCH_TEXT,
@@ -63,7 +64,7 @@ class TextPiece(NamedTuple):
 
 def open_range(target: Range, settings: ReadSettings) -> BinaryIO:
     """Open the file of a range at its current place. Raises ``OSError``."""
-    place = Place.parse(target.path)
+    place = parse_place(target.path)
     for _ in range(OPEN_TRIES):
         if place.is_remote:
             return place.open("", target.entry)

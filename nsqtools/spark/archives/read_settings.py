@@ -22,6 +22,7 @@ from nsqtools.archive.body_columns import BodyColumns, fields_of, load_schema
 from nsqtools.archive.columns import message_schema
 from nsqtools.archive.layout import EVER, TimeRange
 from nsqtools.archive.place import Place
+from nsqtools.archive.place_url import parse_place
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import check_topic
 from nsqtools.records.envelope import BodyKind
@@ -131,7 +132,7 @@ class ReadSettings:
 
     def stored(self) -> list[Place]:
         """Return the places in object stores."""
-        return [place for place in map(Place.parse, self.paths) if place.is_remote]
+        return [place for place in map(parse_place, self.paths) if place.is_remote]
 
     def roots(self) -> list[Path]:
         """Return the local files and directories that the paths match now.
@@ -140,7 +141,7 @@ class ReadSettings:
         """
         roots: list[Path] = []
         for path in self.paths:
-            if Place.parse(path).is_remote:
+            if parse_place(path).is_remote:
                 continue
             is_pattern = glob.has_magic(path) and not os.path.lexists(path)
             matches = sorted(glob.glob(path)) if is_pattern else []
@@ -262,7 +263,7 @@ def stream_settings(options: Options) -> StreamSettings:
     timestamp_ns = options.time_ns("startingTimestamp")
     if starting and timestamp_ns is not None:
         raise ConfigurationError("startingOffsets and startingTimestamp exclude each other")
-    is_stored = any(Place.parse(path).is_remote for path in _paths(options))
+    is_stored = any(parse_place(path).is_remote for path in _paths(options))
     settings = batch_settings(options, STORED_POLL_S if is_stored else DEFAULT_POLL_S)
     starting = (starting or EARLIEST).strip()
     return settings._replace(starting_offsets=starting, starting_timestamp_ns=timestamp_ns)

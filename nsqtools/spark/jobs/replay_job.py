@@ -26,6 +26,7 @@ from pyspark.sql import functions as F
 from nsqtools.archive.finding import Inputs, find_inputs, table_files
 from nsqtools.archive.layout import TimeRange
 from nsqtools.archive.place import LocalPlace, Place, map_concurrently, translating_errors
+from nsqtools.archive.place_url import parse_place
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError
 from nsqtools.protocol.names import check_topic
 from nsqtools.records.units import Moment
@@ -104,7 +105,7 @@ class ReplayPlan:
     @property
     def inputs(self) -> Inputs:
         """The files to read."""
-        return Inputs(tuple(map(Place.parse, self.archives)), tuple(map(Place.parse, self.parquet)))
+        return Inputs(tuple(map(parse_place, self.archives)), tuple(map(parse_place, self.parquet)))
 
 
 def partition_bytes(size: int, slots: int) -> int:
@@ -140,7 +141,7 @@ def load_plan(ledger: Place, job: Mapping[str, Any]) -> ReplayPlan | None:
 
 def sizes_of(paths: Iterable[str]) -> dict[str, int]:
     """Return the sizes of files. Raises `OutputError`."""
-    places = {path: Place.parse(path) for path in paths}
+    places = {path: parse_place(path) for path in paths}
     with translating_errors("read", ""):
         entries = map_concurrently(lambda place: place.stat(), places.values())
         return {path: entry.size for path, entry in zip(places, entries, strict=True)}
