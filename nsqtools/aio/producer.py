@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Self
 
 from nsqtools.client import outcomes
-from nsqtools.client.producer import ProducerCore
+from nsqtools.client.producer import ProducerCore, schedule_request
 from nsqtools.client.publication import PendingPublication, Publication
 from nsqtools.errors import ConfigurationError, PublishError
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from _typeshed import ReadableBuffer
 
 
@@ -77,12 +79,21 @@ class Producer(ProducerCore):
         return await asyncio.to_thread(self._flush, timeout_s)
 
     async def publish(
-        self, topic: str, body: ReadableBuffer, *, timeout_s: float | None = None
+        self,
+        topic: str,
+        body: ReadableBuffer,
+        *,
+        timeout_s: float | None = None,
+        at: datetime | None = None,
+        key: str = "",
     ) -> None:
         """Publish one message and wait for the confirmation. Raises `PublishError`.
 
-        ``timeout_s`` limits the whole call: see `nsqtools.Producer.publish`.
+        ``timeout_s`` limits the whole call, and ``at`` and ``key`` are for a message that is
+        published later: see `nsqtools.Producer.publish`.
         """
+        if at is not None or key:
+            topic, body = schedule_request(topic, body, at, key)
         await self._publish(topic, [body], None, timeout_s)
 
     async def publish_deferred(

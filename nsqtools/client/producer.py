@@ -54,6 +54,8 @@ from nsqtools.protocol.commands import MAX_DELAY_S, mpub_size
 from nsqtools.protocol.names import check_topic, one_or_several, parse_address, shown_url
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from _typeshed import ReadableBuffer
 
 log = logging.getLogger("nsqtools")
@@ -397,13 +399,27 @@ class Producer(ProducerCore):
 
     # -- publishing -----------------------------------------------------------------------------
 
-    def publish(self, topic: str, body: ReadableBuffer, *, timeout_s: float | None = None) -> None:
+    def publish(
+        self,
+        topic: str,
+        body: ReadableBuffer,
+        *,
+        timeout_s: float | None = None,
+        at: datetime | None = None,
+        key: str = "",
+    ) -> None:
         """Publish one message and wait for the confirmation. Raises `PublishError`.
 
         ``timeout_s`` limits the whole call; after it, the class of the error shows whether the
         message may have been published. By default each step may take publish_timeout.
+
+        With ``at``, which needs a time zone, nsqd gets and confirms a request to ``nsq schedule
+        serve``, which publishes the message when it is due: see nsq-schedule(7). The request
+        replaces an earlier one with the same ``key``.
         """
         self._refuse_own_thread()
+        if at is not None or key:
+            topic, body = schedule_request(topic, body, at, key)
         self._submit(topic, [body], None, timeout_s).wait()
 
     def publish_deferred(
@@ -500,6 +516,23 @@ def _copy_body(body: ReadableBuffer) -> bytes:
         return memoryview(body).tobytes()
     except TypeError:
         raise TypeError(f"a message body is bytes, not {type(body).__name__}") from None
+
+
+def schedule_request(
+    topic: str, body: ReadableBuffer, at: datetime | None, key: str
+) -> tuple[str, bytes]:
+    """Return the topic and the body of a request to publish ``body`` ``at`` a time.
+
+    Raises `PublishInvalid` for a request that the scheduler would refuse.
+    """
+    from nsqtools.protocol.schedule_request import SCHEDULE_TOPIC, request_at
+
+    if at is None:
+        raise PublishInvalid("key is for a message with at")
+    try:
+        return SCHEDULE_TOPIC, request_at(_check_topic(topic), _copy_body(body), at, key)
+    except ValueError as exc:
+        raise PublishInvalid(f"cannot schedule the message: {exc}") from None
 
 
 def check_bodies(lengths: list[int], defer_s: float | None, options: ClientOptions) -> None:

@@ -12,8 +12,29 @@ import json
 from datetime import UTC, datetime, timedelta
 
 SCHEDULE_TOPIC = "nsq.schedule"
+MAX_KEY_LENGTH = 256
+
+LATEST_NS = 2**63 - 1
+"""The largest integer of SQLite, which is a time in the year 2262."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def request_at(topic: str, body: bytes, at: datetime, key: str = "") -> bytes:
+    """Return the request to publish ``body`` at a time that has a time zone.
+
+    Raises ``ValueError`` for a request that the scheduler would refuse.
+    """
+    if at.tzinfo is None:
+        raise ValueError("the time has no time zone")
+    at_ns = (at - _EPOCH) // timedelta(microseconds=1) * 1000
+    if not 0 <= at_ns <= LATEST_NS:
+        raise ValueError("the time is not between 1970 and 2262")
+    if len(key) > MAX_KEY_LENGTH:
+        raise ValueError(f"key has more than {MAX_KEY_LENGTH} characters")
+    if not body:
+        raise ValueError("the body is empty")
+    return encode_request(topic, body, at_ns=at_ns, key=key)
 
 
 def encode_request(

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import check_topic
-from nsqtools.protocol.schedule_request import format_time
+from nsqtools.protocol.schedule_request import LATEST_NS, MAX_KEY_LENGTH, format_time
 from nsqtools.records.units import parse_time
 from nsqtools.schedule.recurrence import (
     CatchUp,
@@ -24,11 +24,6 @@ from nsqtools.schedule.recurrence import (
     parse_cron,
     parse_interval,
 )
-
-MAX_KEY_LENGTH = 256
-
-LATEST_NS = 2**63 - 1
-"""The largest integer of SQLite, which is a time in the year 2262."""
 
 FIELDS = {
     "topic", "body", "body64", "at", "every", "cron", "timezone", "catch_up", "key", "envelope",

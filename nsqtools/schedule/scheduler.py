@@ -22,12 +22,13 @@ from nsqtools.client.outcomes import may_try_again
 from nsqtools.client.producer import Producer
 from nsqtools.client.publication import Publication
 from nsqtools.errors import OutputError, PublishError, PublishRefused
+from nsqtools.protocol.schedule_request import LATEST_NS
 from nsqtools.protocol.text import NS
 from nsqtools.records.prometheus import Metric
 from nsqtools.schedule.clock import CheckedClock
 from nsqtools.schedule.recurrence import occurrence_to_publish
 from nsqtools.schedule.rejected import Rejected
-from nsqtools.schedule.request import LATEST_NS, Cancellation, Entry, InvalidRequest, parse_request
+from nsqtools.schedule.request import Cancellation, Entry, InvalidRequest, parse_request
 from nsqtools.schedule.store import Advance, Rank, ScheduleStore, StoredEntry
 
 log = logging.getLogger("nsqtools")

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -22,7 +23,7 @@ from plugins.hostile_cluster import EVIL, raw_marks
 from plugins.servers import AnyNsqd, GoNsqd, MakeNsqd, Nsqd
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools import Consumer, Producer
+from nsqtools import Consumer, Producer, PublishInvalid
 from nsqtools.protocol.schedule_request import (
     SCHEDULE_TOPIC,
     encode_cancellation,
@@ -144,6 +145,33 @@ def test_requests_and_entries_survive_a_restart_of_nsqd(
     wait_until(lambda: unfinished(nsqd, "later", "check") == 1, what="it is published")
     assert time.time_ns() >= due_ns
     wait_until(lambda: listed(run_nsq, tmp_path) == [], what="it is published once")
+
+
+def test_a_producer_schedules_a_message(nsqd: GoNsqd, schedule: StartScheduler) -> None:
+    schedule(nsqd)
+    due = datetime.now(UTC) + timedelta(seconds=1)
+    with Producer(nsqd.tcp_address) as producer:
+        producer.publish("later", b"first", at=due, key="k")
+        producer.publish("later", b"second \xff", at=due, key="k")
+    assert bodies_in(nsqd, "later", 1) == [b"second \xff"]
+    assert datetime.now(UTC) >= due
+
+
+@pytest.mark.parametrize(
+    ("body", "at", "key"),
+    [
+        (b"x", datetime(2030, 1, 1), ""),
+        (b"x", datetime(1969, 1, 1, tzinfo=UTC), ""),
+        (b"x", datetime(2030, 1, 1, tzinfo=UTC), "k" * 257),
+        (b"", datetime(2030, 1, 1, tzinfo=UTC), ""),
+        (b"x", None, "k"),
+    ],
+)
+def test_a_producer_refuses_what_the_scheduler_would_refuse(
+    body: bytes, at: datetime | None, key: str
+) -> None:
+    with Producer("127.0.0.1:9") as producer, pytest.raises(PublishInvalid):
+        producer.publish("later", body, at=at, key=key)
 
 
 def test_a_second_scheduler_takes_over_after_a_kill(
