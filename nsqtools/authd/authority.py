@@ -7,6 +7,7 @@ secret, because clients that are known by their address send any text.
 
 from __future__ import annotations
 
+import base64
 import logging
 import time
 from collections.abc import Iterator
@@ -91,6 +92,19 @@ class Authority:
         expected = (user.password or None) if user is not None else None
         is_right = await self._passwords.is_right(name, word, expected, client.address)
         return Identity(user, "password") if user is not None and is_right else None
+
+
+def sent_secret(authorization: str) -> str:
+    """Return the secret of an ``Authorization`` header, Bearer or Basic; "" without one."""
+    kind, _, value = authorization.partition(" ")
+    if kind.lower() == "bearer":
+        return value.strip()
+    if kind.lower() == "basic":
+        try:
+            return base64.b64decode(value, validate=True).decode()
+        except ValueError:
+            return ""
+    return ""
 
 
 def _by_token(users: Users, tokens: JSONTokens, secret: str) -> Iterator[Identity]:

@@ -14,7 +14,6 @@ hung daemon nor a busy caller costs /auth anything.
 from __future__ import annotations
 
 import asyncio
-import base64
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,7 @@ from typing import Any, TypeVar
 
 from nsqtools.authd.audit import Audit
 from nsqtools.authd.auth_api import identify
-from nsqtools.authd.authority import Authority
+from nsqtools.authd.authority import Authority, sent_secret
 from nsqtools.authd.users import Client, User
 from nsqtools.authd.views import (
     CHANNEL_NAME,
@@ -195,15 +194,8 @@ class FilterApi:
 
 def _secret(request: Request) -> str:
     """Return the secret of a caller, "" without one."""
-    kind, _, value = request.headers.get("authorization", "").partition(" ")
-    if kind.lower() == "bearer":
-        return value.strip()
-    if kind.lower() == "basic":
-        try:
-            return base64.b64decode(value, validate=True).decode()
-        except ValueError:
-            return ""
-    return request.query().get("secret", "")
+    authorization = request.headers.get("authorization", "")
+    return sent_secret(authorization) if authorization else request.query().get("secret", "")
 
 
 KEY_OF_FIGURE = {

@@ -1,14 +1,19 @@
 """Documents of nsqlookupd and nsqd without what a user may not see. Pure.
 
 The input comes from daemons that may be wrong: whatever is not shaped as theirs is left out.
+
+`visible_lookup`, `visible_nodes` and `visible_stats` join the documents of several daemons, for the
+filter. `visible_answer` limits the answer of one daemon, for `nsq web`, which asks each of them.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from nsqtools.authd.users import User
+from nsqtools.http.http_api import load_json
 
 Document = dict[str, Any]
 
@@ -43,14 +48,19 @@ def visible_nodes(user: User, documents: Iterable[Document]) -> Document:
         for node in _documents(document.get("producers")):
             entry = nodes.setdefault(_key_of(node), {**node, **NO_HTTP, "topics": {}})
             topics = entry["topics"]
-            tombstones = _list(node.get("tombstones"))
-            for index, topic in enumerate(_list(node.get("topics"))):
-                if isinstance(topic, str) and user.sees(topic):
-                    is_hidden = index < len(tombstones) and tombstones[index] is True
-                    topics[topic] = topics.get(topic, True) and is_hidden
+            for topic, is_hidden in _visible_registrations(user, node):
+                topics[topic] = topics.get(topic, True) and is_hidden
     for node in nodes.values():
         node["tombstones"], node["topics"] = list(node["topics"].values()), list(node["topics"])
     return {"producers": list(nodes.values())}
+
+
+def _visible_registrations(user: User, node: Document) -> Iterator[tuple[str, bool]]:
+    """Yield the topics of a node that a user may see, and whether each is tombstoned."""
+    tombstones = _list(node.get("tombstones"))
+    for index, topic in enumerate(_list(node.get("topics"))):
+        if isinstance(topic, str) and user.sees(topic):
+            yield topic, index < len(tombstones) and tombstones[index] is True
 
 
 def visible_stats(user: User, documents: Iterable[Document]) -> Document:
@@ -67,6 +77,53 @@ def visible_stats(user: User, documents: Iterable[Document]) -> Document:
         "topics": topics,
         "producers": list(_visible_producers(user, documents)),
     }
+
+
+UNLIMITED = ("/ping", "/info")
+"""Paths whose answers name no topic."""
+
+
+def visible_answer(
+    user: User, path: str, parameters: Mapping[str, str], body: bytearray
+) -> bytearray:
+    """Return the part of an answer of one daemon that a user may see.
+
+    An answer that cannot be limited becomes an empty object, which no caller takes for an answer.
+    """
+    if path in UNLIMITED or path.startswith("/config/"):
+        return body
+    try:
+        document = load_json(body)
+    except (ValueError, RecursionError):
+        document = None
+    if isinstance(document, dict) and "status_code" in document:
+        document = document.get("data")
+    return bytearray(json.dumps(_limited(user, path, parameters, _as_document(document))).encode())
+
+
+def _limited(user: User, path: str, parameters: Mapping[str, str], document: Document) -> Document:
+    topic = parameters.get("topic", "")
+    match path:
+        case "/stats" if "topics" in document:
+            limited = {"topics": list(_visible_topics(user, [document]))}
+            if "producers" in document:
+                limited["producers"] = list(_visible_producers(user, [document]))
+            return document | limited
+        case "/topics":
+            return {"topics": visible_names(user, document.get("topics"))}
+        case "/channels":
+            return {"channels": visible_names(user, document.get("channels"), topic)}
+        case "/nodes":
+            nodes = _documents(document.get("producers"))
+            return {"producers": [_with_visible_topics(user, node) for node in nodes]}
+        case "/lookup" | "" if user.sees(topic):
+            return document | {"channels": visible_names(user, document.get("channels"), topic)}
+    return {}
+
+
+def _with_visible_topics(user: User, node: Document) -> Document:
+    topics = dict(_visible_registrations(user, node))
+    return node | {"topics": list(topics), "tombstones": list(topics.values())}
 
 
 def _visible_topics(user: User, documents: Iterable[Document]) -> Iterator[Document]:
@@ -125,6 +182,10 @@ def _key_of(node: Mapping[str, Any]) -> tuple[str, str]:
 
 def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
+
+
+def _as_document(value: object) -> Document:
+    return value if isinstance(value, dict) else {}
 
 
 def _documents(value: object) -> list[Document]:

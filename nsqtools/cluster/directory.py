@@ -21,6 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Self, TypeVar
 from urllib.parse import urlsplit
@@ -41,6 +42,7 @@ from nsqtools.http.http_api import (
     NsqdHTTPClient,
     NsqlookupdHTTPClient,
     ProducerNode,
+    View,
 )
 from nsqtools.protocol.names import (
     HTTP_PORT_OFFSET,
@@ -132,6 +134,7 @@ class Cluster:
         access: HTTPAccess | None = None,
         renewed: Callable[[], HTTPAccess] | None = None,
     ) -> None:
+        self._addresses = addresses
         self._access = access or HTTPAccess()
         self._renewed = renewed
         self._workers = ThreadPoolExecutor(MAX_WORKERS, thread_name_prefix="nsq-cluster")
@@ -175,6 +178,15 @@ class Cluster:
             self.lookupds = self._clients_of_lookupds()
         for client in old_clients:
             client.close()
+
+    def limited_to(self, view: View) -> Cluster:
+        """Return the cluster as ``view`` shows it, to be closed by the caller."""
+        renewed = self._renewed
+
+        def renewed_view() -> HTTPAccess:
+            return replace(renewed() if renewed else self._access, view=view)
+
+        return Cluster(self._addresses, renewed_view(), renewed and renewed_view)
 
     def close(self) -> None:
         """Close all connections."""

@@ -24,7 +24,7 @@ import logging
 import random
 import time
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -170,7 +170,7 @@ class HTTPAPI:
         import httpcore
         import httpx
 
-        base = self._base
+        base, path_below = self._base, path
         own = (each for each in base.query.split("&") if each.partition("=")[0] not in parameters)
         # a name that a daemon gave may hold what is not UTF-8: the daemon shall refuse it
         query = "&".join(filter(None, (*own, urlencode(parameters, errors="surrogatepass"))))
@@ -192,6 +192,8 @@ class HTTPAPI:
         except (httpcore.NetworkError, httpcore.ProtocolError, httpx.TransportError) as exc:
             raise self._map(exc) from exc
         if 200 <= answer.status < 300:
+            if (view := self._access.view) is not None and method == "GET":
+                return answer._replace(body=view(path_below, parameters, answer.body))
             return answer
         code = _error_code(answer)
         raise HTTPError(
@@ -518,6 +520,10 @@ def _is_name(name: object) -> bool:
     return isinstance(name, str) and is_valid_name(name)
 
 
+View = Callable[[str, Mapping[str, str], bytearray], bytearray]
+"""From the path, the parameters and the body of an answer to GET, the body that a user may see."""
+
+
 @dataclass(frozen=True, slots=True)
 class HTTPAccess:
     """Open clients with the same timeouts, limits and credentials.
@@ -526,7 +532,8 @@ class HTTPAccess:
     ``allow_announced`` has patterns of their addresses (empty: any). Only https URLs need ``tls``.
 
     ``address_map`` is announced -> reachable, each with or without a port; an ``http(s)://`` URL on
-    the right is for HTTP only. Raises `ConfigurationError` for an address that cannot be used.
+    the right is for HTTP only. ``view`` limits what the daemons answer. Raises `ConfigurationError`
+    for an address that cannot be used.
     """
 
     connect_timeout_s: float = 2.0
@@ -538,6 +545,7 @@ class HTTPAccess:
     tls: ssl.SSLContext | None = None
     bearer: str = field(default="", repr=False)
     address_map: Mapping[str, str] = field(default_factory=dict)
+    view: View | None = None
 
     def __post_init__(self) -> None:
         for text in self.address_map.values():  # now, not when nsqlookupd announces it

@@ -7,10 +7,11 @@ Programs send neither. Addresses and names without a dot cannot be rebound.
 
     await authenticate(request)  the user; "" for everyone if no users are configured
 
-A password of ``--auth`` or a header of a trusted proxy identifies the user. HTTP basic
-authentication works in browsers and scripts, and needs no session that could be stolen. Headers
-about user and address are trusted only from ``--trusted-proxy``, because others can forge them. The
-file of ``--auth`` has a line ``USER:HASH`` for each user, with hashes by scrypt:
+A secret of ``--users``, a password of ``--auth`` or a header of a trusted proxy identifies the
+user. HTTP basic authentication works in browsers and scripts, and needs no session that could be
+stolen. Headers about user and address are trusted only from ``--trusted-proxy``, because others can
+forge them. ``--users`` is the file of `nsq authd`; that of ``--auth`` has a line ``USER:HASH`` for
+each user, with hashes by scrypt:
 
     ann:scrypt$16384$8$1$SALT$HASH      base64, from `nsq web --print password`
 
@@ -34,6 +35,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from nsqtools.authd import users
+from nsqtools.authd.authority import Authority, sent_secret
 from nsqtools.authd.passwords import PasswordChecker, as_ip, parse_hash
 from nsqtools.errors import ConfigurationError
 from nsqtools.files.opening import Renewed, open_to_read, warn_of_exposure
@@ -62,6 +65,7 @@ class WebSettings:
     allow_changes: bool = False
     show_messages: bool = False
     auth_file: Path | None = None
+    users_file: Path | None = None
     acl_http_header: str = "X-Forwarded-User"
     admin_users: tuple[str, ...] = ()
     trusted_proxies: tuple[Network, ...] = ()
@@ -78,17 +82,20 @@ class WebSettings:
             http_url(self.notification_http_endpoint, 80)
         if (self.tls_cert is None) is not (self.tls_key is None):
             raise ConfigurationError("--listen-tls-cert and --listen-tls-key need each other")
+        if self.auth_file is not None and self.users_file is not None:
+            raise ConfigurationError("give either --auth or --users")
         if "" in self.admin_users:  # this is what an unknown user is called
             raise ConfigurationError("--admin-user needs the name of a user")
         if self.allow_changes and not self.is_local and not self.knows_users:
             raise ConfigurationError(
                 f"--allow-changes on {self.listen} would let anyone who reaches it delete topics",
-                hint="Give --auth, or --admin-user with --trusted-proxy, or listen on 127.0.0.1.",
+                hint="Give --users, --auth, or --admin-user with --trusted-proxy, or listen on"
+                " 127.0.0.1.",
             )
         if self.admin_users and not self.knows_users:
             raise ConfigurationError(
                 "--admin-user lets nobody change anything where no user is known",
-                hint="Give --auth, or --trusted-proxy for the proxy that names the user.",
+                hint="Give --users, --auth, or --trusted-proxy for the proxy that names the user.",
             )
 
     @property
@@ -104,9 +111,14 @@ class WebSettings:
         )
 
     @property
+    def has_login(self) -> bool:
+        """Whether each user has to log in."""
+        return self.auth_file is not None or self.users_file is not None
+
+    @property
     def knows_users(self) -> bool:
         """Whether users that may change something are known by name."""
-        return self.auth_file is not None or bool(self.admin_users and self.trusted_proxies)
+        return self.has_login or bool(self.admin_users and self.trusted_proxies)
 
 
 def listen_host(text: str) -> str:
@@ -141,10 +153,25 @@ MAX_USER = 256
 
 
 class User(NamedTuple):
-    """``name`` is "" for an unknown user. ``may_change`` is whether writes are allowed."""
+    """``name`` is "" for an unknown user. ``may_change`` is whether writes are allowed.
+
+    ``entry`` is that of ``--users``, which limits what the user sees, reads and changes.
+    """
 
     name: str = ""
     may_change: bool = False
+    entry: users.User | None = None
+
+    def may_change_queue(self, topic: str, channel: str = "") -> bool:
+        """Return whether the user may change a topic, or a channel of it."""
+        if self.entry is None or self.entry.grant_to_publish(topic):
+            return self.may_change
+        is_subscriber = channel and self.entry.grant_to_subscribe(topic, channel)
+        return self.may_change and bool(is_subscriber)
+
+    def may_read(self, topic: str, channel: str | None = None) -> bool:
+        """Return whether the user may read messages of a topic, or those of a channel."""
+        return self.entry is None or bool(self.entry.grant_to_subscribe(topic, channel))
 
 
 class Identities:
@@ -153,6 +180,7 @@ class Identities:
     def __init__(self, settings: WebSettings) -> None:
         self._settings = settings
         self._passwords = PasswordFile(settings.auth_file) if settings.auth_file else None
+        self._authority = Authority(settings.users_file) if settings.users_file else None
         self._key = os.urandom(32)
 
     def real_address(self, peer: str, forwarded: str) -> str:
@@ -169,16 +197,34 @@ class Identities:
     async def authenticate(self, request: Request) -> User | None:
         """Return the user who asks, None where a login is needed. Raises `TooManyFailures`."""
         settings, headers, name = self._settings, request.headers, ""
+        authorization = headers.get("authorization", "")
+        address = request.client.host if request.client else ""
+        entry = None
         if self._is_proxy(request.scope["nsq.peer"]):
             name = _as_sent(headers.get(settings.acl_http_header.lower(), ""))[:MAX_USER]
-        if not name and self._passwords is not None:
-            credentials = basic_credentials(headers.get("authorization", ""))
-            address = request.client.host if request.client else ""
+        if self._authority is not None:
+            if name:
+                entry = self._authority.users.by_name.get(name)
+            else:
+                client = users.Client(address, tls=request.url.scheme == "https")
+                secret = sent_secret(authorization)
+                identity = await self._authority.identify(secret, client)
+                entry = identity and identity.user
+            if entry is None:
+                return None
+            name = entry.name
+        elif not name and self._passwords is not None:
+            credentials = basic_credentials(authorization)
             if credentials is None or not await self._passwords.is_right(*credentials, address):
                 return None
             name = credentials[0]
         is_admin = not settings.admin_users or name in settings.admin_users
-        return User(name, settings.allow_changes and is_admin)
+        return User(name, settings.allow_changes and is_admin, entry)
+
+    def refresh(self) -> None:
+        """Read the users file if it has changed. Call it on any thread: a large one takes time."""
+        if self._authority is not None:
+            self._authority.refresh()
 
     def token(self, user: User) -> str:
         """Return the token that a form of this user has to carry."""
@@ -281,7 +327,7 @@ def _read(path: Path) -> list[tuple[str, str]]:
         raise ConfigurationError(f"{path} is not text in UTF-8") from None
     except OSError as exc:
         raise ConfigurationError(f"cannot read {path} ({exc.strerror})") from exc
-    users = []
+    hashes = []
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
             continue
@@ -293,7 +339,7 @@ def _read(path: Path) -> list[tuple[str, str]]:
                 f"{path}, line {number}: not USER:HASH",
                 hint="nsq web --print password makes a line for this file.",
             ) from None
-        users.append((user, text))
-    if not users:
+        hashes.append((user, text))
+    if not hashes:
         raise ConfigurationError(f"{path} has no user")
-    return users
+    return hashes

@@ -27,6 +27,7 @@ import socket
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from copy import copy
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
@@ -208,6 +209,17 @@ class WebContext:
         self.watcher = Watcher(cluster, settings.refresh_s)
         self.listening = WeakSet[Consumer]()
 
+    def limited_to(self, cluster: Cluster) -> WebContext:
+        """Return the context of a user who sees only ``cluster``; identities and logs are shared.
+
+        The caller starts its watcher, and stops it.
+        """
+        context = copy(self)
+        context.cluster = cluster
+        context.watcher = Watcher(cluster, self.settings.refresh_s)
+        context.listening = WeakSet[Consumer]()
+        return context
+
     def listen(self, consumer: Consumer) -> None:
         """Stop a consumer with the console, which would wait for it."""
         self.listening.add(consumer)
@@ -268,13 +280,19 @@ class WebContext:
             raise HTTPException(403, "this console is read-only (--allow-changes)")
         raise HTTPException(403, "only those named with --admin-user may do this")
 
+    def check_change(self, request: Request, change: TopicChange) -> None:
+        """Raise ``HTTPException`` 403 unless the user may make this change."""
+        self.check_changes(request)
+        if not self.user(request).may_change_queue(change.topic, change.channel):
+            raise HTTPException(403, "the users file does not let you change this")
+
     def act(self, request: Request, change: TopicChange) -> list[StepResult]:
         """Make a change, of what is there now, and write it down.
 
         A daemon that was left out of the plan has failed. Raises ``HTTPException`` 403, and
         `NsqError` when nothing could be done.
         """
-        self.check_changes(request)
+        self.check_change(request, change)
         plan = plan_change(self.cluster, change)
         name, origin = name_of(change), self.origin(request)
         names = {each: getattr(change, each) or None for each in ("topic", "channel", "node")}

@@ -22,7 +22,8 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -32,7 +33,9 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Message, Scope
 
+from nsqtools.authd import users
 from nsqtools.authd.passwords import TooManyFailures
+from nsqtools.authd.views import visible_answer
 from nsqtools.cluster.stats_documents import sample_metrics
 from nsqtools.errors import NsqError
 from nsqtools.http import http_server
@@ -45,6 +48,7 @@ from nsqtools.web import api, pages
 from nsqtools.web.access import (
     HEADERS,
     Notices,
+    User,
     basic_credentials,
     refusal,
 )
@@ -76,7 +80,8 @@ class Console:
     def __init__(self, context: WebContext, scheme: str) -> None:
         self._context = context
         self._scheme = scheme
-        self._app = _routed(context)
+        self._app = routed(context)
+        self._views = UserViews(context)
         settings = context.settings
         # besides addresses and names without a dot
         self._names = {settings.host, socket.gethostname(), *settings.allowed_hosts}
@@ -141,13 +146,30 @@ class Console:
 
         with self._counted(scope):
             refused = scope["nsq.refused"] = await self._refuse(scope, is_too_large=body is None)
-            await (refused or self._app)(scope, receive, send)
+            await (refused or self._app_of(scope))(scope, receive, send)
         return sent
+
+    def _app_of(self, scope: Scope) -> ASGIApp:
+        """Return the application that answers a user."""
+        user: User | None = scope.get("nsq.user")
+        if user is None or user.entry is None:
+            return self._app
+        return self._views.app_of(user.entry)
+
+    def drop_unused_views(self) -> None:
+        """End the views of users who have left. Call it once in a while, on any thread."""
+        self._views.drop_unused()
+
+    def stop(self) -> None:
+        """End what goes on for users."""
+        self._views.stop()
 
     async def _events(self, scope: Scope) -> AsyncGenerator[bytes, None]:
         with self._counted(scope):
             async with aclosing(scope["nsq.events"]) as events:
                 async for piece in events:
+                    if (user := scope["nsq.user"]).entry is not None:
+                        self._views.touch(user.entry)
                     yield piece
 
     @contextmanager
@@ -196,7 +218,76 @@ class Console:
         self._notices.say(f"refused {who}: {scope['method']} {scope['path'][:200]} ({why})")
 
 
-def _routed(context: WebContext) -> ASGIApp:
+class UserView(NamedTuple):
+    """The application for one user, with the time of the last request, monotonic."""
+
+    context: WebContext
+    app: ASGIApp
+    used_s: float
+
+
+class UserViews:
+    """An application for each user of ``--users``, whose cluster has only what the user may see.
+
+    Each samples the cluster for itself, because pages, problems, sums and rates are then made of
+    nothing that is hidden. So a view ends when its user has left. Thread-safe.
+    """
+
+    def __init__(self, context: WebContext) -> None:
+        self._context = context
+        self._lock = threading.Lock()
+        self._views: dict[users.User, UserView] = {}  # the last one used is the last
+
+    def app_of(self, user: users.User) -> ASGIApp:
+        """Return the application of a user; its watcher runs."""
+        with self._lock:
+            view = self._views.pop(user, None)
+            if view is None:
+                cluster = self._context.cluster.limited_to(partial(visible_answer, user))
+                context = self._context.limited_to(cluster)
+                context.watcher.start()
+                view = UserView(context, routed(context), 0.0)
+            self._views[user] = view._replace(used_s=time.monotonic())
+        return view.app
+
+    def touch(self, user: users.User) -> None:
+        """Note that a page of a user is open."""
+        with self._lock:
+            if (view := self._views.pop(user, None)) is not None:
+                self._views[user] = view._replace(used_s=time.monotonic())
+
+    def drop_unused(self) -> None:
+        """End the views that were not used lately, and the oldest of too many."""
+        with self._lock:
+            oldest_s = time.monotonic() - VIEW_KEPT_S
+            surplus = len(self._views) - MAX_VIEWS
+            dropped = [
+                user
+                for number, (user, view) in enumerate(self._views.items())
+                if view.used_s < oldest_s or number < surplus
+            ]
+            views = [self._views.pop(user) for user in dropped]
+        for view in views:
+            view.context.stop()
+            view.context.cluster.close()
+
+    def stop(self) -> None:
+        """End the pages that are open. The clusters end with the process."""
+        with self._lock:
+            views = list(self._views.values())
+        for view in views:
+            view.context.stop()
+
+
+VIEW_KEPT_S = 600.0
+"""A view keeps its history for someone who looks again within ten minutes."""
+
+MAX_VIEWS = 50
+"""Each has a thread, connections to all daemons, and a sample every --refresh."""
+
+
+def routed(context: WebContext) -> ASGIApp:
+    """Return the routes of a context."""
     site = Site(context)
     routes: list[BaseRoute] = [
         Route("/ping", lambda _: PlainTextResponse("OK")),
@@ -293,7 +384,8 @@ class WebServer:
 
     def run(self, on_turn: Callable[[], None]) -> None:
         """Serve until `stop`. ``on_turn`` is called every second, on the loop that serves."""
-        self._context.watcher.start()
+        if self._context.settings.users_file is None:
+            self._context.watcher.start()
         try:
             asyncio.run(self._run(on_turn))
         finally:
@@ -304,6 +396,7 @@ class WebServer:
         """Ask `run` to end."""
         self._stopped.set()
         self._context.stop()
+        self._console.stop()
 
     async def _run(self, on_turn: Callable[[], None]) -> None:
         report_errors(asyncio.get_running_loop(), log.error)
@@ -315,5 +408,10 @@ class WebServer:
             on_turn()
             if self._certificate is not None:
                 self._certificate.get()
+            await asyncio.to_thread(self._maintain)
             is_stopped = await asyncio.to_thread(self._stopped.wait, TURN_S)
         await server.stop()
+
+    def _maintain(self) -> None:
+        self._context.identities.refresh()
+        self._console.drop_unused_views()

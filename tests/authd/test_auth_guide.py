@@ -26,7 +26,7 @@ def test_the_guide_works_from_top_to_bottom(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ports = ReservedPort(), ReservedPort()
+    ports = ReservedPort(), ReservedPort(), ReservedPort()
     place = Place(
         tmp_path,
         {
@@ -34,6 +34,7 @@ def test_the_guide_works_from_top_to_bottom(
             "127.0.0.1:4161": lookupd.http_address,
             "127.0.0.1:4181": f"127.0.0.1:{ports[0].number}",
             "127.0.0.1:4183": f"127.0.0.1:{ports[1].number}",
+            "127.0.0.1:4171": f"127.0.0.1:{ports[2].number}",
         },
         user_environment(tmp_path),
     )
@@ -41,21 +42,27 @@ def test_the_guide_works_from_top_to_bottom(
     place.in_process["nsq"] = lambda words: run_nsq(words, env=place.environ)
     blocks = [block for block in parse(GUIDE.name, GUIDE.read_text()) if block.language == "sh"]
     commands = [command for block in blocks for command in commands_of(block)]
-    assert len(commands) == 18
+    assert len(commands) == 20
+    servers = {
+        "nsq authd serve": (ports[0], "http://127.0.0.1:4183/ping"),
+        "nsq web": (ports[2], "http://127.0.0.1:4171/ping"),
+    }
+    processes = []
     outputs: dict[str, str] = {}
     with ExitStack() as cleanup:
         for port in ports:
             cleanup.callback(port.release)
         for command in commands:
-            if command.text.startswith("nsq authd serve"):
-                text = place.fit(command.text).replace(":4181", f":{ports[0].number}")
-                words = ["bash", "-c", f"exec {text} --listen 127.0.0.1:{ports[0].number}"]
-                process = subprocess.Popen(words, cwd=tmp_path, env=place.environ)
+            if name := next((name for name in servers if command.text.startswith(name)), ""):
+                port, url = servers[name]
+                text = f"exec {place.fit(command.text)} --listen 127.0.0.1:{port.number}"
+                process = subprocess.Popen(["bash", "-c", text], cwd=tmp_path, env=place.environ)
+                processes.append(process)
                 cleanup.callback(process.wait)
                 cleanup.callback(process.kill)
                 wait_until(
-                    lambda: place.run(Command("curl -sf http://127.0.0.1:4183/ping"))[0] == 0,
-                    what="the filter answers",
+                    lambda url=url: place.run(Command(f"curl -sf {url}"))[0] == 0,
+                    what=f"{name} answers",
                     timeout_s=20,
                 )
             elif command.text.startswith("nsqd "):
@@ -70,8 +77,9 @@ def test_the_guide_works_from_top_to_bottom(
                 assert status == 0, f"{command.text}\n{output}"
                 assert "Traceback" not in output
                 outputs[command.text] = output
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(patience_s(20)) == 128 + signal.SIGTERM
+        for process in processes:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(patience_s(20)) == 128 + signal.SIGTERM
     [listing] = [out for text, out in outputs.items() if text.startswith("nsq topic list")]
     assert "orders.eu" in listing
     assert not [text for text, out in outputs.items() if "salaries" in out]

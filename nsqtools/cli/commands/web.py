@@ -47,6 +47,9 @@ def web(
     ),
     show_messages: bool = opt("", "Let users read messages.", SAFETY),
     auth: Path | None = opt("FILE", "Ask for a password; FILE has lines of USER:HASH.", ACCESS),
+    users: Path | None = opt(
+        "FILE", "Users of nsq authd: each sees and changes what it may.", ACCESS
+    ),
     admin_user: list[str] | None = opt("USER", "Only this user may make changes.", ACCESS),
     acl_http_header: str = opt(
         "NAME", "The header in which a trusted proxy names the user.", ACCESS, "X-Forwarded-User"
@@ -71,7 +74,12 @@ def web(
 
     Runs until it is stopped. It only looks, and only this machine can connect, unless you allow
     more: --allow-changes lets users change topics and channels, and --listen another address. On
-    an address that others reach, changes need --auth, or --admin-user with --trusted-proxy.
+    an address that others reach, changes need --users, --auth, or --admin-user with
+    --trusted-proxy.
+
+    --users takes the file of nsq authd serve. Users log in with their name and token or secret.
+    Each sees the topics of its entry, changes topics that it may publish to and channels that it
+    may subscribe to, and reads messages that it may subscribe to: see nsq-auth(7).
 
     Rates, depths and latency are kept for 6 hours, in memory. /metrics has every topic and channel
     of all nsqd for Prometheus, which keeps longer; --print has a dashboard and alerts for it. /api
@@ -95,6 +103,7 @@ def web(
         allow_changes=allow_changes,
         show_messages=show_messages,
         auth_file=auth,
+        users_file=users,
         acl_http_header=acl_http_header,
         admin_users=tuple(admin_user or ()),
         trusted_proxies=parse_networks(trusted_proxy or ()),
@@ -136,7 +145,7 @@ def web(
 def _warn(settings: WebSettings) -> None:
     """Name what makes it less safe than it looks."""
     is_plain = settings.tls_cert is None and not settings.is_local
-    if is_plain and settings.auth_file is not None and not settings.trusted_proxies:
+    if is_plain and settings.has_login and not settings.trusted_proxies:
         log.warning(
             "passwords come to %s in plain text, and anyone on the way can read them: give"
             " --listen-tls-cert, or --trusted-proxy for one that speaks TLS",

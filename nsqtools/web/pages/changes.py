@@ -53,6 +53,7 @@ def _form(site: Site, request: Request, topic: str, typed: str = "", refusal: st
 
 
 def _plan(site: Site, request: Request, change: TopicChange, refusal: str = "") -> Response:
+    site.context.check_change(request, change)
     plan = plan_change(site.context.cluster, change)
     snapshot = site.snapshot()
     rows = snapshot.of_node(change.node) if change.node else snapshot.totals

@@ -53,6 +53,8 @@ def _page(site: Site, request: Request, fields: dict[str, str] | None) -> Respon
     channel = request.query_params.get("channel", "")
     if channel:
         context.check_changes(request)
+    if not context.user(request).may_read(topic, channel or None):
+        raise HTTPException(403, "the users file does not let you read these messages")
     row = site.snapshot().queue(topic, channel)
     if row is None:
         raise NotFoundError(f"no nsqd that answers has {topic}/{channel}".rstrip("/"))
