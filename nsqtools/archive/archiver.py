@@ -51,7 +51,7 @@ from nsqtools.client.consumer import Consumer, make_consumer, start_all
 from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.topics import ChangeLog, ConsumedTopics
 from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
-from nsqtools.files.durable import IN_THE_WAY
+from nsqtools.files.durable import OBSTACLE_ERRORS
 from nsqtools.protocol.names import Address
 from nsqtools.records.prometheus import Metric, metric_of
 from nsqtools.tail.tail import End, RunLimits
@@ -430,7 +430,7 @@ class Archiver:
         daemon ends with it, unless somebody can help it meanwhile."""
         if self._limits.idle_s is not None:
             return True
-        if failure.number not in IN_THE_WAY:
+        if failure.number not in OBSTACLE_ERRORS:
             raise failure
         return False
 

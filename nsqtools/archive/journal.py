@@ -41,7 +41,7 @@ from pathlib import Path
 
 from nsqtools.archive.layout import Head, Member
 from nsqtools.errors import ConfigurationError
-from nsqtools.files.durable import NEW, blaming, sync_data, sync_folder, write_all
+from nsqtools.files.durable import NEW, adding_path_to_errors, sync_data, sync_folder, write_all
 from nsqtools.files.opening import FolderLocks, closing_fd, is_ours, open_to_read, open_to_write
 
 log = logging.getLogger("nsqtools")
@@ -95,7 +95,7 @@ class TopicLock:
         is_first = head.number == 1
         line = _COUNT.format(pid=os.getpid(), writer=head.writer, number=head.number)
         opened = open_to_write(self._path, os.O_RDWR | os.O_CREAT)
-        with closing_fd(opened) as descriptor, blaming(self._path):
+        with closing_fd(opened) as descriptor, adding_path_to_errors(self._path):
             if is_first:
                 os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, line.encode(), 0)
@@ -280,7 +280,7 @@ class _Generation:
     @contextmanager
     def _opened(self) -> Iterator[int]:
         flags = os.O_WRONLY | os.O_APPEND
-        with blaming(self.path):
+        with adding_path_to_errors(self.path):
             if self._is_made:
                 opened = open_to_write(self.path, flags | os.O_CREAT)
             else:

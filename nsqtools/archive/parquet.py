@@ -25,7 +25,7 @@ from pyarrow import ArrowException, compute, parquet, types
 from nsqtools.archive.delta import TableFile
 from nsqtools.archive.layout import EVER, TimeRange
 from nsqtools.archive.members import CorruptError, crc32
-from nsqtools.files.durable import blaming
+from nsqtools.files.durable import adding_path_to_errors
 
 ROW_GROUP_BYTES = 64 << 20
 """Of Arrow: some 12 MiB of Parquet, and no more than Spark reads at a time."""
@@ -59,7 +59,7 @@ class ParquetWriter:
         self.path = path
         self.schema = schema
         names = schema.names
-        with blaming(path):
+        with adding_path_to_errors(path):
             self._file = os.fdopen(os.open(path, _NEW, 0o640), "wb")
             self._writer = parquet.ParquetWriter(
                 self._file,
@@ -105,7 +105,7 @@ class ParquetWriter:
         table = pyarrow.Table.from_batches(self._held, schema=self.schema)
         self._held, self.held_bytes, self._held_rows = [], 0, 0
         table = in_time_order(table)
-        with blaming(self.path):
+        with adding_path_to_errors(self.path):
             self._writer.write_table(table, row_group_size=table.num_rows)
         self._sums.append([checksum(table[name]) for name in table.column_names])
         self._rows += table.num_rows
@@ -116,7 +116,7 @@ class ParquetWriter:
         Raises ``OSError``, also when what is read is not what was written.
         """
         self.end_row_group()
-        with blaming(self.path):
+        with adding_path_to_errors(self.path):
             self._writer.close()
             self._file.flush()
             os.fsync(self._file.fileno())

@@ -49,13 +49,13 @@ from nsqtools.archive.layout import (
 from nsqtools.archive.members import Compressor, CompressorFactory, scan_members
 from nsqtools.errors import OutputError
 from nsqtools.files.durable import (
-    FULL_DISK,
+    DISK_FULL_ERRORS,
     NEW,
-    blaming,
+    adding_path_to_errors,
     copy_of,
+    link_file,
     make_folder,
     make_folders,
-    place,
     sync_data,
     sync_folder,
     write_all,
@@ -138,7 +138,7 @@ class PartFile:
         """The data and the index, open and locked against recovery."""
         flags = os.O_RDWR | os.O_APPEND
         gone = OSError(errno.ENOENT, GONE, str(self.path))
-        with blaming(self.path):
+        with adding_path_to_errors(self.path):
             if self.has_vanished:
                 raise gone
             with closing_fd(open_to_write(part_of(self.path), flags)) as data:
@@ -184,7 +184,7 @@ def _make(
             undo.pop_all()
             # another process took the empty file for a leftover just before it was locked
             raise FileExistsError(f"{part} is being recovered by another process")
-        with closing_fd(os.open(index, CREATE, mode)) as descriptor, blaming(index):
+        with closing_fd(os.open(index, CREATE, mode)) as descriptor, adding_path_to_errors(index):
             undo.callback(index.unlink)
             if exact is not None:
                 os.fchmod(data, exact)
@@ -258,11 +258,11 @@ class Directories:
                     with closing(FolderLocks(trial)) as locks:
                         locks.take("trial")
             operation = "rename files"
-            place(trial, renamed)
+            link_file(trial, renamed)
             operation = "sync the directory"
             sync_folder(folder)
         except OSError as exc:
-            if exc.errno not in FULL_DISK:
+            if exc.errno not in DISK_FULL_ERRORS:
                 raise OutputError(
                     f"cannot {operation} in {folder} ({exc.strerror})",
                     hint="Give a directory of another file system; --work-dir may be a local one.",
@@ -337,11 +337,11 @@ def finish(path: Path, directories: Directories) -> Path:
                     continue
                 there = load_index(index_of(final))
                 if there is None or there != load_index(index):  # else of a try that failed then
-                    place(index, index_of(final))
+                    link_file(index, index_of(final))
                 mode = part.stat().st_mode & 0o777
                 if mode & 0o200 > directories.file_mode & 0o200:
                     part.chmod(mode - 0o200)
-                place(part, final)
+                link_file(part, final)
             break
         except FileExistsError:
             continue

@@ -38,15 +38,13 @@ from nsqtools.errors import (
 from nsqtools.files.durable import (
     TEMPORARY,
     copy_file,
+    link_file,
     make_folders,
     remove_temporaries,
     replace_file,
     sync_folder,
-    temporary_beside,
-    written_beside,
-)
-from nsqtools.files.durable import (
-    place as publish_file,
+    temporary_file,
+    temporary_path,
 )
 from nsqtools.files.opening import closing_fd, lock_file, open_to_read, status_of, walk
 
@@ -386,7 +384,7 @@ class LocalPlace(Place):
 
     def put_file(self, name: str, path: Path) -> str:
         target = self._prepare(name)
-        with temporary_beside(target) as temporary:
+        with temporary_path(target) as temporary:
             copy_file(path, temporary, FILE_MODE)
             temporary.replace(target)
         sync_folder(target.parent)
@@ -394,8 +392,8 @@ class LocalPlace(Place):
 
     def put_if_absent(self, name: str, data: bytes) -> str:
         target = self._prepare(name)
-        with written_beside(target, data, FILE_MODE) as temporary:
-            publish_file(temporary, target)
+        with temporary_file(target, data, FILE_MODE) as temporary:
+            link_file(temporary, target)
         sync_folder(target.parent)
         return ""
 

@@ -64,12 +64,12 @@ from nsqtools.archive.place import ABANDONED_AFTER_S, ChangedError, translating_
 from nsqtools.errors import ConnectionFailed, NsqError, OutputError, RefusedError
 from nsqtools.files.durable import (
     NEW,
+    link_file,
     make_alike,
-    place,
     remove_temporaries,
     replace_file,
     sync_folder,
-    temporary_beside,
+    temporary_path,
 )
 from nsqtools.files.opening import NotRegularError, has_writer
 from nsqtools.records.envelope import Envelope, Splitter, decode
@@ -502,7 +502,7 @@ def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
     if archive.members is not None:  # the index of before, when a repair was killed: it misleads
         both = archive, replace(archive, members=None)
         archive = max(both, key=lambda each: sum(map(len, _readable(each, delimiter))))
-    with translating_errors("repair", path), temporary_beside(path) as beside:
+    with translating_errors("repair", path), temporary_path(path) as beside:
         with archive.open() as file:
             begin_member, status = members_of(codec_at(file)), os.fstat(file.fileno())
         members: list[Member] = []
@@ -533,7 +533,7 @@ def _keep(path: Path) -> None:
     for number in itertools.count():
         name = f"{with_rev(f'.{path.name}', number)}.damaged"
         with suppress(FileExistsError):
-            place(path, path.with_name(name))
+            link_file(path, path.with_name(name))
             return
 
 

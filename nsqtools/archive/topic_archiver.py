@@ -32,7 +32,7 @@ from nsqtools.client.backlog import Backlog
 from nsqtools.client.connecting import RetryDelays
 from nsqtools.client.consumer import Consumer, Stopped
 from nsqtools.client.message import Batch
-from nsqtools.files.durable import can_pass
+from nsqtools.files.durable import is_transient_error
 
 log = logging.getLogger("nsqtools")
 
@@ -248,7 +248,7 @@ class TopicArchiver:
         try:
             write()
         except WriteFailed as exc:
-            if not can_pass(exc.number):
+            if not is_transient_error(exc.number):
                 raise
             now = time.monotonic()
             if exc.reason != self._reported:

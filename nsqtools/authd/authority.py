@@ -18,7 +18,7 @@ from nsqtools.authd.json_tokens import JSONTokens
 from nsqtools.authd.passwords import PasswordChecker
 from nsqtools.authd.users import Client, User, Users, hash_token, parse_users
 from nsqtools.errors import ConfigurationError
-from nsqtools.files.opening import Renewed, read_small, warn_of_exposure
+from nsqtools.files.opening import ReloadedValue, read_small, warn_of_exposure
 
 log = logging.getLogger("nsqtools")
 
@@ -47,7 +47,7 @@ class Authority:
         warn_of_exposure(path)
         self.path = path
         self.rejection = ""  # why the file as it is now is refused
-        self._renewed = Renewed([str(path)], lambda: _load(path))
+        self._renewed = ReloadedValue([str(path)], lambda: _load(path))
         self._loaded = self._renewed.get()
         self._passwords = PasswordChecker()
 
@@ -63,7 +63,7 @@ class Authority:
             self.rejection = ""
         except ConfigurationError as exc:
             if str(exc) != self.rejection:
-                log.warning("%s; using what was read before", exc)
+                log.warning("%s; using the previous content", exc)
             self.rejection = str(exc)
 
     async def identify(self, secret: str, client: Client) -> Identity | None:

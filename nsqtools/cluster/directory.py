@@ -35,7 +35,7 @@ from nsqtools.errors import (
     NotFoundError,
     NsqError,
 )
-from nsqtools.files.opening import Renewed
+from nsqtools.files.opening import ReloadedValue
 from nsqtools.http.http_api import (
     HTTPAccess,
     KnownNode,
@@ -94,7 +94,7 @@ def open_cluster(settings: ConnectionSettings, **defaults: Any) -> Cluster:
     addresses = ClusterAddresses(nsqds, lookupds, settings.nsqd_tcp_addresses)
     if not any(files):
         return Cluster(addresses, make())
-    access = Renewed(files, make)
+    access = ReloadedValue(files, make)
     return Cluster(addresses, access.get(), access.get)
 
 

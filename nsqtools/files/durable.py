@@ -1,7 +1,7 @@
-"""System calls that make things durable, and place files without overwriting any.
+"""Make data and names durable, replace files atomically, and name files without overwriting any.
 
-A name is durable only when its directory was fsynced: an fsynced file can be nameless after a
-power failure.
+A name is durable only after an fsync of its directory: without it a file whose content was fsynced
+can have no name after a power failure.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _TEMPORARY = r"\..+\.[0-9a-f]{16}\.tmp"
 TEMPORARY = re.compile(rf"{_TEMPORARY}|\..+\{COPY}")
 
 NEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-"""Flags that make a file, and never open one that is there, a link included."""
+"""Flags that create a file and never open an existing one, nor follow a link."""
 
+# FAT, some network mounts and FUSE file systems have no hard links; EMLINK is a full link count.
 NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
-
-FULL_DISK = {errno.ENOSPC, errno.EDQUOT}
-_CAN_PASS = {
-    *FULL_DISK,
-    *(errno.EIO, errno.ESTALE, errno.EROFS),  # a disk or a server that comes back
+DISK_FULL_ERRORS = {errno.ENOSPC, errno.EDQUOT}
+_TRANSIENT_ERRORS = {
+    *DISK_FULL_ERRORS,
+    *(errno.EIO, errno.ESTALE, errno.EROFS),  # a disk or a file server that returns
     *(errno.ENOENT, errno.ENODEV, errno.ENXIO, errno.ENOTCONN),  # not mounted at the moment
     *(errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
     *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS),
@@ -43,38 +43,42 @@ _CAN_PASS = {
     errno.EFBIG,  # the next file is smaller
     errno.EEXIST,  # the next name is free
 }
-IN_THE_WAY = {errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR}
-"""Errors that somebody may resolve while a daemon runs; a job that is to end does not wait."""
+OBSTACLE_ERRORS = {errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR}
+"""Errors that an operator may resolve while a daemon runs. A batch job does not wait for that."""
+
+# SMB, FUSE and some network mounts refuse to sync a directory. PostgreSQL and SQLite ignore it too.
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
-def can_pass(number: int | None) -> bool:
-    """Return whether writing that failed with an error may work later.
+def is_transient_error(number: int | None) -> bool:
+    """Return whether a write that failed with this error may succeed later.
 
-    Whoever writes in a loop ends with the other errors: to try again would be forever.
+    A loop of writes must end at any other error: its retries would never succeed.
     """
-    return number in _CAN_PASS
+    return number in _TRANSIENT_ERRORS
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write all of ``data``; a disk that fills up takes a part first."""
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
+    """Write all of ``data``: one system call may write only a part of it, as on a full disk."""
+    unwritten = memoryview(data)
+    while unwritten:
+        unwritten = unwritten[os.write(descriptor, unwritten) :]
 
 
 def sync_data(descriptor: int) -> None:
-    """Make what was written to a file durable. Raises ``OSError``."""
-    if sys.platform == "darwin":  # it has no fdatasync, and fsync leaves it in the drive's cache
+    """Make the content of a file durable. Raises ``OSError``."""
+    # macOS has no fdatasync, and its fsync leaves data in the cache of the drive.
+    if sys.platform == "darwin":
         fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
     else:
         os.fdatasync(descriptor)
 
 
 def append_whole(descriptor: int, lines: bytes, *, is_durable: bool = True) -> None:
-    """Append lines, all or none: what follows would be glued to half a line. Raises ``OSError``.
+    """Append all of the lines or none. Raises ``OSError``.
 
-    Others who append so wait meanwhile: what is cut off is none of theirs.
+    Half a line would merge with the next line that is appended. The lock keeps other writers
+    waiting, so that the truncation after an error removes none of their lines.
     """
     with locked(descriptor):
         start = os.fstat(descriptor).st_size
@@ -83,14 +87,14 @@ def append_whole(descriptor: int, lines: bytes, *, is_durable: bool = True) -> N
             if is_durable:
                 sync_data(descriptor)
         except OSError:
-            with suppress(OSError):  # no regular file
+            with suppress(OSError):  # A pipe or a device cannot be truncated.
                 os.ftruncate(descriptor, start)
             raise
 
 
 @contextmanager
-def blaming(path: Path) -> Iterator[None]:
-    """Put the path into an ``OSError`` that has none: those of descriptors do not know theirs."""
+def adding_path_to_errors(path: Path) -> Iterator[None]:
+    """Add the path to an ``OSError`` without one, as calls with a descriptor raise it."""
     try:
         yield
     except OSError as exc:
@@ -99,10 +103,7 @@ def blaming(path: Path) -> Iterator[None]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a directory durable, on file systems that can.
-
-    Some (SMB, FUSE, network mounts) refuse it for directories; PostgreSQL and SQLite go on, too.
-    """
+    """Make the names in a directory durable, on file systems that support it."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     with closing_fd(os.open(folder, flags)) as descriptor:
         try:
@@ -115,60 +116,65 @@ def sync_folder(folder: Path) -> None:
 def replace_file(
     path: Path, content: bytes, mode: int | os.stat_result = 0o640, *, is_durable: bool = True
 ) -> None:
-    """Make ``content`` what a file holds, durably: its readers see the old or the new, no mixture.
+    """Replace the content of a file atomically: readers see the old content or the new one.
 
-    ``mode`` is that of the new file, less the umask; or the status of another, which `make_alike`
-    makes it like. A link at ``path`` is replaced, not followed.
-    ``is_durable`` false leaves it to the system when the new content reaches the disk: for what is
-    written often and can be lost. Raises ``OSError``, also where ``path`` is not a regular
-    file (/dev/null); then the old one is still there.
+    Args:
+        path: The file. A link is replaced, not followed.
+        content: The new content.
+        mode: The mode of the new file, less the umask, or the status of a file whose permissions
+            and owner it gets (see `make_alike`).
+        is_durable: Whether to sync. False is for content that is written often and may be lost.
+
+    Raises ``OSError``, also if ``path`` is not a regular file (/dev/null). The old file remains
+    then.
     """
     if path.exists() and not path.is_file():
         raise NotRegularError(errno.EINVAL, "not a regular file", str(path))
-    with written_beside(path, content, mode, is_durable=is_durable) as beside:
-        beside.replace(path)
+    with temporary_file(path, content, mode, is_durable=is_durable) as draft:
+        draft.replace(path)
     if is_durable:
         sync_folder(path.parent)
 
 
 @contextmanager
-def temporary_beside(path: Path) -> Iterator[Path]:
-    """Give a file a new name in the same directory for now; what has it in the end is removed.
+def temporary_path(path: Path) -> Iterator[Path]:
+    """Yield an unused name in the directory of ``path``; a file with it is removed at the end.
 
-    An ``OSError`` names ``path``: the other means nothing to a user. See `remove_temporaries`.
+    An ``OSError`` names ``path``, because the temporary name means nothing to a user. After a kill
+    `remove_temporaries` removes the file.
     """
-    beside = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
+    draft = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
     try:
-        yield beside
+        yield draft
     except OSError as exc:
-        if exc.filename is None or str(exc.filename) == str(beside):
+        if exc.filename is None or str(exc.filename) == str(draft):
             exc.filename = str(path)
         raise
     finally:
         with suppress(OSError):
-            beside.unlink()
+            draft.unlink()
 
 
 @contextmanager
-def written_beside(
+def temporary_file(
     path: Path, content: bytes, mode: int | os.stat_result, *, is_durable: bool = True
 ) -> Iterator[Path]:
-    """Write a file that is to get the name ``path``: see `temporary_beside`."""
-    with temporary_beside(path) as beside:
-        made = os.open(beside, NEW | os.O_WRONLY, mode if isinstance(mode, int) else 0o600)
-        with closing_fd(made) as descriptor:
+    """Write a file that the caller renames to ``path``: see `temporary_path`."""
+    with temporary_path(path) as draft:
+        new_file = os.open(draft, NEW | os.O_WRONLY, mode if isinstance(mode, int) else 0o600)
+        with closing_fd(new_file) as descriptor:
             if not isinstance(mode, int):
                 make_alike(descriptor, mode)
             write_all(descriptor, content)
             if is_durable:
                 os.fsync(descriptor)
-        yield beside
+        yield draft
 
 
 class NewestContent:
-    """A file that several threads replace: content that is older than what it has is left out.
+    """A file that several threads replace, where older content never replaces newer content.
 
-    `number` is called on one thread only, when the content is put together; so is `note`.
+    Call `number` and `note` on one thread only: `number` when the content is built.
     """
 
     def __init__(self, path: Path, *, name_is_durable: bool = True) -> None:
@@ -176,42 +182,44 @@ class NewestContent:
         self._name_is_durable = name_is_durable
         self._lock = threading.Lock()
         self._number = self._written = 0
-        self._noted: tuple[int, bytes] = (0, b"")
+        self._note: tuple[int, bytes] = (0, b"")
 
     def number(self) -> int:
-        """Return the number of the content that is being put together now."""
+        """Return the number for the content that the caller builds now."""
         self._number += 1
         return self._number
 
     def write(self, content: bytes, number: int) -> None:
         """Replace the file, unless it has newer content or was removed. Raises ``OSError``."""
-        with written_beside(self._path, content, 0o600) as beside, self._lock:
+        with temporary_file(self._path, content, 0o600) as draft, self._lock:
             if is_newer := number > self._written:
-                beside.replace(self._path)
+                draft.replace(self._path)
                 self._written = number
-                noted, newer = self._noted
-                if noted > number:  # in the file that was replaced
-                    _overwrite(self._path, newer)
+                note_number, note = self._note
+                # A newer note was written to the file that this one replaced.
+                if note_number > number:
+                    _overwrite(self._path, note)
         if is_newer and self._name_is_durable:
             sync_folder(self._path.parent)
 
     def note(self, content: bytes) -> None:
-        """Let a kill find this content, without waiting for the disk: a power failure may not.
+        """Overwrite the file in place, without waiting for the disk.
 
-        It must be short, and its readers must bear empty lines at its end. Raises ``OSError``.
+        The content survives a kill, but perhaps no power failure. It must be short, and its readers
+        must accept empty lines at its end. Raises ``OSError``.
         """
-        self._noted = self.number(), content
+        self._note = self.number(), content
         _overwrite(self._path, content)
 
     def remove(self, number: int) -> None:
-        """Remove the file; content with a lower number is not written any more."""
+        """Remove the file. Content with a lower number is not written afterwards."""
         with self._lock:
             self._written = max(self._written, number)
             self._path.unlink(missing_ok=True)
 
 
 def _overwrite(path: Path, content: bytes) -> None:
-    """Overwrite what a file begins with; a new name would wait for the disk."""
+    """Overwrite the beginning of a file. A replacement would wait for the disk."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     with closing_fd(os.open(path, flags, 0o600)) as descriptor:
         size = os.fstat(descriptor).st_size
@@ -219,22 +227,22 @@ def _overwrite(path: Path, content: bytes) -> None:
 
 
 def remove_temporaries(folder: Path, before_s: float = math.inf) -> None:
-    """Remove what a kill during `replace_file` left, if it was last written to before a time.
+    """Remove temporary files that a kill left, if their last write was before a time.
 
-    Without one no process may be replacing files there now. Raises ``OSError``.
+    Without a time, no other process may replace files in the folder now. Raises ``OSError``.
     """
     for name in os.listdir(folder):
         path = folder / name
-        with suppress(FileNotFoundError):  # another process removed it
+        with suppress(FileNotFoundError):  # Another process may remove it first.
             if re.fullmatch(_TEMPORARY, name) and path.lstat().st_mtime < before_s:
                 path.unlink()
 
 
 def make_folders(root: Path, folder: Path, mode: int, *, is_exact: bool = False) -> None:
-    """Make the directories from ``root`` down to ``folder``. ``root`` itself must be there.
+    """Make the directories from ``root`` down to ``folder``, durably. ``root`` must exist.
 
-    If it were made again when it is gone, files would land below the mount point of a lost disk.
-    They have ``mode``, less the umask unless it ``is_exact``.
+    A missing ``root`` is not made again: after the loss of a disk, files would land below its mount
+    point. The directories get ``mode``, less the umask unless it ``is_exact``.
     """
     missing = []
     while folder != root and not folder.exists():
@@ -246,7 +254,7 @@ def make_folders(root: Path, folder: Path, mode: int, *, is_exact: bool = False)
 
 
 def make_folder(path: Path, mode: int, *, is_exact: bool = False) -> None:
-    """Make a directory; one that another process has made just now stays as it is."""
+    """Make a directory unless it exists; another process may make it at the same time."""
     try:
         path.mkdir(mode)
     except FileExistsError:
@@ -257,11 +265,12 @@ def make_folder(path: Path, mode: int, *, is_exact: bool = False) -> None:
             path.chmod(mode)
 
 
-def place(source: Path, target: Path) -> None:
-    """Give the file ``source`` also, or instead, the name ``target``, which appears at once.
+def link_file(source: Path, target: Path) -> None:
+    """Give a file the name ``target`` atomically, and never overwrite another file.
 
-    Across file systems it is copied and fsynced first. Raises `FileExistsError` when there is
-    another file; one that is the same file already is fine.
+    ``source`` remains if the file system has hard links, and is renamed otherwise. Across file
+    systems the file is copied and fsynced first. Raises `FileExistsError` if another file has the
+    name; a second call for the same file does nothing.
     """
     try:
         os.link(source, target)
@@ -270,46 +279,45 @@ def place(source: Path, target: Path) -> None:
             raise
     except OSError as exc:
         if exc.errno == errno.EXDEV:
-            beside = copy_of(target)
+            copy = copy_of(target)
             try:
-                copy_file(source, beside)
-                place(beside, target)
+                copy_file(source, copy)
+                link_file(copy, target)
             finally:
-                beside.unlink(missing_ok=True)
+                copy.unlink(missing_ok=True)
         elif exc.errno in NO_HARD_LINKS:
             if target.exists():
                 raise FileExistsError(errno.EEXIST, "File exists", str(target)) from None
             source.rename(target)
         else:
-            exc.filename = str(target)  # not the source, which is where it should be
+            exc.filename = str(target)
             raise
 
 
 def numbered_name(path: Path) -> Path:
-    """Return the first of ``path.1``, ``path.2`` and so on that nothing has, not even a link.
+    """Return the first unused name of ``path.1``, ``path.2`` and so on; a broken link uses one.
 
-    Only one process may make such names: nothing reserves it.
+    Only one process may make such names in a folder, because the name is not reserved.
     """
     names = (path.with_name(f"{path.name}.{number}") for number in count(1))
     return next(name for name in names if not os.path.lexists(name))
 
 
 def unused_name(path: Path) -> Path:
-    """Return ``path`` if replacing it loses nothing (no file, or a link to none), else as
-    `numbered_name` does."""
+    """Return ``path`` if no file is lost by replacing it, else the `numbered_name`."""
     return numbered_name(path) if path.exists() else path
 
 
 def copy_of(path: Path) -> Path:
-    """Return where ``path`` is put together when it comes from another file system."""
+    """Return the temporary name of ``path`` while it is copied from another file system."""
     return path.with_name(f".{path.name}{COPY}")
 
 
 def make_alike(descriptor: int, status: os.stat_result) -> None:
-    """Give a new file the permissions of another, and its owner where we may.
+    """Give a new file the permissions of another one, and its owner if this process may.
 
-    What root puts in the place of a user's file stays that user's to read. The set-user-ID bit is
-    left out: on a file of root it would give root's rights to whoever wrote the content.
+    If root replaces the file of a user, the user can still read it. The set-user-ID bit is dropped:
+    on a file of root it would give root's rights to the author of the content.
     """
     with suppress(OSError):
         os.fchown(descriptor, status.st_uid, status.st_gid)
@@ -317,16 +325,16 @@ def make_alike(descriptor: int, status: os.stat_result) -> None:
 
 
 def copy_file(source: Path, target: Path, mode: int | None = None) -> None:
-    """Make ``target`` a copy whose content is durable.
+    """Copy a file and make the content of the copy durable.
 
-    ``mode``, less the umask, is that of the copy; None makes it like the source.
+    The copy has ``mode``, less the umask, or with None the permissions of the source.
     """
     with open_to_read(source) as original:
         target.unlink(missing_ok=True)
-        made = os.open(target, NEW | os.O_WRONLY, 0o600 if mode is None else mode)
-        with os.fdopen(made, "wb") as copy:
+        descriptor = os.open(target, NEW | os.O_WRONLY, 0o600 if mode is None else mode)
+        with os.fdopen(descriptor, "wb") as copy:
             if mode is None:
-                make_alike(made, os.fstat(original.fileno()))
+                make_alike(descriptor, os.fstat(original.fileno()))
             shutil.copyfileobj(original, copy, 1 << 20)
             copy.flush()
-            os.fsync(made)
+            os.fsync(descriptor)

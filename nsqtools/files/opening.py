@@ -1,25 +1,22 @@
-"""Open files without being tricked, lock them, and notice when they have changed.
-
-Only regular files are opened, and no symbolic links where we write.
+"""Open files safely in shared directories, lock them, and reload values of changed files.
 
 In a directory that other users can write to, a name may be a link to any file, a FIFO that blocks
-its reader, or a device without an end. Reading follows a link that the user names, but none that is
-found in a directory, and takes only what turns out to be a regular file; writing follows none, and
-takes no file that another user planted: one that is neither ours nor root's nor of the owner of the
-directory, who could replace it anyway.
+its reader, or an endless device. Only regular files are opened. Reading follows a link that the
+user names, but no link in a listed directory. Writing follows no link, and refuses a file that
+another user planted: its owner is neither this user nor root nor the owner of the directory, who
+could replace it anyway.
 
-Trap: the check comes after the open, on the descriptor, because a name can change in between. So
+Trap: the check is made on the descriptor after the open, because a name can change in between. So
 the open itself must neither block nor change anything: ``O_NONBLOCK``, and never ``O_TRUNC``.
 
-Locks on open files: the holder of one works alone, and the end of its process releases it.
+A lock of an open file is released at the latest when its process ends.
 
-`FolderLocks` are thousands of locks on one descriptor: each name is a byte of a lock file, far
-beyond its end, and byte ranges are locked. Traps: classic range locks (F_SETLK) belong to the
-process and are released when it closes any descriptor of the file, so those of open files
-(F_OFD_SETLK) are used wherever the system has them. And ranges are no locks against `try_lock`: the
-two do not see each other.
+`FolderLocks` are thousands of locks on one descriptor: each name is mapped to a byte far beyond the
+end of a lock file, and byte ranges are locked. Traps: classic range locks (F_SETLK) belong to the
+process and are released when it closes any descriptor of the file, so locks of the open file
+(F_OFD_SETLK) are used on systems that have them. Range locks and `try_lock` ignore each other.
 
-`Renewed` is what is made of files, made again when they have changed: certificates, secrets.
+`ReloadedValue` rebuilds a value, such as a TLS context, when its files have changed.
 """
 
 from __future__ import annotations
@@ -42,7 +39,8 @@ from typing import BinaryIO, Generic, TypeVar
 
 from nsqtools.errors import ConfigurationError
 
-LOST = "lost+found"  # of fsck, which only root can read, where a disk of its own is mounted
+# Made by fsck at the root of a file system; only root can read it.
+LOST_AND_FOUND = "lost+found"
 
 
 class NotRegularError(OSError):
@@ -50,16 +48,16 @@ class NotRegularError(OSError):
 
 
 class NotOursError(OSError):
-    """A file of another user where only we write."""
+    """A file of another user, where only this user should write."""
 
 
 def is_ours(status: os.stat_result) -> bool:
-    """Return whether a file is a regular one that this process's user made."""
+    """Return whether a file is a regular file of the user of this process."""
     return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def state_of(path: str | Path) -> tuple[int, ...] | None:
-    """Return what changes when a file is written or replaced; None where it cannot be looked at."""
+    """Return values that differ after a write or a replacement; None if there is no status."""
     try:
         status = os.stat(path)
     except OSError:
@@ -83,8 +81,10 @@ def open_to_read(path: Path) -> BinaryIO:
 
 
 def read_small(path: Path, max_bytes: int) -> bytes:
-    """Return what a regular file holds. Raises ``ValueError`` for a larger one, and as
-    `open_to_read`."""
+    """Return the content of a regular file.
+
+    Raises ``ValueError`` for a larger file, and the errors of `open_to_read`.
+    """
     with open_to_read(path) as file:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
@@ -93,19 +93,20 @@ def read_small(path: Path, max_bytes: int) -> bytes:
 
 
 def data_offsets(descriptor: int, step: int) -> Iterator[int]:
-    """Yield the offsets of the pieces of ``step`` bytes that a file has, without those in holes.
+    """Iterate over the offsets of a file's pieces of ``step`` bytes, without pieces in holes.
 
-    A sparse file may claim a terabyte that nobody wrote.
+    A sparse file may have a size of a terabyte without content.
     """
-    at, size = 0, os.fstat(descriptor).st_size
-    while at < size:
+    offset, size = 0, os.fstat(descriptor).st_size
+    while offset < size:
         try:
-            at = max(at, os.lseek(descriptor, at, os.SEEK_DATA) // step * step)
+            offset = max(offset, os.lseek(descriptor, offset, os.SEEK_DATA) // step * step)
         except OSError as exc:
+            # ENXIO: only a hole follows. Any other error: no support for holes, so read it all.
             if exc.errno == errno.ENXIO:
-                return  # the rest is a hole; other errors are of systems that know none
-        yield at
-        at += step
+                return
+        yield offset
+        offset += step
 
 
 def descriptor_to_read(path: Path) -> int:
@@ -114,9 +115,10 @@ def descriptor_to_read(path: Path) -> int:
 
 
 def open_to_write(path: Path, flags: int, mode: int = 0o600) -> int:
-    """Return a descriptor with ``flags`` as of `os.open`, ``O_TRUNC`` not among them.
+    """Open a regular file that no other user planted, with the flags of `os.open`.
 
-    A new file has ``mode``, less the umask. Raises `NotRegularError`, `NotOursError`, ``OSError``.
+    ``O_TRUNC`` is not allowed. A new file has ``mode``, less the umask. Raises `NotRegularError`,
+    `NotOursError`, ``OSError``.
     """
     descriptor = _open(path, flags | os.O_NOFOLLOW, mode)
     try:
@@ -129,7 +131,7 @@ def open_to_write(path: Path, flags: int, mode: int = 0o600) -> int:
 
 @contextmanager
 def closing_fd(descriptor: int) -> Iterator[int]:
-    """Close a descriptor in the end."""
+    """Close a descriptor at the end of the block."""
     try:
         yield descriptor
     finally:
@@ -137,19 +139,21 @@ def closing_fd(descriptor: int) -> Iterator[int]:
 
 
 def refuse_planted(path: Path, status: os.stat_result) -> None:
-    """Raise `NotOursError` for what another user put there."""
+    """Raise `NotOursError` for a file that another user planted."""
     if status.st_uid not in (os.geteuid(), 0, path.parent.stat().st_uid):
-        whose = _name_of(status.st_uid)
-        raise NotOursError(errno.EPERM, f"it belongs to another user, {whose}", str(path))
+        owner = _user_name(status.st_uid)
+        raise NotOursError(errno.EPERM, f"it belongs to another user, {owner}", str(path))
 
 
 def open_own(path: Path) -> BinaryIO:
-    """Open a file to read that only we write, and that says what may be removed. Raises as
-    `open_to_write`."""
+    """Open a file of this user to read, whose content decides what is removed.
+
+    Raises the errors of `open_to_write`.
+    """
     return os.fdopen(open_to_write(path, os.O_RDONLY), "rb")
 
 
-def _name_of(user: int) -> str:
+def _user_name(user: int) -> str:
     import pwd
 
     try:
@@ -159,9 +163,9 @@ def _name_of(user: int) -> str:
 
 
 def open_to_append(path: Path) -> BinaryIO:
-    """Open a file for messages that must not get lost, after what it holds; made if missing.
+    """Open a file to append to it; create it if missing.
 
-    Raises as `open_to_write`.
+    Raises the errors of `open_to_write`.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     return os.fdopen(open_to_write(path, flags), "ab")
@@ -173,7 +177,7 @@ def _open(path: Path, flags: int, mode: int = 0o600) -> int:
     except OSError as exc:
         if exc.errno == errno.ELOOP:
             raise _refusal(exc.errno, path, "is a symbolic link") from exc
-        if exc.errno == errno.ENXIO:  # a FIFO without a reader
+        if exc.errno == errno.ENXIO:  # a FIFO that no process reads
             raise _refusal(exc.errno, path, "is not a regular file") from exc
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -182,8 +186,8 @@ def _open(path: Path, flags: int, mode: int = 0o600) -> int:
     return descriptor
 
 
-def _refusal(number: int, path: Path, what: str) -> NotRegularError:
-    return NotRegularError(number, f"it {what}", str(path))
+def _refusal(number: int, path: Path, problem: str) -> NotRegularError:
+    return NotRegularError(number, f"it {problem}", str(path))
 
 
 def walk(
@@ -191,59 +195,64 @@ def walk(
     on_error: Callable[[OSError], object] = lambda error: None,
     follows: Callable[[str], bool] | None = None,
 ) -> Iterator[tuple[Path, list[str]]]:
-    """Iterate over a directory and all below it, each once: its path, and the names of its files.
+    """Iterate over a directory and its subdirectories, each once.
 
-    Links lead out of it, or to what is there anyway: without ``follows`` they are left out, except
-    the directory itself. Directories behind the links that it takes come last, and files are links
-    or not. What fsck found is left out.
-    The errors of directories that cannot be listed go to ``on_error``.
+    Args:
+        root: The directory. It may be a link itself.
+        on_error: Called with the error of a directory that cannot be listed.
+        follows: Decides by the path of a link to a directory whether it is followed, and then
+            links to files are listed as well. None follows no link and lists none, because a link
+            leads out of the directory or to a file that is listed anyway.
+
+    Yields the path of each directory and the names of its files. Directories behind links come
+    last. lost+found is skipped.
     """
-    seen: set[tuple[int, ...]] = set()
-    waiting = [str(root)]
-    while waiting:
+    visited: set[tuple[int, ...]] = set()
+    pending = [str(root)]
+    while pending:
         links: list[str] = []
         for folder, folders, names in chain.from_iterable(
-            os.walk(top, onerror=on_error) for top in waiting
+            os.walk(top, onerror=on_error) for top in pending
         ):
             state = None
             try:
                 state = os.stat(folder)
             except OSError as exc:
                 on_error(exc)
-            if state is None or (state.st_dev, state.st_ino) in seen:
+            if state is None or (state.st_dev, state.st_ino) in visited:
                 folders.clear()
                 continue
-            seen.add((state.st_dev, state.st_ino))
-            folders[:] = sorted({*folders} - {LOST})
+            visited.add((state.st_dev, state.st_ino))
+            folders[:] = sorted({*folders} - {LOST_AND_FOUND})
             if follows is None:
-                links_left = [name for name in (*folders, *names) if _is_link(folder, name)]
-                warn_of_links(folder, links_left)
-                names = [name for name in names if name not in links_left]
+                skipped = [
+                    name
+                    for name in (*folders, *names)
+                    if os.path.islink(os.path.join(folder, name))
+                ]
+                warn_of_links(folder, skipped)
+                names = [name for name in names if name not in skipped]
             else:
                 links += filter(follows, (os.path.join(folder, name) for name in folders))
             yield Path(folder), sorted(names)
-        waiting = links
+        pending = links
 
 
-def _is_link(folder: str, name: str) -> bool:
-    return os.path.islink(os.path.join(folder, name))
-
-
-_with_links: set[str] = set()  # directories that were named
+_folders_with_links: set[str] = set()  # A warning was logged for these.
 
 
 def warn_of_links(folder: str | Path, names: Sequence[str]) -> None:
-    """Log once for a directory that links in it are not followed."""
-    shown = sorted(name for name in names if not name.startswith("."))
-    if shown and str(folder) not in _with_links:
-        _with_links.add(str(folder))
-        others = f" (nor are {len(shown) - 1} more there)" if len(shown) > 1 else ""
-        path = os.path.join(folder, shown[0])
-        log.warning("%s is a link, which is not followed%s: name what it leads to", path, others)
+    """Log once for a directory that its links are not followed."""
+    visible = sorted(name for name in names if not name.startswith("."))
+    if visible and str(folder) not in _folders_with_links:
+        _folders_with_links.add(str(folder))
+        suffix = f" (and {len(visible) - 1} more)" if len(visible) > 1 else ""
+        path = os.path.join(folder, visible[0])
+        log.warning("%s is a link, which is not followed%s: name its target", path, suffix)
 
 
 def is_own_link(path: str) -> bool:
-    """Return whether a path is a link, and none that another user planted."""
+    """Return whether a path is a link that no other user planted."""
     with suppress(OSError):
         refuse_planted(Path(path), os.lstat(path))
         return os.path.islink(path)
@@ -251,16 +260,17 @@ def is_own_link(path: str) -> bool:
 
 
 def has_writer(path: Path) -> bool | None:
-    """Return whether some program of this machine has a file open for writing.
+    """Return whether a program on this machine has a file open for writing.
 
-    None where the system cannot tell: elsewhere than on local disks of Linux, and of files of other
-    users. Raises `NotRegularError`, ``OSError``.
+    Returns None if the system cannot answer: on other systems than Linux, on other file systems
+    than local disks, and for files of other users. Raises `NotRegularError`, ``OSError``.
     """
     if not hasattr(fcntl, "F_SETLEASE"):
         return None
     with closing_fd(descriptor_to_read(path)) as descriptor:
         try:
-            # who opens it in this moment makes the system signal; SIGIO would end this process
+            # A program that opens the file during the lease makes the kernel send a signal. The
+            # default, SIGIO, would end this process; SIGURG is ignored.
             fcntl.fcntl(descriptor, _F_SETSIG, signal.SIGURG)
             fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         except OSError as exc:
@@ -269,18 +279,19 @@ def has_writer(path: Path) -> bool | None:
     return False
 
 
-def allow_many() -> None:
-    """Raise the soft limit of open files to the hard one, as Go does."""
+def raise_open_file_limit() -> None:
+    """Raise the soft limit of open files to the hard limit, as Go does."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        with suppress(ValueError, OSError):  # a system may refuse what it says that it allows
+        # macOS reports an unlimited hard limit, and refuses values above OPEN_MAX.
+        with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def try_lock(descriptor: int) -> bool:
-    """Lock an open file for as long as it is open; return False when another has it locked.
+    """Lock an open file until it is closed; return False if another descriptor has the lock.
 
-    Raises ``OSError`` where files cannot be locked.
+    Raises ``OSError`` on file systems without locks.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -291,7 +302,7 @@ def try_lock(descriptor: int) -> bool:
 
 @contextmanager
 def locked(descriptor: int) -> Iterator[None]:
-    """Hold the lock of an open file, after its holder has released it. Raises ``OSError``."""
+    """Lock an open file during the block; wait for the lock first. Raises ``OSError``."""
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     try:
         yield
@@ -300,9 +311,9 @@ def locked(descriptor: int) -> Iterator[None]:
 
 
 def lock_file(path: Path) -> int | None:
-    """Open a lock file, made if missing, and lock it; return None when another has it locked.
+    """Open or create a lock file, and lock it; return None if another process has the lock.
 
-    Close the descriptor to release it. Raises ``OSError``.
+    Close the descriptor to release the lock. Raises ``OSError``.
     """
     descriptor = open_to_write(path, os.O_RDWR | os.O_CREAT)
     with ExitStack() as undo:
@@ -314,66 +325,68 @@ def lock_file(path: Path) -> int | None:
 
 
 class FolderLocks:
-    """Locks on names, for all who open the same lock file. Threads may share it.
+    """Locks of names, among all processes that use the same lock file. Threads may share one.
 
-    The file is made by the first `take`. Raises ``OSError``.
+    The first `take` creates the file. Raises ``OSError``.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._busy = threading.Lock()
+        self._lock = threading.Lock()
         self._descriptor: int | None = None
-        self._taken: set[int] = set()
+        self._offsets: set[int] = set()  # of the bytes that this object has locked
 
     def take(self, name: str) -> bool:
-        """Lock a name; return False when it is locked already, by another process or here."""
-        place = _place(name)
-        with self._busy:
+        """Lock a name; return False if it is locked already, by this or another process."""
+        offset = _lock_offset(name)
+        with self._lock:
             if self._descriptor is None:
                 self._descriptor = open_to_write(self._path, os.O_RDWR | os.O_CREAT)
-            if place in self._taken or not _lock_byte(self._descriptor, place, fcntl.F_WRLCK):
+            if offset in self._offsets or not _lock_byte(self._descriptor, offset, fcntl.F_WRLCK):
                 return False
-            self._taken.add(place)
+            self._offsets.add(offset)
         return True
 
     def release(self, name: str) -> None:
-        """Unlock a name that was taken; another is left alone."""
-        place = _place(name)
-        with self._busy:
-            if place in self._taken and self._descriptor is not None:
-                self._taken.discard(place)
-                _lock_byte(self._descriptor, place, fcntl.F_UNLCK)
+        """Unlock a name if this object has locked it."""
+        offset = _lock_offset(name)
+        with self._lock:
+            if offset in self._offsets and self._descriptor is not None:
+                self._offsets.discard(offset)
+                _lock_byte(self._descriptor, offset, fcntl.F_UNLCK)
 
     def close(self) -> None:
-        """Release everything."""
-        with self._busy:
+        """Release all locks."""
+        with self._lock:
             if self._descriptor is not None:
                 os.close(self._descriptor)
                 self._descriptor = None
-                self._taken.clear()
+                self._offsets.clear()
 
 
-def _place(name: str) -> int:
-    """Return the byte of a name: two names share one with a probability of 2^-62."""
-    import hashlib  # takes 5 ms, which a command without such files does not pay
+def _lock_offset(name: str) -> int:
+    """Return the offset of a name's byte. Two names collide with a probability of 2^-62."""
+    # The import takes 5 ms, which commands without such locks avoid.
+    import hashlib
 
     return int.from_bytes(hashlib.sha256(os.fsencode(name)).digest()[:8], "big") >> 2
 
 
-_F_SETSIG = 10  # Linux; fcntl lacks the name on macOS
-_FLOCK = struct.Struct("hhqqi4x")  # of 64-bit systems: type, whence, start, length, pid
-# Its value on every processor. Pythons built with older headers, as those of uv, lack the name.
-_LINUX = 37 if sys.platform == "linux" else None
-_OFD_SETLK = getattr(fcntl, "F_OFD_SETLK", _LINUX) if struct.calcsize("P") == 8 else None
+_F_SETSIG = 10  # The value on Linux; the fcntl module of macOS lacks the name.
+_FLOCK = struct.Struct("hhqqi4x")  # on 64-bit systems: type, whence, start, length, pid
+# The value is the same on every processor. A Python that was built with older headers, as uv
+# distributes it, lacks the name.
+_LINUX_OFD_SETLK = 37 if sys.platform == "linux" else None
+_OFD_SETLK = getattr(fcntl, "F_OFD_SETLK", _LINUX_OFD_SETLK) if struct.calcsize("P") == 8 else None
 
 
-def _lock_byte(descriptor: int, place: int, kind: int) -> bool:
+def _lock_byte(descriptor: int, offset: int, kind: int) -> bool:
     try:
         if _OFD_SETLK is not None:
-            fcntl.fcntl(descriptor, _OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, place, 1, 0))
+            fcntl.fcntl(descriptor, _OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, offset, 1, 0))
         else:
             operation = fcntl.LOCK_UN if kind == fcntl.F_UNLCK else fcntl.LOCK_EX | fcntl.LOCK_NB
-            fcntl.lockf(descriptor, operation, 1, place, os.SEEK_SET)
+            fcntl.lockf(descriptor, operation, 1, offset, os.SEEK_SET)
     except OSError as exc:
         if exc.errno in (errno.EACCES, errno.EAGAIN):
             return False
@@ -385,7 +398,10 @@ log = logging.getLogger("nsqtools")
 
 
 def exposure_of_secret(path: Path) -> str:
-    """Say who else can read a file with a secret, "" if none. Root's may be read by a group."""
+    """Return a warning if other users can read a file with a secret, else "".
+
+    If root owns the file, its group may read it.
+    """
     try:
         status = path.stat()
     except OSError:
@@ -397,13 +413,13 @@ def exposure_of_secret(path: Path) -> str:
     return f"others can read the secret in {path} (mode {mode:04o}): chmod 600 {path}"
 
 
-_exposed: set[Path] = set()  # that were named
+_exposed: set[Path] = set()  # A warning was logged for these.
 
 
 def warn_of_exposure(path: Path) -> None:
-    """Name a file with a secret, password or key that others can read, once, in the log.
+    """Log once that others can read a file with a secret, password or key.
 
-    Whatever reads such a file calls this.
+    Call this before reading such a file.
     """
     if path.absolute() not in _exposed and (problem := exposure_of_secret(path)):
         _exposed.add(path.absolute())
@@ -413,40 +429,42 @@ def warn_of_exposure(path: Path) -> None:
 T = TypeVar("T")
 
 
-class Renewed(Generic[T]):
-    """What ``build`` makes of files (an empty name is none). Raises what ``build`` raises.
+class ReloadedValue(Generic[T]):
+    """A value built from files, and rebuilt when they have changed.
 
-    Any thread may ask; two at the same time may build it twice.
+    An empty name is no file. The constructor raises the errors of ``build``. Threads may share it;
+    two that call at the same time may build the value twice.
     """
 
     def __init__(self, files: Sequence[str], build: Callable[[], T]) -> None:
         self._files = tuple(filter(None, files))
         self._build = build
-        self._seen = self._states()
-        self._built = build()
-        self._reported = ""
+        self._file_states = self._states()
+        self._value = build()
+        self._logged_problem = ""
 
     def check(self) -> T:
-        """Return it as its files are now. Raises `ConfigurationError` if it cannot be made."""
-        now = self._states()
-        if now != self._seen:
-            self._built = self._build()
-            self._seen = now
-            self._reported = ""
-        return self._built
+        """Return the current value. Raises `ConfigurationError` if it cannot be rebuilt."""
+        states = self._states()
+        if states != self._file_states:
+            self._value = self._build()
+            self._file_states = states
+            self._logged_problem = ""
+        return self._value
 
     def get(self) -> T:
-        """Return it as its files are now, or, while they cannot be used, as before.
+        """Return the current value, or the previous one while the files are invalid.
 
-        Certificate and key are seldom replaced in one moment.
+        A certificate and its key are rarely replaced at the same moment.
         """
         try:
             return self.check()
         except ConfigurationError as exc:
-            if str(exc) != self._reported:  # it may be asked for each request
-                self._reported = str(exc)
-                log.warning("%s; using what was read before", exc)
-            return self._built
+            # Each request may call this, so a problem is logged once.
+            if str(exc) != self._logged_problem:
+                self._logged_problem = str(exc)
+                log.warning("%s; using the previous content", exc)
+            return self._value
 
     def _states(self) -> list[tuple[int, ...] | None]:
         return [state_of(path) for path in self._files]

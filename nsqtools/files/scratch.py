@@ -1,8 +1,7 @@
-"""Directories for what is put together and does not stay, of which a kill leaves nothing for long.
-And variables of this process that others start with, which do not stay either.
+"""Temporary directories that are removed even after a kill, and temporary environment variables.
 
-Each directory is locked while its process lives, and the next one of its kind removes those that
-are not locked any more.
+Each directory is locked while its process lives. The next process that makes a directory of the
+same kind removes the unlocked ones.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from nsqtools.errors import OutputError
 from nsqtools.files.opening import closing_fd, lock_file, open_to_write, try_lock
 
 LOCK = "lock"
-YOUNG_S = 60.0
-"""A directory this young may be about to be locked."""
+LOCK_GRACE_S = 60.0
+"""Time in which a process locks its new directory, at the latest."""
 
 
 @contextmanager
 def scratch_directory(prefix: str, parent: Path | None = None) -> Iterator[Path]:
-    """A new directory below ``parent``, or where the system has temporary files.
+    """Make a directory below ``parent`` (default: the system's) and remove it after the block.
 
-    Abandoned ones whose names have the same prefix are removed first. Raises `OutputError` where
-    none can be made.
+    Abandoned directories with the same prefix are removed first. Raises `OutputError` if no
+    directory can be made.
     """
     try:
         parent = parent or Path(tempfile.gettempdir())
@@ -49,22 +48,23 @@ def scratch_directory(prefix: str, parent: Path | None = None) -> Iterator[Path]
 
 
 def remove_abandoned(parent: Path, prefix: str) -> None:
-    """Remove the directories of processes of this user that were killed."""
+    """Remove the directories of this user's killed processes."""
     for directory in parent.glob(f"{prefix}*"):
         try:
             state = directory.lstat()
-            if state.st_uid != os.getuid() or time.time() - state.st_mtime < YOUNG_S:
+            if state.st_uid != os.getuid() or time.time() - state.st_mtime < LOCK_GRACE_S:
                 continue
             with closing_fd(open_to_write(directory / LOCK, os.O_RDWR)) as lock:
                 if try_lock(lock):
                     shutil.rmtree(directory, ignore_errors=True)
-        except OSError:  # not one of these, removed just now, or where files cannot be locked
+        # It is no scratch directory, another process removed it, or it cannot be locked.
+        except OSError:
             continue
 
 
 @contextmanager
 def environment(changes: Mapping[str, str | None]) -> Iterator[None]:
-    """Set variables of this process, or remove those that are None, and restore them."""
+    """Set environment variables during the block, or unset those with the value None."""
 
     def put(values: Mapping[str, str | None]) -> None:
         for name, value in values.items():
@@ -72,9 +72,9 @@ def environment(changes: Mapping[str, str | None]) -> Iterator[None]:
             if value is not None:
                 os.environ[name] = value
 
-    before = {name: os.environ.get(name) for name in changes}
+    previous = {name: os.environ.get(name) for name in changes}
     put(changes)
     try:
         yield
     finally:
-        put(before)
+        put(previous)

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import pycurl
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.files.opening import Renewed
+from nsqtools.files.opening import ReloadedValue
 from nsqtools.forward.http_requests import HttpRequest
 from nsqtools.transport.stream import TLSOptions, make_context
 
@@ -70,7 +70,7 @@ class HttpTls:
             str(ca_file or ""), str(cert or ""), str(key or ""), insecure_skip_verify=is_insecure
         )
         self._files = (self._options.ca_file, self._options.cert_file, self._options.key_file)
-        self.blobs = Renewed(self._files, self._read)  # CA file, certificate and key
+        self.blobs = ReloadedValue(self._files, self._read)  # CA file, certificate and key
         self._system = ssl.get_default_verify_paths()
 
     def _read(self) -> list[bytes | None]:

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from nsqtools import __version__
 from nsqtools.client.message import Batch, Message
 from nsqtools.errors import ConfigurationError
-from nsqtools.files.opening import Renewed
+from nsqtools.files.opening import ReloadedValue
 from nsqtools.forward import BatchForm
 from nsqtools.forward.parcel import Parcel, as_sent
 from nsqtools.protocol.names import Address
@@ -174,7 +174,7 @@ class RequestBuilder:
         *,
         content_type: str | None,
         headers: Sequence[Header] = (),
-        secrets: Renewed[RequestSecrets] | None = None,
+        secrets: ReloadedValue[RequestSecrets] | None = None,
         has_metadata: bool = True,
         batch: BatchForm | None = None,
     ) -> None:

@@ -6,10 +6,10 @@ import ssl
 from pathlib import Path
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.files.opening import Renewed, warn_of_exposure
+from nsqtools.files.opening import ReloadedValue, warn_of_exposure
 
 
-def server_certificate(cert: Path, key: Path) -> Renewed[ssl.SSLContext]:
+def server_certificate(cert: Path, key: Path) -> ReloadedValue[ssl.SSLContext]:
     """Return the TLS context of a server; ask for it to have its new connections use new files.
 
     The context is always the same one. Raises `ConfigurationError`.
@@ -31,4 +31,4 @@ def server_certificate(cert: Path, key: Path) -> Renewed[ssl.SSLContext]:
             ) from exc
         return context
 
-    return Renewed(files, load)
+    return ReloadedValue(files, load)

@@ -21,7 +21,7 @@ from urllib.parse import urlencode
 import httpx
 
 from nsqtools.errors import ConfigurationError, NsqError
-from nsqtools.files.durable import blaming
+from nsqtools.files.durable import adding_path_to_errors
 from nsqtools.protocol.frames import RESPONSE, RequestError, encode_frame
 from nsqtools.protocol.go_regexp import Matches, compile_go_regexp
 from nsqtools.protocol.names import shown_url
@@ -90,7 +90,7 @@ class AuthServers:
             ) from exc
         self._addresses = options.auth_http_address
         self._options = options
-        with blaming(Path(options.tls_root_ca_file)):
+        with adding_path_to_errors(Path(options.tls_root_ca_file)):
             self._tls = ssl.create_default_context(cafile=options.tls_root_ca_file or None)
         self._log = log
 

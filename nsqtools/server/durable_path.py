@@ -20,8 +20,8 @@ from pathlib import Path
 from nsqtools.errors import ConfigurationError, OutputError
 from nsqtools.files.durable import (
     copy_file,
+    link_file,
     numbered_name,
-    place,
     replace_file,
     sync_folder,
     unused_name,
@@ -315,7 +315,7 @@ class DurablePath:
         """Rename a database that is not open, and its log; return the new name."""
         aside = numbered_name(path.with_name(f"{path.name}.{kind}"))
         with suppress(FileNotFoundError):  # before it, so that a kill does not part the two
-            place(Path(f"{path}-wal"), Path(f"{aside}-wal"))
+            link_file(Path(f"{path}-wal"), Path(f"{aside}-wal"))
         path.rename(aside)
         remove(path)
         sync_folder(self._path)

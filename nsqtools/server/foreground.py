@@ -64,7 +64,7 @@ def _run(options: Any, log: DaemonLog, without_effect: Sequence[str]) -> bool:
     import asyncio
     import signal
 
-    from nsqtools.files.opening import allow_many
+    from nsqtools.files.opening import raise_open_file_limit
     from nsqtools.http.loop_meter import MeteredLoop
     from nsqtools.server.nsqd_daemon import NsqdDaemon
     from nsqtools.server.nsqlookupd_daemon import NsqlookupdDaemon
@@ -86,6 +86,6 @@ def _run(options: Any, log: DaemonLog, without_effect: Sequence[str]) -> bool:
         await asked_to_stop.wait()
         return await daemon.stop()
 
-    allow_many()
+    raise_open_file_limit()
     with asyncio.Runner(loop_factory=MeteredLoop) as runner:
         return runner.run(serve())

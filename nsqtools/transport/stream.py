@@ -48,7 +48,7 @@ from nsqtools.errors import (
     NsqError,
     TLSError,
 )
-from nsqtools.files.opening import Renewed, warn_of_exposure
+from nsqtools.files.opening import ReloadedValue, warn_of_exposure
 from nsqtools.protocol.names import Address, parse_address
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def make_context(options: TLSOptions) -> ssl.SSLContext:
     return context
 
 
-RenewedContext = Renewed["ssl.SSLContext"]
+RenewedContext = ReloadedValue["ssl.SSLContext"]
 """A context that is built again when its files change."""
 
 

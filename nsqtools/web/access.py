@@ -39,7 +39,7 @@ from nsqtools.authd import users
 from nsqtools.authd.authority import Authority, sent_secret
 from nsqtools.authd.passwords import PasswordChecker, as_ip, parse_hash
 from nsqtools.errors import ConfigurationError
-from nsqtools.files.opening import Renewed, open_to_read, warn_of_exposure
+from nsqtools.files.opening import ReloadedValue, open_to_read, warn_of_exposure
 from nsqtools.http.cross_site import cross_site_refusal, is_own_host
 from nsqtools.protocol.names import http_url
 
@@ -310,7 +310,7 @@ class PasswordFile:
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         warn_of_exposure(path)
-        self._hashes = Renewed([str(path)], lambda: dict(_read(path)))
+        self._hashes = ReloadedValue([str(path)], lambda: dict(_read(path)))
         self._passwords = PasswordChecker(clock)
 
     async def is_right(self, user: str, password: str, address: str) -> bool:

@@ -102,7 +102,7 @@ def test_a_changed_file_is_read_and_a_broken_one_is_refused(
         authority.refresh()
         assert names(authority, "t") == [f"{user} by token"]
         assert rejection in authority.rejection
-    assert len([each for each in caplog.messages if "using what was read before" in each]) == 1
+    assert len([each for each in caplog.messages if "using the previous content" in each]) == 1
     path.unlink()
     authority.refresh()
     assert names(authority, "t") == ["dave-dave by token"]

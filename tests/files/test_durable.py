@@ -1,4 +1,4 @@
-"""Replacing a file: whole or not at all, by nobody's link, and nothing is left lying about."""
+"""Replace files atomically, without following links or leaving temporary files."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from nsqtools.files import durable
-from nsqtools.files.durable import NewestContent, place, remove_temporaries, replace_file
+from nsqtools.files.durable import NewestContent, link_file, remove_temporaries, replace_file
 from nsqtools.files.opening import open_to_append, try_lock
 
 
@@ -25,17 +25,19 @@ def test_a_disk_that_fills_up_leaves_the_old_content(small_disk: Path) -> None:
     assert names(small_disk) == ["filler", "nsqd.dat"]
 
 
-def test_what_is_cut_off_of_a_file_that_others_append_to_is_none_of_theirs(
+def test_an_append_locks_the_file_against_other_writers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[bool] = []
+    locked: list[bool] = []
     with open_to_append(tmp_path / "unsent") as mine, open_to_append(tmp_path / "unsent") as other:
-        monkeypatch.setattr(durable, "write_all", lambda *_: seen.append(try_lock(other.fileno())))
+        monkeypatch.setattr(
+            durable, "write_all", lambda *_: locked.append(try_lock(other.fileno()))
+        )
         durable.append_whole(mine.fileno(), b"1\n")
-        assert (seen, try_lock(other.fileno())) == ([False], True)
+        assert (locked, try_lock(other.fileno())) == ([False], True)
 
 
-def test_older_content_never_replaces_newer_and_what_a_kill_left_goes(tmp_path: Path) -> None:
+def test_older_content_never_replaces_newer_content(tmp_path: Path) -> None:
     path = tmp_path / "nsqd.dat"
     file = NewestContent(path)
     first, second = file.number(), file.number()
@@ -48,8 +50,11 @@ def test_older_content_never_replaces_newer_and_what_a_kill_left_goes(tmp_path: 
     file.remove(file.number())
     file.write(b"late", late)
     assert not path.exists()
-    left = f".nsqd.dat.{'0a' * 8}.tmp"
-    for name in (left, "nsqd.dat", ".other.tmp", "t.diskqueue.000000.dat"):
+
+
+def test_the_temporary_files_of_a_kill_are_removed(tmp_path: Path) -> None:
+    temporary = f".nsqd.dat.{'0a' * 8}.tmp"
+    for name in (temporary, "nsqd.dat", ".other.tmp", "t.diskqueue.000000.dat"):
         (tmp_path / name).touch()
     remove_temporaries(tmp_path)
     assert names(tmp_path) == [".other.tmp", "nsqd.dat", "t.diskqueue.000000.dat"]
@@ -61,7 +66,7 @@ def victim(tmp_path: Path) -> Path:
     return tmp_path / "victim"
 
 
-def test_a_link_is_replaced_and_not_followed_nor_one_where_the_temporary_name_would_be(
+def test_links_at_the_name_and_at_the_temporary_name_are_not_followed(
     tmp_path: Path, victim: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "nsqd.dat").symlink_to(victim)
@@ -75,16 +80,16 @@ def test_a_link_is_replaced_and_not_followed_nor_one_where_the_temporary_name_wo
 
 
 def test_a_link_in_place_of_the_copy_is_not_followed(tmp_path: Path, victim: Path) -> None:
-    """Across file systems a file is copied beside its target first."""
-    other = Path("/dev/shm")
-    if not other.is_dir() or other.stat().st_dev == tmp_path.stat().st_dev:
+    """Across file systems a file is copied to the directory of its target first."""
+    memory_disk = Path("/dev/shm")
+    if not memory_disk.is_dir() or memory_disk.stat().st_dev == tmp_path.stat().st_dev:
         pytest.skip("needs a second file system")
-    source = other / f"nsqtools-{os.getpid()}"
+    source = memory_disk / f"nsqtools-{os.getpid()}"
     source.write_text("archive")
     (tmp_path / ".target.copy").symlink_to(victim)
     source.chmod(0o604)
     try:
-        place(source, tmp_path / "target")
+        link_file(source, tmp_path / "target")
     finally:
         source.unlink()
 

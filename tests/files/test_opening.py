@@ -1,4 +1,4 @@
-"""Opening files in a directory where somebody else put something in the way."""
+"""Open files in a directory where another user planted links, devices and FIFOs."""
 
 import fcntl
 import importlib.util
@@ -44,26 +44,34 @@ def test_a_link_to_a_device_or_a_directory_is_not_read(tmp_path: Path, device: s
         open_to_read(tmp_path / "link")
 
 
-def test_what_is_appended_is_private_a_lock_is_for_one_and_no_fifo_blocks(tmp_path: Path) -> None:
+def test_a_walk_skips_lost_and_found_and_reports_errors(tmp_path: Path) -> None:
     for name in ("lost+found/deep", "clicks"):
         (tmp_path / name).mkdir(parents=True)
-    assert [folder for folder, _ in walk(tmp_path)] == [tmp_path, tmp_path / "clicks"]  # of fsck
+    assert [folder for folder, _ in walk(tmp_path)] == [tmp_path, tmp_path / "clicks"]
     errors: list[OSError] = []
     with pytest.MonkeyPatch.context() as broken:
         broken.setattr(os, "stat", full)
         assert list(walk(tmp_path, errors.append)) == []
     assert len(errors) == 1
+
+
+def test_an_appended_file_is_private(tmp_path: Path) -> None:
     path = tmp_path / "unsent"
     for line in (b"one\n", b"two\n"):
         with open_to_append(path) as file:
             file.write(line)
     assert path.read_bytes() == b"one\ntwo\n"
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_lock_file_has_one_owner(tmp_path: Path) -> None:
     descriptor = lock_file(tmp_path / "lock")
     assert lock_file(tmp_path / "lock") is None
     os.close(descriptor)
-    again = lock_file(tmp_path / "lock")
-    os.close(again)
+    os.close(lock_file(tmp_path / "lock"))
+
+
+def test_a_fifo_does_not_block(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     for open_it in (open_to_read, open_to_append):
@@ -71,7 +79,7 @@ def test_what_is_appended_is_private_a_lock_is_for_one_and_no_fifo_blocks(tmp_pa
             open_it(fifo)
 
 
-def test_a_python_without_the_name_of_them_has_locks_of_open_files(
+def test_a_python_without_the_constant_has_locks_of_open_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(fcntl, "F_OFD_SETLK", raising=False)
@@ -80,5 +88,5 @@ def test_a_python_without_the_name_of_them_has_locks_of_open_files(
     ours, others, later = (built.FolderLocks(tmp_path / "locks") for _ in range(3))
     assert ours.take("clicks")
     assert not others.take("clicks")
-    others.close()  # which releases none of ours
+    others.close()  # must not release the lock of ours
     assert not later.take("clicks")

@@ -24,7 +24,7 @@ from nsqtools.client.consumer_io import ConsumerIO
 from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.topics import ConsumedTopics
 from nsqtools.errors import ConfigurationError, OutputError
-from nsqtools.files.opening import Renewed
+from nsqtools.files.opening import ReloadedValue
 from nsqtools.forward import BatchForm, EndpointMode, Redirects
 from nsqtools.forward.command_starter import Starter
 from nsqtools.forward.dispatcher import Dispatcher
@@ -291,7 +291,7 @@ def test_an_id_that_is_none_is_no_header_and_no_variable_of_a_command() -> None:
     [message] = parcel.messages
     message.id = EVIL
     parcel.messages.source.in_flight[EVIL] = message
-    secrets = Renewed((), lambda: RequestSecrets(key=b"key"))
+    secrets = ReloadedValue((), lambda: RequestSecrets(key=b"key"))
     builder = RequestBuilder(content_type="a\r\nX-Evil: \udcff", secrets=secrets)
     headers = builder.build(Endpoint("http://a/"), [parcel]).headers
     assert not [each for each in headers if b"\n" in each or b"\0" in each]

@@ -354,7 +354,7 @@ def test_no_link_in_an_archive_is_followed_and_each_is_named(
             own = [root / name / "x.log.gz" for name in ("a-other", "b")]
             (root / "root").unlink()
             assert sorted(recover(Directories(root, root))) == [*own, *expected]
-    assert f"{root / 'a-other'} is a link, which is not followed (nor are" in caplog.text
+    assert f"{root / 'a-other'} is a link, which is not followed (and" in caplog.text
     with open_to_read(root / "x.log") as file:  # as one that is named
         assert file.read() == b"password\n"
 

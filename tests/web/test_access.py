@@ -235,7 +235,7 @@ def test_refusals_have_a_line_of_log_and_users_are_those_of_the_file_as_it_is(
     assert running.get("/", headers=bob).status == 200
     file.write_text("broken\n")
     assert running.get("/", headers=bob).status == 200
-    wait_until(lambda: "not USER:HASH; using what was read before" in running.log, what="a line")
+    wait_until(lambda: "not USER:HASH; using the previous content" in running.log, what="a line")
 
 
 def test_what_is_unsafe_is_named_at_the_start(
@@ -274,7 +274,7 @@ def test_a_replaced_certificate_is_served_and_hup_ends_nothing(
     assert running.get("/ping", tls=trusted).text == "OK"
     before = served()
     cert.write_bytes(certificates.client.cert.read_bytes())  # without its key, it is not used
-    wait_until(lambda: "using what was read before" in running.log, what="it says so")
+    wait_until(lambda: "using the previous content" in running.log, what="it says so")
     assert served() == before
     key.write_bytes(certificates.client.key.read_bytes())
     running.process.send_signal(signal.SIGHUP)

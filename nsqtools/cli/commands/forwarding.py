@@ -15,7 +15,7 @@ from nsqtools.cli.parsing.binding import OptionSet, heading, opt
 from nsqtools.cli.running.forward_options import ForwardOptions
 from nsqtools.client.connection_settings import read_secret
 from nsqtools.errors import ConfigurationError
-from nsqtools.files.opening import Renewed
+from nsqtools.files.opening import ReloadedValue
 from nsqtools.forward import BatchForm, EndpointMode, ForwardMode, Redirects
 from nsqtools.records.template import compile_template, has_fields
 
@@ -165,7 +165,7 @@ class RequestOptions(OptionSet):
         return RequestBuilder(
             content_type=None if is_get else self.content_type or default,
             headers=list(map(parse_header, self.header or ())),
-            secrets=Renewed(files, self._read_secrets) if files else None,
+            secrets=ReloadedValue(files, self._read_secrets) if files else None,
             has_metadata=self.metadata,
             batch=form,
         )

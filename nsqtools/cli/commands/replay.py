@@ -110,7 +110,7 @@ def replay(
         nsq replay /var/nsq --from-topic orders --channel billing --lookupd-http-address lookup:4161
     """
     from nsqtools.archive.finding import find_archives
-    from nsqtools.files.opening import allow_many
+    from nsqtools.files.opening import raise_open_file_limit
     from nsqtools.publish.input import locked_checkpoint
     from nsqtools.replay.replay import Checkpoint, MessageSelection, Replay
 
@@ -125,7 +125,7 @@ def replay(
     channel = publishing.channel
     if channel.name and checkpoint is not None:
         raise ConfigurationError("--channel keeps its own checkpoint, in --data-path")
-    allow_many()  # of each topic a file is open
+    raise_open_file_limit()  # of each topic a file is open
     archives = find_archives(paths)
     local = [str(each.path) for each in archives if not each.is_remote]
 

@@ -325,11 +325,11 @@ def to_file(
     """
     from nsqtools.archive.archiver import Archiver, FileHook
     from nsqtools.archive.topic_writer import THROUGHPUT
-    from nsqtools.files.opening import allow_many
+    from nsqtools.files.opening import raise_open_file_limit
 
     settings = archiving.settings()
     topics = consuming.consumed(connection, forgets_deleted=exit_when_deleted)
-    allow_many()
+    raise_open_file_limit()
     hook = FileHook(on_file) if on_file is not None else None
     uploads = archiving.open(settings, hook.put if hook is not None else lambda place: None)
     is_landing = archiving.store is not StoreKind.file

@@ -106,10 +106,10 @@ class ForwardOptions(Consuming):
         ``hint`` replaces the hint of that error, which is about nsqd.
         """
         from nsqtools.client.connection import require_one
-        from nsqtools.files.opening import allow_many
+        from nsqtools.files.opening import raise_open_file_limit
         from nsqtools.forward.forwarder import Forwarder
 
-        allow_many()
+        raise_open_file_limit()
         runtime, connection, channel = self.runtime, self.connection, settings.channel
         watch = ChannelWatch(self.topics, channel, connection, runtime, force=True)
         watch.check_topics(create=self.create)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsqtools.errors import ConfigurationError
-from nsqtools.files.durable import NewestContent, remove_temporaries, temporary_beside, unused_name
+from nsqtools.files.durable import NewestContent, remove_temporaries, temporary_path, unused_name
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.durable_path import DurablePath
@@ -155,7 +155,7 @@ class TopicList:
 
     def _keep_previous(self) -> None:
         """Give the file its second name; without hard links there is no previous one."""
-        with suppress(OSError), temporary_beside(self._previous) as beside:
+        with suppress(OSError), temporary_path(self._previous) as beside:
             os.link(self._path, beside)
             beside.replace(self._previous)  # nothing, when it was that already
 

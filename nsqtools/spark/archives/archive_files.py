@@ -65,7 +65,7 @@ from nsqtools.archive.place import Entry, LocalPlace, Place, map_concurrently, t
 from nsqtools.archive.reader import form_of
 from nsqtools.errors import NotFoundError
 from nsqtools.files.opening import (
-    LOST,
+    LOST_AND_FOUND,
     NotRegularError,
     open_to_read,
     status_of,
@@ -417,7 +417,7 @@ class Listing:
                     continue
                 if is_hidden(entry.name, PART):
                     paths = folder.in_progress
-                elif entry.name.startswith(".") or entry.name == LOST:
+                elif entry.name.startswith(".") or entry.name == LOST_AND_FOUND:
                     continue
                 elif entry.is_dir():
                     paths = folder.folders

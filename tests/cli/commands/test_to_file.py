@@ -299,7 +299,7 @@ def test_the_trouble_of_one_topic_is_not_that_of_another(to_file: ToFile) -> Non
 
 REFUSALS = {
     "lock files": (fcntl, "flock", errno.ENOLCK),
-    "rename files": (durable, "place", errno.ENOSYS),
+    "rename files": (durable, "link_file", errno.ENOSYS),
     "write files": (os, "fdatasync", errno.EINVAL),
 }
 
