@@ -43,7 +43,7 @@ from nsqtools.cluster.problems import (
 from nsqtools.cluster.queue_rows import QueueRow
 from nsqtools.cluster.sampling import Sample, SampleFilter, Sampler
 from nsqtools.cluster.topology import Topology, plan_topology
-from nsqtools.errors import NotFoundError, NsqError
+from nsqtools.errors import HTTPError, NotFoundError, NsqError
 from nsqtools.http.http_api import NsqdHTTPClient
 from nsqtools.protocol.names import parse_address
 
@@ -93,7 +93,8 @@ class Evidence:
 
     ``sampled`` are the problems of the samples themselves. ``failures`` are daemons that did not
     answer the questions behind ``nodes`` and ``plan``; ``unreachable`` are nsqd that nsqlookupd
-    announces at an address that this machine cannot connect to. ``lookupds`` are the nsqlookupd
+    announces at an address that this machine cannot connect to. ``unhealthy`` are commands whose
+    /health has a problem, or that do not answer. ``lookupds`` are the nsqlookupd
     that answered, ``addresses`` the nsqd that were asked, with their aliases. ``state`` is empty
     where there is none to compare with, which ``state_gap`` explains.
     """
@@ -115,6 +116,7 @@ class Evidence:
     state: CheckState
     state_gap: str
     counts: Sequence[MessageCounts]
+    unhealthy: Sequence[DaemonFailure]
 
     @property
     def silent_lookupds(self) -> list[str]:
@@ -138,15 +140,17 @@ def run_check(
     window_s: float,
     bounds: Bounds,
     topology: Topology | None,
+    services: Sequence[str] = (),
     stopped: threading.Event,
 ) -> Verdict:
     """Diagnose a cluster over ``window_s`` seconds; ``stopped`` ends that early.
 
-    ``topology`` is the state that the cluster should have. Raises `NotFoundError` for a topic or
+    ``topology`` is the state that the cluster should have. ``services`` are the HTTP addresses of
+    commands with /health. Raises `NotFoundError` for a topic or
     channel that no daemon has. A daemon that does not answer is a problem, not an error, and may
     have what is named.
     """
-    evidence = _collect(cluster, state, selection, window_s, bounds, topology, stopped)
+    evidence = _collect(cluster, state, selection, window_s, bounds, topology, services, stopped)
     problems = [problem for detector in DETECTORS for problem in detector(evidence)]
     # A channel that a topology names is reported once, as lacking.
     lacking = {(each.topic, each.channel) for each in problems if each.fault is Fault.LACKING}
@@ -169,6 +173,7 @@ def _collect(
     window_s: float,
     bounds: Bounds,
     topology: Topology | None,
+    services: Sequence[str],
     stopped: threading.Event,
 ) -> Evidence:
     sampler = Sampler(cluster, selection, required=False)
@@ -214,6 +219,7 @@ def _collect(
         plan=plan,
         state=previous,
         state_gap=gap,
+        unhealthy=cluster.ask_services(services),
         counts=() if max_age_s is None else _append_counts(previous.counts, sample, max_age_s),
     )
 
@@ -289,6 +295,12 @@ def _find_silent(evidence: Evidence) -> Iterator[Problem]:
             yield Problem(Fault.NO_ANSWER, str(error), node=address, weight=WHOLE_NODE)
 
 
+def _find_unhealthy(evidence: Evidence) -> Iterator[Problem]:
+    for address, error in evidence.unhealthy:
+        text = error.code if isinstance(error, HTTPError) and error.code else str(error)
+        yield Problem(Fault.NOT_HEALTHY, text, node=address, weight=WHOLE_NODE)
+
+
 def _find_old(evidence: Evidence) -> Iterator[Problem]:
     """Yield the queues with a message that was there when the oldest counts were taken.
 
@@ -340,6 +352,7 @@ DETECTORS: Sequence[Callable[[Evidence], Iterator[Problem]]] = (
     _find_unregistered,
     _find_clock_differences,
     _find_silent,
+    _find_unhealthy,
     _find_old,
     _find_departed,
     _find_restarted,

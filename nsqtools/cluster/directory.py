@@ -37,6 +37,7 @@ from nsqtools.errors import (
 )
 from nsqtools.files.opening import ReloadedValue
 from nsqtools.http.http_api import (
+    HTTPAPI,
     HTTPAccess,
     KnownNode,
     NsqdHTTPClient,
@@ -341,6 +342,18 @@ class Cluster:
         if required and failures and not answers:
             raise failures[0].error
         return answers, failures
+
+    def ask_services(self, addresses: Sequence[str]) -> list[DaemonFailure]:
+        """Ask commands for their /health; return those with a problem, and those without answer.
+
+        Raises `ConfigurationError` for an invalid address.
+        """
+        services = {address: HTTPAPI(http_url(address, 0), self._access) for address in addresses}
+        try:
+            return self.ask(services, HTTPAPI.check_health)[1]
+        finally:
+            for service in services.values():
+                service.close()
 
     @property
     def timeout_s(self) -> float:

@@ -83,6 +83,11 @@ class Fault(enum.Enum):
         CRITICAL,
         "Look at its process; if it runs, set its -broadcast-address to one that consumers reach.",
     )
+    NOT_HEALTHY = (
+        CRITICAL,
+        "It continues when the cause is gone: an nsqd that it cannot reach, a full disk, or more"
+        " work than it can do. Its log has the details.",
+    )
     # Faults with the same word differ in severity or remedy.
     STUCK = (
         CRITICAL,

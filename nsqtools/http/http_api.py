@@ -154,6 +154,13 @@ class HTTPAPI:
         except (ValueError, OverflowError):
             return None
 
+    def check_health(self) -> None:
+        """Request /health of a command with --listen-http. Raises the errors of `get`.
+
+        `HTTPError.code` is what the command says is wrong.
+        """
+        self._request("GET", "/health")
+
     def uptime_s(self, start_time: float) -> float:
         """Return the seconds since ``start_time`` of /info, on the daemon's own clock."""
         return time.time() + (self.ping() or 0.0) - start_time
@@ -256,12 +263,13 @@ def load_json(body: bytes | bytearray) -> Any:
 
 
 def _error_code(answer: HTTPAnswer) -> str:
-    if answer.body.startswith(b"NOK"):  # /ping of an unhealthy nsqd
-        return answer.body[:500].decode("utf-8", "replace")
     try:
         message = load_json(answer.body)["message"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        return ""
+        # /ping of nsqd and /health of a command give the reason as text; a proxy gives HTML.
+        is_text = answer.status == 503 and not answer.body.startswith(b"<")
+        is_reason = is_text or answer.body.startswith(b"NOK")
+        return answer.body[:500].decode("utf-8", "replace").strip() if is_reason else ""
     return message if isinstance(message, str) else ""
 
 

@@ -41,6 +41,11 @@ LONGEST_WAIT_S = 0.5
 """The clock may be set, and the command may be stopped, so it is looked at this often."""
 
 RETRY_S = 1.0
+
+LATE_S = 30.0
+"""Longer than an nsqd takes to restart. After a longer outage missed entries are published at some
+thousand a second, so a scheduler that stays late has more to do than it can."""
+
 INVALID_DELAY_S = 600.0  # somebody has to look at the message, and the warning repeats until then
 COUNT_EVERY_S = 5.0  # a million entries take 20 ms to count
 FORGET_EVERY_S = 600.0
@@ -109,6 +114,13 @@ class Scheduler:
         self._next_due_ns = store.next_due_ns()
         self._retry_at_s = self._count_at_s = self._forget_at_s = 0.0  # monotonic
         self._is_stopping = False
+
+    def health(self) -> tuple[bool, str]:
+        """Return whether entries are published in time, and the reason if they are not."""
+        late_s = self.counts.late_s
+        if not self.problem and late_s > LATE_S:
+            return False, f"late: the earliest entry has been due for {late_s:,.0f} s"
+        return not self.problem, self.problem or "scheduling"
 
     def stop(self) -> None:
         """End `run` after the round under way. Any thread, and signal handlers, may call it."""

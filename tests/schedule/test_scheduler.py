@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import signal
 import subprocess
 import threading
@@ -29,6 +30,9 @@ from nsqtools.protocol.schedule_request import (
     encode_cancellation,
     encode_request,
 )
+from nsqtools.schedule.clock import CheckedClock
+from nsqtools.schedule.scheduler import Scheduler
+from nsqtools.schedule.store import ScheduleStore
 
 StartScheduler = Callable[..., subprocess.Popen[bytes]]
 S = 1_000_000_000
@@ -300,6 +304,44 @@ def test_without_dead_letters_a_refused_message_stays_with_its_error(
     [entry] = listed(run_nsq, tmp_path)
     assert "E_BAD_MESSAGE" in entry["error"]
     assert entry["due"] is None
+
+
+def test_check_names_a_scheduler_that_does_not_publish_until_it_does(
+    nsqd: GoNsqd, schedule: StartScheduler, run_nsq: RunNsq, tmp_path: Path
+) -> None:
+    schedule(nsqd, "--listen-http", "0", "-v")
+    address = wait_until(
+        lambda: re.search(r"serving http://(\S+)/metrics", (tmp_path / "log").read_text()),
+        what="it serves /health",
+    )[1]
+    request_later(nsqd, encode_request("later", b"x", at_ns=time.time_ns() + S))
+    wait_until(lambda: listed(run_nsq, tmp_path), what="the entry is listed")
+    nsqd.kill()
+
+    def problems() -> list[dict[str, Any]]:
+        words = ["check", "--nsqd-http-address", nsqd.http_address, "--health", address]
+        document = json.loads(run_nsq([*words, "--window", "0s", "--json"]).out)
+        return [each for each in document["problems"] if each["node"] == address]
+
+    [problem] = wait_until(problems, what="the scheduler has a problem", timeout_s=30)
+    assert (problem["kind"], problem["severity"]) == ("not healthy", "critical")
+    assert nsqd.tcp_address in problem["text"]
+    nsqd.start()
+    wait_until(lambda: not problems(), what="the scheduler is healthy", timeout_s=30)
+
+
+def test_a_scheduler_whose_entries_are_overdue_is_late(tmp_path: Path) -> None:
+    address = "127.0.0.1:9"
+    scheduler = Scheduler(
+        ScheduleStore(tmp_path),
+        Consumer(SCHEDULE_TOPIC, "scheduler", nsqd_tcp_addresses=address),
+        Producer(address),
+        CheckedClock(time.time_ns, time.monotonic_ns),
+        keep_rejected=lambda rejected: False,
+    )
+    assert scheduler.health() == (True, "scheduling")
+    scheduler.counts.late_s = 31.0
+    assert scheduler.health() == (False, "late: the earliest entry has been due for 31 s")
 
 
 def test_metrics_count_entries_and_publishes(

@@ -64,6 +64,9 @@ def check(
         "GLOB", "Hide problems: 'paused', 'no consumers test*', '* nsqd-3:4151'."
     ),
     expect: Path | None = opt("FILE", "Compare with a topology: see nsq topology export."),
+    health: list[str] | None = opt(
+        "HOST:PORT", "Also ask /health of a command with --listen-http."
+    ),
     state: Path | None = opt("FILE", "Compare with the run that wrote FILE, and replace it."),
     bundle: Path | None = opt("FILE.tar.gz", "Write a support bundle, without secrets.", OUTPUT),
     format: CheckFormat = opt(
@@ -86,6 +89,7 @@ def check(
         nsq check --lookupd-http-address lookup:4161
         nsq check --max-depth 100000 --state /var/lib/nsq/check.json --format nagios
         nsq check --ignore paused --ignore 'no consumers test*' --json | jq '.problems[].kind'
+        nsq check --health scheduler-1:8081 --health archiver-1:8081
         nsq check --bundle cluster.tar.gz
     """
     from nsqtools.cluster.check import run_check
@@ -106,6 +110,7 @@ def check(
                 window_s=window,
                 bounds=Bounds(max_depth, behind_depth, max_age_s=max_age),
                 topology=topology,
+                services=health or (),
                 stopped=stopped,
             )
         if signals.received is not None:

@@ -125,7 +125,7 @@ def serve(
                 listen_http,
                 runtime.environ,
                 metrics=scheduler.counts.metrics,
-                health=lambda: (not scheduler.problem, scheduler.problem or "scheduling"),
+                health=scheduler.health,
             )
         )
         supervised.ready()
