@@ -1,9 +1,9 @@
 """The demonstration: daemons on free ports, an empty directory, and the real ``nsq``, step by step.
 
-Commands run in the directory and find the daemons through the environment, so that the command line
-that runs is the one that is shown, but for the addresses in it: those are shown as the usual ones.
-Nothing of the user's settings reaches them. Each step checks its own numbers. The events are clicks
-of a web site, as its log would have them, the same every time.
+Commands run in the directory and find the daemons through environment variables. So the command
+line that runs is the one on the screen, except that addresses are shown with the default ports. The
+user's own settings have no effect. Each step checks its own numbers. The events are clicks on a web
+site, the same in every run.
 """
 
 from __future__ import annotations
@@ -25,106 +25,111 @@ from typing import NamedTuple, TextIO
 from nsqtools.errors import NsqError
 from nsqtools.server.embedded import EmbeddedNsqd, EmbeddedNsqlookupd
 
+# Each command takes about a second on an idle machine. This bounds one that hangs.
 TIMEOUT_S = 60.0
 
 
 class DemoFailed(NsqError):
-    """A step of the demonstration did not end as it should."""
+    """A step of the demonstration had an unexpected result."""
 
 
-class Ended(NamedTuple):
-    """What a command wrote."""
+class CommandOutput(NamedTuple):
+    """The standard output and standard error of a command."""
 
     out: bytes
     err: str
 
 
 @dataclass
-class Leaving:
-    """What a signal asks for: ``status`` is the exit status, ``process`` the command that runs.
+class StopRequest:
+    """Set by a signal: ``status`` is the exit status, ``process`` the running command.
 
-    Trap: an exception of a signal handler may keep a lock for ever that was just to be released.
+    Trap: the signal handler must not raise. If it interrupts the release of a lock, the lock stays
+    taken forever.
     """
 
     status: int | None = None
     process: subprocess.Popen[bytes] | None = None
 
-    def ask(self, number: int) -> None:
-        """End the command, in the handler: `DemoStage.run` raises then."""
+    def on_signal(self, number: int) -> None:
+        """Kill the command. `DemoStage.run` then raises ``SystemExit``."""
         self.status = 128 + number
         if self.process is not None:
             self.process.kill()
 
 
 @contextmanager
-def demo_stage(environ: Mapping[str, str], leaving: Leaving) -> Iterator[DemoStage]:
-    """Daemons and a directory; everything is gone when it is left."""
+def demo_stage(environ: Mapping[str, str], stop_request: StopRequest) -> Iterator[DemoStage]:
+    """Start the daemons in a new directory; stop and remove everything at the end."""
     with (
         TemporaryDirectory(prefix="nsq-demo-", ignore_cleanup_errors=True) as directory,
         EmbeddedNsqlookupd() as lookupd,
         EmbeddedNsqd(lookupd_tcp_address=(lookupd.tcp_address,)) as nsqd,
     ):
-        yield DemoStage(Path(directory), lookupd, nsqd, leaving, environ)
+        yield DemoStage(Path(directory), lookupd, nsqd, stop_request, environ)
 
 
 class DemoStage:
-    """Where commands run: in ``directory``, beside the daemons."""
+    """Runs commands in ``directory``, against the daemons."""
 
     def __init__(
         self,
         directory: Path,
         lookupd: EmbeddedNsqlookupd,
         nsqd: EmbeddedNsqd,
-        leaving: Leaving,
+        stop_request: StopRequest,
         environ: Mapping[str, str],
     ) -> None:
         self.directory, self.lookupd, self.nsqd = directory, lookupd, nsqd
-        self._leaving = leaving
+        self._stop_request = stop_request
         self._environ = self._environment(environ)
-        self._usual = {
+        self._default_addresses = {
             lookupd.tcp_address: "127.0.0.1:4160",
             lookupd.http_address: "127.0.0.1:4161",
             nsqd.tcp_address: "127.0.0.1:4150",
             nsqd.http_address: "127.0.0.1:4151",
         }
 
-    def shown(self, *arguments: str) -> str:
-        """The command line as a person would type it where the daemons have the usual ports."""
-        words = [self._usual.get(word, word) for word in arguments]
+    def command_line(self, *arguments: str) -> str:
+        """Return the command line as typed where the daemons have their default ports."""
+        words = [self._default_addresses.get(word, word) for word in arguments]
         return f"nsq {shlex.join(words)}"
 
-    def run(self, *arguments: str) -> Ended:
+    def run(self, *arguments: str) -> CommandOutput:
         """Run ``nsq`` to its end.
 
-        Raises `DemoFailed` when it fails or takes too long, ``SystemExit`` when a signal came.
+        Raises `DemoFailed` when it fails or takes too long, ``SystemExit`` after a signal.
         """
-        failed = f"the demonstration failed: {self.shown(*arguments)}"
-        process = self._leaving.process = subprocess.Popen(
+        problem = f"the demonstration failed: {self.command_line(*arguments)}"
+        process = self._stop_request.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "nsqtools", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=self.directory,
             env=self._environ,
-            start_new_session=True,  # ^C is for us, who then end it
+            # ^C in the terminal would reach the command as well. Only this process gets it, and
+            # kills the command, so that the command prints nothing about the interrupt.
+            start_new_session=True,
         )
         with process:
-            if self._leaving.status is not None:  # while it was being started, or before
+            # A signal before the assignment above found no process to kill.
+            if self._stop_request.status is not None:
                 process.kill()
             try:
                 out, err = process.communicate(timeout=TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 process.kill()
-                raise DemoFailed(f"{failed} took over {TIMEOUT_S:g} s") from None
-        if self._leaving.status is not None:
-            raise SystemExit(self._leaving.status)
-        said, status = err.decode(errors="replace"), process.returncode
+                raise DemoFailed(f"{problem} took over {TIMEOUT_S:g} s") from None
+        if self._stop_request.status is not None:
+            raise SystemExit(self._stop_request.status)
+        stderr, status = err.decode(errors="replace"), process.returncode
         if status != 0:
-            raise DemoFailed(f"{failed} ended with status {status}: {said.strip()}")
-        return Ended(out, said)
+            raise DemoFailed(f"{problem} ended with status {status}: {stderr.strip()}")
+        return CommandOutput(out, stderr)
 
-    def _environment(self, given: Mapping[str, str]) -> dict[str, str]:
-        environ = {k: v for k, v in given.items() if not k.startswith("NSQ_")}
+    def _environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        environ = {k: v for k, v in inherited.items() if not k.startswith("NSQ_")}
         for name in ("TMPDIR", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME"):
             environ[name] = str(self.directory / f".{name.lower()}")
             os.mkdir(environ[name])
@@ -139,13 +144,13 @@ class DemoStage:
 
 PAGES = {"/": 30, "/docs": 22, "/docs/install": 12, "/pricing": 12, "/blog/2026/queues": 10}
 PAGES |= {"/login": 8, "/cart": 6}
-"""Each page with how often it is seen, in percent."""
+"""The share of each page in the clicks, in percent."""
 
 AGENTS = ("Firefox/145.0", "Chrome/142.0", "Safari/26.1", "curl/8.16.0")
 
 
 def click_events(count: int) -> Iterator[bytes]:
-    """Log lines, one JSON object each, without newlines."""
+    """Yield log lines, one JSON object each, without newlines."""
     rng = random.Random(1)
     for number in range(count):
         event = {
@@ -166,7 +171,7 @@ SLICE = '"page": "/cart"'
 
 
 class Story:
-    """The steps, on a stage, each written as soon as it is known. Raises `DemoFailed`."""
+    """The steps of the demonstration. Each result is printed immediately. Raises `DemoFailed`."""
 
     def __init__(self, stage: DemoStage, stdout: TextIO) -> None:
         self._stage = stage
@@ -174,88 +179,91 @@ class Story:
         self._clicks = list(click_events(CLICKS))
 
     def write(self, text: str) -> None:
-        """Text as it is."""
+        """Print text without changes."""
         self._stdout.write(text)
         self._stdout.flush()
 
     def announce(self, purpose: str, *commands: str) -> None:
-        """What a step is for, and how it is typed."""
+        """Print the purpose of a step and its command lines."""
         lines = "".join(f"  $ {command}\n" for command in commands)
         self.write(f"{purpose}:\n{lines}")
 
-    def tell(self, outcome: str) -> None:
-        """What came of it."""
+    def print_result(self, outcome: str) -> None:
+        """Print the result of a step, indented."""
         lines = [f"    {line}".rstrip() for line in outcome.strip("\n").splitlines()]
         self.write("\n".join([*lines, "", ""]))
 
-    def do(self, purpose: str, *commands: Sequence[str]) -> list[Ended]:
+    def run_step(self, purpose: str, *commands: Sequence[str]) -> list[CommandOutput]:
         """Announce commands and run them."""
-        self.announce(purpose, *(self._stage.shown(*words) for words in commands))
+        self.announce(purpose, *(self._stage.command_line(*words) for words in commands))
         return [self._stage.run(*words) for words in commands]
 
     def run(self) -> None:
-        """All of them."""
+        """Run all steps."""
         stage, clicks = self._stage, self._clicks
         register = ("nsqd", "--lookupd-tcp-address", stage.lookupd.tcp_address)
         self.announce(
             "Start nsqlookupd, and an nsqd that registers with it",
-            *(f"{stage.shown(*words)} &" for words in (("nsqlookupd",), register)),
+            *(f"{stage.command_line(*words)} &" for words in (("nsqlookupd",), register)),
         )
         addresses = f"nsqlookupd {stage.lookupd.http_address}, nsqd {stage.nsqd.tcp_address}"
-        self.tell(f"here on free ports: {addresses}")
+        self.print_result(f"here on free ports: {addresses}")
 
         topic = ("topic", "create", "clicks")
         channels = ("channel", "create", "clicks", "live", "archive")
-        done = self.do("Create a topic and two channels, each gets every message", topic, channels)
-        self.tell("".join(each.err for each in done))
+        purpose = "Create a topic and two channels, each gets every message"
+        outputs = self.run_step(purpose, topic, channels)
+        self.print_result("".join(output.err for output in outputs))
 
         (stage.directory / LOG).write_bytes(b"\n".join(clicks) + b"\n")
-        [published] = self.do("Publish a log of clicks", ("pub", "-t", "clicks", f"@{LOG}"))
-        said = published.err
-        check(said.startswith(f"nsq: {CLICKS} confirmed, 0 rejected, 0 unknown, 0 unsent"), said)
-        self.tell(said)
+        purpose = "Publish a log of clicks"
+        summary = self.run_step(purpose, ("pub", "-t", "clicks", f"@{LOG}"))[0].err
+        confirmed = f"nsq: {CLICKS} confirmed, 0 rejected, 0 unknown, 0 unsent"
+        verify(summary.startswith(confirmed), summary)
+        self.print_result(summary)
 
         tail = ("tail", "-t", "clicks", "-c", "live", "-n", str(SHOWN))
-        lines = self.do("See some of them", tail)[0].out.splitlines()
-        check(len(lines) == SHOWN, f"{SHOWN} messages were asked for, and {len(lines)} came")
-        check(set(lines) <= set(clicks), "a message came out that did not go in")
-        self.tell(b"\n".join(lines).decode())
+        lines = self.run_step("See some of them", tail)[0].out.splitlines()
+        verify(len(lines) == SHOWN, f"{SHOWN} messages were requested, {len(lines)} arrived")
+        verify(set(lines) <= set(clicks), "a message arrived that was not published")
+        self.print_result(b"\n".join(lines).decode())
 
         to_file = ["to-file", "-t", "clicks", "-c", "archive"]
         to_file += ["--lookupd-http-address", stage.lookupd.http_address]
         to_file += ["--output-dir", ARCHIVE, "--gzip", "--until-empty"]
         purpose = "Archive all of them, from the nsqd that nsqlookupd names"
-        said = self.do(purpose, to_file)[0].err
-        check(said.startswith(f"nsq: {CLICKS} messages, "), said)
-        self.tell(said)
+        summary = self.run_step(purpose, to_file)[0].err
+        verify(summary.startswith(f"nsq: {CLICKS} messages, "), summary)
+        self.print_result(summary)
 
-        [archived] = self.do("Read the archive back", ("archive", "cat", ARCHIVE, "--bodies"))
-        lines = archived.out.splitlines()
-        check(sorted(lines) == sorted(clicks), "the archive must have every click, once")
-        self.tell(f"{len(lines)} lines: every click, once and unchanged")
+        cat = ("archive", "cat", ARCHIVE, "--bodies")
+        lines = self.run_step("Read the archive back", cat)[0].out.splitlines()
+        verify(sorted(lines) == sorted(clicks), "the archive must have every click, once")
+        self.print_result(f"{len(lines)} lines: every click, once and unchanged")
 
-        table = self.do("Look at the queues", ("stat", "--once", "-o", "table"))[0].out.decode()
+        stat = ("stat", "--once", "-o", "table")
+        table = self.run_step("Look at the queues", stat)[0].out.decode()
         depths = {channel: int(depth) for channel, depth in DEPTH.findall(table)}
-        left = {"archive": 0, "live": CLICKS - SHOWN}
-        check(depths == left, f"{left} should be left, and it is {depths}")
-        self.tell(table)
+        expected_depths = {"archive": 0, "live": CLICKS - SHOWN}
+        verify(depths == expected_depths, f"the depths should be {expected_depths}: {depths}")
+        self.print_result(table)
 
-        expected = [click for click in clicks if SLICE.encode() in click]
+        carts = [click for click in clicks if SLICE.encode() in click]
         replay = ("replay", ARCHIVE, "--topic", "carts", "--grep", SLICE)
-        again = ("tail", "-t", "carts", "-c", "live", "--until-empty")
+        tail_carts = ("tail", "-t", "carts", "-c", "live", "--until-empty")
         purpose = "Publish a part of the archive again, into a second topic"
-        replayed, tailed = self.do(purpose, replay, again)
-        said, lines = replayed.err, tailed.out.splitlines()
-        check(said.startswith(f"nsq: {len(expected)} confirmed, 0 rejected"), said)
-        check(sorted(lines) == sorted(expected), f"{len(expected)} clicks should have come again")
+        replayed, tailed = self.run_step(purpose, replay, tail_carts)
+        summary, lines = replayed.err, tailed.out.splitlines()
+        verify(summary.startswith(f"nsq: {len(carts)} confirmed, 0 rejected"), summary)
+        verify(sorted(lines) == sorted(carts), f"{len(carts)} clicks should have arrived again")
         first = b"\n".join(lines[:SHOWN]).decode()
-        self.tell(f"{said}{first}\n... {len(lines)} messages")
+        self.print_result(f"{summary}{first}\n... {len(lines)} messages")
 
 
 DEPTH = re.compile(r"^clicks +(archive|live) +(\d+) ", re.MULTILINE)
 
 
-def check(holds: bool, what: str) -> None:
-    """Raise `DemoFailed` unless it holds."""
-    if not holds:
-        raise DemoFailed(f"the demonstration failed: {what}")
+def verify(is_true: bool, problem: str) -> None:
+    """Raise `DemoFailed` with the problem unless ``is_true``."""
+    if not is_true:
+        raise DemoFailed(f"the demonstration failed: {problem}")

@@ -1,9 +1,10 @@
-"""Move the channels of an nsqd to a temporary one, each exactly: nothing is copied to the others.
+"""Move all channels of an nsqd to a temporary one, and copy no message to another channel.
 
-A consumer of each channel takes what the nsqd delivers, and finishes it when the temporary nsqd has
-stored it, with its id, its time and its attempts. What waits comes at once; what is in flight
-elsewhere when it comes back, and what is deferred when it is due: nsqd shows neither. A message
-that is delivered again, after a kill between the two, is known by id and time while it is there.
+A consumer of each channel receives its messages, and finishes them when the temporary nsqd has
+stored them with id, timestamp and attempts. Waiting messages move immediately. Messages in flight
+elsewhere move when they are requeued, and deferred messages when they are due, because nsqd
+delivers neither before. After a kill between storing and finishing, nsqd delivers a message again.
+`ChannelPublisher` then recognizes it by id and timestamp, as long as it is in the data path.
 """
 
 from __future__ import annotations
@@ -27,15 +28,12 @@ from nsqtools.protocol.names import is_ephemeral
 from nsqtools.protocol.stats import TopicStats
 from nsqtools.protocol.text import counted
 
+# How long no message arrives before nsqd is asked whether it has any left.
 _IDLE_S = 0.5
 
 
-Queue = tuple[str, str]
-"""Topic and channel."""
-
-
 class ChannelMove(NamedTuple):
-    """What a channel has, before it is moved."""
+    """The messages of a channel before they are moved."""
 
     topic: str
     channel: str
@@ -48,7 +46,7 @@ class ChannelMove(NamedTuple):
         return self.waiting + self.in_flight + self.deferred
 
     def line(self) -> str:
-        """Describe it."""
+        """Describe the move."""
         text = f"move {self.topic}/{self.channel}: {self.waiting} waiting"
         if self.in_flight:
             text += f", {self.in_flight} in flight (moved if they come back)"
@@ -58,31 +56,39 @@ class ChannelMove(NamedTuple):
 
 
 def plan_channel_moves(nsqd: NsqdHTTPClient, only: str) -> tuple[list[ChannelMove], list[str]]:
-    """Return what is moved, and a line for each queue that stays, with the reason."""
-    moves, stays = [], []
+    """Return the moves, and a line with the reason for each queue that cannot be moved.
+
+    ``only`` is the name of a channel, or ``""`` for all. Raises `NotFoundError` when no topic has
+    that channel.
+    """
+    moves, obstacles = [], []
     topics = _topics(nsqd)
     names = {channel.channel_name for topic in topics for channel in topic.channels}
     if only and (only not in names or is_ephemeral(only)):
         raise NotFoundError(f"{nsqd.url} has no channel {only}")
     for topic in topics:
         name = topic.topic_name
-        if topic.depth and (topic.paused or not topic.channels):  # else they are on their way
-            why = "paused" if topic.paused else "without a channel"
-            stays.append(f"topic {name} is {why}, with {counted(topic.depth, 'message')} in it")
+        # Messages of any other topic are about to be copied to its channels.
+        if topic.depth and (topic.paused or not topic.channels):
+            state = "paused" if topic.paused else "without a channel"
+            messages = counted(topic.depth, "message")
+            obstacles.append(f"topic {name} is {state}, with {messages} in it")
         for channel in topic.channels:
             if is_ephemeral(channel.channel_name) or only not in ("", channel.channel_name):
                 continue
             if not channel.paused:
                 counts = channel.depth, channel.in_flight_count, channel.deferred_count
                 moves.append(ChannelMove(name, channel.channel_name, *counts))
-            elif messages := messages_of(channel):
-                stays.append(f"channel {name}/{channel.channel_name} is paused, with {messages}")
-    return moves, stays
+            elif count := messages_of(channel):
+                obstacles.append(f"channel {name}/{channel.channel_name} is paused, with {count}")
+    return moves, obstacles
 
 
 class ChannelDrain:
-    """One move. The publisher's `stop` ends it, after the present batch. ``moved`` counts by topic
-    and channel."""
+    """One run of the moves; ``moved`` counts messages by (topic, channel).
+
+    `ChannelPublisher.stop` ends it after the current batch.
+    """
 
     def __init__(
         self, source: NsqdHTTPClient, publisher: ChannelPublisher, options: ClientOptions
@@ -90,53 +96,59 @@ class ChannelDrain:
         self._source = source
         self._publisher = publisher
         self._options = options
-        self.moved: Counter[Queue] = Counter()
+        self.moved: Counter[tuple[str, str]] = Counter()
 
-    def run(self, moves: list[ChannelMove], show: Callable[[], None] = lambda: None) -> int:
-        """Move everything, also what arrives meanwhile; return how many messages are left there.
+    def run(self, moves: list[ChannelMove], show: Callable[[], None]) -> int:
+        """Move all messages, including those published meanwhile; return how many remain.
 
-        Raises as `TemporaryNsqd.join`, and `OutputError`; what was not stored is on the nsqd still.
+        ``show`` is called after each round. Raises as `TemporaryNsqd.join`, and `OutputError`.
+        A message that was not stored remains on the nsqd.
         """
         if not moves:
             return 0
         address = tcp_address(self._source)
         arrived = Event()
-        consumers: dict[Queue, Consumer] = {}
+        consumers: dict[tuple[str, str], Consumer] = {}
         keys = [(move.topic, move.channel) for move in moves]
-        share = -(-self._options.max_in_flight_bytes // len(keys))  # each would hold that much
+        # Each consumer may have this many bytes in memory, so they share the budget of one.
+        share = -(-self._options.max_in_flight_bytes // len(keys))
         options = replace(self._options, max_in_flight_bytes=share)
-        for key in keys:  # before any message waits here, as its attempts would count
+        # Before the first delivery: a message in flight during a slow registration could time out,
+        # and the delivery would count as an attempt.
+        for key in keys:
             self._publisher.join(*key)
         with ExitStack() as stack:
             for key in keys:
-                consumers[key] = Consumer(
+                consumers[key] = consumer = Consumer(
                     *key,
                     nsqd_tcp_addresses=address,
                     options=options,
                     _backlog=Backlog(arrived.set),
                 )
-                stack.callback(consumers[key].abort)
-                consumers[key].gather(self, self._options.max_in_flight)  # they are stored together
-                consumers[key].start(fail_fast=True)
+                stack.callback(consumer.abort)
+                # A batch is stored in one transaction: let many messages be in flight.
+                consumer.gather(self, self._options.max_in_flight)
+                consumer.start(fail_fast=True)
             while not self._publisher.is_stopped:
                 arrived.clear()
-                took = [self._take(key, consumer) for key, consumer in consumers.items()]
+                has_moved = [self._move_batch(key, consumer) for key, consumer in consumers.items()]
                 show()
-                if any(took) or arrived.wait(_IDLE_S):
+                if any(has_moved) or arrived.wait(_IDLE_S):
                     continue
-                if not self._left(consumers, paused=False):
+                # A paused channel delivers nothing, so waiting for its messages would never end.
+                if not self._count_remaining(consumers, includes_paused=False):
                     break
         for consumer in consumers.values():
             consumer.wait_for_end()
-        return self._left(consumers)
+        return self._count_remaining(consumers, includes_paused=True)
 
-    def _take(self, key: Queue, consumer: Consumer) -> bool:
-        """Move a batch, if one is there and no stop was asked for: then it is another's turn."""
+    def _move_batch(self, key: tuple[str, str], consumer: Consumer) -> bool:
+        """Move the messages that have arrived, unless a stop was requested; return if any were."""
         batch = None if self._publisher.is_stopped else consumer.next_batch(0)
         if batch is None:
             return False
         try:
-            self._publisher.take_over(*key, list(batch))
+            self._publisher.store_received(*key, list(batch))
         except BaseException:
             batch.requeue(0, backoff=False)
             raise
@@ -144,20 +156,21 @@ class ChannelDrain:
         batch.finish()
         return True
 
-    def _left(self, keys: Container[Queue], *, paused: bool = True) -> int:
-        """Count what is there; without ``paused``, what comes: none does where that is set."""
+    def _count_remaining(self, keys: Container[tuple[str, str]], *, includes_paused: bool) -> int:
+        """Count the messages of the channels and of their topics on the nsqd."""
         return sum(
             count
             for topic in _topics(self._source)
             for channel in topic.channels
             if (topic.topic_name, channel.channel_name) in keys
-            for count, waits in (
+            for count, is_paused in (
                 (topic.depth, topic.paused),
                 (messages_of(channel), channel.paused),
             )
-            if paused or not waits
+            if includes_paused or not is_paused
         )
 
 
 def _topics(nsqd: NsqdHTTPClient) -> tuple[TopicStats, ...]:
-    return tuple(each for each in nsqd.stats().topics or () if not is_ephemeral(each.topic_name))
+    topics = nsqd.stats().topics or ()
+    return tuple(topic for topic in topics if not is_ephemeral(topic.topic_name))

@@ -1,12 +1,14 @@
-"""A publisher that hands messages to one channel, by a temporary nsqd.
+"""A publisher that delivers messages to one channel, through a temporary nsqd.
 
-A stored message is confirmed. `wait_until_consumed` waits until consumers have finished the stored
-messages. Messages keep their ids and timestamps, except that nsqd cannot have two messages with one
-id in flight: a message whose id is already in the channel gets a new id, as does one without an id.
+A message is confirmed when the temporary nsqd has stored it. `wait_until_consumed` waits until consumers have
+finished all of them. Messages keep their ids and timestamps. Ids repeat between nsqd, and no nsqd
+distinguishes two messages with the same id in flight. So a message gets a new id when the channel
+already has that id, and when nsqd could not have generated it.
 
-With each batch the number of messages taken so far of each topic is stored, and a digest of them.
-The next run on the same data path offers the same messages from the beginning: as many are not
-taken again, if they are the same ones. So a kill at any moment doubles nothing on the way in.
+Each batch is stored together with the progress of the job: for each topic the number of messages
+stored so far and a digest of them. The next run on the same data path offers the same messages from
+the beginning. It skips that many of them, and fails when the digest shows other messages. So a kill
+at any moment stores no message twice.
 """
 
 from __future__ import annotations
@@ -26,30 +28,33 @@ from nsqtools.errors import (
     PublishError,
     PublishNotSent,
 )
-from nsqtools.one_channel.temporary_nsqd import QueueState, TemporaryNsqd
+from nsqtools.one_channel.temporary_nsqd import TemporaryNsqd
 from nsqtools.protocol.text import counted
 from nsqtools.publish.publisher import POLL_S, PublishBatch, Publisher, PublishOptions
 from nsqtools.records.envelope import MessageLike
-from nsqtools.server.queues.queued_message import new_messages, with_attempts
+from nsqtools.server.job_nsqd import JobChannel, JobMessage
 
-_ID = re.compile(rb"[0-3][0-9a-f]{15}")  # those of nsqd; the database has numbers of 63 bits
-_NEW_IDS_TOLD = 10
+# nsqd writes 16 hexadecimal digits. The first is below 4 here: the database keeps an id as an
+# integer of 63 bits, next to row numbers that grow beyond the largest id.
+_NSQD_ID = re.compile(rb"[0-3][0-9a-f]{15}")
+_REPORTED_NEW_IDS = 10  # lines of output; a replay of another cluster may change every id
 
 
-class _Taken:
-    """The messages of a topic that were taken in all runs: ``number``, and their digest.
+class _TopicProgress:
+    """The messages of a topic that all runs stored together: ``count``, and ``digest`` of them.
 
-    ``to_skip`` of them are still to be offered again.
+    ``to_skip`` of them have not been offered again in this run. When all have been, ``digest`` must
+    be ``stored_digest``, the one in the note of the run before.
     """
 
-    def __init__(self, topic: str, number: int = 0, before: str = "") -> None:
+    def __init__(self, topic: str, count: int = 0, stored_digest: str = "") -> None:
         self.topic = topic
-        self.number = self.to_skip = number
-        self.before = before
+        self.count = self.to_skip = count
+        self.stored_digest = stored_digest
         self.digest = blake2b(digest_size=16)
 
     def as_json(self) -> tuple[int, str]:
-        return self.number, self.before if self.to_skip else self.digest.hexdigest()
+        return self.count, self.stored_digest if self.to_skip else self.digest.hexdigest()
 
     def add(self, bodies: Sequence[bytes], origins: Sequence[MessageLike]) -> None:
         for body, origin in zip(bodies, origins, strict=True):
@@ -60,14 +65,17 @@ class _Taken:
 class ChannelPublisher(Publisher):
     """Fills ``channel`` of each topic that is published to.
 
-    ``max_depth`` messages of it are in the nsqd at most; ``wait_s`` is how long messages may wait
-    while no consumer of the channel is connected (`lonely` then names it). ``resumes`` tells that
-    the next run would offer the same messages again. ``tell`` gets what a user should know.
+    Args:
+        max_depth: How many messages of the channel may be in the temporary nsqd.
+        wait_s: How long messages may wait while no consumer of their channel is connected.
+            `wait_until_consumed` then ends, and ``abandoned`` is the channel.
+        resumes: Whether the next run would offer the same messages again.
+        report: Called with each notice to the user.
     """
 
     def __init__(
         self,
-        nsqd: TemporaryNsqd,
+        temporary: TemporaryNsqd,
         channel: str,
         options: ClientOptions,
         rate: float = 0.0,
@@ -76,27 +84,28 @@ class ChannelPublisher(Publisher):
         wait_s: float,
         resumes: bool,
         defer_s: float | None = None,
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
     ) -> None:
         super().__init__([], options, PublishOptions(defer_s=defer_s), rate)
-        self.new_ids = 0
-        self.delivered = 0
-        self.lonely: QueueState | None = None
-        self._nsqd = nsqd
+        self.new_id_count = 0
+        self.delivered_count = 0
+        self.abandoned: JobChannel | None = None
+        self._temporary = temporary
+        self._nsqd = temporary.nsqd
         self._channel = channel
         self._max_depth = max_depth
         self._wait_s = wait_s
-        self._tell = tell
-        self._ids = nsqd.new_ids()
+        self._report = report
         self._joined: set[tuple[str, str]] = set()
-        self._visited_s: dict[tuple[str, str], float] = {}  # when a consumer was last seen
+        self._consumers_seen_s: dict[tuple[str, str], float] = {}
         self._resumes = resumes
-        self._number, note = nsqd.note()
-        before = json.loads(note) if note and resumes else {}
-        self._taken = {topic: _Taken(topic, *values) for topic, values in before.items()}
-        self._is_offered = False
+        self._note_number, note = self._nsqd.read_note()
+        stored = json.loads(note) if note and resumes else {}
+        self._progress = {topic: _TopicProgress(topic, *values) for topic, values in stored.items()}
+        self._has_input = False
         self._failure: NsqError | None = None
-        self._stored = sum(each.left for each in nsqd.states())
+        channels = self._nsqd.unfinished_channels()
+        self._stored_count = sum(counts.unfinished for counts in channels)
 
     def publish(
         self,
@@ -109,8 +118,8 @@ class ChannelPublisher(Publisher):
     ) -> None:
         """Store a batch; block while the channel is full.
 
-        A message that is not stored counts as unsent. `wait_until_consumed` raises the reason,
-        unless it is a `stop`.
+        Messages that are not stored count as unsent. `wait_until_consumed` raises the reason, unless it is a
+        `stop`.
         """
         defer_s = defer_s or self._options.defer_s or 0.0
         self.spend(len(bodies))
@@ -119,153 +128,172 @@ class ChannelPublisher(Publisher):
         try:
             self.join(topic, self._channel)
             while start < len(bodies):
-                taken = self._taken.setdefault(topic, _Taken(topic))
-                room = taken.to_skip or self._room(topic)
+                progress = self._progress.setdefault(topic, _TopicProgress(topic))
+                room = progress.to_skip or self._wait_for_room(topic)
                 if not room:
                     self.has_given_up = True
                     break
                 end = min(len(bodies), start + room)
-                self._take(taken, bodies[start:end], origins[start:end], defer_s)
+                self._store(progress, bodies[start:end], origins[start:end], defer_s)
                 start = end
-        except OutputError as exc:  # the rest of the input may go where what is unsent is kept
+        except OutputError as exc:
+            # No stop: the caller reads its input to the end and keeps the rest in --unsent-file.
             self._failure, self.has_given_up = exc, True
-            self._tell(str(exc))
+            self._report(str(exc))
         except NsqError as exc:
             self._failure = exc
             self.stop()
         error: PublishError = PublishNotSent(f"{topic}/{self._channel} took no more")
-        batch.errors = {place: {"": error} for place in range(start, len(bodies))}
+        batch.errors = {position: {"": error} for position in range(start, len(bodies))}
         self._count_batch(batch)
 
-    def take_over(self, topic: str, channel: str, messages: Sequence[Message]) -> None:
-        """Store messages of another nsqd as they are, with their attempts, in a channel of it.
+    def store_received(self, topic: str, channel: str, messages: Sequence[Message]) -> None:
+        """Store messages that another nsqd delivered, with their attempts, in a channel.
 
-        One that is here already, delivered once more, is not stored again. Raises `OutputError`.
+        A message that is stored already was delivered again, and is skipped. Raises `OutputError`.
         """
-        held = self._nsqd.held(topic, channel, {message.id for message in messages})
-        new = [each for each in messages if held.get(each.id) != each.timestamp_ns]
+        timestamps = self._nsqd.stored_timestamps(
+            topic, channel, {message.id for message in messages}
+        )
+        new = [
+            message for message in messages if timestamps.get(message.id) != message.timestamp_ns
+        ]
         if not new:
             return
-        frames = self._frames(f"{topic}/{channel}", [each.body for each in new], new, held)
-        self._nsqd.put(
-            topic,
-            channel,
-            # the attempts of a frame that waits count the delivery to come
-            [with_attempts(f, each.attempts - 1) for f, each in zip(frames, new, strict=True)],
+        unique = self._with_unique_ids(
+            f"{topic}/{channel}", [message.body for message in new], new, timestamps
         )
-        self._stored += len(new)
+        # The delivery to this program does not count as one to the consumer that gets the message.
+        stored = [
+            message._replace(attempts=received.attempts - 1)
+            for message, received in zip(unique, new, strict=True)
+        ]
+        self._nsqd.put(topic, channel, stored)
+        self._stored_count += len(new)
 
     def join(self, topic: str, channel: str) -> None:
-        """Have a topic registered, with all its channels. Raises as `TemporaryNsqd.join`."""
+        """Register a topic with all its channels, once. Raises as `TemporaryNsqd.join`."""
         if (topic, channel) not in self._joined:
-            self._nsqd.join(topic, channel)
+            self._temporary.join(topic, channel)
             self._joined.add((topic, channel))
 
-    def _room(self, topic: str) -> int:
-        """Wait until the channel has room, and return how much; 0 at a stop or without consumer."""
-        while not self.is_stopped and self.lonely is None:
-            room = self._max_depth - self._nsqd.state(topic, self._channel).left
+    def _wait_for_room(self, topic: str) -> int:
+        """Return how many messages the channel has room for, 0 after a stop or without consumer."""
+        while not self.is_stopped and self.abandoned is None:
+            room = self._max_depth - self._nsqd.channel(topic, self._channel).unfinished
             if room > 0:
                 return room
-            self._look_for_consumers(self._nsqd.states())
+            self._check_consumers(self._nsqd.unfinished_channels())
             self.stopped.wait(POLL_S)
         return 0
 
-    def _take(
-        self, taken: _Taken, bodies: Sequence[bytes], origins: Sequence[MessageLike], defer_s: float
-    ) -> None:
-        self._is_offered = True
-        note = None
-        if self._resumes:
-            taken.add(bodies, origins)
-        if taken.to_skip:
-            taken.to_skip -= len(bodies)
-            if not taken.to_skip and taken.digest.hexdigest() != taken.before:
-                raise self._other_messages()
-            return
-        queue = taken.topic, self._channel
-        held = self._nsqd.held(*queue, {origin.id for origin in origins})
-        messages = list(self._frames("/".join(queue), bodies, origins, held))
-        taken.number += len(bodies)
-        if self._resumes:
-            content = {name: each.as_json() for name, each in self._taken.items()}
-            before, self._number = self._number, self._number + len(bodies)
-            note = before, self._number, json.dumps(content).encode()
-        self._nsqd.put(*queue, messages, delay_s=defer_s, note=note)
-        self._stored += len(bodies)
-
-    def _frames(
+    def _store(
         self,
-        where: str,
+        progress: _TopicProgress,
         bodies: Sequence[bytes],
         origins: Sequence[MessageLike],
-        held: Iterable[bytes],
-    ) -> Iterator[bytes]:
-        now_ns = time.time_ns()
-        if not origins:
-            yield from new_messages(bodies, self._ids.take(len(bodies), now_ns), now_ns)
+        defer_s: float,
+    ) -> None:
+        self._has_input = True
+        note = None
+        if self._resumes:
+            progress.add(bodies, origins)
+        if progress.to_skip:
+            progress.to_skip -= len(bodies)
+            if not progress.to_skip and progress.digest.hexdigest() != progress.stored_digest:
+                raise self._different_input()
             return
-        taken = set(held)
+        topic, channel = progress.topic, self._channel
+        ids = self._nsqd.stored_timestamps(topic, channel, {origin.id for origin in origins})
+        messages = list(self._with_unique_ids(f"{topic}/{channel}", bodies, origins, ids))
+        progress.count += len(bodies)
+        if self._resumes:
+            content = {name: progress.as_json() for name, progress in self._progress.items()}
+            old_number, self._note_number = self._note_number, self._note_number + len(bodies)
+            note = old_number, self._note_number, json.dumps(content).encode()
+        self._nsqd.put(topic, channel, messages, delay_s=defer_s, note=note)
+        self._stored_count += len(bodies)
+
+    def _with_unique_ids(
+        self,
+        queue: str,
+        bodies: Sequence[bytes],
+        origins: Sequence[MessageLike],
+        stored_ids: Iterable[bytes],
+    ) -> Iterator[JobMessage]:
+        if not origins:
+            now_ns = time.time_ns()
+            for message_id, body in zip(self._nsqd.new_ids(len(bodies)), bodies, strict=True):
+                yield JobMessage(message_id, now_ns, body)
+            return
+        used_ids = set(stored_ids)
         for body, origin in zip(bodies, origins, strict=True):
             message_id = origin.id
-            if message_id in taken or not _ID.fullmatch(message_id):
-                [message_id] = self._ids.take(1, now_ns)
-                self.new_ids += 1
-                if self.new_ids <= _NEW_IDS_TOLD:
-                    old = origin.id.decode("latin-1")
-                    self._tell(f"{where}: message {old} is {message_id.decode()} here")
-            taken.add(message_id)
-            yield new_messages([body], [message_id], origin.timestamp_ns)[0]
+            if message_id in used_ids or not _NSQD_ID.fullmatch(message_id):
+                [message_id] = self._nsqd.new_ids(1)
+                self.new_id_count += 1
+                if self.new_id_count <= _REPORTED_NEW_IDS:
+                    old_id = origin.id.decode("latin-1")
+                    self._report(f"{queue}: message {old_id} is {message_id.decode()} here")
+            used_ids.add(message_id)
+            yield JobMessage(message_id, origin.timestamp_ns, body)
 
-    def _other_messages(self) -> ConfigurationError:
+    def _different_input(self) -> ConfigurationError:
         return ConfigurationError(
             f"{self._nsqd.data_path} has the rest of a run with other messages",
             hint="Run it with the same files and options, or give another --data-path.",
         )
 
-    # delivery
+    # -- delivery --------------------------------------------------------------------------------
 
-    def wait_until_consumed(self, on_progress: Callable[[int], None]) -> None:
-        """Wait until all is consumed, and leave the cluster.
+    def wait_until_consumed(self, show: Callable[[int], None]) -> None:
+        """Wait until all messages are consumed, then leave the cluster.
 
-        ``on_progress`` is called with the number of consumed messages. Some remain after `stop`, or
-        when `lonely` is set.
-        Raises as `TemporaryNsqd.join`, `OutputError` when something could not be stored, and
-        `ConfigurationError` when an earlier run on this data path took other messages.
+        ``show`` is called with the number of consumed messages. Some messages remain after `stop`,
+        or when `abandoned` is set.
+
+        Raises as `TemporaryNsqd.join`, `OutputError` when a message could not be stored, and
+        `ConfigurationError` when an earlier run on this data path had other messages.
         """
         if self._failure is not None:
             raise self._failure
-        is_over = not (self.is_stopped or self.has_given_up)
-        if is_over and self._is_offered and any(each.to_skip for each in self._taken.values()):
-            raise self._other_messages()
-        while (states := self._nsqd.states()) and not self.is_stopped:
-            for state in states:  # what an earlier run left, too
-                self.join(state.topic, state.channel)
-            self.delivered = self._stored - sum(each.left for each in states)
-            self._look_for_consumers(states)
-            if self.lonely is not None:
+        is_complete = not (self.is_stopped or self.has_given_up)
+        has_skipped_all = not any(progress.to_skip for progress in self._progress.values())
+        # A run without any input only delivers the rest of an earlier run.
+        if is_complete and self._has_input and not has_skipped_all:
+            raise self._different_input()
+        while (channels := self._nsqd.unfinished_channels()) and not self.is_stopped:
+            for counts in channels:  # an earlier run may have left messages of other topics
+                self.join(counts.topic, counts.channel)
+            unfinished = sum(counts.unfinished for counts in channels)
+            self.delivered_count = self._stored_count - unfinished
+            self._check_consumers(channels)
+            if self.abandoned is not None:
                 break
-            on_progress(self.delivered)
+            show(self.delivered_count)
             self.stopped.wait(POLL_S)
-        self._nsqd.leave(is_over=is_over and (self._resumes or not self._number))
-        self.delivered = self._stored - self._nsqd.left
+        # Only a run that has skipped the messages of an earlier run may remove the note of that.
+        can_drop_note = self._resumes or not self._note_number
+        self._temporary.leave(is_complete=is_complete and can_drop_note)
+        self.delivered_count = self._stored_count - self._temporary.unfinished
 
-    def rest(self) -> str:
-        """Say what the data path has after the end, and how to go on; ``""`` when it is gone."""
-        if not self._nsqd.is_kept:
+    def leftovers_text(self) -> str:
+        """Describe the data path after `wait_until_consumed` and how to continue; ``""`` when it is removed."""
+        if not self._temporary.has_data_path:
             return ""
-        how = "which the next run delivers; its input may be empty"
+        advice = "which the next run delivers; its input may be empty"
         if self._resumes:
-            how = "and how far this came: run it again"
-        elif self._number:
-            how = "and how far an earlier run came: run that again"
-        return f"{self._nsqd.data_path} has {counted(self._nsqd.left, 'message')}, {how}"
+            advice = "and how far this came: run it again"
+        elif self._note_number:
+            advice = "and how far an earlier run came: run that again"
+        messages = counted(self._temporary.unfinished, "message")
+        return f"{self._nsqd.data_path} has {messages}, {advice}"
 
-    def _look_for_consumers(self, states: Sequence[QueueState]) -> None:
+    def _check_consumers(self, channels: Sequence[JobChannel]) -> None:
         now_s = time.monotonic()
-        for state in states:
-            key = state.topic, state.channel
-            if state.consumers:
-                self._visited_s[key] = now_s
-            elif now_s - self._visited_s.setdefault(key, now_s) >= self._wait_s:
-                self.lonely = state
+        for counts in channels:
+            key = counts.topic, counts.channel
+            if counts.consumers:
+                self._consumers_seen_s[key] = now_s
+            elif now_s - self._consumers_seen_s.setdefault(key, now_s) >= self._wait_s:
+                self.abandoned = counts

@@ -6,6 +6,7 @@ asyncio loop, so no lock is taken here.
 
     *_daemon            the two daemons: bind, load, serve, stop
     foreground embedded run them in the foreground, or in a thread
+    job_nsqd            an nsqd whose queues a job fills: what nsqtools.one_channel uses
     client_connection   a TCP client: its bytes, layers and turns
     protocol_v2         nsqd's commands; negotiation, TLS and auth are beside it
     queues/             the queues of nsqd, topics, channels: memory first, then files

@@ -34,9 +34,11 @@ from nsqtools.errors import OutputError, PublishError
 from nsqtools.one_channel import channel_drain, temporary_nsqd
 from nsqtools.one_channel.channel_drain import plan_channel_moves
 from nsqtools.one_channel.channel_publisher import ChannelPublisher
-from nsqtools.one_channel.temporary_nsqd import MARK, TemporaryNsqd
+from nsqtools.one_channel.temporary_nsqd import TemporaryNsqd
 from nsqtools.protocol.frames import WireMessage
 from nsqtools.protocol.stats import read_stats
+from nsqtools.server import job_nsqd
+from nsqtools.server.job_nsqd import MARK, JobNsqd
 
 CHANNELS = ("audit", "billing", "email")
 OPTIONS = ClientOptions(lookupd_poll_interval_s=0.1, max_in_flight=100)
@@ -77,7 +79,7 @@ class Consumed:
         lookupd = (self.lookupd.tcp_address,)
         with (
             Cluster(ClusterAddresses((), (self.lookupd.http_address,))) as cluster,
-            TemporaryNsqd(place, cluster, lookupd_tcp_addresses=lookupd, tell=print) as temporary,
+            TemporaryNsqd(place, cluster, lookupd_tcp_addresses=lookupd, report=print) as temporary,
         ):
             yield temporary
 
@@ -169,7 +171,7 @@ def test_what_a_full_disk_cannot_store_is_in_the_unsent_file(
     def put(*_: object, **__: object) -> None:
         raise OutputError("the disk is full")
 
-    monkeypatch.setattr(TemporaryNsqd, "put", put)
+    monkeypatch.setattr(JobNsqd, "put", put)
     lines = [b"%d %b\n" % (n, b"x" * 1000) for n in range(4000)]
     command = orders.command("pub", "-t", "orders", "--unsent-file", tmp_path / "u")
     result = run_nsq(command, stdin=b"".join(lines))
@@ -213,7 +215,7 @@ def test_without_a_consumer_it_ends_and_the_next_run_goes_on(
 def test_an_nsqlookupd_that_does_not_show_it_is_named_and_nothing_is_left(
     orders: Consumed, run_nsq: RunNsq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(temporary_nsqd, "_REGISTERED_S", 0.5)
+    monkeypatch.setattr(temporary_nsqd, "_REGISTRATION_TIMEOUT_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         wrong = f"127.0.0.1:{silent.getsockname()[1]}"
         command = orders.command("replay", archived(tmp_path / "a.gz", 1))
@@ -231,10 +233,10 @@ def test_producers_that_find_it_are_refused_and_consumers_get_what_another_nsqd_
     wait_until(lambda: lookupd.json("/channels?topic=orders")["channels"], what="it is registered")
     with consumed.temporary_nsqd(tmp_path / "place") as temporary:
         temporary.join("orders", "billing")
-        with RawClient(str(temporary.address)) as client:
+        with RawClient(str(temporary.nsqd.address)) as client:
             assert client.identify()["msg_timeout"] == 120_000
             client.identify(msg_timeout=3_600_000, heartbeat_interval=300_000)
-        with Producer(str(temporary.address), retry_timeout_s=0) as producer:
+        with Producer(str(temporary.nsqd.address), retry_timeout_s=0) as producer:
             for publish in (
                 lambda: producer.publish("orders", b"a"),
                 lambda: producer.publish_many("other", [b"a", b"b"]),
@@ -243,23 +245,23 @@ def test_producers_that_find_it_are_refused_and_consumers_get_what_another_nsqd_
                 with pytest.raises(PublishError, match="takes none"):
                     publish()
         api = Running()
-        api.http_address = temporary._thread.http_address
+        api.http_address = temporary.nsqd.http_address
         for target in ("/pub?topic=orders", "/topic/create?topic=b", "/channel/empty?topic=orders"):
             assert api.request("POST", target, b"a")[0] == 403
-        assert temporary.states() == []
+        assert temporary.nsqd.unfinished_channels() == []
         assert (tmp_path / "place" / MARK).exists()
 
 
 def test_a_run_that_begins_when_another_has_ended_keeps_its_data_path(
     orders: Consumed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lock_data_path, others = temporary_nsqd.lock_data_path, []
+    lock_data_path, others = job_nsqd.lock_data_path, []
 
     def lock(place: Path) -> int:
         others.append(lock_data_path(place))  # the other is quicker
         return lock_data_path(place)
 
-    monkeypatch.setattr(temporary_nsqd, "lock_data_path", lock)
+    monkeypatch.setattr(job_nsqd, "lock_data_path", lock)
     with orders.temporary_nsqd(tmp_path / "place"):
         pass
     os.close(*others)
@@ -272,9 +274,9 @@ def test_a_kill_while_its_data_path_is_removed_leaves_one_that_works(
 ) -> None:
     def use() -> None:
         with orders.temporary_nsqd(tmp_path / "place") as temporary:
-            assert temporary.states() == []
+            assert temporary.nsqd.unfinished_channels() == []
 
-    unlink, remove = Path.unlink, TemporaryNsqd._remove
+    unlink, remove = Path.unlink, JobNsqd._remove_files
     gone: list[str] = []
 
     def killed(path: Path, missing_ok: bool = False) -> None:
@@ -283,13 +285,13 @@ def test_a_kill_while_its_data_path_is_removed_leaves_one_that_works(
         unlink(path, missing_ok)
         gone.append(path.name)
 
-    def remove_some(temporary: TemporaryNsqd) -> None:
+    def remove_some(nsqd: JobNsqd) -> None:
         with monkeypatch.context() as patched:
             patched.setattr(Path, "unlink", killed)
-            remove(temporary)
+            remove(nsqd)
 
     with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
-        patched.setattr(TemporaryNsqd, "_remove", remove_some)
+        patched.setattr(JobNsqd, "_remove_files", remove_some)
         use()
     assert len(gone) == removed
     use()
@@ -456,21 +458,23 @@ def test_a_drain_ends_beside_a_paused_topic_and_waits_once_for_an_nsqlookupd_tha
     source.post("/topic/pause", topic="orders")
     source.publish("orders", b"a")
     dead = "127.0.0.1:1"
-    wait, lacking = TemporaryNsqd._wait_for_nodes, list[list[str]]()
+    wait, lacking = TemporaryNsqd._wait_for_listing, list[list[str]]()
 
-    def look(temporary: TemporaryNsqd, topics: list[str], *, shown: bool) -> list[str]:
-        if shown and not lacking:
-            monkeypatch.setattr(temporary_nsqd, "_REGISTERED_S", 0.0)
-            wait_until(lambda: wait(temporary, topics, shown=True) == [dead], what="the other does")
-            monkeypatch.setattr(temporary_nsqd, "_REGISTERED_S", patience_s(10))
+    def look(temporary: TemporaryNsqd, topics: list[str], *, listed: bool) -> list[str]:
+        if listed and not lacking:
+            monkeypatch.setattr(temporary_nsqd, "_REGISTRATION_TIMEOUT_S", 0.0)
+            wait_until(
+                lambda: wait(temporary, topics, listed=True) == [dead], what="the other does"
+            )
+            monkeypatch.setattr(temporary_nsqd, "_REGISTRATION_TIMEOUT_S", patience_s(10))
             found = [dead]
         else:
-            found = wait(temporary, topics, shown=shown)
-        if shown:
+            found = wait(temporary, topics, listed=listed)
+        if listed:
             lacking.append(found)
         return found
 
-    monkeypatch.setattr(TemporaryNsqd, "_wait_for_nodes", look)
+    monkeypatch.setattr(TemporaryNsqd, "_wait_for_listing", look)
     options = consumed.options("--lookupd-http-address", dead, "--yes")
     result = run_nsq(["drain", source.http_address, *options])
 
@@ -496,12 +500,12 @@ def test_no_channel_waits_until_another_is_empty_and_a_stop_waits_for_neither(
         source.create_channel("orders", channel)
     source.publish("orders", *(b"%d" % n for n in range(5000)))
     taken: list[str] = []
-    take_over = ChannelPublisher.take_over
+    store_received = ChannelPublisher.store_received
 
     def slowly(self: ChannelPublisher, topic: str, channel: str, messages: list[Message]) -> None:
         taken.append(channel)
         threading.Event().wait(0.02)  # more comes meanwhile
-        take_over(self, topic, channel, messages)
+        store_received(self, topic, channel, messages)
         if len(taken) == 10:
             self.stop()
 
@@ -513,7 +517,7 @@ def test_no_channel_waits_until_another_is_empty_and_a_stop_waits_for_neither(
             super().__init__(*args, options=options, **more)
 
     monkeypatch.setattr(channel_drain, "Consumer", Sharing)
-    monkeypatch.setattr(ChannelPublisher, "take_over", slowly)
+    monkeypatch.setattr(ChannelPublisher, "store_received", slowly)
     result = run_nsq(["drain", source.http_address, *consumed.options("--yes")])
 
     assert result.status == 6, result.err

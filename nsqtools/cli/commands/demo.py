@@ -14,10 +14,13 @@ def demo(*, runtime: Session) -> None:
     Examples:
         nsq demo
     """
-    from nsqtools.demo.story import Leaving, Story, demo_stage
+    from nsqtools.demo.story import StopRequest, Story, demo_stage
 
-    leaving = Leaving()
-    with exit_on_signals(leaving.ask), demo_stage(runtime.environ, leaving) as stage:
+    stop_request = StopRequest()
+    with (
+        exit_on_signals(stop_request.on_signal),
+        demo_stage(runtime.environ, stop_request) as stage,
+    ):
         story = Story(stage, runtime.stdout)
         story.run()
         story.write("Everything was there. Next: nsq --help\n")

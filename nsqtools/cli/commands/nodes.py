@@ -312,7 +312,7 @@ def drain_channels(
     from nsqtools.client.connection import http_access
     from nsqtools.cluster.directory import Cluster, ClusterAddresses, short_address
     from nsqtools.one_channel.channel_drain import ChannelDrain, plan_channel_moves
-    from nsqtools.one_channel.temporary_nsqd import MARK
+    from nsqtools.server.job_nsqd import MARK
 
     with (
         Cluster(ClusterAddresses([node]), http_access(options, (node,))) as cluster,

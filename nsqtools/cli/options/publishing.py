@@ -319,7 +319,7 @@ class OneChannel(OptionSet):
 
     def __init__(self, **values: Any) -> None:
         self.target: ChannelPublisher | None = None
-        self.shown_by: Sequence[str] = ()
+        self.listing_lookupds: Sequence[str] = ()
         super().__init__(**values)
 
     @property
@@ -356,7 +356,7 @@ class OneChannel(OptionSet):
         from nsqtools.one_channel.channel_publisher import ChannelPublisher
         from nsqtools.one_channel.temporary_nsqd import TemporaryNsqd
 
-        def tell(line: str) -> None:
+        def report(line: str) -> None:
             runtime.info(f"nsq: {line}")
 
         lookupds = self.lookupds
@@ -368,14 +368,14 @@ class OneChannel(OptionSet):
                 lookupd_tcp_addresses=self.lookupd_tcp_address or (),
                 broadcast_address=self.broadcast_address or "",
                 config=self.nsqd_config,
-                tell=tell,
-            ) as nsqd,
+                report=report,
+            ) as temporary,
         ):
-            self.shown_by = nsqd.shown_by
+            self.listing_lookupds = temporary.listing_lookupds
             what = f"channel {self.name}" if self.name else "each channel"
-            tell(f"{nsqd.address} serves {what} until its messages are consumed")
+            report(f"{temporary.nsqd.address} serves {what} until its messages are consumed")
             self.target = ChannelPublisher(
-                nsqd,
+                temporary,
                 self.name,
                 options,
                 rate,
@@ -383,12 +383,12 @@ class OneChannel(OptionSet):
                 wait_s=self.wait_s,
                 resumes=resumes,
                 defer_s=defer_s,
-                tell=tell,
+                report=report,
             )
             try:
                 yield self.target
             except BaseException:
-                nsqd.leave()
+                temporary.leave()
                 self._tell_rest(runtime, self.target)
                 raise
 
@@ -397,21 +397,23 @@ class OneChannel(OptionSet):
         target = self.target
         if target is None:
             return otherwise
-        new = f", {target.new_ids} with a new id" if target.new_ids else ""
-        runtime.info(f"nsq: {counted(target.delivered, 'message')} consumed{new}")
-        if target.lonely is not None:
+        new = f", {target.new_id_count} with a new id" if target.new_id_count else ""
+        runtime.info(f"nsq: {counted(target.delivered_count, 'message')} consumed{new}")
+        if target.abandoned is not None:
             otherwise = ExitStatus.LIMIT_NOT_REACHED
+            queue = f"{target.abandoned.topic}/{target.abandoned.channel}"
+            lookupds = ", ".join(self.listing_lookupds)
             line = (
-                f"no consumer of {target.lonely.topic}/{target.lonely.channel} connected within "
-                f"{format_duration(self.wait_s)}; nsqlookupd {', '.join(self.shown_by)} names this "
-                "nsqd, and consumers with a list of nsqd do not ask there"
+                f"no consumer of {queue} connected within {format_duration(self.wait_s)}; "
+                f"nsqlookupd {lookupds} names this nsqd, and consumers with a list of nsqd do not "
+                "ask there"
             )
             runtime.report_failure(NsqError(line))
         self._tell_rest(runtime, target)
         return otherwise
 
     def _tell_rest(self, runtime: Runtime, target: ChannelPublisher) -> None:
-        if rest := target.rest():
+        if rest := target.leftovers_text():
             runtime.print_error(f"nsq: {rest}")
 
 

@@ -12,7 +12,7 @@ from plugins.cli import NSQ, SpawnNsq
 from plugins.waiting import patience_s, wait_until
 
 from nsqtools.cli.running.runtime import exit_on_signals
-from nsqtools.demo.story import DemoFailed, Leaving, demo_stage
+from nsqtools.demo.story import DemoFailed, StopRequest, demo_stage
 
 
 @pytest.mark.parametrize(
@@ -65,8 +65,8 @@ def test_stopped_while_it_starts_a_command_it_ends_that(
                 os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    leaving = Leaving()
-    with demo_stage(os.environ, leaving) as stage, exit_on_signals(leaving.ask):
+    stop_request = StopRequest()
+    with demo_stage(os.environ, stop_request) as stage, exit_on_signals(stop_request.on_signal):
         monkeypatch.setattr("subprocess.Popen", Interrupted)
         with pytest.raises(SystemExit):
             stage.run("tail", "-t", "clicks", "--create")
@@ -90,7 +90,7 @@ def test_a_step_that_fails_or_hangs_is_named_and_nothing_is_left(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
-    with demo_stage(os.environ, Leaving()) as stage:
+    with demo_stage(os.environ, StopRequest()) as stage:
         with pytest.raises(DemoFailed) as caught:
             stage.run("tail", "-t", "nothing", "--lookupd-http-address", stage.lookupd.http_address)
         monkeypatch.setattr("nsqtools.demo.story.TIMEOUT_S", 0.5)
