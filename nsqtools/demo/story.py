@@ -25,7 +25,7 @@ from typing import NamedTuple, TextIO
 from nsqtools.errors import NsqError
 from nsqtools.server.embedded import EmbeddedNsqd, EmbeddedNsqlookupd
 
-# Each command takes about a second on an idle machine. This bounds one that hangs.
+# Each command takes about a second on an idle machine. This bounds a hang.
 TIMEOUT_S = 60.0
 
 

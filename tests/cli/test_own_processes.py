@@ -12,7 +12,7 @@ from plugins.archives import numbered, write_archive
 from plugins.daemons import EmbeddedServer
 from plugins.waiting import patience_s, wait_until
 
-from nsqtools.demo.story import Leaving, demo_stage
+from nsqtools.demo.story import StopRequest, demo_stage
 
 NSQ = Path(sys.executable).with_name("nsq")
 TAKEN = """nsqtools/__init__ nsqtools/__main__ nsqtools/bench/__init__
@@ -72,7 +72,7 @@ def test_spark_runs_nothing_of_the_current_directory_and_takes_every_name_in_eve
 def test_the_commands_of_a_demonstration_run_nothing_of_their_directory(
     nsq_env: dict[str, str],
 ) -> None:
-    with demo_stage(nsq_env, Leaving()) as stage:
+    with demo_stage(nsq_env, StopRequest()) as stage:
         ran = plant(stage.directory)
         assert b"0." in stage.run("--version").out
         assert not ran.exists()
