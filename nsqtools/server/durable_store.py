@@ -87,7 +87,6 @@ class DurableStore:
         self.database = files.open(self.due_ns(options.max_req_timeout))
         self._files = files
         self.health = health
-        health.spare_bytes = lambda: self.database.spare_bytes()
         self.loop = loop
         self._log = log
         self._steps = [Changes()]  # not written yet; the last one is open
@@ -282,7 +281,7 @@ class DurableStore:
         step = pending[0] if pending else Changes()
         self._steps = pending[1:] or [Changes()]
         if step.publishes:
-            self.health.look_at_disk()
+            self.health.check_free_space()
         self._is_writing = True
         flushed, self._flushed = ([], self._flushed) if pending[1:] else (self._flushed, [])
         low = self.health.low
@@ -375,7 +374,7 @@ class DurableStore:
                 backlogs[number].came_due(work.come_due[number])
         for number, _, _ in step.finished if self.is_strict else ():
             if number in backlogs:
-                backlogs[number].settled()
+                backlogs[number].finish_written()
         for publish in work.written:
             for number, count in publish.counts.items():
                 if number in backlogs:  # else it was emptied meanwhile
@@ -479,8 +478,8 @@ class DurableBacklog(QueueBacklog):
         return bool(self._memory) or (self.unread > 0 and not self._is_unreadable)
 
     @property
-    def is_over(self) -> bool:
-        """Nothing overflows: what has no room in memory is not read."""
+    def exceeds_memory(self) -> bool:
+        """False: a message is read from the database only when memory has room for it."""
         return False
 
     # in
@@ -588,15 +587,15 @@ class DurableBacklog(QueueBacklog):
             turn = self._turn(message_id)
             forget((number, turn), None)
             changes.finished.append((number, 0, turn))
-            self.unsettled += self._store.is_strict
-        if self.unsettled:
+            self.unwritten_finishes += self._store.is_strict
+        if self.unwritten_finishes:
             self._store.at_once()
         else:
             self._store.soon()
 
-    def settled(self) -> None:
+    def finish_written(self) -> None:
         """It is written that a message was finished."""
-        self.unsettled -= 1
+        self.unwritten_finishes -= 1
         self._wake()
 
     def places(self, messages: Sequence[bytes]) -> list[tuple[int, int, int]]:
@@ -612,7 +611,7 @@ class DurableBacklog(QueueBacklog):
     def empty(self) -> deque[Any]:
         """Drop everything; return what was in memory, which takes a while to free."""
         self._store.drop(self)
-        self.unread = self.moving = self._cursor = self.unsettled = 0
+        self.unread = self.moving = self._cursor = self.unwritten_finishes = 0
         self._turns.clear()
         self._next_due_s, self._is_coming_due = None, False
         self._store.register(self)

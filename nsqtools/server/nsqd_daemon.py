@@ -36,16 +36,18 @@ from nsqtools.server.options import REQUIRED, NsqdOptions
 from nsqtools.server.protocol_v2 import ClientContext, ProtocolV2
 from nsqtools.server.queues.data_path import lock_data_path
 from nsqtools.server.queues.nsqd_queues import NsqdQueues
+from nsqtools.server.queues.topic import Topic
 from nsqtools.server.stats import expand_prefix, push_to_statsd
 
 _REFUSAL = encode_frame(ERROR, b"E_BAD_PROTOCOL")
 
 
 class NsqdDaemon:
-    """Binds when it is made. Raises `ConfigurationError` with nsqd's text.
+    """An nsqd. The constructor binds its ports and raises `ConfigurationError` with nsqd's text.
 
-    ``tcp_address``, ``http_address`` and ``https_address`` are the real ones, ``""`` without.
-    ``refusal`` says why no client may publish or administer, ``""`` when they may.
+    ``tcp_address``, ``http_address`` and ``https_address`` contain the ports that were bound, and
+    are ``""`` for a listener that is disabled. ``refusal`` is the error that clients get when they
+    publish or administer, ``""`` to allow both.
     """
 
     def __init__(self, options: NsqdOptions, log: DaemonLog, *, refusal: str = "") -> None:
@@ -72,7 +74,7 @@ class NsqdDaemon:
         self.http_address = real_address(self._http)
         self.https_address = real_address(self._https)
         self._options = options
-        self._info = PeerInfo(  # what it registers with
+        self._info = PeerInfo(
             broadcast_address=options.broadcast_address,
             hostname=socket.gethostname(),
             http_port=options.broadcast_http_port or max(0, real_port(self._http)),
@@ -98,12 +100,15 @@ class NsqdDaemon:
         loop = asyncio.get_running_loop()
         report_errors(loop, self._log.error)
         try:
-            nsqd = self.nsqd = NsqdQueues(self._options, loop, self._log)
-            nsqd.refusal = self._refusal
-            nsqd.registry = LookupRegistry(nsqd.topics, self._options, self._log, self._info)
+            topics: dict[str, Topic] = {}
+            registry = LookupRegistry(topics, self._options, self._log, self._info)
+            nsqd = self.nsqd = NsqdQueues(
+                self._options, loop, self._log, topics, registry, refusal=self._refusal
+            )
             nsqd.load()
         except BaseException:
-            self._undo.close()  # another one may have the data path and the ports
+            # Release the data path and the ports, also when this object stays in use.
+            self._undo.close()
             raise
         self._context = ClientContext(nsqd, self._tls_context, self._auth_servers)
         nsqd.registry.set_addresses(self._options.lookupd_tcp_address)
@@ -112,10 +117,10 @@ class NsqdDaemon:
         if self._options.statsd_address:
             pushing = push_to_statsd(self._context, self._statsd_prefix)
             self._statsd = asyncio.create_task(pushing)
-        meter_of(loop).forget()  # the start
+        meter_of(loop).forget()  # the pauses of the start are not those of serving
 
     def owns_process(self) -> None:
-        """Leave what is loaded, and many new queues, out of garbage collections."""
+        """Exclude the loaded queues, and many new ones, from garbage collections."""
         self.nsqd.freeze_growth()
 
     async def _serve_tcp(self) -> None:
@@ -145,7 +150,8 @@ class NsqdDaemon:
         handlers = nsqd.handlers()
         if self._refusal:
             handlers = {
-                key: each if key[0] == "GET" else self._refuse for key, each in handlers.items()
+                key: handler if key[0] == "GET" else self._refuse
+                for key, handler in handlers.items()
             }
         https_port = max(0, real_port(self._https))
         needs_tls = self._options.tls_required == REQUIRED

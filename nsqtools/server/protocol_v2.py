@@ -452,7 +452,7 @@ class ProtocolV2(ConnectionProtocol):
                 failed += subscription.requeue([id_], self._delay_s(delay))
         if not failed:
             return
-        held = subscription.channel.held_by_any(failed)
+        held = subscription.channel.in_flight_anywhere(failed)
         for each in failed:
             reason = b"client does not own message" if each in held else b"ID not in flight"
             data = b"E_%b_FAILED %b %b failed %b" % (command, command, each, reason)

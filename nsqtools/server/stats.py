@@ -80,7 +80,7 @@ def nsqd_metrics(context: ClientContext) -> Families:
     yield single("nsqd_healthy", help, int(health.is_well))
     yield single("nsqd_start_time_seconds", "When it started.", nsqd.start_time_s)
     help = "Publishes while the disk was nearly full."
-    yield single("nsqd_refused_total", help, health.refused_count)
+    yield single("nsqd_refused_total", help, health.refused_publishes)
     with suppress(OSError):
         yield single("nsqd_disk_free_bytes", "Of the data path.", health.free_bytes())
     thread = nsqd.disk_thread

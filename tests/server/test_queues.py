@@ -18,8 +18,8 @@ from nsqtools.server.queues.queued_message import (
     InFlightMessages,
     LatencyWindow,
     MessageIds,
-    again,
     attempts_of,
+    for_redelivery,
     from_record,
     latency_stats,
     message_ids,
@@ -64,7 +64,7 @@ def test_attempts_survive_the_disk_and_wrap_at_16_bits(body: bytes, made: int) -
 
     assert to_record(queued) == record
     assert (len(queued), attempts_of(queued)) == (len(message), (made + 1) % 65536)
-    [requeued] = again([queued])
+    [requeued] = for_redelivery([queued])
     assert int.from_bytes(to_record(requeued)[8:10]) == (made + 1) % 65536
     assert requeued[:16] + requeued[18:] == message[:16] + message[18:]
 
@@ -75,7 +75,7 @@ def held_ids(*names: str) -> list[bytes]:
 
 def holding(in_flight: InFlightMessages, names: str, now_s: float, timeout_s: float) -> list[bytes]:
     ids = held_ids(*names)
-    in_flight.hold(new_messages([b"x"] * len(ids), ids, NOW_NS), now_s, timeout_s)
+    in_flight.add(new_messages([b"x"] * len(ids), ids, NOW_NS), now_s, timeout_s)
     return ids
 
 

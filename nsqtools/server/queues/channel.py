@@ -1,15 +1,16 @@
-"""A channel and the subscriptions to it: what waits, what consumers hold, and what is deferred.
+"""A channel and its subscriptions: the waiting, in-flight and deferred messages.
 
-Messages arrive in its backlog; a turn of delivery is scheduled for the end of the present loop
-step, so that a burst of commands costs one turn. A turn deals the backlog to the consumers that
-have room, in rotation. One timer is set to the earliest deadline of anything in flight or deferred.
+Messages arrive in the backlog. A round of delivery is then scheduled for the end of the current
+loop iteration, so that a burst of commands costs one round. A round distributes the backlog to the
+consumers that have room, in rotation. One timer is set to the earliest deadline of all messages in
+flight or deferred.
 
-The messages of a consumer that went away stay in flight until they time out, as in nsqd.
+The messages of a consumer that disconnected stay in flight until they time out, as in nsqd.
 
-RDY is a ceiling on the messages in flight, not a credit that is used up. Output is buffered as nsqd
-does it: at once when the client has no room for more, when the buffer is full, and else with a
-ticker of ``output_buffer_timeout`` that runs freely, so the first message after a quiet time leaves
-without delay.
+RDY is an upper limit on the messages in flight, not a credit that deliveries use up. Output is
+buffered as in nsqd. It is flushed immediately when the client has no room for another message or
+the buffer is full, otherwise by a ticker of ``output_buffer_timeout``. The ticker does not start
+with a message, so the first message after an idle period leaves without delay.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.options import NsqdOptions
 from nsqtools.server.queues.message_buffer import BackendError, DiskHealth, QueueBacklog
 from nsqtools.server.queues.queued_message import (
+    BODY_AT,
+    ID_AT,
     InFlightMessages,
     LatencyWindow,
-    again,
+    for_redelivery,
     message_ids,
     timestamp_ns,
 )
@@ -39,13 +42,16 @@ if TYPE_CHECKING:
     from nsqtools.server.negotiation import Negotiated
 
 
-_TURN_COUNT = 256  # messages for one consumer before the next one has its turn
-_TURN_BYTES = 1 << 18
-_AGAIN_S = 1.0  # after nothing could be read from the disk
+# The share of one consumer in a round of delivery. It bounds how long other consumers, and other
+# work of the loop, wait for it.
+_SHARE_COUNT = 256
+_SHARE_BYTES = 1 << 18
+# Reading failed, and each attempt logs an error. A disk that recovers delays delivery by this.
+_READ_RETRY_S = 1.0
 
 
 class QueueHost(Protocol):
-    """What topics and channels need of their nsqd: `NsqdQueues`, which imports them."""
+    """The part of `NsqdQueues` that topics and channels use. That module imports theirs."""
 
     options: NsqdOptions
     loop: AbstractEventLoop
@@ -59,105 +65,108 @@ class QueueHost(Protocol):
 
 
 class Channel:
-    """One channel of a topic. ``on_left`` is called when the last consumer has left."""
+    """One channel of a topic. ``on_idle`` is called when the last consumer has left."""
 
     def __init__(
-        self, topic_name: str, name: str, nsqd: QueueHost, on_left: Callable[[Channel], None]
+        self, topic_name: str, name: str, nsqd: QueueHost, on_idle: Callable[[Channel], None]
     ) -> None:
         options = nsqd.options
         self.topic_name = topic_name
         self.name = name
         self.is_ephemeral = is_ephemeral(name)
         self.backlog = nsqd.backlog(f"{topic_name}:{name}", self.is_ephemeral)
-        self.consumers: dict[ChannelSubscription, None] = {}  # in the order of their turns
+        # Ordered: the consumer that got messages last is at the end.
+        self.consumers: dict[ChannelSubscription, None] = {}
         self.latency: LatencyWindow | None = None
         if percentiles := options.e2e_processing_latency_percentile:
             window_s = options.e2e_processing_latency_window_time
             self.latency = LatencyWindow(percentiles, window_s)
         self.is_paused = False
         self.message_count = self.requeue_count = self.timeout_count = 0
-        self._on_left = on_left
+        self._on_idle = on_idle
         self._loop = nsqd.loop
         self._meter = meter_of(nsqd.loop)
         self._log = nsqd.log
-        # of the consumers, and of those that went away
+        # Those of each consumer, and of disconnected consumers until their messages time out.
         self._in_flight: set[InFlightMessages] = set()
-        self._turn_scheduled = False
+        self._is_delivery_scheduled = False
         self._is_closed = False
         self._timer: TimerHandle | None = None
-        self.backlog.serve(self.room, self.wake, self.watch)
+        self.backlog.attach_channel(self.room, self.wake, self.watch)
         if self.backlog.deferred_count:
             self.watch(self._loop.time())
 
     @property
     def in_flight_count(self) -> int:
-        """How many messages consumers hold."""
+        """The number of messages in flight, including those of disconnected consumers."""
         return sum(map(len, self._in_flight))
 
     # consumers
 
     def add_consumer(self, consumer: ChannelSubscription) -> None:
-        """Let a client consume."""
+        """Deliver messages to a client."""
         self.consumers[consumer] = None
         self._in_flight.add(consumer.in_flight)
 
     def remove_consumer(self, consumer: ChannelSubscription) -> None:
-        """Forget a client that went away; what it held times out in its own time."""
+        """Remove a client that disconnected. Its messages stay in flight until they time out."""
         if self._is_closed:
             return
         del self.consumers[consumer]
         if not consumer.in_flight:
             self._in_flight.discard(consumer.in_flight)
         if not self.consumers:
-            self._on_left(self)
+            self._on_idle(self)
 
-    def _drop_abandoned(self) -> None:
-        present = {consumer.in_flight for consumer in self.consumers}
-        self._in_flight = {held for held in self._in_flight if held or held in present}
+    def _drop_disconnected(self) -> None:
+        connected = {consumer.in_flight for consumer in self.consumers}
+        self._in_flight = {
+            in_flight for in_flight in self._in_flight if in_flight or in_flight in connected
+        }
 
-    def held_by_any(self, message_ids: Iterable[bytes]) -> set[bytes]:
-        """Return those of some messages that are in flight, with whatever consumer."""
-        wanted = set(message_ids)
-        return {found for held in self._in_flight if held for found in held.of(wanted)}
+    def in_flight_anywhere(self, message_ids: Iterable[bytes]) -> set[bytes]:
+        """Return the ids of ``message_ids`` that are in flight, to any consumer."""
+        ids = set(message_ids)
+        return {id_ for in_flight in self._in_flight for id_ in in_flight.intersection(ids)}
 
     # messages
 
     def accept(self, count: int) -> None:
-        """Deliver new messages of the topic, which are in the backlog of each channel now."""
+        """Deliver new messages that the topic has put into the backlog."""
         self.message_count += count
         self._deliver_or_overflow()
 
     def room(self) -> int:
-        """Return how many messages consumers would take at once."""
+        """Return how many messages consumers have room for now."""
         if self.is_paused:
             return 0
         return sum(max(0, consumer.room) for consumer in self.consumers)
 
     def committed(self, count: int, messages: list[bytes], delay_s: float) -> None:
-        """Take new messages that are in the database of ``--durable``, if the backlog is.
+        """Deliver new messages whose transaction is committed.
 
-        Only an ephemeral channel needs the ``messages`` themselves.
+        The backlog of an ephemeral channel is not in the database and gets ``messages`` here.
         """
         self.message_count += count
         if self.is_ephemeral and delay_s:
             self._defer(messages[0], delay_s)
         elif self.is_ephemeral:
-            self._queue_again(messages)
+            self._requeue(messages)
         else:
             self.wake()
 
     def put_deferred(self, message: bytes, delay_s: float) -> None:
-        """Take a new message from the topic that is due later."""
+        """Store a new message of the topic that is due later."""
         self.message_count += 1
         self._defer(message, delay_s)
 
     def requeue(self, messages: list[bytes], delay_s: float) -> None:
-        """Take back what a consumer gave back. It is kept in memory if the disk fails."""
+        """Requeue messages of a consumer. They stay in memory if the disk fails."""
         self.requeue_count += len(messages)
         if not delay_s:
-            self._queue_again(again(messages))
+            self._requeue(for_redelivery(messages))
             return
-        for message in again(messages):
+        for message in for_redelivery(messages):
             self._defer(message, delay_s)
 
     def _defer(self, message: bytes, delay_s: float) -> None:
@@ -167,35 +176,36 @@ class Channel:
 
     def _deliver_or_overflow(self) -> None:
         self.wake()
-        if self.backlog.is_over:
+        if self.backlog.exceeds_memory:
             self._deliver()
             try:
                 self.backlog.overflow()
-            except BackendError as exc:  # kept in memory: others are refused until it works
-                self._say_failed(exc)
+            except BackendError as exc:
+                # The messages stay in memory, and publishes are refused until the disk works.
+                self._log_put_failure(exc)
 
-    def _queue_again(self, messages: list[bytes]) -> None:
-        """Queue messages that must not get lost when the disk fails."""
+    def _requeue(self, messages: list[bytes]) -> None:
+        """Queue messages that must not be lost when the disk fails."""
         try:
             self.backlog.put(messages)
-        except Exception as exc:  # of any kind: they are nowhere else
-            self._say_failed(exc)
+        except Exception as exc:  # any kind: no other place has these messages
+            self._log_put_failure(exc)
             self.backlog.put_in_memory(messages)
         self._deliver_or_overflow()
 
-    def _say_failed(self, exc: Exception) -> None:
+    def _log_put_failure(self, exc: Exception) -> None:
         reason = str(exc) or repr(exc)
         self._log.error(f"CHANNEL({self.name}): failed to put message to backend - {reason}")
 
     def empty(self) -> None:
-        """Drop all messages, those in flight and deferred included."""
-        for held in self._in_flight:
-            held.clear()
-        self._drop_abandoned()
+        """Drop all messages, including messages in flight and deferred ones."""
+        for in_flight in self._in_flight:
+            in_flight.clear()
+        self._drop_disconnected()
         free_in_steps(self.backlog.empty())
 
     def set_paused(self, is_paused: bool) -> None:
-        """Deliver nothing from now on, or again; what is in flight may still be answered."""
+        """Stop or resume delivery. Messages in flight can still be answered while paused."""
         self.is_paused = is_paused
         for consumer in self.consumers:
             consumer.flush()
@@ -204,32 +214,33 @@ class Channel:
     # delivery
 
     def wake(self) -> None:
-        """Have a turn of delivery soon: there are new messages, or a consumer has room again."""
-        if not self._turn_scheduled and self.consumers:
-            self._turn_scheduled = True
-            self._meter.soon(self._take_turn, self._loop)
+        """Schedule a round of delivery, for new messages or a consumer that has room again."""
+        if not self._is_delivery_scheduled and self.consumers:
+            self._is_delivery_scheduled = True
+            self._meter.soon(self._run_delivery, self._loop)
 
-    def _take_turn(self) -> None:
-        self._turn_scheduled = False
+    def _run_delivery(self) -> None:
+        self._is_delivery_scheduled = False
         self._deliver(self._meter.share_ends_s())
 
     def _deliver(self, until_s: float = inf) -> None:
-        """Deal the backlog out, until no consumer has room or the turn is over."""
+        """Distribute the backlog until no consumer has room or the time is ``until_s``."""
         backlog = self.backlog
         while backlog.has_messages and not self.is_paused and not self._is_closed:
             ready = [consumer for consumer in self.consumers if consumer.room > 0]
             if not ready:
                 return
-            share = max(1, min(_TURN_COUNT, len(backlog) // len(ready)))
+            # An equal share of a short backlog for each, so that one does not get all of it.
+            share = max(1, min(_SHARE_COUNT, len(backlog) // len(ready)))
             now_s = self._loop.time()
             for consumer in ready:
-                messages = backlog.get(min(consumer.room, share), _TURN_BYTES)
+                messages = backlog.get(min(consumer.room, share), _SHARE_BYTES)
                 if not messages:
-                    self.watch(now_s + _AGAIN_S)
+                    self.watch(now_s + _READ_RETRY_S)
                     return
                 self.backlog.delivered(messages)
                 self._deliver_to(consumer, messages, now_s)
-                # the consumer that was served last is asked last
+                # Move the consumer to the end of the rotation.
                 del self.consumers[consumer]
                 self.consumers[consumer] = None
                 if self._loop.time() >= until_s:
@@ -241,46 +252,55 @@ class Channel:
     ) -> None:
         try:
             consumer.deliver(messages, now_s)
-        except Exception as exc:  # ends this consumer; what it does not hold is for others
+        except Exception as exc:
+            # One broken connection must not stop the others. Messages that are not in flight to it
+            # yet go back to the front of the backlog.
             consumer.connection.fail(exc)
             self.backlog.put_back(
-                [each for each in messages if each[18:34] not in consumer.in_flight]
+                [
+                    message
+                    for message in messages
+                    if message[ID_AT:BODY_AT] not in consumer.in_flight
+                ]
             )
 
     def watch(self, when_s: float) -> None:
-        """Have the timer look at deadlines at ``when_s`` or before."""
+        """Check the deadlines at ``when_s`` or earlier."""
         if self._timer is not None:
             if self._timer.when() <= when_s:
                 return
             self._timer.cancel()
-        self._timer = self._loop.call_at(when_s, self._look_soon)
+        self._timer = self._loop.call_at(when_s, self._schedule_deadlines)
 
-    def _look_soon(self) -> None:
+    def _schedule_deadlines(self) -> None:
         self._timer = None
-        self._meter.soon(self._look_at_deadlines, self._loop)
+        self._meter.soon(self._check_deadlines, self._loop)
 
-    def _look_at_deadlines(self) -> None:
-        """Queue again what is due, in parts, so that clients get their turns in between."""
+    def _check_deadlines(self) -> None:
+        """Requeue a part of the messages whose deadline has passed, and set the timer again.
+
+        The rest is due immediately, after the clients have been served.
+        """
         if self._is_closed:
             return
         self.wake()
-        self._queue_what_is_due(self._loop.time())
-        deadlines = [held.next_deadline_s() for held in self._in_flight]
+        self._requeue_due(self._loop.time())
+        deadlines = [in_flight.next_deadline_s() for in_flight in self._in_flight]
         deadlines.append(self.backlog.next_due_s())
         next_s = min((when for when in deadlines if when is not None), default=None)
         if next_s is not None:
             self.watch(next_s)
 
-    def _queue_what_is_due(self, now_s: float) -> None:
+    def _requeue_due(self, now_s: float) -> None:
         expired: list[bytes] = []
-        for held in self._in_flight:
-            expired += held.take_expired(now_s, _TURN_COUNT - len(expired))
+        for in_flight in self._in_flight:
+            expired += in_flight.take_expired(now_s, _SHARE_COUNT - len(expired))
         if expired:
             self.timeout_count += len(expired)
-            self._drop_abandoned()
-            self._queue_again(again(expired))
-        if due := self.backlog.take_due(now_s, _TURN_COUNT):
-            self._queue_again(due)
+            self._drop_disconnected()
+            self._requeue(for_redelivery(expired))
+        if due := self.backlog.take_due(now_s, _SHARE_COUNT):
+            self._requeue(due)
 
     # the end
 
@@ -292,12 +312,12 @@ class Channel:
     def close(self) -> None:
         """Disconnect the consumers and write everything to disk. Raises ``OSError``."""
         self._end()
-        self.backlog.close(self._given_back())
+        self.backlog.close(self._take_in_flight())
 
-    def _given_back(self) -> Iterator[list[bytes]]:
-        for held in self._in_flight:
-            while messages := held.take_expired(inf, _TURN_COUNT):
-                yield again(messages)
+    def _take_in_flight(self) -> Iterator[list[bytes]]:
+        for in_flight in self._in_flight:
+            while messages := in_flight.take_expired(inf, _SHARE_COUNT):
+                yield for_redelivery(messages)
 
     def _end(self) -> None:
         self._is_closed = True
@@ -309,7 +329,7 @@ class Channel:
 
 
 class ChannelSubscription:
-    """The consumer side of a connection: what may be pushed, what is held, when it is written."""
+    """The subscription of one connection: its RDY count, messages in flight and output buffer."""
 
     def __init__(
         self,
@@ -331,13 +351,13 @@ class ChannelSubscription:
 
     @property
     def room(self) -> int:
-        """How many more messages may be delivered now."""
+        """The number of messages that may be delivered now. Negative after RDY was lowered."""
         if self.connection.is_stuck:
             return 0
-        return self.ready_count - len(self.in_flight) - self.channel.backlog.unsettled
+        return self.ready_count - len(self.in_flight) - self.channel.backlog.unwritten_finishes
 
     def set_ready_count(self, count: int) -> None:
-        """RDY: allow ``count`` messages in flight. 0 stops delivery, and recalls nothing."""
+        """RDY: allow ``count`` messages in flight. Messages in flight beyond that stay there."""
         self.ready_count = count
         if self.room > 0:
             self.channel.wake()
@@ -347,17 +367,19 @@ class ChannelSubscription:
     # delivery
 
     def deliver(self, messages: list[bytes], now_s: float) -> None:
-        """Push messages, which are in flight from now on."""
+        """Send messages, which are in flight from now on."""
         terms = self._terms
         if terms.sample_rate:
-            given = messages
-            messages = [message for message in messages if randrange(100) <= terms.sample_rate]
-            sampled = set(messages)
-            left_out = [message for message in given if message not in sampled]
-            self.channel.backlog.finished(message_ids(left_out))
+            sampled: list[bytes] = []
+            dropped: list[bytes] = []
+            for message in messages:
+                # nsqd compares with <= as well, so it delivers one percent more than the rate.
+                (sampled if randrange(100) <= terms.sample_rate else dropped).append(message)
+            self.channel.backlog.finished(message_ids(dropped))
+            messages = sampled
             if not messages:
                 return
-        self.in_flight.hold(messages, now_s, terms.msg_timeout_s)
+        self.in_flight.add(messages, now_s, terms.msg_timeout_s)
         self.message_count += len(messages)
         self.channel.watch(now_s + terms.msg_timeout_s)
         queued = self.connection.buffer(messages, sum(map(len, messages)))
@@ -382,7 +404,7 @@ class ChannelSubscription:
         self.connection.flush()
 
     def flush(self) -> None:
-        """Write what is buffered."""
+        """Write the buffered messages to the connection."""
         if self._flush_timer is not None:
             self._flush_timer.cancel()
             self._flush_timer = None
@@ -391,17 +413,17 @@ class ChannelSubscription:
     # answers
 
     def finish(self, ids: list[bytes]) -> list[bytes]:
-        """FIN: forget messages that are done; return the ids that were not in flight here."""
-        done, failed = self.in_flight.take(ids)
-        self.finish_count += len(done)
+        """FIN: finish messages; return the ids that were not in flight to this consumer."""
+        messages, failed = self.in_flight.take(ids)
+        self.finish_count += len(messages)
         if self.channel.latency is not None:
-            self.channel.latency.add(map(timestamp_ns, done))
-        self.channel.backlog.finished(message_ids(done) if failed else ids)
+            self.channel.latency.add(map(timestamp_ns, messages))
+        self.channel.backlog.finished(message_ids(messages) if failed else ids)
         self.channel.wake()
         return failed
 
     def requeue(self, ids: list[bytes], delay_s: float) -> list[bytes]:
-        """REQ: requeue messages; return the ids that were not in flight here."""
+        """REQ: requeue messages; return the ids that were not in flight to this consumer."""
         messages, failed = self.in_flight.take(ids)
         self.requeue_count += len(messages)
         self.channel.requeue(messages, delay_s)
@@ -409,7 +431,7 @@ class ChannelSubscription:
         return failed
 
     def touch(self, ids: list[bytes], limit_s: float) -> list[bytes]:
-        """TOUCH: restart the timeouts of messages; return the ids that were not in flight here."""
+        """TOUCH: restart timeouts; return the ids that were not in flight to this consumer."""
         failed = self.in_flight.touch(ids, self._loop.time(), self._terms.msg_timeout_s, limit_s)
         deadline_s = self.in_flight.next_deadline_s()
         if deadline_s is not None:
@@ -419,7 +441,7 @@ class ChannelSubscription:
     # the end
 
     def leave(self) -> None:
-        """The client went away."""
+        """Unsubscribe: the client has disconnected."""
         if self._flush_timer is not None:
             self._flush_timer.cancel()
         self.channel.remove_consumer(self)

@@ -1,15 +1,16 @@
-"""What waits in a topic or a channel: some messages in memory, the rest on disk, in order.
+"""The waiting messages of a topic or a channel: some in memory, the rest on disk, in order.
 
-Memory holds the older part and the disk the newer one, so the order is first in, first out also
-when the queue overflowed (the Go nsqd reads both at random). An ephemeral queue has no disk: what
-does not fit is dropped, newest first. What is deferred is in memory, a heap by due time.
+The older messages are in memory and the newer ones on disk. So the order is first in, first out
+even after an overflow, where the Go nsqd reads from both at random. An ephemeral queue has no disk:
+it drops the newest messages when the memory is full. Deferred messages are in memory, in a heap
+ordered by due time.
 
-The memory may hold more than its limit between `put` and `overflow`, by as much as the waiting
-consumers have room for: the owner offers the messages to them in between, so that nothing goes to
-disk, or is dropped, that could be delivered.
+Between `put` and `overflow` the memory may exceed its limit by the number of messages that
+consumers have room for. The owner delivers to them in between, so that no message is written to
+disk, or dropped, that could be delivered.
 
-When the disk is nearly full publishes are refused. Messages that consumers give back are kept all
-the same: they have been accepted.
+When the disk is nearly full, publishes are refused. Requeued messages are still stored, because
+nsqd has accepted them before.
 """
 
 from __future__ import annotations
@@ -30,26 +31,32 @@ from nsqtools.server.queues.disk_queue import DiskQueue, Mark
 from nsqtools.server.queues.queue_files import LENGTH_SIZE, Block, encode_length
 from nsqtools.server.queues.queued_message import ID_AT, from_record, to_record
 
-_RESERVE = 64 << 20  # --durable writes for what is finished, too
-_CLOSE_COUNT = 1000  # written at a time when the queue closes
+# --durable must be able to write when the disk is full for publishers, because finished messages
+# are removed by a transaction. Its write-ahead log is brought into the file at 8 MiB.
+_RESERVE = 64 << 20
+# What a closing queue writes in one step: the bound on the additional memory.
+_CLOSE_COUNT = 1000
 _CLOSE_BYTES = 1 << 20
 
 
 class BackendError(Exception):
-    """The disk did not take messages; the text is Go's, for error frames and /ping."""
+    """Messages could not be written to disk; the text is Go's, for error frames and /ping."""
 
 
 class DiskHealth:
-    """Whether messages can be stored. ``error`` is the text of the last disk write if it failed;
-    ``low`` says that the disk is nearly full, as `look_at_disk` found it: publishes are refused.
+    """Whether messages can be stored.
+
+    ``error`` is the text of the last disk write if it failed. ``low`` is the reason for refusing
+    publishes while the disk is nearly full. ``spare_bytes`` returns how many bytes new messages can
+    use in files that exist already.
     """
 
-    def __init__(self, options: NsqdOptions) -> None:
+    def __init__(self, options: NsqdOptions, spare_bytes: Callable[[], int] = int) -> None:
         self.error = self.low = ""
-        self.refused_count = 0  # publishes
-        self.spare_bytes: Callable[[], int] = int  # of files that are there already
+        self.refused_publishes = 0
+        self._spare_bytes = spare_bytes
         self._data_path = Path(options.data_path)
-        self._wanted = options.min_disk_free or (_RESERVE if options.durable else 0)
+        self._required_bytes = options.min_disk_free or (_RESERVE if options.durable else 0)
 
     @property
     def text(self) -> str:
@@ -61,36 +68,39 @@ class DiskHealth:
         """Whether messages can be stored."""
         return not (self.error or self.low)
 
-    def admit(self) -> None:
+    def raise_if_low(self) -> None:
         """Raise `BackendError` while publishes are refused."""
         if self.low:
-            self.refused_count += 1
+            self.refused_publishes += 1
             raise BackendError(self.low)
 
-    def expect(self, size: int) -> None:
-        """Raise `BackendError` when the disk has no room for as many bytes."""
+    def raise_if_too_large(self, size: int) -> None:
+        """Raise `BackendError` when the disk has no room for ``size`` bytes."""
         with suppress(OSError):
             if self.free_bytes() < size:
-                self.refused_count += 1
+                self.refused_publishes += 1
                 raise BackendError("no space left on device")
 
     def free_bytes(self) -> int:
-        """Return what the file system of the data path has left. Raises ``OSError``."""
+        """Return the free space of the file system of the data path. Raises ``OSError``."""
         return shutil.disk_usage(self._data_path).free
 
-    def look_at_disk(self) -> None:
-        """Refuse publishes from now on if the disk is nearly full, and say so in /ping."""
+    def check_free_space(self) -> None:
+        """Refuse publishes from now on if the disk is nearly full, or accept them again."""
         try:
-            free = self.free_bytes() + self.spare_bytes()
+            free = self.free_bytes() + self._spare_bytes()
         except OSError:
             return
-        is_low = free < self._wanted
-        low = f"{free} bytes free on the disk, fewer than the {self._wanted} of --min-disk-free"
-        self.low = low if is_low else ""
+        self.low = ""
+        if free < self._required_bytes:
+            self.low = (
+                f"{free} bytes free on the disk, fewer than the {self._required_bytes} of "
+                "--min-disk-free"
+            )
 
 
 class Undo(NamedTuple):
-    """Messages that a `QueueBacklog.put` left in memory, and the position of the disk before."""
+    """The messages that a `QueueBacklog.put` added to memory, and the end of the disk before it."""
 
     in_memory: int
     on_disk: Mark | None
@@ -99,7 +109,9 @@ class Undo(NamedTuple):
 class QueueBacklog:
     """The messages of one topic or channel; ``disk`` is None when it is ephemeral."""
 
-    unsettled = 0  # messages that were finished, and count as in flight until it is written
+    # Finished messages that count as in flight until the database has removed them. Only the nsqd
+    # of a job waits for that (`DurableStore.is_strict`): a kill must redeliver few messages.
+    unwritten_finishes = 0
 
     def __init__(self, mem_queue_size: int, disk: DiskQueue | None, health: DiskHealth) -> None:
         self.disk = disk
@@ -107,9 +119,11 @@ class QueueBacklog:
         self.deferred_count = 0
         self._health = health
         self._memory: deque[bytes] = deque()
-        self._deferred: list[tuple[float, int, bytes]] = []  # by due time, then arrival
+        # A heap of (due time, arrival, message): equal due times keep the order of arrival.
+        self._deferred: list[tuple[float, int, bytes]] = []
         self._arrivals = count()
-        self._room: Callable[[], int] = int  # these three are of a channel
+        # A topic has no consumers and no timer, so these do nothing until `attach_channel`.
+        self._room: Callable[[], int] = int
         self._wake: Callable[[], None] = lambda: None
         self._watch_at: Callable[[float], None] = lambda when_s: None
 
@@ -118,24 +132,24 @@ class QueueBacklog:
 
     @property
     def disk_depth(self) -> int:
-        """How many messages are on disk."""
+        """The number of messages on disk."""
         return self.disk.depth if self.disk is not None else 0
 
     @property
     def has_messages(self) -> bool:
-        """Whether `get` has anything to try."""
+        """Whether `get` has memory or files to read."""
         return bool(self._memory) or (self.disk is not None and self.disk.has_unread)
 
     @property
-    def is_over(self) -> bool:
-        """Whether `overflow` is due."""
+    def exceeds_memory(self) -> bool:
+        """Whether `overflow` must move messages to disk."""
         return len(self._memory) > self.mem_queue_size
 
     def put(self, messages: Sequence[bytes], blocks: Sequence[Block] = ()) -> Undo:
-        """Append messages, all or none, and return what `undo` takes. Raises `BackendError`.
+        """Append messages, all or none, and return the argument of `undo`. Raises `BackendError`.
 
-        ``blocks`` are what `encoded` returns for the messages, if that is known: then they stay
-        together. Without ``messages`` they go to disk.
+        ``blocks`` are the messages as `encoded` returns them, if the caller has encoded them. They
+        are then kept together, in memory or on disk. Without ``messages`` they go to disk.
         """
         disk, memory = self.disk, self._memory
         if blocks and not messages:
@@ -157,7 +171,7 @@ class QueueBacklog:
         return Undo(count, None)
 
     def put_one_in_memory(self, message: bytes) -> bool:
-        """Append a message if it stays in memory; return whether it does."""
+        """Append a message if memory has room for it; return whether it has."""
         memory = self._memory
         if len(memory) >= self.mem_queue_size or (self.disk is not None and self.disk.has_unread):
             return False
@@ -165,29 +179,29 @@ class QueueBacklog:
         return True
 
     def takes_all_in_memory(self, count: int) -> bool:
-        """Return whether this number of messages would all stay in memory."""
+        """Return whether memory has room for ``count`` messages."""
         fits = len(self._memory) + count <= self.mem_queue_size
         return self.disk is None or (fits and not self.disk.has_unread)
 
     def undo(self, put: Undo) -> None:
-        """Take back the messages of a `put`, after which nothing else may have happened."""
+        """Remove the messages of the last `put`, after which the queue must not have changed."""
         for _ in range(put.in_memory):
             self._memory.pop()
         if put.on_disk is not None and self.disk is not None:
             self.disk.undo(put.on_disk)
 
     def put_in_memory(self, messages: Sequence[bytes]) -> None:
-        """Append messages whatever the limit: for those that must outlive a disk error."""
+        """Append messages beyond the limit: these must not be lost when the disk fails."""
         self._memory.extend(messages)
 
     def put_back(self, messages: list[bytes]) -> None:
-        """Return messages of `get` to where they were: before all others, in memory."""
+        """Return messages of `get` to their place in front of all others, in memory."""
         self._memory.extendleft(reversed(messages))
 
     def overflow(self) -> None:
-        """Move to disk what is over the limit, or drop it without a disk.
+        """Move the messages beyond the limit to disk, or drop them without a disk.
 
-        Raises `BackendError` when the disk fails; then it stays in memory whatever the limit.
+        Raises `BackendError` when the disk fails. The messages then stay in memory.
         """
         surplus = [self._memory.pop() for _ in range(len(self._memory) - self.mem_queue_size)]
         surplus.reverse()
@@ -209,30 +223,30 @@ class QueueBacklog:
         return mark
 
     def get(self, count: int, max_bytes: int) -> list[bytes]:
-        """Remove and return the oldest messages: at least one, unless files fail."""
+        """Remove and return the oldest messages: at least one, unless reading a file fails."""
         memory = self._memory
         if not memory and self.disk is not None and self.disk.has_unread:
-            # only what is delivered now: what has left the disk does not survive a kill
+            # Read no more than is delivered now: a kill loses what was read from the files.
             return [from_record(record) for record in self.disk.get(count, max_bytes)]
         if count >= len(memory):
             messages = list(memory)
             memory.clear()
         else:
-            take = memory.popleft
-            messages = [take() for _ in range(count)]
+            pop = memory.popleft
+            messages = [pop() for _ in range(count)]
         size = sum(map(len, messages))
         while size > max_bytes and len(messages) > 1:
             size -= len(messages[-1])
             memory.appendleft(messages.pop())
         return messages
 
-    def serve(
+    def attach_channel(
         self, room: Callable[[], int], wake: Callable[[], None], watch: Callable[[float], None]
     ) -> None:
-        """Belong to a channel, which has these methods.
+        """Call these methods of the channel that owns this backlog.
 
-        ``room`` says how many of what is in memory consumers would take at once. What is in a
-        database comes later, and calls the others then.
+        ``room`` returns how many messages consumers have room for. A database stores messages
+        later than `put`, and then calls ``wake``, or ``watch`` with the time of a deferred message.
         """
         self._room, self._wake, self._watch_at = room, wake, watch
 
@@ -254,13 +268,13 @@ class QueueBacklog:
         return due
 
     def delivered(self, messages: Sequence[bytes]) -> None:
-        """Note that messages are in flight: nothing on the disk of a queue says so."""
+        """Note that messages are in flight. The files of a queue do not record that."""
 
     def finished(self, message_ids: Iterable[bytes]) -> None:
-        """Note that messages which were delivered are done."""
+        """Note that delivered messages are finished."""
 
     def empty(self) -> deque[Any]:
-        """Drop everything; return what was in memory, which takes a while to free."""
+        """Drop everything; return the messages of the memory, which take a while to free."""
         dropped: deque[Any] = self._memory
         self._memory = deque()
         dropped += self._deferred
@@ -271,19 +285,19 @@ class QueueBacklog:
         return dropped
 
     def delete(self) -> deque[Any]:
-        """Drop everything for good; return as `empty` does."""
+        """Drop everything before the queue is deleted; return the same as `empty`."""
         return QueueBacklog.empty(self)
 
-    def close(self, given_back: Iterable[list[bytes]] = ()) -> None:
-        """Write the memory to disk, what is deferred, and what is given back. Raises ``OSError``.
+    def close(self, in_flight: Iterable[list[bytes]] = ()) -> None:
+        """Write messages in memory, in flight and deferred to disk. Raises ``OSError``.
 
-        A step at a time, and what is written leaves the memory: when everything is full, stopping
-        must not need as much again.
+        Messages are written in steps and then freed: a stop must not need twice the memory.
         """
         if self.disk is not None:
             deferred = iter(partial(self.take_due, inf, _CLOSE_COUNT), [])
             try:
-                for messages in chain([[]], given_back, deferred):
+                # The empty list writes the memory itself first.
+                for messages in chain([[]], in_flight, deferred):
                     self._memory.extend(messages)
                     while self._memory:
                         step = self.get(_CLOSE_COUNT, _CLOSE_BYTES)
@@ -294,7 +308,7 @@ class QueueBacklog:
 
 
 def decoded(blocks: Sequence[Block]) -> list[bytes]:
-    """Return the waiting messages that `encoded` took."""
+    """Return the waiting messages of blocks: the inverse of `encoded`."""
     messages = []
     for block in blocks:
         position = 0
@@ -305,9 +319,11 @@ def decoded(blocks: Sequence[Block]) -> list[bytes]:
 
 
 def encoded(messages: Iterable[bytes]) -> Block:
-    """Return waiting messages as they are in the files of a disk queue."""
-    head = start = b""  # what messages that were published together have in common
+    """Return waiting messages in the format of the files of a disk queue."""
     records = []
+    # Messages that were published together have the same timestamp and attempts. Converting these
+    # once for all of them is most of the work.
+    head = start = b""
     for message in messages:
         if message[4:ID_AT] != head:
             head = message[4:ID_AT]

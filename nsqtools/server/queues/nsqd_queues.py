@@ -1,13 +1,12 @@
-"""The queues of one nsqd: its topics, their files, and what has to follow when they change.
+"""The queues of one nsqd: its topics, their files, and the tasks that write them.
 
-No sockets: the TCP and HTTP sides call in here. Creating and deleting schedule a write of nsqd.dat;
-many changes in a short time are few writes. What has to wait for the disk in regular operation, the
-syncs by the clock and these writes, is done on a thread: the loop serves clients meanwhile.
+This module has no sockets: the TCP and HTTP servers call it. Creating or deleting a topic or a
+channel schedules a write of nsqd.dat, and many changes in a short time share one write. These
+writes and the periodic syncs run on threads, so that the loop can serve clients meanwhile.
 
-What nsqd.dat says of a topic is encoded once, until that topic changes: with 10,000 topics all of
-them would hold up the loop. ``nsqd.dat.previous`` is what the file was before its last change. It
-is read, with the names of the queue files, when a fault of the disk or another program broke the
-file itself.
+The entry of a topic in nsqd.dat is encoded again only when that topic has changed, because encoding
+10,000 topics would block the loop. ``nsqd.dat.previous`` is the file before its last change. It is
+read, together with the names of the queue files, when nsqd.dat itself is damaged.
 """
 
 from __future__ import annotations
@@ -47,16 +46,22 @@ from nsqtools.server.queues.topic import Topic
 if TYPE_CHECKING:
     from nsqtools.server.lookup_peers import LookupRegistry
 
-_DELAY_S = 0.02  # before nsqd.dat is written
-_RETRY_S = 1.0  # after it could not be written
+# Changes within this time are one write of nsqd.dat: a client that creates 1,000 topics does not
+# cause 1,000 writes.
+_WRITE_DELAY_S = 0.02
+_RETRY_S = 1.0  # after a failed write; each failure is an error in the log
+# Queues created since the last `gc.freeze`. At 50 ms for 3,000, collecting these takes 3 ms.
 _FREEZE_EVERY = 200
-_LOOK_S = 0.5  # at the disk
+# Between two checks of free space. Publishes can exceed the limit by what they write in this time.
+_CHECK_SPACE_S = 0.5
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class TopicList:
-    """The file, for ``topics`` by name. With --durable nothing is written: the database has its own
-    list."""
+    """Reads and writes nsqd.dat, the list of topics and channels.
+
+    With --durable nothing is written, because the database has its own list.
+    """
 
     def __init__(
         self, data_path: Path, topics: Mapping[str, Topic], loop: AbstractEventLoop, log: DaemonLog
@@ -68,76 +73,78 @@ class TopicList:
         self._loop = loop
         self._log = log
         self._file = NewestContent(self._path)
-        self._encoded: dict[str, bytes] = {}  # by topic, until it changes
-        self._thread = DiskThread(loop)  # its own: this waits for no queue
+        self._encoded: dict[str, bytes] = {}  # by topic, until the topic changes
+        # Separate from the thread of the queues, so that a slow sync does not delay this file.
+        self._thread = DiskThread(loop)
         self._is_changed = Event()
 
     def read(self) -> Queues:
-        """Return what the file lists, or in place of a broken one the previous and queue files.
+        """Return the queues that the file lists.
 
-        Raises `ConfigurationError` when there are none.
+        For a broken file, return those of the previous file and of the queue files. Raises
+        `ConfigurationError` when there are none of these.
         """
         try:
             return decode_metadata(read_metadata(self._path), self._log.warn)
         except FileNotFoundError:
             return {}
         except (ValueError, RecursionError) as exc:
-            found = dict.fromkeys(queues_with_files(self._data_path), False)
+            queues = dict.fromkeys(queues_with_files(self._data_path), False)
             with suppress(OSError, ValueError, RecursionError):
-                found |= decode_metadata(read_metadata(self._previous))
-            if not found:
+                queues |= decode_metadata(read_metadata(self._previous))
+            if not queues:
                 raise ConfigurationError(
                     f"failed to parse metadata in {self._path} - {exc}"
                 ) from exc
-            kept = unused_name(self._path.with_name(f"{FILE_NAME}.broken"))
-            self._path.rename(kept)
+            broken = unused_name(self._path.with_name(f"{FILE_NAME}.broken"))
+            self._path.rename(broken)
             self._log.error(
-                f"failed to parse metadata in {self._path} - {exc}; it is kept as "
-                f"{kept.name}, and topics and channels are those that were there before its "
-                f"last change, or have queue files: {' '.join(sorted(found))}. Create others "
-                "again before a client publishes"
+                f"failed to parse metadata in {self._path} - {exc}; it is kept as {broken.name}, "
+                "and the topics and channels are restored from the previous file and the queue "
+                f"files: {' '.join(sorted(queues))}. Create missing ones before a client publishes"
             )
-            return found
+            return queues
 
     def write(self) -> None:
         """Write the file now. Raises ``OSError``."""
-        self._work()()
+        self._prepare_write()()
 
     async def write_pause(self, topic_name: str) -> None:
-        """Write it after a topic, or a channel of it, was paused."""
+        """Write the file after a topic, or a channel of it, was paused or unpaused."""
         self._encoded.pop(topic_name, None)
         try:
-            await self._thread.wait_for(self._work())
+            await self._thread.wait_for(self._prepare_write())
         except OSError as exc:
-            self._write_later(exc)
+            self._retry_write(exc)
 
     def changed(self, topic_name: str, *, is_ephemeral: bool) -> None:
-        """Note that a topic, or a channel of it, was created or deleted."""
+        """Schedule a write: a topic, or a channel of it, was created or deleted."""
         self._encoded.pop(topic_name, None)
         if not is_ephemeral:
             self._is_changed.set()
 
-    async def write_behind(self) -> None:
-        """Write the file a moment after each change, until cancelled."""
-        wait_s = _DELAY_S
+    async def write_changes(self) -> None:
+        """Write the file shortly after each change, until cancelled."""
+        wait_s = _WRITE_DELAY_S
         while True:
             await self._is_changed.wait()
             await sleep(wait_s)
             started_s = self._loop.time()
             try:
-                await self._thread.wait_for(self._work())
+                await self._thread.wait_for(self._prepare_write())
             except OSError as exc:
-                self._write_later(exc)
+                self._retry_write(exc)
                 wait_s = _RETRY_S
-            else:  # what takes long is written less often
-                wait_s = max(_DELAY_S, self._loop.time() - started_s)
+            else:
+                # On a slow disk, write during at most half of the time.
+                wait_s = max(_WRITE_DELAY_S, self._loop.time() - started_s)
 
-    def _write_later(self, exc: OSError) -> None:
+    def _retry_write(self, exc: OSError) -> None:
         self._log.error(f"failed to persist metadata - {exc}")
         self._is_changed.set()
 
-    def _work(self) -> Callable[[], None]:
-        """Return the work that writes what holds now."""
+    def _prepare_write(self) -> Callable[[], None]:
+        """Return a function that writes the current list, and may run on another thread."""
         self._is_changed.clear()
         self._log.info(f"NSQ: persisting topic/channel metadata to {self._path}")
         encoded = [
@@ -147,54 +154,77 @@ class TopicList:
         ]
         number = self._file.number()
 
-        def work() -> None:
+        def write() -> None:
             self._keep_previous()
             self._file.write(encode_metadata(encoded), number)
 
-        return work
+        return write
 
     def _keep_previous(self) -> None:
-        """Give the file its second name; without hard links there is no previous one."""
-        with suppress(OSError), temporary_path(self._previous) as beside:
-            os.link(self._path, beside)
-            beside.replace(self._previous)  # nothing, when it was that already
+        """Link the file as the previous one. A file system without hard links gets none."""
+        with suppress(OSError), temporary_path(self._previous) as temporary:
+            os.link(self._path, temporary)
+            # Has no effect when both names are links to the same file already.
+            temporary.replace(self._previous)
 
     def _encode(self, topic: Topic) -> bytes:
-        kept = (each for each in topic.channels.values() if not each.is_ephemeral)
-        channels = [(each.name, each.is_paused) for each in kept]
+        channels = [
+            (channel.name, channel.is_paused)
+            for channel in topic.channels.values()
+            if not channel.is_ephemeral
+        ]
         encoded = self._encoded[topic.name] = encode_topic(topic.name, topic.is_paused, channels)
         return encoded
 
     def end(self) -> None:
-        """Finish what is being written."""
+        """Finish the write that is in progress."""
         self._thread.end()
 
 
 class NsqdQueues:
-    """All topics of one daemon. Call `load` before use and `close` at the end."""
+    """All topics of one daemon. Call `load` before use and `close` at the end.
 
-    def __init__(self, options: NsqdOptions, loop: AbstractEventLoop, log: DaemonLog) -> None:
+    Args:
+        topics: Filled here, and shared with ``registry``.
+        refusal: The error of publishes, for the nsqd of a job. Such an nsqd redelivers as few
+            messages as possible after a kill.
+    """
+
+    def __init__(
+        self,
+        options: NsqdOptions,
+        loop: AbstractEventLoop,
+        log: DaemonLog,
+        topics: dict[str, Topic],
+        registry: LookupRegistry,
+        *,
+        refusal: str = "",
+    ) -> None:
         self.options = options
         self.log = log
         self.loop = loop
-        self.health = DiskHealth(options)
-        self._until_freeze = inf  # new queues
-        self.topics: dict[str, Topic] = {}
+        self.health = DiskHealth(options, self._spare_bytes)
+        # New queues until the next `gc.freeze`. Never, while the daemon shares its process.
+        self._until_freeze = inf
+        self.topics = topics
         self.start_time_s = time.time()
-        self.registry: LookupRegistry  # before `load`
+        self.registry = registry
+        self.refusal = refusal
         self._data_path = Path(options.data_path)
-        self._queues_with_files: dict[str, list[int]] = {}  # when it was loaded
+        self._queues_with_files: dict[str, list[int]] = {}  # at the time of `load`
         self.topic_list = TopicList(self._data_path, self.topics, loop, log)
         self.disk_thread = DiskThread(loop)
         self._to_sync: set[DiskQueue] = set()
         self._tasks: list[Task[None]] = []
         self.durable: DurableStore | None = None
-        self.refusal = ""  # why clients may not publish: the nsqd of a job, which doubles little
+
+    def _spare_bytes(self) -> int:
+        return self.durable.database.spare_bytes() if self.durable is not None else 0
 
     # topics
 
     def get_topic(self, name: str) -> Topic:
-        """Return the topic, created if there was none. The name must be valid."""
+        """Return the topic, and create it if necessary. The name must be valid."""
         topic = self.topics.get(name)
         if topic is None:
             topic = self._create(name)
@@ -216,7 +246,7 @@ class NsqdQueues:
         self.topic_list.changed(name, is_ephemeral=topic.is_ephemeral)
 
     def backlog(self, queue_name: str, is_ephemeral: bool) -> QueueBacklog:
-        """Return what waits in the queue of a topic or a channel."""
+        """Return a new backlog for the queue of a topic or a channel."""
         options = self.options
         self._until_freeze -= 1
         if not self._until_freeze:
@@ -239,46 +269,47 @@ class NsqdQueues:
         return QueueBacklog(options.mem_queue_size, disk, self.health)
 
     async def write_pause(self, topic_name: str) -> None:
-        """Write that a topic, or a channel of it, was paused, or not.
+        """Persist that a topic, or a channel of it, was paused or unpaused.
 
-        It holds if that fails, as in Go's nsqd. With ``--durable`` that raises ``OSError``.
+        With ``--durable`` a failure raises ``OSError``. Otherwise it is logged, as in the Go nsqd,
+        and the state lasts until a restart.
         """
         if self.durable is None:
             await self.topic_list.write_pause(topic_name)
             return
         topic = self.topics[topic_name]
         queues: list[Topic | Channel] = [topic, *topic.channels.values()]
-        for each in queues:
-            if isinstance(each.backlog, DurableBacklog):
-                each.backlog.is_paused = each.is_paused
-                self.durable.note_queue(each.backlog)
+        for queue in queues:
+            if isinstance(queue.backlog, DurableBacklog):
+                queue.backlog.is_paused = queue.is_paused
+                self.durable.note_queue(queue.backlog)
         await self.durable.flush()
 
     def channel_created(self, channel: Channel) -> None:
-        """Have it announced and listed."""
+        """Register the channel with nsqlookupd and list it in nsqd.dat."""
         self.registry.channel_created(channel)
         self.topic_list.changed(channel.topic_name, is_ephemeral=channel.is_ephemeral)
 
     def channel_deleted(self, channel: Channel) -> None:
-        """Have it taken back; an ephemeral topic goes with its last channel."""
+        """Unregister the channel. An ephemeral topic is deleted with its last channel."""
         self.registry.channel_deleted(channel)
-        topic = self.topics.get(channel.topic_name)  # None while that is being deleted
+        topic = self.topics.get(channel.topic_name)  # None while the topic is being deleted
         if topic is not None and topic.is_ephemeral and not topic.channels:
             self.delete_topic(topic.name)
         self.topic_list.changed(channel.topic_name, is_ephemeral=channel.is_ephemeral)
 
     def freeze_growth(self) -> None:
-        """Leave the queues out of garbage collections: of 3,000 topics one takes 50 ms."""
+        """Exclude the queues from garbage collections: one over 3,000 topics takes 50 ms."""
         gc.freeze()
         self._until_freeze = _FREEZE_EVERY
 
     # files
 
     def load(self) -> None:
-        """Create what nsqd.dat lists, write it again, and begin to sync.
+        """Create the topics and channels of the data path, and start the periodic tasks.
 
-        One that is broken is replaced by the names of the queue files; without any it raises
-        `ConfigurationError`. Raises ``OSError`` when nsqd.dat cannot be written.
+        Raises `ConfigurationError` as `TopicList.read`, and ``OSError`` when nsqd.dat cannot be
+        written.
         """
         remove_temporaries(self._data_path)
         files = DurablePath(self._data_path, self.log)
@@ -292,7 +323,7 @@ class NsqdQueues:
             files.refuse()
             self._load_files()
         if self.options.min_disk_free or self.options.durable:
-            self._tasks.append(self.loop.create_task(self._look_at_disk()))
+            self._tasks.append(self.loop.create_task(self._watch_free_space()))
 
     def _load_files(self) -> None:
         listed = self.topic_list.read()
@@ -303,12 +334,13 @@ class NsqdQueues:
         except OSError as exc:
             if exc.errno not in _FULL:
                 raise
-            self.log.error(f"failed to persist metadata - {exc}")  # what was read is still true
-        for work in (self.topic_list.write_behind(), self._sync_by_the_clock()):
-            self._tasks.append(self.loop.create_task(work))
+            # A full disk must not keep nsqd from starting: the file that was read is still right.
+            self.log.error(f"failed to persist metadata - {exc}")
+        for task in (self.topic_list.write_changes(), self._sync_periodically()):
+            self._tasks.append(self.loop.create_task(task))
 
     def _create_all(self, listed: Queues) -> None:
-        for queue_name, is_paused in sorted(listed.items()):  # a topic is before its channels
+        for queue_name, is_paused in sorted(listed.items()):  # each topic before its channels
             name, _, channel = queue_name.partition(":")
             if not is_valid_name(name):
                 self.log.warn(f"skipping creation of invalid topic {name}")
@@ -323,26 +355,27 @@ class NsqdQueues:
         for topic in self.topics.values():
             topic.start()
 
-    async def _look_at_disk(self) -> None:
+    async def _watch_free_space(self) -> None:
         while True:
-            self.health.look_at_disk()
-            await sleep(_LOOK_S)
+            self.health.check_free_space()
+            await sleep(_CHECK_SPACE_S)
 
-    async def _sync_by_the_clock(self) -> None:
+    async def _sync_periodically(self) -> None:
         while True:
             await sleep(self.options.sync_timeout)
             due, self._to_sync = self._to_sync, set()
             for disk in due:
                 if disk.needs_sync:
                     disk.start_sync()
-                    # one at a time: other work of the disk thread waits for one sync only
+                    # Wait for each sync, so that other work of the disk thread waits for one only.
                     await self.disk_thread.wait_for(lambda: None)
 
     async def close(self) -> bool:
-        """Write nsqd.dat and every message that is not finished to disk; return whether all is."""
+        """Write nsqd.dat and all unfinished messages to disk; return whether that succeeded."""
         is_whole = True
         if self.durable is not None:
-            with suppress(OSError):  # the publishers were told
+            # On a failure the publishers have got their errors already.
+            with suppress(OSError):
                 await self.durable.flush()
             self.durable.close()
         self.abandon()
@@ -353,14 +386,15 @@ class NsqdQueues:
                 self.log.error(f"failed to persist metadata - {exc}")
                 is_whole = False
         self.log.info("NSQ: closing topics")
-        closed = [topic.close() for topic in self.topics.values()]  # all, whatever fails
+        # A list and not a generator: a failure must not keep the other topics from closing.
+        closed = [topic.close() for topic in self.topics.values()]
         return is_whole and all(closed)
 
     def abandon(self) -> None:
-        """Stop the timers and write nothing, as after a kill."""
+        """Stop the periodic tasks and write nothing, as after a kill."""
         for task in self._tasks:
             task.cancel()
-        self.disk_thread.end()  # what it has begun is finished
+        self.disk_thread.end()
         self.topic_list.end()
         if self.durable is not None:
             self.durable.abandon()

@@ -117,7 +117,7 @@ class Topic:
         targets = channels if self._flows else [self]
         stays = [target.backlog.takes_all_in_memory(count) for target in targets]
         if not all(stays):
-            self._health.expect((size + count * RECORD_OVERHEAD) * len(stays))
+            self._health.raise_if_too_large((size + count * RECORD_OVERHEAD) * len(stays))
         messages: list[bytes] = []
         blocks: list[Block] = []
         part_count = part_size = 0
@@ -150,7 +150,7 @@ class Topic:
         """
         if self.is_closed:  # deleted while the messages arrived
             raise BackendError("exiting")
-        self._health.admit()
+        self._health.raise_if_low()
         count, size = (large.count, large.size) if large else _totals(messages)
         flows = self._flows and not self.backlog.has_messages
         if self.store is not None and count and (flows or not self.is_ephemeral):
