@@ -1,18 +1,24 @@
-"""The database of ``--durable``: two tables, one writer, pages for readers. It knows no loop.
+"""The database of ``--durable``: two tables, one writer, pages for readers, no event loop.
 
-A row is a message of one queue, a topic's or a channel's. What waits has ``due`` 0 and is read in
-the order of ``turn``; what is deferred has the time in ns at which it is due. Each row carries a
-CRC of queue and frame, because SQLite delivers a flipped bit. A table of queues has the counts, so
-that a start reads no message. n channels keep n copies, as the queue files of nsqd do: one tree,
-and so one insert and one delete for a message, against three of each for a shared body.
+A row is a message of one queue, which is that of a topic or a channel. A waiting message has
+``due`` 0, and ``turn``, a sequence number, gives the order. ``due`` of a deferred message is the
+time in ns at which it is due. Each row has a CRC of queue and frame, because SQLite does not detect
+a flipped bit. The table of queues has the counts, so that a start reads no messages. n channels
+keep n copies of a message, as the queue files of nsqd do. That is one insert and one delete for a
+message, where a shared body would need three of each.
 
-A statement runs once for all rows of its kind, which go in as JSON: between two calls of SQLite a
-thread takes the interpreter's lock again, and with a busy loop that costs more than the row.
+A statement runs once for all rows of its kind, which are passed as JSON. After each call of SQLite
+a thread has to acquire the interpreter's lock again, and next to a busy loop that costs more than
+the row.
 
-What SQLite does not do by itself: it drops all of a write-ahead log after a flipped bit without a
-word (`wal_damage` looks before it is opened), after a failed sync it is unknown what a disk has
-(`create` makes a new file out of all rows that are whole), and a read that fails is reported as
-damage, although the next one may succeed (`ReadRetry` tells the two apart).
+Three weaknesses of SQLite are handled here:
+
+- After a flipped bit it silently discards the rest of a write-ahead log. `wal_damage` checks the
+  log before it is opened.
+- After a failed sync the content of the disk is unknown. `create` writes a new file with all intact
+  rows.
+- It reports a failed read as damage, although the next read may succeed. `ReadRetry` distinguishes
+  the two.
 """
 
 from __future__ import annotations
@@ -49,15 +55,15 @@ CREATE TABLE message (queue INTEGER, due INTEGER, turn INTEGER, attempts INTEGER
 _SETTINGS = (
     ("journal_mode", "wal"),
     ("synchronous", 2),  # FULL: a commit returns after its sync
-    ("fullfsync", 1),  # of macOS
+    ("fullfsync", 1),  # macOS: flush the cache of the drive, too
     ("checkpoint_fullfsync", 1),
-    ("wal_autocheckpoint", 0),  # `Database.checkpoint` says when it fails
-    ("journal_size_limit", 0),  # so that the size of the file shows what is in it
+    ("wal_autocheckpoint", 0),  # `checkpoint_if_due` reports a failure, and this would not
+    ("journal_size_limit", 0),  # truncate the log, so that its size shows its content
     ("cell_size_check", 1),
-    ("cache_size", -8192),
+    ("cache_size", -8192),  # in KiB: the pages of one transaction
 )
 _APPLICATION_ID = int.from_bytes(b"nsqd", "big")
-_FORMAT = 1  # user_version; nsqtools 0.3.0 left both 0
+_FORMAT = 1  # user_version; nsqtools 0.3.0 left it and application_id 0
 _TABLES = {
     "queue": "number,name,paused,crc,waiting,deferred,total",
     "message": "queue,due,turn,attempts,crc,frame",
@@ -69,13 +75,17 @@ _RECOUNT = """UPDATE queue SET
     deferred=(SELECT count(*) FROM message WHERE queue=number AND due>0)"""
 _INSERT = "INSERT OR IGNORE INTO message VALUES (?,?,?,?,?,?)"
 UNFINISHED = ".new"
-_PIECE_COUNT = 4000  # rows of one statement, whose JSON is made in one go: 6 ms
-COME_DUE_AT_ONCE = 1000  # at most, of a queue in one transaction
+# Rows of one statement. The thread encodes their JSON without releasing the interpreter's lock, so
+# this bounds a pause of the loop: 6 ms.
+_INSERT_COUNT = 4000
+# Rows of a queue that one transaction moves when they are due, or drops: a bound on its duration.
+BATCH_COUNT = 1000
+# The size of the log at which it is brought into the file. A start reads the whole log.
 _WAL_BYTES = 8 << 20
 
 
 def _columns(count: int) -> str:
-    """The elements of the arrays in a JSON array, as columns a, b, c ... of j."""
+    """Return a subquery j of a JSON array of arrays, with the elements as columns a, b, c ..."""
     names = (f"json_extract(value,'$[{at}]') AS {chr(97 + at)}" for at in range(count))
     return f"(SELECT {', '.join(names)} FROM json_each(?1)) j"
 
@@ -88,26 +98,26 @@ _DELIVER = f"UPDATE message SET attempts = j.c FROM {_columns(3)} WHERE {_ROW}"
 _COUNT = f"""UPDATE queue SET waiting = waiting + j.b, deferred = deferred + j.c,
     total = total + j.b + j.c FROM {_columns(3)} WHERE number = j.a"""
 _DUE = f"""FROM message WHERE queue=?1 AND due BETWEEN 1 AND ?2
-    ORDER BY due, turn LIMIT {COME_DUE_AT_ONCE}"""
+    ORDER BY due, turn LIMIT {BATCH_COUNT}"""
 _COME_DUE = f"""INSERT INTO message SELECT queue, 0, ?3 + row_number() OVER (ORDER BY due, turn),
     attempts, crc, frame FROM (SELECT * {_DUE})"""
 _NOT_DEFERRED = f"DELETE FROM message WHERE (queue,due,turn) IN (SELECT queue,due,turn {_DUE})"
 _DROP = f"""DELETE FROM message WHERE (queue, due, turn) IN
-    (SELECT queue, due, turn FROM message WHERE queue=? LIMIT {COME_DUE_AT_ONCE})"""
+    (SELECT queue, due, turn FROM message WHERE queue=? LIMIT {BATCH_COUNT})"""
 _NOT_LATER = """UPDATE message SET due = ?1 - later FROM
     (SELECT due AS d, turn AS t, row_number() OVER (ORDER BY due DESC, turn DESC) AS later
     FROM message WHERE queue=?2 AND due>?1) WHERE queue=?2 AND due=d AND turn=t"""
 _ID = f"substr(frame, 19, {ID_LENGTH})"
-_HELD = f"""SELECT {_ID}, substr(frame, 9, 8) FROM message
+_TIMESTAMPS = f"""SELECT {_ID}, substr(frame, 9, 8) FROM message
     WHERE +queue=? AND {_ID} IN (SELECT CAST(value AS BLOB) FROM json_each(?))"""
 _PAGE = """SELECT turn, attempts, crc, frame FROM message
     WHERE queue=? AND due=0 AND turn>? ORDER BY turn LIMIT ?"""
 
-Done = Callable[[BackendError | None], None]
+Committed = Callable[[BackendError | None], None]
 
 
 class DurableQueue(NamedTuple):
-    """A row of the table of queues; one without a name has been dropped."""
+    """A row of the table of queues. A queue without a name has been dropped."""
 
     number: int
     name: str | None
@@ -118,38 +128,46 @@ class DurableQueue(NamedTuple):
 
 
 Row = tuple[int, int, int, int, bytes]
-"""A message of a queue: (queue, when it is due in ns or 0, turn, attempts made, frame)."""
+"""A message of a queue: (queue, due time in ns or 0, turn, attempts made, frame)."""
 
 
 class Publish(NamedTuple):
-    """New messages, all or none; ``takes`` are rows that they replace, as (queue, due, turn)."""
+    """New messages, all or none.
+
+    ``replaced`` are rows to delete, as (queue, due, turn). ``is_admitted`` publishes are stored
+    even while the disk is nearly full. The thread calls ``make_rows`` for the rows of a large
+    publish, and ``counts`` has their number by queue.
+    """
 
     rows: list[Row]
-    takes: list[tuple[int, int, int]]
-    done: Done
-    is_admitted: bool  # also while the disk is nearly full
-    make_rows: Callable[[], Iterable[list[Row]]] = tuple  # of a large one, made by the thread
-    counts: Mapping[int, int] = MappingProxyType({})  # of those rows, by queue
+    replaced: list[tuple[int, int, int]]
+    on_committed: Committed
+    is_admitted: bool
+    make_rows: Callable[[], Iterable[list[Row]]] = tuple
+    counts: Mapping[int, int] = MappingProxyType({})
 
 
 @dataclass(slots=True)
 class Changes:
-    """What happened in a moment. It is written in the order of the fields."""
+    """The changes of one transaction, which are written in the order of the fields."""
 
-    queues: list[tuple[int, str | None, bool]] = field(default_factory=list)  # name, is paused
+    queues: list[tuple[int, str | None, bool]] = field(default_factory=list)
+    """(queue, name or None when it is dropped, is paused)"""
     publishes: list[Publish] = field(default_factory=list)
     moved: list[tuple[int, int, int, int, int]] = field(default_factory=list)
     """(queue, turn, due, new turn, attempts)"""
     delivered: dict[tuple[int, int], int] = field(default_factory=dict)
     """(queue, turn) -> attempts"""
-    finished: list[tuple[int, int, int]] = field(default_factory=list)  # queue, due, turn
+    finished: list[tuple[int, int, int]] = field(default_factory=list)
+    """(queue, due, turn)"""
     come_due: list[tuple[int, int, int]] = field(default_factory=list)
-    """(queue, until when in ns, the turn before those that are free for the messages)"""
-    size: int = 0  # bytes to publish
+    """(queue, latest due time in ns, the last used turn: `BATCH_COUNT` turns after it are free)"""
+    size: int = 0
+    """Bytes of the publishes"""
 
 
 class Database:
-    """An open file. Raises ``sqlite3.Error``, `ConfigurationError`."""
+    """An open database. Raises ``sqlite3.Error``, `ConfigurationError`."""
 
     def __init__(self, path: Path, *, is_new: bool = False) -> None:
         self.path = path
@@ -162,7 +180,7 @@ class Database:
             if is_new:
                 self._writer.executescript(_SCHEMA + _STAMP)
             elif _stamp_of(self._writer) != (_APPLICATION_ID, _FORMAT):
-                with suppress(sqlite3.Error):  # a full disk must not keep it from starting
+                with suppress(sqlite3.Error):  # a full disk must not keep nsqd from starting
                     self._writer.executescript(_STAMP)
             self._reader = _connect(path)
             self._reader.execute("PRAGMA query_only=1")
@@ -172,11 +190,13 @@ class Database:
             raise
         self.dropped = [queue.number for queue in self.queues if queue.name is None]
 
-    # writing, on one thread
+    # -- writing, on one thread ------------------------------------------------------------------
 
     def commit(self, step: Changes, publishes: Iterable[Publish]) -> Counter[int]:
-        """Write all or nothing, of its publishes only these; return how many messages of which
-        queue are not deferred now."""
+        """Write all of a step or nothing, with ``publishes`` in place of its own.
+
+        Return how many deferred messages have come due, by queue.
+        """
         run = self._writer.execute
         come_due: Counter[int] = Counter()
         run("BEGIN IMMEDIATE")
@@ -210,18 +230,18 @@ class Database:
         finished = list(step.finished)
         rows: list[Row] = []
         for publish in publishes:
-            finished += publish.takes
+            finished += publish.replaced
             rows += publish.rows
-            for piece in publish.make_rows():
-                self._insert(piece)
+            for made_rows in publish.make_rows():
+                self._insert(made_rows)
             waiting.update(publish.counts)
-        for start in range(0, len(rows), _PIECE_COUNT):
-            self._insert(rows[start : start + _PIECE_COUNT])
+        for start in range(0, len(rows), _INSERT_COUNT):
+            self._insert(rows[start : start + _INSERT_COUNT])
         for queue, due_ns, *_ in rows:
             (deferred if due_ns else waiting)[queue] += 1
-        put_off = Counter(queue for queue, _, due_ns, *_ in step.moved if due_ns)
-        waiting.subtract(put_off)
-        deferred.update(put_off)
+        newly_deferred = Counter(queue for queue, _, due_ns, *_ in step.moved if due_ns)
+        waiting.subtract(newly_deferred)
+        deferred.update(newly_deferred)
         for queue, due_ns, _ in finished:
             (deferred if due_ns else waiting)[queue] -= 1
         delivered = [(*key, attempts) for key, attempts in step.delivered.items()]
@@ -234,66 +254,69 @@ class Database:
             come_due[number] += count
             waiting[number] += count
             deferred[number] -= count
-        counts = [(each, waiting[each], deferred[each]) for each in {*waiting, *deferred}]
+        counts = [(queue, waiting[queue], deferred[queue]) for queue in {*waiting, *deferred}]
         if counts:
             run(_COUNT, (json.dumps(counts),))
 
     def _insert(self, rows: Iterable[Row]) -> None:
-        """Insert messages; a frame that several queues have goes in once."""
+        """Insert messages. A frame that is in several queues is passed to SQLite once."""
         values: list[tuple[int, ...]] = []
-        places: dict[int, int] = {}
+        offsets: dict[int, int] = {}
         frames: list[bytes] = []
-        end = 1
+        end = 1  # offsets of SQL begin with 1
         for queue, due_ns, turn, attempts, frame in rows:
-            at = places.get(id(frame))
-            if at is None:
-                places[id(frame)] = at = end
+            offset = offsets.get(id(frame))
+            if offset is None:
+                offsets[id(frame)] = offset = end
                 frames.append(frame)
                 end += len(frame)
-            values.append((queue, due_ns, turn, attempts, crc32(frame, queue), at, len(frame)))
+            crc = crc32(frame, queue)
+            values.append((queue, due_ns, turn, attempts, crc, offset, len(frame)))
         if values:
             self._writer.execute(_PUBLISH, (json.dumps(values), b"".join(frames)))
 
     def checkpoint_if_due(self) -> None:
-        """Bring the log into the file when it has grown. Raises ``sqlite3.Error``."""
+        """Bring a large log into the file. Raises ``sqlite3.Error``."""
         with suppress(OSError):
             if self._wal.stat().st_size >= _WAL_BYTES:
                 self._writer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
 
     def defer_until(self, latest_ns: int) -> None:
-        """Let no message be due later: the clock may have gone back. Their order stays.
+        """Make no message due later than ``latest_ns``: the clock may have been set back.
 
-        No two get the same time: turns of what is deferred repeat after a restart.
+        The messages keep their order, and no two get the same time: the turns of deferred messages
+        repeat after a restart, so the due time must make the key unique.
         """
         for queue in self.queues:
             if queue.deferred:
                 self._writer.execute(_NOT_LATER, (latest_ns, queue.number))
 
-    # reading, on another
+    # -- reading, on the thread of the loop ------------------------------------------------------
 
     def page(self, queue: int, after: int, count: int, max_bytes: int) -> list[tuple[int, bytes]]:
-        """Return up to ``count`` waiting messages with their turns; there must be as many.
+        """Return up to ``count`` waiting messages after a turn, as (turn, frame).
 
-        Raises ``sqlite3.Error``, also when there are none.
+        The queue must have ``count`` messages. Fewer are returned when the next one is damaged or
+        ``max_bytes`` are reached. Raises ``sqlite3.Error`` when the first one is damaged.
         """
-        found: list[tuple[int, bytes]] = []
+        page: list[tuple[int, bytes]] = []
         try:
             for turn, attempts, crc, frame in self._reader.execute(_PAGE, (queue, after, count)):
-                if not _is_whole(queue, crc, frame):
+                if not _is_intact(queue, crc, frame):
                     break
-                if found and turn <= found[-1][0]:
-                    found.pop()  # one of the two is not what it was
+                if page and turn <= page[-1][0]:
+                    page.pop()  # one of the two turns is damaged
                     break
-                found.append((turn, with_attempts(frame, attempts)))
+                page.append((turn, with_attempts(frame, attempts)))
                 max_bytes -= len(frame)
                 if max_bytes <= 0:
                     break
         except sqlite3.Error:
-            if not found:
+            if not page:
                 raise
-        if not found:
-            raise sqlite3.DatabaseError("messages that were counted are not there, or changed")
-        return found
+        if not page:
+            raise sqlite3.DatabaseError("messages that were counted are missing or damaged")
+        return page
 
     def deferred(self, queue: int, count: int) -> list[tuple[int, int, bytes]]:
         """Return the first deferred messages as (due, turn, frame). Raises ``sqlite3.Error``."""
@@ -301,35 +324,38 @@ class Database:
         return [
             (due, turn, with_attempts(frame, attempts))
             for _, due, turn, attempts, crc, frame in self._reader.execute(select, (queue, count))
-            if _is_whole(queue, crc, frame)
+            if _is_intact(queue, crc, frame)
         ]
 
     def next_due_ns(self, queue: int) -> int | None:
         """Return when the first deferred message is due. Raises ``sqlite3.Error``."""
         select = "SELECT due FROM message WHERE queue=? AND due>0 ORDER BY due LIMIT 1"
-        found: tuple[int] | None = self._reader.execute(select, (queue,)).fetchone()
-        return found[0] if found else None
+        row: tuple[int] | None = self._reader.execute(select, (queue,)).fetchone()
+        return row[0] if row else None
 
-    def number(self, what: str, queue: int, after: int = 0) -> int:
-        """Return a number of the messages of a queue that wait. Raises ``sqlite3.Error``."""
-        select = f"SELECT {what} FROM message WHERE queue=? AND due=0 AND turn>?"
+    def aggregate(self, expression: str, queue: int, after: int = 0) -> int:
+        """Aggregate the waiting messages after a turn. Raises ``sqlite3.Error``."""
+        select = f"SELECT {expression} FROM message WHERE queue=? AND due=0 AND turn>?"
         return self._reader.execute(select, (queue, after)).fetchone()[0] or 0
 
     def index_ids(self) -> None:
-        """Have `held` look ids up: without that it reads all messages. Raises ``sqlite3.Error``."""
+        """Create the index without which `timestamps` reads all messages.
+
+        Raises ``sqlite3.Error``.
+        """
         self._writer.execute(f"CREATE INDEX IF NOT EXISTS id ON message ({_ID})")
 
-    def held(self, queue: int, ids: Iterable[bytes]) -> dict[bytes, int]:
-        """Return those of some ids that messages of a queue have, with their times in ns.
+    def timestamps(self, queue: int, ids: Iterable[bytes]) -> dict[bytes, int]:
+        """Return the timestamps of the messages of a queue that have one of ``ids``, by id.
 
-        Messages in flight and deferred count. Raises ``sqlite3.Error``.
+        They include messages in flight and deferred ones. Raises ``sqlite3.Error``.
         """
-        wanted = json.dumps([each.decode("latin-1") for each in ids])
-        found = self._reader.execute(_HELD, (queue, wanted))
-        return {id_: int.from_bytes(stamp, "big", signed=True) for id_, stamp in found}
+        id_list = json.dumps([id_.decode("latin-1") for id_ in ids])
+        rows = self._reader.execute(_TIMESTAMPS, (queue, id_list))
+        return {id_: int.from_bytes(stamp, "big", signed=True) for id_, stamp in rows}
 
     def spare_bytes(self) -> int:
-        """Return how much of the file is free."""
+        """Return the bytes in free pages of the file."""
         select = "SELECT freelist_count * page_size FROM pragma_freelist_count, pragma_page_size"
         try:
             return int(self._reader.execute(select).fetchone()[0])
@@ -337,7 +363,7 @@ class Database:
             return 0
 
     def close(self) -> None:
-        """Close; the log goes into the file, unless that fails."""
+        """Close, and bring the log into the file if that succeeds."""
         for connection in (self._reader, self._writer):
             with suppress(sqlite3.Error):
                 connection.close()
@@ -353,12 +379,12 @@ def _connect(path: Path) -> sqlite3.Connection:
     )
     try:
         connection.execute("PRAGMA secure_delete=0")
-        for name, wanted in _SETTINGS:
-            connection.execute(f"PRAGMA {name}={wanted}").fetchone()
-            found = connection.execute(f"PRAGMA {name}").fetchone()
-            if found != (wanted,):
+        for name, value in _SETTINGS:
+            connection.execute(f"PRAGMA {name}={value}").fetchone()
+            row = connection.execute(f"PRAGMA {name}").fetchone()
+            if row != (value,):
                 raise ConfigurationError(
-                    f"cannot keep messages in {path}: SQLite has {name} {found and found[0]}",
+                    f"cannot keep messages in {path}: SQLite has {name} {row and row[0]}",
                     hint="--durable needs a local file system, on which a sync is a sync.",
                 )
         _check_format(connection, path)
@@ -378,13 +404,13 @@ def _check_format(connection: sqlite3.Connection, path: Path) -> None:
     """Raise `ConfigurationError` for a database of another program, or of a later version."""
     application_id, version = _stamp_of(connection)
     columns = "(SELECT group_concat(name) FROM pragma_table_info(m.name))"
-    own = "type='table' AND name NOT GLOB 'sqlite_*'"
-    select = f"SELECT name, {columns} FROM sqlite_master m WHERE {own}"
+    user_tables = "type='table' AND name NOT GLOB 'sqlite_*'"
+    select = f"SELECT name, {columns} FROM sqlite_master m WHERE {user_tables}"
     tables = dict(connection.execute(select).fetchall())
     if application_id not in (0, _APPLICATION_ID) or tables not in ({}, _TABLES):
-        what = f"application_id {application_id}, user_version {version}"
+        stamp = f"application_id {application_id}, user_version {version}"
         raise ConfigurationError(
-            f"{path} is a database of another program, or of another version ({what}, "
+            f"{path} is a database of another program, or of another version ({stamp}, "
             f"tables {', '.join(sorted(tables)) or 'none'})",
             hint="Open it with the program that wrote it; this one does not change it.",
         )
@@ -396,11 +422,11 @@ def _check_format(connection: sqlite3.Connection, path: Path) -> None:
         )
 
 
-def _is_whole(queue: int, crc: object, frame: object) -> bool:
+def _is_intact(queue: int, crc: object, frame: object) -> bool:
     return type(frame) is bytes and len(frame) >= _SMALLEST and crc32(frame, queue) == crc
 
 
-_SMALLEST = 34  # bytes of a frame with an empty body
+_SMALLEST = 34  # the bytes of a frame with an empty body
 
 
 def _name_crc(number: int, name: str | None) -> int:
@@ -428,21 +454,22 @@ def _queues_of(connection: sqlite3.Connection) -> list[DurableQueue]:
 # -- all messages ----------------------------------------------------------------------------------
 
 
-_READ_ATTEMPTS = 5
+_READ_ATTEMPTS = 5  # without a pause; afterwards the file itself is read
 _READ_PAUSE_S = 0.2
-_READ_PATIENCE_S = 20.0  # of a disk that fails; above what a bus reset or a path failover takes
-_MAY_PASS = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+# How long a disk may fail. A bus reset or a failover to another path takes less.
+_READ_PATIENCE_S = 20.0
+_TRANSIENT = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _SECTORS = 4096
 
 T = TypeVar("T")
 
 
 class ReadRetry:
-    """Decides whether to read again what could not be read.
+    """Decides whether to repeat a failed read.
 
-    SQLite reports an I/O error as damage, too. So what fails is tried again, and while the file,
-    read page by page, fails as well, again after a pause, for `_READ_PATIENCE_S`. Damage is what
-    still fails between two times at which the whole file could be read.
+    SQLite reports some I/O errors as damage. So a failed read is repeated, and while the file
+    itself cannot be read page by page either, it is repeated after a pause, for `_READ_PATIENCE_S`.
+    It is damage when the read fails although the whole file was readable before and after it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -452,13 +479,13 @@ class ReadRetry:
         self._was_readable = False
 
     def succeeded(self) -> None:
-        """Begin to count again: the next failure is at another place."""
+        """Start counting again: the next failure is at another place of the file."""
         self._failures = 0
         self._was_readable = False
 
     def is_due(self, error: sqlite3.DatabaseError) -> bool:
-        """Return whether to try again now; wait before that if the disk fails."""
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _MAY_PASS:
+        """Return whether to repeat the read now. Pauses before that while the disk fails."""
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _TRANSIENT:
             return False
         self._failures += 1
         if self._failures < _READ_ATTEMPTS:
@@ -477,7 +504,7 @@ class ReadRetry:
 
 
 def read_patiently(path: Path, read: Callable[[], T]) -> T:
-    """Return what ``read`` returns, tried again as `ReadRetry` says. Raises what it raises."""
+    """Return ``read()``, repeated as long as `ReadRetry` allows. Raises the last error."""
     retry = ReadRetry(path)
     while True:
         try:
@@ -499,9 +526,9 @@ def _is_readable(path: Path) -> bool:
 
 
 def copy_readable(source: Path, target: Path) -> None:
-    """Copy a file durably to a new one, with zeros for what cannot be read. Raises ``OSError``."""
-    made = os.open(target, NEW | os.O_WRONLY, 0o600)
-    with os.fdopen(made, "wb") as copy, open_to_read(source) as file:
+    """Copy a file durably to a new one, with zeros for unreadable sectors. Raises ``OSError``."""
+    descriptor = os.open(target, NEW | os.O_WRONLY, 0o600)
+    with os.fdopen(descriptor, "wb") as copy, open_to_read(source) as file:
         for at in data_offsets(file.fileno(), _SECTORS):
             try:
                 data = os.pread(file.fileno(), _SECTORS, at)
@@ -525,15 +552,17 @@ def read_queues(path: Path) -> list[DurableQueue]:
 
 
 def all_rows(path: Path, queue: int | None = None) -> Iterator[Row]:
-    """Yield every message that is whole, of one queue or all, around what is damaged.
+    """Yield every intact message, of one queue or all.
 
+    The rows are read forward to the first damage, and then backward from the end to the last one.
     Raises ``sqlite3.Error``, `ConfigurationError`.
     """
     key = "queue,due,turn"
     of_queue = "" if queue is None else f"queue={queue} AND "
     backward = " ORDER BY queue DESC, due DESC, turn DESC"
     columns = 3
-    if queue is not None:  # a comparison of all three would read the queue from its beginning
+    if queue is not None:
+        # SQLite would read the queue from its start for a comparison of all three columns.
         key, columns = "due,turn", 2
     first, end = (-1,) * columns, (sys.maxsize,) * columns
     with closing(read_patiently(path, lambda: _connect(path))) as connection:
@@ -547,39 +576,40 @@ def all_rows(path: Path, queue: int | None = None) -> Iterator[Row]:
                         number, due_ns, turn, attempts, crc, frame = row
                         if any(type(value) is not int for value in row[:5]):
                             continue
-                        if not _is_whole(number, crc, frame):
+                        if not _is_intact(number, crc, frame):
                             continue
                         yield number, due_ns, turn, attempts, frame
-                        place = row[3 - columns : 3]
-                        if (place > last) == (sign == ">"):  # a damaged key is not gone back to
-                            last = place
+                        position = row[3 - columns : 3]
+                        # A damaged key may be out of order. Continuing from it would repeat rows.
+                        if (position > last) == (sign == ">"):
+                            last = position
                             retry.succeeded()
                     is_whole = True
                 except sqlite3.DatabaseError as exc:
                     if not retry.is_due(exc):
-                        break  # from the other end
+                        break  # continue from the other end
             if is_whole:
                 return
 
 
 def remove(path: Path) -> None:
-    """Remove a file that is not open, with its log."""
+    """Remove a closed database with its log."""
     for suffix in ("", "-wal", "-shm"):
         Path(f"{path}{suffix}").unlink(missing_ok=True)
 
 
 def create(path: Path, queues: Iterable[DurableQueue], rows: Iterable[Row]) -> None:
-    """Write a new file, which is there whole or not at all. Raises ``sqlite3.Error``, ``OSError``.
+    """Write a new database, atomically. Raises ``sqlite3.Error``, ``OSError``.
 
-    A kill leaves one that ends in `UNFINISHED`.
+    A kill leaves a file with the suffix `UNFINISHED`.
     """
-    beside = path.with_suffix(UNFINISHED)
-    remove(beside)
+    unfinished = path.with_suffix(UNFINISHED)
+    remove(unfinished)
     try:
-        _fill(beside, queues, rows)
-        beside.replace(path)
+        _fill(unfinished, queues, rows)
+        unfinished.replace(path)
     finally:
-        remove(beside)
+        remove(unfinished)
     sync_folder(path.parent)
 
 
@@ -590,9 +620,9 @@ def _fill(path: Path, queues: Iterable[DurableQueue], rows: Iterable[Row]) -> No
             _ADD_QUEUE, [(n, name, p, _name_crc(n, name)) for n, name, p, *_ in queues]
         )
         values = ((*row[:4], crc32(row[4], row[0]), row[4]) for row in rows)
-        while some := list(islice(values, COME_DUE_AT_ONCE)):
+        while batch := list(islice(values, BATCH_COUNT)):
             target.execute("BEGIN")
-            target.executemany(_INSERT, some)
+            target.executemany(_INSERT, batch)
             target.execute("COMMIT")
             target.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         target.execute(_RECOUNT)
@@ -611,11 +641,12 @@ _WORD = 0xFFFFFFFF
 
 
 def wal_damage(path: Path) -> tuple[str, bytes]:
-    """Return what is wrong with a write-ahead log, and one of its good frames; else nothing.
+    """Return the damage of a write-ahead log and a log of its intact frames, or two empty values.
 
-    A kill leaves a transaction without its end, a power failure one with holes, which nobody was
-    told of: it must not be read. A whole commit after the first bad frame is neither; more than
-    one says that what follows was confirmed, and there is something to save. Raises ``OSError``.
+    A kill leaves a transaction without its end, and a power failure one with holes. No client got
+    an OK for it, so it is not damage and must not be read. A commit after the first bad frame has
+    another cause. When there is more than one, the transactions between them were confirmed, and
+    their intact frames are worth saving. Raises ``OSError``.
     """
     try:
         content = path.read_bytes()
@@ -633,11 +664,11 @@ def wal_damage(path: Path) -> tuple[str, bytes]:
     size = _FRAME + page_size
     for number, at in enumerate(range(_HEADER, len(content) - size + 1, size), 1):
         head, page = content[at : at + 16], content[at + _FRAME : at + size]
-        before, stored = stored, unpack_from(">II", content, at + 16)
-        if head[8:] != content[16:24]:  # of an earlier log, which this one overwrites
+        previous, stored = stored, unpack_from(">II", content, at + 16)
+        if head[8:] != content[16:24]:  # a frame of an earlier log that this one overwrites
             bad = bad or number
             continue
-        is_good = _checksum(head[:8] + page, before, order) == stored
+        is_good = _checksum(head[:8] + page, previous, order) == stored
         bad = bad or (0 if is_good else number)
         if bad and head[4:8] != bytes(4) and (is_good or bad == number):
             commits += 1

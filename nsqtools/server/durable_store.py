@@ -1,19 +1,21 @@
-"""The loop's side of ``--durable``: what happens in a turn of the loop becomes one transaction.
+"""The event loop's part of ``--durable``: the changes of a loop iteration become one transaction.
 
-A publish is confirmed when its transaction is committed, and only then is it in a queue.
-Deliveries, answers and delays are written with the next publish, or within `_DELAY_S`, and not
-waited for: a kill before that only delivers a message again.
+A publish is confirmed when its transaction is committed, and only then are its messages in a queue.
+Deliveries, answers and delays are written with the next publish, or within `_WRITE_DELAY_S`.
+Nothing waits for them, because a kill before the write only causes a redelivery.
 
-A queue has at most ``--mem-queue-size`` messages in memory, the older ones; the others are counted,
-and read by page when those are gone. The order is that of their *turns*: the number that is a
-message's id, or, where that is not above all before (it was put together early, or came back), the
-next one. Turns are given in the order of the transactions, so what a page may read was committed.
-What is deferred is in the database only, until its time has come.
+A queue has at most ``--mem-queue-size`` messages in memory, the oldest ones. The others are only
+counted, and read page by page when memory is empty. The order is that of their *turns*. The turn of
+a message is its id as a number, or the next free number if the id is not larger than all turns
+before it, because the id was generated early or the message was requeued. Turns are assigned in the
+order of the transactions, so a page contains committed messages only. Deferred messages are in the
+database only, until they are due.
 
-When the disk is full publishes are refused, and what else happened is kept and tried again. After
-any other failure of the database it is rewritten, whole, and publishes are refused until then.
-Trap: what is written must be in memory in one piece with its commit, moved messages first, or a
-page could take a message for another one.
+When the disk is full, publishes are refused and all other changes are kept and tried again. After
+any other failure the whole database is rewritten, and publishes are refused until then.
+
+Trap: after a commit the counts and the memory must change in one step of the loop, moved messages
+first. Otherwise a page could contain other messages than those that were counted.
 """
 
 from __future__ import annotations
@@ -33,10 +35,10 @@ from typing import Any, TypeVar
 
 from nsqtools.server.daemon_log import DaemonLog
 from nsqtools.server.durable_database import (
-    COME_DUE_AT_ONCE,
+    BATCH_COUNT,
     Changes,
+    Committed,
     Database,
-    Done,
     Publish,
     Row,
     remove,
@@ -54,23 +56,32 @@ from nsqtools.server.queues.queued_message import (
     with_attempts,
 )
 
-_DELAY_S = 0.02  # for what no publisher waits for
-_RETRY_S = 0.5
+# Changes that no publisher waits for share a transaction, and so a sync, within this time.
+_WRITE_DELAY_S = 0.02
+_RETRY_S = 0.5  # after a failed transaction
+# The limits of one transaction. Its size bounds the latency of its publishes and the memory. Its
+# publishes are answered in one iteration of the loop.
 _STEP_BYTES = 4 << 20
-_ROW_BYTES = 100  # that a message counts besides its frame: what it costs in a turn of the loop
-_STEP_COUNT = 300  # publishes: their answers are one turn
-_PAGE_COUNT = 256
-_AGAIN_NS = 20_000_000
+_STEP_COUNT = 300
+# What a message counts in addition to its frame: the cost of a small message in the loop.
+_ROW_BYTES = 100
+_PAGE_COUNT = 256  # messages that a page reads ahead, unless the memory is smaller
+# Nothing was due although it should have been: the clocks differ a little, so look again later.
+_RECHECK_NS = 20_000_000
 _FULL = "the disk is full; consume, or make room"
 
 T = TypeVar("T")
 
 Moved = Callable[[BackendError | None, list[bytes], list[float]], None]
-"""Gets messages, and the delay that each has left."""
+"""Called with an error or None, messages, and the remaining delay of each."""
 
 
 class DurableStore:
-    """The database of a running nsqd."""
+    """The database of a running nsqd.
+
+    With ``is_strict`` a finished message counts as in flight until its row is deleted, so that a
+    kill redelivers few messages, and `Database.timestamps` is fast.
+    """
 
     def __init__(
         self,
@@ -79,48 +90,55 @@ class DurableStore:
         health: DiskHealth,
         loop: AbstractEventLoop,
         log: DaemonLog,
+        *,
+        is_strict: bool = False,
     ) -> None:
         self._executor = one_thread("nsqd-durable")
-        # a clock that was set back must not give new messages the ids of those that are there
+        # New ids start after this time: if the clock was set back, they would repeat those of
+        # stored messages.
         self.written_ns = files.written_ns()
-        self._clock_ns = time.time_ns() - time.monotonic_ns()  # jumps of the wall clock do nothing
+        # Due times are wall-clock times that do not follow a jump of the wall clock.
+        self._clock_ns = time.time_ns() - time.monotonic_ns()
         self.database = files.open(self.due_ns(options.max_req_timeout))
+        self.is_strict = is_strict
+        if is_strict:
+            self.database.index_ids()
         self._files = files
         self.health = health
         self.loop = loop
         self._log = log
-        self._steps = [Changes()]  # not written yet; the last one is open
-        self._is_writing = self._is_due = self._is_over = False
-        self.is_strict = False  # what was finished counts as in flight until it is written
-        self._broken = ""  # why the file has to be rewritten
+        self._steps = [Changes()]  # not written yet; the last one collects changes
+        self._is_writing = self._is_scheduled = self._is_closed = False
+        self._damage = ""  # the reason to rewrite the file
         self._timer: TimerHandle | None = None
-        self._flushed: list[Future[None]] = []
-        self._found = {queue.name: queue for queue in self.database.queues if queue.name}
+        self._flushes: list[Future[None]] = []
+        # The queues of the file that no backlog has claimed yet.
+        self._stored_queues = {queue.name: queue for queue in self.database.queues if queue.name}
         self._last_number = max((queue.number for queue in self.database.queues), default=0)
         self._backlogs: dict[int, DurableBacklog] = {}
 
     @property
     def now_ns(self) -> int:
-        """The time that due times are on."""
+        """The current time on the clock of due times."""
         return self._clock_ns + time.monotonic_ns()
 
     def due_ns(self, delay_s: float) -> int:
-        """Return when a delay is over, or the last time that a database can hold."""
+        """Return the due time after a delay, at most the largest integer of the database."""
         return min(sys.maxsize, self.now_ns + int(delay_s * 1_000_000_000))
 
     # queues
 
     def listed(self) -> Queues:
-        """Return the topics and channels that were there."""
-        return {name: queue.is_paused for name, queue in self._found.items()}
+        """Return the topics and channels of the database."""
+        return {name: queue.is_paused for name, queue in self._stored_queues.items()}
 
     def register(self, backlog: DurableBacklog) -> None:
-        """Give a backlog its number, and its counts."""
-        found = self._found.pop(backlog.name, None)
-        if found is not None:
-            backlog.number, backlog.is_paused = found.number, found.is_paused
-            backlog.unread, backlog.deferred_count = found.waiting, found.deferred
-            backlog.last_turn = found.last_turn
+        """Set number and counts of a backlog: those of the stored queue, or of a new one."""
+        queue = self._stored_queues.pop(backlog.name, None)
+        if queue is not None:
+            backlog.number, backlog.is_paused = queue.number, queue.is_paused
+            backlog.unread, backlog.deferred_count = queue.waiting, queue.deferred
+            backlog.last_turn = queue.last_turn
         else:
             self._last_number += 1
             backlog.number = self._last_number
@@ -128,63 +146,69 @@ class DurableStore:
         self._backlogs[backlog.number] = backlog
 
     def note_queue(self, backlog: DurableBacklog) -> None:
-        """Write that a queue is there, and whether it is paused."""
+        """Write that a queue exists, and whether it is paused."""
         self.changes.queues.append((backlog.number, backlog.name, backlog.is_paused))
-        self.soon()
+        self.write_soon()
 
     def drop(self, backlog: DurableBacklog) -> None:
-        """Write that all of a queue is gone; its rows are removed bit by bit."""
+        """Write that a queue is deleted. Later transactions remove its rows in batches."""
         del self._backlogs[backlog.number]
         self.changes.queues.append((backlog.number, None, False))
-        self.soon()
+        self.write_soon()
 
     # changes
 
     @property
     def changes(self) -> Changes:
-        """What is being collected; call `soon` after adding to it."""
+        """The changes to write next. Call `write_soon` after adding to them."""
         return self._steps[-1]
 
-    def soon(self) -> None:
-        """Write what was collected after a moment."""
-        if not (self._timer or self._is_writing or self._is_over):
-            self._timer = self.loop.call_later(_DELAY_S, self._write)
+    def write_soon(self) -> None:
+        """Write the changes within `_WRITE_DELAY_S`."""
+        if not (self._timer or self._is_writing or self._is_closed):
+            self._timer = self.loop.call_later(_WRITE_DELAY_S, self._write)
 
     def publish(
         self,
         backlogs: Sequence[QueueBacklog],
         messages: Sequence[bytes],
         dues_ns: Iterable[int],
-        done: Done,
-        takes: Sequence[tuple[int, int, int]] = (),
-        adds: Sequence[Row] = (),
+        on_committed: Committed,
+        replaced: Sequence[tuple[int, int, int]] = (),
+        rows: Sequence[Row] = (),
         *,
         is_admitted: bool = False,
     ) -> None:
-        """Put messages into the queues that are stored, and call back when they are there, or not.
+        """Store messages in those queues that are in the database, in one transaction.
 
-        ``takes`` are rows that go with it, as (queue, due, turn), and ``adds`` rows that come. Only
-        what ``is_admitted`` is not refused while the disk is nearly full.
+        Args:
+            on_committed: Called with None after the commit, or with the error.
+            replaced: Rows to delete in the same transaction, as (queue, due, turn).
+            rows: Rows to add in the same transaction.
+            is_admitted: Store them even while the disk is nearly full.
         """
-        rows: list[Row] = [*adds]
+        rows = list(rows)
         made = [attempts_of(message) - 1 for message in messages]
         if any(made):
-            messages = [with_attempts(each, -n) for each, n in zip(messages, made, strict=True)]
-        stored = [each for each in backlogs if isinstance(each, DurableBacklog)]
+            messages = [
+                with_attempts(message, -attempts)
+                for message, attempts in zip(messages, made, strict=True)
+            ]
+        stored = [backlog for backlog in backlogs if isinstance(backlog, DurableBacklog)]
         for backlog in stored:
             number = backlog.number
-            turns = backlog.new_sequence(messages)
+            turns = backlog.new_turns(messages)
             rows += zip(repeat(number), dues_ns, turns, made, messages, strict=False)
         size = sum(map(len, messages)) + _ROW_BYTES * len(messages)
-        self._add(Publish(rows, list(takes), done, is_admitted), size * len(stored))
+        self._add(Publish(rows, list(replaced), on_committed, is_admitted), size * len(stored))
 
     def publish_large(
-        self, backlogs: Sequence[QueueBacklog], large: LargePublish, done: Done
+        self, backlogs: Sequence[QueueBacklog], large: LargePublish, on_committed: Committed
     ) -> None:
-        """Put the messages of a large publish into queues, as `publish` does.
+        """Store the messages of a large publish, as `publish` does.
 
-        The thread makes their rows, some at a time and in one transaction, and nothing of them
-        stays in memory: the queues read them by page.
+        The thread creates their rows in groups, within one transaction. No message stays in memory:
+        the queues read them page by page.
         """
         count = large.count
         stored = [backlog for backlog in backlogs if isinstance(backlog, DurableBacklog)]
@@ -202,7 +226,7 @@ class DurableStore:
 
         counts = dict.fromkeys(starts, count)
         size = (large.size + _ROW_BYTES * count) * len(stored)
-        self._add(Publish([], [], done, False, make_rows, counts), size)
+        self._add(Publish([], [], on_committed, False, make_rows, counts), size)
 
     def _add(self, publish: Publish, size: int) -> None:
         changes = self.changes
@@ -210,14 +234,14 @@ class DurableStore:
         changes.size += size
         if changes.size >= _STEP_BYTES or len(changes.publishes) >= _STEP_COUNT:
             self._steps.append(Changes())
-        self.at_once()
+        self.write_now()
 
-    def at_once(self) -> None:
-        """Write what was collected at the end of this turn of the loop."""
-        if self._broken:
-            self.soon()  # not at once: a file is not to be rewritten for each
-        elif not self._is_due:
-            self._is_due = True
+    def write_now(self) -> None:
+        """Write the changes at the end of this iteration of the loop."""
+        if self._damage:
+            self.write_soon()  # the next write rewrites the file, so let several changes share it
+        elif not self._is_scheduled:
+            self._is_scheduled = True
             self.loop.call_soon(self._write)
 
     def move(
@@ -226,44 +250,45 @@ class DurableStore:
         targets: Sequence[QueueBacklog],
         count: int,
         max_bytes: int,
-        moved: Moved,
+        on_moved: Moved,
     ) -> bool:
-        """Put messages of a topic into its channels; return whether there are any.
+        """Move messages of a topic to its channels; return whether it has any.
 
-        ``moved`` gets them back. What fails stays where it was. On a disk that is nearly full only
-        queues that are empty get any: consuming makes room.
+        ``on_moved`` is called with the messages. After an error they stay in the topic. While the
+        disk is nearly full only empty channels get messages, because consuming them frees space.
         """
         stored = source if isinstance(source, DurableBacklog) else None
-        number = 0 if stored is None else stored.number  # one that is empty is false
+        number = 0 if stored is None else stored.number  # not `if stored`: an empty one is false
         messages = source.get(count, max_bytes)
-        takes = [] if stored is None else stored.places(messages)
+        replaced = [] if stored is None else stored.row_keys(messages)
         deferred: list[tuple[int, int, bytes]] = []
         if stored is not None and not messages:
-            deferred = self.look(lambda database: database.deferred(number, count), [])
+            deferred = self.read(lambda database: database.deferred(number, count), [])
         for due_ns, turn, message in deferred:
             messages.append(message)
-            takes.append((number, due_ns, turn))
+            replaced.append((number, due_ns, turn))
         if not messages:
             return False
         if stored is not None and not deferred:
             stored.moving += len(messages)
-        dues_ns = [due_ns for _, due_ns, _ in takes] or [0] * len(messages)
+        dues_ns = [due_ns for _, due_ns, _ in replaced] or [0] * len(messages)
 
-        def done(error: BackendError | None) -> None:
-            is_there = stored is None or stored.number == number  # not emptied meanwhile
-            if stored is not None and is_there and not deferred:
+        def on_committed(error: BackendError | None) -> None:
+            is_same = stored is None or stored.number == number  # emptying changes the number
+            if stored is not None and is_same and not deferred:
                 stored.moving -= len(messages)
-            if error is not None and is_there and not deferred:
+            if error is not None and is_same and not deferred:
                 source.put_back(messages)
-            elif error is None and is_there and deferred:
+            elif error is None and is_same and deferred:
                 source.deferred_count -= len(messages)
             elif error is None and stored is not None:
                 stored.forget(messages)
-            left_ns = (due_ns and due_ns - self.now_ns for due_ns in dues_ns)
-            moved(error, messages, [max(0.0, each / 1_000_000_000) for each in left_ns])
+            delays_ns = (due_ns and due_ns - self.now_ns for due_ns in dues_ns)
+            delays_s = [max(0.0, delay_ns / 1_000_000_000) for delay_ns in delays_ns]
+            on_moved(error, messages, delays_s)
 
         is_admitted = not any(map(len, targets))
-        self.publish(targets, messages, dues_ns, done, takes, is_admitted=is_admitted)
+        self.publish(targets, messages, dues_ns, on_committed, replaced, is_admitted=is_admitted)
         return True
 
     # transactions
@@ -272,142 +297,147 @@ class DurableStore:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._is_writing or self._is_over:
-            return  # what is pending is written next
-        self._is_due = False
+        if self._is_writing or self._is_closed:
+            return  # the end of the current transaction starts the next one
+        self._is_scheduled = False
         pending = [step for step in self._steps if step != Changes()]
-        if not (pending or self._flushed or self._broken or self.database.dropped):
+        if not (pending or self._flushes or self._damage or self.database.dropped):
             return
         step = pending[0] if pending else Changes()
         self._steps = pending[1:] or [Changes()]
         if step.publishes:
             self.health.check_free_space()
         self._is_writing = True
-        flushed, self._flushed = ([], self._flushed) if pending[1:] else (self._flushed, [])
+        flushes, self._flushes = ([], self._flushes) if pending[1:] else (self._flushes, [])
         low = self.health.low
-        written = [each for each in step.publishes if each.is_admitted or not low]
-        work = _Transaction(self.database, step, written, self._broken, low, flushed)
-        self._executor.submit(self._commit, work)
+        admitted = [publish for publish in step.publishes if publish.is_admitted or not low]
+        transaction = _Transaction(self.database, step, admitted, self._damage, low, flushes)
+        self._executor.submit(self._commit, transaction)
 
-    def _commit(self, work: _Transaction) -> None:
-        """Write changes, on the thread; a checkpoint comes after the answers."""
+    def _commit(self, transaction: _Transaction) -> None:
+        """Write changes, on the thread. A checkpoint follows after the publishers' answers."""
         try:
-            if work.broken:
-                work.database = self._files.renew(work.database, work.broken)
-                work.broken = ""
-            commit = work.database.commit
+            if transaction.damage:
+                transaction.database = self._files.renew(transaction.database, transaction.damage)
+                transaction.damage = ""
+            commit = transaction.database.commit
             try:
-                work.come_due = commit(work.step, work.written)
+                transaction.come_due = commit(transaction.step, transaction.written)
             except sqlite3.Error as exc:
-                if not (work.written and _is_full(exc)):
+                if not (transaction.written and _is_full(exc)):
                     raise
-                work.refusal, work.written = _FULL, []
-                work.come_due = commit(work.step, [])
+                # The other changes need less space, and finished messages free some.
+                transaction.refusal, transaction.written = _FULL, []
+                transaction.come_due = commit(transaction.step, [])
         except Exception as exc:
-            work.written = []
-            work.failure = _FULL if _is_full(exc) else str(exc) or repr(exc)
-            work.broken = work.broken or ("" if _is_full(exc) else work.failure)
-        self.loop.call_soon_threadsafe(self._committed, work)
-        if not work.failure:
+            transaction.written = []
+            transaction.failure = _FULL if _is_full(exc) else str(exc) or repr(exc)
+            if not (transaction.damage or _is_full(exc)):
+                transaction.damage = transaction.failure
+        self.loop.call_soon_threadsafe(self._after_commit, transaction)
+        if not transaction.failure:
             try:
-                work.database.checkpoint_if_due()
+                transaction.database.checkpoint_if_due()
             except sqlite3.Error as exc:
                 if not _is_full(exc):
-                    self.loop.call_soon_threadsafe(self.damaged, str(exc))
+                    self.loop.call_soon_threadsafe(self.report_damage, str(exc))
 
-    def _committed(self, work: _Transaction) -> None:
-        if self._is_over:
+    def _after_commit(self, transaction: _Transaction) -> None:
+        if self._is_closed:
             return
         self._is_writing = False
-        step, health = work.step, self.health
-        is_new = work.database is not self.database
+        step, health = transaction.step, self.health
+        is_new = transaction.database is not self.database
         if is_new:
-            old, self.database = self.database, work.database
+            old, self.database = self.database, transaction.database
             old.close()
             with suppress(OSError):  # the next start removes it
                 remove(old.path)
-        if is_new or not self._broken:
-            self._broken = work.broken
+        if is_new or not self._damage:
+            self._damage = transaction.damage
         publishes = step.publishes
-        reason = work.failure or work.refusal
-        if work.failure:
-            text = self._files.describe(work.failure)
+        reason = transaction.failure or transaction.refusal
+        if transaction.failure:
+            text = self._files.describe(transaction.failure)
             if health.error != text:
                 self._log.error(f"DURABLE: {text}; publishes are refused until that is over")
             health.error = reason = text
             self._steps.insert(0, step)
-            publishes = [publish for each in self._steps for publish in each.publishes]
-            for each in self._steps:  # what else happened is tried again, in its order
-                each.publishes, each.size = [], 0
-            work.flushed += self._flushed  # they wait for this one, too
-            self._flushed = []
+            publishes = [publish for pending in self._steps for publish in pending.publishes]
+            for pending in self._steps:  # the other changes are tried again, in their order
+                pending.publishes, pending.size = [], 0
+            # A flush that began during this transaction fails as well.
+            transaction.flushes += self._flushes
+            self._flushes = []
             self._timer = self.loop.call_later(_RETRY_S, self._write)
         else:
             if publishes or is_new:
                 health.error = reason if reason == _FULL else ""
-            self._apply(work)
-        if is_new:  # whatever became of the changes
+            self._apply(transaction)
+        if is_new:  # even if the changes failed
             self._log.info(f"DURABLE: {self.database.path} was rewritten, and is used now")
             for backlog in self._backlogs.values():
                 backlog.recount()
-        for future in work.flushed:
-            if work.failure and not future.done():
+        for future in transaction.flushes:
+            if transaction.failure and not future.done():
                 future.set_exception(OSError(reason))
             elif not future.done():
                 future.set_result(None)
-        if not work.failure:
-            self.loop.call_soon(self._write)  # whatever the publishers do
-        written = set(map(id, work.written))
+        if not transaction.failure:
+            # Scheduled before the callbacks below, which may fail.
+            self.loop.call_soon(self._write)
+        written = set(map(id, transaction.written))
         for publish in publishes:
             try:
-                publish.done(None if id(publish) in written else BackendError(reason))
-            except Exception as exc:  # of one client: the others are waiting
+                publish.on_committed(None if id(publish) in written else BackendError(reason))
+            except Exception as exc:  # one client's: the others still get their answers
                 self._log.error(f"DURABLE: failed to answer a publish - {exc!r}")
 
-    def _apply(self, work: _Transaction) -> None:
-        backlogs, step = self._backlogs, work.step
+    def _apply(self, transaction: _Transaction) -> None:
+        # A queue that was emptied meanwhile is not in `_backlogs`: it has a new number.
+        backlogs, step = self._backlogs, transaction.step
         for number, _, due_ns, _, _ in step.moved:
             if not due_ns and number in backlogs:
-                backlogs[number].moved()
+                backlogs[number].move_written()
         for number, _, _ in step.come_due:
             if number in backlogs:
-                backlogs[number].came_due(work.come_due[number])
+                backlogs[number].due_written(transaction.come_due[number])
         for number, _, _ in step.finished if self.is_strict else ():
             if number in backlogs:
                 backlogs[number].finish_written()
-        for publish in work.written:
+        for publish in transaction.written:
             for number, count in publish.counts.items():
-                if number in backlogs:  # else it was emptied meanwhile
+                if number in backlogs:
                     backlogs[number].unread += count
             for number, rows in groupby(publish.rows, itemgetter(0)):
-                if number in backlogs:  # else it was emptied meanwhile
-                    backlogs[number].committed(list(rows))
+                if number in backlogs:
+                    backlogs[number].publish_written(list(rows))
 
-    def look(self, read: Callable[[Database], T], otherwise: T) -> T:
-        """Return what is read; ``otherwise`` when that fails, and have the database rewritten."""
+    def read(self, read: Callable[[Database], T], default: T) -> T:
+        """Return ``read(database)``. After an error return ``default`` and rewrite the database."""
         try:
             return read(self.database)
         except sqlite3.Error as exc:
-            self.damaged(str(exc))
-            return otherwise
+            self.report_damage(str(exc))
+            return default
 
-    def damaged(self, reason: str) -> None:
-        """Have the database rewritten: it cannot be read, or a sync failed."""
+    def report_damage(self, reason: str) -> None:
+        """Rewrite the database with the next transaction: a read or a sync has failed."""
         self._log.error(f"DURABLE: {self._files.describe(reason)}; it will be rewritten")
-        self._broken = reason
-        self.soon()
+        self._damage = reason
+        self.write_soon()
 
     # the end
 
     async def flush(self) -> None:
-        """Wait until all that was collected is committed. Raises ``OSError``."""
-        done: Future[None] = self.loop.create_future()
-        self._flushed.append(done)
+        """Wait until all changes are committed. Raises ``OSError``."""
+        flush: Future[None] = self.loop.create_future()
+        self._flushes.append(flush)
         self._write()
-        await done
+        await flush
 
     def close(self) -> None:
-        """Write what is left, and close."""
+        """Write the remaining changes and close."""
         self._end()
         try:
             for step in self._steps:
@@ -417,12 +447,12 @@ class DurableStore:
         self.database.close()
 
     def abandon(self) -> None:
-        """Close, and write nothing, as after a kill."""
+        """Close without writing anything, as after a kill."""
         self._end()
         self.database.close()
 
     def _end(self) -> None:
-        self._is_over = True
+        self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
         self._executor.shutdown()
@@ -430,15 +460,15 @@ class DurableStore:
 
 @dataclass(slots=True)
 class _Transaction:
-    """Changes, and what became of them."""
+    """Changes and the result of writing them."""
 
-    database: Database  # another one when it was rewritten
+    database: Database  # a new one after a rewrite
     step: Changes
-    written: list[Publish]  # of its publishes
-    broken: str  # why it has to be
-    refusal: str  # of other publishes
-    flushed: list[Future[None]]
-    failure: str = ""  # of everything
+    written: list[Publish]  # the publishes that are stored
+    damage: str  # the reason to rewrite the database
+    refusal: str  # the error of the other publishes
+    flushes: list[Future[None]]
+    failure: str = ""  # the error when nothing was written
     come_due: Counter[int] = field(default_factory=Counter)
 
 
@@ -449,9 +479,10 @@ def _is_full(exc: Exception) -> bool:
 
 
 class DurableBacklog(QueueBacklog):
-    """What waits in a topic or a channel, and how many messages of it are deferred.
+    """The waiting messages of a topic or a channel, and the number of deferred ones.
 
-    ``name`` is ``TOPIC`` or ``TOPIC:CHANNEL``.
+    ``name`` is ``TOPIC`` or ``TOPIC:CHANNEL``. ``unread`` counts the waiting messages that are only
+    in the database.
     """
 
     def __init__(self, mem_queue_size: int, store: DurableStore, name: str) -> None:
@@ -460,21 +491,22 @@ class DurableBacklog(QueueBacklog):
         self.number = self.last_turn = self.unread = 0
         self.is_paused = False
         self._store = store
-        self._cursor = 0  # what waits with a turn up to here has been read
-        self.moving = 0  # to the end of the queue, or to channels, and not committed
-        self._turns: dict[bytes, int] = {}  # by id, of messages whose number it is not
-        self._next_due_s: float | None = 0.0  # unknown
+        self._cursor = 0  # the turn up to which waiting messages have been read
+        # Messages on their way to the end of the queue, or to channels, until it is committed.
+        self.moving = 0
+        self._turns: dict[bytes, int] = {}  # by id, where the turn is not the id as a number
+        self._next_due_s: float | None = 0.0  # at first unknown, so ask the database
         self._is_coming_due = self._is_unreadable = False
         store.register(self)
 
     @property
     def disk_depth(self) -> int:
-        """How many messages are not in memory."""
+        """The number of messages that are not in memory."""
         return self.unread + self.moving
 
     @property
     def has_messages(self) -> bool:
-        """Whether `get` has anything to try."""
+        """Whether `get` has memory or rows to read."""
         return bool(self._memory) or (self.unread > 0 and not self._is_unreadable)
 
     @property
@@ -482,10 +514,10 @@ class DurableBacklog(QueueBacklog):
         """False: a message is read from the database only when memory has room for it."""
         return False
 
-    # in
+    # -- incoming messages -----------------------------------------------------------------------
 
-    def new_sequence(self, messages: Sequence[bytes]) -> list[int]:
-        """Return the turns of new messages."""
+    def new_turns(self, messages: Sequence[bytes]) -> list[int]:
+        """Assign turns to new messages."""
         turns = [int(message[ID_AT:BODY_AT], 16) for message in messages]
         if turns[0] <= self.last_turn or turns != sorted(set(turns)):
             start = max(self.last_turn, *turns) + 1
@@ -494,13 +526,13 @@ class DurableBacklog(QueueBacklog):
         return turns
 
     def reserve_turns(self, count: int) -> int:
-        """Return the first of as many turns, which no other message gets."""
+        """Reserve ``count`` turns; return the first one."""
         start = self.last_turn + 1
         self.last_turn += count
         return start
 
-    def committed(self, rows: list[Row]) -> None:
-        """Take messages that are in the database now."""
+    def publish_written(self, rows: list[Row]) -> None:
+        """Add messages that have been committed, to memory as far as it has room."""
         if rows[0][1]:
             self.deferred_count += len(rows)
             self._watch(min(due_ns for _, due_ns, *_ in rows))
@@ -523,7 +555,7 @@ class DurableBacklog(QueueBacklog):
         self._cursor = turn
 
     def put(self, messages: Sequence[bytes], blocks: Sequence[Block] = ()) -> Undo:
-        """Take back messages that were delivered: in memory, or else at the end of the queue."""
+        """Queue delivered messages again, in memory if it has room, or at the end of the queue."""
         fits = 0 if self.unread or self.moving else self.mem_queue_size + self._room()
         fits = max(0, min(len(messages), fits - len(self._memory)))
         self.put_in_memory(messages[:fits])
@@ -539,18 +571,18 @@ class DurableBacklog(QueueBacklog):
         changes.delivered.pop((self.number, turn), None)
         made = attempts_of(message) - 1 & 0xFFFF
         changes.moved.append((self.number, turn, due_ns, self.last_turn, made))
-        self._store.soon()
+        self._store.write_soon()
 
     def _turn(self, message_id: bytes) -> int:
         return self._turns.pop(message_id, 0) or int(message_id, 16)
 
-    def moved(self) -> None:
-        """A message is at the end of the queue now."""
+    def move_written(self) -> None:
+        """Count a message that has been moved to the end of the queue."""
         self.moving -= 1
         self.unread += 1
         self._wake()
 
-    # out
+    # -- deliveries and answers ------------------------------------------------------------------
 
     def get(self, count: int, max_bytes: int) -> list[bytes]:
         """Remove and return the oldest messages: at least one, unless the database fails."""
@@ -560,27 +592,27 @@ class DurableBacklog(QueueBacklog):
 
     def _read(self, count: int, max_bytes: int) -> None:
         count = min(self.unread, max(count, min(self.mem_queue_size, _PAGE_COUNT)))
-        rows: list[tuple[int, bytes]] = self._store.look(
+        rows: list[tuple[int, bytes]] = self._store.read(
             lambda database: database.page(self.number, self._cursor, count, max_bytes), []
         )
-        self._is_unreadable = not rows  # until it is counted again
+        self._is_unreadable = not rows  # until `recount`
         self.unread -= len(rows)
         for turn, message in rows:
             self._load(turn, message)
         self.last_turn = max(self.last_turn, self._cursor)
 
     def delivered(self, messages: Sequence[bytes]) -> None:
-        """Note the attempts of messages that were delivered."""
+        """Write the attempts of delivered messages."""
         turns, number = self._turns, self.number
-        noted = self._store.changes.delivered
+        attempts_by_row = self._store.changes.delivered
         for message in messages:
             message_id = message[ID_AT:BODY_AT]
             turn = turns.get(message_id) or int(message_id, 16)
-            noted[number, turn] = attempts_of(message)
-        self._store.soon()
+            attempts_by_row[number, turn] = attempts_of(message)
+        self._store.write_soon()
 
     def finished(self, message_ids: Iterable[bytes]) -> None:
-        """Remove messages for good."""
+        """Delete finished messages."""
         changes, number = self._store.changes, self.number
         forget = changes.delivered.pop
         for message_id in message_ids:
@@ -589,27 +621,27 @@ class DurableBacklog(QueueBacklog):
             changes.finished.append((number, 0, turn))
             self.unwritten_finishes += self._store.is_strict
         if self.unwritten_finishes:
-            self._store.at_once()
+            self._store.write_now()
         else:
-            self._store.soon()
+            self._store.write_soon()
 
     def finish_written(self) -> None:
-        """It is written that a message was finished."""
+        """Count a finished message whose row has been deleted."""
         self.unwritten_finishes -= 1
         self._wake()
 
-    def places(self, messages: Sequence[bytes]) -> list[tuple[int, int, int]]:
-        """Return the rows of messages, as (queue, due, turn)."""
+    def row_keys(self, messages: Sequence[bytes]) -> list[tuple[int, int, int]]:
+        """Return the keys of messages, as (queue, due, turn)."""
         ids = [message[ID_AT:BODY_AT] for message in messages]
-        return [(self.number, 0, self._turns.get(each) or int(each, 16)) for each in ids]
+        return [(self.number, 0, self._turns.get(id_) or int(id_, 16)) for id_ in ids]
 
     def forget(self, messages: Sequence[bytes]) -> None:
-        """Forget the turns of messages that are in other queues now."""
+        """Forget the turns of messages that have been moved to other queues."""
         for message in messages:
             self._turns.pop(message[ID_AT:BODY_AT], None)
 
     def empty(self) -> deque[Any]:
-        """Drop everything; return what was in memory, which takes a while to free."""
+        """Drop everything; return the messages of the memory, which take a while to free."""
         self._store.drop(self)
         self.unread = self.moving = self._cursor = self.unwritten_finishes = 0
         self._turns.clear()
@@ -618,21 +650,21 @@ class DurableBacklog(QueueBacklog):
         return super().empty()
 
     def delete(self) -> deque[Any]:
-        """Drop everything, for good."""
+        """Drop everything before the queue is deleted."""
         self._store.drop(self)
         return super().delete()
 
     def recount(self) -> None:
-        """Count again what a file that was rewritten has."""
-        unread = self._store.look(
-            lambda database: database.number("count(*)", self.number, self._cursor), None
+        """Count the unread messages again, after the file was rewritten."""
+        unread = self._store.read(
+            lambda database: database.aggregate("count(*)", self.number, self._cursor), None
         )
         if unread is not None:
             self.unread, self._is_unreadable = unread, False
         self._next_due_s = 0.0
-        self._watch_at(0.0)  # which wakes it, too
+        self._watch_at(0.0)  # also wakes the channel
 
-    # deferred
+    # -- deferred messages -----------------------------------------------------------------------
 
     def _watch(self, due_ns: int) -> None:
         store = self._store
@@ -641,7 +673,7 @@ class DurableBacklog(QueueBacklog):
         self._watch_at(due_s)
 
     def defer(self, message: bytes, due_s: float) -> None:
-        """Keep a message that was delivered until ``due_s``."""
+        """Defer a delivered message until ``due_s``."""
         store = self._store
         due_ns = store.due_ns(due_s - store.loop.time())
         self._move(message, max(1, due_ns))
@@ -649,28 +681,29 @@ class DurableBacklog(QueueBacklog):
         self._watch(due_ns)
 
     def next_due_s(self) -> float | None:
-        """Return when to look at what is deferred, None when that comes by itself."""
+        """Return when to call `take_due`, None while the database moves due messages."""
         return None if self._is_coming_due or not self.deferred_count else self._next_due_s
 
     def take_due(self, now_s: float, limit: int) -> list[bytes]:
-        """Have messages wait, soon, whose time has come; none are returned."""
+        """Let the database queue the messages that are due. Returns none: `due_written` follows."""
         due_s = self.next_due_s()
         if due_s is not None and due_s <= now_s:
             self._is_coming_due, self._next_due_s = True, None
             store = self._store
             store.changes.come_due.append((self.number, store.now_ns, self.last_turn))
-            self.last_turn += COME_DUE_AT_ONCE
-            store.soon()
+            self.last_turn += BATCH_COUNT
+            store.write_soon()
         return []
 
-    def came_due(self, count: int) -> None:
-        """Messages wait now that were deferred."""
+    def due_written(self, count: int) -> None:
+        """Count deferred messages that have been queued."""
         self._is_coming_due = False
         self.deferred_count -= count
         self.unread += count
-        next_ns = self._store.look(lambda database: database.next_due_ns(self.number), None)
+        next_ns = self._store.read(lambda database: database.next_due_ns(self.number), None)
         if next_ns is not None:
-            self._watch(next_ns if count else max(next_ns, self._store.now_ns + _AGAIN_NS))
-        if self._next_due_s is not None:  # it may be that of one that is not written yet
+            self._watch(next_ns if count else max(next_ns, self._store.now_ns + _RECHECK_NS))
+        # It may be the due time of a message that is not written yet.
+        if self._next_due_s is not None:
             self._watch_at(self._next_due_s)
         self._wake()

@@ -196,7 +196,7 @@ class JobNsqd(DaemonThread[NsqdDaemon]):
         def read(daemon: NsqdDaemon) -> dict[bytes, int]:
             backlog = daemon.nsqd.topics[topic].channels[channel].backlog
             assert isinstance(backlog, DurableBacklog)
-            return _store(daemon).database.held(backlog.number, ids)
+            return _store(daemon).database.timestamps(backlog.number, ids)
 
         return self._call(read)
 
@@ -250,7 +250,7 @@ class JobNsqd(DaemonThread[NsqdDaemon]):
 
         def read(daemon: NsqdDaemon) -> tuple[int, bytes]:
             database = _store(daemon).database
-            number = database.number("max(turn)", 0)
+            number = database.aggregate("max(turn)", 0)
             if not number:
                 return 0, b""
             return number, database.page(0, number - 1, 1, _MAX_NOTE_BYTES)[0][1]

@@ -1,19 +1,22 @@
-"""What the data directory of an nsqd holds, the Go nsqd's or ours, read and never written to.
+"""Read the queues in the data directory of an nsqd, the Go nsqd's or ours, without writing to it.
 
-The nsqd may be running, or dead. A database of ``--durable`` is copied with its log and read there,
-because SQLite writes beside a file that it only reads.
+The nsqd may be running or stopped. A database of ``--durable`` is copied together with its log and
+read from the copy, because SQLite creates files next to a database that it only reads.
 
-Each queue has parts: what its nsqd will deliver; ``orphaned`` files and databases, which no
-nsqd.dat or no meta file knows; those ``set aside``, files renamed to ``.bad`` and copies of
-databases that lost messages; and those that are ``read``, left over below the read position. What
-nsqd holds in memory is in none of them.
+Each queue has parts in one of four states. A ``good`` part is one that nsqd will deliver. No
+nsqd.dat or no meta file names an ``orphaned`` file or database. Files that nsqd renamed to ``.bad``
+and copies of databases that lost messages are ``set aside``. Files below the read position are
+``read``. Messages in the memory of nsqd are in no part.
 
-Trap: files change while they are looked at. One that has gone was read by its nsqd, and the
-beginning of a record behind the write position is being written, or was when nsqd was killed: no
-client was told that this message is there. Neither is damage. A running nsqd has not yet synced
-the metadata of a queue that is two seconds old; where it is not seen to run (in another container,
-or not on Linux) such a queue is called orphaned. And a file may be none, or a terabyte of nothing:
-only regular files are read, without their holes.
+Traps:
+
+- Files change during the read. A file that vanished was read by its nsqd. An incomplete record
+  beyond the write position is being written, or was when nsqd was killed, and no client got an OK
+  for it. Neither is damage.
+- A running nsqd has not yet synced the metadata of a queue that is younger than two seconds. Where
+  it cannot be seen to run (in another container, or not on Linux), such a queue is reported as
+  orphaned.
+- A path may be a pipe, or a sparse file of a terabyte. Only regular files are read, without holes.
 """
 
 from __future__ import annotations
@@ -38,22 +41,27 @@ from nsqtools.server.queues.data_path import FILE_NAME, Queues, decode_metadata,
 from nsqtools.server.queues.queue_files import QUEUE_FILE, Positions, QueueFile, Record
 from nsqtools.server.queues.queued_message import BODY_AT, ID_AT, timestamp_ns
 
-_BODY_IN_RECORD = 26
+_BODY_IN_RECORD = 26  # after timestamp, attempts and id
+# Attempts to copy a database between two checkpoints of its nsqd. nsqd makes one for each 8 MiB of
+# log, so a copy that is not slower than the publishers succeeds the first time.
 _COPIES = 5
 _COPY_BYTES = 1 << 20
-DUE_FILE = "nsqd.deferred"  # when messages in files are due, in ns by queue and id
+# A JSON object that `recovery` writes: when the deferred messages in files are due, in ns, by queue
+# and id. The files have no place for it.
+DUE_FILE = "nsqd.deferred"
 
 GOOD, ORPHANED, SET_ASIDE, READ = "good", "orphaned", "set aside", "read"
-"""What a part is; `GOOD` is what nsqd delivers."""
+"""The states of a part; nsqd delivers those that are `GOOD`."""
 
 Note = Callable[[str, str], None]
-"""Called with a path and what is wrong there."""
+"""Called with a path and the problem there."""
 
 
 class StoredMessage(NamedTuple):
-    """A message as a queue has it: ``attempts`` are those made, ``size`` is in bytes of the file.
+    """A message of a queue.
 
-    ``due_ns`` is 0 unless it is deferred in a database.
+    ``attempts`` counts the attempts made so far and ``size`` the bytes in the file. ``due_ns`` is
+    0, except for a deferred message in a database.
     """
 
     id: bytes
@@ -66,7 +74,7 @@ class StoredMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A data file from ``start`` on. ``written`` is how far metadata says that it is written."""
+    """A data file, read from ``start``. ``written`` is the write position in the metadata."""
 
     path: Path
     state: str = GOOD
@@ -74,34 +82,35 @@ class StoredFile:
     written: int | None = None
 
     def messages(self, note: Note, *, bodies: bool = True) -> Iterator[StoredMessage]:
-        """Yield the messages around what is damaged; empty bodies are quicker."""
+        """Yield the intact messages. Without ``bodies`` these are empty, which is faster."""
         try:
             with QueueFile(self.path) as file:
                 if (self.written or 0) > file.size or self.start > file.size:
-                    wanted = max(self.written or 0, self.start)
-                    note(str(self.path), f"has {file.size} bytes, and {wanted} in its metadata")
-                # a read position that cannot be right says nothing of what was read
-                for found in file.scan(self.start if self.start <= file.size else 0):
-                    if isinstance(found, Record):
-                        if self.written is not None and found.at < self.written < found.end:
+                    expected = max(self.written or 0, self.start)
+                    note(str(self.path), f"has {file.size} bytes, and {expected} in its metadata")
+                # A read position beyond the file is wrong, so it cannot exclude any message.
+                for span in file.scan(self.start if self.start <= file.size else 0):
+                    if isinstance(span, Record):
+                        if self.written is not None and span.at < self.written < span.end:
                             problem = f"its metadata ends at {self.written}, in the message"
-                            note(str(self.path), f"{problem} at byte {found.at}")
-                        body = file.content(found)[_BODY_IN_RECORD:] if bodies else b""
-                        _, size, sent_ns, attempts, message_id = found
+                            note(str(self.path), f"{problem} at byte {span.at}")
+                        body = file.content(span)[_BODY_IN_RECORD:] if bodies else b""
+                        _, size, sent_ns, attempts, message_id = span
                         yield StoredMessage(message_id, sent_ns, attempts, body, size)
                     elif self.written is None or not (
-                        found.at >= self.written and file.is_being_written(found)
+                        span.at >= self.written and file.is_being_written(span)
                     ):
-                        note(str(self.path), f"bytes {found.at} to {found.end} cannot be read")
+                        note(str(self.path), f"bytes {span.at} to {span.end} cannot be read")
         except FileNotFoundError:
             pass
-        except OSError as exc:  # of a disk that fails, say: other files are whole
+        except OSError as exc:
+            # The disk may fail for this file only, so the other files are still read.
             note(str(self.path), f"cannot be read ({exc.strerror})")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRows:
-    """The rows of a queue in a database at ``path``, read in a copy of it."""
+    """The rows of a queue in the database at ``path``, read from the copy at ``copy``."""
 
     path: Path
     copy: Path
@@ -110,19 +119,19 @@ class StoredRows:
     state: str = GOOD
 
     def messages(self, note: Note, *, bodies: bool = True) -> Iterator[StoredMessage]:
-        """Yield the messages that are whole."""
-        found = 0
+        """Yield the intact messages."""
+        intact = 0
         try:
             for _, due_ns, _, made, frame in all_rows(self.copy, self.number):
-                found += 1
+                intact += 1
                 message_id, body = frame[ID_AT:BODY_AT], frame[BODY_AT:]
                 sent_ns, size = timestamp_ns(frame), len(frame)
                 yield StoredMessage(message_id, sent_ns, made, body, size, due_ns)
         except sqlite3.Error as exc:
             note(str(self.path), _unreadable(exc))
             return
-        if found < self.expected:
-            lost = self.expected - found
+        if intact < self.expected:
+            lost = self.expected - intact
             note(str(self.path), f"{lost} of {self.expected} messages cannot be read")
 
 
@@ -131,10 +140,9 @@ Part = StoredFile | StoredRows
 
 @dataclass(frozen=True, slots=True)
 class StoredQueue:
-    """A queue of a topic, or of a channel unless that is "".
+    """The queue of a channel, or of a topic if ``channel`` is ``""``.
 
-    ``problems`` are about its metadata. ``depth`` is what that says of the messages; see
-    `StoredQueues.depth_of`.
+    ``problems`` and ``depth`` are those of its metadata; see `StoredQueues.depth_of`.
     """
 
     topic: str
@@ -146,16 +154,19 @@ class StoredQueue:
 
     @property
     def name(self) -> str:
-        """What the names of its files begin with."""
+        """The prefix of the names of its files."""
         return f"{self.topic}:{self.channel}" if self.channel else self.topic
 
 
 class StoredQueues:
-    """The queues in a data path, as long as it is open. A context manager.
+    """The queues in a data path, which can be read until the ``with`` block ends.
 
-    ``problems`` are about the directory; ``due`` is when messages are due that are in files, in ns
-    by queue and id. ``is_in_use`` says that an nsqd is seen to run there: its metadata are not up
-    to date. With ``has_files_only`` databases are left out. Raises `NsqError`, ``OSError``.
+    Attributes:
+        problems: Those of the directory, as (path, problem).
+        due: When deferred messages in files are due, in ns, by queue and id.
+        is_in_use: Whether an nsqd runs there. Its metadata is then not up to date.
+
+    With ``has_files_only`` databases are ignored. Raises `NsqError`, ``OSError``.
     """
 
     def __init__(self, data_path: Path, *, has_files_only: bool = False) -> None:
@@ -168,7 +179,7 @@ class StoredQueues:
         if not data_path.is_dir():
             raise NotFoundError(f"there is no directory {data_path}")
         with ExitStack() as self._copies:
-            self._look()
+            self._read_directory()
             self._copies = self._copies.pop_all()
 
     def __enter__(self) -> Self:
@@ -177,7 +188,7 @@ class StoredQueues:
     def __exit__(self, *_: object) -> None:
         self._copies.close()
 
-    def _look(self) -> None:
+    def _read_directory(self) -> None:
         self.is_in_use = _is_locked(self._path)
         files = self._files()
         rows: dict[str, StoredQueue] = {}
@@ -195,11 +206,11 @@ class StoredQueues:
                 is_unclear = True
             for path, state in self._databases(database):
                 for queue in self._of_database(path, state):
-                    earlier = rows.get(queue.name, StoredQueue(queue.topic, queue.channel))
+                    merged = rows.get(queue.name, StoredQueue(queue.topic, queue.channel))
                     rows[queue.name] = replace(
-                        earlier,
-                        parts=earlier.parts + queue.parts,
-                        problems=earlier.problems + queue.problems,
+                        merged,
+                        parts=merged.parts + queue.parts,
+                        problems=merged.problems + queue.problems,
                     )
         self.is_durable = database is not None
         if self.is_durable or is_unclear:
@@ -220,7 +231,7 @@ class StoredQueues:
             self.queues.append(queue)
 
     def depth_of(self, queue: StoredQueue) -> int | None:
-        """Return the depth in the metadata of a queue, None unless it is up to date still."""
+        """Return the depth in the metadata of a queue, None if it is not up to date."""
         if self.is_in_use or queue.depth is None:
             return None
         with suppress(OSError, ValueError):
@@ -236,7 +247,7 @@ class StoredQueues:
         return self._path / f"{name}.diskqueue.{number:06d}.dat"
 
     def _depth(self, name: str, positions: Positions) -> int | None:
-        """Return the depth unless more was written since, as after a kill."""
+        """Return the depth, None if the file was written afterwards, as before a kill."""
         size = 0
         with suppress(FileNotFoundError):
             size = self._data(name, positions.write_file).stat().st_size
@@ -246,8 +257,7 @@ class StoredQueues:
         self.problems.append((str(self._path / name), problem))
 
     def _files(self) -> dict[str, list[tuple[int, str]]]:
-        """Return the files of each queue: their numbers, and what is behind the name of those that
-        are set aside."""
+        """Return the files of each queue as (number, suffix of a file that is set aside)."""
         files: dict[str, list[tuple[int, str]]] = {}
         for name in os.listdir(self._path):
             if match := QUEUE_FILE.fullmatch(name):
@@ -257,17 +267,18 @@ class StoredQueues:
         return files
 
     def _databases(self, named: Path | None) -> Iterator[tuple[Path, str]]:
-        """Yield the databases with what they are, the one that nsqd.dat names first."""
+        """Yield the databases with their states, first the one that nsqd.dat names."""
         if named is not None:
             yield named, GOOD
         for path, kind in sorted(databases_in(self._path).items()):
             if path == named:
                 continue
-            if kind or not (named and self.is_in_use):  # else its nsqd is writing it
+            # A second database without a kind is the new one that a running nsqd is writing.
+            if kind or not (named and self.is_in_use):
                 yield path, SET_ASIDE if kind == "damaged" else ORPHANED
 
     def _listed(self) -> Queues | None:
-        """Return the queues that nsqd.dat lists, or what it was before; None when it is damaged."""
+        """Return the queues that nsqd.dat or its previous version lists, None if both fail."""
         for name in (FILE_NAME, f"{FILE_NAME}.previous"):
             try:
                 return decode_metadata(read_metadata(self._path / name))
@@ -281,7 +292,7 @@ class StoredQueues:
     def _of_files(
         self, name: str, files: list[tuple[int, str]], listed: Queues | None
     ) -> StoredQueue:
-        """Return a queue of files; ``listed`` are those that its nsqd knows, None for all."""
+        """Return a queue of files; ``listed`` are the queues of nsqd.dat, None for all queues."""
         meta = self._meta(name)
         parts, problems = [], []
         positions = depth = None
@@ -292,7 +303,8 @@ class StoredQueues:
             pass
         except (OSError, ValueError) as exc:
             problems.append((str(meta), f"cannot be read ({exc})"))
-        unknown = GOOD if self.is_in_use else ORPHANED  # it has not synced the metadata yet
+        # A running nsqd may not have synced the metadata yet.
+        unknown = GOOD if self.is_in_use else ORPHANED
         is_listed = listed is None or name in listed
         live = GOOD if positions is not None and is_listed else unknown
         for number, suffix in sorted(files):
@@ -312,18 +324,19 @@ class StoredQueues:
                 parts.append(StoredFile(path, live, start, written))
         if positions is not None and not self.is_in_use:
             numbers = {number for number, suffix in files if not suffix}
-            first = next(each for each in count(positions.read_file) if each not in numbers)
+            first = next(number for number in count(positions.read_file) if number not in numbers)
             missing = self._data(name, first)
-            is_wanted = (first, 0) < positions[3:]
-            with suppress(OSError, ValueError):  # unless nsqd has gone on
-                if is_wanted and not missing.exists() and Positions.read(meta) == positions:
+            is_unread = (first, 0) < positions[3:]
+            # The metadata is read again: nsqd may have started and read the file meanwhile.
+            with suppress(OSError, ValueError):
+                if is_unread and not missing.exists() and Positions.read(meta) == positions:
                     problems.append((str(missing), "is not there, and in the metadata"))
         topic, _, channel = name.partition(":")
         is_paused = bool(listed and listed.get(name))
         return StoredQueue(topic, channel, tuple(parts), tuple(problems), depth, is_paused)
 
     def _of_database(self, path: Path, state: str) -> Iterator[StoredQueue]:
-        """Yield the queues of a database, after it was copied."""
+        """Copy a database and yield its queues."""
         copy = self._copies.enter_context(scratch_directory("nsq-queue-")) / path.name
         try:
             yield from self._of_copy(path, copy, state)
@@ -338,12 +351,13 @@ class StoredQueues:
     def _of_copy(self, path: Path, copy: Path, state: str) -> Iterator[StoredQueue]:
         wal, copied_wal = Path(f"{path}-wal"), Path(f"{copy}-wal")
         for _ in range(_COPIES):
-            # of one time if the log was not begun again: it then has all that the file may lack
-            before = _head_of(wal)
+            # The log contains every change that the copy of the file may lack, unless nsqd started
+            # the log again in between. A new log has another header.
+            header = _wal_header(wal)
             _copy_data(path, copy)
             with suppress(FileNotFoundError):
                 _copy_data(wal, copied_wal)
-            if _head_of(wal) == before:
+            if _wal_header(wal) == header:
                 break
             copied_wal.unlink(missing_ok=True)
         else:
@@ -364,14 +378,17 @@ class StoredQueues:
 
 def _due_times(data_path: Path) -> dict[str, dict[str, int]]:
     try:
-        found = json.loads(read_metadata(data_path / DUE_FILE)).items()
-        return {name: {each: int(due) for each, due in times.items()} for name, times in found}
+        queues = json.loads(read_metadata(data_path / DUE_FILE)).items()
+        return {name: {id_: int(due) for id_, due in times.items()} for name, times in queues}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
 
 
 def _is_locked(folder: Path) -> bool:
-    """Whether an nsqd works there, as far as Linux tells: a lock of ours would keep one away."""
+    """Return whether a process has locked the folder, as far as Linux shows it.
+
+    To try the lock would keep an nsqd that starts at this moment from starting.
+    """
     status = folder.stat()
     device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
     try:
@@ -380,7 +397,7 @@ def _is_locked(folder: Path) -> bool:
         return False
 
 
-def _head_of(wal: Path) -> bytes:
+def _wal_header(wal: Path) -> bytes:
     try:
         with wal.open("rb") as file:
             return file.read(32)

@@ -314,10 +314,14 @@ class NsqdQueues:
         remove_temporaries(self._data_path)
         files = DurablePath(self._data_path, self.log)
         if self.options.durable:
-            self.durable = DurableStore(files, self.options, self.health, self.loop, self.log)
-            if self.refusal:
-                self.durable.is_strict = True
-                self.durable.database.index_ids()
+            self.durable = DurableStore(
+                files,
+                self.options,
+                self.health,
+                self.loop,
+                self.log,
+                is_strict=bool(self.refusal),
+            )
             self._create_all(self.durable.listed())
         else:
             files.refuse()
