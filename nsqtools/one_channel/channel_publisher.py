@@ -1,9 +1,9 @@
 """A publisher that delivers messages to one channel, through a temporary nsqd.
 
-A message is confirmed when the temporary nsqd has stored it. `wait_until_consumed` waits until consumers have
-finished all of them. Messages keep their ids and timestamps. Ids repeat between nsqd, and no nsqd
-distinguishes two messages with the same id in flight. So a message gets a new id when the channel
-already has that id, and when nsqd could not have generated it.
+A message is confirmed when the temporary nsqd has stored it. `wait_until_consumed` waits until
+consumers have finished all of them. Messages keep their ids and timestamps. Ids repeat between
+nsqd, and no nsqd distinguishes two messages with the same id in flight. So a message gets a new id
+when the channel already has that id, and when nsqd could not have generated it.
 
 Each batch is stored together with the progress of the job: for each topic the number of messages
 stored so far and a digest of them. The next run on the same data path offers the same messages from
@@ -118,8 +118,8 @@ class ChannelPublisher(Publisher):
     ) -> None:
         """Store a batch; block while the channel is full.
 
-        Messages that are not stored count as unsent. `wait_until_consumed` raises the reason, unless it is a
-        `stop`.
+        Messages that are not stored count as unsent. `wait_until_consumed` raises the reason,
+        unless it is a `stop`.
         """
         defer_s = defer_s or self._options.defer_s or 0.0
         self.spend(len(bodies))
@@ -278,7 +278,10 @@ class ChannelPublisher(Publisher):
         self.delivered_count = self._stored_count - self._temporary.unfinished
 
     def leftovers_text(self) -> str:
-        """Describe the data path after `wait_until_consumed` and how to continue; ``""`` when it is removed."""
+        """Describe the data path after the delivery, and how to continue.
+
+        Return ``""`` when the data path has been removed.
+        """
         if not self._temporary.has_data_path:
             return ""
         advice = "which the next run delivers; its input may be empty"
