@@ -84,7 +84,7 @@ def _export(data_path: Path, files: DurablePath, log: DaemonLog, max_bytes_per_f
             max_msg_size=_MESSAGE_LIMIT,
             sync_every=1 << 62,  # at the end
             log=log,
-            found={},
+            existing={},
         )
         rows = all_rows(path, queue.number)
         while some := list(islice(rows, _AT_ONCE)):

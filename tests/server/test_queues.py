@@ -144,7 +144,7 @@ def test_what_is_due_is_taken_in_order_and_a_get_is_bounded_by_bytes() -> None:
 
 def disk_queue(path: Path, *, max_bytes_per_file: int = 1000, max_msg_size: int = 100) -> DiskQueue:
     limits = {"max_bytes_per_file": max_bytes_per_file, "max_msg_size": max_msg_size}
-    return DiskQueue("t", path, found={}, **limits, sync_every=2500, log=DaemonLog(None, ""))
+    return DiskQueue("t", path, existing={}, **limits, sync_every=2500, log=DaemonLog(None, ""))
 
 
 PUT = st.tuples(st.integers(1, 12), st.sampled_from(["", "in blocks", "taken back"]))

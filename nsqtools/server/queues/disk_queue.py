@@ -1,8 +1,8 @@
 """A queue in files, in the formats of go-diskqueue: either program opens the other's directory.
 
-Data files hold records (int32 length, bytes), appended up to a size and removed when read; the meta
-file holds depth and the two positions. Reads are buffered, but a position moves only when a record
-is handed over.
+Data files contain records (int32 length, bytes). They grow to a maximum size and are removed when
+they have been read. The meta file contains the depth and the two positions. Reads are buffered, but
+the read position moves only when a record is returned.
 
 Durability is Go's: an fsync of the data, then the meta file, after ``sync_every`` operations, after
 ``sync_timeout`` (by the owner, see ``on_dirty``), at a new file, and at close. Only the last one
@@ -11,20 +11,20 @@ kill, but without a sync, which would block the loop. Then ``background`` syncs 
 meta file after it, so that a power failure leaves a consistent pair. One such sync runs at a time,
 and later changes belong to the next one.
 
-What was written after the last meta is found again by the file being longer than the meta says, or
-not the last; then reading continues to the end of all and writing in a new file. A file that cannot
-be read on is renamed to ``.bad`` and the next one is tried, unless only this process cannot read it
-now. What positions say never removes a file: one before the read position is renamed, too, because
-the digit that is wrong can be in the meta file. Files that are gone are passed over in one step:
-positions may lie 10^17 apart.
+If the last data file is longer than the meta file states, or a later one exists, records were
+written after the meta file. They are read as well, and writing continues in a new file. A file with
+an invalid record is renamed to ``.bad`` and the next one is read, unless only this process cannot
+read it at this time. Positions alone never remove a file. A file before the read position is
+renamed, too, because the damage can be in the meta file. Missing files are skipped in one step,
+because damaged positions may be 10^17 apart.
 
 Trap: a file system needs long to remove 100 MB, so ``background`` does it. By then a queue of the
 same name may exist again, with files of the same names. So a file is renamed immediately and
 removed later, under a name that the next start recognizes as a temporary one.
 
-Three faults of the original are not copied: data files without a meta file are read and not
-overwritten, a file that was read to its end when the writer rolled is deleted, not ``.bad``, and
-one for which no descriptor was left is read later.
+Three faults of the original are not copied. Data files without a meta file are read and not
+overwritten. A file that was read to its end when the writer began a new one is deleted, and not
+renamed to ``.bad``. A file for which the process had no descriptor left is read later.
 """
 
 from __future__ import annotations
@@ -52,19 +52,22 @@ from nsqtools.server.queues.queue_files import (
     set_aside_name,
 )
 
-_FILE_IS_GOOD = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES)  # it cannot be read now
-_READ_ATTEMPTS = 5  # a disk that fails for a moment must not cost the rest of a file
-_FEW_FILES = 100  # trying their names is quicker than listing a directory
+# Errors of this process: the file itself is good, and can be read later.
+_FILE_IS_GOOD = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES)
+# Failed reads before the rest of a file is given up. A disk may fail for a moment.
+_READ_ATTEMPTS = 5
+# Up to this number of files it is faster to test each name than to list the directory.
+_FEW_FILES = 100
 
 Mark = tuple[int, int, int]
-"""File and position of the writer, and the depth: what `DiskQueue.undo` goes back to."""
+"""File and position of the writer, and the depth: the state that `DiskQueue.undo` restores."""
 
 
 class DiskQueue:
     """One queue. ``name`` is ``TOPIC`` or ``TOPIC:CHANNEL``.
 
-    ``found`` are `queues_with_files`, from which its own are taken.
-    ``on_dirty`` is called when there is something to sync, once or more often.
+    The queue removes its own entry from ``existing``, the result of `queues_with_files`.
+    ``on_dirty`` is called when there are changes to sync, once or more often.
     """
 
     def __init__(
@@ -76,7 +79,7 @@ class DiskQueue:
         max_msg_size: int,
         sync_every: int,
         log: DaemonLog,
-        found: dict[str, list[int]],
+        existing: dict[str, list[int]],
         background: DiskWork | None = None,
         on_dirty: Callable[[DiskQueue], object] = lambda _: None,
     ) -> None:
@@ -91,23 +94,24 @@ class DiskQueue:
         self._meta = NewestContent(self._meta_path, name_is_durable=False)
         self._sync_every = max(1, sync_every)
         self._on_dirty = on_dirty
-        self._operations = self._synced = 0  # in all, and of these before the last sync
-        self._not_noted = 0  # of these, since the meta file was written
+        # Puts, gets and other changes: all of them, and those before the last sync.
+        self._operations = self._synced = 0
+        self._unnoted = 0  # operations since the meta file was written
         self._is_syncing = False
         self._read_file = self._read_position = 0
         self._write_file = self._write_position = 0
         self._reader: RecordReader | None = None
         self._writer = -1
-        if name in found:
-            self._open(found.pop(name))
+        if name in existing:
+            self._open(existing.pop(name))
 
     @property
     def needs_sync(self) -> bool:
-        """Whether anything happened since the last sync."""
+        """Whether there were operations since the last sync."""
         return self._operations > self._synced
 
     def put(self, blocks: Sequence[Block]) -> Mark:
-        """Append records, all or none, and return what `undo` takes. No block may be empty.
+        """Append records, all or none, and return the argument of `undo`. No block may be empty.
 
         Raises ``OSError``.
         """
@@ -138,7 +142,7 @@ class DiskQueue:
                 )
 
     def _append_in_files(self, block: Block) -> None:
-        """Append records of which not all fit into the file."""
+        """Append records that do not all fit into the current file."""
         start = end = count = 0
         for size in block.sizes:
             position = self._write_position + end - start
@@ -151,21 +155,21 @@ class DiskQueue:
         self._append(block.data[start:], count)
 
     def undo(self, mark: Mark) -> None:
-        """Take back what was put since; nothing may have been read meanwhile."""
+        """Remove the records of puts after the mark. None may have been read meanwhile."""
         number, position, _ = mark
         if (number, position) == (self._write_file, self._write_position):
             return
         self._close_writer()
         self._remove(range(number + 1, self._write_file + 1))
         self._write_file, self._write_position, self.depth = mark
-        with suppress(OSError):  # what follows is overwritten by the next record
+        with suppress(OSError):  # the next record overwrites the bytes otherwise
             os.truncate(self._data(number), position)
         self._count(1)
 
     def get(self, count: int, max_bytes: int) -> list[bytes]:
-        """Remove and return up to ``count`` records; none when none can be read now.
+        """Remove and return up to ``count`` records, none when reading fails.
 
-        ``max_bytes`` is exceeded by the last record at most.
+        Only the last record may exceed ``max_bytes``.
         """
         records: list[bytes] = []
         size = failures = 0
@@ -184,7 +188,7 @@ class DiskQueue:
                     break
                 failures += 1
                 if isinstance(exc, CorruptFile) or failures >= _READ_ATTEMPTS:
-                    self._set_aside("which cannot be read on")
+                    self._set_aside("which cannot be read further")
                 continue
             if record is not None:
                 records.append(record)
@@ -196,10 +200,10 @@ class DiskQueue:
         return records
 
     def empty(self) -> None:
-        """Drop everything and leave no file; what is put next begins a new one."""
+        """Drop all records and remove all files. The next put begins a new file."""
         self._log.info(f"DISKQUEUE({self.name}): emptying")
         self._skip_to_new_file()
-        self._synced, self._not_noted = self._operations, 0
+        self._synced, self._unnoted = self._operations, 0
         number = self._meta.number()
         self._background.run(lambda: self._meta.remove(number), self._report)
 
@@ -213,7 +217,7 @@ class DiskQueue:
             self.abandon()
 
     def abandon(self) -> None:
-        """Close and write nothing."""
+        """Close without writing the meta file."""
         self._close_reader()
         self._close_writer()
 
@@ -227,14 +231,14 @@ class DiskQueue:
     # syncs
 
     def sync(self) -> None:
-        """Make what was put and read durable, now. Raises ``OSError``."""
+        """Make all puts and gets durable now. Raises ``OSError``."""
         if self._writer >= 0:
             self._background.sync(self._writer)
         self._meta.write(self._positions(), self._meta.number())
-        self._synced, self._not_noted = self._operations, 0
+        self._synced, self._unnoted = self._operations, 0
 
     def start_sync(self) -> None:
-        """Have what was put and read until now made durable; a failure is logged."""
+        """Make all puts and gets until now durable in the background. A failure is logged."""
         operations = self._operations
         try:
             work = self._sync(os.dup(self._writer) if self._writer >= 0 else -1, is_open=True)
@@ -247,7 +251,7 @@ class DiskQueue:
         def finished(error: OSError | None) -> None:
             self._is_syncing = False
             self._report(error)
-            if error is None:  # what happened meanwhile belongs to the next one
+            if error is None:  # operations during the sync belong to the next one
                 self._synced = max(self._synced, operations)
                 self._start_if_due()
             if self.needs_sync:
@@ -261,17 +265,17 @@ class DiskQueue:
             self.start_sync()
 
     def _count(self, operations: int) -> None:
-        """Note that something happened which is not on disk yet."""
+        """Count operations, and sync when there are ``sync_every``."""
         if not self.needs_sync:
             self._on_dirty(self)
         self._operations += operations
-        self._not_noted += operations
-        if self._not_noted >= self._sync_every:
+        self._unnoted += operations
+        if self._unnoted >= self._sync_every:
             self._note()
         self._start_if_due()
 
     def _note(self) -> None:
-        self._not_noted = 0
+        self._unnoted = 0
         try:
             self._meta.note(self._positions())
         except OSError as exc:
@@ -282,7 +286,7 @@ class DiskQueue:
         return Positions(self.depth, self._read_file, read, self._write_file, write).encode()
 
     def _leave_file(self, data: int) -> None:
-        """Sync and close a file (-1: none) that is not written or read any more."""
+        """Sync and close the descriptor of a complete file (-1: none), and write the meta file."""
         self._note()
         self._background.run(self._sync(data, is_open=False), self._report)
 
@@ -291,7 +295,8 @@ class DiskQueue:
 
         def work() -> None:
             try:
-                if is_open and self._background.is_ending:  # the owner syncs it when it closes
+                # The owner syncs an open file when it closes the queue.
+                if is_open and self._background.is_ending:
                     return
                 if data >= 0:
                     self._background.sync(data)
@@ -302,15 +307,15 @@ class DiskQueue:
 
         return work
 
-    def _report(self, error: OSError | None, what: str = "sync") -> None:
+    def _report(self, error: OSError | None, operation: str = "sync") -> None:
         if error is not None:
-            self._log.error(f"DISKQUEUE({self.name}) failed to {what} - {error}")
+            self._log.error(f"DISKQUEUE({self.name}) failed to {operation} - {error}")
 
     # files
 
     def _open(self, numbers: Sequence[int]) -> None:
         try:
-            found = Positions.read(self._meta_path)
+            positions = Positions.read(self._meta_path)
         except (FileNotFoundError, ValueError) as exc:
             if isinstance(exc, ValueError):
                 self._log.error(f"DISKQUEUE({self.name}) failed to retrieveMetaData - {exc}")
@@ -319,14 +324,15 @@ class DiskQueue:
                 self._read_file, self._write_file = min(numbers), max(numbers) + 1
                 self._recount()
             return
-        self.depth, self._read_file, self._read_position = found[:3]
-        self._write_file, self._write_position = found[3:]
+        self.depth, self._read_file, self._read_position = positions[:3]
+        self._write_file, self._write_position = positions[3:]
         for number in sorted(number for number in numbers if number < self._read_file):
-            # a power failure brought it back, or the positions are not those of these files
+            # A power failure undid the removal, or the positions are not those of these files.
             self._rename_to_bad(number, "which is before the read position")
         last = max([self._write_file, *numbers])
         size = self._data(self._write_file).stat().st_size if self._write_file in numbers else 0
-        # less: a kill; more: a power failure; other files: positions older than those replaced
+        # A kill leaves more bytes than the position, a power failure fewer. Later files show that
+        # the meta file is an older one.
         if self._write_position != size or last > self._write_file:
             self._log.warn(
                 f"DISKQUEUE({self.name}) file {self._write_file} has {size} bytes, "
@@ -352,7 +358,7 @@ class DiskQueue:
             is_first = number == self._read_file
             start = position if is_first else 0
             self.depth += count_records(self._data(number), start, self._max_record)
-        self._count(1)  # so that the next sync makes it durable
+        self._count(1)  # the next sync writes the depth
 
     def _roll(self) -> None:
         is_read = not self.has_unread
@@ -377,7 +383,7 @@ class DiskQueue:
                     self._writer, memoryview(data)[done:], self._write_position + done
                 )
         except OSError:
-            # a kill, before the next attempt overwrites it, would bring back what is refused
+            # The publish is refused. After a kill before the next put, nsqd would read its records.
             with suppress(OSError):
                 os.ftruncate(self._writer, self._write_position)
             self._close_writer()
@@ -388,7 +394,7 @@ class DiskQueue:
     def _close_writer(self) -> None:
         if self._writer >= 0:
             writer, self._writer = self._writer, -1
-            with suppress(OSError):  # a network file system says what a sync says
+            with suppress(OSError):  # a network file system may report the failure of a sync
                 os.close(writer)
 
     def _close_reader(self) -> None:
@@ -400,13 +406,13 @@ class DiskQueue:
 
     @property
     def has_unread(self) -> bool:
-        """Whether `get` has anything to try: after a crash the depth alone does not say."""
-        if self._read_file == self._write_file:  # twice as fast as comparing pairs
+        """Whether `get` has files to read. After a crash the depth may be wrong."""
+        if self._read_file == self._write_file:  # twice as fast as a comparison of tuples
             return self._read_position < self._write_position
         return self._read_file < self._write_file
 
     def _next_record(self) -> bytes | None:
-        """Return the record at the read position; None after having moved on to the next file."""
+        """Return the record at the read position, None after changing to the next file."""
         if self._reader is None:
             path = self._data(self._read_file)
             self._reader = RecordReader(path, self._read_position, self._max_record)
@@ -421,15 +427,15 @@ class DiskQueue:
         return record
 
     def _next_file(self, number: int | None = None) -> int:
-        """Read the next file from now on, or a later one; return the number of the one before."""
+        """Read the next file from now on, or the one given; return the number of the old one."""
         self._close_reader()
-        before, self._read_position = self._read_file, 0
-        self._read_file = before + 1 if number is None else number
+        old_number, self._read_position = self._read_file, 0
+        self._read_file = old_number + 1 if number is None else number
         self._leave_file(-1)
-        return before
+        return old_number
 
     def _write_elsewhere(self) -> None:
-        """Let no more be written to the file that is read: it cannot be read on."""
+        """Write to a new file if the file being read, which is damaged, is the current one."""
         if self._read_file == self._write_file:
             self._close_writer()
             self._write_file += 1
@@ -453,11 +459,11 @@ class DiskQueue:
             )
 
     def _skip_missing(self) -> None:
-        """Go on with the next file that exists: the one that is to be read does not."""
+        """Continue with the next file that exists: the one to be read does not."""
         self._write_elsewhere()
         first = self._read_file
-        following = self._existing(range(first + 1, self._write_file))
-        self._next_file(following[0] if following else self._write_file)
+        later = self._existing(range(first + 1, self._write_file))
+        self._next_file(later[0] if later else self._write_file)
         self._log.warn(
             f"DISKQUEUE({self.name}) files {first} to {self._read_file - 1} are gone, with the "
             "messages that they had"
@@ -465,16 +471,16 @@ class DiskQueue:
         self._check_tail()
 
     def _check_tail(self) -> None:
-        """At the end of all files the depth must be 0; after a crash it need not have been."""
+        """Correct the depth at the end of all files, where it must be 0: a crash can change it."""
         if self.has_unread:
             return
         if self.depth:
-            what = "data loss" if self.depth > 0 else "metadata corruption"
-            self._log.error(f"DISKQUEUE({self.name}) depth {self.depth} at its end, {what}")
+            cause = "data loss" if self.depth > 0 else "metadata corruption"
+            self._log.error(f"DISKQUEUE({self.name}) depth {self.depth} at its end, {cause}")
             self.depth = 0
             self._count(1)
-        at_end = (self._read_file, self._read_position)
-        if at_end != (self._write_file, self._write_position):
+        read_end = (self._read_file, self._read_position)
+        if read_end != (self._write_file, self._write_position):
             self._log.error(f"DISKQUEUE({self.name}) read position is past the end, corruption")
             self._skip_to_new_file()
 
@@ -485,7 +491,7 @@ class DiskQueue:
         self._read_file = self._write_file = self._write_file + 1
         self._read_position = self._write_position = self.depth = 0
 
-    # their names
+    # names of files
 
     def _data(self, number: int) -> Path:
         """Return the path of a data file."""
@@ -500,23 +506,23 @@ class DiskQueue:
 
     def _remove(self, numbers: Iterable[int]) -> None:
         """Remove data files in the background; failures are logged."""
-        what = "remove data file"
-        condemned: list[str] = []
+        operation = "remove data file"
+        renamed: list[str] = []
         for number in numbers:
             path = self._data(number)
-            beside = self._folder / f".{path.name}.{os.urandom(8).hex()}.tmp"
+            temporary = self._folder / f".{path.name}.{os.urandom(8).hex()}.tmp"
             try:
-                os.rename(path, beside)
+                os.rename(path, temporary)
             except FileNotFoundError:
                 continue
             except OSError as exc:
-                self._report(exc, what)
+                self._report(exc, operation)
             else:
-                condemned.append(str(beside))
+                renamed.append(str(temporary))
 
         def work() -> None:
-            for path in condemned:
+            for path in renamed:
                 os.unlink(path)
 
-        if condemned:
-            self._background.run(work, lambda error: self._report(error, what))
+        if renamed:
+            self._background.run(work, lambda error: self._report(error, operation))

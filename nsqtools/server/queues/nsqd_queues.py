@@ -262,7 +262,7 @@ class NsqdQueues:
             max_msg_size=options.max_msg_size,
             sync_every=options.sync_every,
             log=self.log,
-            found=self._queues_with_files,
+            existing=self._queues_with_files,
             background=self.disk_thread,
             on_dirty=lambda queue: self._to_sync.add(queue),
         )

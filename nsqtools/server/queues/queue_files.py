@@ -1,23 +1,23 @@
-"""What is in the files of a disk queue, and the thread that waits for the disk.
+"""The format of the files of a disk queue, and the thread that waits for the disk.
 
-Data files hold records of an int32 length and that number of bytes, end to end. Reading goes
-forward in large pieces. Where the bytes are not a record there is nothing to find the next one by,
-so the rest of the file is given up (`CorruptFile`). ``NAME.diskqueue.000000.dat`` and so on hold
-the data, ``NAME.diskqueue.meta.dat`` the positions.
+Data files, ``NAME.diskqueue.000000.dat`` and so on, contain records without gaps: an int32 length
+and that number of bytes. They are read forward in large pieces. After an invalid record nothing
+marks the start of the next one, so nsqd gives up the rest of the file (`CorruptFile`).
+``NAME.diskqueue.meta.dat`` has the positions.
 
-What waits for a disk must not hold up the loop: syncs, renamed files, files to be removed. All such
-work of one daemon runs on one thread, in the order in which it was given, so a removal never
-overtakes the sync that stops needing the file. Without a loop (tests, recovery) `DiskWork` does the
-same on the spot.
+Operations that wait for a disk must not block the loop: syncs, renames and removals. Those of one
+daemon run on one thread, in the order of their submission, so that no file is removed before the
+sync after which it is not needed. Without a loop (tests, recovery) `DiskWork` runs them directly.
 
-What reads a file without its nsqd, `QueueFile`, takes every whole record around what is damaged.
-A record has no checksum and no mark, so it is believed when it looks like one (its length is
-within the file, its time is possible, its id is 16 hexadecimal digits) and what follows it does, or
-is the end. Where that fails, the next place that looks like a record is searched. If it is within
-the record before, that one has a wrong length; else that one is whole, and its neighbor is not.
+`QueueFile` reads a file without its nsqd, and returns all intact records. A record has neither a
+checksum nor a marker. It is accepted when its length is within the file, its timestamp is possible,
+its id is 16 hexadecimal digits, and the same holds for the record after it, or the file ends there.
+Otherwise the next position that looks like a record is searched. If that is within the previous
+record, then the length of the previous record is wrong. If it is after the previous record, that
+record is intact and the bytes between the two are damaged.
 
-Traps: a changed byte in a body cannot be seen. A record whose length shrank is believed, cut short,
-before a gap.
+Traps: a changed byte in a body is not detected. A record whose length has become smaller is
+accepted, truncated, with a gap after it.
 """
 
 from __future__ import annotations
@@ -46,12 +46,13 @@ Done = Callable[[OSError | None], None]
 
 
 class DiskWork:
-    """Runs work that waits for a disk, on the spot."""
+    """Runs operations that wait for a disk, on the thread of the caller."""
 
-    is_ending = False  # the owner closes: syncs that wait are left to it
+    # True while the owner closes. It syncs each file itself, so syncs that are queued do nothing.
+    is_ending = False
 
     def run(self, work: Work, done: Done) -> None:
-        """Do ``work``, then call ``done`` on the caller's thread with what it raised."""
+        """Run ``work``, then call ``done`` on the caller's thread with its error or None."""
         try:
             work()
         except OSError as exc:
@@ -65,9 +66,9 @@ class DiskWork:
 
 
 def one_thread(name: str) -> ThreadPoolExecutor:
-    """Return an executor whose thread runs already: later the system may have none left.
+    """Return an executor with a running thread: the system may refuse to start one later.
 
-    Raises ``RuntimeError`` if it has none now.
+    Raises ``RuntimeError`` if it refuses now.
     """
     executor = ThreadPoolExecutor(1, thread_name_prefix=name)
     executor.submit(int)
@@ -75,7 +76,7 @@ def one_thread(name: str) -> ThreadPoolExecutor:
 
 
 class DiskThread(DiskWork):
-    """Runs work on a thread of its own, until `end`. Raises ``RuntimeError`` without a thread."""
+    """Runs operations on a separate thread until `end`. Raises as `one_thread`."""
 
     def __init__(self, loop: AbstractEventLoop) -> None:
         self.sync_count = 0
@@ -97,7 +98,7 @@ class DiskThread(DiskWork):
         self._loop.run_in_executor(self._executor, work).add_done_callback(finished)
 
     async def wait_for(self, work: Work) -> None:
-        """Do ``work`` after all that was given before. Raises what it raises."""
+        """Run ``work`` after all operations that were submitted before. Raises its error."""
         await self._loop.run_in_executor(self._executor, work)
 
     def sync(self, descriptor: int) -> None:
@@ -109,7 +110,7 @@ class DiskThread(DiskWork):
         self.longest_sync_s = max(self.longest_sync_s, took_s)
 
     def end(self) -> None:
-        """Finish what was given, without the syncs; later work is done on the spot."""
+        """Finish the submitted operations, except syncs. Later ones run on the caller's thread."""
         self.is_ending = True
         self._executor.shutdown()
 
@@ -117,72 +118,79 @@ class DiskThread(DiskWork):
 # -- records ---------------------------------------------------------------------------------------
 
 QUEUE_FILE = re.compile(r"(.+)\.diskqueue\.(?:(\d{6,})\.dat(\.bad(?:\.\d+)?)?|meta\.dat)")
-"""Of the name of a file: the queue, its number unless it is the meta file, and what a file that was
-set aside has behind it. That is ``.bad``, or ``.bad.1`` and so on where that name was taken."""
+"""Matches the name of a file. The groups are the queue, the number of a data file, and the suffix
+of a data file that was set aside: ``.bad``, or ``.bad.1`` and so on if that name exists."""
 
 
 def set_aside_name(path: Path) -> Path:
-    """Return the name under which to set a data file aside. Go's nsqd replaces an older one."""
+    """Return the new name of a data file to set aside. The Go nsqd overwrites an older one."""
     return unused_name(path.with_name(f"{path.name}.bad"))
 
 
 def queues_with_files(data_path: Path) -> dict[str, list[int]]:
-    """Return the numbers of the data files of each queue that has some, or a meta file.
+    """Return the numbers of the data files of each queue that has data files or a meta file.
 
     Raises ``OSError``.
     """
-    found: dict[str, list[int]] = {}
+    queues: dict[str, list[int]] = {}
     for match in map(QUEUE_FILE.fullmatch, os.listdir(data_path)):
         if match and not match[3]:
-            numbers = found.setdefault(match[1], [])
+            numbers = queues.setdefault(match[1], [])
             if match[2]:
                 numbers.append(int(match[2]))
-    return found
+    return queues
 
 
 LENGTH_SIZE = 4
 _LENGTH = struct.Struct(">i")
 encode_length = _LENGTH.pack
-"""Return the bytes in front of a record."""
-_READ_SIZE = 1 << 18
+"""Return the length field of a record."""
+_READ_SIZE = 1 << 18  # of one read, on the thread of the loop
 _META_BYTES = 4096  # five numbers, and the empty lines that `NewestContent.note` may leave
 
 
 class CorruptFile(Exception):
-    """The file cannot be read on from here."""
+    """The bytes at the read position are not a record."""
 
 
 class Block(NamedTuple):
-    """Records as they are in a file, and the size of each there."""
+    """Records in the format of a file, and the size of each one there.
+
+    ``bounds`` are the smallest and the largest size, if the caller has them.
+    """
 
     data: bytes
     sizes: list[int]
-    bounds: tuple[int, int] | None = None  # the smallest and the largest size, where known
+    bounds: tuple[int, int] | None = None
 
 
 def count_records(path: Path, position: int, max_size: int) -> int:
-    """Return how many whole records a file has from a position on; 0 when it cannot be read."""
+    """Return how many records can be read from a position on.
+
+    An error ends the count without a message: reading the queue will meet it again and log it.
+    """
     count = 0
     with suppress(OSError, CorruptFile), closing(RecordReader(path, position, max_size)) as reader:
         while reader.read(None) is not None:
             count += 1
-    return count  # what fails here fails when it is read, too, and is said then
+    return count
 
 
 class RecordReader:
-    """Reads one file from a position on. Raises ``OSError`` when it cannot be opened."""
+    """Reads one file. ``position`` is the end of the last record. Raises ``OSError``."""
 
     def __init__(self, path: Path, position: int, max_size: int) -> None:
-        self.position = position  # after the last record that was returned
+        self.position = position
         self._max_size = max_size
         self._descriptor = descriptor_to_read(path)
-        self._buffer = b""  # what follows the position, from _used on
+        # The bytes of the file after `position` begin at `_used` in the buffer.
+        self._buffer = b""
         self._used = 0
 
     def read(self, end: int | None) -> bytes | None:
         """Return the next record, None at the end of the file.
 
-        ``end`` is how far it may be read while it is still written, None for all of it. Raises
+        ``end`` is the write position of a file that is still being written, otherwise None. Raises
         `CorruptFile` or ``OSError``.
         """
         head = self._peek(LENGTH_SIZE, end)
@@ -202,26 +210,28 @@ class RecordReader:
         return record[LENGTH_SIZE:]
 
     def is_at_end(self) -> bool:
-        """Return whether nothing follows in a file that is no longer written."""
+        """Return whether a file that is no longer being written ends here."""
         return not self._peek(1, None)
 
     def _peek(self, size: int, end: int | None) -> bytes:
         if len(self._buffer) - self._used < size:
-            rest = self._buffer[self._used :]
-            at = self.position + len(rest)
-            wanted = max(_READ_SIZE, size) if end is None else min(_READ_SIZE + size, end - at)
-            self._buffer = rest + os.pread(self._descriptor, wanted, at)
+            unread = self._buffer[self._used :]
+            offset = self.position + len(unread)
+            # Bytes beyond the write position may be changed by the next write, so do not buffer
+            # them.
+            limit = max(_READ_SIZE, size) if end is None else min(_READ_SIZE + size, end - offset)
+            self._buffer = unread + os.pread(self._descriptor, limit, offset)
             self._used = 0
         return self._buffer[self._used : self._used + size]
 
     def close(self) -> None:
         """Close the file."""
-        with suppress(OSError):  # a network file system may have something to say
+        with suppress(OSError):  # a network file system may report an earlier failure here
             os.close(self._descriptor)
 
 
 class Positions(NamedTuple):
-    """What the meta file holds."""
+    """The content of a meta file."""
 
     depth: int
     read_file: int
@@ -231,7 +241,7 @@ class Positions(NamedTuple):
 
     @classmethod
     def read(cls, meta: Path) -> Positions:
-        """Return what a meta file holds. Raises ``OSError``, ``ValueError``."""
+        """Return the content of a meta file. Raises ``OSError``, ``ValueError``."""
         text = read_small(meta, _META_BYTES).decode("ascii")
         depth, *positions = map(int, text.replace(",", "\n").split())
         read_file, read_position, write_file, write_position = positions
@@ -244,21 +254,23 @@ class Positions(NamedTuple):
         return cls(depth, read_file, read_position, write_file, write_position)
 
     def encode(self) -> bytes:
-        """Return the content of the meta file."""
+        """Return the bytes of the meta file."""
         return "{}\n{},{}\n{},{}\n".format(*self).encode()
 
 
-# -- around damage ---------------------------------------------------------------------------------
+# -- files with damage -----------------------------------------------------------------------------
 
 _HEAD = struct.Struct(">iqH16s")  # length, timestamp, attempts, id
-# the first byte of a time is below 0x2f until 2077: text, which is above it, costs no second look
+# The first byte of a timestamp is below 0x2f until 2077. Text has larger bytes, so the expression
+# rejects nearly all positions within a body.
 _LIKE_A_HEAD = re.compile(rb"(?=[\0-\x7f].{3}[\0-\x2f].{9}[0-9a-f]{16})", re.DOTALL)
+# A timestamp that is further in the future is damage. A clock that is years ahead is not.
 _AHEAD_NS = 10 * 365 * 86400 * NS
-_WINDOW = 1 << 20
+_WINDOW = 1 << 20  # bytes of one read of a search
 
 
 class Record(NamedTuple):
-    """Where a message is, with its length, and what is in front of its body."""
+    """The offset, the size and the header of a message in a file."""
 
     at: int
     size: int
@@ -268,19 +280,19 @@ class Record(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The offset after it."""
+        """The offset after the record."""
         return self.at + self.size
 
 
 class NoRecord(NamedTuple):
-    """Bytes that are no record."""
+    """Bytes that are not a record."""
 
     at: int
     end: int
 
 
 class QueueFile:
-    """An open data file, as long as it is now. Raises ``OSError``."""
+    """An open data file. Bytes that are appended later are ignored. Raises ``OSError``."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = descriptor_to_read(path)
@@ -294,32 +306,32 @@ class QueueFile:
         os.close(self._descriptor)
 
     def scan(self, start: int = 0) -> Iterator[Record | NoRecord]:
-        """Yield what there is from an offset on."""
+        """Yield the records and gaps from an offset on."""
         at, record = start, self._record(start, self.size)
         while at < self.size:
             if record is None:
-                found = self._search(at + 1)
-                yield NoRecord(at, found)
+                next_at = self._search(at + 1)
+                yield NoRecord(at, next_at)
             else:
                 following = self._record(record.end, self.size)
                 if following is not None or record.end == self.size:
                     yield record
                     at, record = record.end, following
                     continue
-                found = self._search(at + 1)
-                if found < record.end:
-                    yield NoRecord(at, found)
+                next_at = self._search(at + 1)
+                if next_at < record.end:
+                    yield NoRecord(at, next_at)
                 else:
                     yield record
-                    yield NoRecord(record.end, found)
-            at, record = found, self._record(found, self.size)
+                    yield NoRecord(record.end, next_at)
+            at, record = next_at, self._record(next_at, self.size)
 
     def content(self, record: Record) -> bytes:
-        """Return timestamp, attempts, id and body, as they are in the file."""
+        """Return the bytes of timestamp, attempts, id and body."""
         return os.pread(self._descriptor, record.size - LENGTH_SIZE, record.at + LENGTH_SIZE)
 
     def is_being_written(self, gap: NoRecord) -> bool:
-        """Whether it can be the beginning of a record, at the end of the file."""
+        """Return whether the gap can be an incomplete record at the end of the file."""
         is_short = gap.end - gap.at < _HEAD.size
         return gap.end == self.size and (is_short or self._record(gap.at, 1 << 31) is not None)
 
@@ -337,18 +349,20 @@ class QueueFile:
         return None
 
     def _search(self, at: int) -> int:
-        """Return where the next record is, else the end."""
+        """Return the offset of the next record, or the end of the file."""
         while (at := self._after_hole(at)) < self.size:
-            some = os.pread(self._descriptor, _WINDOW + _HEAD.size, at)
-            for match in _LIKE_A_HEAD.finditer(some):
+            window = os.pread(self._descriptor, _WINDOW + _HEAD.size, at)
+            for match in _LIKE_A_HEAD.finditer(window):
                 if self._record(at + match.start(), self.size) is not None:
                     return at + match.start()
             at += _WINDOW
         return self.size
 
     def _after_hole(self, at: int) -> int:
-        """Return where data can be at the earliest: a sparse file may claim a terabyte of zeros."""
-        try:  # a head may begin in the hole: its length and time can begin with zeros
+        """Return the first offset that may have data: a hole may have a terabyte of zeros."""
+        try:
+            # A record may begin in the hole: its length and its timestamp can begin with zeros.
             return max(at, os.lseek(self._descriptor, at, os.SEEK_DATA) - _HEAD.size)
         except OSError as exc:
-            return self.size if exc.errno == errno.ENXIO else at  # else it knows no holes
+            # ENXIO: there is no data after the hole. Otherwise the file system has no holes.
+            return self.size if exc.errno == errno.ENXIO else at

@@ -1,8 +1,8 @@
-"""A topic: gives messages their identity and copies them to its channels.
+"""A topic: assigns ids and timestamps to messages and copies them to its channels.
 
-While messages flow, publishing puts them straight into the channels and the topic's own backlog
-stays empty. It fills when there is no channel, the topic is paused, or the topic has not started
-(nsqd asks nsqlookupd for the channels of a new topic before its first message may flow).
+While messages flow, a publish puts them directly into the channels, and the backlog of the topic
+stays empty. The backlog fills when there is no channel, the topic is paused, or the topic has not
+started: nsqd asks nsqlookupd for the channels of a new topic before it delivers the first message.
 """
 
 from __future__ import annotations
@@ -33,14 +33,16 @@ from nsqtools.server.queues.queued_message import (
 if TYPE_CHECKING:
     from nsqtools.server.durable_store import DurableStore
 
-_STEP_COUNT = 1000  # messages of a backlog to copy before other work of the loop gets its turn
+# Messages of a backlog that one iteration of the loop copies. Clients wait for it.
+_STEP_COUNT = 1000
 _STEP_BYTES = 1 << 22
-_PART_BYTES = 1 << 23  # of a large publish, as records
-_RETRY_S = 1.0  # after the disk of a channel failed
+# Records of a large publish that are written in one iteration: 8 MiB take about 10 ms.
+_PART_BYTES = 1 << 23
+_RETRY_S = 1.0  # after the disk of a channel has failed
 
 
 class Topic:
-    """One topic."""
+    """One topic. ``started`` is set when its channels in the rest of the cluster exist here."""
 
     def __init__(self, name: str, nsqd: QueueHost) -> None:
         self.name = name
@@ -57,14 +59,15 @@ class Topic:
         self._meter = meter_of(nsqd.loop)
         self._log = nsqd.log
         self._health = nsqd.health
-        self._deferred: deque[tuple[bytes, float]] = deque()  # waiting for a channel, with delay
-        self.started = Event()  # once its channels elsewhere in the cluster are known
+        # (message, delay) of deferred messages that wait for a channel.
+        self._deferred: deque[tuple[bytes, float]] = deque()
+        self.started = Event()
         self.is_closed = False
         self._step_scheduled = False
 
     @property
     def depth(self) -> int:
-        """How many messages wait in the topic itself."""
+        """The number of messages in the topic itself."""
         return len(self.backlog) + len(self._deferred) + self.backlog.deferred_count
 
     @property
@@ -72,19 +75,19 @@ class Topic:
         return bool(self.channels) and not self.is_paused and self.started.is_set()
 
     def start(self) -> None:
-        """Let messages flow, after the channels that are known elsewhere have been created."""
+        """Let messages flow, after the channels of the rest of the cluster have been created."""
         self.started.set()
         self._wake()
 
     # publishing
 
     def new_messages(self, bodies: Sequence[bytes]) -> list[bytes]:
-        """Return the messages that `put` takes."""
+        """Return frames with new ids, for `put`."""
         now_ns = time.time_ns()
         return new_messages(bodies, self._ids.take(len(bodies), now_ns), now_ns)
 
     def publish_one(self, body: bytes) -> Future[None] | None:
-        """Queue one new message, as `put` does."""
+        """Queue one new message, as `put` does. The fast way for a topic without channels."""
         now_ns = time.time_ns()
         [message] = new_messages([body], [self._ids.take_one(now_ns)], now_ns)
         is_simple = not (self.store or self._flows or self.is_ephemeral or self._health.low)
@@ -95,12 +98,12 @@ class Topic:
         return self.put([message])
 
     async def put_in_steps(self, count: int, size: int, batches: Batches) -> Future[None] | None:
-        """Queue a large publish, as `put` does; other work of the loop gets its turn in between.
+        """Queue a large publish, as `put` does, and let other work of the loop run in between.
 
-        Messages that go to a database or to files are objects for a moment only: a million of them
-        would take ten times the memory of the request. What becomes more than `_PART_BYTES` there,
-        which takes bodies of some bytes, goes to files in parts, after a look at the room on the
-        disk: writing 80 MB holds the loop for 0.1 s. ``size`` is that of all bodies.
+        A million small messages need ten times the memory of the request. So messages for a
+        database or for files are encoded in groups. Files get the records in parts of
+        `_PART_BYTES`, because writing 80 MB blocks the loop for 0.1 s. The publish is then no
+        longer all or none, and the free space is checked before. ``size`` is that of all bodies.
         """
         channels = self.channels.values()
         has_ephemeral = self.is_ephemeral or any(channel.is_ephemeral for channel in channels)
@@ -115,17 +118,17 @@ class Topic:
 
             return self.put([], large=LargePublish(count, size, make_messages))
         targets = channels if self._flows else [self]
-        stays = [target.backlog.takes_all_in_memory(count) for target in targets]
-        if not all(stays):
-            self._health.raise_if_too_large((size + count * RECORD_OVERHEAD) * len(stays))
+        fits = [target.backlog.takes_all_in_memory(count) for target in targets]
+        if not all(fits):
+            self._health.raise_if_too_large((size + count * RECORD_OVERHEAD) * len(fits))
         messages: list[bytes] = []
         blocks: list[Block] = []
         part_count = part_size = 0
         async for bodies in in_steps(batches()):
             part = self.new_messages(bodies)
-            if any(stays):
+            if any(fits):
                 messages += part
-            if not all(stays):
+            if not all(fits):
                 blocks.append(encoded(part))
             part_count += len(bodies)
             part_size += sum(map(len, bodies))
@@ -143,10 +146,11 @@ class Topic:
         blocks: Sequence[Block] = (),
         large: LargePublish | None = None,
     ) -> Future[None] | None:
-        """Queue messages, in all channels or in none; with --durable return what waits for that.
+        """Queue messages, in all channels or in none.
 
-        A delay starts when a channel gets the message; one that has to wait on disk for a channel
-        loses it, as in nsqd. Raises `BackendError`, as does what is returned.
+        With --durable return a future that is done when they are stored. The delay starts when a
+        channel gets the message. A message that waits on disk for a channel loses its delay, as in
+        nsqd. Raises `BackendError`, and so does the future.
         """
         if self.is_closed:  # deleted while the messages arrived
             raise BackendError("exiting")
@@ -181,24 +185,26 @@ class Topic:
         channels = list(self.channels.values()) if flows else None
         stored: Future[None] = self._loop.create_future()
 
-        def committed(error: BackendError | None) -> None:
+        def on_committed(error: BackendError | None) -> None:
+            # The future is already cancelled when the daemon stops. It comes first, so that the
+            # publisher gets its answer before a consumer on the same connection gets the message.
             if error is not None and not stored.done():
                 stored.set_exception(error)
-            elif not stored.done():  # else nobody waits: the daemon stops
-                stored.set_result(None)  # the answer comes before the message
+            elif not stored.done():
+                stored.set_result(None)
             if error is None and not self.is_closed:
-                self._committed(channels, count, messages, delay_s)
+                self._after_commit(channels, count, messages, delay_s)
                 self.message_count += count
                 self.message_bytes += size
 
-        backlogs = [self.backlog] if channels is None else [each.backlog for each in channels]
+        backlogs = [queue.backlog for queue in ([self] if channels is None else channels)]
         if large is None:
-            store.publish(backlogs, messages, repeat(due_ns), committed)
+            store.publish(backlogs, messages, repeat(due_ns), on_committed)
         else:
-            store.publish_large(backlogs, large, committed)
+            store.publish_large(backlogs, large, on_committed)
         return stored
 
-    def _committed(
+    def _after_commit(
         self,
         channels: list[Channel] | None,
         count: int,
@@ -208,21 +214,21 @@ class Topic:
         if channels is None:
             self._wake()
         for channel in channels or ():
-            if self.channels.get(channel.name) is channel:  # not deleted meanwhile
+            if self.channels.get(channel.name) is channel:  # otherwise deleted meanwhile
                 channel.committed(count, messages, delay_s)
 
     def _copy(self, messages: list[bytes], blocks: Sequence[Block], count: int) -> None:
-        done: list[tuple[Channel, Undo]] = []
+        puts: list[tuple[Channel, Undo]] = []
         for channel in self.channels.values():
             try:
-                done.append((channel, channel.backlog.put(messages, blocks)))
+                puts.append((channel, channel.backlog.put(messages, blocks)))
             except Exception as exc:
                 if isinstance(exc, BackendError):
                     self._log.error(f"TOPIC({self.name}) ERROR: failed to put - {exc}")
-                for changed, undo in done:
+                for changed, undo in puts:
                     changed.backlog.undo(undo)
                 raise
-        for channel, _ in done:
+        for channel, _ in puts:
             channel.accept(count)
 
     def _copy_deferred(self) -> None:
@@ -241,7 +247,7 @@ class Topic:
         if self.is_closed or not self._flows:
             return
         if self.store is not None:
-            self._move_on(self.store)
+            self._move_to_channels(self.store)
             return
         self._copy_deferred()
         messages = self.backlog.get(_STEP_COUNT, _STEP_BYTES)
@@ -259,32 +265,36 @@ class Topic:
         if self.backlog.has_messages:
             self._wake()
 
-    def _move_on(self, store: DurableStore) -> None:
-        """Move messages to the channels in one transaction; then go on."""
+    def _move_to_channels(self, store: DurableStore) -> None:
+        """Move messages to the channels in one transaction, then the next ones."""
         channels = list(self.channels.values())
 
-        def moved(error: BackendError | None, messages: list[bytes], delays_s: list[float]) -> None:
+        def on_moved(
+            error: BackendError | None, messages: list[bytes], delays_s: list[float]
+        ) -> None:
             self._step_scheduled = False
             if error is not None:
                 self._loop.call_later(_RETRY_S, self._wake)
                 return
             if not any(delays_s):
-                self._committed(channels, len(messages), messages)
+                self._after_commit(channels, len(messages), messages)
             else:
                 for message, delay_s in zip(messages, delays_s, strict=True):
-                    self._committed(channels, 1, [message], delay_s)
+                    self._after_commit(channels, 1, [message], delay_s)
             if self.depth:
                 self._wake()
 
-        backlogs = [each.backlog for each in channels]
-        self._step_scheduled = store.move(self.backlog, backlogs, _STEP_COUNT, _STEP_BYTES, moved)
+        backlogs = [channel.backlog for channel in channels]
+        self._step_scheduled = store.move(
+            self.backlog, backlogs, _STEP_COUNT, _STEP_BYTES, on_moved
+        )
         if self.depth and not self._step_scheduled:  # the database cannot be read
             self._loop.call_later(_RETRY_S, self._wake)
 
     # channels
 
     def get_channel(self, name: str) -> Channel:
-        """Return the channel, created if there was none."""
+        """Return the channel, and create it if necessary."""
         channel = self.channels.get(name)
         if channel is None:
             channel = self.channels[name] = Channel(
@@ -303,24 +313,24 @@ class Topic:
         self._nsqd.channel_deleted(channel)
 
     def consumers_left(self, channel: Channel) -> None:
-        """Delete an ephemeral channel that has no consumers any more."""
+        """Delete an ephemeral channel whose last consumer has left."""
         if channel.is_ephemeral and self.channels.get(channel.name) is channel:
             self.delete_channel(channel.name)
 
     def empty(self) -> None:
-        """Drop the topic's own messages, not those of its channels."""
+        """Drop the messages of the topic itself, and keep those of its channels."""
         self._deferred.clear()
         free_in_steps(self.backlog.empty())
 
     def set_paused(self, is_paused: bool) -> None:
-        """Keep messages in the topic from now on, or copy them to channels again."""
+        """Keep messages in the topic, or resume copying them to the channels."""
         self.is_paused = is_paused
         self._wake()
 
     # the end
 
     def delete(self) -> None:
-        """Delete the topic and its channels, and leave no file."""
+        """Delete the topic, its channels and all their files."""
         self.is_closed = True
         for name in list(self.channels):
             self.delete_channel(name)
@@ -328,22 +338,22 @@ class Topic:
         free_in_steps(self.backlog.delete())
 
     def close(self) -> bool:
-        """Write everything to disk, and return whether all of it is there.
+        """Write everything to disk; return whether that succeeded.
 
-        What fails is logged and does not stop the rest.
+        A failure is logged and does not affect the other queues.
         """
         self.is_closed = is_whole = True
         self.backlog.put_in_memory([message for message, _ in self._deferred])
-        closings = [(f"CHANNEL({each.name})", each.close) for each in self.channels.values()]
-        for what, close in [*closings, (f"TOPIC({self.name})", self.backlog.close)]:
+        closings = [(f"CHANNEL({name})", channel.close) for name, channel in self.channels.items()]
+        for queue, close in [*closings, (f"TOPIC({self.name})", self.backlog.close)]:
             try:
                 close()
-            except Exception as exc:  # of any kind: the others have messages, too
-                self._log.error(f"{what}: failed to close - {str(exc) or repr(exc)}")
+            except Exception as exc:  # any kind: the other queues have messages as well
+                self._log.error(f"{queue}: failed to close - {str(exc) or repr(exc)}")
                 is_whole = False
         return is_whole
 
 
 def _totals(messages: list[bytes]) -> tuple[int, int]:
-    """Return how many messages these are, and the size of their bodies."""
+    """Return the number of messages and the size of their bodies."""
     return len(messages), sum(map(len, messages)) - len(messages) * BODY_AT
