@@ -1,9 +1,9 @@
 """The files of ``--durable`` in a data path.
 
-``nsqd.dat`` names the database. It is no JSON, so the Go nsqd ends at once in such a directory, and
-it is replaced in one step, as when a database was rewritten. It never decides what is removed: a
-database that it does not name is kept as an orphan while it has messages, because nsqd.dat may be
-the file that is wrong. What ends in ``.new`` is not whole, and is removed.
+``nsqd.dat`` names the database. It is not JSON, so the Go nsqd refuses to start in such a
+directory. It is replaced atomically when a database has been rewritten. It never decides which file
+is removed: a database that it does not name is kept as an orphan while it has messages, because
+nsqd.dat may be the damaged file. A file that ends in ``.new`` is incomplete and is removed.
 """
 
 from __future__ import annotations
@@ -47,23 +47,26 @@ from nsqtools.server.queues.queue_files import queues_with_files
 _NAMED = re.compile(rb"nsq nsqd --durable keeps its messages in (nsqd\.durable\.\d+\.db)\n")
 _DATABASE = re.compile(r"nsqd\.durable\.\d+\.db(?:\.(orphan|damaged)\.\d+)?")
 _NUMBER = re.compile(r"nsqd\.durable\.(\d+)\..*")
-_MAX_COPIES = 5  # of damaged databases, each of which may be large
-_MTIME_BEHIND_NS = 20_000_000  # the clock of files is as coarse as the kernel's ticks
+_MAX_COPIES = 5  # damaged databases to keep: each copy may be large
+# Linux takes the times of files from the last timer tick, which is up to 10 ms old at 100 Hz.
+_MTIME_LAG_NS = 20_000_000
 
 
 def databases_in(data_path: Path) -> dict[Path, str]:
-    """Return all databases, and of those that no nsqd uses what they are: ``orphan`` for one that
-    nsqd.dat did not name, ``damaged`` for a copy of one that had lost messages. Raises ``OSError``.
+    """Return all databases with their kind. Raises ``OSError``.
+
+    The kind is ``orphan`` for a database that nsqd.dat did not name, ``damaged`` for a copy of a
+    database that had lost messages, and ``""`` for one that an nsqd may use.
     """
     matches = {path: _DATABASE.fullmatch(path.name) for path in data_path.iterdir()}
     return {path: match[1] or "" for path, match in matches.items() if match}
 
 
 def named_database(data_path: Path) -> tuple[Path | None, bool]:
-    """Return the database of a data path, None without one, and whether nsqd.dat names it.
+    """Return the database of a data path or None, and whether nsqd.dat names it.
 
-    Nothing is written. Raises `ConfigurationError` for the log of an earlier version, or when it is
-    not known which one it is, ``OSError``.
+    Nothing is written. Raises ``OSError``, and `ConfigurationError` for the log of an earlier
+    version or when several databases are possible.
     """
     if any(data_path.glob("nsqd.durable.*.log")):
         raise ConfigurationError(
@@ -71,7 +74,7 @@ def named_database(data_path: Path) -> tuple[Path | None, bool]:
             "Run `nsq nsqd --recover-only` of nsqtools 0.2 on it, and then "
             "`nsq nsqd --recover-only --durable` of this one."
         )
-    found = sorted(path for path, kind in databases_in(data_path).items() if not kind)
+    candidates = sorted(path for path, kind in databases_in(data_path).items() if not kind)
     try:
         content = read_metadata(data_path / FILE_NAME)
     except (FileNotFoundError, ValueError):
@@ -80,32 +83,33 @@ def named_database(data_path: Path) -> tuple[Path | None, bool]:
     if named:
         path = data_path / named[1].decode()
     else:
-        if _is_of_go(content) or not found:
+        if _is_go_metadata(content) or not candidates:
             return None, False
-        path = found[0]
-        if len(found) > 1:
+        path = candidates[0]
+        if len(candidates) > 1:
+            names = ", ".join(candidate.name for candidate in candidates)
             raise ConfigurationError(
-                f"{data_path / FILE_NAME} does not say which database has the messages. "
-                f"Keep one of {', '.join(each.name for each in found)} in {data_path}."
+                f"{data_path / FILE_NAME} does not name the database with the messages. "
+                f"Keep one of {names} in {data_path}."
             )
     if not path.exists():
-        instead = f"go on with {found[0].name}" if found else "begin without any"
+        action = f"continue with {candidates[0].name}" if candidates else "start without messages"
         raise ConfigurationError(
-            f"{path} is not there, which has the messages. "
-            f"Bring it back, or remove {data_path / FILE_NAME} to {instead}."
+            f"the database {path} does not exist. "
+            f"Restore it, or remove {data_path / FILE_NAME} to {action}."
         )
     return path, named is not None
 
 
 class DurablePath:
-    """The data path of an nsqd that has its lock."""
+    """The data path of an nsqd, which has locked it."""
 
     def __init__(self, data_path: Path, log: DaemonLog) -> None:
         self._path = data_path
         self._log = log
 
     def describe(self, reason: str) -> str:
-        """Return what is wrong with the database, and where."""
+        """Return a failure of the database with its path."""
         return f"{self._path}/nsqd.durable: {reason}"
 
     # which file
@@ -123,7 +127,7 @@ class DurablePath:
                 self._log.warn(f"DURABLE: {self._describe_unnamed(path, count)}, and stays there")
 
     def _unnamed(self, named: Path | None = None) -> dict[Path, int | None]:
-        """Return the databases that nsqd.dat does not name, and how many messages each has."""
+        """Return the databases that nsqd.dat does not name, with their number of messages."""
         others = sorted(path for path, kind in databases_in(self._path).items() if not kind)
         return {path: _count(path) for path in others if path != named}
 
@@ -135,12 +139,13 @@ class DurablePath:
         content = f"nsq nsqd --durable keeps its messages in {path.name}\n".encode()
         name_file = self._path / FILE_NAME
         with suppress(FileNotFoundError):
-            if not (_NAMED.fullmatch(before := read_metadata(name_file)) or _is_of_go(before)):
+            content_before = read_metadata(name_file)
+            if not (_NAMED.fullmatch(content_before) or _is_go_metadata(content_before)):
                 copy_file(name_file, unused_name(name_file.with_name(f"{FILE_NAME}.broken")))
         replace_file(name_file, content, 0o600)
 
     def _next(self) -> Path:
-        """Return a name whose number nothing has had, not even a log that was left behind."""
+        """Return a name with a number that no file has, not even a log without its database."""
         matches = (_NUMBER.fullmatch(path.name) for path in self._path.iterdir())
         last = max((int(match[1]) for match in matches if match), default=0)
         return self._path / f"nsqd.durable.{last + 1}.db"
@@ -148,10 +153,10 @@ class DurablePath:
     # opening
 
     def written_ns(self) -> int:
-        """Return when a database was last written at the latest, 0 without one."""
+        """Return an upper bound of the time of the last write to any database."""
         files = self._path.glob("nsqd.durable.*.db*")
-        written_ns = max((each.stat().st_mtime_ns for each in files), default=0)
-        return written_ns + _MTIME_BEHIND_NS
+        written_ns = max((path.stat().st_mtime_ns for path in files), default=0)
+        return written_ns + _MTIME_LAG_NS
 
     def begin(self, queues: Iterable[DurableQueue], rows: Iterable[Row]) -> Path:
         """Write a new database and name it. Raises `OutputError`, ``OSError``."""
@@ -173,9 +178,10 @@ class DurablePath:
         return bool(listed or queues_with_files(self._path))
 
     def open(self, latest_ns: int = sys.maxsize) -> Database:
-        """Open the database, or begin one; nothing is deferred for longer than ``latest_ns``.
+        """Open the database or create one. No message is then due later than ``latest_ns``.
 
-        Raises `ConfigurationError`, `OutputError`, ``OSError``."""
+        Raises `ConfigurationError`, `OutputError`, ``OSError``.
+        """
         path, is_named = named_database(self._path)
         if path is None:
             self._refuse_unnamed()
@@ -186,7 +192,8 @@ class DurablePath:
                     f"{self._path}` first, which brings them into the database."
                 )
             path, is_named = self.begin([], []), True
-        os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))  # one that is read-only is not damaged
+        # A read-only database would look damaged below, so let it fail here.
+        os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
         self.remove_others(path)
         wal = Path(f"{path}-wal")
         damage, saved = wal_damage(wal)
@@ -194,32 +201,34 @@ class DurablePath:
         if damage:
             kept, where = self._keep(path)
             self._log.error(
-                f"DURABLE: {wal}: {damage}: what was published in some transactions may be "
-                f"missing, and what was finished comes again; {where}"
+                f"DURABLE: {wal}: {damage}: messages of some transactions may be missing, and "
+                f"finished messages may be delivered again; {where}"
             )
         try:
-            if saved:  # pages that belong together may be of different times
-                mixed = self._next().with_suffix(f".log{UNFINISHED}")  # if they fit nothing
+            if saved:
+                # Pages of different transactions may not fit together, so use a copy and write its
+                # intact rows to a new database.
+                mixed = self._next().with_suffix(f".log{UNFINISHED}")
                 copy_file(path, mixed)
                 Path(f"{mixed}-wal").write_bytes(saved)
-                database = self._write_anew(mixed, "", kept)
+                database = self._rewrite(mixed, "", kept)
             else:
                 database = read_patiently(path, lambda: Database(path))
         except sqlite3.Error as exc:
             try:
-                database = self._write_anew(path, f"cannot be opened ({exc})", kept)
+                database = self._rewrite(path, f"cannot be opened ({exc})", kept)
             except sqlite3.Error:
                 raise self._unusable(
                     path,
                     exc,
-                    f". If that is room enough it is damaged: `sqlite3 {path} .recover` may read "
-                    f"messages out of it. Move it and {FILE_NAME} away to begin without them.",
+                    f". If that is enough, the file is damaged: `sqlite3 {path} .recover` may read "
+                    f"messages from it. Move it and {FILE_NAME} away to start without them.",
                 ) from exc
         if not is_named:
             self._log.error(f"DURABLE: {self._path / FILE_NAME} was damaged; {path} is used")
             if database.path == path:
                 self._name(path)
-        if database.path != path:  # all that could be read of it is in the new one
+        if database.path != path:  # the new database has all its readable rows
             remove(path)
         if mixed is not None:
             remove(mixed)
@@ -230,31 +239,34 @@ class DurablePath:
         for path, count in self._unnamed().items():
             if count != 0:
                 raise ConfigurationError(
-                    f"{self._describe_unnamed(path, count)}. To go on with them, move "
-                    f"{FILE_NAME} away. To begin without them, run `nsq nsqd --recover-only "
-                    f"--durable --data-path={self._path}`, which renames the database; "
-                    "`nsq queue recover` reads it then, too."
+                    f"{self._describe_unnamed(path, count)}. To continue with them, move "
+                    f"{FILE_NAME} away. To start without them, run `nsq nsqd --recover-only "
+                    f"--durable --data-path={self._path}`, which renames the database. "
+                    "`nsq queue recover` can still read it."
                 )
 
     def _unusable(self, path: Path, exc: sqlite3.Error, advice: str = "") -> OutputError:
-        free = shutil.disk_usage(self._path).free  # SQLite calls it an I/O error, too
+        free = shutil.disk_usage(self._path).free  # SQLite may call a full disk an I/O error
         return OutputError(
             f"{path} cannot be used: {exc}, with {free} bytes free on the disk{advice}"
         )
 
     def renew(self, database: Database, reason: str) -> Database:
         """Rewrite a database while it is open. Raises ``sqlite3.Error``, ``OSError``."""
-        why = "" if "I/O" in reason else f"is damaged ({reason})"
+        damage = "" if "I/O" in reason else f"is damaged ({reason})"
         try:
-            return self._write_anew(database.path, why)
-        except OSError:  # it may have the new name, and only its sync failed
+            return self._rewrite(database.path, damage)
+        except OSError:
+            # nsqd.dat may name the new database already, if only the sync failed.
             with suppress(OSError):
                 self._name(database.path)
             raise
 
-    def _write_anew(self, old: Path, why: str, kept: Path | None = None) -> Database:
-        """Write what can be read to a new database, and name it. ``kept`` is a copy of the old one,
-        else one is made if messages are lost."""
+    def _rewrite(self, old: Path, damage: str, kept: Path | None = None) -> Database:
+        """Write the readable rows to a new database and name it.
+
+        ``kept`` is a copy of the old database. Without it, one is created if messages are lost.
+        """
         new = self._next()
         queues = read_queues(old)
         create(new, queues, all_rows(old))
@@ -269,20 +281,20 @@ class DurablePath:
             if lost and kept is None:
                 kept, where = self._keep(old)
             undo.pop_all()
-        if lost or why:
+        if lost or damage:
             self._log.error(
-                f"DURABLE: {old} {why or 'is damaged'}: {lost} of {expected} messages cannot be "
+                f"DURABLE: {old} {damage or 'is damaged'}: {lost} of {expected} messages cannot be "
                 f"read; {where}"
             )
         self._name(new)
         return database
 
     def _keep(self, path: Path) -> tuple[Path | None, str]:
-        """Copy a database that loses messages, unless there are copies enough; say where it is."""
+        """Copy a database that loses messages; return the copy, or None, and a text about it."""
         copies = [kind for kind in databases_in(self._path).values() if kind == "damaged"]
         if len(copies) >= _MAX_COPIES:
             return None, (
-                f"no copy is kept, as {self._path} has {len(copies)} of other times: run "
+                f"no copy is kept, because {self._path} has {len(copies)} older ones: run "
                 "`nsq queue recover`, and remove them"
             )
         kept = numbered_name(path.with_name(f"{path.name}.damaged"))
@@ -298,7 +310,7 @@ class DurablePath:
     # others
 
     def remove_others(self, path: Path | None) -> None:
-        """Remove what was being written when it was killed, and databases without messages."""
+        """Remove incomplete files and empty databases; rename other databases than ``path``."""
         for other, count in self._unnamed(path).items():
             if count == 0:
                 remove(other)
@@ -312,9 +324,10 @@ class DurablePath:
             unfinished.unlink()
 
     def set_aside(self, path: Path, kind: str) -> Path:
-        """Rename a database that is not open, and its log; return the new name."""
+        """Rename a closed database and its log; return the new name."""
         aside = numbered_name(path.with_name(f"{path.name}.{kind}"))
-        with suppress(FileNotFoundError):  # before it, so that a kill does not part the two
+        # The log first: a kill in between must not leave a database without its log.
+        with suppress(FileNotFoundError):
             link_file(Path(f"{path}-wal"), Path(f"{aside}-wal"))
         path.rename(aside)
         remove(path)
@@ -322,7 +335,7 @@ class DurablePath:
         return aside
 
 
-def _is_of_go(content: bytes) -> bool:
+def _is_go_metadata(content: bytes) -> bool:
     with suppress(ValueError, RecursionError):
         decode_metadata(content)
         return True
@@ -330,10 +343,10 @@ def _is_of_go(content: bytes) -> bool:
 
 
 def _count(path: Path) -> int | None:
-    """Return how many messages a database has, None when it cannot be read."""
+    """Return the number of messages in a database, None when it cannot be read."""
     try:
         if wal_damage(Path(f"{path}-wal"))[0]:
-            return None  # opening it would drop what the log has
+            return None  # SQLite would discard the log
         return sum(queue.waiting + queue.deferred for queue in read_queues(path) if queue.name)
     except (sqlite3.Error, OSError, ConfigurationError):
         return None

@@ -1,19 +1,18 @@
-"""The connection of an nsqd to one nsqlookupd: registered, kept alive, made again when it breaks.
+"""The connections of an nsqd to nsqlookupd: registration, pings and reconnects.
 
-Every peer has its own task and queue, so one that hangs delays no other. A connection that ends is
-noticed at once; after it is made again everything is registered again.
+Every `LookupPeer` has its own task and queue, so a peer that hangs delays no other. The end of a
+connection is detected immediately, and after a reconnect everything is registered again.
 
-`LookupRegistry` announces topics and channels to all nsqlookupd, and asks for those of a new
-topic: one that is created here may have channels elsewhere in the cluster. They are created before
-the first message may flow, so that no channel misses messages: the topic is not started until
-every nsqlookupd that can be reached has been asked.
+`LookupRegistry` registers topics and channels with all nsqlookupd. A new topic may have channels on
+other nsqd of the cluster. It is started when every nsqlookupd with a connection has been asked for
+these, and they have been created here, so that no channel misses a message.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -42,7 +41,7 @@ from nsqtools.server.queues.topic import Topic
 
 
 class LookupRegistry:
-    """Tells all nsqlookupd. Call `set_addresses` to begin, in the running loop."""
+    """Registers topics and channels with all nsqlookupd, after `set_addresses` in the loop."""
 
     def __init__(
         self, topics: Mapping[str, Topic], options: NsqdOptions, log: DaemonLog, own_info: PeerInfo
@@ -54,26 +53,26 @@ class LookupRegistry:
         self._options = options
 
     def set_addresses(self, addresses: Iterable[str]) -> None:
-        """Connect to these, and drop the others."""
-        wanted = set(addresses)
-        for address in self._peers.keys() - wanted:
+        """Connect to new addresses, and disconnect from all that are not in ``addresses``."""
+        new_addresses = set(addresses)
+        for address in self._peers.keys() - new_addresses:
             self._log.info(f"LOOKUP({address}): removing peer")
-            self._do(self._peers.pop(address).stop())
-        for address in wanted - self._peers.keys():
+            self._create_task(self._peers.pop(address).stop())
+        for address in new_addresses - self._peers.keys():
             self._log.info(f"LOOKUP({address}): adding peer")
             self._peers[address] = LookupPeer(
                 address, self._own_info, self._registrations, self._log
             )
 
     async def stop(self) -> None:
-        """Drop all connections."""
+        """Close all connections."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*(peer.stop() for peer in self._peers.values()))
 
-    def _do(self, work: Any) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
+    def _create_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)  # the loop itself keeps only a weak reference
         task.add_done_callback(self._tasks.discard)
 
     def _registrations(self) -> Iterator[bytes]:
@@ -87,63 +86,64 @@ class LookupRegistry:
         for peer in self._peers.values():
             peer.send(command)
 
-    # what changes
+    # changes
 
     def topic_created(self, topic: Topic) -> None:
-        """Announce it, and start it with the channels that it has elsewhere."""
+        """Register the topic, and start it with the channels that it has on other nsqd."""
         self._send(encode_register(topic.name))
         infos = [peer.info for peer in self._peers.values() if peer.info is not None]
         if infos:
-            self._do(self._start_with_channels(topic, infos))
+            self._create_task(self._start_with_channels(topic, infos))
         else:
             topic.start()
 
     def topic_deleted(self, topic: Topic) -> None:
-        """Take it back; its channels come after it."""
+        """Unregister the topic. Its channels are unregistered by `channel_deleted`."""
         self._send(encode_unregister(topic.name))
 
     def channel_created(self, channel: Channel) -> None:
-        """Announce it."""
+        """Register the channel."""
         self._send(encode_register(channel.topic_name, channel.name))
 
     def channel_deleted(self, channel: Channel) -> None:
-        """Take it back."""
+        """Unregister the channel."""
         self._send(encode_unregister(channel.topic_name, channel.name))
 
     async def _start_with_channels(self, topic: Topic, infos: list[PeerInfo]) -> None:
         try:
-            found = await asyncio.gather(*(self._channels_at(info, topic.name) for info in infos))
-            if self._topics.get(topic.name) is topic:
-                for name in sorted(set().union(*found)):
+            requests = (self._fetch_channels(info, topic.name) for info in infos)
+            channels = set().union(*await asyncio.gather(*requests))
+            if self._topics.get(topic.name) is topic:  # otherwise deleted meanwhile
+                for name in sorted(channels):
                     if is_valid_name(name) and not is_ephemeral(name):
                         topic.get_channel(name)
         finally:
             topic.start()
 
-    async def _channels_at(self, info: PeerInfo, topic_name: str) -> set[str]:
+    async def _fetch_channels(self, info: PeerInfo, topic_name: str) -> set[str]:
         address = Address(info.broadcast_address, info.http_port)
         url = f"http://{address}/channels?topic={quote(topic_name)}"
         try:
-            # plain HTTP, always: without verify=False every call would build a TLS context
+            # The URL is always plain HTTP. Without verify=False each call creates a TLS context.
             answer = json.loads(await http_get(url, self._options, verify=False))
             return {str(name) for name in answer["channels"]}
-        except Exception as exc:  # JSON of any shape and depth
+        except Exception as exc:  # any kind: the JSON may have any shape and depth
             reason = str(exc) or "no answer in time"
             self._log.warn(f"failed to query nsqlookupd for channels - {url}: {reason}")
             return set()
 
 
-_TIMEOUT_S = 1.0  # to connect, and for each answer
-_PING_INTERVAL_S = 15.0
+_TIMEOUT_S = 1.0  # of a connect, and of each answer
+_PING_INTERVAL_S = 15.0  # as nsqd; nsqlookupd hides a peer that is silent for 300 s
 _RETRY_S = 1.0
-_MAX_ANSWER_SIZE = 1 << 20
+_MAX_ANSWER_SIZE = 1 << 20  # an answer has at most some hundred bytes
 
 
 class LookupPeer:
-    """One nsqlookupd, from now to `stop`.
+    """The connection to one nsqlookupd, from construction to `stop`.
 
-    ``registrations`` returns the commands that describe what there is now. ``info`` is its answer
-    to IDENTIFY, None while there is no connection.
+    ``registrations`` returns the commands that register all current topics and channels. ``info``
+    is the answer to IDENTIFY, None while there is no connection.
     """
 
     def __init__(
@@ -158,32 +158,32 @@ class LookupPeer:
         self._own_info = own_info
         self._registrations = registrations
         self._log = log
-        self._said = ""  # the failure that was logged last: each is logged once
+        self._failure = ""  # the last one in the log: the same failure is logged once
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Drop the connection; nothing is unregistered, as nsqd does it."""
+        """Close the connection without unregistering anything, as nsqd does."""
         self._task.cancel()
         await asyncio.wait([self._task])
 
     def send(self, command: bytes) -> None:
-        """Send a command; registering again makes up for one that finds no connection."""
+        """Send a command. Without a connection it is dropped: a reconnect registers everything."""
         if self.info is not None:
             self._commands.put_nowait(command)
 
     async def _run(self) -> None:
         while True:
             try:
-                await self._converse()
-            except Exception as exc:  # of any kind, such as no thread to look the name up
-                reason, before = str(exc) or type(exc).__name__, self._said
-                self._said = reason
-                if reason != before:
+                await self._connect_and_serve()
+            except Exception as exc:  # any kind, for example no thread for the DNS query
+                reason = str(exc) or type(exc).__name__
+                if reason != self._failure:
                     self._log.error(f"LOOKUPD({self.address}): {reason}")
+                self._failure = reason
             await asyncio.sleep(_RETRY_S)
 
-    async def _converse(self) -> None:
-        if not self._said:
+    async def _connect_and_serve(self) -> None:
+        if not self._failure:
             self._log.info(f"LOOKUP connecting to {self.address}")
         host, port = parse_address(self.address, LOOKUPD_TCP_PORT)
         async with asyncio.timeout(_TIMEOUT_S):
@@ -193,18 +193,20 @@ class LookupPeer:
             answer = await self._ask(reader, writer, identify(self._own_info.encode()))
             self.info = decode_peer_info(answer)
             self._log.info(f"LOOKUPD({self.address}): peer info {self.info}")
-            self._said = ""
+            self._failure = ""
             self._commands: asyncio.Queue[bytes] = asyncio.Queue()
-            # all at once: what is created while they are sent is queued
+            # A list of this moment: topics that are created during the registration are queued.
             for command in list(self._registrations()):
                 await self._ask(reader, writer, command)
-            await self._follow(reader, writer)
+            await self._send_commands(reader, writer)
         finally:
             self.info = None
             writer.close()
 
-    async def _follow(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Send the commands that come, and pings, until the connection ends."""
+    async def _send_commands(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Send queued commands and pings until the connection ends."""
         loop = asyncio.get_running_loop()
         ping_s = loop.time() + _PING_INTERVAL_S
         while True:
@@ -223,7 +225,7 @@ class LookupPeer:
                 await asyncio.wait((ended, command))
             if not command.cancelled():
                 await self._ask(reader, writer, command.result())
-            if loop.time() >= ping_s:  # a registration does not count as one
+            if loop.time() >= ping_s:  # nsqlookupd counts a PING only, not a REGISTER
                 await self._ask(reader, writer, PING)
                 ping_s = loop.time() + _PING_INTERVAL_S
 

@@ -1,8 +1,7 @@
-"""``--recover-only``: from the database of --durable to the files of Go's nsqd, and back.
+"""``--recover-only``: from the database of --durable to the files of the Go nsqd, and back.
 
-Killed at any moment it loses nothing. The next run removes the files that it left, after it has
-seen that the database has all that they have; other files and databases keep their messages under
-another name.
+A kill at any moment loses nothing. The next run removes the files of the killed one, after checking
+that the database has all their messages. Other files and databases are renamed and kept.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ from nsqtools.server.stored_queues import (
     digest,
 )
 
-_MESSAGE_LIMIT = (1 << 31) - 1 - MIN_MESSAGE_SIZE
-_AT_ONCE = 1000
+_MESSAGE_LIMIT = (1 << 31) - 1 - MIN_MESSAGE_SIZE  # the largest length of a record is an int32
+_BATCH_COUNT = 1000  # messages in memory
 
 
 def recover(options: NsqdOptions, log: DaemonLog) -> None:
-    """Write what is in the database to the files of Go's nsqd, or the other way with --durable.
+    """Move the messages of the database to the files of the Go nsqd, or back with --durable.
 
     Raises `NsqError`, ``OSError``.
     """
@@ -62,7 +61,8 @@ def recover(options: NsqdOptions, log: DaemonLog) -> None:
         elif options.durable:
             database = (opened := files.open()).path
             opened.close()
-            if is_named:  # files of one that was killed when it had brought them in
+            # A run that was killed has named the database before it removed the files.
+            if is_named:
                 _clear_stored(data_path, database, log)
         else:
             _export(data_path, files, log, options.max_bytes_per_file)
@@ -70,9 +70,9 @@ def recover(options: NsqdOptions, log: DaemonLog) -> None:
 
 def _export(data_path: Path, files: DurablePath, log: DaemonLog, max_bytes_per_file: int) -> None:
     database = files.open()
-    path, queues = database.path, [each for each in database.queues if each.name]
+    path, queues = database.path, [queue for queue in database.queues if queue.name]
     database.close()
-    _clear_stored(data_path, path, log)  # files of an export that was killed
+    _clear_stored(data_path, path, log)  # the files of an export that was killed
     due: dict[str, dict[str, int]] = {}
     written = 0
     for queue in queues:
@@ -82,22 +82,22 @@ def _export(data_path: Path, files: DurablePath, log: DaemonLog, max_bytes_per_f
             data_path,
             max_bytes_per_file=max_bytes_per_file,
             max_msg_size=_MESSAGE_LIMIT,
-            sync_every=1 << 62,  # at the end
+            sync_every=1 << 62,  # only `close` syncs
             log=log,
             existing={},
         )
         rows = all_rows(path, queue.number)
-        while some := list(islice(rows, _AT_ONCE)):
-            disk.put([encoded(with_attempts(frame, made) for _, _, _, made, frame in some)])
-            written += len(some)
-            for _, due_ns, _, _, frame in some:
+        while batch := list(islice(rows, _BATCH_COUNT)):
+            disk.put([encoded(with_attempts(frame, made) for _, _, _, made, frame in batch)])
+            written += len(batch)
+            for _, due_ns, _, _, frame in batch:
                 if due_ns:
                     message_id = frame[ID_AT:BODY_AT].decode("latin-1")
                     due.setdefault(name, {})[message_id] = due_ns
         disk.close()
     replace_file(data_path / DUE_FILE, json.dumps(due).encode(), 0o600)
     sync_folder(data_path)
-    topics = _encoded_topics({each.name: each.is_paused for each in queues if each.name})
+    topics = _encoded_topics({queue.name: queue.is_paused for queue in queues if queue.name})
     replace_file(data_path / FILE_NAME, encode_metadata(topics), 0o600)
     log.info(f"DURABLE: wrote {written} messages of {len(queues)} queues to files")
     expected = sum(queue.waiting + queue.deferred for queue in queues)
@@ -115,10 +115,10 @@ def _encoded_topics(queues: Queues) -> Iterator[bytes]:
     channels: dict[str, list[tuple[str, bool]]] = {}
     for name in sorted(queues):
         topic, _, channel = name.partition(":")
-        found = channels.setdefault(topic, [])
+        topic_channels = channels.setdefault(topic, [])
         if channel:
-            found.append((channel, queues[name]))
-    return (encode_topic(each, queues.get(each, False), channels[each]) for each in channels)
+            topic_channels.append((channel, queues[name]))
+    return (encode_topic(topic, queues.get(topic, False), channels[topic]) for topic in channels)
 
 
 def _adopt(data_path: Path, files: DurablePath, log: DaemonLog) -> None:
@@ -136,7 +136,7 @@ def _adopt(data_path: Path, files: DurablePath, log: DaemonLog) -> None:
     def rows() -> Iterator[Row]:
         for number, queue in enumerate(stored.queues, 1):
             due = stored.due.get(queue.name, {})
-            parts = [each for each in queue.parts if each.state not in (READ, SET_ASIDE)]
+            parts = [part for part in queue.parts if part.state not in (READ, SET_ASIDE)]
             messages = (message for part in parts for message in part.messages(keep))
             for turn, (message_id, sent_ns, attempts, body, *_) in enumerate(messages, 1):
                 [frame] = new_messages([body], [message_id], sent_ns)
@@ -145,12 +145,12 @@ def _adopt(data_path: Path, files: DurablePath, log: DaemonLog) -> None:
     try:
         stored = StoredQueues(data_path, has_files_only=True)
     except NotFoundError:
-        return  # an nsqd with --durable begins a database
-    for problem in chain(stored.problems, *(each.problems for each in stored.queues)):
+        return  # an nsqd with --durable creates the database
+    for problem in chain(stored.problems, *(queue.problems for queue in stored.queues)):
         note(*problem)
     queues = [
-        DurableQueue(number, each.name, each.is_paused, 0, 0)
-        for number, each in enumerate(stored.queues, 1)
+        DurableQueue(number, queue.name, queue.is_paused, 0, 0)
+        for number, queue in enumerate(stored.queues, 1)
     ]
     path = files.begin(queues, rows())
     _clear(data_path, stored, lambda _, part: part.state != READ, log)
@@ -166,8 +166,10 @@ def _clear_stored(data_path: Path, database: Path, log: DaemonLog) -> None:
         problems: list[str] = []
         if queue.name not in stored_digests:
             rows = StoredRows(database, database, numbers.get(queue.name, 0), 0)
-            digests = {digest(queue.topic, each) for each in rows.messages(lambda *_: None)}
-            stored_digests.clear()  # those of one queue are enough, and may be many
+            messages = rows.messages(lambda *_: None)
+            digests = {digest(queue.topic, message) for message in messages}
+            # The parts of a queue come one after the other, so keep the digests of one queue only.
+            stored_digests.clear()
             stored_digests[queue.name] = digests
         messages = part.messages(lambda _, problem: problems.append(problem))
         digests = stored_digests[queue.name]

@@ -1,13 +1,14 @@
-"""What an nsqd says of its queues and clients: /stats, gathered in steps, as JSON and text, and
-/metrics.
+"""The statistics of an nsqd: /stats as JSON and text, /metrics, and pushes to statsd.
 
-There may be thousands of each, so topics that come or go meanwhile may be in it or not.
+There may be thousands of queues and clients, so statistics are collected in steps. Topics that are
+created or deleted meanwhile may be missing or included.
 
-The text is column for column what nsqd prints. Metrics begin with ``nsqd_`` and ``nsqlookupd_``.
-Their samples are generators, so that a page of 10,000 channels can be made in steps.
+The text has the same columns as that of nsqd. The names of metrics begin with ``nsqd_`` and
+``nsqlookupd_``. Their samples are generators, so that a page of 10,000 channels can be written in
+steps.
 
-statsd gets the figures over UDP at an interval, spread over it. Counters are differences to the
-push before. Datagrams carry whole lines up to a size; a longer line goes alone.
+statsd gets the statistics over UDP, spread over each interval. Counters are the differences to the
+previous push. Datagrams contain complete lines up to a size. A longer line has its own datagram.
 """
 
 from __future__ import annotations
@@ -62,17 +63,17 @@ _CHANNEL_METRICS: tuple[tuple[str, str, Callable[[Channel], int]], ...] = (
 def nsqd_metrics(context: ClientContext) -> Families:
     """Yield the metrics of an nsqd."""
     nsqd = context.nsqd
-    topics = [({"topic": each.name}, each) for each in nsqd.topics.values()]
+    topics = [({"topic": topic.name}, topic) for topic in nsqd.topics.values()]
     for name, help, of_topic in _TOPIC_METRICS:
-        samples = ((labels, of_topic(each)) for labels, each in topics)
+        samples = ((labels, of_topic(topic)) for labels, topic in topics)
         yield metric_of(f"nsqd_topic_{name}", help, samples)
     channels = [
-        ({**labels, "channel": each.name}, each)
+        ({**labels, "channel": channel.name}, channel)
         for labels, topic in topics
-        for each in topic.channels.values()
+        for channel in topic.channels.values()
     ]
     for name, help, of_channel in _CHANNEL_METRICS:
-        counts = ((labels, of_channel(each)) for labels, each in channels)
+        counts = ((labels, of_channel(channel)) for labels, channel in channels)
         yield metric_of(f"nsqd_channel_{name}", help, counts)
     yield single("nsqd_connections", "TCP connections.", len(context.connections))
     health = nsqd.health
@@ -88,13 +89,13 @@ def nsqd_metrics(context: ClientContext) -> Families:
     yield single("nsqd_sync_seconds_total", "Time in them.", thread.sync_s)
     yield single("nsqd_longest_sync_seconds", "The longest.", thread.longest_sync_s)
     if nsqd.durable is not None:
-        made = nsqd.durable.database.transactions
-        yield single("nsqd_durable_transactions_total", "Committed.", made)
+        transactions = nsqd.durable.database.transactions
+        yield single("nsqd_durable_transactions_total", "Committed.", transactions)
     yield from loop_metrics("nsqd", meter_of(nsqd.loop))
 
 
 def loop_metrics(program: str, meter: LoopMeter) -> Families:
-    """Yield what the loop of a daemon measured, and its process."""
+    """Yield the measurements of the loop of a daemon, and of its process."""
     stall = f"{program}_longest_stall"
     help = "The longest that other clients waited while some were served."
     yield single(f"{stall}_seconds", help, meter.longest_s)
@@ -108,7 +109,7 @@ def single(name: str, help: str, value: float) -> Metric:
 
 
 def stats_lines(stats: NsqdStats, start_ns: int) -> Iterator[str]:
-    """Yield the lines of the page of an nsqd that was started at this time."""
+    """Yield the lines of the text page."""
     now_ns = time.time_ns()
     started = datetime.fromtimestamp(start_ns // 1_000_000_000).astimezone()
     yield version_line("nsqd")
