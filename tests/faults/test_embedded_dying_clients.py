@@ -148,12 +148,12 @@ def test_a_broken_tls_record_meanwhile_stops_nobody(nsqd: EmbeddedNsqdProcess, t
 
 FAULTS = [
     (ProtocolV2, "execute"),
-    (ClientConnection, "_give_up_if_done"),
+    (ClientConnection, "_close_if_done"),
     (TLSLayer, "encrypt"),
     (ChannelSubscription, "_on_tick"),
     (ChannelSubscription, "deliver"),
     (Channel, "_deliver"),
-    (Channel, "_queue_what_is_due"),
+    (Channel, "_requeue_due"),
     (QueueBacklog, "put"),
     (Topic, "_copy"),
     (Topic, "consumers_left"),

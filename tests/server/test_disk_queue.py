@@ -35,7 +35,7 @@ def record(number: int) -> bytes:
 
 def queue(path: Path, max_bytes: int = 10 * ON_DISK, **more: Any) -> DiskQueue:
     bounds: dict[str, Any] = {"max_bytes_per_file": max_bytes, "max_msg_size": 100}
-    bounds |= {"sync_every": 2500, "found": queues_with_files(path), "log": DaemonLog(None, "")}
+    bounds |= {"sync_every": 2500, "existing": queues_with_files(path), "log": DaemonLog(None, "")}
     return DiskQueue("t:ch", path, **(bounds | more))
 
 
