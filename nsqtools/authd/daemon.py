@@ -41,10 +41,13 @@ class AuthdSettings:
     audit_log: Path | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
+    tls_client_ca: Path | None = None
 
     def __post_init__(self) -> None:
         if (self.tls_cert is None) is not (self.tls_key is None):
             raise ConfigurationError("--listen-tls-cert and --listen-tls-key need each other")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ConfigurationError("--listen-tls-client-ca needs --listen-tls-cert")
         if self.answer.ttl_s < 1:
             raise ConfigurationError("--ttl must be at least 1s: nsqd takes whole seconds")
 
@@ -64,7 +67,9 @@ class AuthDaemon:
     ) -> None:
         self._certificate = None
         if settings.tls_cert is not None and settings.tls_key is not None:
-            self._certificate = server_certificate(settings.tls_cert, settings.tls_key)
+            self._certificate = server_certificate(
+                settings.tls_cert, settings.tls_key, settings.tls_client_ca
+            )
         scheme = "https" if self._certificate else "http"
         self.url = f"{scheme}://{real_address(listener)}"
         self.filter_url = f"{scheme}://{real_address(filter_listener)}" if filter_listener else ""

@@ -136,7 +136,8 @@ class FilterApi:
         }
 
     async def _user(self, request: Request) -> User:
-        client = Client(request.client.host if request.client else "", self._is_tls)
+        address = request.client.host if request.client else ""
+        client = Client(address, self._is_tls, request.common_name)
         secret = _secret(request)
         identity = await identify(
             self._authority, self._audit, request, request.path.strip("/"), secret, client

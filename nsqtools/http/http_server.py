@@ -39,6 +39,7 @@ from urllib.parse import quote, unquote, unquote_plus, urlsplit
 
 import httptools
 
+from nsqtools.http.certificate import common_name_of
 from nsqtools.http.cross_site import cross_site_refusal
 from nsqtools.http.listen import accept, client_of, read_in_pieces, real_address, stop_listening
 from nsqtools.http.loop_meter import page_in_steps
@@ -97,6 +98,7 @@ class Request:
     is_http10: bool  # of HTTP/1.0
     closes: bool  # the connection closes after it
     client: Address | None  # None on a unix socket
+    common_name: str = ""  # of the client's certificate
     option: str = ""
     body: bytes | None = b""
     handler: Handler = lambda request: _refuse(404, "NOT_FOUND")
@@ -436,6 +438,7 @@ class _Connection(asyncio.Protocol):
         self._parser = self._new_parser()
         self._transport = cast(asyncio.Transport, None)  # until connection_made
         self._client: Address | None = None
+        self._common_name = ""
         self._target = b""
         self._headers: dict[str, str] = {}
         self._request: Request | None = None  # whose body is being read
@@ -457,6 +460,7 @@ class _Connection(asyncio.Protocol):
         read_in_pieces(transport)
         self._server.connections.add(self)
         self._client = client_of(transport)
+        self._common_name = common_name_of(transport.get_extra_info("peercert"))
         self._wait_for(_HEAD_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -571,6 +575,7 @@ class _Connection(asyncio.Protocol):
             is_http10=self._parser.get_http_version() == "1.0",
             closes=not self._parser.should_keep_alive(),
             client=self._client,
+            common_name=self._common_name,
         )
         self._api.route(request)
         self._plan_body(request)

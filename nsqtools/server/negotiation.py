@@ -14,9 +14,9 @@ from __future__ import annotations
 import ssl
 import warnings
 from dataclasses import dataclass, replace
-from typing import Any
 
 from nsqtools.errors import ConfigurationError, ProtocolError
+from nsqtools.http.certificate import common_name_of
 from nsqtools.protocol.commands import IdentifyReply, ReceivedIdentify
 from nsqtools.protocol.frames import RequestError
 from nsqtools.server.daemon_log import NSQ_VERSION
@@ -241,9 +241,7 @@ class TLSLayer:
     @property
     def common_name(self) -> str:
         """The common name of the client's certificate, or ``""``."""
-        certificate: Any = self._object.getpeercert() or {}
-        subject = dict(pair for part in certificate.get("subject", ()) for pair in part)
-        return str(subject.get("commonName", ""))
+        return common_name_of(self._object.getpeercert())
 
 
 def _as_go_says(error: ssl.SSLError) -> str:

@@ -266,6 +266,22 @@ def test_both_addresses_speak_tls_with_a_certificate(
     assert json.loads(authd.audit_log.read_text().splitlines()[-1])["tls"] is True
 
 
+def test_a_client_certificate_names_a_user_of_the_filter(
+    start_authd: StartAuthd, certificates: Certificates
+) -> None:
+    server = certificates.server
+    authd = start_authd(
+        text="[users.carl]\ncommon_name = 'client'\npublish = ['carl']\n",
+        tls_cert=server.cert,
+        tls_key=server.key,
+        tls_client_ca=certificates.ca,
+    )
+    tls = ssl.create_default_context(cafile=str(certificates.ca))
+    assert ask(f"{authd.daemon.filter_url}/topics", tls=tls).status == 401
+    tls.load_cert_chain(certificates.client.cert, certificates.client.key)
+    assert ask(f"{authd.daemon.filter_url}/topics", tls=tls).status == 200
+
+
 NAMES = "secret", "auth_secret", "remote_ip", "tls", "common_name"
 HOSTILE_VALUES = (
     "%00",

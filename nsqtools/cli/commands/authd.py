@@ -39,6 +39,9 @@ def serve(
     audit_log: Path | None = opt("FILE", "Append a line of JSON for each decision."),
     listen_tls_cert: Path | None = opt("FILE", "Serve https with this certificate, PEM."),
     listen_tls_key: Path | None = opt("FILE", "Key of that certificate, PEM."),
+    listen_tls_client_ca: Path | None = opt(
+        "FILE", "CA of client certificates that name users of the filter."
+    ),
     *,
     cluster: ClusterConnection,
     runtime: Session,
@@ -66,6 +69,7 @@ def serve(
         audit_log=audit_log,
         tls_cert=listen_tls_cert,
         tls_key=listen_tls_key,
+        tls_client_ca=listen_tls_client_ca,
     )
     with ExitStack() as stack:
         listener = stack.enter_context(bind(listen))
