@@ -44,12 +44,12 @@ from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, fields_o
 from nsqtools.archive.catalog import (
     PartitionKey,
     Source,
-    by_slot,
-    each_source,
+    day_range,
+    find_sources,
+    group_by_partition,
     has_grown,
-    place_of,
-    range_of,
-    sources_of,
+    hash_path,
+    iterate_sources,
 )
 from nsqtools.archive.delta import DeltaCatalog, TableFile, is_table, refuse_other_form
 from nsqtools.archive.finding import Inputs, files_in_folder, files_in_table
@@ -103,18 +103,18 @@ class Selection:
     open_days: bool = False
     grace_s: float = 3600.0
 
-    def has(self, slot: PartitionKey) -> bool:
+    def has(self, key: PartitionKey) -> bool:
         """Tell whether a partition is chosen. One without topic and date is, unless either is."""
-        is_named = not self.topics or slot.topic in self.topics
-        if slot.day is None:
+        is_named = not self.topics or key.topic in self.topics
+        if key.day is None:
             return is_named and not (self.first or self.last)
-        return is_named and (self.first or date.min) <= slot.day <= (self.last or date.max)
+        return is_named and (self.first or date.min) <= key.day <= (self.last or date.max)
 
-    def is_open(self, slot: PartitionKey, now_s: float) -> bool:
+    def is_open(self, key: PartitionKey, now_s: float) -> bool:
         """Tell whether a partition has to wait."""
-        if slot.day is None or self.open_days:
+        if key.day is None or self.open_days:
             return False
-        return now_s < range_of(slot.day)[1] / 10**9 + self.grace_s
+        return now_s < day_range(key.day)[1] / 10**9 + self.grace_s
 
 
 def jobs_of(sources: Sequence[Source], job: Job, file_bytes: int) -> list[Job]:
@@ -122,11 +122,11 @@ def jobs_of(sources: Sequence[Source], job: Job, file_bytes: int) -> list[Job]:
 
     ``job`` has all but the slices.
     """
-    if job.slot.day is None:
+    if job.key.day is None:
         known = {source.file.name for source in job.present}
         each_alone = (replace(job, slices=(Slice(0, 0, (each,)),), present=()) for each in sources)
         return [each for each in each_alone if each.name not in known]
-    begin, end = range_of(job.slot.day)
+    begin, end = day_range(job.key.day)
     cuts = [begin]
     rows = text = 0
     fine = (span for each in sources for span in _split_spans(each, begin, end))
@@ -182,7 +182,7 @@ def _share(span: Member, since_ns: int, until_ns: int) -> float:
 class Partition:
     """A partition and what is done with it; ``state`` is new, late, open, or small."""
 
-    slot: PartitionKey
+    key: PartitionKey
     state: str
     sources: list[Source]
     jobs: list[Job] = field(default_factory=list)
@@ -191,9 +191,9 @@ class Partition:
     @property
     def messages(self) -> int:
         """About how many messages are new: a file that spans days counts by the time it spans."""
-        if self.slot.day is None:
+        if self.key.day is None:
             return sum(source.messages for source in self.sources)
-        day = range_of(self.slot.day)
+        day = day_range(self.key.day)
         spans = (span for each in self.sources for span in each.between(*day))
         return round(sum(_share(s, *day) / max(1, s.length) * s.messages for s in spans))
 
@@ -265,7 +265,7 @@ class Compaction:
         if self.table is not None and self.table.exists():
             self.table.check_writable(removes=self.in_place)
         topics = self.selection.topics
-        self.sources = sources_of(
+        self.sources = find_sources(
             self._inputs.places,
             lambda partition: partition.get("topic") in {*topics, None} or not topics,
         )
@@ -275,14 +275,14 @@ class Compaction:
                 f"there are no messages of {topic}",
                 hint="There are: " + (", ".join(sorted(here)) or "no messages at all"),
             )
-        of_slot = by_slot(self.sources)
-        chosen = {slot: some for slot, some in of_slot.items() if self.selection.has(slot)}
+        of_slot = group_by_partition(self.sources)
+        chosen = {key: some for key, some in of_slot.items() if self.selection.has(key)}
         present = self._present(chosen)
         self.partitions, self.grown = [], []
-        for slot in sorted(chosen, key=lambda each: (each.day or date.max, each.topic or "")):
-            there = present.setdefault(slot, [])
-            state, new, kept = self._state(slot, chosen[slot], there)
-            self.partitions.append(Partition(slot, state, new))
+        for key in sorted(chosen, key=lambda each: (each.day or date.max, each.topic or "")):
+            there = present.setdefault(key, [])
+            state, new, kept = self._state(key, chosen[key], there)
+            self.partitions.append(Partition(key, state, new))
             there += kept
         work = self.work
         self._kind = self._kind_of_bodies(present)
@@ -294,8 +294,8 @@ class Compaction:
         if not self.in_place:
             size = min(size, max(LEAST_BYTES, total // max(1, settings.parallel)))
         for partition in work:
-            known = tuple(present[partition.slot])
-            job = Job(str(self.output), partition.slot, (), known, settings, self.others)
+            known = tuple(present[partition.key])
+            job = Job(str(self.output), partition.key, (), known, settings, self.others)
             partition.jobs = jobs_of(partition.sources, job, size)
 
     def _kind_of_bodies(self, present: Mapping[PartitionKey, Sequence[Source]]) -> BodyKind:
@@ -347,36 +347,36 @@ class Compaction:
         if self.settings.fields is None:
             return []
         asked = {*BodyColumns(fields_of(self.settings.fields)).schema().names} - {ERROR, *RESERVED}
-        slots = []
+        keys = []
         for partition in self.partitions:
-            some = [*present.get(partition.slot, ()), *partition.sources]
+            some = [*present.get(partition.key, ()), *partition.sources]
             first = next((each for each in some if each.is_parquet and not each.damage), None)
-            if first and not asked <= {*columns_in(first).names, *partition.slot.values}:
-                slots.append(partition.slot)
-        return slots
+            if first and not asked <= {*columns_in(first).names, *partition.key.values}:
+                keys.append(partition.key)
+        return keys
 
     def _state(
-        self, slot: PartitionKey, sources: list[Source], there: Sequence[Source]
+        self, key: PartitionKey, sources: list[Source], there: Sequence[Source]
     ) -> tuple[str, list[Source], list[Source]]:
         """Return the state of a partition, its files to read, and those of them that stay."""
-        if self.selection.is_open(slot, self._now_s):
+        if self.selection.is_open(key, self._now_s):
             return "open", [], []
         if self.in_place:
             whole = [each for each in sources if not each.damage and not each.is_shared]
             most = self.settings.target_bytes // 2
-            small = [each for each in whole if each.size < most and each.days == {slot.day}]
+            small = [each for each in whole if each.size < most and each.days == {key.day}]
             kept = [each for each in sources if each not in small]
             return ("small", small, kept) if len(small) > 1 else ("done", [], [])
-        note = self._note(slot)
+        note = self._note(key)
         names = [PurePosixPath(each.file.name).stem for each in there]
         new: list[Source] = []
         for each in sources:
             if (taken := _noted(note, each)) == each.size:
                 continue
             grew = False
-            if slot.day is None:  # bare bodies that were appended to would come again
+            if key.day is None:  # bare bodies that were appended to would come again
                 with translating_errors("read", each.shown):
-                    grew = bool(taken) or has_grown(each.file, place_of(each.key), names)
+                    grew = bool(taken) or has_grown(each.file, hash_path(each.key), names)
             (self.grown if grew else new).append(each)
         return ("done" if not new else "late" if there else "new"), new, []
 
@@ -390,21 +390,21 @@ class Compaction:
         """All that is to be run, in any order."""
         return [job for partition in self.work for job in partition.jobs]
 
-    def _present(self, slots: Collection[PartitionKey]) -> dict[PartitionKey, list[Source]]:
+    def _present(self, keys: Collection[PartitionKey]) -> dict[PartitionKey, list[Source]]:
         """What the output has of some partitions."""
         if self.in_place:
             return {}
-        folders = {(slot.values["topic"], slot.values["date"]) for slot in slots}
+        folders = {(key.values["topic"], key.values["date"]) for key in keys}
 
-        def is_wanted(partition: Mapping[str, str | None]) -> bool:
+        def is_selected(partition: Mapping[str, str | None]) -> bool:
             return (partition.get("topic"), partition.get("date")) in folders
 
         with translating_errors("read", self.output):
-            root, found = files_in_table(str(self.output), is_wanted)
+            root, found = files_in_table(str(self.output), is_selected)
             if found is None:
-                found = files_in_folder(root, self.output, list(self.output.list()), is_wanted)
-        there = by_slot(each_source(found, is_wanted))
-        return {slot: some for slot, some in there.items() if slot in slots}
+                found = files_in_folder(root, self.output, list(self.output.list()), is_selected)
+        there = group_by_partition(iterate_sources(found, is_selected))
+        return {key: some for key, some in there.items() if key in keys}
 
     # -- doing it -------------------------------------------------------------------------------
 
@@ -430,7 +430,7 @@ class Compaction:
                 if source.damage:
                     raise unreadable(source, source.damage)
         if self.table is not None and self.jobs:
-            others = {name for partition in self.work for name, _ in partition.slot.others}
+            others = {name for partition in self.work for name, _ in partition.key.extras}
             prepare_table(self.table, self.others, self._kind, sorted(others))
         of_job = [partition for partition in self.work for _ in partition.jobs]
         for number, done in run_jobs(self.jobs):
@@ -446,13 +446,13 @@ class Compaction:
         """Commit the files of a partition, and note what they were made of."""
         self._place.check()
         files = partition.files
-        at = partition.slot.values
+        at = partition.key.values
         removes = [TableFile(each.file.name, each.size, partition=at) for each in partition.sources]
         if self.in_place and sum(done.read for done in partition.done) != sum(
             source.messages for source in partition.sources
         ):
             raise OutputError(
-                f"{partition.slot.topic} on {partition.slot.day}: not all rows of "
+                f"{partition.key.topic} on {partition.key.day}: not all rows of "
                 f"{self.output} were read, so nothing of it is replaced"
             )
         if self.table is not None and (files or self.in_place):
@@ -465,20 +465,20 @@ class Compaction:
             )
         if self.in_place or partition.is_damaged:
             return
-        note = self._note(partition.slot)
+        note = self._note(partition.key)
         sources = note.get("sources", {}) | {each.key: each.size for each in partition.sources}
         names = note.get("files", {}) | {file.path: file.bytes for file in files}
         begins = note.get("begins", {}) | {each.key: each.begin for each in partition.sources}
         document = {"version": 1, "sources": sources, "files": names, "begins": begins}
         with translating_errors("write", self.output):
-            self.output.put(self._note_name(partition.slot), json.dumps(document).encode())
+            self.output.put(self._note_name(partition.key), json.dumps(document).encode())
 
-    def _note_name(self, slot: PartitionKey) -> str:
-        return f"{NOTES}/{slot.folder}.json"
+    def _note_name(self, key: PartitionKey) -> str:
+        return f"{NOTES}/{key.folder}.json"
 
-    def _note(self, slot: PartitionKey) -> dict[str, Any]:
+    def _note(self, key: PartitionKey) -> dict[str, Any]:
         with translating_errors("read", self.output):
-            return dict(self.output.read_json(self._note_name(slot)) or {})
+            return dict(self.output.read_json(self._note_name(key)) or {})
 
     # -- what is needless then ------------------------------------------------------------------
 
@@ -493,25 +493,25 @@ class Compaction:
                 by_key.setdefault(source.key, []).append(source)
         for some in by_key.values():
             first = some[0]
-            slots = [slot for source in some for slot in source.slots]
-            if not all(map(self.selection.has, slots)):
+            keys = [key for source in some for key in source.partitions]
+            if not all(map(self.selection.has, keys)):
                 continue
-            notes |= {slot: self._note(slot) for slot in slots if slot not in notes}
+            notes |= {key: self._note(key) for key in keys if key not in notes}
             reasons = [first.damage]
             if first.file.head is None and first.topic is None:
                 reasons.append("it has neither messages nor an index, so it may not be an archive")
             with translating_errors("read", first.shown):
                 reasons.append(why_unfinished(first.file))
-            why_not = (self._reason_to_keep(first, slot, notes[slot]) for slot in slots)
+            why_not = (self._reason_to_keep(first, key, notes[key]) for key in keys)
             if reason := next(filter(None, chain(reasons, why_not)), ""):
                 kept[first.shown] = reason
             else:
                 chosen.append(first)
         return chosen, kept
 
-    def _reason_to_keep(self, source: Source, slot: PartitionKey, note: Mapping[str, Any]) -> str:
+    def _reason_to_keep(self, source: Source, key: PartitionKey, note: Mapping[str, Any]) -> str:
         if _noted(note, source) != source.size:
-            return f"not all of it is compacted: {slot.topic} on {slot.day}"
+            return f"not all of it is compacted: {key.topic} on {key.day}"
         for name, size in note["files"].items() if self.table is None else ():
             try:
                 if self.output.stat(name).size != size:

@@ -189,13 +189,15 @@ class DeltaCatalog:
     def partition_columns(self) -> list[str]:
         return list(self._table().metadata().partition_columns)
 
-    def files(self, *, wanted: Callable[[Partition], bool] = lambda at: True) -> list[TableFile]:
+    def files(
+        self, *, is_selected: Callable[[Partition], bool] = lambda at: True
+    ) -> list[TableFile]:
         """Return the files of the newest version, with their statistics.
 
-        Those in partitions that are not ``wanted`` take no memory.
+        Those in partitions that are not ``is_selected`` take no memory.
         """
         with self._failing():
-            return list(_files_of(self._table(), wanted))
+            return list(_files_of(self._table(), is_selected))
 
     def number_of(self, app_id: str) -> int:
         """Return the number of a writer's last commit, 0 without one."""
@@ -431,7 +433,7 @@ def _statistics(file: TableFile) -> str:
 
 
 def _files_of(
-    table: DeltaTable, wanted: Callable[[Partition], bool] = lambda at: True
+    table: DeltaTable, is_selected: Callable[[Partition], bool] = lambda at: True
 ) -> Iterator[TableFile]:
     import pyarrow
 
@@ -441,14 +443,14 @@ def _files_of(
     columns_at = [name.removeprefix("partition.") for name in keys]
     columns = ["path", "size_bytes", "num_records", "min.ts_ns", "max.ts_ns", *keys]
     columns.append("null_count.ts_ns")
-    partitions: dict[tuple[object, ...], Partition | None] = {}  # None for one not wanted
+    partitions: dict[tuple[object, ...], Partition | None] = {}  # None for one not is_selected
     for batch in actions.select([name for name in columns if name in names]).to_batches(FILES):
         for row in batch.to_pylist():
             key = tuple(row[name] for name in keys)
             if key not in partitions:
                 values = (None if each is None else str(each) for each in key)
                 at = dict(zip(columns_at, values, strict=True))
-                partitions[key] = at if wanted(at) else None
+                partitions[key] = at if is_selected(at) else None
             if (partition := partitions[key]) is not None:
                 is_timed = not row.get("null_count.ts_ns")  # else no time leaves the file out
                 yield TableFile(

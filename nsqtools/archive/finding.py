@@ -1,19 +1,19 @@
 """Find the files of archives, in directories and in object stores, each with its index.
 
-Files in progress are listed before finished ones, in all places, because one that is finished in
-between, into another place perhaps, would else be missed; of a file that is listed twice the
-finished one counts. An object store has finished files only, and their indexes are read several at
-a time, because each costs a round trip.
+In all places, files in progress are listed before finished files. Otherwise a file that is finished
+between the two listings, perhaps into another place, would be missed. If a file is listed twice,
+the finished one counts. An object store has finished files only. Their indexes are read
+concurrently, because each read costs a round trip.
 
-Trap: a listing is no snapshot. It may show a file and, from an earlier page, not yet its index. So
-the index of what is listed is asked for by its name: it is there before its file is.
+Trap: a listing is no snapshot. It may contain a file but not its index, whose name is on an earlier
+page. So the index is requested by name: it is stored before its file is.
 
-Tables are found, too: every Parquet file of a directory or a bucket; of a Delta table, and where
-Spark's file sink keeps a log, those that the log names. A place of Parquet alone may have notes of
-other programs, below ``_`` and ``.``.
+Tables are found as well: each Parquet file of a directory or bucket. Of a Delta table, and of a
+directory with the log of Spark's file sink, only the files in the log count. A place with only
+Parquet may contain files of other programs below ``_`` and ``.``.
 
-A file without an index may be of bare bodies, in any form. It is refused where it is known to be
-something else, which would be published as bodies.
+A file without an index may contain bare bodies in any format. A file of a known other format is
+refused, because its lines would be published as bodies.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, TypeVar
 
@@ -64,14 +65,14 @@ from nsqtools.records.naming import EXTENSIONS
 
 log = logging.getLogger("nsqtools")
 
-Seen = TypeVar("Seen")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveFile:
-    """A file to read: where its bytes are, and its index if it has one.
+    """A file to read: its place, and its index if it has one.
 
-    ``entry`` is what a listing said of a finished file: what is read must still be that.
+    ``entry`` is the listed entry of a finished file. A file that has changed since is not read.
     """
 
     storage: Place
@@ -80,9 +81,9 @@ class ArchiveFile:
     head: Head | None = None
     entry: Entry | None = None
     table: TableFile | None = None
-    """Of Parquet: what a log or a manifest says of it."""
+    """The record of a Parquet file in a log or a manifest."""
     problem: str = ""
-    """Why nothing of it can be read, as of a directory without permission."""
+    """The reason why the file cannot be read, such as missing permission for a directory."""
 
     @classmethod
     def at(cls, path: Path, index: Index) -> ArchiveFile:
@@ -91,12 +92,12 @@ class ArchiveFile:
 
     @property
     def shown(self) -> str:
-        """Its path or URL."""
+        """The path or URL."""
         return str(self.storage / self.name)
 
     @property
     def path(self) -> Path:
-        """Its path. Raises `ConfigurationError` for one in an object store."""
+        """The local path. Raises `ConfigurationError` for a file in an object store."""
         return (self.storage / self.name).path
 
     @property
@@ -109,19 +110,19 @@ class ArchiveFile:
 
     @property
     def begin(self) -> tuple[Head, Member] | None:
-        """What it shares with no other file; of two machines of one image some have one head."""
+        """The identity: machines cloned from one image may write files with the same head."""
         return (self.head, self.members[0]) if self.head and self.members else None
 
     @property
     def messages(self) -> int | None:
-        """How many messages it has, if its index or its table says so."""
+        """The number of messages, if the index or the table has it."""
         if self.table is not None:
             return self.table.rows
         return None if self.members is None else sum(m.messages for m in self.members)
 
     @property
     def begins_ns(self) -> int | None:
-        """The lowest time of its messages, if that is known; 0 where they have none."""
+        """The earliest time of the messages, if known; 0 if they have no times."""
         if self.table is not None:
             return self.table.min_ts_ns
         if self.members and self.members[0].max_ts:
@@ -129,20 +130,20 @@ class ArchiveFile:
         return None
 
     def may_have(self, within: TimeRange) -> bool:
-        """Return whether some message of a range may be in it, by what is known of it."""
+        """Return whether it may contain messages of a range, according to its index or table."""
         if self.table is not None:
-            least, most = self.table.min_ts_ns, self.table.max_ts_ns
-            return least is None or most is None or within.meets(least, most)
+            begin_ns, end_ns = self.table.min_ts_ns, self.table.max_ts_ns
+            return begin_ns is None or end_ns is None or within.meets(begin_ns, end_ns)
         if self.members is None:
             return True
-        # what is behind its index is read too
-        has_more = self.entry is not None and self.entry.size > end_of(self.members)
-        return has_more or any(map(within.may_have, self.members))
+        # Readers also read the bytes after the last member of the index.
+        has_tail = self.entry is not None and self.entry.size > end_of(self.members)
+        return has_tail or any(map(within.may_have, self.members))
 
     def open(self) -> BinaryIO:
-        """Open it for reading: one in progress under its final name if it was finished meanwhile.
+        """Open the file to read it. A file that was in progress may have its final name now.
 
-        Raises `ChangedError` if it is another one than was listed, `NotRegularError` if it has a
+        Raises `ChangedError` if it has changed since the listing, `NotRegularError` if it has a
         ``problem``, and ``OSError``.
         """
         if self.problem:
@@ -155,27 +156,30 @@ class ArchiveFile:
             return self.storage.open(str(owner_of(PurePosixPath(self.name))))
 
     def size(self) -> int:
-        """Return its size now, in bytes. Raises ``OSError``."""
+        """Return the current size in bytes. Raises ``OSError``."""
         return self.storage.stat(self.name).size
 
 
-Wanted = Callable[[Partition], bool]
-"""Says whether a file in a partition has to be looked at."""
+PartitionFilter = Callable[[Partition], bool]
+"""Returns whether the files of a partition are needed."""
 
 
-def all_of(_: Partition) -> bool:
-    """Want every file."""
+def any_partition(_: Partition) -> bool:
+    """Select every file."""
     return True
 
 
-def of_each(look: Callable[[ArchiveFile], Seen], found: Sequence[ArchiveFile]) -> Iterator[Seen]:
-    """Look at files, at many in a store at a time."""
-    return map_concurrently(look, found, is_remote=any(archive.is_remote for archive in found))
+def map_archives(
+    function: Callable[[ArchiveFile], Result], archives: Sequence[ArchiveFile]
+) -> Iterator[Result]:
+    """Apply a function to files, in an object store concurrently; return the results in order."""
+    is_remote = any(archive.is_remote for archive in archives)
+    return map_concurrently(function, archives, is_remote=is_remote)
 
 
 @contextmanager
-def _looking_at(place: object) -> Iterator[None]:
-    """Raise `NotFoundError` for what is not there, and else as `failure_of` says."""
+def _raising_not_found(place: object) -> Iterator[None]:
+    """Raise `NotFoundError` for a missing file, and the errors of `failure_of` for others."""
     with translating_errors("read", place):
         try:
             yield
@@ -183,98 +187,111 @@ def _looking_at(place: object) -> Iterator[None]:
             raise NotFoundError(f"there is no {exc.filename or place}") from None
 
 
-def find_archives(places: Sequence[Path | str], wanted: Wanted = all_of) -> list[ArchiveFile]:
-    """Return the files at paths and URLs; of a directory all below it, those in progress last.
+def find_archives(
+    places: Sequence[Path | str], is_selected: PartitionFilter = any_partition
+) -> list[ArchiveFile]:
+    """Return the files at paths and URLs, of directories recursively, with files in progress last.
 
-    Of tables there are those in ``wanted`` partitions.
-    Raises `NotFoundError` for a place that is not there, `ConfigurationError` for a file of another
-    program, and as `failure_of` says.
+    Of a table, only files in partitions for which ``is_selected`` is true are returned. Raises
+    `NotFoundError` for a missing place, `ConfigurationError` for a file of another program, and the
+    errors of `failure_of`.
     """
-    found: dict[str, ArchiveFile] = {}
+    archives: dict[str, ArchiveFile] = {}
     for place, in_progress in [(str(place), _in_progress(str(place))) for place in places]:
-        with _looking_at(place):
-            for archive in _find(place, in_progress, wanted):
-                found.setdefault(archive.shown, archive)
-    archives = list(found.values())
-    finished = {each.begin for each in archives if not each.is_in_progress} - {None}
-    return [each for each in archives if not (each.is_in_progress and each.begin in finished)]
+        with _raising_not_found(place):
+            for archive in _find(place, in_progress, is_selected):
+                archives.setdefault(archive.shown, archive)
+    finished = {archive.begin for archive in archives.values() if not archive.is_in_progress}
+    finished.discard(None)
+    return [
+        archive
+        for archive in archives.values()
+        if not (archive.is_in_progress and archive.begin in finished)
+    ]
 
 
 def _in_progress(place: str) -> list[Entry]:
-    """Return the files in progress of a directory. Raises as `find_archives`."""
-    storage, found = parse_place(place), list[Entry]()
+    """Return the files in progress of a directory. Raises the errors of `find_archives`."""
+    storage, entries = parse_place(place), list[Entry]()
     if not storage.is_remote:
         for folder, names in walk(storage.path):
             for path in (folder / name for name in names if is_hidden(name, PART)):
-                with _looking_at(place), suppress(FileNotFoundError):  # finished in this moment
-                    found.append(storage.stat(path.relative_to(storage.path).as_posix()))
-    return list(filter(_is_in_progress, found))
+                # The archiver may finish the file, and so rename it, after the walk has seen it.
+                with _raising_not_found(place), suppress(FileNotFoundError):
+                    entries.append(storage.stat(path.relative_to(storage.path).as_posix()))
+    return list(filter(_is_in_progress, entries))
 
 
-def _find(place: str, in_progress: Sequence[Entry], wanted: Wanted) -> list[ArchiveFile]:
+def _find(
+    place: str, in_progress: Sequence[Entry], is_selected: PartitionFilter
+) -> list[ArchiveFile]:
     storage = parse_place(place)
-    root, in_table = files_in_table(place, wanted)
+    root, in_table = files_in_table(place, is_selected)
     if in_table is not None:
         return in_table
     if not storage.may_be_folder():
-        return [_named(storage)]
-    unreadable, listed = list[ArchiveFile](), list[Entry]()
+        return [_single_file(storage)]
+    unreadable, entries = list[ArchiveFile](), list[Entry]()
     for entry, error in storage.list_readable():
         if error is None:
-            listed.append(entry)
-        elif is_shown(entry.name):
+            entries.append(entry)
+        elif is_visible(entry.name):
             reason = f"cannot be read ({error.strerror})"
             unreadable.append(ArchiveFile(storage, entry.name, None, problem=reason))
-    listed.sort(key=_order)
-    if not listed and _may_be_object(storage):
-        return [_named(storage)]
-    if _is_of_parquet(listed):
-        return files_in_folder(root, storage, listed, wanted)
-    names = {entry.name for entry in listed}
-    files = [*(entry for entry in listed if is_shown(entry.name)), *in_progress]
-    indexed = partial(_with_index, storage, names=names)
-    return [*map_concurrently(indexed, files, is_remote=storage.is_remote), *unreadable]
+    entries.sort(key=_walk_order)
+    if not entries and _may_be_object(storage):
+        return [_single_file(storage)]
+    if _has_only_parquet(entries):
+        return files_in_folder(root, storage, entries, is_selected)
+    names = {entry.name for entry in entries}
+    files = [*(entry for entry in entries if is_visible(entry.name)), *in_progress]
+    add_index = partial(_with_index, storage, names=names)
+    return [*map_concurrently(add_index, files, is_remote=storage.is_remote), *unreadable]
 
 
 def _may_be_object(place: Place) -> bool:
-    """Return whether a place without objects below it may be an object: a bucket is none."""
+    """Return whether a place without objects below it may be an object; a bucket is not."""
     return place.is_remote and bool(place.name)
 
 
-def _named(place: Place) -> ArchiveFile:
+def _single_file(place: Place) -> ArchiveFile:
     return _with_index(place.parent, place.parent.stat(place.name), is_named=True)
 
 
 def _is_in_progress(entry: Entry) -> bool:
-    """Whether it is a file in progress, and not of a table's log: its messages come as rows."""
+    """Return whether it is a file in progress, but not of a log that is landing in a table.
+
+    The messages of such a log are read as rows of the table.
+    """
     folder, _, name = entry.name.rpartition("/")
-    return is_hidden(name, PART) and is_shown(folder)
+    return is_hidden(name, PART) and is_visible(folder)
 
 
-def _order(entry: Entry) -> list[tuple[bool, str]]:
-    """As a directory is walked: the files of a folder, then its folders."""
+def _walk_order(entry: Entry) -> list[tuple[bool, str]]:
+    """Return a sort key with which the files of a folder come before its folders."""
     *folders, name = entry.name.split("/")
     return [*((True, folder) for folder in folders), (False, name)]
 
 
-def is_shown(name: str) -> bool:
-    """Whether neither a file nor a folder above it is hidden."""
+def is_visible(name: str) -> bool:
+    """Return whether neither the file nor a folder above it is hidden."""
     return not any(part.startswith(".") for part in name.split("/"))
 
 
 def _with_index(
     storage: Place, entry: Entry, names: Collection[str] = (), *, is_named: bool = False
 ) -> ArchiveFile:
-    """Return a file with its index, if it has one: among the listed ``names``, or since.
+    """Return a file with its index, if it has one.
 
-    Raises `ConfigurationError` for a file of another program, and ``OSError``.
+    ``names`` are the listed names; an index may also have been stored since the listing. Raises
+    `ConfigurationError` for a file of another program, and ``OSError``.
     """
     is_in_progress = is_hidden(entry.name.rpartition("/")[2], PART)
-    known = None if is_in_progress else entry
+    listed = None if is_in_progress else entry
     name = str(owner_of(PurePosixPath(entry.name))) if is_in_progress else entry.name
     index = aside(name, INDEX)
     if (data := read_index(storage, index, is_listed=index in names)) is not None:
-        return ArchiveFile(storage, entry.name, decode_index(data), split_head(data)[0], known)
+        return ArchiveFile(storage, entry.name, decode_index(data), split_head(data)[0], listed)
     table = None
     if not is_in_progress:
         beginning = _beginning(storage, entry)
@@ -285,39 +302,42 @@ def _with_index(
                 f"cannot read {storage / entry.name} as an archive ({foreign.reason})",
                 hint=foreign.remedy,
             )
-    return ArchiveFile(storage, entry.name, None, entry=known, table=table)
+    return ArchiveFile(storage, entry.name, None, entry=listed, table=table)
 
 
 def read_index(storage: Place, name: str, *, is_listed: bool) -> bytes | None:
-    """Return what an index holds, None where there is none. Raises ``OSError``."""
+    """Return the content of an index; None if it does not exist. Raises ``OSError``."""
     try:
         return storage.read(name)
     except FileNotFoundError:
         return None
-    except DeniedError:  # S3 says so of what is not there to who may not list the whole bucket
+    except DeniedError:
+        # S3 returns 403 for a missing object to a user who may not list the bucket.
         if is_listed:
             raise
         return None
-    except (NotRegularError, PermissionError) as exc:  # on a disk: as one that is cut off
+    except (NotRegularError, PermissionError) as exc:
+        # An unreadable index on a disk counts as a truncated one, so the file itself is read.
         log.warning("cannot read %s (%s)", exc.filename, exc.strerror)
         return b""
 
 
 def _parquet(storage: Place, entry: Entry, names: Collection[str]) -> TableFile:
-    """Return what its manifest says of a file, and its folders. Raises ``OSError``."""
+    """Return the record of a Parquet file by its manifest and folders. Raises ``OSError``."""
     manifest = aside(entry.name, MANIFEST)
-    said: dict[str, int] = {}
+    counts: dict[str, int] = {}
     if not names or manifest in names:
         with suppress(FileNotFoundError, DeniedError, ValueError):
-            said = json.loads(storage.read(manifest))
-    rows, least, most = (said.get(key) for key in ("messages", "min_ts", "max_ts"))
-    above = partition_of(str(storage / entry.name))  # a place may lead into partitions
-    at = {key: above[key] for key in ("topic", "date") if key in above} | partition_of(entry.name)
-    return TableFile(entry.name, entry.size, rows, least, most, at)
+            counts = json.loads(storage.read(manifest))
+    rows, min_ts, max_ts = (counts.get(key) for key in ("messages", "min_ts", "max_ts"))
+    # The place itself may be below partition folders.
+    outer = partition_of(str(storage / entry.name))
+    outer = {key: outer[key] for key in ("topic", "date") if key in outer}
+    return TableFile(entry.name, entry.size, rows, min_ts, max_ts, outer | partition_of(entry.name))
 
 
 def _beginning(storage: Place, entry: Entry) -> bytes:
-    """Return the first bytes of a file, none of what reading it will report."""
+    """Return the first bytes of a file, or b"" after an error that its reader will report."""
     with suppress(FileNotFoundError, ChangedError, NotRegularError, PermissionError):
         return storage.read_range(entry.name, 0, BEGINNING_SIZE) if entry.size else b""
     return b""
@@ -329,134 +349,151 @@ SINK_LOG_VERSION = "v1"
 _BATCH = re.compile(r"\d+(\.compact)?")
 
 
-def _is_of_others(name: str) -> bool:
-    """Whether a name is none of data: tables of all programs keep theirs below ``_`` and ``.``."""
+def _is_metadata(name: str) -> bool:
+    """Return whether a file has no data: programs keep their metadata below ``_`` and ``.``."""
     return any(part[:1] in "._" for part in name.split("/"))
 
 
 def files_in_folder(
-    root: Place, storage: Place, listed: Sequence[Entry], wanted: Wanted
+    root: Place, storage: Place, listed: Sequence[Entry], is_selected: PartitionFilter
 ) -> list[ArchiveFile]:
-    """Return the files that count of a place of Parquet, in order.
+    """Return the valid files of a Parquet directory, in order.
 
-    The ``root`` is above its partitions. Raises `OutputError` and ``OSError``.
+    ``root`` is the directory above the partitions. Raises `OutputError` and ``OSError``.
     """
     names = {entry.name for entry in listed}
-    found = _parquet_entries(root, listed, wanted)
+    entries = _parquet_entries(root, listed, is_selected)
     tables = map_concurrently(
-        partial(_parquet, storage, names=names), found, is_remote=storage.is_remote
+        partial(_parquet, storage, names=names), entries, is_remote=storage.is_remote
     )
     return [
         ArchiveFile(storage, entry.name, None, entry=entry, table=table)
-        for entry, table in zip(found, tables, strict=True)
+        for entry, table in zip(entries, tables, strict=True)
     ]
 
 
-def _has_log(place: Place, is_given: bool) -> bool:
+def _has_log(place: Place, is_input: bool) -> bool:
+    """Return whether a place has the log of a Delta table.
+
+    A user may have no right to list a folder above the input, which ``is_input`` false means.
+    """
     if not place.may_be_folder():
         return False
     try:
         return is_table(place)
-    except DeniedError:  # who may list the given folder only
-        if is_given:
+    except DeniedError:
+        if is_input:
             raise
         return False
 
 
 def _is_file(place: Place) -> bool:
-    """Whether a place that is called like a file is one: Spark's folders may be, too."""
+    """Return whether a place is a file: Spark also makes folders whose names end in .parquet."""
     if not place.is_remote:
         return not place.may_be_folder()
-    with suppress(DeniedError):  # to who may read the file alone
+    # A user who may only read the file may not list it as a folder.
+    with suppress(DeniedError):
         return next(place.list(), None) is None
     return True
 
 
-def _all_in(url: str) -> list[TableFile]:
+def _files_of_table(url: str) -> list[TableFile]:
     return DeltaCatalog(url).files()
 
 
 def files_in_table(
     place: str,
-    wanted: Wanted = all_of,
+    is_selected: PartitionFilter = any_partition,
     has_log: Callable[[Place, bool], bool] = _has_log,
-    all_in: Callable[[str], list[TableFile]] = _all_in,
+    files_of_table: Callable[[str], list[TableFile]] = _files_of_table,
 ) -> tuple[Place, list[ArchiveFile] | None]:
-    """Return the place above the partitions that a place leads into; of a lone file its folder.
+    """Find the root of a table and, of a Delta table, the valid files at a place.
 
-    If that is a Delta table, whatever the folders that it lies in are called, then also the files
-    that count in it of the place, else None. Raises `NsqError` and ``OSError``.
+    A caller with many places in one table passes cached versions of ``has_log`` and
+    ``files_of_table``.
+
+    Returns the place above the partition folders (for a single file, its folder) and the files,
+    which are None unless that place is a Delta table. The folders above the table may have names of
+    partitions as well. Raises `NsqError` and ``OSError``.
     """
-    at = parse_place(place).absolute()
-    folder = at.parent if at.name.endswith(".parquet") and _is_file(at) else at
-    above: list[Place] = [folder, *folder.parents]
-    ends = [number for number, each in enumerate(above) if "=" in each.name]
-    nearest = above[: ends[-1] + 2 if ends else 1]
-    root = next((each for each in nearest if has_log(each, each == at)), None)
+    target = parse_place(place).absolute()
+    folder = target.parent if target.name.endswith(".parquet") and _is_file(target) else target
+    ancestors: list[Place] = [folder, *folder.parents]
+    partitions = [number for number, place_above in enumerate(ancestors) if "=" in place_above.name]
+    candidates = ancestors[: partitions[-1] + 2 if partitions else 1]
+    root = next((place for place in candidates if has_log(place, place == target)), None)
     if root is None:
-        return nearest[-1], None
-    inside = "" if root == at else str(at)[len(str(root)) + 1 :]
-    if inside and _is_of_others(inside):  # logs that have not landed yet
+        return candidates[-1], None
+    inside = "" if root == target else str(target)[len(str(root)) + 1 :]
+    # Logs that wait for their conversion are below a hidden folder of the table.
+    if inside and _is_metadata(inside):
         return root, None
     storage = parse_place(str(root) if inside else place)
     if not inside:
-        files = DeltaCatalog(storage.url).files(wanted=wanted)
+        files = DeltaCatalog(storage.url).files(is_selected=is_selected)
     else:
-        files = [e for e in all_in(storage.url) if f"{e.path}/".startswith(f"{inside}/")]
+        files = [
+            file for file in files_of_table(storage.url) if f"{file.path}/".startswith(f"{inside}/")
+        ]
         if not files and inside.endswith(".parquet"):
             raise ConfigurationError(
-                f"{place} does not count in the Delta table {root}",
-                hint="Give the table; --topic takes a part of it.",
+                f"{place} is not a current file of the Delta table {root}",
+                hint="Give the table; --topic selects a part of it.",
             )
-        files = [each for each in files if wanted(each.partition)]
-    files.sort(key=lambda each: each.path)
-    return root, [ArchiveFile(storage, each.path, None, table=each) for each in files]
+        files = [file for file in files if is_selected(file.partition)]
+    files.sort(key=attrgetter("path"))
+    return root, [ArchiveFile(storage, file.path, None, table=file) for file in files]
 
 
-def _parquet_entries(root: Place, listed: Iterable[Entry], wanted: Wanted) -> list[Entry]:
-    """Return the ``wanted`` Parquet files that count, of a listing, in order.
+def _parquet_entries(
+    root: Place, listed: Iterable[Entry], is_selected: PartitionFilter
+) -> list[Entry]:
+    """Return the selected and valid Parquet files of a listing, in order.
 
-    Where Spark's file sink has a log, at the ``root``, they are those that it names. Raises
+    If the ``root`` has the log of Spark's file sink, only files in the log are valid. Raises
     ``OSError`` and `OutputError`.
     """
-    counting = committed(root)
+    committed = committed_names(root)
     return [
         entry
-        for entry in sorted(listed, key=lambda each: each.name)
+        for entry in sorted(listed, key=attrgetter("name"))
         if entry.name.endswith(".parquet")
-        and not _is_of_others(entry.name)
-        and (counting is None or entry.name.rpartition("/")[2] in counting)
-        and wanted(partition_of(entry.name))
+        and not _is_metadata(entry.name)
+        and (committed is None or entry.name.rpartition("/")[2] in committed)
+        and is_selected(partition_of(entry.name))
     ]
 
 
-_OF_ARCHIVES = (".log", ".jsonl", ".xz", ".bz2", *EXTENSIONS.values())
+_ARCHIVE_EXTENSIONS = (".log", ".jsonl", ".xz", ".bz2", *EXTENSIONS.values())
 
 
-def _is_of_parquet(listed: Iterable[Entry]) -> bool:
-    """Whether a place is one of Parquet: beside it only what is named as an archive is taken for
-    one, and any other file may be a note of somebody's."""
-    has_some = False
+def _has_only_parquet(listed: Iterable[Entry]) -> bool:
+    """Return whether a place has Parquet files and no archives.
+
+    In such a place a file is an archive only if its name ends like one: other programs may keep
+    any other file next to Parquet.
+    """
+    has_parquet = False
     for entry in listed:
         if _is_in_progress(entry):
             return False
-        if entry.size and not _is_of_others(entry.name):
-            if entry.name.endswith(_OF_ARCHIVES):
+        if entry.size and not _is_metadata(entry.name):
+            if entry.name.endswith(_ARCHIVE_EXTENSIONS):
                 return False
-            has_some |= entry.name.endswith(".parquet")
-    return has_some
+            has_parquet |= entry.name.endswith(".parquet")
+    return has_parquet
 
 
-def committed(output: Place) -> set[str] | None:
-    """Return the names of the files that count; None where Spark's sink keeps no log.
+def committed_names(output: Place) -> set[str] | None:
+    """Return the names of the files in the log of Spark's file sink; None without a log.
 
-    That of a file is made up by Spark, so that it is enough without its directory. Raises
-    ``OSError``, and `OutputError`.
+    Spark makes unique names, so they identify a file without its directory. Raises ``OSError`` and
+    `OutputError`.
     """
     logs = [entry.name for entry in output.list(SINK_LOG)]
     if not logs:
         return None
-    known: set[str] = set()
+    committed: set[str] = set()
     for name in logs:
         if _BATCH.fullmatch(name.removeprefix(f"{SINK_LOG}/")):
             data = output.read(name)
@@ -464,40 +501,43 @@ def committed(output: Place) -> set[str] | None:
                 version, *lines = data.decode().splitlines()
                 if version != SINK_LOG_VERSION:
                     raise ValueError(f"it is of version {version}")
-                known |= {json.loads(line)["path"].rpartition("/")[2] for line in lines}
+                committed |= {json.loads(line)["path"].rpartition("/")[2] for line in lines}
             except (ValueError, KeyError, TypeError) as exc:
                 raise OutputError(f"cannot read {output / name} ({exc})") from exc
-    return known
+    return committed
 
 
-def table_files(places: Iterable[Place], wanted: Wanted = all_of) -> dict[Place, list[str]]:
-    """Return the files that count of Parquet and Delta tables, by the root that they are below.
+def table_files(
+    places: Iterable[Place], is_selected: PartitionFilter = any_partition
+) -> dict[Place, list[str]]:
+    """Return the valid files of Parquet and Delta tables, by the root of the table.
 
-    A place may lead into partitions, or be a file. Raises `NsqError`.
+    A place may be below partition folders, or a file. Raises `NsqError`.
     """
-    found: dict[Place, list[str]] = {}
-    has_log, all_in = cache(_has_log), cache(_all_in)  # of a thousand files of one table
+    names_by_root: dict[Place, list[str]] = {}
+    # The places may be a thousand files of one table.
+    has_log, files_of_table = cache(_has_log), cache(_files_of_table)
     for place in (place.absolute() for place in places):
         with translating_errors("read", place):
-            root, in_table = files_in_table(str(place), wanted, has_log, all_in)
+            root, in_table = files_in_table(str(place), is_selected, has_log, files_of_table)
             inside = "" if root == place else str(place)[len(str(root)) + 1 :]
-            names = found.setdefault(root, [])
+            names = names_by_root.setdefault(root, [])
             if in_table is not None:
-                names += [each.name for each in in_table]
+                names += [file.name for file in in_table]
             elif inside.endswith(".parquet"):
-                names += [inside] if wanted(partition_of(inside)) else []
+                names += [inside] if is_selected(partition_of(inside)) else []
             else:
                 listed = root.list(inside)
-                names += [each.name for each in _parquet_entries(root, listed, wanted)]
-    return {root: list(dict.fromkeys(names)) for root, names in found.items()}
+                names += [entry.name for entry in _parquet_entries(root, listed, is_selected)]
+    return {root: list(dict.fromkeys(names)) for root, names in names_by_root.items()}
 
 
-# -- of what kind a place is --------------------------------------------------------------------
+# -- archives, Parquet or Delta -----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Where messages are. Made by `find_inputs`."""
+    """Places with messages, by format; see `find_inputs`."""
 
     archives: tuple[Place, ...] = ()
     parquet: tuple[Place, ...] = ()
@@ -505,30 +545,30 @@ class Inputs:
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """All of them."""
+        """The places of all formats."""
         return (*self.archives, *self.parquet, *self.delta)
 
 
 def find_inputs(paths: Sequence[Place]) -> Inputs:
-    """Separate archives from Parquet and Delta; a place of both is read as archives are.
+    """Separate archives, Parquet and Delta tables; a mixed place counts as archives.
 
-    Raises `NotFoundError`, and as `failure_of` says.
+    Raises `NotFoundError` and the errors of `failure_of`.
     """
-    found: dict[str, list[Place]] = {"archives": [], "parquet": [], "delta": []}
+    inputs: dict[str, list[Place]] = {"archives": [], "parquet": [], "delta": []}
     for path in (path.absolute() for path in paths):
-        with _looking_at(path):
-            found[_kind(path)].append(path)
-    return Inputs(**{kind: tuple(places) for kind, places in found.items()})
+        with _raising_not_found(path):
+            inputs[_format_of(path)].append(path)
+    return Inputs(**{name: tuple(places) for name, places in inputs.items()})
 
 
-def _kind(place: Place) -> str:
-    """Return of what kind a place is. Raises ``OSError``."""
+def _format_of(place: Place) -> str:
+    """Return the field of `Inputs` for a place. Raises ``OSError``."""
     is_folder = place.may_be_folder()
     if is_folder and is_table(place):
         return "delta"
     listed = place.list() if is_folder else iter(())
     if (first := next(listed, None)) is not None:
-        return "parquet" if _is_of_parquet(chain([first], listed)) else "archives"
+        return "parquet" if _has_only_parquet(chain([first], listed)) else "archives"
     if is_folder and not _may_be_object(place):
         return "archives"
     beginning = place.read_range("", 0, len(PARQUET_MAGIC))

@@ -25,7 +25,7 @@ import pyarrow
 from pyarrow import ArrowException, compute, parquet, types
 
 from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, fields_of, join_errors
-from nsqtools.archive.catalog import PARTITIONS, PartitionKey, Source, place_of
+from nsqtools.archive.catalog import PARTITIONS, PartitionKey, Source, hash_path
 from nsqtools.archive.columns import bodies_as, message_schema, micros, read_batches
 from nsqtools.archive.delta import DeltaCatalog, TableFile
 from nsqtools.archive.layout import EVER, TimeRange
@@ -71,7 +71,7 @@ class Job:
     """What becomes one file. ``present`` are files of the output with messages of its times."""
 
     output: str
-    slot: PartitionKey
+    key: PartitionKey
     slices: tuple[Slice, ...]
     present: tuple[Source, ...] = ()
     settings: Settings = Settings()
@@ -88,19 +88,19 @@ class Job:
         """The name of the file, the same for the same work."""
         sources = (each for part in self.slices for each in part.sources)
         read = sorted({(each.key, each.size, each.begin) for each in sources})
-        identity = repr((self.slot, *self.range, [each.key for each in self.present]))
+        identity = repr((self.key, *self.range, [each.key for each in self.present]))
         digest = hashlib.sha256((identity + repr(read)).encode()).hexdigest()[:20]
         for key, size, begin in read:
-            if self.slot.day is None and begin.isalnum():  # `has_grown` knows it by that
-                digest += f"-{begin[:32]}-{size:x}-{place_of(key)}"
-        return f"{self.slot.folder}/compacted-{digest}.parquet"
+            if self.key.day is None and begin.isalnum():  # `has_grown` knows it by that
+                digest += f"-{begin[:32]}-{size:x}-{hash_path(key)}"
+        return f"{self.key.folder}/compacted-{digest}.parquet"
 
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
     """What became of a job. ``file`` is None when all of its messages were there already."""
 
-    slot: PartitionKey
+    key: PartitionKey
     file: TableFile | None
     read: int
     duplicates: int
@@ -121,7 +121,7 @@ def run_job(job: Job) -> JobResult:
         ParquetWriter(draft, reading.schema) as writer,
     ):
         for part in job.slices:
-            if job.slot.day is None:
+            if job.key.day is None:
                 for batch in reading.batches(part):
                     misfits += _misfits(batch)
                     writer.add(batch)
@@ -134,10 +134,10 @@ def run_job(job: Job) -> JobResult:
                 writer.add(batch)
         damages = tuple(reading.damages)
         if reading.rows == duplicates:
-            return JobResult(job.slot, None, reading.rows, duplicates, damages)
-        file = replace(writer.close(), path=job.name, partition=job.slot.values)
+            return JobResult(job.key, None, reading.rows, duplicates, damages)
+        file = replace(writer.close(), path=job.name, partition=job.key.values)
         publish(draft, storage, job.name)
-        return JobResult(job.slot, file, reading.rows, duplicates, damages, misfits)
+        return JobResult(job.key, file, reading.rows, duplicates, damages, misfits)
 
 
 def _misfits(rows: pyarrow.Table | pyarrow.RecordBatch) -> int:
@@ -175,7 +175,7 @@ class _Reading:
         self._job = job
         self.rows = 0
         self.damages: list[tuple[str, str]] = []
-        of_folders = job.slot.values
+        of_folders = job.key.values
         some = [*message_schema(job.settings.body), *(job.others or ())]
         self.schema = pyarrow.schema([each for each in some if each.name not in of_folders])
         self._columns = None
@@ -185,7 +185,7 @@ class _Reading:
 
     def batches(self, part: Slice) -> Iterator[pyarrow.RecordBatch]:
         """Iterate over the messages of a slice. Raises `NsqError` for what is damaged."""
-        bare = self._job.slot.day is None
+        bare = self._job.key.day is None
         within = EVER if bare else TimeRange(part.since_ns, part.until_ns)
         for source in part.sources:
             if source.is_parquet:

@@ -40,7 +40,7 @@ from nsqtools.archive.body_columns import (
     join_errors,
     json_schema,
 )
-from nsqtools.archive.catalog import DAY_NS, PARTITIONS, has_grown, place_of
+from nsqtools.archive.catalog import DAY_NS, PARTITIONS, has_grown, hash_path
 from nsqtools.archive.columns import message_schema, read_batches
 from nsqtools.archive.delta import INGESTED, DeltaCatalog, TableFile, refuse_other_form
 from nsqtools.archive.finding import ArchiveFile
@@ -334,7 +334,7 @@ def stem_of(archive: ArchiveFile, host: str) -> str:
     if archive.head is not None:
         return f"{identity}-{archive.members[0].min_ts:x}" if archive.members else identity
     place = archive.shown if archive.is_remote else os.path.abspath(archive.shown)
-    return f"{identity}-{archive.size():x}-{place_of(place)}"
+    return f"{identity}-{archive.size():x}-{hash_path(place)}"
 
 
 # -- into the table -----------------------------------------------------------------------------

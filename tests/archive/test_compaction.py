@@ -289,7 +289,7 @@ def test_a_folder_in_a_table_has_what_the_log_of_the_table_names(tmp_path: Path)
     assert table_files([place, place / "topic=a"]) == {place: [kept.path]}
     assert [each.name for each in find_archives([table / "topic=a"])] == [kept.path]
     assert done(compact(table / "topic=a", tmp_path / "out")) == (1, 0)
-    with pytest.raises(ConfigurationError, match="does not count in the Delta table"):
+    with pytest.raises(ConfigurationError, match="is not a current file of the Delta table"):
         find_archives([removed])
     (table / ".nsq-log").mkdir()
     write_archive(table / ".nsq-log" / "a.gz", [message(1)])
@@ -489,7 +489,7 @@ def test_open_days_and_other_topics_are_left_out(tmp_path: Path) -> None:
     compaction = Compaction(inputs, LocalPlace(tmp_path / "out"), chosen, Settings(), now_s=at)
     compaction.plan()
 
-    states = {each.slot.day: each.state for each in compaction.partitions}
+    states = {each.key.day: each.state for each in compaction.partitions}
     assert states == {DAY: "new", NEXT_DAY: "open"}
     with compaction.locked(), pytest.raises(OutputError, match="another run writes to"):
         compact(tmp_path / "a", tmp_path / "out")

@@ -15,7 +15,7 @@ from plugins.archives import Writer, numbered, values_of, write_archive
 from plugins.object_store import BetweenPages, Bucket
 from plugins.waiting import patience_s
 
-from nsqtools.archive.catalog import sources_of
+from nsqtools.archive.catalog import find_sources
 from nsqtools.archive.finding import find_archives, table_files
 from nsqtools.archive.layout import INDEX, TimeRange, index_of, owner_of, part_of
 from nsqtools.archive.part_file import Directories, recover
@@ -257,7 +257,7 @@ def test_what_plans_ask_of_each_file_is_asked_of_many_at_a_time(
     assert plan_batch(settings)
     stream = ArchiveStream(settings, StreamSettings())
     assert len(stream.latest(Offset(), BatchLimits()).read) == 2
-    assert len(sources_of([parse_place(bucket.url)])) == 5
+    assert len(find_sources([parse_place(bucket.url)])) == 5
 
 
 def test_archives_in_a_bucket_need_no_jar(

@@ -315,11 +315,11 @@ def info(paths: ArchivePaths, *, form: ListingForm, runtime: Session) -> None:
         nsq archive info /var/nsq
         nsq archive info clicks.log.gz --json
     """
-    from nsqtools.archive.finding import find_archives, of_each
+    from nsqtools.archive.finding import find_archives, map_archives
     from nsqtools.archive.reader import look_at
 
     rows, found = [], find_archives(paths)
-    for archive, scan in zip(found, of_each(look_at, found), strict=True):
+    for archive, scan in zip(found, map_archives(look_at, found), strict=True):
         times = [time for m in scan.members if m.max_ts for time in (m.min_ts, m.max_ts)]
         span = [utc_text(end(times) // NS, "seconds") if times else None for end in (min, max)]
         kind = "jsonl" if scan.topics else "raw"

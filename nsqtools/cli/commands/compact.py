@@ -254,11 +254,11 @@ def tell_outcome(runtime: Runtime, compaction: Compaction) -> ExitStatus:
         runtime.print_error(
             f"nsq: {each.shown}: left out, as it has changed since it was compacted"
         )
-    opened = Counter(each.slot.day for each in compaction.partitions if each.state == "open")
+    opened = Counter(each.key.day for each in compaction.partitions if each.state == "open")
     for day, count in opened.items():
         topics = counted(count, "topic")
         runtime.info(f"nsq: {day} ({topics}) is left out: it is not over, see --grace")
-    if bare := sum(each.read for each in done if each.slot.day is None):
+    if bare := sum(each.read for each in done if each.key.day is None):
         runtime.info(
             f"nsq: {bare} bare bodies have no id and no time: all were kept, without a date"
         )
@@ -266,9 +266,9 @@ def tell_outcome(runtime: Runtime, compaction: Compaction) -> ExitStatus:
     files = sum(each.file is not None for each in done)
     if misfits := sum(each.misfits for each in done):
         runtime.info(f"nsq: {misfits} bodies did not fit their columns: _error says why")
-    if slots := compaction.without_columns:
+    if keys := compaction.without_columns:
         runtime.print_error(
-            f"nsq: {counted(len(slots), 'partition')} without columns of --schema: rows that are "
+            f"nsq: {counted(len(keys), 'partition')} without columns of --schema: rows that are "
             "Parquet already get none"
         )
         runtime.print_error("hint: compact the archives to another --output")
@@ -281,6 +281,6 @@ def tell_outcome(runtime: Runtime, compaction: Compaction) -> ExitStatus:
 
 
 def _document(partition: Partition, **figures: int) -> dict[str, Any]:
-    slot = partition.slot
-    day = slot.day.isoformat() if slot.day else None
-    return {"topic": slot.topic, "date": day, "state": partition.state, **figures}
+    key = partition.key
+    day = key.day.isoformat() if key.day else None
+    return {"topic": key.topic, "date": day, "state": partition.state, **figures}

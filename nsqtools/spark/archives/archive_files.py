@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 from urllib.parse import unquote
 
-from nsqtools.archive.finding import ArchiveFile, is_shown, read_index
+from nsqtools.archive.finding import ArchiveFile, is_visible, read_index
 from nsqtools.archive.form import ZSTD_BLOCK_SIZE, LineKind, form_of_text, text_of, why_foreign
 from nsqtools.archive.layout import (
     EVER,
@@ -551,7 +551,7 @@ class StoredListing:
         self, place: Place, folder: str, entries: Mapping[str, Entry]
     ) -> list[ListedFile]:
         """Return the files among some entries, with records from cache, catalog and manifests."""
-        names = list(filter(is_shown, entries))
+        names = list(filter(is_visible, entries))
         files: dict[str, ListedFile | None] = {
             name: file
             for name in names

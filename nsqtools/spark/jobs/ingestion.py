@@ -47,7 +47,7 @@ from nsqtools.archive.body_columns import ERROR
 from nsqtools.archive.catalog import DAY_NS, PARTITIONS
 from nsqtools.archive.columns import IDENTITY
 from nsqtools.archive.delta import INGESTED, SINK_LOG, DeltaCatalog, refuse_other_form
-from nsqtools.archive.finding import committed
+from nsqtools.archive.finding import committed_names
 from nsqtools.archive.layout import TimeRange
 from nsqtools.archive.place import Place, PlaceLock, refuse_nested, translating_errors
 from nsqtools.archive.slices import prepare_table
@@ -271,7 +271,7 @@ def remove_leftovers(places: IngestPlaces) -> None:
             return
         place = places.output.absolute()
         names = [entry.name for entry in place.list()]
-        counted = committed(place) or set()  # Spark creates the log with the end of a batch.
+        counted = committed_names(place) or set()  # Spark creates the log with the end of a batch.
         for match in filter(None, map(_DATA.fullmatch, names)):
             if match[2] not in counted:
                 place.delete(match[0])

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from nsqtools.archive.catalog import NEEDED, range_of, without_columns
+from nsqtools.archive.catalog import REQUIRED_COLUMNS, day_range, missing_columns_error
 from nsqtools.archive.columns import filtered_columns
 from nsqtools.archive.delta import Partition
 from nsqtools.archive.finding import Inputs, table_files
@@ -55,7 +55,7 @@ class Choice(NamedTuple):
         if self.topics and topic is not None and topic not in self.topics:
             return False
         try:
-            begin, end = range_of(date.fromisoformat(day or ""))
+            begin, end = day_range(date.fromisoformat(day or ""))
         except ValueError:  # The date is missing or malformed.
             return True
         return self.within.meets(begin, end - 1)
@@ -172,8 +172,8 @@ def read_files(
         if not urls:
             return spark.createDataFrame([], columns)
         file_columns = reader.parquet(urls[0]).columns
-        if missing := [name for name in NEEDED if name not in file_columns]:
-            raise without_columns(f"{root}/{names[0]}", missing)
+        if missing := [name for name in REQUIRED_COLUMNS if name not in file_columns]:
+            raise missing_columns_error(f"{root}/{names[0]}", missing)
         return reader.schema(columns).parquet(*urls)
     if not urls:
         raise NotFoundError(f"{root} has no rows yet")
