@@ -1,12 +1,12 @@
-"""A slice of time becomes a file: read, sorted, each message once, written, compared, published.
+"""Write one sorted and deduplicated Parquet file from slices of time.
 
-All copies of a message have the same time of nsqd, so a *slice* of time of one topic has all of
-them, and slices need nothing of each other: no shuffle, and no more memory than a slice. `run_job`
-makes one file of some slices in a row, in a process of `compaction` or in a task of Spark.
+All copies of a message have the same nsqd timestamp, so a *slice* of time of one topic contains all
+of them. Slices are independent, so there is no shuffle, and a job needs the memory of one slice.
+`run_job` writes one file from consecutive slices, in a process of `compaction` or a task of Spark.
 
-Of what is in the output already only the identities are read, for the times concerned: a message
-that is there is left out. The name of a file says what it was made of, so that a job that is tried
-again makes the same file, and another one never takes its name.
+Messages that the output already has are skipped. To find them, only the identities in the slice's
+range of times are read from the output. The name of a file contains a hash of its inputs, so that a
+retried job makes the same file and a different job never the same name.
 """
 
 from __future__ import annotations
@@ -39,14 +39,15 @@ from nsqtools.files.durable import make_folders, sync_folder
 from nsqtools.files.scratch import scratch_directory
 from nsqtools.records.envelope import BodyKind
 
-KEY = ["ts_ns", "nsqd", "id"]
+IDENTITY = ["ts_ns", "nsqd", "id"]
+"""The columns that identify a message."""
 NOTES = "_compaction"
 STAGING = f"{NOTES}/staging"
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A range of times, and the files that may have messages of it."""
+    """A range of times, and the files that may have messages in it."""
 
     since_ns: int
     until_ns: int
@@ -55,7 +56,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How files are made."""
+    """Options of a compaction."""
 
     target_bytes: int = 256 << 20
     parallel: int = 1
@@ -63,42 +64,43 @@ class Settings:
     skips_damaged: bool = False
     body: BodyKind = BodyKind.string
     fields: Mapping[str, Any] | None = None
-    """The JSON Schema by which bodies of archives have columns; None for none."""
+    """The JSON Schema of the columns that bodies of archives get; None for no such columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What becomes one file. ``present`` are files of the output with messages of its times."""
+    """The inputs of one file. ``present`` are files of the output with messages of these times."""
 
     output: str
     key: PartitionKey
     slices: tuple[Slice, ...]
     present: tuple[Source, ...] = ()
     settings: Settings = Settings()
-    others: pyarrow.Schema | None = None
-    """The columns of the output beside those of a message."""
+    extra_columns: pyarrow.Schema | None = None
+    """The columns of the output in addition to those of a message."""
 
     @property
     def range(self) -> tuple[int, int]:
-        """The times of its messages, in nanoseconds: from and until."""
+        """The range of times in nanoseconds: since and until."""
         return self.slices[0].since_ns, self.slices[-1].until_ns
 
     @property
     def name(self) -> str:
-        """The name of the file, the same for the same work."""
-        sources = (each for part in self.slices for each in part.sources)
-        read = sorted({(each.key, each.size, each.begin) for each in sources})
-        identity = repr((self.key, *self.range, [each.key for each in self.present]))
-        digest = hashlib.sha256((identity + repr(read)).encode()).hexdigest()[:20]
-        for key, size, begin in read:
-            if self.key.day is None and begin.isalnum():  # `has_grown` knows it by that
-                digest += f"-{begin[:32]}-{size:x}-{hash_path(key)}"
+        """The name of the file; the same inputs give the same name."""
+        sources = (source for part in self.slices for source in part.sources)
+        inputs = sorted({(source.key, source.size, source.begin) for source in sources})
+        identity = repr((self.key, *self.range, [source.key for source in self.present]))
+        digest = hashlib.sha256((identity + repr(inputs)).encode()).hexdigest()[:20]
+        for path, size, begin in inputs:
+            # `has_grown` recognizes a file of bare bodies by this ending.
+            if self.key.day is None and begin.isalnum():
+                digest += f"-{begin[:32]}-{size:x}-{hash_path(path)}"
         return f"{self.key.folder}/compacted-{digest}.parquet"
 
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """What became of a job. ``file`` is None when all of its messages were there already."""
+    """The result of a job. ``file`` is None if the output had all of its messages already."""
 
     key: PartitionKey
     file: TableFile | None
@@ -108,12 +110,12 @@ class JobResult:
     misfits: int = 0
 
 
-# -- the work of one file -----------------------------------------------------------------------
+# -- running a job ------------------------------------------------------------------------------
 
 
 def run_job(job: Job) -> JobResult:
-    """Make one file: read, sort, deduplicate, write, compare, publish. Raises `NsqError`."""
-    storage, reading = parse_place(job.output), _Reading(job)
+    """Read, sort, deduplicate and write one file, verify and publish it. Raises `NsqError`."""
+    storage, reading = parse_place(job.output), _JobReader(job)
     duplicates = misfits = 0
     with (
         translating_errors("compact into", job.output),
@@ -127,10 +129,10 @@ def run_job(job: Job) -> JobResult:
                     writer.add(batch)
                 continue
             rows = pyarrow.Table.from_batches(reading.batches(part), reading.schema)
-            kept = anti_join(deduplicated(rows), reading.identities(part))
-            duplicates += rows.num_rows - kept.num_rows
-            misfits += _misfits(kept)
-            for batch in kept.to_batches(1 << 16):
+            new_rows = anti_join(deduplicate(rows), reading.identities(part))
+            duplicates += rows.num_rows - new_rows.num_rows
+            misfits += _misfits(new_rows)
+            for batch in new_rows.to_batches(1 << 16):
                 writer.add(batch)
         damages = tuple(reading.damages)
         if reading.rows == duplicates:
@@ -141,13 +143,13 @@ def run_job(job: Job) -> JobResult:
 
 
 def _misfits(rows: pyarrow.Table | pyarrow.RecordBatch) -> int:
-    """How many bodies did not fit their columns."""
+    """Return how many bodies did not fit their columns."""
     return int(rows.num_rows - rows[ERROR].null_count) if ERROR in rows.schema.names else 0
 
 
 @contextmanager
 def draft_for(storage: Place) -> Iterator[Path]:
-    """Where a file for a storage is made: beside its place, if that is a directory."""
+    """Yield the path of a draft for a storage: on its own disk, unless it is remote."""
     if not storage.is_remote:
         staging = storage.path / STAGING
         staging.mkdir(0o750, parents=True, exist_ok=True)
@@ -158,7 +160,7 @@ def draft_for(storage: Place) -> Iterator[Path]:
 
 
 def publish(draft: Path, storage: Place, name: str) -> None:
-    """Move a file that is durable to its place, where it appears whole. Raises ``OSError``."""
+    """Move a durable file into the storage atomically. Raises ``OSError``."""
     if not storage.is_remote:
         final = storage.path / name
         make_folders(storage.path, final.parent, 0o750)
@@ -168,67 +170,68 @@ def publish(draft: Path, storage: Place, name: str) -> None:
         storage.verify(name, draft, storage.put_file(name, draft))
 
 
-class _Reading:
-    """Reads what a job names, in the columns of its output."""
+class _JobReader:
+    """Reads the inputs of a job, in the columns of its output."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self.rows = 0
         self.damages: list[tuple[str, str]] = []
-        of_folders = job.key.values
-        some = [*message_schema(job.settings.body), *(job.others or ())]
-        self.schema = pyarrow.schema([each for each in some if each.name not in of_folders])
+        partitions = job.key.values
+        columns = [*message_schema(job.settings.body), *(job.extra_columns or ())]
+        self.schema = pyarrow.schema([field for field in columns if field.name not in partitions])
         self._columns = None
         if job.settings.fields is not None:
             fields = fields_of(job.settings.fields)
-            self._columns = BodyColumns(fields, job.others or (), evolves=False)
+            self._columns = BodyColumns(fields, job.extra_columns or (), evolves=False)
 
     def batches(self, part: Slice) -> Iterator[pyarrow.RecordBatch]:
-        """Iterate over the messages of a slice. Raises `NsqError` for what is damaged."""
-        bare = self._job.key.day is None
-        within = EVER if bare else TimeRange(part.since_ns, part.until_ns)
+        """Iterate over the messages of a slice. Raises `NsqError` for damage."""
+        is_bare = self._job.key.day is None
+        within = EVER if is_bare else TimeRange(part.since_ns, part.until_ns)
         for source in part.sources:
             if source.is_parquet:
                 try:
                     with source.file.storage.open(source.file.name) as file:
                         for batch in read(file, within=within):
-                            yield self._taken(self._of_topic(batch, source))
-                except (CorruptError, ArrowException) as exc:  # a number may be too large
+                            yield self._fit(self._filter_topic(batch, source))
+                # Arrow raises its own error for a number that is too large for its column.
+                except (CorruptError, ArrowException) as exc:
                     self._on_damage(source, str(exc).partition("\n")[0])
                 continue
-            counted: list[int] = []
+            row_counts: list[int] = []
             for batch in read_batches(
                 source.file,
                 lambda _, problem, source=source: self._on_damage(source, problem),  # type: ignore[misc]
                 kind=self._job.settings.body,
                 delimiter=self._job.settings.delimiter,
                 within=within,
-                on_rows=counted.append,
+                on_rows=row_counts.append,
             ):
-                chosen = self._of_topic(batch, source)
-                typed = self._columns.add(chosen) if self._columns else chosen
-                yield self._taken(typed)
-            known = source.file.members
-            spans = source.spans if known is None else filter(within.may_have, known)
+                rows = self._filter_topic(batch, source)
+                yield self._fit(self._columns.add(rows) if self._columns else rows)
+            members = source.file.members
+            spans = source.spans if members is None else filter(within.may_have, members)
             expected = sum(span.messages for span in spans)
-            if not source.damage and not bare and sum(counted) != expected:
-                problem = f"it has {sum(counted)} messages, and {expected} in its index"
+            if not source.damage and not is_bare and sum(row_counts) != expected:
+                problem = f"it has {sum(row_counts)} messages, and {expected} in its index"
                 self._on_damage(source, problem)
 
-    def _taken(self, batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
+    def _fit(self, batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
         self.rows += batch.num_rows
-        return fitted(batch, self.schema, self._job.settings.body)
+        return fit_to_schema(batch, self.schema, self._job.settings.body)
 
-    def _of_topic(self, batch: pyarrow.RecordBatch, source: Source) -> pyarrow.RecordBatch:
+    def _filter_topic(self, batch: pyarrow.RecordBatch, source: Source) -> pyarrow.RecordBatch:
         if source.is_parquet and not source.is_shared:
             return batch
-        topics = batch["topic"].cast(pyarrow.string())  # from large ones, and from dictionaries
+        # Other programs write large strings or dictionaries.
+        topics = batch["topic"].cast(pyarrow.string())
         mask = compute.is_in(topics, value_set=pyarrow.array([source.topic], topics.type))
         if compute.all(mask, min_count=0).as_py():
             return batch
         if source.damage or not source.is_shared:
-            other = "it has topics that its first and last messages do not have"
-            self._on_damage(source, source.damage or other)
+            problem = "it has topics that its first and last messages do not have"
+            self._on_damage(source, source.damage or problem)
         return batch.filter(mask)
 
     def _on_damage(self, source: Source, problem: str) -> None:
@@ -237,84 +240,86 @@ class _Reading:
         self.damages.append((source.shown, problem))
 
     def identities(self, part: Slice) -> pyarrow.Table:
-        """Return the identities of what the output has of the times of a slice."""
+        """Return the identities of the messages that the output already has in a slice."""
         within = TimeRange(part.since_ns, part.until_ns)
-        found: list[Any] = []
+        batches: list[Any] = []
         for source in self._job.present:
             if source.between(part.since_ns, part.until_ns):
                 try:
                     with source.file.storage.open(source.file.name) as file:
-                        found += read(file, KEY, within)
+                        batches += read(file, IDENTITY, within)
                 except CorruptError as exc:
                     raise OutputError(
                         f"cannot read {source.shown}: {exc}",
-                        hint="Restore it: without it the messages that are there are unknown.",
+                        hint="Restore it: duplicates of its messages cannot be found without it.",
                     ) from exc
-        kinds = zip(KEY, (pyarrow.int64(), pyarrow.string(), pyarrow.string()), strict=True)
-        batches = [each.select(KEY) for each in found]
-        return pyarrow.Table.from_batches(batches, pyarrow.schema(list(kinds)))
+        kinds = (pyarrow.int64(), pyarrow.string(), pyarrow.string())
+        schema = pyarrow.schema(list(zip(IDENTITY, kinds, strict=True)))
+        return pyarrow.Table.from_batches([batch.select(IDENTITY) for batch in batches], schema)
 
 
-def fitted(
+def fit_to_schema(
     batch: pyarrow.RecordBatch, schema: pyarrow.Schema, kind: BodyKind
 ) -> pyarrow.RecordBatch:
-    """Give a batch the columns of an output: those that it lacks are null.
+    """Return a batch in the columns of a schema; columns that it lacks are null.
 
-    A value of another type than its column does not fit: it is null then, as when the body had
-    been read, and ``_error`` says why.
+    A value that does not fit the type of its column becomes null, as when a body is read, and
+    ``_error`` has the reason.
     """
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     if "body" in columns:
         columns |= bodies_as(columns["body"], columns.get("body_bytes"), kind)
-    if "ts_ns" in columns:  # pandas has nanoseconds here, too
+    # The time of a file that pandas wrote has nanoseconds, so it is computed again.
+    if "ts_ns" in columns:
         columns["timestamp"] = micros(columns["ts_ns"])
-    for each in schema:
-        if each.name in RESERVED or each.name not in columns:
+    for field in schema:
+        if field.name in RESERVED or field.name not in columns:
             continue
-        columns[each.name], fits = _converted(columns[each.name], each.type)
+        columns[field.name], fits = _convert(columns[field.name], field.type)
         if not compute.all(fits).as_py():
-            nothing = pyarrow.nulls(batch.num_rows, pyarrow.string())
-            wrong = compute.if_else(fits, nothing, f"{each.name} is not {each.type}")
-            columns[each.name] = compute.if_else(fits, columns[each.name], None)
-            columns[ERROR] = join_errors(columns.get(ERROR, nothing), wrong)
+            nulls = pyarrow.nulls(batch.num_rows, pyarrow.string())
+            errors = compute.if_else(fits, nulls, f"{field.name} is not {field.type}")
+            columns[field.name] = compute.if_else(fits, columns[field.name], None)
+            columns[ERROR] = join_errors(columns.get(ERROR, nulls), errors)
     arrays = [
-        columns[each.name].cast(each.type)
-        if each.name in columns
-        else pyarrow.nulls(batch.num_rows, each.type)
-        for each in schema
+        columns[field.name].cast(field.type)
+        if field.name in columns
+        else pyarrow.nulls(batch.num_rows, field.type)
+        for field in schema
     ]
     return pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _converted(values: Any, kind: Any) -> tuple[Any, Any]:
-    """Return values as another type has them, and which of them it has, null included."""
+def _convert(values: Any, kind: Any) -> tuple[Any, Any]:
+    """Return values converted to another type, and which of them were converted without loss."""
     if values.type == kind:
         return values, pyarrow.scalar(True)
     if all(types.is_integer(each) or types.is_floating(each) for each in (values.type, kind)):
         converted = values.cast(kind, safe=False)
-        same = compute.equal(converted.cast(values.type, safe=False), values)
-        nan = types.is_floating(kind)  # which equals nothing
-        return converted, compute.or_kleene(same, values.is_null(nan_is_null=nan))
+        is_same = compute.equal(converted.cast(values.type, safe=False), values)
+        # NaN is not equal to itself, but a floating type has it.
+        is_null = values.is_null(nan_is_null=types.is_floating(kind))
+        return converted, compute.or_kleene(is_same, is_null)
     return pyarrow.nulls(len(values), kind), values.is_null()
 
 
 def body_kind(table: DeltaCatalog) -> BodyKind | None:
-    """Return what the bodies of a table are, None of one that is not there."""
-    return _kind_in(table.schema()) if table.exists() else None
+    """Return the kind of bodies in a table; None if the table does not exist."""
+    return _body_kind_in(table.schema()) if table.exists() else None
 
 
 def body_kind_of(present: Iterable[Sequence[Source]]) -> BodyKind | None:
-    """Return what the bodies of Parquet that is there are: earlier versions wrote bytes."""
+    """Return the kind of bodies in existing Parquet files: early versions wrote bytes."""
     first = next(chain.from_iterable(present), None)
-    return None if first is None else _kind_in(columns_in(first))
+    return None if first is None else _body_kind_in(columns_in(first))
 
 
-def _kind_in(schema: pyarrow.Schema) -> BodyKind:
+def _body_kind_in(schema: pyarrow.Schema) -> BodyKind:
     return BodyKind.binary if types.is_binary(schema.field("body").type) else BodyKind.string
 
 
 def columns_in(source: Source) -> pyarrow.Schema:
-    """Return the columns of a file of Parquet. Raises `NsqError`, and as `failure_of` says."""
+    """Return the columns of a Parquet file. Raises `NsqError` and the errors of `failure_of`."""
     with translating_errors("read", source.shown):
         try:
             with source.file.open() as file, parquet.ParquetFile(file) as opened:
@@ -324,84 +329,88 @@ def columns_in(source: Source) -> pyarrow.Schema:
 
 
 def prepare_table(
-    table: DeltaCatalog, columns: pyarrow.Schema, kind: BodyKind, others: Sequence[str] = ()
+    table: DeltaCatalog, columns: pyarrow.Schema, kind: BodyKind, partitions: Sequence[str] = ()
 ) -> None:
-    """Make a table of messages if there is none, and add the ``columns`` of bodies that it lacks.
+    """Create a table of messages if it does not exist, and add missing ``columns`` of bodies.
 
-    ``others`` are more columns of partitions. Raises `OutputError` for a column of another type.
+    ``partitions`` are partition columns in addition to topic and date. Raises `OutputError` for a
+    column of another type.
     """
     if not table.exists():
         schema = message_schema(kind).append(pyarrow.field("date", pyarrow.date32()))
-        for name in others:
+        for name in partitions:
             schema = schema.append(pyarrow.field(name, pyarrow.string()))
-        table.create(schema, [*PARTITIONS, *others])
-    own = {each.name: each for each in columns if each.name not in RESERVED}
-    for name in table.partition_columns if own else ():
-        own.pop(name, None)
-    for name, there in table.add_columns(own.values()).items() if own else ():
-        kind = columns.field(name).type
-        what = f"{there} in {table.storage.url}, not {kind}"
-        if there == kind:
-            what = f"the column of another field in {table.storage.url}"
+        table.create(schema, [*PARTITIONS, *partitions])
+    new_columns = {field.name: field for field in columns if field.name not in RESERVED}
+    for name in table.partition_columns if new_columns else ():
+        new_columns.pop(name, None)
+    conflicts = table.add_columns(new_columns.values()) if new_columns else {}
+    for name, present_type in conflicts.items():
+        new_type = columns.field(name).type
+        problem = f"{present_type} in {table.storage.url}, not {new_type}"
+        if present_type == new_type:
+            problem = f"the column of another field in {table.storage.url}"
         raise OutputError(
-            f"{name} is {what}",
+            f"{name} is {problem}",
             hint="Give a schema with the types of the table, or another table.",
         )
 
 
 def unreadable(source: Source, problem: str) -> NsqError:
     """Return the error for damage that ends a compaction."""
-    remedy = "Repair it with nsq archive repair"
-    if source.is_parquet:
-        remedy = REMAKE
+    remedy = REMAKE if source.is_parquet else "Repair it with nsq archive repair"
     return NsqError(
         f"cannot read {source.shown}: {problem}",
-        hint=f"{remedy}, or leave out what is damaged with --skip-damaged.",
+        hint=f"{remedy}, or skip what is damaged with --skip-damaged.",
     )
 
 
-def deduplicated(rows: pyarrow.Table) -> pyarrow.Table:
-    """Return the rows in the order of time, one for each identity: that of the fewest attempts.
+def deduplicate(rows: pyarrow.Table) -> pyarrow.Table:
+    """Return rows sorted by time, one for each identity: the one with the fewest attempts.
 
-    Only rows of equal times are compared. One without an id is kept.
+    Only rows with equal times are compared. Rows without an id are kept.
     """
     if rows.num_rows < 2:
         return rows
     rows = in_time_order(rows).combine_chunks()
     times = rows["ts_ns"].combine_chunks()
-    same = compute.equal(times[:-1], times[1:])
-    if not compute.any(same).as_py():
+    is_equal = compute.equal(times[:-1], times[1:])
+    if not compute.any(is_equal).as_py():
         return rows
-    no = pyarrow.array([False])
-    run = compute.or_(pyarrow.concat_arrays([no, same]), pyarrow.concat_arrays([same, no]))
-    places = compute.indices_nonzero(run)
-    some = rows.select([*KEY, "attempts"]).take(places)
+    # A candidate has the time of the row before it or after it.
+    false = pyarrow.array([False])
+    equals_previous = pyarrow.concat_arrays([false, is_equal])
+    equals_next = pyarrow.concat_arrays([is_equal, false])
+    indices = compute.indices_nonzero(compute.or_(equals_previous, equals_next))
+    candidates = rows.select([*IDENTITY, "attempts"]).take(indices)
     columns = {
-        "ts_ns": some["ts_ns"],
-        "nsqd": compute.fill_null(some["nsqd"], ""),
-        "id": some["id"],
-        "attempts": compute.fill_null(some["attempts"], 0),
-        "at": places,
+        "ts_ns": candidates["ts_ns"],
+        "nsqd": compute.fill_null(candidates["nsqd"], ""),
+        "id": candidates["id"],
+        "attempts": compute.fill_null(candidates["attempts"], 0),
+        "index": indices,
     }
-    some = pyarrow.table(columns).sort_by([(name, "ascending") for name in columns])
-    before, after = some[:-1], some[1:]
-    repeats = [compute.equal(before[name], after[name]) for name in KEY]  # null for one without id
-    return _dropping(rows, after["at"].filter(reduce(compute.and_kleene, repeats)))
+    candidates = pyarrow.table(columns).sort_by([(name, "ascending") for name in columns])
+    previous, following = candidates[:-1], candidates[1:]
+    # A comparison with a missing id is null, so the row is kept.
+    repeats = [compute.equal(previous[name], following[name]) for name in IDENTITY]
+    return _drop(rows, following["index"].filter(reduce(compute.and_kleene, repeats)))
 
 
-def _dropping(rows: pyarrow.Table, drop: Any) -> pyarrow.Table:
+def _drop(rows: pyarrow.Table, indices: Any) -> pyarrow.Table:
     numbers = compute.indices_nonzero(pyarrow.repeat(True, rows.num_rows))
-    return rows.filter(compute.invert(compute.is_in(numbers, value_set=drop)))
+    return rows.filter(compute.invert(compute.is_in(numbers, value_set=indices)))
 
 
 def anti_join(rows: pyarrow.Table, present: pyarrow.Table) -> pyarrow.Table:
-    """Return the rows whose identity is not among those that are there."""
+    """Return the rows whose identity is not in ``present``."""
     if not present.num_rows or not rows.num_rows:
         return rows
-    known = compute.unique(present["ts_ns"])
-    places = compute.indices_nonzero(compute.is_in(rows["ts_ns"], value_set=known))
-    some = rows.select(KEY).take(places)
-    there = set(zip(*(present[name].to_pylist() for name in KEY), strict=True))
-    keys = zip(*(some[name].to_pylist() for name in KEY), strict=True)
-    drop = [key[2] is not None and key in there for key in keys]
-    return _dropping(rows, places.filter(pyarrow.array(drop, pyarrow.bool_())))
+    # The identities of rows become Python objects only where the times match.
+    times = compute.unique(present["ts_ns"])
+    indices = compute.indices_nonzero(compute.is_in(rows["ts_ns"], value_set=times))
+    candidates = rows.select(IDENTITY).take(indices)
+    present_keys = set(zip(*(present[name].to_pylist() for name in IDENTITY), strict=True))
+    keys = zip(*(candidates[name].to_pylist() for name in IDENTITY), strict=True)
+    is_present = [key[2] is not None and key in present_keys for key in keys]
+    return _drop(rows, indices.filter(pyarrow.array(is_present, pyarrow.bool_())))

@@ -32,7 +32,15 @@ from nsqtools.archive.part_file import Directories, PartFile, finish
 from nsqtools.archive.place import LocalPlace, Place
 from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.reader import repair
-from nsqtools.archive.slices import NOTES, Job, JobResult, Settings, deduplicated, fitted, run_job
+from nsqtools.archive.slices import (
+    NOTES,
+    Job,
+    JobResult,
+    Settings,
+    deduplicate,
+    fit_to_schema,
+    run_job,
+)
 from nsqtools.archive.table import TablePlan, convert
 from nsqtools.errors import ConfigurationError, NsqError, OutputError
 from nsqtools.protocol.frames import WireMessage
@@ -393,13 +401,16 @@ def test_one_row_of_each_identity_stays_and_no_number_fits_a_wider_column_of_suc
         }
     )
 
-    assert deduplicated(rows)["body"].to_pylist() == list("bdefgh")  # of the fewest attempts
+    assert deduplicate(rows)["body"].to_pylist() == list("bdefgh")  # of the fewest attempts
     batch = pyarrow.record_batch({"n": pyarrow.array([float("nan"), 1], pyarrow.float32())})
     for kind, errors in (("double", 0), ("int64", 1)):
         schema = pyarrow.schema([("n", kind), ("_error", "string")])
-        assert fitted(batch, schema, BodyKind.json)["_error"].null_count == 2 - errors
+        assert fit_to_schema(batch, schema, BodyKind.json)["_error"].null_count == 2 - errors
     two = pyarrow.record_batch({"body": [b"\xff", None], "body_bytes": [None, b"\xfe"]})
-    assert fitted(two, two.schema, BodyKind.string)["body_bytes"].to_pylist() == [b"\xff", b"\xfe"]
+    assert fit_to_schema(two, two.schema, BodyKind.string)["body_bytes"].to_pylist() == [
+        b"\xff",
+        b"\xfe",
+    ]
 
 
 def test_archives_go_when_all_of_them_is_in_parquet_and_not_before(tmp_path: Path) -> None:
