@@ -1,12 +1,11 @@
-"""Messages in Parquet: written in row groups, read back and compared; read by time.
+"""Write messages to Parquet with verification, and read them by time.
 
-A row group holds the messages that came one after the other, sorted by time, so that its statistics
-of ``ts_ns`` say what a reader need not look at. Memory is bounded by a row group, while writing,
-comparing and reading.
+A row group contains consecutive messages, sorted by time, so that readers can skip it by its
+statistics of ``ts_ns``. Writing, verifying and reading need the memory of one row group.
 
-What was written is proved by the bytes: for each column of each row group there is a checksum of
-the values that were handed over, and the file that is read back must give the same. So a fault of
-the disk, of the memory or of the library is found while the log is still there.
+A written file is read back. For each column of each row group, the checksum of the values in memory
+must be the checksum of the values in the file. So errors of the disk, the memory or the library are
+detected while the log still exists.
 """
 
 from __future__ import annotations
@@ -28,21 +27,21 @@ from nsqtools.archive.members import CorruptError, crc32
 from nsqtools.files.durable import adding_path_to_errors
 
 ROW_GROUP_BYTES = 64 << 20
-"""Of Arrow: some 12 MiB of Parquet, and no more than Spark reads at a time."""
+"""Arrow memory of a row group, which becomes about 12 MiB of Parquet."""
 ROW_GROUP_ROWS = 1 << 18
 BATCH_ROWS = 1 << 15
-ZSTD_LEVEL = 1  # 3 makes clicks a hundredth smaller
+ZSTD_LEVEL = 1  # Level 3 makes files of clicks only 1 % smaller.
 TIME = "ts_ns"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 _DELTA_ENCODED = {"ts_ns", "timestamp"}
-_ANY = {"id", "body", "body_bytes"}
-"""Columns whose values are in no order: their least and most leave no row group out."""
-_UNIQUE = _ANY | _DELTA_ENCODED
-"""Columns whose values hardly repeat: a dictionary would be built in vain."""
+_UNORDERED = {"id", "body", "body_bytes"}
+"""Columns without statistics: their values have no order, so a reader could skip nothing."""
+_UNIQUE = _UNORDERED | _DELTA_ENCODED
+"""Columns without a dictionary: their values rarely repeat."""
 
 
 def write(batches: Iterable[pyarrow.RecordBatch], path: Path, schema: pyarrow.Schema) -> TableFile:
-    """Write a file, durably, and compare it. Raises as `ParquetWriter.close`."""
+    """Write a durable file and verify it. Raises the errors of `ParquetWriter.close`."""
     with ParquetWriter(path, schema) as writer:
         for batch in batches:
             writer.add(batch)
@@ -50,7 +49,7 @@ def write(batches: Iterable[pyarrow.RecordBatch], path: Path, schema: pyarrow.Sc
 
 
 class ParquetWriter:
-    """A file in the making; ``with`` removes one that is not closed, or that an error ends.
+    """Writes a file. ``with`` removes it unless it was closed without an error.
 
     All methods raise ``OSError``.
     """
@@ -68,15 +67,15 @@ class ParquetWriter:
                 compression_level=ZSTD_LEVEL,
                 use_dictionary=[name for name in names if name not in _UNIQUE],
                 column_encoding=dict.fromkeys(_DELTA_ENCODED & {*names}, "DELTA_BINARY_PACKED"),
-                write_statistics=[name for name in names if name not in _ANY],
+                write_statistics=[name for name in names if name not in _UNORDERED],
                 write_page_checksum=True,
                 store_schema=False,
             )
-        self._held: list[pyarrow.RecordBatch] = []
-        self.held_bytes = 0
-        self._held_rows = 0
+        self._pending: list[pyarrow.RecordBatch] = []
+        self.pending_bytes = 0
+        self._pending_rows = 0
         self._rows = 0
-        self._sums: list[list[int]] = []
+        self._checksums: list[list[int]] = []
         self._is_closed = False
 
     def __enter__(self) -> ParquetWriter:
@@ -84,36 +83,36 @@ class ParquetWriter:
 
     def __exit__(self, error: object, *_: object) -> None:
         if error is not None or not self._is_closed:
-            for each in (self._writer, self._file):
-                with suppress(Exception):  # it ends a file that goes, on a disk that is full
-                    each.close()
+            for file in (self._writer, self._file):
+                # A close writes the footer, which fails on a full disk. The file is removed anyway.
+                with suppress(Exception):
+                    file.close()
             self.path.unlink(missing_ok=True)
 
     def add(self, batch: pyarrow.RecordBatch) -> None:
-        """Hold a batch; a full row group is written."""
-        self._held.append(batch)
-        self.held_bytes += batch.nbytes
-        self._held_rows += batch.num_rows
-        if self.held_bytes >= ROW_GROUP_BYTES or self._held_rows >= ROW_GROUP_ROWS:
+        """Add a batch to the row group, and write the row group if it is full."""
+        self._pending.append(batch)
+        self.pending_bytes += batch.nbytes
+        self._pending_rows += batch.num_rows
+        if self.pending_bytes >= ROW_GROUP_BYTES or self._pending_rows >= ROW_GROUP_ROWS:
             self.end_row_group()
 
     def end_row_group(self) -> None:
-        """Write what is held, in the order of time."""
-        if not self._held_rows:
+        """Write the pending batches as a row group, sorted by time."""
+        if not self._pending_rows:
             return
-
-        table = pyarrow.Table.from_batches(self._held, schema=self.schema)
-        self._held, self.held_bytes, self._held_rows = [], 0, 0
-        table = in_time_order(table)
+        table = pyarrow.Table.from_batches(self._pending, schema=self.schema)
+        self._pending, self.pending_bytes, self._pending_rows = [], 0, 0
+        table = sort_by_time(table)
         with adding_path_to_errors(self.path):
             self._writer.write_table(table, row_group_size=table.num_rows)
-        self._sums.append([checksum(table[name]) for name in table.column_names])
+        self._checksums.append([checksum(table[name]) for name in table.column_names])
         self._rows += table.num_rows
 
     def close(self) -> TableFile:
-        """Finish the file, make it durable, and read it back; return what is in it.
+        """Finish the file, make it durable and verify it; return its size, count and times.
 
-        Raises ``OSError``, also when what is read is not what was written.
+        Raises ``OSError``, also if the verification fails.
         """
         self.end_row_group()
         with adding_path_to_errors(self.path):
@@ -121,13 +120,13 @@ class ParquetWriter:
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
-        least, most = _compare(self.path, self._sums, self.schema.names)
+        min_ts, max_ts = _verify(self.path, self._checksums, self.schema.names)
         self._is_closed = True
-        return TableFile(str(self.path), self.path.stat().st_size, self._rows, least, most)
+        return TableFile(str(self.path), self.path.stat().st_size, self._rows, min_ts, max_ts)
 
 
-def in_time_order(table: pyarrow.Table) -> pyarrow.Table:
-    """Return the rows in the order of time; those of one time keep theirs."""
+def sort_by_time(table: pyarrow.Table) -> pyarrow.Table:
+    """Return the rows sorted by time; rows with equal times keep their order."""
     if TIME not in table.column_names:
         return table
     times = table[TIME].combine_chunks()
@@ -136,30 +135,31 @@ def in_time_order(table: pyarrow.Table) -> pyarrow.Table:
     return table.take(compute.sort_indices(times))
 
 
-def _compare(
-    path: Path, sums: Sequence[Sequence[int]], names: Sequence[str]
+def _verify(
+    path: Path, checksums: Sequence[Sequence[int]], names: Sequence[str]
 ) -> tuple[int | None, int | None]:
-    """Read a file back; return the lowest and the highest time. Raises ``OSError``."""
+    """Read a file and compare checksums; return the first and the last time. Raises ``OSError``."""
     times: list[int | None] = []
     try:
         with parquet.ParquetFile(path, page_checksum_verification=True) as file:
-            is_same = file.num_row_groups == len(sums)
+            is_same = file.num_row_groups == len(checksums)
             for number in range(file.num_row_groups if is_same else 0):
                 group = file.read_row_group(number, use_threads=False)
-                is_same &= [checksum(group[name]) for name in names] == list(sums[number])
+                is_same &= [checksum(group[name]) for name in names] == list(checksums[number])
                 if TIME in names:
-                    times += time_span(group[TIME])
+                    times += time_bounds(group[TIME])
     except (ArrowException, OSError) as exc:
         raise OSError(errno.EIO, f"it cannot be read back: {exc}", str(path)) from exc
     if not is_same:
-        raise OSError(errno.EIO, "what was read back is not what was written", str(path))
-    return _ends(times)
+        raise OSError(errno.EIO, "its content is not what was written", str(path))
+    return _min_max(times)
 
 
 def checksum(column: pyarrow.ChunkedArray | pyarrow.Array) -> int:
-    """Return a checksum of the values of a column, which is the same however they are chunked."""
+    """Return a checksum of the values of a column, which does not depend on its chunks."""
     chunks = column.chunks if isinstance(column, pyarrow.ChunkedArray) else [column]
-    sums = [0, 0, 0]  # of which are null, of lengths, and of the values or their bytes
+    # One checksum for the positions of nulls, one for lengths, one for values.
+    sums = [0, 0, 0]
     for array in chunks:
         if column.null_count:
             sums[0] = crc32(_values(array.is_null().cast(pyarrow.int8())), sums[0])
@@ -171,7 +171,7 @@ def _add(array: pyarrow.Array, sums: list[int]) -> None:
     array = array.drop_null()
     if types.is_string(array.type) or types.is_binary(array.type):
         sums[1] = crc32(_values(compute.binary_length(array)), sums[1])
-        sums[2] = crc32(_text_of(array), sums[2])
+        sums[2] = crc32(_text_bytes(array), sums[2])
         return
     if types.is_boolean(array.type):
         array = array.cast(pyarrow.int8())
@@ -183,15 +183,15 @@ def _add(array: pyarrow.Array, sums: list[int]) -> None:
 
 
 def _values(array: pyarrow.Array) -> memoryview:
-    """The bytes of numbers, without those before and after a slice."""
+    """Return the bytes of numbers. A slice of an array shares the buffer of the whole array."""
     width = array.type.bit_width // 8
-    whole = array.buffers()[1]
-    if whole is None:
+    data = array.buffers()[1]
+    if data is None:
         return memoryview(b"")
-    return memoryview(whole)[array.offset * width : (array.offset + len(array)) * width]
+    return memoryview(data)[array.offset * width : (array.offset + len(array)) * width]
 
 
-def _text_of(array: pyarrow.Array) -> memoryview:
+def _text_bytes(array: pyarrow.Array) -> memoryview:
     _, offsets, data = array.buffers()
     if data is None or not len(array):
         return memoryview(b"")
@@ -205,38 +205,43 @@ def _text_of(array: pyarrow.Array) -> memoryview:
 def read(
     source: Path | BinaryIO, columns: Sequence[str] | None = None, within: TimeRange = EVER
 ) -> Iterator[pyarrow.RecordBatch]:
-    """Iterate over the rows of a file, a batch at a time; row groups of other times are left out.
+    """Iterate over the rows of a range of times in batches; skip other row groups.
 
-    ``columns`` that the file lacks are left out, too. Raises ``OSError``, `CorruptError` for what
-    is not whole Parquet.
+    ``columns`` that the file lacks are ignored. Raises ``OSError`` and, for a damaged file,
+    `CorruptError`.
     """
     try:
         with parquet.ParquetFile(source, page_checksum_verification=True) as file:
-            names = _names_in(file)
-            wanted = names if columns is None else [name for name in columns if name in names]
-            asked = wanted
-            if within != EVER and TIME in names and TIME not in wanted:
-                asked = [*wanted, TIME]
-            groups = [n for n, each in enumerate(_statistics(file)) if _may_have(each, within)]
+            names = _column_names(file)
+            selected = names if columns is None else [name for name in columns if name in names]
+            needs_time = within != EVER and TIME in names
+            read_columns = selected
+            if needs_time and TIME not in selected:
+                read_columns = [*selected, TIME]
+            groups = [
+                number
+                for number, statistics in enumerate(_time_statistics(file))
+                if _may_have(statistics, within)
+            ]
             for batch in file.iter_batches(
-                BATCH_ROWS, row_groups=groups, columns=asked, use_threads=False
+                BATCH_ROWS, row_groups=groups, columns=read_columns, use_threads=False
             ):
-                if within != EVER and TIME in names:
+                if needs_time:
                     batch = batch.filter(within.mask(batch[TIME]))
-                yield batch.select(wanted) if asked is not wanted else batch
+                yield batch.select(selected) if read_columns is not selected else batch
     except (ArrowException, OSError) as exc:
-        _raise_as_read(exc)
+        _raise_read_error(exc)
 
 
-def _raise_as_read(exc: Exception) -> NoReturn:
-    """Raise what a storage said as it is, and what Arrow says as `CorruptError`."""
+def _raise_read_error(exc: Exception) -> NoReturn:
+    """Raise errors of the storage unchanged, and errors of Arrow as `CorruptError`."""
     if isinstance(exc, OSError) and exc.errno is not None:
         raise exc
     raise CorruptError(f"it is not whole Parquet ({str(exc).partition(chr(10))[0]})") from exc
 
 
 class Contents(NamedTuple):
-    """What a file holds. Times are None where there are none; ``untimed`` rows are without."""
+    """The content of a file. ``untimed`` counts rows without a time."""
 
     columns: list[str]
     rows: int
@@ -244,29 +249,35 @@ class Contents(NamedTuple):
     max_ts_ns: int | None
     untimed: int
     topics: list[str | None]
-    """Those in the column of topics, if there is one."""
+    """The distinct values of the column of topics, if it exists."""
 
 
 def contents_of(source: Path | BinaryIO) -> Contents:
-    """Read the footer of a file, and as much more as it does not say. Raises as `read`."""
+    """Return the content of a file by its footer, and read columns that lack statistics.
+
+    Raises the errors of `read`.
+    """
     try:
         with parquet.ParquetFile(source) as file:
-            names, rows = _names_in(file), file.metadata.num_rows
-            values = _values_in(file, "topic") if "topic" in names else ()
-            topics = {each for some in values for each in some.unique().to_pylist()}
-            least, most, untimed = _times_of(file)
+            names, rows = _column_names(file), file.metadata.num_rows
+            batches = _column_batches(file, "topic") if "topic" in names else ()
+            topics = {topic for values in batches for topic in values.unique().to_pylist()}
+            min_ts, max_ts, untimed = _times_of(file)
     except (ArrowException, OSError) as exc:
-        _raise_as_read(exc)
-    return Contents(names, rows, least, most, untimed, sorted(topics, key=str))
+        _raise_read_error(exc)
+    return Contents(names, rows, min_ts, max_ts, untimed, sorted(topics, key=str))
 
 
-def _names_in(file: Any) -> list[str]:
-    """Return the names of the columns. Raises `CorruptError` for one that none of a message is."""
-    for each in file.schema_arrow:
-        kind = each.type.value_type if types.is_dictionary(each.type) else each.type
-        expected, *fitting = _TYPES.get(each.name, (None,))
-        if expected and not any(fits(kind) for fits in fitting):
-            raise CorruptError(f"its {each.name} is {kind}, not {expected}")
+def _column_names(file: Any) -> list[str]:
+    """Return the names of the columns.
+
+    Raises `CorruptError` if a column of messages has another type.
+    """
+    for column in file.schema_arrow:
+        kind = column.type.value_type if types.is_dictionary(column.type) else column.type
+        expected, *predicates = _TYPES.get(column.name, (None,))
+        if expected and not any(is_valid(kind) for is_valid in predicates):
+            raise CorruptError(f"its {column.name} is {kind}, not {expected}")
     return list(file.schema_arrow.names)
 
 
@@ -280,47 +291,51 @@ _TYPES: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _statistics(file: Any) -> list[Any]:
-    """Return those of the times of each row group; None without any, as without such a column."""
-    paths = [column.path for column in file.schema]  # a struct is several
+def _time_statistics(file: Any) -> list[Any]:
+    """Return the statistics of the times of each row group, or None."""
+    paths = [column.path for column in file.schema]  # A struct has several paths.
     if TIME not in paths:
         return [None] * file.num_row_groups
     groups = (file.metadata.row_group(number) for number in range(file.num_row_groups))
     return [group.column(paths.index(TIME)).statistics for group in groups]
 
 
-def _values_in(file: Any, name: str) -> Iterator[Any]:
+def _column_batches(file: Any, name: str) -> Iterator[Any]:
     for batch in file.iter_batches(BATCH_ROWS, columns=[name], use_threads=False):
         yield batch[name]
 
 
 def _times_of(file: Any) -> tuple[int | None, int | None, int]:
-    """Return lowest and highest time, and how many rows have none: by statistics, if they say."""
+    """Return the first and the last time, and the number of rows without a time.
+
+    The column is read only if the statistics are incomplete.
+    """
     if TIME not in file.schema_arrow.names:
         return None, None, file.metadata.num_rows
-    found = _statistics(file)
-    if all(each is not None and each.has_min_max and each.has_null_count for each in found):
-        least, most = (each.min for each in found), (each.max for each in found)
-        return min(least, default=None), max(most, default=None), sum(s.null_count for s in found)
+    groups = _time_statistics(file)
+    if all(group is not None and group.has_min_max and group.has_null_count for group in groups):
+        min_ts = min((group.min for group in groups), default=None)
+        max_ts = max((group.max for group in groups), default=None)
+        return min_ts, max_ts, sum(group.null_count for group in groups)
     times: list[int | None] = []
     untimed = 0
-    for values in _values_in(file, TIME):
-        times += time_span(values)
+    for values in _column_batches(file, TIME):
+        times += time_bounds(values)
         untimed += values.null_count
-    return *_ends(times), untimed
+    return *_min_max(times), untimed
 
 
-def _ends(times: Iterable[int | None]) -> tuple[int | None, int | None]:
-    known = [time for time in times if time is not None]
-    return (min(known), max(known)) if known else (None, None)
+def _min_max(times: Iterable[int | None]) -> tuple[int | None, int | None]:
+    valid = [time for time in times if time is not None]
+    return (min(valid), max(valid)) if valid else (None, None)
 
 
-def time_span(times: Any) -> list[int | None]:
-    """Return the lowest and the highest of a column of times; None where there is none."""
+def time_bounds(times: Any) -> list[int | None]:
+    """Return the minimum and the maximum of a column of times, each None without a time."""
     return list(compute.min_max(times).as_py().values())
 
 
-def _may_have(bounds: Any, within: TimeRange) -> bool:
-    if within == EVER or bounds is None or not bounds.has_min_max or bounds.null_count:
+def _may_have(statistics: Any, within: TimeRange) -> bool:
+    if within == EVER or statistics is None or not statistics.has_min_max or statistics.null_count:
         return True
-    return within.meets(bounds.min, bounds.max)
+    return within.meets(statistics.min, statistics.max)

@@ -30,7 +30,7 @@ from nsqtools.archive.columns import bodies_as, message_schema, micros, read_bat
 from nsqtools.archive.delta import DeltaCatalog, TableFile
 from nsqtools.archive.layout import EVER, TimeRange
 from nsqtools.archive.members import CorruptError
-from nsqtools.archive.parquet import ParquetWriter, in_time_order, read
+from nsqtools.archive.parquet import ParquetWriter, read, sort_by_time
 from nsqtools.archive.place import Place, translating_errors
 from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.reader import REMAKE
@@ -372,7 +372,7 @@ def deduplicate(rows: pyarrow.Table) -> pyarrow.Table:
     """
     if rows.num_rows < 2:
         return rows
-    rows = in_time_order(rows).combine_chunks()
+    rows = sort_by_time(rows).combine_chunks()
     times = rows["ts_ns"].combine_chunks()
     is_equal = compute.equal(times[:-1], times[1:])
     if not compute.any(is_equal).as_py():

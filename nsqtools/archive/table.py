@@ -1,16 +1,16 @@
-"""Archives into tables: what becomes of a file's messages, and where it goes.
+"""Convert archives to the Parquet files of a table.
 
     topic=clicks/date=2026-11-23/web1-5b1c2f0e8d9a4e6f-17-18a6f5c09d6bd115.parquet
                                 .web1-5b1c2f0e8d9a4e6f-17-18a6f5c09d6bd115.parquet.manifest
 
-A file of an archive becomes one Parquet file for each partition that it has messages of. The name
-has the host, the writer, the number and the first time of the file, so each has its own name, and a
-repetition writes the same rows under the same name. In a folder of Parquet the manifest, which has
-size, hash, count and times, is the commit record: what has one is not put again. A Delta table has
-its log.
+An archive file becomes one Parquet file for each of its partitions. The name consists of the host,
+writer, number and first time of the archive file, so it is unique, and a repeated conversion writes
+the same rows under the same name. In a Parquet folder the manifest (size, hash, count and times) is
+the commit record: a file with a manifest is not written again. A Delta table has its log.
 
-Columns that are found in bodies while a file is read make it begin again with all of them, so that
-it makes one file a partition, whichever way it is interrupted. What is damaged is left where it is.
+If bodies have new columns, the conversion of the file starts again with all columns. So each
+partition gets one file with one schema, even after interruptions. A damaged archive file is not
+converted.
 """
 
 from __future__ import annotations
@@ -55,20 +55,22 @@ from nsqtools.errors import ConfigurationError
 from nsqtools.records.envelope import BodyKind
 
 HOUR_NS = 3_600 * 10**9
-MOST_PARTITIONS = 500  # at a time: each has a file open, and those beyond come in another pass
+# Each partition has an open file. Further partitions are written in another pass over the archive.
+MAX_OPEN_PARTITIONS = 500
 COLUMNS = "_columns"
-"""The folder where Parquet without a log has its columns: the newest file has all of them."""
+"""The folder with the columns of a Parquet folder: the newest file has all of them."""
 _COLUMNS_NAME = re.compile(r"/\d{8}\.json$")
-_OWN = {*RESERVED, ERROR}
-LONGEST_VALUE = 200  # bytes in the name of a folder
+_MESSAGE_COLUMNS = {*RESERVED, ERROR}
+# File systems allow 255 bytes in the name of a folder, and object stores 1024 in the whole path.
+MAX_VALUE_BYTES = 200
 
 
 @dataclass(frozen=True, slots=True)
 class TablePlan:
-    """What is made of logs, and where.
+    """The target and the columns of a conversion.
 
-    ``partition_by`` are ``hour`` and fields of the bodies, beside topic and date; ``fields`` is the
-    JSON Schema of bodies to begin with. ``options`` are settings of the object store.
+    ``partition_by`` has ``hour`` and fields of the bodies, in addition to topic and date.
+    ``fields`` is the initial JSON Schema of bodies. ``options`` are settings of the object store.
     """
 
     url: str
@@ -81,24 +83,24 @@ class TablePlan:
 
     @property
     def partitions(self) -> tuple[str, ...]:
-        """The columns of partitions, in the order of the folders."""
+        """The partition columns, in the order of the folders."""
         return (*PARTITIONS, *self.partition_by)
 
     def check(self) -> None:
-        """Raise `NsqError` when the options do not fit together, or what is there."""
+        """Raise `NsqError` if the options conflict with each other or with the existing table."""
         storage = Table(self).storage
         with translating_errors("use", self.url):
             refuse_other_form(storage, "--store", is_delta=self.is_delta)
-            is_ingested = any(each.name == INGESTED for each in storage.children("")[0])
+            is_ingested = any(entry.name == INGESTED for entry in storage.children("")[0])
         if is_ingested and not self.is_delta:
             raise ConfigurationError(
-                f"{self.url} belongs to nsq spark ingest, which removes what others put there",
+                f"{self.url} belongs to nsq spark ingest, which removes the files of others",
                 hint="Give another place.",
             )
         columns = BodyColumns(fields_of(self.fields)).schema()
-        known = {each.name for each in columns if not types.is_nested(each.type)} - _OWN
+        plain = {column.name for column in columns if not types.is_nested(column.type)}
         for name in self.partition_by:
-            if name != "hour" and name not in known:
+            if name != "hour" and name not in plain - _MESSAGE_COLUMNS:
                 raise ConfigurationError(
                     f"--partition-by .{name} needs a plain field in the schema of bodies",
                     hint="Give --body json and --schema FILE; nsq archive schema makes one.",
@@ -106,12 +108,12 @@ class TablePlan:
 
 
 Key = tuple[str | None, ...]
-"""The values of a partition, in the order of its columns."""
+"""The values of a partition, in the order of the partition columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unfit:
-    """How many bodies did not fit their columns, and the fields that could not get one."""
+    """The number of bodies that did not fit their columns, and the fields without a column."""
 
     bodies: int = 0
     fields: Collection[str] = ()
@@ -119,20 +121,20 @@ class Unfit:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A Parquet file that is written and compared, and what it becomes in the table."""
+    """A written and verified Parquet file, and its entry in the table."""
 
     path: str
     file: TableFile
 
 
-# -- one log into files -------------------------------------------------------------------------
+# -- convert a log to files ---------------------------------------------------------------------
 
 
 class TableWriter:
-    """Makes Parquet files of archives, in the directory ``drafts``.
+    """Converts archives to Parquet files in the directory ``drafts``.
 
-    ``fields`` are those of bodies to begin with, ``columns`` those that the table has for them; the
-    attribute knows those found since, too.
+    ``fields`` are the initial fields of bodies, and ``columns`` their columns in the table. The
+    attribute ``columns`` also has the columns of new fields.
     """
 
     def __init__(
@@ -148,7 +150,7 @@ class TableWriter:
 
     @property
     def schema(self) -> pyarrow.Schema:
-        """The columns of the table, those of partitions included."""
+        """The columns of the table, with the partition columns."""
         schema = self.columns.schema() if self.columns else message_schema(self.plan.body)
         kinds = {"date": pyarrow.date32(), "hour": pyarrow.int32()}
         for name in self.plan.partitions:
@@ -157,22 +159,24 @@ class TableWriter:
         return schema
 
     def write(self, archive: ArchiveFile, stem: str, topic: str | None = None) -> list[Draft]:
-        """Make the files of a log. ``topic`` is that of bare bodies.
+        """Write the files of a log. ``topic`` is the topic of bare bodies.
 
-        Raises `NotUploadable` for one that is damaged, ``OSError``, and as `read_batches`.
+        Raises `NotUploadable` for a damaged log, ``OSError``, and the errors of `read_batches`.
         """
         misfits = self.misfits
         drafts: dict[Key, Draft] = {}
-        is_over = False
+        is_complete = False
         try:
-            while not is_over:
+            while not is_complete:
                 schema = self.schema
+                # Each pass reads the log again, and would count its misfits again.
                 if self.columns:
-                    self.columns.misfits = misfits  # of a log that is read again
-                is_over = self._write_some(archive, stem, topic, drafts)
-                if self.schema != schema:  # bodies have columns that were not known before
+                    self.columns.misfits = misfits
+                is_complete = self._write_pass(archive, stem, topic, drafts)
+                # Bodies had new columns, so all files are written again with them.
+                if self.schema != schema:
                     _remove(drafts)
-                    is_over = False
+                    is_complete = False
             _compare(drafts, archive)
         except BaseException:
             _remove(drafts)
@@ -185,21 +189,26 @@ class TableWriter:
 
     @property
     def misfits(self) -> int:
-        """How many bodies did not fit."""
+        """The number of bodies that did not fit their columns."""
         return self.columns.misfits if self.columns else 0
 
     @property
     def unfit(self) -> Unfit:
-        """What did not fit."""
+        """The bodies and fields that did not fit."""
         return Unfit(self.misfits, self.columns.without_column if self.columns else ())
 
-    def _write_some(
+    def _write_pass(
         self, archive: ArchiveFile, stem: str, topic: str | None, drafts: dict[Key, Draft]
     ) -> bool:
-        """Make the files of partitions that have none yet, as many as can be open at a time; return
-        whether these are all. It ends early when there are new columns."""
-        schema, is_over = self.schema, True
-        in_file = pyarrow.schema([each for each in schema if each.name not in self.plan.partitions])
+        """Write the files of at most `MAX_OPEN_PARTITIONS` partitions without a file.
+
+        Returns whether all partitions have files now. The pass ends early if bodies have new
+        columns.
+        """
+        schema, is_complete = self.schema, True
+        file_schema = pyarrow.schema(
+            [column for column in schema if column.name not in self.plan.partitions]
+        )
         writers: dict[Key, ParquetWriter] = {}
         problems: list[str] = []
         with ExitStack() as stack:
@@ -219,64 +228,64 @@ class TableWriter:
                         continue
                     writer = writers.get(key)
                     if writer is None:
-                        if len(writers) >= MOST_PARTITIONS:
-                            is_over = False
+                        if len(writers) >= MAX_OPEN_PARTITIONS:
+                            is_complete = False
                             continue
                         path = self._drafts / f"{stem}-{len(drafts) + len(writers)}.parquet"
-                        writer = stack.enter_context(ParquetWriter(path, in_file))
+                        writer = stack.enter_context(ParquetWriter(path, file_schema))
                         writers[key] = writer
-                    writer.add(part.select(in_file.names))
-                while sum(each.held_bytes for each in writers.values()) > ROW_GROUP_BYTES:
-                    # no more than a row group is held in memory, of all partitions together
-                    max(writers.values(), key=attrgetter("held_bytes")).end_row_group()
+                    writer.add(part.select(file_schema.names))
+                # All partitions together keep at most one row group in memory.
+                while sum(writer.pending_bytes for writer in writers.values()) > ROW_GROUP_BYTES:
+                    max(writers.values(), key=attrgetter("pending_bytes")).end_row_group()
             if problems:
                 raise NotUploadable(errno.EIO, f"it is damaged: {problems[0]}", archive.shown)
             for key, writer in writers.items():
-                written = writer.close()
-                named = dict(zip(self.plan.partitions, key, strict=True))
-                folder = folder_of(named)
-                if len(folder.partition("/")[0]) > LONGEST_VALUE:  # no nsqd has such a topic
+                draft = writer.close()
+                partition = dict(zip(self.plan.partitions, key, strict=True))
+                folder = folder_of(partition)
+                # nsqd refuses such a topic, so a damaged or forged log has it.
+                if len(folder.partition("/")[0]) > MAX_VALUE_BYTES:
                     raise NotUploadable(errno.ENAMETOOLONG, "its topic is too long", archive.shown)
-                file = replace(written, path=f"{folder}/{stem}.parquet", partition=named)
-                drafts[key] = Draft(written.path, file)
-        return is_over
+                file = replace(draft, path=f"{folder}/{stem}.parquet", partition=partition)
+                drafts[key] = Draft(draft.path, file)
+        return is_complete
 
     def _parts(
         self, batch: pyarrow.RecordBatch, archive: ArchiveFile
     ) -> Iterator[tuple[Key, pyarrow.RecordBatch]]:
-        """Cut a batch into partitions; what has no time has that of the file.
+        """Split a batch into partitions. A message without a time has the time of the file.
 
-        A field whose value is too long for the name of a folder has none, as a misfit.
+        A value that is too long for the name of a folder counts as a misfit and becomes null.
         """
         times = batch["ts_ns"]
         if times.null_count:
             times = times.fill_null(archive.storage.stat(archive.name).modified_ns)
-        whole = batch.append_column(_TIMES, times)
-        parts: list[tuple[Key, Any]] = [((), whole)]
+        parts: list[tuple[Key, Any]] = [((), batch.append_column(_TIMES, times))]
         for name in self.plan.partitions:
-            unit_ns, show = _TIME_PARTITIONS.get(name, (0, _plain))
+            unit_ns, to_text = _TIME_PARTITIONS.get(name, (0, _partition_text))
             parts = [
-                self._placed(key, name, show(value), some)
+                self._extend_key(key, name, to_text(value), rows)
                 for key, part in parts
-                for value, some in _split(
+                for value, rows in _split(
                     part, compute.divide(part[_TIMES], unit_ns) if unit_ns else part[name]
                 )
             ]
         yield from parts
 
-    def _placed(self, key: Key, name: str, value: str | None, part: Any) -> tuple[Key, Any]:
-        """Return the partition of some rows that have one value, and the rows."""
+    def _extend_key(self, key: Key, name: str, value: str | None, rows: Any) -> tuple[Key, Any]:
+        """Return the key of rows that have one value of a partition column, and the rows."""
         if (
             self.columns is None
             or name in PARTITIONS
-            or len(folder_of({name: value})) <= LONGEST_VALUE
+            or len(folder_of({name: value})) <= MAX_VALUE_BYTES
         ):
-            return (*key, value), part
-        errors = part[ERROR]
+            return (*key, value), rows
+        errors = rows[ERROR]
         self.columns.misfits += errors.null_count
-        more = pyarrow.repeat(f"{name} is too long for a partition", part.num_rows)
-        both = join_errors(errors, more)
-        return (*key, None), part.set_column(part.schema.get_field_index(ERROR), ERROR, both)
+        too_long = pyarrow.repeat(f"{name} is too long for a partition", rows.num_rows)
+        errors = join_errors(errors, too_long)
+        return (*key, None), rows.set_column(rows.schema.get_field_index(ERROR), ERROR, errors)
 
 
 def _remove(drafts: dict[Key, Draft]) -> None:
@@ -286,11 +295,12 @@ def _remove(drafts: dict[Key, Draft]) -> None:
 
 
 def _compare(drafts: Mapping[Key, Draft], archive: ArchiveFile) -> None:
-    """Raise `NotUploadable` when the files of a log are not all of it."""
+    """Raise `NotUploadable` if the files of a log do not have all of its messages."""
     files = [draft.file for draft in drafts.values()]
     rows = sum(file.rows or 0 for file in files)
     problem = ""
-    if len({file.path for file in files}) != len(files):  # one would replace another
+    # One file would replace the other.
+    if len({file.path for file in files}) != len(files):
         problem = "two of its partitions have one name"
     elif archive.messages not in (None, rows):
         problem = f"it has {rows} messages, and {archive.messages} in its index"
@@ -298,11 +308,11 @@ def _compare(drafts: Mapping[Key, Draft], archive: ArchiveFile) -> None:
         raise NotUploadable(errno.EIO, f"it is damaged: {problem}", archive.shown)
 
 
-_TIMES = "partition ts_ns"  # no column of a body has a space in its name
+_TIMES = "partition ts_ns"  # The space avoids a conflict: no column of a body has one in its name.
 
 
-def _plain(value: Any) -> str | None:
-    """Return a value as a folder has it; empty text is none, as in Delta."""
+def _partition_text(value: Any) -> str | None:
+    """Return a value as text for the name of a folder; empty text is null, as in Delta."""
     if isinstance(value, bool):
         return str(value).lower()
     return None if value in (None, "", NULL_PARTITION) else str(value)
@@ -315,20 +325,23 @@ _TIME_PARTITIONS: dict[str, tuple[int, Callable[[Any], str | None]]] = {
 
 
 def _split(batch: Any, keys: Any) -> Iterator[tuple[Any, Any]]:
-    coded = keys.dictionary_encode(null_encoding="encode")  # not a number equals nothing
-    if len(coded.dictionary) == 1:
-        yield coded.dictionary[0].as_py(), batch
+    """Iterate over the distinct values of a column, and the rows of each."""
+    # Rows are compared by index, because NaN is not equal to itself.
+    encoded = keys.dictionary_encode(null_encoding="encode")
+    if len(encoded.dictionary) == 1:
+        yield encoded.dictionary[0].as_py(), batch
         return
-    for number, value in enumerate(coded.dictionary):
-        yield value.as_py(), batch.filter(compute.equal(coded.indices, number))
+    for number, value in enumerate(encoded.dictionary):
+        yield value.as_py(), batch.filter(compute.equal(encoded.indices, number))
 
 
 def stem_of(archive: ArchiveFile, host: str) -> str:
-    """Return the name of the files that an archive becomes, without their ending.
+    """Return the name of the Parquet files of an archive file, without their extension.
 
-    Machines of one image, and one that went back to a snapshot, give several files one head; their
-    times tell them apart. A file without a head may be one of two with the same content, and may
-    grow: it is known by its place, and by the size that it had. Raises ``OSError`` and `NsqError`.
+    Machines that were cloned from one image, or restored from a snapshot, write files with the same
+    head, which differ in their times. A file without a head may grow, and may have a copy with the
+    same content, so its name contains its size and the hash of its path. Raises ``OSError`` and
+    `NsqError`.
     """
     identity = identity_of(archive, host)
     if archive.head is not None:
@@ -341,7 +354,7 @@ def stem_of(archive: ArchiveFile, host: str) -> str:
 
 
 class Table:
-    """Where files land. Raises ``OSError`` and `NsqError`."""
+    """The target of a conversion. Raises ``OSError`` and `NsqError`."""
 
     def __init__(self, plan: TablePlan) -> None:
         self.plan = plan
@@ -349,7 +362,7 @@ class Table:
         self.storage = parse_place(plan.url, plan.options)
 
     def columns(self) -> list[pyarrow.Field]:
-        """Return the columns that the table has for fields of bodies, and more of its own."""
+        """Return the columns of the table, which may include columns for fields of bodies."""
         if self.plan.body is not BodyKind.json:
             return []
         if self.catalog is not None:
@@ -359,7 +372,8 @@ class Table:
     def _columns_file(self) -> tuple[int, list[pyarrow.Field]]:
         """Return the number and the content of the newest file of columns.
 
-        Without one, as in a folder of 0.3.0, return 0 and the columns of the newest Parquet.
+        Without such a file, as in a folder of 0.3.0, return 0 and the columns of the newest Parquet
+        file.
         """
         names = [entry.name for entry in self.storage.children(COLUMNS)[0]]
         if (newest := max(filter(_COLUMNS_NAME.search, names), default=None)) is None:
@@ -374,7 +388,7 @@ class Table:
         return int(PurePosixPath(newest).stem), columns
 
     def _columns_of_newest(self) -> list[pyarrow.Field]:
-        """Return the columns of the newest file of Parquet: 0.3.0 wrote them nowhere else."""
+        """Return the columns of the newest Parquet file, where 0.3.0 recorded them."""
         entries = (
             entry
             for entry in self.storage.list()
@@ -383,40 +397,47 @@ class Table:
         )
         if newest := max(entries, key=attrgetter("modified_ns"), default=None):
             with (
-                suppress(pyarrow.ArrowException),  # one that is not whole tells nothing
+                suppress(pyarrow.ArrowException),  # A truncated file has no columns.
                 self.storage.open(newest.name) as file,
                 parquet.ParquetFile(file) as opened,
             ):
                 schema = opened.schema_arrow.remove_metadata()
-                return [each for each in schema if each.name not in _OWN]
+                return [column for column in schema if column.name not in _MESSAGE_COLUMNS]
         return []
 
     def _add_to_columns_file(self, schema: pyarrow.Schema) -> bool:
-        """Write the columns of a folder of Parquet down, for all who write there; False when it has
-        another type for one, or another field."""
-        own = [column for column in schema if column.metadata]
-        while own:
+        """Record the columns of a Parquet folder for all of its writers.
+
+        Returns False if the folder has a column with another type or for another field.
+        """
+        new_columns = [column for column in schema if column.metadata]
+        while new_columns:
             number, columns = self._columns_file()
             merged = {column.name.lower(): column for column in columns}
-            for column in own:
-                there = merged.get(column.name.lower(), column)
-                if not column.equals(there, check_metadata=bool(there.metadata)):
+            for column in new_columns:
+                present = merged.get(column.name.lower(), column)
+                if not column.equals(present, check_metadata=bool(present.metadata)):
                     return False
                 merged[column.name.lower()] = column
-            every = pyarrow.schema(merged.values())
-            if number and every.equals(pyarrow.schema(columns), check_metadata=True):
+            union = pyarrow.schema(merged.values())
+            if number and union.equals(pyarrow.schema(columns), check_metadata=True):
                 break
-            fields = {each.name: each.metadata[FIELD].decode() for each in every if each.metadata}
-            document = json_schema(every) | {"fields": fields}
-            with suppress(FileExistsError):  # another writer was faster: look again
+            fields = {
+                column.name: column.metadata[FIELD].decode() for column in union if column.metadata
+            }
+            document = json_schema(union) | {"fields": fields}
+            # If another writer has stored this number first, its columns are merged, too.
+            with suppress(FileExistsError):
                 name = f"{COLUMNS}/{number + 1:08}.json"
                 self.storage.put_if_absent(name, json.dumps(document, indent=1).encode())
                 break
         return True
 
     def evolve_schema(self, schema: pyarrow.Schema) -> bool:
-        """Have the table take files of ``schema``; False when a column has another type there, or
-        another field."""
+        """Prepare the table for files with ``schema``.
+
+        Returns False if the table has a column with another type or for another field.
+        """
         if self.catalog is None:
             return self._add_to_columns_file(schema)
         if not self.catalog.exists():
@@ -424,25 +445,24 @@ class Table:
         if self.catalog.partition_columns != list(self.plan.partitions):
             raise ConfigurationError(
                 f"{self.storage.url} is partitioned by {', '.join(self.catalog.partition_columns)}",
-                hint="Give --partition-by as it was made, or another table.",
+                hint="Give the --partition-by of the table, or another table.",
             )
-        other = self.catalog.add_columns(schema)
-        for name in _OWN & other.keys():
-            here = schema.field(name).type
+        conflicts = self.catalog.add_columns(schema)
+        for name in _MESSAGE_COLUMNS & conflicts.keys():
             raise ConfigurationError(
-                f"{name} is {other[name]} in {self.storage.url}, and {here} here",
-                hint="Give another table, or --body as it was made.",
+                f"{name} is {conflicts[name]} in {self.storage.url}, not {schema.field(name).type}",
+                hint="Give the --body of the table, or another table.",
             )
-        return not other
+        return not conflicts
 
     def number_of(self, app_id: str) -> int:
         """Return the number of a writer's last commit, 0 without one."""
         return self.catalog.number_of(app_id) if self.catalog and self.catalog.exists() else 0
 
     def commit(self, drafts: Sequence[Draft], app_id: str, number: int) -> list[TableFile]:
-        """Put files in their place, and commit them: once, under this number of a writer.
+        """Store files and commit them once under this number of the writer.
 
-        Returns those that were not there.
+        Returns the new files.
         """
         if self.catalog is None or not drafts:
             return self._put(drafts)
@@ -452,13 +472,13 @@ class Table:
         return files if self.catalog.commit(files, app_id=app_id, number=number) else []
 
     def _put(self, drafts: Iterable[Draft]) -> list[TableFile]:
-        """Put files in their place, and their manifests if there is no other catalog."""
+        """Store files, and their manifests unless the table has a log."""
         files = []
-        for each in drafts:
-            path, file = Path(each.path), each.file
-            if there := 0 if self.catalog else self._noted(file.path):
-                if there != file.rows:
-                    raise _holds_less(there, str(self.storage / file.path))
+        for draft in drafts:
+            path, file = Path(draft.path), draft.file
+            if rows := 0 if self.catalog else self._manifest_rows(file.path):
+                if rows != file.rows:
+                    raise _partial_copy_error(rows, str(self.storage / file.path))
                 continue
             files.append(file)
             self.storage.verify(file.path, path, self.storage.put_file(file.path, path))
@@ -476,53 +496,58 @@ class Table:
                 self.storage.put(aside(file.path, MANIFEST), data)
         return files
 
-    def _noted(self, name: str) -> int:
-        """Return how many messages a file has by its manifest, 0 without both as they were made."""
+    def _manifest_rows(self, name: str) -> int:
+        """Return the number of messages in the manifest of a file.
+
+        Returns 0 if the manifest is missing or the file does not have the recorded size, so that it
+        is written again.
+        """
         with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
-            said = json.loads(self.storage.read(aside(name, MANIFEST)))
-            if self.storage.stat(name).size == said["size"]:  # else it is to be made again
-                return int(said["messages"])
+            manifest = json.loads(self.storage.read(aside(name, MANIFEST)))
+            if self.storage.stat(name).size == manifest["size"]:
+                return int(manifest["messages"])
         return 0
 
-    # -- what was converted before --------------------------------------------------------------
+    # -- earlier conversions --------------------------------------------------------------------
 
     @cached_property
-    def there(self) -> dict[str, list[str]]:
-        """The files that were there at first, by their names without folder and ending."""
+    def existing_files(self) -> dict[str, list[str]]:
+        """The paths of the files at the first access, by name without folder and extension."""
         if self.catalog is None:
-            hidden = (PurePosixPath(entry.name) for entry in self.storage.list())
-            paths = [owner_of(each) for each in hidden if is_hidden(each.name, MANIFEST)]
+            paths = (PurePosixPath(entry.name) for entry in self.storage.list())
+            paths = (owner_of(path) for path in paths if is_hidden(path.name, MANIFEST))
         else:
             files = self.catalog.files() if self.catalog.exists() else []
-            paths = [PurePosixPath(each.path) for each in files]
-        there: dict[str, list[str]] = {}
+            paths = (PurePosixPath(file.path) for file in files)
+        paths_by_stem: dict[str, list[str]] = {}
         for path in paths:
-            there.setdefault(path.stem, []).append(str(path))
-        return there
+            paths_by_stem.setdefault(path.stem, []).append(str(path))
+        return paths_by_stem
 
     def messages_of(self, stem: str) -> int:
-        """Return how many messages of an archive are there."""
+        """Return how many messages of an archive file the table has."""
         if self.catalog is not None:
-            return self.number_of(_app_of(stem))
-        return sum(map(self._noted, self.there.get(stem, ())))
+            return self.number_of(_app_id(stem))
+        return sum(map(self._manifest_rows, self.existing_files.get(stem, ())))
 
 
-def _app_of(stem: str) -> str:
+def _app_id(stem: str) -> str:
     return f"nsqtools-convert-{stem}"
 
 
-def _holds_less(there: int, shown: str) -> NotUploadable:
-    """Return why the whole of a file cannot follow a copy of it that was cut off."""
-    return NotUploadable(errno.EEXIST, f"a copy of it with {there} messages is there", shown)
+def _partial_copy_error(messages: int, shown: str) -> NotUploadable:
+    """Return the error for a table that has a truncated copy of the same file."""
+    return NotUploadable(errno.EEXIST, f"the table has a copy with {messages} messages", shown)
 
 
 def convert(
     archives: Sequence[ArchiveFile], plan: TablePlan, drafts: Path, topic: str | None = None
 ) -> Iterator[tuple[ArchiveFile, list[TableFile], str, Unfit]]:
-    """Bring archives into a table, one after the other; they stay where they are.
+    """Convert archives to files of a table, one after the other. The archives are kept.
 
-    Yields each with its files, or why it is left out, and what did not fit. One that is in the
-    table already gives no files, and nothing is done. Raises ``OSError`` and `NsqError`.
+    Yields each archive file with its Parquet files, the reason why it was skipped or "", and the
+    misfits. A file that was converted before has no Parquet files. Raises ``OSError`` and
+    `NsqError`.
     """
     table = Table(plan)
     if table.catalog is not None and table.catalog.exists():
@@ -533,43 +558,47 @@ def convert(
             continue
         stem = stem_of(archive, plan.host)
         try:
-            if _is_there(table, archive, stem):
+            if _is_converted(table, archive, stem):
                 yield archive, [], "", Unfit()
                 continue
+            # Another writer may give a new column another type first. The next attempt reads it.
             while True:
                 writer = TableWriter(plan, drafts, fields_of(plan.fields), table.columns())
-                made = writer.write(archive, stem, topic)
-                if not made or table.evolve_schema(writer.schema):
+                new_drafts = writer.write(archive, stem, topic)
+                if not new_drafts or table.evolve_schema(writer.schema):
                     break
-            rows = sum(each.file.rows or 0 for each in made)
+            rows = sum(draft.file.rows or 0 for draft in new_drafts)
             try:
-                files = table.commit(made, _app_of(stem), rows)
+                files = table.commit(new_drafts, _app_id(stem), rows)
             finally:
-                for each in made:
-                    Path(each.path).unlink()
+                for draft in new_drafts:
+                    Path(draft.path).unlink()
         except NotUploadable as exc:
             yield archive, [], str(exc.strerror), Unfit()
         else:
             yield archive, files, "", writer.unfit if files else Unfit()
 
 
-def _is_there(table: Table, archive: ArchiveFile, stem: str) -> bool:
-    """Return whether an archive was converted. Raises `NotUploadable` if it was in part, for good.
+def _is_converted(table: Table, archive: ArchiveFile, stem: str) -> bool:
+    """Return whether a file was converted.
 
-    A run that was killed while it put the files of a folder of Parquet goes on.
+    After a kill between two files of a Parquet folder the conversion is repeated. A Delta table has
+    all files of a commit or none, so a smaller count there is a truncated copy: the function raises
+    `NotUploadable`.
     """
     names = [stem]
     if archive.head is None and form_of(archive).kind is LineKind.messages:
-        content = identity_of(archive, table.plan.host)  # the whole name in 0.3.0
-        names += [content, *(name for name in table.there if name.startswith(f"{content}-"))]
-    if there := max(map(table.messages_of, names)):
+        identity = identity_of(archive, table.plan.host)  # the whole name in 0.3.0
+        prefix = f"{identity}-"
+        names += [identity, *(name for name in table.existing_files if name.startswith(prefix))]
+    if converted := max(map(table.messages_of, names)):
         count = archive.messages
         if count is None:
             count = sum(member.messages for member in look_at(archive).members)
-        if there < count and table.catalog is not None:
-            raise _holds_less(there, archive.shown)
-        return there >= count
+        if converted < count and table.catalog is not None:
+            raise _partial_copy_error(converted, archive.shown)
+        return converted >= count
     place = stem.rpartition("-")[2]
-    if archive.head is None and has_grown(archive, place, table.there):
+    if archive.head is None and has_grown(archive, place, table.existing_files):
         raise NotUploadable(errno.EEXIST, "it has grown since it was converted", archive.shown)
     return False
