@@ -87,7 +87,7 @@ def compact(
 
 def done(compaction: Compaction) -> tuple[int, int]:
     """Messages read, and duplicates."""
-    some = [each for partition in compaction.work for each in partition.done]
+    some = [each for partition in compaction.work for each in partition.results]
     return sum(each.read for each in some), sum(each.duplicates for each in some)
 
 
@@ -96,7 +96,7 @@ def test_each_message_is_there_once_whenever_it_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int, delta: bool
 ) -> None:
     monkeypatch.setattr(compacting, "SLICE_ROWS", 20)  # so that there are many
-    monkeypatch.setattr(compacting, "LEAST_BYTES", 1000)
+    monkeypatch.setattr(compacting, "MIN_FILE_BYTES", 1000)
     chance = random.Random(processes)
     archive, output = tmp_path / "archive", tmp_path / "output"
     sent: list[int] = []
@@ -254,7 +254,7 @@ def test_damage_is_refused_or_left_out_and_told(
     assert content(tmp_path / "out") == []
     told = compact(path.parent, tmp_path / "out", skips_damaged=True)
     assert content(tmp_path / "out") == expected(left, "a")
-    assert {shown for job in told.work[0].done for shown, _ in job.damages} == {str(path)}
+    assert {shown for job in told.work[0].results for shown, _ in job.damages} == {str(path)}
     assert told.deletable()[0] == []
 
 
@@ -606,7 +606,7 @@ def test_bodies_of_archives_become_columns_by_a_schema(tmp_path: Path) -> None:
         '{"user": "x"}': (None, "user is not int64"),
         '{"user": 4}': (4, None),
     }
-    assert sum(each.misfits for part in compaction.work for each in part.done) == 2
+    assert sum(each.misfits for part in compaction.work for each in part.results) == 2
     assert compaction.without_columns == []
     more = {"properties": {"user": {"type": "integer"}, "new": {"type": "integer"}}}
     again = compact(archive, output, body=BodyKind.json, fields=more)

@@ -215,7 +215,7 @@ def compaction(spark: SparkSession, messages: int, rounds: int) -> Iterator[Row]
             with job.locked():
                 job.plan()
                 job.run(run_jobs)
-            assert sum(done.duplicates for each in job.work for done in each.done) > 0
+            assert sum(done.duplicates for each in job.work for done in each.results) > 0
 
         def users_job() -> None:
             from pyspark.sql import functions as F

@@ -197,8 +197,8 @@ def show_results(
         _document(
             each,
             files=len(each.files),
-            read=sum(done.read for done in each.done),
-            duplicates=sum(done.duplicates for done in each.done),
+            read=sum(done.read for done in each.results),
+            duplicates=sum(done.duplicates for done in each.results),
             rows=sum(file.rows or 0 for file in each.files),
             bytes=sum(file.bytes for file in each.files),
         )
@@ -208,7 +208,7 @@ def show_results(
         document = {
             "partitions": rows,
             "deleted": list(deleted),
-            "misfits": sum(done.misfits for each in compaction.work for done in each.done),
+            "misfits": sum(done.misfits for each in compaction.work for done in each.results),
         }
         write_json(runtime, document)
     elif rows:
@@ -246,7 +246,7 @@ def delete_needless(runtime: Runtime, compaction: Compaction, *, yes: bool) -> l
 
 def tell_outcome(runtime: Runtime, compaction: Compaction) -> ExitStatus:
     """Tell what was done and what was not; return the exit status."""
-    done = [each for partition in compaction.work for each in partition.done]
+    done = [each for partition in compaction.work for each in partition.results]
     damages = sorted({damage for each in done for damage in each.damages})
     for shown, problem in damages:
         runtime.print_error(f"nsq: {shown}: {problem}")
