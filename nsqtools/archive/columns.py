@@ -1,24 +1,23 @@
-"""The columns of an archived message in Arrow, and text of an archive into such columns.
+"""Convert the text of archives to Arrow columns of messages.
 
-    topic, nsqd, id    who it is: ids alone repeat between nsqd
-    timestamp, ts_ns   nsqd's time of publishing: in microseconds, as tables know time, and in
-                       nanoseconds since 1970, as nsqd wrote it
+    topic, nsqd, id    the identity: ids alone repeat between nsqd
+    timestamp, ts_ns   the time of publishing by the clock of nsqd: in microseconds, the resolution
+                       of tables, and in nanoseconds since 1970, as nsqd wrote it
     attempts
-    body               text; null where the bytes are not UTF-8
-    body_bytes         those bytes; null where the body is text
+    body               text; null if the bytes are not UTF-8
+    body_bytes         the bytes of such a body; null if the body is text
 
-So SQL sees text as text, and every byte comes back, as with ``body`` and ``body64`` of a line.
-With `BodyKind.binary` there is one column ``body`` of bytes. Files of bare bodies know only the
-body: the other columns are null.
+So SQL reads text as text, and every byte is preserved, as with ``body`` and ``body64`` of a line.
+With `BodyKind.binary` there is one column ``body`` of bytes. For files of bare bodies, all columns
+but the body are null.
 
-The fast way reads with Arrow's JSON reader. It takes a text only when every line begins like a
-message, when Arrow sees as many rows as there are lines, and when they pass the checks of
-`records.envelope`. Everything else (damage, keys in another order, unknown keys) goes the exact
-way, line by line. Both give the same rows.
+The fast path uses Arrow's JSON reader. It accepts a text only if every line begins like a message,
+Arrow returns one row for each line, and the rows pass the checks of `records.envelope`. Any other
+text (with damage, keys in another order or unknown keys) takes the exact path, which reads line by
+line. Both paths return the same rows.
 
-Parsing costs several times what unpacking does, so only the columns that a query uses are parsed.
-Columns that are not parsed are not checked either: lines are still counted, and compared with the
-index.
+Parsing costs several times as much as decompression, so only the columns that a query needs are
+parsed. The others are not checked, but lines are always counted and compared with the index.
 """
 
 from __future__ import annotations
@@ -46,55 +45,58 @@ IDENTITY = ("topic", "nsqd", "id")
 
 
 def message_schema(kind: BodyKind = BodyKind.string) -> pyarrow.Schema:
-    """Return the columns of a message, without those that `body_columns` makes of its body."""
-    body = [("body", pyarrow.string()), ("body_bytes", pyarrow.binary())]
+    """Return the columns of a message, without the columns of fields in its body."""
+    text_or_bytes = [("body", pyarrow.string()), ("body_bytes", pyarrow.binary())]
     return pyarrow.schema(
         [
             *((name, pyarrow.string()) for name in IDENTITY),
             ("timestamp", pyarrow.timestamp("us", tz="UTC")),
             ("ts_ns", pyarrow.int64()),
             ("attempts", pyarrow.int32()),
-            *([("body", pyarrow.binary())] if kind is BodyKind.binary else body),
+            *([("body", pyarrow.binary())] if kind is BodyKind.binary else text_or_bytes),
         ]
     )
 
 
 BEGINNING = b'{"topic": "'
 ORIGIN = re.compile(rb'\{"topic": "([^"\\\x00-\x1f]*)", "nsqd": "([^"\\\x00-\x1f]*)", ')
-LONGEST_BLOCK = 2**31 - 2
+MAX_BLOCK_SIZE = 2**31 - 2  # Arrow's JSON reader takes the size as an int32.
 ID_LENGTH = 16
-MOST_ATTEMPTS = 2**16 - 1
+MAX_ATTEMPTS = 2**16 - 1
 
 Columns = dict[str, Any]
 """Arrow arrays of the columns of a message, by name."""
 
 
 def fast_columns(
-    text: bytes, lines: int, wanted: Collection[str], kind: BodyKind = BodyKind.string
+    text: bytes, lines: int, names: Collection[str], kind: BodyKind = BodyKind.string
 ) -> Columns | None:
-    """Read the ``wanted`` columns of ``lines`` lines of messages.
+    """Read the named columns of ``lines`` lines of messages.
 
-    None when the lines are not as `encode_many` writes them.
+    Returns None if the lines do not have the form in which `encode_many` writes them.
     """
-    if not (_begin_with(BEGINNING, text, lines) and text.endswith(b"\n")):
+    if not (_all_begin_with(BEGINNING, text, lines) and text.endswith(b"\n")):
         return None
-    keys = {key for name, some in KEYS_OF.items() if name in wanted for key in some}
-    read: Columns | None = {}
+    keys = {key for name in KEYS_OF if name in names for key in KEYS_OF[name]}
+    values: Columns | None = {}
     if keys:
-        same = _same_in_all(text, lines, keys) if keys <= {"topic", "nsqd"} else None
-        read = same or _parsed(text, lines, keys)
-    return None if read is None or not _is_right(read) else _wanted(read, kind)
+        constants = _constant_columns(text, lines, keys) if keys <= {"topic", "nsqd"} else None
+        values = constants or _parse(text, lines, keys)
+    return None if values is None or not _is_valid(values) else _to_columns(values, kind)
 
 
-def _begin_with(beginning: bytes, text: bytes, lines: int) -> bool:
-    """Whether each of the lines begins so."""
+def _all_begin_with(beginning: bytes, text: bytes, lines: int) -> bool:
+    """Return whether each of the lines begins with the same bytes."""
     return text.startswith(beginning) and text.count(b"\n" + beginning) == lines - 1
 
 
-def _same_in_all(text: bytes, lines: int, keys: Collection[str]) -> Columns | None:
-    """The columns of topic and nsqd if all lines have the same: most files have one topic."""
+def _constant_columns(text: bytes, lines: int, keys: Collection[str]) -> Columns | None:
+    """Return the columns of topic and nsqd if all lines have the same, without parsing them.
+
+    Most files have one topic.
+    """
     first = ORIGIN.match(text)
-    if first is None or not _begin_with(first[0], text, lines):
+    if first is None or not _all_begin_with(first[0], text, lines):
         return None
     try:
         values = {"topic": first[1].decode(), "nsqd": first[2].decode()}
@@ -108,41 +110,42 @@ KEYS_OF = {
     **dict.fromkeys(("timestamp", "ts_ns"), ("ts",)),
     **dict.fromkeys(("body", "body_bytes"), ("body", "body64")),
 }
-"""The keys of the JSON that a column is made of."""
+"""The keys in the JSON of a message from which a column is computed."""
 _JSON = dict.fromkeys(("topic", "nsqd", "id", "ts", "attempts", "body", "body64"), pyarrow.string())
 _JSON |= {"ts": pyarrow.int64(), "attempts": pyarrow.int32()}
 
 
-def _parsed(text: bytes, lines: int, keys: Collection[str]) -> Columns | None:
-    if len(text) >= LONGEST_BLOCK:
+def _parse(text: bytes, lines: int, keys: Collection[str]) -> Columns | None:
+    if len(text) >= MAX_BLOCK_SIZE:
         return None
     schema = pyarrow.schema([(name, _JSON[name]) for name in _JSON if name in keys])
-    others = "error" if len(keys) == len(_JSON) else "ignore"
-    if (table := read_json(text, lines, schema, others)) is None:
+    on_other_fields = "error" if len(keys) == len(_JSON) else "ignore"
+    if (table := read_json(text, lines, schema, on_other_fields)) is None:
         return None
+    # The JSON reader accepts bytes that are not UTF-8 as text.
     try:
-        table.validate(full=True)  # it accepts bytes that are not UTF-8 as text
+        table.validate(full=True)
     except pyarrow.ArrowInvalid:
         return None
     return {name: one_array(table[name]) for name in table.column_names}
 
 
 def one_array(column: pyarrow.ChunkedArray) -> pyarrow.Array:
-    """Return the values as one array, without a copy where they are one."""
+    """Return the values as one array, without a copy if there is only one chunk."""
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
-def read_json(text: Any, count: int, schema: pyarrow.Schema, others: str) -> Any:
-    """Read ``count`` objects as a table; None if the count or the schema differs.
+def read_json(text: Any, count: int, schema: pyarrow.Schema, on_other_fields: str) -> Any:
+    """Read ``count`` objects as a table; return None if the count or the schema differs.
 
-    ``others`` is what becomes of other fields: "error", "ignore", or "infer".
+    ``on_other_fields`` is "error", "ignore" or "infer".
     """
     try:
         table = arrow_json.read_json(
             pyarrow.BufferReader(text),
             read_options=arrow_json.ReadOptions(use_threads=False, block_size=len(text) + 1),
             parse_options=arrow_json.ParseOptions(
-                explicit_schema=schema, unexpected_field_behavior=others
+                explicit_schema=schema, unexpected_field_behavior=on_other_fields
             ),
         )
     except pyarrow.ArrowInvalid:
@@ -150,39 +153,40 @@ def read_json(text: Any, count: int, schema: pyarrow.Schema, others: str) -> Any
     return table if table.num_rows == count else None
 
 
-def _is_right(read: Columns) -> bool:
-    if any(read[name].null_count for name in read if not name.startswith("body")):
+def _is_valid(values: Columns) -> bool:
+    """Return whether values pass the checks of `records.envelope`."""
+    if any(values[name].null_count for name in values if not name.startswith("body")):
         return False
-    if "attempts" in read:
-        attempts = compute.min_max(read["attempts"]).as_py()
-        if attempts["min"] < 0 or attempts["max"] > MOST_ATTEMPTS:
+    if "attempts" in values:
+        attempts = compute.min_max(values["attempts"]).as_py()
+        if attempts["min"] < 0 or attempts["max"] > MAX_ATTEMPTS:
             return False
-    if "id" not in read:
+    if "id" not in values:
         return True
-    lengths = compute.min_max(compute.binary_length(read["id"])).as_py()
-    is_ascii = compute.all(compute.string_is_ascii(read["id"])).as_py()
+    lengths = compute.min_max(compute.binary_length(values["id"])).as_py()
+    is_ascii = compute.all(compute.string_is_ascii(values["id"])).as_py()
     return bool((lengths["min"], lengths["max"]) == (ID_LENGTH, ID_LENGTH) and is_ascii)
 
 
-def _wanted(read: Columns, kind: BodyKind) -> Columns | None:
-    columns: Columns = {name: read[name] for name in read if name in KEYS_OF and name != "body"}
-    if "ts" in read:
-        columns |= {"timestamp": micros(read["ts"]), "ts_ns": read["ts"]}
-    if "body" in read:
-        raw = _decoded(read["body"], read["body64"])
+def _to_columns(values: Columns, kind: BodyKind) -> Columns | None:
+    columns: Columns = {name: values[name] for name in values if name in KEYS_OF and name != "body"}
+    if "ts" in values:
+        columns |= {"timestamp": micros(values["ts"]), "ts_ns": values["ts"]}
+    if "body" in values:
+        raw = _decode_base64(values["body"], values["body64"])
         if raw is None or (kind is not BodyKind.binary and _has_text(raw)):
             return None
-        columns |= bodies_as(read["body"], raw, kind)
+        columns |= bodies_as(values["body"], raw, kind)
     return columns
 
 
 def micros(ts_ns: Any) -> Any:
-    """Return the column ``timestamp`` of times in nanoseconds."""
+    """Return the column ``timestamp`` for times in nanoseconds."""
     return compute.divide(ts_ns, 1000).cast(timestamp("us", tz="UTC"))
 
 
-def _decoded(body: Any, body64: Any) -> Any:
-    """Return the bytes of ``body64``; None unless each row has one of the two, and it is valid."""
+def _decode_base64(body: Any, body64: Any) -> Any:
+    """Return the bytes of ``body64``; None unless each row has exactly one valid body."""
     count = len(body)
     if body64.null_count == count:
         return pyarrow.nulls(count, pyarrow.binary()) if not body.null_count else None
@@ -199,27 +203,28 @@ def _decoded(body: Any, body64: Any) -> Any:
 
 
 def _has_text(raw: Any) -> bool:
-    """Whether some bytes are text: other programs than ours may write it so."""
-    return any(_text(each) is not None for each in raw.drop_null().to_pylist())
+    """Return whether some bytes are UTF-8 text: other programs may write text as ``body64``."""
+    return any(_text(body) is not None for body in raw.drop_null().to_pylist())
 
 
 def bodies_as(body: Any, raw: Any, kind: BodyKind) -> Columns:
-    """Return the columns of bodies as a kind has them; each is text, or bytes where it is not."""
+    """Convert columns of bodies to a kind. Each row has text in ``body`` or bytes in ``raw``."""
     if kind is BodyKind.binary:
         body = body.cast(pyarrow.binary())
-        has_all = raw is None or not body.null_count
-        return {"body": body if has_all else compute.coalesce(body, raw)}
+        is_complete = raw is None or not body.null_count
+        return {"body": body if is_complete else compute.coalesce(body, raw)}
     if types.is_string(body.type):
         return {"body": body, **({} if raw is None else {"body_bytes": raw})}
     try:
         return {"body": body.cast(pyarrow.string())}
-    except pyarrow.ArrowInvalid:  # some are not UTF-8
+    except pyarrow.ArrowInvalid:
+        # Some bodies are not UTF-8.
         body = body if raw is None else compute.coalesce(body, raw.cast(body.type))
         return columns_of_bodies(body.to_pylist(), kind)
 
 
 def columns_of_bodies(bodies: Sequence[bytes | None], kind: BodyKind) -> Columns:
-    """Return the columns of bodies, each of which has either text or bytes."""
+    """Return the columns of bodies. A null stays null in both columns."""
     if kind is BodyKind.binary:
         return {"body": pyarrow.array(bodies, pyarrow.binary())}
     texts = [None if body is None else _text(body) for body in bodies]
@@ -240,15 +245,16 @@ def _text(body: bytes) -> str | None:
 def exact_columns(
     lines: Sequence[bytes], kind: BodyKind = BodyKind.string
 ) -> tuple[Columns, list[int], list[tuple[int, str]]]:
-    """Read lines one by one; return the columns, which lines they are of, and what is wrong.
+    """Read lines one by one.
 
-    Lines are counted from 0.
+    Returns the columns, the numbers of the lines that are messages, and the problems of the others
+    with their numbers. The first line has the number 0.
     """
-    rows, kept, problems = [], [], []
+    rows, valid, problems = [], [], []
     for number, line in enumerate(lines):
         try:
             rows.append(decode(line))
-            kept.append(number)
+            valid.append(number)
         except ValueError as exc:
             problems.append((number, f"line {number + 1} is not a message: {exc}"))
     topic, nsqd, ids, times, attempts, bodies = zip(*rows, strict=True) if rows else [()] * 6
@@ -256,18 +262,18 @@ def exact_columns(
     columns = {
         "topic": pyarrow.array(topic, pyarrow.string()),
         "nsqd": pyarrow.array(nsqd, pyarrow.string()),
-        "id": pyarrow.array([each.decode("latin-1") for each in ids], pyarrow.string()),
+        "id": pyarrow.array([id.decode("latin-1") for id in ids], pyarrow.string()),
         "timestamp": micros(ts_ns),
         "ts_ns": ts_ns,
         "attempts": pyarrow.array(attempts, pyarrow.int32()),
     }
-    return columns | columns_of_bodies(bodies, kind), kept, problems
+    return columns | columns_of_bodies(bodies, kind), valid, problems
 
 
 def bare_columns(
     bodies: Sequence[bytes], topic: str | None, kind: BodyKind = BodyKind.string
 ) -> Columns:
-    """Return the columns of bare bodies: only their topic may be known."""
+    """Return the columns of bare bodies; all but the body and perhaps the topic are null."""
     schema, count = message_schema(kind), len(bodies)
     columns = {field.name: pyarrow.nulls(count, field.type) for field in schema}
     if topic is not None:
@@ -276,25 +282,27 @@ def bare_columns(
 
 
 def filtered_columns(within: TimeRange, names: Collection[str]) -> set[str]:
-    """Return the columns that `wanted_rows` looks at."""
+    """Return the columns that `row_mask` needs."""
     return {*names, *(["ts_ns"] if within != EVER else ())}
 
 
-def wanted_rows(columns: Columns, within: TimeRange, names: Mapping[str, Iterable[str]]) -> Any:
-    """Return a mask of the rows in a range whose columns have one of the ``names`` for them.
+def row_mask(columns: Columns, within: TimeRange, values: Mapping[str, Iterable[str]]) -> Any:
+    """Return a mask of the selected rows; None if all rows are selected.
 
-    None when all rows are wanted. One without a time is, as bare bodies have none.
+    A row is selected if its time is in the range and each column in ``values`` has one of the
+    listed values. A missing time or value matches, because bare bodies have neither.
     """
     masks = [] if within == EVER else [within.mask(columns["ts_ns"])]
-    for column, wanted in names.items():
-        values = pyarrow.array(sorted(wanted), pyarrow.string())
-        masks.append(compute.is_in(columns[column], value_set=values))
+    for column, allowed in values.items():
+        value_set = pyarrow.array(sorted(allowed), pyarrow.string())
+        masks.append(compute.is_in(columns[column], value_set=value_set))
     return compute.fill_null(reduce(compute.and_kleene, masks), True) if masks else None
 
 
 # -- a whole file --------------------------------------------------------------------------------
 
-JSON_ROWS = 10_000  # of a batch whose bodies may become a thousand columns
+# Bounds the memory of a batch whose bodies have up to a thousand fields.
+JSON_BATCH_ROWS = 10_000
 
 
 def read_batches(
@@ -307,12 +315,12 @@ def read_batches(
     within: TimeRange = EVER,
     on_rows: Callable[[int], object] = lambda count: None,
 ) -> Iterator[pyarrow.RecordBatch]:
-    """Iterate over a file of messages or of bare bodies, in the columns of `message_schema`.
+    """Iterate over a file of messages or bare bodies, in the columns of `message_schema`.
 
-    ``on_rows`` gets the number of messages read, those out of the range included.
-
-    ``topic`` is that of bare bodies. Damage is reported and skipped, as by `read_text`, which says
-    what is raised. Memory is bounded by `BATCH_TEXT` and a member, or one body if that is longer.
+    ``on_rows`` is called with the number of messages in each piece of text, before those out of
+    the range are removed. ``topic`` is the topic of bare bodies. Damage is reported and skipped.
+    Memory is bounded by `BATCH_TEXT` and one member, or one longer body. Raises the errors of
+    `read_text`.
     """
     schema, form = message_schema(kind), form_of(archive)
     if form.foreign:
@@ -334,15 +342,15 @@ def read_batches(
             columns = fast_columns(text, lines, schema.names, kind)
         if columns is None:
             columns, _, problems = exact_columns(split_lines(text, b"\n"), kind)
-            for at, problem in problems:
-                on_damage(archive.shown, f"from line {number + 1} on, {problem} (at {at + 1})")
+            for index, problem in problems:
+                on_damage(archive.shown, f"from line {number + 1} on, {problem} (at {index + 1})")
         number += lines
         on_rows(len(columns["body"]))
         batch = pyarrow.RecordBatch.from_pydict(columns, schema)
-        mask = wanted_rows(columns, within, {})
+        mask = row_mask(columns, within, {})
         batch = batch if mask is None else batch.filter(mask)
-        most = JSON_ROWS if kind is BodyKind.json else max(1, batch.num_rows)
-        yield from (batch.slice(at, most) for at in range(0, batch.num_rows, most))
+        size = JSON_BATCH_ROWS if kind is BodyKind.json else max(1, batch.num_rows)
+        yield from (batch.slice(offset, size) for offset in range(0, batch.num_rows, size))
 
 
 def batch_of_bodies(bodies: Sequence[bytes]) -> pyarrow.RecordBatch:

@@ -1,16 +1,16 @@
-"""A Delta table as a catalog of Parquet files: what its log names, and commits to it.
+"""Read the log of a Delta table, and commit Parquet files to it.
 
-delta-rs reads and writes the log; there is no JVM. The files are written and read with pyarrow
-alone: a scan by delta-rs through pyarrow's data sets makes the interpreter abort at its end.
+delta-rs reads and writes the log without a JVM. Files are read and written with pyarrow alone,
+because after a scan by delta-rs through pyarrow's data sets the interpreter aborts at its exit.
 
 A commit that may be repeated after a kill carries a number of its writer, the *application
-transaction*. delta-rs itself takes the same number twice. So the number is read on the handle that
-commits, which commits to the very next version or fails: whatever else was committed since, a
-repeated commit included, makes the attempt fail, and the next one looks again. Numbers begin at 1,
-because a writer without a commit has none.
+transaction*. delta-rs accepts the same number twice. So the number is read from the same snapshot
+that commits, and the commit goes to the next version or fails. Any commit in between, also a
+repetition of the same one, makes the attempt fail, and the next attempt reads the number again.
+Numbers begin at 1, because a writer without a commit has number 0.
 
-On S3 a version of the log is put only if there is none (a conditional put), so no writer overwrites
-another, without a lock. A store that takes such a put twice is found out, and refused.
+On S3 a version of the log is stored with a conditional put, so writers do not overwrite each other
+and need no lock. A store that accepts such a put twice is detected and refused.
 """
 
 from __future__ import annotations
@@ -39,16 +39,18 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 LOG = "_delta_log"
-SINK_LOG = "_spark_metadata"  # of a stream of Spark into Parquet
+SINK_LOG = "_spark_metadata"
+"""The log of Spark's file sink."""
 INGESTED = "_ingest.json"
-"""The mark of what `nsq spark ingest` writes. Of Parquet it removes what its log does not name."""
-COMMIT_TRIES = 100
+"""Marks the output of `nsq spark ingest`, which removes Parquet files that are not in its log."""
+# Each failed attempt means that another writer succeeded.
+COMMIT_ATTEMPTS = 100
 _ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
-_BLANKS = re.compile(r"(?:\s|\x1b\[\d*m)+")  # delta-rs colors its errors
-FILES = 10_000
-"""Of a log, that are rows of Python at a time."""
-NEWEST = 100
-"""Of the files of a log, by name, that a commit may find unwritten: the system writes them soon."""
+_BLANKS = re.compile(r"(?:\s|\x1b\[\d*m)+")  # delta-rs colors its errors.
+LOG_BATCH_ROWS = 10_000
+"""Entries of a log that become Python objects at a time, which bounds the memory."""
+UNSYNCED_FILES = 100
+"""Newest files of a log that a commit syncs. Older files were written by the system long ago."""
 
 READ_FEATURES = frozenset(
     {"columnMapping", "deletionVectors", "timestampNtz", "vacuumProtocolCheck"}
@@ -63,8 +65,8 @@ WRITE_FEATURES = READ_FEATURES | {
     "inCommitTimestamp",
     "invariants",
 }
-"""Features of tables that we implement, or that do nothing until a property of the table or of a
-column turns them on, which `_features_in_use` sees."""
+"""Features of tables that nsqtools implements, or that have no effect until a property of the table
+or of a column enables them, which `_features_in_use` detects."""
 _PROPERTIES = {
     "delta.appendOnly": "appendOnly",
     "delta.enableChangeDataFeed": "changeDataFeed",
@@ -79,12 +81,12 @@ _COLUMN_PROPERTIES = {
 _ALWAYS_WRITTEN = {"date", "hour"}
 
 Partition = Mapping[str, str | None]
-"""The values in the names of folders, or in the log of a table."""
+"""The values of partition columns, from the names of folders or the log of a table."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableFile:
-    """A file of the table; ``path`` is below it. Times are of ``ts_ns``, None where unknown."""
+    """A file of a table. ``path`` is relative to the table; unknown counts and times are None."""
 
     path: str
     bytes: int
@@ -95,19 +97,22 @@ class TableFile:
 
 
 def is_table(storage: Place) -> bool:
-    """Return whether a Delta table lies there. Raises ``OSError``."""
-    return any("/." not in each.name for each in storage.list(LOG))  # as killed runs left it
+    """Return whether a place is a Delta table. Raises ``OSError``."""
+    # A killed writer may leave a hidden temporary file in a log without commits.
+    return any("/." not in entry.name for entry in storage.list(LOG))
 
 
 def refuse_other_form(storage: Place, option: str, *, is_delta: bool) -> None:
-    """Refuse to go on in another form: nothing would read both, and what is there, or what comes,
-    would be missing. Raises `ConfigurationError` and ``OSError``."""
+    """Raise `ConfigurationError` if a place has Parquet without a log, or vice versa.
+
+    No reader would read both, so messages would be missing. Raises ``OSError``.
+    """
     if is_table(storage):
         if not is_delta:
             raise ConfigurationError(f"{storage.url} is a Delta table", hint=f"Add {option} delta.")
         return
     folders = storage.children("")[1]
-    if is_delta and any(each == SINK_LOG or each.startswith("topic=") for each in folders):
+    if is_delta and any(name == SINK_LOG or name.startswith("topic=") for name in folders):
         raise ConfigurationError(
             f"{storage.url} holds Parquet that is not a Delta table",
             hint=f"Leave {option} delta out, or give another place.",
@@ -119,47 +124,51 @@ class _Access(Enum):
 
 
 DELETED_ROWS = "rows deleted by deletion vectors"
-_OF_REPLACING = frozenset({"appendOnly", "changeDataFeed"})
-"""Features that only matter to who removes files: rows that are only added keep their rules."""
+_REPLACE_FEATURES = frozenset({"appendOnly", "changeDataFeed"})
+"""Features that forbid only the removal of files, not the addition."""
 _REMEDY = "Drop the feature with the engine that added it, or give another table."
 _REMEDIES = {
     DELETED_ROWS: "Rewrite its files with the engine that deleted the rows: in Delta's Spark "
     "REORG TABLE ... APPLY (PURGE).",
-    **dict.fromkeys(_OF_REPLACING, "Compact it with the engine that writes it, or give --output."),
+    **dict.fromkeys(
+        _REPLACE_FEATURES, "Compact it with the engine that writes it, or give --output."
+    ),
 }
 
 
 class DeltaCatalog:
-    """The table at ``uri``. ``options`` are settings of the object store, by obstore's names.
+    """The Delta table at a URI. ``options`` are settings of the object store by obstore's names.
 
-    It and all methods raise `NsqError` for what the store or the log does not allow.
+    The constructor and all methods raise `NsqError` for errors of the store and the log.
     """
 
     def __init__(self, uri: str, options: Mapping[str, str] | None = None) -> None:
-        import deltalake  # noqa: F401 - who needs it only later learns it before the work
+        # A missing package is an error now, and not after hours of work.
+        import deltalake  # noqa: F401
 
         self.storage = parse_place(uri, options)
         is_local = not self.storage.is_remote
         place = str(self.storage.absolute()).replace("s3a://", "s3://", 1)
-        if escape := _ESCAPE.search(place):  # delta-rs looks below a decoded name
+        # delta-rs would decode the name, and so use another place.
+        if escape := _ESCAPE.search(place):
             raise ConfigurationError(
                 f"{place} cannot be a Delta table: {escape[0]} is in its name",
-                hint="Give another place, or have Parquet there.",
+                hint="Give another place, or write Parquet there.",
             )
         self._uri = place if is_local else place.replace("#", "%23").replace("?", "%3F")
         self._is_checked = False
 
-    # -- what is there --------------------------------------------------------------------------
+    # -- reading --------------------------------------------------------------------------------
 
     def exists(self) -> bool:
-        """Return whether there is a table."""
+        """Return whether the table exists."""
         from deltalake import DeltaTable
 
         with self._failing():
             return bool(DeltaTable.is_deltatable(self._uri, self._options()))
 
     def create(self, schema: pyarrow.Schema, partition_by: Collection[str]) -> None:
-        """Make the table if there is none; ``schema`` has the columns of partitions, too."""
+        """Create the table if it does not exist. ``schema`` includes the partition columns."""
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError
 
@@ -176,11 +185,12 @@ class DeltaCatalog:
                     storage_options=self._options(),
                 )
             except (DeltaError, OSError):
-                if not self.exists():  # else another writer was faster
+                # Another writer may have created it at the same time.
+                if not self.exists():
                     raise
 
     def schema(self) -> pyarrow.Schema:
-        """Return the columns, those of partitions included."""
+        """Return the columns, including the partition columns."""
         import pyarrow
 
         return pyarrow.schema(self._table().schema().to_arrow())
@@ -192,10 +202,7 @@ class DeltaCatalog:
     def files(
         self, *, is_selected: Callable[[Partition], bool] = lambda at: True
     ) -> list[TableFile]:
-        """Return the files of the newest version, with their statistics.
-
-        Those in partitions that are not ``is_selected`` take no memory.
-        """
+        """Return the files of the newest version in selected partitions, with statistics."""
         with self._failing():
             return list(_files_of(self._table(), is_selected))
 
@@ -205,53 +212,56 @@ class DeltaCatalog:
             return int(self._table().transaction_version(app_id) or 0)
 
     def check_writable(self, *, removes: bool = False) -> None:
-        """Raise `ConfigurationError` for a table with rules that we do not keep.
+        """Raise `ConfigurationError` for a table with rules that nsqtools does not implement.
 
-        ``removes`` is for who replaces files of it, as compaction does.
+        ``removes`` is true for a caller that replaces files, as compaction does.
         """
         self._table(_Access.REPLACE if removes else _Access.APPEND)
 
     # -- commits --------------------------------------------------------------------------------
 
     def add_columns(self, fields: Iterable[pyarrow.Field]) -> dict[str, Any]:
-        """Add nullable columns, and the metadata that columns of the table lack.
+        """Add nullable columns, and metadata that columns of the table lack.
 
-        Returns those that have another type there, or other metadata, with the type that is there.
+        Returns the conflicts: fields that have another type or other metadata in the table, with
+        their type in the table. The type is None if only the case of the name differs.
         """
         import pyarrow
         from deltalake import Schema
         from deltalake.exceptions import DeltaError
 
-        fields, tries = list(fields), 0
+        fields, attempts = list(fields), 0
         while True:
             table = self._table(_Access.APPEND)
-            there = {each.name: each for each in pyarrow.schema(table.schema().to_arrow())}
-            lower = {name.lower() for name in there}
-            new = [field for field in fields if field.name.lower() not in lower]
-            bare = [
+            present = {field.name: field for field in pyarrow.schema(table.schema().to_arrow())}
+            lower_names = {name.lower() for name in present}
+            new = [field for field in fields if field.name.lower() not in lower_names]
+            without_metadata = [
                 field
                 for field in fields
-                if field.name in there
-                and not _words(field).keys() <= _words(there[field.name]).keys()
+                if field.name in present
+                and not _metadata(field).keys() <= _metadata(present[field.name]).keys()
             ]
-            if not new and not bare:
+            if not new and not without_metadata:
                 break
             with self._failing():
                 try:
                     if new:
                         table.alter.add_columns(list(Schema.from_arrow(pyarrow.schema(new)).fields))
-                    for field in bare[: not new]:  # a commit each, on what was read before it
-                        words = _words(there[field.name]) | _words(field)
-                        table.alter.set_column_metadata(field.name, words)
+                    # One commit per pass, because each must be based on the current schema.
+                    elif without_metadata:
+                        field = without_metadata[0]
+                        metadata = _metadata(present[field.name]) | _metadata(field)
+                        table.alter.set_column_metadata(field.name, metadata)
                 except (DeltaError, OSError):
-                    if (tries := tries + 1) == COMMIT_TRIES:
+                    if (attempts := attempts + 1) == COMMIT_ATTEMPTS:
                         raise
         return {
-            field.name: there[field.name].type if field.name in there else None
+            field.name: present[field.name].type if field.name in present else None
             for field in fields
-            if field.name not in there
-            or not field.equals(there[field.name])
-            or not _words(field).items() <= _words(there[field.name]).items()
+            if field.name not in present
+            or not field.equals(present[field.name])
+            or not _metadata(field).items() <= _metadata(present[field.name]).items()
         }
 
     def commit(
@@ -263,10 +273,10 @@ class DeltaCatalog:
         number: int,
         data_change: bool = True,
     ) -> bool:
-        """Add files, and remove others, in one transaction; False if ``number`` was committed.
+        """Add and remove files in one transaction; return False if ``number`` was committed before.
 
-        ``data_change`` False is for a compaction: the rows stay what they were. Raises
-        `OutputError` when a file to remove is not in the table any more.
+        ``data_change`` is False for a compaction that does not change the rows. Raises
+        `OutputError` if a file to remove is no longer in the table.
         """
         from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import CommitFailedError
@@ -278,15 +288,15 @@ class DeltaCatalog:
         now_ms = int(time.time() * 1000)
         added = [
             AddAction(
-                each.path, each.bytes, dict(each.partition), now_ms, data_change, _statistics(each)
+                file.path, file.bytes, dict(file.partition), now_ms, data_change, _statistics(file)
             )
-            for each in adds
+            for file in adds
         ]
         removed = [
-            RemoveAction(each.path, data_change, now_ms, each.bytes, dict(each.partition))
-            for each in removes
+            RemoveAction(file.path, data_change, now_ms, file.bytes, dict(file.partition))
+            for file in removes
         ]
-        tries = 0
+        attempts = 0
         while True:
             with self._failing():
                 table = self._table(_Access.REPLACE if removed else _Access.APPEND)
@@ -294,9 +304,9 @@ class DeltaCatalog:
                     self._sync_log()
                     return False
                 if removed:
-                    there = {each.path for each in _files_of(table)}
-                    if gone := [each.path for each in removes if each.path not in there]:
-                        raise OutputError(f"{self.storage / gone[0]} is not in the table now")
+                    paths = {file.path for file in _files_of(table)}
+                    if missing := [file.path for file in removes if file.path not in paths]:
+                        raise OutputError(f"{self.storage / missing[0]} is not in the table now")
                 try:
                     table.create_write_transaction(
                         [*added, *removed],
@@ -310,28 +320,31 @@ class DeltaCatalog:
                     self._sync_log()
                     return True
                 except CommitFailedError:
-                    # Another writer took the version; or the answer was lost, and it is ours.
-                    if (tries := tries + 1) == COMMIT_TRIES:
+                    # Another writer has committed this version, or it is our own commit whose
+                    # answer was lost. The number of the next snapshot distinguishes them.
+                    if (attempts := attempts + 1) == COMMIT_ATTEMPTS:
                         raise
-                    time.sleep(min(0.01 * 2**tries, 1.0))
+                    time.sleep(min(0.01 * 2**attempts, 1.0))
 
     def _sync_log(self) -> None:
-        """Make commits durable on a local disk: delta-rs leaves that to the system."""
+        """Sync the log on a local disk, which delta-rs does not do."""
         if not self.storage.is_remote:
             log = self.storage.path / LOG
-            for name in sorted(os.listdir(log))[-NEWEST:]:
+            for name in sorted(os.listdir(log))[-UNSYNCED_FILES:]:
                 with suppress(FileNotFoundError, NotRegularError), open_to_read(log / name) as file:
                     sync_data(file.fileno())
             sync_folder(log)
 
-    # -- how it is reached ----------------------------------------------------------------------
+    # -- opening --------------------------------------------------------------------------------
 
     def _options(self) -> dict[str, str]:
         return self.storage.for_delta_rs()
 
     def _table(self, access: _Access = _Access.READ) -> DeltaTable:
-        """Open the table; the only way to it. Raises `ConfigurationError` for one that we would
-        misread, or break: with features of Delta that are in use there, and not implemented here.
+        """Open the table. All methods use this.
+
+        Raises `ConfigurationError` for a table that uses features of Delta that nsqtools does not
+        implement, because it would misread or damage the table.
         """
         from deltalake import DeltaTable
         from deltalake.exceptions import TableNotFoundError
@@ -342,9 +355,9 @@ class DeltaCatalog:
             except TableNotFoundError:
                 raise ConfigurationError(f"there is no Delta table at {self.storage.url}") from None
             if feature := next(_unsupported(table, access), None):
-                what = "read" if access is _Access.READ else "write to"
+                verb = "read" if access is _Access.READ else "write to"
                 raise ConfigurationError(
-                    f"cannot {what} {self.storage.url}: the table has {feature}, "
+                    f"cannot {verb} {self.storage.url}: the table has {feature}, "
                     "which nsqtools does not implement",
                     hint=_REMEDIES.get(feature, _REMEDY),
                 )
@@ -362,7 +375,7 @@ class DeltaCatalog:
             raise failure_of(error, "use the Delta table", "") from exc
 
     def _check_store(self) -> None:
-        """Refuse a store where one writer may overwrite the commit of another."""
+        """Refuse a store without conditional puts, where writers may overwrite each other."""
         if self._is_checked or not self.storage.is_remote:
             return
         name = f".nsqtools-{token_hex(8)}"
@@ -370,30 +383,31 @@ class DeltaCatalog:
             try:
                 for data in (b"1", b"2"):
                     self.storage.put_if_absent(name, data)
-            except FileExistsError:  # of the first, too: an answer that was lost was repeated
+            # The first put may raise it as well, if its answer was lost and the client repeated it.
+            except FileExistsError:
                 self._is_checked = True
                 return
             finally:
                 self.storage.delete(name)
         raise ConfigurationError(
             f"{self.storage.url} has no conditional puts: writers overwrite each other's commits",
-            hint="Use --store parquet there, or a store that knows If-None-Match.",
+            hint="Use --store parquet there, or a store that supports If-None-Match.",
         )
 
 
-def _words(column: pyarrow.Field) -> dict[str, str]:
-    """Return the metadata of a column, to which other programs may add."""
+def _metadata(column: pyarrow.Field) -> dict[str, str]:
+    """Return the metadata of a column; other programs may have added to it."""
     return {key.decode(): value.decode() for key, value in (column.metadata or {}).items()}
 
 
 def _unsupported(table: DeltaTable, access: _Access) -> Iterator[str]:
-    """Iterate over what a table has that we do not keep: features of Delta, and columns."""
+    """Iterate over features and columns of a table that nsqtools does not implement."""
     protocol = table.protocol()
     in_use = _features_in_use(table)
-    named = {*(protocol.reader_features or ())} - READ_FEATURES
+    unknown = {*(protocol.reader_features or ())} - READ_FEATURES
     if protocol.min_reader_version > 3:
         yield f"reader version {protocol.min_reader_version}"
-    yield from sorted(named | (in_use & {"columnMapping"}))
+    yield from sorted(unknown | (in_use & {"columnMapping"}))
     if "deletionVectors" in (protocol.reader_features or ()) and any(table.deletion_vectors()):
         yield DELETED_ROWS
     if access is _Access.READ:
@@ -401,8 +415,7 @@ def _unsupported(table: DeltaTable, access: _Access) -> Iterator[str]:
     if protocol.min_writer_version > 7:
         yield f"writer version {protocol.min_writer_version}"
     yield from sorted({*(protocol.writer_features or ())} - WRITE_FEATURES)
-    in_the_way = in_use if access is _Access.REPLACE else in_use - _OF_REPLACING
-    yield from sorted(in_the_way)
+    yield from sorted(in_use if access is _Access.REPLACE else in_use - _REPLACE_FEATURES)
     for column in table.schema().fields:
         if not column.nullable and column.name not in _ALWAYS_WRITTEN:
             yield f"the NOT NULL column {column.name}"
@@ -410,15 +423,16 @@ def _unsupported(table: DeltaTable, access: _Access) -> Iterator[str]:
 
 def _features_in_use(table: DeltaTable) -> set[str]:
     configuration = table.metadata().configuration
-    used = {name for key, name in _PROPERTIES.items() if configuration.get(key) == "true"}
+    features = {name for key, name in _PROPERTIES.items() if configuration.get(key) == "true"}
     if configuration.get("delta.columnMapping.mode", "none") != "none":
-        used.add("columnMapping")
+        features.add("columnMapping")
     if any(key.startswith("delta.constraints.") for key in configuration):
-        used.add("checkConstraints")
+        features.add("checkConstraints")
     for column in json.loads(table.schema().to_json())["fields"]:
-        text = json.dumps(column)  # of columns in columns, too
-        used |= {name for key, name in _COLUMN_PROPERTIES.items() if f'"{key}"' in text}
-    return used
+        # The text includes the properties of nested columns.
+        text = json.dumps(column)
+        features |= {name for key, name in _COLUMN_PROPERTIES.items() if f'"{key}"' in text}
+    return features
 
 
 def _statistics(file: TableFile) -> str:
@@ -440,24 +454,27 @@ def _files_of(
     actions = pyarrow.table(table.get_add_actions(flatten=True))
     names = actions.column_names
     keys = [name for name in names if name.startswith("partition.")]
-    columns_at = [name.removeprefix("partition.") for name in keys]
+    partition_columns = [name.removeprefix("partition.") for name in keys]
     columns = ["path", "size_bytes", "num_records", "min.ts_ns", "max.ts_ns", *keys]
     columns.append("null_count.ts_ns")
-    partitions: dict[tuple[object, ...], Partition | None] = {}  # None for one not is_selected
-    for batch in actions.select([name for name in columns if name in names]).to_batches(FILES):
+    # Files share the dictionary of their partition. None means that it is not selected.
+    partitions: dict[tuple[object, ...], Partition | None] = {}
+    actions = actions.select([name for name in columns if name in names])
+    for batch in actions.to_batches(LOG_BATCH_ROWS):
         for row in batch.to_pylist():
             key = tuple(row[name] for name in keys)
             if key not in partitions:
-                values = (None if each is None else str(each) for each in key)
-                at = dict(zip(columns_at, values, strict=True))
-                partitions[key] = at if is_selected(at) else None
-            if (partition := partitions[key]) is not None:
-                is_timed = not row.get("null_count.ts_ns")  # else no time leaves the file out
+                values = (None if value is None else str(value) for value in key)
+                partition = dict(zip(partition_columns, values, strict=True))
+                partitions[key] = partition if is_selected(partition) else None
+            if (selected := partitions[key]) is not None:
+                # A file with rows without a time has no range, so that no range excludes it.
+                is_timed = not row.get("null_count.ts_ns")
                 yield TableFile(
                     unquote(row["path"]),
                     row["size_bytes"],
                     row.get("num_records"),
                     row.get("min.ts_ns") if is_timed else None,
                     row.get("max.ts_ns") if is_timed else None,
-                    partition,
+                    selected,
                 )

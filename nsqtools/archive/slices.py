@@ -39,7 +39,7 @@ from nsqtools.files.durable import make_folders, sync_folder
 from nsqtools.files.scratch import scratch_directory
 from nsqtools.records.envelope import BodyKind
 
-IDENTITY = ["ts_ns", "nsqd", "id"]
+MESSAGE_KEY = ["ts_ns", "nsqd", "id"]
 """The columns that identify a message."""
 NOTES = "_compaction"
 STAGING = f"{NOTES}/staging"
@@ -247,15 +247,15 @@ class _JobReader:
             if source.between(part.since_ns, part.until_ns):
                 try:
                     with source.file.storage.open(source.file.name) as file:
-                        batches += read(file, IDENTITY, within)
+                        batches += read(file, MESSAGE_KEY, within)
                 except CorruptError as exc:
                     raise OutputError(
                         f"cannot read {source.shown}: {exc}",
                         hint="Restore it: duplicates of its messages cannot be found without it.",
                     ) from exc
         kinds = (pyarrow.int64(), pyarrow.string(), pyarrow.string())
-        schema = pyarrow.schema(list(zip(IDENTITY, kinds, strict=True)))
-        return pyarrow.Table.from_batches([batch.select(IDENTITY) for batch in batches], schema)
+        schema = pyarrow.schema(list(zip(MESSAGE_KEY, kinds, strict=True)))
+        return pyarrow.Table.from_batches([batch.select(MESSAGE_KEY) for batch in batches], schema)
 
 
 def fit_to_schema(
@@ -382,7 +382,7 @@ def deduplicate(rows: pyarrow.Table) -> pyarrow.Table:
     equals_previous = pyarrow.concat_arrays([false, is_equal])
     equals_next = pyarrow.concat_arrays([is_equal, false])
     indices = compute.indices_nonzero(compute.or_(equals_previous, equals_next))
-    candidates = rows.select([*IDENTITY, "attempts"]).take(indices)
+    candidates = rows.select([*MESSAGE_KEY, "attempts"]).take(indices)
     columns = {
         "ts_ns": candidates["ts_ns"],
         "nsqd": compute.fill_null(candidates["nsqd"], ""),
@@ -393,7 +393,7 @@ def deduplicate(rows: pyarrow.Table) -> pyarrow.Table:
     candidates = pyarrow.table(columns).sort_by([(name, "ascending") for name in columns])
     previous, following = candidates[:-1], candidates[1:]
     # A comparison with a missing id is null, so the row is kept.
-    repeats = [compute.equal(previous[name], following[name]) for name in IDENTITY]
+    repeats = [compute.equal(previous[name], following[name]) for name in MESSAGE_KEY]
     return _drop(rows, following["index"].filter(reduce(compute.and_kleene, repeats)))
 
 
@@ -409,8 +409,8 @@ def anti_join(rows: pyarrow.Table, present: pyarrow.Table) -> pyarrow.Table:
     # The identities of rows become Python objects only where the times match.
     times = compute.unique(present["ts_ns"])
     indices = compute.indices_nonzero(compute.is_in(rows["ts_ns"], value_set=times))
-    candidates = rows.select(IDENTITY).take(indices)
-    present_keys = set(zip(*(present[name].to_pylist() for name in IDENTITY), strict=True))
-    keys = zip(*(candidates[name].to_pylist() for name in IDENTITY), strict=True)
+    candidates = rows.select(MESSAGE_KEY).take(indices)
+    present_keys = set(zip(*(present[name].to_pylist() for name in MESSAGE_KEY), strict=True))
+    keys = zip(*(candidates[name].to_pylist() for name in MESSAGE_KEY), strict=True)
     is_present = [key[2] is not None and key in present_keys for key in keys]
     return _drop(rows, indices.filter(pyarrow.array(is_present, pyarrow.bool_())))

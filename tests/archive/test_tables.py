@@ -93,7 +93,7 @@ def test_what_the_fast_way_takes_it_reads_like_the_exact_one(text: bytes, kind: 
 def test_batches_of_json_are_short_and_row_groups_of_other_times_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nsqtools.archive.columns.JSON_ROWS", 2)
+    monkeypatch.setattr("nsqtools.archive.columns.JSON_BATCH_ROWS", 2)
     (archive,) = find_archives([write_archive(tmp_path / "a.log", MESSAGES)])
     (batch,) = read_batches(archive, print)
     of_json = read_batches(archive, print, kind=BodyKind.json)

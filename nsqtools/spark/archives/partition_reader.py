@@ -24,7 +24,7 @@ from nsqtools.archive.columns import (
     exact_columns,
     fast_columns,
     filtered_columns,
-    wanted_rows,
+    row_mask,
 )
 from nsqtools.archive.form import BEGINNING as MESSAGE
 from nsqtools.archive.form import LineKind
@@ -314,7 +314,7 @@ class _Reader:
         columns = {**columns, "file": file, "pos": positions}
         names = [name for name in columns if name in self._parsed]
         batch = pyarrow.RecordBatch.from_arrays([columns[name] for name in names], names=names)
-        mask = wanted_rows(columns, self._settings.within, self._settings.names)
+        mask = row_mask(columns, self._settings.within, self._settings.names)
         if mask is not None:
             batch = batch.filter(mask)
         if self._columns is not None:
