@@ -24,7 +24,7 @@ from nsqtools.archive.finding import (
 from nsqtools.archive.layout import Member, folder_of, partition_of
 from nsqtools.archive.members import CorruptError
 from nsqtools.archive.place import Place, translating_errors
-from nsqtools.archive.reader import look_at, read_messages, rows_of
+from nsqtools.archive.reader import parquet_contents, read_messages, scan_archive
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import is_valid_name
 from nsqtools.protocol.text import NS
@@ -158,7 +158,7 @@ def iterate_sources(
             {key: value for key, value in partition_of(archive.name).items() if key == "topic"}
         ):
             logs.append(archive)
-    for archive, scan in zip(logs, map_archives(look_at, logs), strict=True):
+    for archive, scan in zip(logs, map_archives(scan_archive, logs), strict=True):
         head = archive.head
         key = f"{head.writer} {head.number}" if head else archive.shown
         spans = _spans_of(archive, scan.members)
@@ -236,7 +236,7 @@ def _sources_of_parquet(archive: ArchiveFile) -> list[Source]:
     source = Source(archive, shown, table.bytes, topic, (), extras)
     try:
         with translating_errors("read", shown):
-            contents = rows_of(archive)
+            contents = parquet_contents(archive)
     except CorruptError as exc:
         return [replace(source, is_timed=False, damage=str(exc))]
     if missing := [name for name in REQUIRED_COLUMNS if name not in contents.columns]:

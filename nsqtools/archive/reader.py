@@ -1,19 +1,18 @@
-"""Read archives back: any format, any compression, files in progress, damaged ones too.
+"""Read, verify and repair archives in any format and compression, also in progress or damaged.
 
-Files in object stores are read as local ones are, by ranges. Damage is reported to ``on_damage``
-and skipped, never raised: with an index reading continues at the next member, without one it ends
-there, and what was readable before the tear is read. A file that changes or vanishes while it is
-read is damage too. Of a file in progress only what its index names is read; the rest is not durable
-yet.
+Files in object stores are read like local files, by ranges. Damage is reported to ``on_damage`` and
+skipped, never raised. With an index, reading continues at the next member. Without one, the
+readable lines before the damage are returned. A file that changes or vanishes while it is read is
+damaged as well. Of a file in progress, only the members in its index are read, because later bytes
+are not durable yet.
 
-Files are recognized by what is in them: their compression by their first bytes, messages (jsonl) by
-their first text (`form_of`). Bare bodies have no topic, nsqd, id and time; those fields are empty
-then. A message among bare bodies is damage, as a body among messages is.
+Files are recognized by their content: the compression by the first bytes, messages (jsonl) by the
+first text (`form_of`). Bare bodies have empty fields for topic, nsqd, id and time. A message among
+bare bodies is damage, and so is a body among messages.
 
-`verify` says what is wrong with a file, and `repair` makes it whole again: it holds every member
-that is good then, and from a member that is cut off the lines that can still be read; lines that
-are no messages are left out, where the others are. It gets a new index. The damaged file stays
-beside it as ``.NAME.damaged``, a later one under a name of its own.
+`verify` reports damage. `repair` rewrites a file with all intact members, the readable lines of a
+truncated member, and a new index. In a file of messages, other lines are dropped. The damaged file
+is kept as ``.NAME.damaged``, or with a revision number if that name is used.
 """
 
 from __future__ import annotations
@@ -79,15 +78,16 @@ if TYPE_CHECKING:
     from nsqtools.archive.parquet import Contents
 
 READ_SIZE = 1 << 18
-LARGEST_TEXT = 1 << 26  # of a member at a time
+LARGEST_TEXT = 1 << 26
+"""Text that is decompressed at a time. Archivers write smaller members."""
 BATCH_TEXT = 8 << 20
-"""Bytes of text that become columns together: a batch has some ten thousand rows then."""
-LEAST_ZEROS = 512
-"""A disk loses at least so many; fewer may be empty bodies that end in zeros."""
+"""Text that becomes one batch of columns, of about ten thousand rows."""
+MIN_ZEROS = 512
+"""Zero bytes that count as damage: a disk loses whole sectors, and fewer may be delimiters."""
 ROW = ("topic", "nsqd", "id", "ts_ns", "attempts", "body", "body_bytes")
-"""The columns of a table that are those of an `Envelope`."""
+"""The columns of a table from which an `Envelope` is made."""
 
-AMONG_BODIES = "a message among bare bodies, and left out"
+AMONG_BODIES = "a message among bare bodies, which is skipped"
 
 OnDamage = Callable[[str, str], None]
 """Takes the path or URL of a file, and the problem."""
@@ -97,12 +97,12 @@ OnProblem = Callable[[str], object]
 def read_text(
     archive: ArchiveFile, on_damage: OnDamage, within: TimeRange = EVER
 ) -> Iterator[bytes]:
-    """Iterate over a file's text in pieces of any size; members outside of a range are left out.
+    """Iterate over the text of a file in pieces of any size; skip members outside of a range.
 
-    Raises as `failure_of` says when it cannot be read at all.
+    Raises the errors of `failure_of` if it cannot be read at all.
     """
     on_problem = partial(on_damage, archive.shown)
-    with _noting(archive, on_problem), archive.open() as file:
+    with _reporting_damage(archive, on_problem), archive.open() as file:
         codec = codec_at(file)
         end, size = 0, file.seek(0, os.SEEK_END)
         for member in archive.members or ():
@@ -110,12 +110,12 @@ def read_text(
             if within.may_have(member):
                 yield from read_member(file, member, codec, on_problem)
         if not archive.is_in_progress:
-            yield from _read_rest(file, min(end, size), codec, on_problem)
+            yield from _read_tail(file, min(end, size), codec, on_problem)
 
 
 @contextmanager
-def _noting(archive: ArchiveFile, on_problem: OnProblem) -> Iterator[None]:
-    """Note what is damaged as a whole, gone or changed; raise as `failure_of` says for the rest."""
+def _reporting_damage(archive: ArchiveFile, on_problem: OnProblem) -> Iterator[None]:
+    """Report a damaged, missing or changed file, and translate other errors with `failure_of`."""
     with translating_errors("read", archive.shown):
         try:
             yield
@@ -130,8 +130,8 @@ def _noting(archive: ArchiveFile, on_problem: OnProblem) -> Iterator[None]:
 def read_member(
     file: BinaryIO, member: Member, codec: Codec, on_problem: OnProblem
 ) -> Iterator[bytes]:
-    """Iterate over the text of a member. Raises ``OSError``; damage is reported."""
-    data = _read_all(file, member)
+    """Iterate over the text of a member, and report damage. Raises ``OSError``."""
+    data = _read_available(file, member)
     if len(data) < member.length:
         on_problem(f"{member.length - len(data)} bytes are missing at its end")
     if not codec.is_compressed:
@@ -140,7 +140,7 @@ def read_member(
     member_text = Unpacker(codec)
     try:
         text = member_text.unpack(data, LARGEST_TEXT)
-        while member_text.has_more:  # larger than any archiver makes it
+        while member_text.has_more:
             yield text
             text = member_text.unpack(b"", LARGEST_TEXT)
     except CorruptError as exc:
@@ -148,26 +148,27 @@ def read_member(
         return
     if member_text.is_over or len(data) < member.length:
         yield text
-    else:  # its checksum was not reached: nothing of it can be trusted
+    else:
+        # The checksum at the end of the member was not verified, so none of its text is returned.
         on_problem(f"corrupt at byte {member.offset} (it does not end where it should)")
 
 
-def _read_all(file: BinaryIO, member: Member) -> bytes:
-    """Read a member, or what there is of it: an index may claim lengths that no file has."""
-    there = file.seek(0, os.SEEK_END) - member.offset
-    if there <= 0:
+def _read_available(file: BinaryIO, member: Member) -> bytes:
+    """Read a member, or its existing part: a damaged index may have a length beyond the file."""
+    available = file.seek(0, os.SEEK_END) - member.offset
+    if available <= 0:
         return b""
     file.seek(member.offset)
-    return file.read(min(member.length, there))
+    return file.read(min(member.length, available))
 
 
-def _read_rest(file: BinaryIO, offset: int, codec: Codec, on_problem: OnProblem) -> Iterator[bytes]:
-    """What no index names."""
+def _read_tail(file: BinaryIO, offset: int, codec: Codec, on_problem: OnProblem) -> Iterator[bytes]:
+    """Iterate over the text after the last member of the index."""
     if not codec.is_compressed:
         file.seek(offset)
         data = file.read(READ_SIZE)
-        # a program that writes on after its file was cut to nothing leaves zeros before its lines
-        if not offset and data.startswith(bytes(LEAST_ZEROS)):
+        # A file that was truncated to 0 bytes while a program wrote to it begins with a hole.
+        if not offset and data.startswith(bytes(MIN_ZEROS)):
             while data and not (data := data.lstrip(b"\0")):
                 data = file.read(READ_SIZE)
             on_problem(f"it begins with {file.tell() - len(data)} zero bytes")
@@ -182,117 +183,122 @@ def _read_rest(file: BinaryIO, offset: int, codec: Codec, on_problem: OnProblem)
         on_problem(str(exc))
 
 
-def look_at(archive: ArchiveFile) -> Scan:
-    """Return what a file holds, by its index, its first and its last member.
+def scan_archive(archive: ArchiveFile) -> Scan:
+    """Return the members and topics of a file, by its index and its first and last member.
 
-    Where these have several topics, or there is no index that fits or that knows their times, all
-    of it is read. Raises `OutputError`; damage is in the result.
+    The whole file is read if these have several topics, or if the index is missing, does not match
+    the file, or has no times. Damage is reported in the result. Raises `OutputError`.
     """
     scan = Scan()
-    with _noting(archive, scan.note):
+    with _reporting_damage(archive, scan.note):
         if archive.table is not None:
             scan.size = archive.table.bytes
-            found = rows_of(archive)
-            scan.topics.update(filter(None, found.topics))
-            least, most = found.min_ts_ns or 0, found.max_ts_ns or 0
-            scan.members = [Member(0, scan.size, found.rows, least, most)]
+            contents = parquet_contents(archive)
+            scan.topics.update(filter(None, contents.topics))
+            min_ts, max_ts = contents.min_ts_ns or 0, contents.max_ts_ns or 0
+            scan.members = [Member(0, scan.size, contents.rows, min_ts, max_ts)]
             return scan
         with archive.open() as file:
             members, scan.size = archive.members, file.seek(0, os.SEEK_END)
-            is_whole = members and members[-1].end == scan.size
-            if not (members and (is_whole or archive.is_in_progress)):
+            is_complete = members and members[-1].end == scan.size
+            if not (members and (is_complete or archive.is_in_progress)):
                 scan_file(file, scan)
                 return scan
             scan.members, scan.codec, tally = members, codec_at(file), Tally(scan.topics)
+            # The first and the last member suffice for one topic. Otherwise all others follow.
             for member in (members[0], *members[:0:-1]):
                 for text in read_member(file, member, scan.codec, scan.note):
                     tally.count(text)
                 if member is members[-1] and len(scan.topics) < 2:
                     break
-            if scan.topics and is_whole and not all(m.max_ts for m in members):
-                # its times are unknown, not those of 1970
+            # The index has no times, which must not count as times in 1970.
+            if scan.topics and is_complete and not all(member.max_ts for member in members):
                 scan.members, scan.topics, scan.damage = [], set(), ""
                 scan_file(file, scan)
     return scan
 
 
-def rows_of(archive: ArchiveFile) -> Contents:
-    """Return what a Parquet file holds, by its log or manifest, or else by its footer.
+def parquet_contents(archive: ArchiveFile) -> Contents:
+    """Return the content of a Parquet file by its log or manifest, or else by its footer.
 
-    Raises as `parquet.read`.
+    Raises the errors of `parquet.read`.
     """
     from nsqtools.archive import parquet
 
     table = archive.table
     assert table is not None
     topic, rows = table.partition.get("topic"), table.rows
-    least, most = table.min_ts_ns, table.max_ts_ns
-    if topic is not None and rows is not None and least is not None and most is not None:
-        return parquet.Contents(list(ROW), rows, least, most, 0, [topic])
+    min_ts, max_ts = table.min_ts_ns, table.max_ts_ns
+    if topic is not None and rows is not None and min_ts is not None and max_ts is not None:
+        return parquet.Contents(list(ROW), rows, min_ts, max_ts, 0, [topic])
     with archive.open() as file:
-        found = parquet.contents_of(file)
-    return found if topic is None else found._replace(topics=[topic])
+        contents = parquet.contents_of(file)
+    return contents if topic is None else contents._replace(topics=[topic])
 
 
 def form_of(archive: ArchiveFile, on_damage: OnDamage = lambda path, problem: None) -> FileForm:
-    """Return the form of a file: of its first text that can be read.
+    """Return the form of a file, which its first readable text decides.
 
-    Raises as `read_text`.
+    Raises the errors of `read_text`.
     """
     beginning = head = b""
     has_index = archive.members is not None
-    with _noting(archive, lambda problem: None), archive.open() as file:
+    with _reporting_damage(archive, lambda problem: None), archive.open() as file:
         beginning = file.read(HEAD_SIZE)
     form = form_of_text(text_of(beginning), has_index=has_index)
     if form.kind is LineKind.messages or form.foreign:
         return form
-    for text in read_text(archive, on_damage):  # its beginning may be damaged
+    # The beginning may be damaged, so more of the file is read.
+    for text in read_text(archive, on_damage):
         head = (head + text).lstrip(b"\0")
         if len(head) >= HEAD_SIZE and (b"\n" in head or len(head) > BATCH_TEXT):
             break
     return form_of_text(head, has_index=has_index)
 
 
-def named_otherwise(archives: Sequence[ArchiveFile], topic: str) -> list[ArchiveFile]:
-    """Return the files of bare bodies whose names lack a topic that other names have.
+def files_without_topic(archives: Sequence[ArchiveFile], topic: str) -> list[ArchiveFile]:
+    """Return files of bare bodies without a topic in their names, if other names have the topic.
 
-    Names as nsq_to_file makes them have the topic, so these are likely of another one.
+    The names of nsq_to_file contain the topic, so these files are probably of another topic.
     """
     word = re.compile(rf"(?<![0-9A-Za-z_]){re.escape(topic)}(?![0-9A-Za-z_])")
-    bare = [each for each in archives if form_of(each).kind is LineKind.bodies]
-    others = [archive for archive in bare if not word.search(archive.name)]
-    return others if len(others) < len(bare) else []
+    bare = [archive for archive in archives if form_of(archive).kind is LineKind.bodies]
+    without_topic = [archive for archive in bare if not word.search(archive.name)]
+    return without_topic if len(without_topic) < len(bare) else []
 
 
-def lines_end(text: bytes, delimiter: bytes) -> int:
-    """Return the offset after the last line that has its delimiter, 0 without one."""
-    if len(delimiter) > 1:  # of two that overlap, as in three newlines, the first one counts
+def end_of_lines(text: bytes, delimiter: bytes) -> int:
+    """Return the offset after the last delimiter, 0 without one."""
+    # Occurrences of a longer delimiter may overlap. Only a search from the left finds the same
+    # lines as the splitter.
+    if len(delimiter) > 1:
         return len(text) - len(text.split(delimiter)[-1])
     return text.rfind(delimiter) + 1
 
 
 def whole_lines(texts: Iterable[bytes], delimiter: bytes) -> Iterator[bytes]:
-    """Join pieces of text to pieces of whole lines, of `BATCH_TEXT` or more."""
-    held, size, enough = [], 0, BATCH_TEXT
+    """Join pieces of text to pieces of whole lines, each of at least `BATCH_TEXT`."""
+    pending, size, target = [], 0, BATCH_TEXT
     for text in texts:
-        held.append(text)
+        pending.append(text)
         size += len(text)
-        if size < enough:
+        if size < target:
             continue
-        joined = b"".join(held)
-        end = lines_end(joined, delimiter)
+        joined = b"".join(pending)
+        end = end_of_lines(joined, delimiter)
         if not end and size <= LONGEST_LINE:
-            held, enough = [joined], min(2 * size, LONGEST_LINE + 1)  # each look costs all of it
+            # Each search reads the whole text, so the next one comes after twice the size.
+            pending, target = [joined], min(2 * size, LONGEST_LINE + 1)
             continue
         end = end or size
         yield joined[:end]
-        held, size, enough = [joined[end:]], size - end, BATCH_TEXT
-    if rest := b"".join(held):
-        yield rest
+        pending, size, target = [joined[end:]], size - end, BATCH_TEXT
+    if last := b"".join(pending):
+        yield last
 
 
 def split_lines(text: bytes, delimiter: bytes) -> list[bytes]:
-    """Return the lines of a text, whose last one may lack its delimiter."""
+    """Return the lines of a text. The last line may lack its delimiter."""
     lines = text.split(delimiter)
     if not lines[-1]:
         lines.pop()
@@ -306,14 +312,14 @@ def read_lines(
     delimiter: bytes = b"\n",
     within: TimeRange = EVER,
 ) -> Iterator[list[bytes]]:
-    """Iterate over a file's lines, in lists, without their delimiters. Raises as `read_text`."""
+    """Iterate over lists of lines without delimiters. Raises the errors of `read_text`."""
     splitter = Splitter(delimiter, limit=LONGEST_LINE)
     try:
         for text in read_text(archive, on_damage, within):
             if lines := splitter.feed(text):
                 yield lines
-        if rest := splitter.end():
-            yield rest
+        if last := splitter.end():
+            yield last
     except (OutputError, ConnectionFailed, RefusedError):
         raise
     except NsqError as exc:
@@ -327,9 +333,9 @@ def read_messages(
     delimiter: bytes = b"\n",
     within: TimeRange = EVER,
 ) -> Iterator[Envelope]:
-    """Iterate over a file's messages: those in a range of times, and without a time.
+    """Iterate over the messages in a range of times, and those without a time.
 
-    Raises as `read_text`.
+    Raises the errors of `read_text`.
     """
     if archive.table is not None:
         yield from _read_rows(archive, on_damage, within)
@@ -359,19 +365,19 @@ def read_messages(
 
 
 def _read_rows(archive: ArchiveFile, on_damage: OnDamage, within: TimeRange) -> Iterator[Envelope]:
-    """Iterate over the messages of a Parquet file; columns that are its folders are theirs."""
+    """Iterate over the messages of a Parquet file, whose topic may be in the name of its folder."""
     from nsqtools.archive import parquet
 
     assert archive.table is not None
-    topic_of_all = archive.table.partition.get("topic") or ""
-    with _noting(archive, partial(on_damage, archive.shown)), archive.open() as file:
+    default_topic = archive.table.partition.get("topic") or ""
+    with _reporting_damage(archive, partial(on_damage, archive.shown)), archive.open() as file:
         for batch in parquet.read(file, ROW, within):
-            count, there = batch.num_rows, set(batch.schema.names)
-            columns = [batch[name].to_pylist() if name in there else [None] * count for name in ROW]
+            names, nulls = batch.schema.names, [None] * batch.num_rows
+            columns = [batch[name].to_pylist() if name in names else nulls for name in ROW]
             for topic, nsqd, id, ts_ns, attempts, body, raw in zip(*columns, strict=True):
                 text = body.encode() if isinstance(body, str) else body
                 yield Envelope(
-                    topic or topic_of_all,
+                    topic or default_topic,
                     nsqd or "",
                     (id or "").encode(),
                     ts_ns or 0,
@@ -380,14 +386,14 @@ def _read_rows(archive: ArchiveFile, on_damage: OnDamage, within: TimeRange) -> 
                 )
 
 
-REMAKE = "Restore it, or remove it and make it again from its archive"
+REMAKE = "Restore it, or remove it and convert its archive again"
 TABLE_REMEDY = f"{REMAKE}: nsq archive convert."
 
 
 def verify(archive: ArchiveFile, on_damage: OnDamage) -> int:
-    """Read a whole file, and compare it with its index; return how many messages it has.
+    """Read a whole file and compare it with its index; return the number of messages.
 
-    Raises the errors of a store that cannot be reached or refuses.
+    Raises the errors of an unreachable or refusing store.
     """
     shown, messages = archive.shown, 0
     problems: list[str] = []
@@ -397,7 +403,8 @@ def verify(archive: ArchiveFile, on_damage: OnDamage) -> int:
         on_damage(shown, problem)
 
     try:
-        is_bare = False  # of which the delimiter is not known
+        # The delimiter of bare bodies is unknown, so their count cannot be compared.
+        is_bare = False
         for message in read_messages(archive, note):
             messages += 1
             is_bare = is_bare or not (message.topic or archive.table)
@@ -414,15 +421,16 @@ def verify(archive: ArchiveFile, on_damage: OnDamage) -> int:
                 note(shown, problem)
     except OSError as exc:
         note(shown, f"{exc.filename}: {exc.strerror}")
-    except OutputError as exc:  # of its disk, say: the others are looked at all the same
+    # An error of one disk must not end the verification of other files.
+    except OutputError as exc:
         note(shown, str(exc))
     return messages
 
 
 def _differences_from_manifest(archive: ArchiveFile) -> Iterator[str]:
-    """Say where a stored file is not what its manifest says; without a manifest, nothing.
+    """Iterate over differences between a stored file and its manifest, if it has one.
 
-    Raises ``OSError``, for an index that is not there too.
+    Raises ``OSError``, also for a missing index.
     """
     try:
         manifest = json.loads(archive.storage.read(aside(archive.name, MANIFEST)))
@@ -434,8 +442,9 @@ def _differences_from_manifest(archive: ArchiveFile) -> Iterator[str]:
         yield "its manifest cannot be read"
         return
     if archive.size() != size:
-        yield f"its manifest says that it has {size} bytes"
+        yield f"its manifest has a size of {size} bytes"
     else:
+        # Reading a compressed file has verified its checksums already.
         with archive.open() as file:
             has_checksums = codec_at(file).is_compressed
         if not has_checksums and archive.storage.digest(archive.name, size) != digest:
@@ -446,16 +455,16 @@ def _differences_from_manifest(archive: ArchiveFile) -> Iterator[str]:
 
 
 HAS_WRITER = "another program has it open for writing"
-MAY_HAVE_WRITER = "no index or manifest says that it is finished, so a program may still write it"
+MAY_HAVE_WRITER = "no index or manifest shows that it is finished, so a program may still write it"
 
 
 def why_unfinished(archive: ArchiveFile) -> str:
-    """Return why a file may still be written, "" for one that is known to be finished.
+    """Return the reason why a program may still write to a file, "" for a finished file.
 
-    What a program appends to a file that was deleted or replaced is lost, so the time of its last
-    change proves nothing. A finished file ends where its index ends, with a total, or has the size
-    that its manifest has; an index of early versions has no total. Objects in a store appear whole.
-    Raises ``OSError``.
+    The time of the last change proves nothing: lines that a program appends later to a deleted or
+    replaced file would be lost. A file is finished if it has the size in its manifest, or ends
+    where its index ends and the index has a total, which early versions did not write. Objects in a
+    store are always finished. Raises ``OSError``.
     """
     if archive.is_remote:
         return ""
@@ -474,13 +483,14 @@ def why_unfinished(archive: ArchiveFile) -> str:
 
 
 def _refuse_written(archive: ArchiveFile) -> None:
-    """Raise `OutputError` for a file that another program may write: it would not see the repair.
+    """Raise `OutputError` if a program may have the file open for writing.
 
-    Without a writer at this moment it is safe, as the next one opens the new file.
+    It would continue to write to the damaged file. A program that opens the file after the repair
+    gets the new one.
     """
     writer = has_writer(archive.path)
-    is_own = archive.members is not None and archive.size() <= end_of(archive.members)
-    if writer is False or (writer is None and is_own):
+    is_indexed = archive.members is not None and archive.size() <= end_of(archive.members)
+    if writer is False or (writer is None and is_indexed):
         return
     raise OutputError(
         f"cannot repair {archive.shown} ({HAS_WRITER if writer else MAY_HAVE_WRITER})",
@@ -489,7 +499,7 @@ def _refuse_written(archive: ArchiveFile) -> None:
 
 
 def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
-    """Make a finished file whole; return how many messages it has now. Raises `OutputError`."""
+    """Repair a finished file, and return its number of messages. Raises `OutputError`."""
     if archive.table is not None:
         raise OutputError(
             f"cannot repair {archive.shown} (a table is not repaired)", hint=TABLE_REMEDY
@@ -499,15 +509,17 @@ def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
         _refuse_written(archive)
     if form_of(archive).kind is LineKind.messages:
         delimiter = b"\n"
-    if archive.members is not None:  # the index of before, when a repair was killed: it misleads
-        both = archive, replace(archive, members=None)
-        archive = max(both, key=lambda each: sum(map(len, _readable(each, delimiter))))
-    with translating_errors("repair", path), temporary_path(path) as beside:
+    # After a killed repair the index may belong to the damaged file. The file is read with and
+    # without it, and the larger result is used.
+    if archive.members is not None:
+        variants = archive, replace(archive, members=None)
+        archive = max(variants, key=lambda variant: sum(map(len, _readable(variant, delimiter))))
+    with translating_errors("repair", path), temporary_path(path) as draft:
         with archive.open() as file:
             begin_member, status = members_of(codec_at(file)), os.fstat(file.fileno())
         members: list[Member] = []
         remove_temporaries(path.parent, time.time() - ABANDONED_AFTER_S)
-        with os.fdopen(os.open(beside, NEW | os.O_RDWR), "w+b") as copy:
+        with os.fdopen(os.open(draft, NEW | os.O_RDWR), "w+b") as copy:
             make_alike(copy.fileno(), status)
             for text in _readable(archive, delimiter):
                 compressor = begin_member()
@@ -518,18 +530,19 @@ def repair(archive: ArchiveFile, delimiter: bytes = b"\n") -> int:
                 members.append(member._replace(messages=text.count(delimiter)))
             copy.flush()
             os.fsync(copy.fileno())
-        archive.open().close()  # raises when another one is there now, as of a second repair
+        # The open fails if the file has been replaced in the meantime, as by a second repair.
+        archive.open().close()
         _refuse_written(archive)
-        _keep(path)
-        beside.rename(path)
+        _keep_damaged(path)
+        draft.rename(path)
         sync_folder(path.parent)
         total = total_of(members).encode() if members else b""
         replace_file(index_of(path), Index(archive.head, members).encode() + total, status)
     return total_of(members).messages
 
 
-def _keep(path: Path) -> None:
-    """Give a damaged file a name beside it that no other has. Raises ``OSError``."""
+def _keep_damaged(path: Path) -> None:
+    """Link a damaged file to an unused name in its folder. Raises ``OSError``."""
     for number in itertools.count():
         name = f"{with_rev(f'.{path.name}', number)}.damaged"
         with suppress(FileExistsError):
@@ -538,10 +551,10 @@ def _keep(path: Path) -> None:
 
 
 def _readable(archive: ArchiveFile, delimiter: bytes) -> Iterator[bytes]:
-    """Iterate over the whole lines; of messages those that are.
+    """Iterate over the intact lines of a file, in pieces of text.
 
-    Raises `OutputError` for bare bodies of which none ends, as nothing of them would be left, and
-    for bodies with messages among them.
+    Raises `OutputError` for bare bodies without any delimiter, which would be lost, and for
+    messages among bare bodies.
     """
     has_messages = form_of(archive).kind is LineKind.messages
     splitter, has_lines = Splitter(delimiter, limit=LONGEST_LINE), False
@@ -553,13 +566,13 @@ def _readable(archive: ArchiveFile, delimiter: bytes) -> Iterator[bytes]:
         elif any(map(BEGINNING.match, lines)):
             raise OutputError(
                 f"cannot repair {archive.shown} (it has messages among bare bodies)",
-                hint=f"Take them apart: grep -a '^{{\"topic\": ' {archive.shown} > messages.log",
+                hint=f"Separate them: grep -a '^{{\"topic\": ' {archive.shown} > messages.log",
             )
         if lines:
             yield delimiter.join([*lines, b""])
-    rest = splitter.end()
-    if rest and not has_lines and not has_messages:
-        what = f"cannot repair {archive.shown} (it has no {delimiter!r})"
-        raise OutputError(what, hint="Is --delimiter right?")
-    if has_messages and any(map(is_whole, rest)):
-        yield delimiter.join([*rest, b""])
+    last = splitter.end()
+    if last and not has_lines and not has_messages:
+        problem = f"cannot repair {archive.shown} (it has no {delimiter!r})"
+        raise OutputError(problem, hint="Is --delimiter right?")
+    if has_messages and any(map(is_whole, last)):
+        yield delimiter.join([*last, b""])

@@ -49,7 +49,7 @@ from nsqtools.archive.layout import MANIFEST, NULL_PARTITION, aside, folder_of, 
 from nsqtools.archive.parquet import ROW_GROUP_BYTES, ParquetWriter
 from nsqtools.archive.place import hash_of, translating_errors
 from nsqtools.archive.place_url import parse_place
-from nsqtools.archive.reader import form_of, look_at
+from nsqtools.archive.reader import form_of, scan_archive
 from nsqtools.archive.upload import NotUploadable, identity_of
 from nsqtools.errors import ConfigurationError
 from nsqtools.records.envelope import BodyKind
@@ -594,7 +594,7 @@ def _is_converted(table: Table, archive: ArchiveFile, stem: str) -> bool:
     if converted := max(map(table.messages_of, names)):
         count = archive.messages
         if count is None:
-            count = sum(member.messages for member in look_at(archive).members)
+            count = sum(member.messages for member in scan_archive(archive).members)
         if converted < count and table.catalog is not None:
             raise _partial_copy_error(converted, archive.shown)
         return converted >= count

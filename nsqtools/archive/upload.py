@@ -69,7 +69,7 @@ from nsqtools.archive.layout import (
     total_of,
 )
 from nsqtools.archive.place import ChangedError, Place, hash_of
-from nsqtools.archive.reader import look_at
+from nsqtools.archive.reader import scan_archive
 from nsqtools.errors import ConfigurationError, NsqError
 from nsqtools.files.durable import replace_file, sync_folder, write_all
 from nsqtools.files.opening import NotOursError, NotRegularError, closing_fd, lock_file, open_own
@@ -261,7 +261,7 @@ def object_name(path: Path, index: Index, plan: UploadPlan) -> str:
     name = before_extension(path.relative_to(plan.directory).as_posix(), token)
     if not plan.by_topic_and_date:
         return name
-    topics = look_at(archive).topics
+    topics = scan_archive(archive).topics
     first_ns = index.members[0].min_ts if index.members else 0
     first = datetime.fromtimestamp(first_ns / NS if first_ns else path.stat().st_mtime, UTC)
     topic = quote(min(topics), safe="") if topics else "unknown"

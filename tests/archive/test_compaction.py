@@ -470,7 +470,7 @@ def test_only_what_is_known_to_be_finished_is_deleted_or_replaced(
     chosen, _ = compact(tmp_path / "a", tmp_path / "out").deletable()
     assert bool(chosen) == (how in ("open", "finished"))
     if how in ("growing", "none"):
-        with pytest.raises(OutputError, match="no index or manifest says that it is finished"):
+        with pytest.raises(OutputError, match="no index or manifest shows that it is finished"):
             repair(*find_archives([path]))
 
 

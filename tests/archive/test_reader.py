@@ -10,7 +10,7 @@ from pyarrow import parquet
 from nsqtools.archive import columns, reader
 from nsqtools.archive.finding import find_archives
 from nsqtools.archive.layout import TimeRange, end_of, index_of, part_of
-from nsqtools.archive.reader import look_at, read_messages, read_text, repair
+from nsqtools.archive.reader import read_messages, read_text, repair, scan_archive
 from nsqtools.records.naming import Codec
 
 LINE = b'{"topic": "%s", "nsqd": "n", "id": "%016d", "ts": %d, "attempts": 1, "body": "x"}\n'
@@ -50,7 +50,7 @@ def test_a_file_is_looked_at_by_an_index_that_fits(
     pieces = [gzip.compress(piece) for piece in pieces] if is_packed else pieces
     path = written(tmp_path / "x", pieces, indexed=indexed)
     [archive] = find_archives([path])
-    scan = look_at(archive)
+    scan = scan_archive(archive)
     assert (scan.topics, scan.damage, scan.size) == (topics, "", path.stat().st_size)
     assert sum(member.messages for member in scan.members) == 3
     assert scan.codec is (Codec.GZIP if is_packed else Codec.NONE)
@@ -66,7 +66,7 @@ def test_what_no_index_names_is_read_if_finished(tmp_path: Path, is_in_progress:
     text = b"".join(read_text(archive, lambda *damage: pytest.fail(str(damage))))
     pieces = PIECES[:2] if is_in_progress else PIECES
     assert (archive.is_in_progress, text) == (is_in_progress, b"".join(pieces))
-    assert look_at(archive).topics == {"a", "b", "c"} - ({"c"} if is_in_progress else set())
+    assert scan_archive(archive).topics == {"a", "b", "c"} - ({"c"} if is_in_progress else set())
 
 
 def test_a_delimiter_is_of_bare_bodies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,10 +93,10 @@ def test_rows_without_a_topic_name_none_and_a_file_cut_off_says_where(tmp_path: 
     rows = {"ts_ns": pyarrow.array([7], pyarrow.int64()), "body": ["a"]}
     parquet.write_table(pyarrow.table(rows), path)
     [archive] = find_archives([tmp_path])
-    assert look_at(archive).topics == set()
+    assert scan_archive(archive).topics == set()
     assert [m.topic for m in read_messages(archive, lambda *damage: None)] == [""]
     cut_off = f"cut off in the line at byte {len(b''.join(PIECES))}"
     for missing, damage in ((20, cut_off), (1, "")):  # a newline at the end is not needed
         [archive] = find_archives([written(tmp_path / "x", [*PIECES, PIECES[0][:-missing]])])
-        assert look_at(archive).damage == damage
+        assert scan_archive(archive).damage == damage
         assert repair(archive) == len(PIECES) + (not damage)

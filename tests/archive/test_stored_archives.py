@@ -20,7 +20,7 @@ from nsqtools.archive.layout import Head, Index, TimeRange, index_of, part_of
 from nsqtools.archive.members import scan_members
 from nsqtools.archive.place import DeniedError, Entry, LocalPlace
 from nsqtools.archive.place_url import parse_place
-from nsqtools.archive.reader import look_at, read_messages
+from nsqtools.archive.reader import read_messages, scan_archive
 from nsqtools.archive.storage_objects import BucketPlace
 from nsqtools.archive.upload import UploadPlan
 from nsqtools.archive.upload import upload as upload_file
@@ -190,7 +190,7 @@ def test_a_file_that_changes_or_vanishes_before_it_is_read_is_damage(
     problems: list[tuple[str, str]] = []
     found = [m for each in archives for m in read_messages(each, lambda *p: problems.append(p))]
 
-    assert said in look_at(archives[0]).damage
+    assert said in scan_archive(archives[0]).damage
     [(shown, problem)] = problems
     assert (shown, said in problem) == (str(storage / "a.log.gz"), True)
     assert len(found) == 10

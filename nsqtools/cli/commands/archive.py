@@ -227,7 +227,7 @@ def convert(
 
     from nsqtools.archive.finding import find_archives
     from nsqtools.archive.place import translating_errors
-    from nsqtools.archive.reader import named_otherwise
+    from nsqtools.archive.reader import files_without_topic
     from nsqtools.archive.table import convert as bring
     from nsqtools.files.scratch import scratch_directory
 
@@ -239,7 +239,7 @@ def convert(
     if tables:
         runtime.info(f"nsq: {counted(tables, 'file')} of Parquet left out: see nsq archive compact")
     damage = DamageReporter(runtime)
-    for archive in named_otherwise(archives, topic) if topic else ():
+    for archive in files_without_topic(archives, topic) if topic else ():
         archives.remove(archive)
         what = f"left out: its name lacks {topic}, which others have; convert it by itself"
         damage(archive.shown, what)
@@ -316,10 +316,10 @@ def info(paths: ArchivePaths, *, form: ListingForm, runtime: Session) -> None:
         nsq archive info clicks.log.gz --json
     """
     from nsqtools.archive.finding import find_archives, map_archives
-    from nsqtools.archive.reader import look_at
+    from nsqtools.archive.reader import scan_archive
 
     rows, found = [], find_archives(paths)
-    for archive, scan in zip(found, map_archives(look_at, found), strict=True):
+    for archive, scan in zip(found, map_archives(scan_archive, found), strict=True):
         times = [time for m in scan.members if m.max_ts for time in (m.min_ts, m.max_ts)]
         span = [utc_text(end(times) // NS, "seconds") if times else None for end in (min, max)]
         kind = "jsonl" if scan.topics else "raw"

@@ -35,7 +35,7 @@ from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.reader import (
     AMONG_BODIES,
     BATCH_TEXT,
-    lines_end,
+    end_of_lines,
     read_member,
     split_lines,
     whole_lines,
@@ -109,7 +109,7 @@ def pieces(
                 yield TextPiece(partial_pos, line + ending)
                 pos += len(text) - len(remainder) if is_plain else 0
                 partial, text = b"", remainder
-        if end := lines_end(text, delimiter):
+        if end := end_of_lines(text, delimiter):
             yield TextPiece(pos, text[:end])
         if not partial:
             partial_pos = pos + end if is_plain else pos
