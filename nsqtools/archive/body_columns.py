@@ -1,19 +1,19 @@
-"""Columns made of JSON bodies, beside the body: ``--body json``, with or without ``--schema``.
+"""Convert fields of JSON bodies to columns (``--body json``), with or without a ``--schema``.
 
-The body itself stays, so that every byte can be replayed. A field whose value does not fit its
-column is null, and ``_error`` lists it; the other fields of the body have their values. A body that
-is no JSON object has no columns. Both are counted, and stop nothing. A field that has no column yet
-gets one, nullable, for as long as its values are plain: text, numbers, true and false. Objects and
-lists become columns where the schema says so, and stay in the body otherwise.
+The body itself is kept, so that every byte can be replayed. If a value does not fit its column, the
+column is null, ``_error`` lists the field, and the other fields keep their values. A body that is
+not a JSON object has only null columns. Both cases are counted, and neither is an error. A new
+field gets a nullable column if its values are plain: text, numbers, true and false. Objects and
+lists become columns only if the schema declares them.
 
-All bodies of a batch are read by Arrow's JSON reader in one go. When it refuses, each one is looked
-at by itself, and what fits of them is read together. What it reads belongs to the right rows,
-because each body begins and ends as an object, and there are as many objects as bodies.
+Arrow's JSON reader reads all bodies of a batch together. If it refuses, each body is checked
+separately, and the fitting parts are read together. Each result belongs to the right row, because
+each body begins and ends like an object, and Arrow returns as many objects as there are bodies.
 
-Names: a field that is called like a column of the message (``id``, ``topic``), or like another one
-in other case, which tables do not tell apart, is ``body_id``. A field keeps its column forever: the
-column's metadata has the field's own name (`FIELD`), because the name of a column does not tell it.
-A column without that, as 0.3.0 made it, belongs to the first field that the rule gives it to.
+Names: a field with the name of a message column (``id``, ``topic``), or one that differs from
+another field only in case, which tables ignore, gets the column ``body_id``. A field keeps its
+column forever: the metadata of the column has the name of the field (`FIELD`). A column without
+metadata, as 0.3.0 made it, belongs to the first field to which this rule assigns it.
 """
 
 from __future__ import annotations
@@ -38,36 +38,41 @@ from nsqtools.records.envelope import BodyKind
 
 ERROR = "_error"
 RESERVED = frozenset({*KEYS_OF, "file", "pos", "date", "hour"})
-"""Columns of a message, and those that say where it is."""
-_OWN = {name.lower() for name in (*RESERVED, ERROR)}
+"""Columns of a message and of its position."""
+_RESERVED_LOWER = {name.lower() for name in (*RESERVED, ERROR)}
 FIELD = b"nsqtools.field"
 """Metadata of a column: the name of its field in the bodies."""
-MOST_COLUMNS = 1000  # bodies whose keys are ids would make a column of each
-MOST_CELLS = 4 << 20  # rows times keys, 12 bytes each: Arrow has a column for each key it finds
-MOST_KEYS = 200  # and objects and lists in each other, of a body: it is slow then, or dies
-SAMPLE = 1000
-NOTED_BODIES = 100  # of a batch: what most of them have is in some
-MOST_RARE = 4  # keys of a sample that only one body has: the rest may have as many times more
+# Bodies whose keys are ids would otherwise get a column for each id.
+MAX_COLUMNS = 1000
+# Arrow makes a column for each key in a batch, with 12 bytes for each row.
+MAX_CELLS = 4 << 20
+# Arrow is slow with more keys, and crashes with more levels of nesting.
+MAX_KEYS_PER_BODY = 200
+SAMPLE_BODIES = 1000
+INSPECTED_BODIES = 100  # per batch; enough to find the fields that most bodies have
+# Keys that occur in only one body of the sample: the whole batch may have many times as many.
+MAX_RARE_KEYS = 4
 _KEY = re.compile(r'"([^"\\]*)"\s*:')
-_HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair, which Arrow cannot write
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # Arrow cannot write half of a surrogate pair.
 _FINER_THAN_MICROS = re.compile(r"(\.\d{6})\d+")
-_EXACT = 2**53  # from here on not every whole number is a double
+_MAX_EXACT = 2**53  # A double has not every larger integer.
 _MISFIT = object()
-_CONSTANTS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}  # Arrow reads them
-_NOT_IN_NAMES = re.compile(r"[ ,;{}()\n\t=\0]")  # of columns in Parquet and Delta
+# Arrow reads these, though JSON does not have them.
+_CONSTANTS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_NOT_IN_NAMES = re.compile(r"[ ,;{}()\n\t=\0]")  # Parquet and Delta forbid these in column names.
 _IS_OBJECT = r"(?s)\A\s*\{.*\}\s*\z"
 
 
 class BodyColumns:
-    """Makes columns of bodies.
+    """Adds columns for the fields of bodies.
 
     Args:
-        fields: Those to begin with, by the bodies' own names.
-        columns: Those that the table has. They keep their type and their field.
-        evolves: Whether new fields become columns; `schema` has all of them from then on.
+        fields: The initial fields, by their names in bodies.
+        columns: The columns of the table. They keep their types and fields.
+        evolves: Whether new fields become columns, which `schema` includes afterwards.
 
-    ``misfits`` counts the bodies that did not fit, ``without_column`` are the fields that could not
-    get a column.
+    ``misfits`` counts bodies that did not fit. ``without_column`` has the fields that could not get
+    a column.
     """
 
     def __init__(
@@ -82,14 +87,15 @@ class BodyColumns:
         self.without_column: set[str] = set()
         self._types: dict[str, pyarrow.DataType] = {}  # by the name in the body
         self._converters: dict[str, Callable[[object], object]] = {}
-        self._columns: dict[str, str] = {}  # the name of the column, by that in the body
-        self._taken: set[str] = set()
-        self._unclaimed: dict[str, pyarrow.DataType] = {}  # columns of the table, by their names
-        self._inferred: set[str] = set()  # fields whose type no file has yet
+        self._columns: dict[str, str] = {}  # the name of the column, by the name in the body
+        self._used_names: set[str] = set()
+        # Columns of the table without metadata, by name.
+        self._unclaimed: dict[str, pyarrow.DataType] = {}
+        self._inferred: set[str] = set()  # fields whose types may still change
         for column in columns:
-            if column.name.lower() in _OWN:
+            if column.name.lower() in _RESERVED_LOWER:
                 continue
-            self._taken.add(column.name.lower())
+            self._used_names.add(column.name.lower())
             name = (column.metadata or {}).get(FIELD, b"").decode()
             if name and name not in self._types:
                 self._map(name, column.name, column.type)
@@ -102,214 +108,227 @@ class BodyColumns:
 
     @property
     def fields(self) -> list[pyarrow.Field]:
-        """The fields by their names in the body: what to begin with the next time."""
+        """The fields by their names in bodies, to pass to another object."""
         return [pyarrow.field(name, type) for name, type in self._types.items()]
 
     def schema(self) -> pyarrow.Schema:
-        """Return the columns that `add` gives a batch now, those of the message included."""
-        return pyarrow.schema([*message_schema(BodyKind.json), *self._own_fields()])
+        """Return the columns of a batch that `add` returns, including those of the message."""
+        return pyarrow.schema([*message_schema(BodyKind.json), *self._body_fields()])
 
     def freeze_types(self) -> None:
-        """Keep the types from now on: a file has them."""
+        """Keep the inferred types, because a file has them now."""
         self._inferred.clear()
 
-    def _own_fields(self) -> list[pyarrow.Field]:
-        own = [
+    def _body_fields(self) -> list[pyarrow.Field]:
+        fields = [
             pyarrow.field(self._columns[name], type, metadata={FIELD: name.encode()})
             for name, type in self._types.items()
         ]
-        return [*own, pyarrow.field(ERROR, pyarrow.string())]
+        return [*fields, pyarrow.field(ERROR, pyarrow.string())]
 
     def _add(self, name: str, type: pyarrow.DataType | None) -> None:
-        """Give a field its column: that of the table, else a new one if it has a type for it."""
-        if not name or _HALF.search(name):
+        """Map a field to its column in the table, or else to a new column.
+
+        Without a type no new column is made, and the field remains only in the body.
+        """
+        if not name or _LONE_SURROGATE.search(name):
             self.without_column.add(name)
             return
         for column in _column_names(name):
             if column in self._unclaimed:
                 self._map(name, column, self._unclaimed.pop(column))
                 return
-            if column.lower() not in self._taken:
+            if column.lower() not in self._used_names:
                 break
         if type is not None and self._is_full:
             self.without_column.add(name)
-        elif type is not None:  # else it stays in the body
+        elif type is not None:
             self._map(name, column, type)
             self._inferred.add(name)
 
     @property
     def _is_full(self) -> bool:
-        return len(self._types) + len(self._unclaimed) >= MOST_COLUMNS
+        return len(self._types) + len(self._unclaimed) >= MAX_COLUMNS
 
     def _map(self, name: str, column: str, type: pyarrow.DataType) -> None:
-        self._taken.add(column.lower())
+        self._used_names.add(column.lower())
         self._types[name], self._columns[name] = type, column
         self._converters[name] = _converter(type)
 
-    def _new_in(self, names: Iterable[str]) -> list[str]:
-        """Return the fields without a column, those first that are called as a column is: it is
-        rather theirs than that of a field whose name had to be changed."""
-        new = [name for name in names if name not in self._types]
-        new = [name for name in new if name not in self.without_column]
-        return sorted(new, key=lambda name: name not in self._unclaimed)
+    def _unmapped(self, names: Iterable[str]) -> list[str]:
+        """Return the fields without a column.
+
+        Fields with the name of an unclaimed column come first: it more likely belongs to them than
+        to a field whose name must be changed.
+        """
+        unmapped = [name for name in names if name not in self._types]
+        unmapped = [name for name in unmapped if name not in self.without_column]
+        return sorted(unmapped, key=lambda name: name not in self._unclaimed)
 
     # -- a batch --------------------------------------------------------------------------------
 
     def add(self, batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
-        """Return a batch of `message_schema` with the columns of its bodies."""
+        """Add the columns of its bodies to a batch of `message_schema`."""
         body = batch["body"]
         evolves = self.evolves and bool(self._unclaimed or not self._is_full)
         if self.evolves and not evolves:
-            self._note_fields(body)
-        read = None
+            self._record_fields_without_column(body)
+        values = None
         if not evolves or _has_few_keys(body):
-            read = _read(body, self._types, is_inferring=evolves)
-            if read is not None and any(map(_may_be_rounded, read.values())):
-                read = None
+            values = _read(body, self._types, is_inferring=evolves)
+            if values is not None and any(map(_may_be_rounded, values.values())):
+                values = None
         errors: list[str | None] = [None] * batch.num_rows
-        if read is None:
-            types_before = dict(self._types)
-            fitted = [self._fit(text) for text in body.to_pylist()]
-            if any(self._types[name] != kind for name, kind in types_before.items()):
+        if values is None:
+            previous_types = dict(self._types)
+            fitted = [self._fit_body(text) for text in body.to_pylist()]
+            # A type was widened, so all bodies must be checked against the new type.
+            if any(self._types[name] != kind for name, kind in previous_types.items()):
                 return self.add(batch)
             errors = [error for _, error in fitted]
-            read = self._scattered([text for text, _ in fitted], errors)
+            values = self._read_fitting([text for text, _ in fitted], errors)
             self.misfits += sum(error is not None for error in errors)
-        elif evolves and self._evolve(read):
+        elif evolves and self._evolve(values):
             return self.add(batch)
         arrays = [
-            read[name] if name in read else pyarrow.nulls(batch.num_rows, type)
+            values[name] if name in values else pyarrow.nulls(batch.num_rows, type)
             for name, type in self._types.items()
         ]
-        names = [*batch.schema.names, *(field.name for field in self._own_fields())]
+        names = [*batch.schema.names, *(field.name for field in self._body_fields())]
         arrays.append(pyarrow.array(errors, pyarrow.string()))
         return pyarrow.RecordBatch.from_arrays([*batch.columns, *arrays], names=names)
 
-    def _evolve(self, read: Mapping[str, Any]) -> bool:
-        """Take in new fields; return whether one has another type than Arrow found."""
-        new = [name for name in self._new_in(read) if not types.is_null(read[name].type)]
+    def _evolve(self, values: Mapping[str, Any]) -> bool:
+        """Add new fields; return whether a column has another type than Arrow has inferred."""
+        new = [name for name in self._unmapped(values) if not types.is_null(values[name].type)]
         for name in new:
-            kind = read[name].type
-            is_time = types.is_temporal(kind)  # as text may look
+            kind = values[name].type
+            # Arrow infers a time from text that looks like one. Later values may be other text.
+            is_time = types.is_temporal(kind)
             self._add(name, None if types.is_nested(kind) else string() if is_time else kind)
-        return any(self._types.get(name, read[name].type) != read[name].type for name in new)
+        return any(self._types.get(name, values[name].type) != values[name].type for name in new)
 
-    def _note_fields(self, body: Any) -> None:
-        """Note which fields some bodies have that find no room for a column."""
-        for text in body[:NOTED_BODIES].to_pylist():
+    def _record_fields_without_column(self, body: Any) -> None:
+        """Record fields of some bodies that get no column because there are too many."""
+        for text in body[:INSPECTED_BODIES].to_pylist():
             value = _parse(text)
-            for name in self._new_in(value) if isinstance(value, dict) else ():
-                if _type_of(value[name]) is not None and len(self.without_column) < MOST_COLUMNS:
+            for name in self._unmapped(value) if isinstance(value, dict) else ():
+                if _type_of(value[name]) is not None and len(self.without_column) < MAX_COLUMNS:
                     self.without_column.add(name)
 
     # -- bodies that do not fit -----------------------------------------------------------------
 
-    def _fit(self, text: str | None) -> tuple[str | None, str | None]:
-        """Return a body as the columns take it, and what does not fit; take in its new fields."""
+    def _fit_body(self, text: str | None) -> tuple[str | None, str | None]:
+        """Return a body with values that fit its columns, and an error; add its new fields."""
         if text is None:
             return None, "it is not UTF-8"
         value = _parse(text)
         if not isinstance(value, dict):
             return None, "it is not JSON" if value is _MISFIT else "it is not a JSON object"
-        for name in self._new_in(value) if self.evolves else ():
+        for name in self._unmapped(value) if self.evolves else ():
             if value[name] is not None and value[name] is not _MISFIT:
                 self._add(name, _type_of(value[name]))
-        kept: dict[str, object] = {}
-        wrong: list[str] = []
+        fitting: dict[str, object] = {}
+        errors: list[str] = []
         is_changed = False
         for name, item in value.items():
             convert = self._converters.get(name)
             if convert is None:
                 if item is _MISFIT:
-                    wrong.append(f"{name} is not a number of 64 bits")
+                    errors.append(f"{name} is not a number of 64 bits")
                 continue
             converted = convert(item)
             if converted is _MISFIT and type(item) is float and self._widen(name):
                 converted = item
             if converted is _MISFIT:
-                wrong.append(f"{name} is not {self._types[name]}")
+                errors.append(f"{name} is not {self._types[name]}")
             else:
-                kept[name] = converted
+                fitting[name] = converted
                 is_changed |= converted is not item
-        return json.dumps(kept) if wrong or is_changed else text, "; ".join(wrong) or None
+        return json.dumps(fitting) if errors or is_changed else text, "; ".join(errors) or None
 
     def _widen(self, name: str) -> bool:
-        """Make whole numbers doubles where fractions follow, if no file has them yet."""
+        """Change an inferred integer column to double, if no file has the column yet."""
         if not (name in self._inferred and types.is_integer(self._types[name])):
             return False
         self._map(name, self._columns[name], pyarrow.float64())
         return True
 
-    def _scattered(
+    def _read_fitting(
         self, texts: Sequence[str | None], errors: list[str | None]
     ) -> dict[str, pyarrow.Array]:
-        """Read the bodies that have columns, and put nulls where the others are."""
+        """Read the fitted bodies, with nulls in the rows of all others."""
         rows = [row for row, text in enumerate(texts) if text is not None]
         bodies = pyarrow.array([texts[row] for row in rows], pyarrow.string())
         parts = list(self._read_by_halves(bodies, rows, errors))
-        numbers = {row: number for number, row in enumerate(rows)}
-        places = pyarrow.array([numbers.get(row) for row in range(len(texts))], pyarrow.int64())
+        index_of_row = {row: index for index, row in enumerate(rows)}
+        indices = pyarrow.array(map(index_of_row.get, range(len(texts))), pyarrow.int64())
         return {
-            name: pyarrow.concat_arrays([part[name] for part in parts]).take(places)
+            name: pyarrow.concat_arrays([part[name] for part in parts]).take(indices)
             for name in self._types
         }
 
     def _read_by_halves(
         self, bodies: Any, rows: Sequence[int], errors: list[str | None]
     ) -> Iterator[dict[str, Any]]:
-        """Read bodies that fit; one that Arrow refuses is found by halving, and read by itself."""
-        read = _read(bodies, self._types, is_inferring=False)
-        if read is not None:
-            yield read
+        """Read bodies; find one that Arrow still refuses by halving, and read it field by field."""
+        values = _read(bodies, self._types, is_inferring=False)
+        if values is not None:
+            yield values
         elif len(rows) == 1:
-            one, error = self._read_by_fields(bodies[0].as_py())
+            values, error = self._read_by_fields(bodies[0].as_py())
             errors[rows[0]] = "; ".join(filter(None, (errors[rows[0]], error)))
-            yield one
+            yield values
         else:
             half = len(rows) // 2
             yield from self._read_by_halves(bodies[:half], rows[:half], errors)
             yield from self._read_by_halves(bodies[half:], rows[half:], errors)
 
     def _read_by_fields(self, text: str) -> tuple[dict[str, Any], str]:
-        """Read what Arrow takes of a body that it refuses, and say what it does not."""
+        """Read each field of a body that Arrow refuses, and return the errors of the others."""
         pairs: list[tuple[str, object]] = []
 
-        def note(some: list[tuple[str, object]]) -> dict[str, object]:
-            pairs[:] = some  # those of the outermost object come last
-            return dict(some)
+        def record_pairs(object_pairs: list[tuple[str, object]]) -> dict[str, object]:
+            pairs[:] = object_pairs  # The outermost object is the last one.
+            return dict(object_pairs)
 
-        value = json.loads(text, object_pairs_hook=note)
+        value = json.loads(text, object_pairs_hook=record_pairs)
         counts = Counter(name for name, _ in pairs)
-        read: dict[str, Any] = {}
-        wrong = [f"{name} is there {times} times" for name, times in counts.items() if times > 1]
+        values: dict[str, Any] = {}
+        errors = [f"{name} occurs {times} times" for name, times in counts.items() if times > 1]
         for name, kind in self._types.items():
-            one = None
+            column = None
             if counts[name] == 1:
-                lone = pyarrow.array([json.dumps({name: value[name]})])
-                one = _read(lone, {name: kind}, is_inferring=False)
-                if one is None:
-                    wrong.append(f"{name} is not {kind}")
-            read[name] = pyarrow.nulls(1, kind) if one is None else one[name]
-        return read, "; ".join(wrong) or "it is not read as the columns are"
+                body = pyarrow.array([json.dumps({name: value[name]})])
+                column = _read(body, {name: kind}, is_inferring=False)
+                if column is None:
+                    errors.append(f"{name} is not {kind}")
+            values[name] = pyarrow.nulls(1, kind) if column is None else column[name]
+        return values, "; ".join(errors) or "it does not fit its columns"
 
 
-def join_errors(errors: Any, more: Any) -> Any:
-    """Return two columns of errors, null where nothing is wrong, as one."""
-    return compute.coalesce(compute.binary_join_element_wise(errors, more, "; "), errors, more)
+def join_errors(first: Any, second: Any) -> Any:
+    """Join two columns of errors, which are null in rows without an error."""
+    joined = compute.binary_join_element_wise(first, second, "; ")
+    return compute.coalesce(joined, first, second)
 
 
 def _column_names(name: str) -> Iterator[str]:
-    """The names that the column of a field may have, in order."""
+    """Iterate over the possible column names of a field, in order of preference."""
     column = _NOT_IN_NAMES.sub("_", name)
-    if column.lower() not in _OWN:
+    if column.lower() not in _RESERVED_LOWER:
         yield column
     yield f"body_{column}"
     yield from (f"body_{column}_{number}" for number in count(2))
 
 
 def _parse(text: str | None) -> Any:
-    """Return what a body says, `_MISFIT` if it is not JSON; so is a number of so many digits."""
-    for parse_int in (None, _bounded_int):  # Python refuses those of thousands of digits
+    """Return the value of a JSON body, `_MISFIT` if it is invalid.
+
+    A number with 400 or more digits is a `_MISFIT` inside the value.
+    """
+    # Python refuses integers with thousands of digits, and the parser is slower with a function.
+    for parse_int in (None, _bounded_int):
         try:
             return json.loads(text or "", parse_constant=_CONSTANTS.get, parse_int=parse_int)
         except (ValueError, RecursionError):
@@ -322,14 +341,18 @@ def _bounded_int(digits: str) -> object:
 
 
 def _read(body: Any, kinds: Mapping[str, Any], *, is_inferring: bool) -> dict[str, Any] | None:
-    """Read JSON objects in the given columns, and in what else is found; None if one is not so."""
+    """Read JSON objects in the given columns, and infer the types of other fields.
+
+    Returns None if a body is not an object or does not fit.
+    """
     rows = len(body)
     if not rows:
         return {name: pyarrow.nulls(0, kind) for name, kind in kinds.items()}
     if body.null_count:
         return None
-    plain = compute.and_(compute.starts_with(body, "{"), compute.ends_with(body, "}"))
-    if not compute.all(plain).as_py() and not (
+    # The regular expression, which allows blanks, is slower.
+    is_object = compute.and_(compute.starts_with(body, "{"), compute.ends_with(body, "}"))
+    if not compute.all(is_object).as_py() and not (
         compute.all(compute.match_substring_regex(body, _IS_OBJECT)).as_py()
     ):
         return None
@@ -337,34 +360,38 @@ def _read(body: Any, kinds: Mapping[str, Any], *, is_inferring: bool) -> dict[st
     _, offsets, data = lines.buffers()
     ends = memoryview(offsets).cast("b").cast("i")
     text = data.slice(ends[lines.offset], ends[lines.offset + rows] - ends[lines.offset])
-    others = "infer" if is_inferring else "ignore"
-    table = read_json(text, rows, pyarrow.schema(list(kinds.items())), others)
+    on_other_fields = "infer" if is_inferring else "ignore"
+    table = read_json(text, rows, pyarrow.schema(list(kinds.items())), on_other_fields)
+    # Arrow refuses nanoseconds in a column of microseconds. Nanoseconds are only the second
+    # attempt, because they cannot represent years after 2262.
     finer = {name: _with_nanoseconds(kind) for name, kind in kinds.items()}
-    if table is None and finer != kinds:  # not at first: they have no year beyond 2262
-        table = read_json(text, rows, pyarrow.schema(list(finer.items())), others)
+    if table is None and finer != kinds:
+        table = read_json(text, rows, pyarrow.schema(list(finer.items())), on_other_fields)
     if table is None:
         return None
     return {
-        name: _as(kinds[name], one_array(table[name])) if name in kinds else _found(table[name])
+        name: _cast(kinds[name], one_array(table[name]))
+        if name in kinds
+        else _new_column(table[name])
         for name in table.column_names
     }
 
 
 def _with_nanoseconds(kind: Any) -> Any:
-    """Return a type whose times are as fine as Go writes them."""
+    """Return a type with times in nanoseconds, as Go writes them."""
     if types.is_struct(kind):
-        return pyarrow.struct([(each.name, _with_nanoseconds(each.type)) for each in kind])
+        return pyarrow.struct([(field.name, _with_nanoseconds(field.type)) for field in kind])
     if types.is_list(kind):
         return pyarrow.list_(_with_nanoseconds(kind.value_type))
     return pyarrow.timestamp("ns", tz=kind.tz) if types.is_timestamp(kind) else kind
 
 
-def _as(kind: Any, values: Any) -> Any:
+def _cast(kind: Any, values: Any) -> Any:
     return values if values.type == kind else values.cast(kind, safe=False)
 
 
 def _may_be_rounded(values: Any) -> bool:
-    """Whether some doubles are so large that a whole number may have lost digits."""
+    """Return whether some doubles are so large that an integer may have lost digits."""
     kind = values.type
     if types.is_struct(kind):
         return any(map(_may_be_rounded, values.flatten()))
@@ -373,30 +400,34 @@ def _may_be_rounded(values: Any) -> bool:
     if not types.is_floating(kind):
         return False
     ends = compute.min_max(values).as_py().values()
-    return any(end is not None and not -_EXACT < end < _EXACT for end in ends)
+    return any(end is not None and not -_MAX_EXACT < end < _MAX_EXACT for end in ends)
 
 
 def _has_few_keys(body: Any) -> bool:
-    """Return whether Arrow can look for the fields of bodies: where keys are ids, in objects of
-    objects, too, it takes memory by the gigabyte, and of deep ones it dies."""
-    colons, *nested = (compute.count_substring(body, each) for each in ":{[")
-    of_one = compute.max_element_wise(colons, *nested)
-    if (compute.max(of_one).as_py() or 0) > MOST_KEYS:
+    """Return whether Arrow can infer the fields of bodies safely.
+
+    If keys are ids, also in nested objects, it needs gigabytes of memory, and deep nesting crashes
+    it.
+    """
+    colons, *brackets = (compute.count_substring(body, character) for character in ":{[")
+    keys = compute.max_element_wise(colons, *brackets)
+    if (compute.max(keys).as_py() or 0) > MAX_KEYS_PER_BODY:
         return False
-    if len(body) * (compute.sum(colons).as_py() or 0) <= MOST_CELLS:
+    if len(body) * (compute.sum(colons).as_py() or 0) <= MAX_CELLS:
         return True
     sample = (
-        body.take(pyarrow.array(range(0, len(body), len(body) // SAMPLE + 1)))
+        body.take(pyarrow.array(range(0, len(body), len(body) // SAMPLE_BODIES + 1)))
         .drop_null()
         .to_pylist()
     )
     bodies = Counter(chain.from_iterable(set(_KEY.findall(text)) for text in sample))
-    return sum(count == 1 for count in bodies.values()) <= MOST_RARE
+    return sum(count == 1 for count in bodies.values()) <= MAX_RARE_KEYS
 
 
-def _found(column: Any) -> Any:
-    """A field that was not asked for; of one that becomes no column only its type counts."""
-    is_plain = not pyarrow.types.is_nested(column.type)  # Arrow fails at joining lists of nulls
+def _new_column(column: Any) -> Any:
+    """Return the values of a new field; of a nested field, which gets no column, only a type."""
+    # Arrow fails to concatenate lists of nulls.
+    is_plain = not pyarrow.types.is_nested(column.type)
     return one_array(column) if is_plain else pyarrow.nulls(0, pyarrow.list_(pyarrow.int8()))
 
 
@@ -404,14 +435,15 @@ _PLAIN = {bool: pyarrow.bool_(), int: pyarrow.int64(), float: pyarrow.float64(),
 
 
 def _type_of(value: object) -> Any:
-    """Return the type of the column that a plain value makes; None for others."""
+    """Return the type of the column for a plain value; None for other values."""
     return _PLAIN.get(type(value))
 
 
 def _converter(kind: Any) -> Callable[[object], object]:
-    """Return what makes a value of JSON one that Arrow reads as a type, `_MISFIT` if none is.
+    """Return a function that converts a JSON value to one that Arrow reads as a type.
 
-    It is called for every field of a body, and returns the value itself where nothing changes.
+    The function returns `_MISFIT` for a value that does not fit, and the same object for a value
+    that does not change, because it is called for each field of each body.
     """
     convert = _converter_of(kind)
     return lambda value: None if value is None else convert(value)
@@ -419,63 +451,66 @@ def _converter(kind: Any) -> Callable[[object], object]:
 
 def _converter_of(kind: Any) -> Callable[[Any], object]:
     if types.is_struct(kind):
-        known = [(field.name, _converter(field.type)) for field in kind]
+        converters = [(field.name, _converter(field.type)) for field in kind]
 
-        def of_struct(value: Any) -> object:
+        def to_struct(value: Any) -> object:
             if not isinstance(value, dict):
                 return _MISFIT
-            some = {name: convert(value[name]) for name, convert in known if name in value}
-            return _MISFIT if _MISFIT in some.values() else some
+            items = {name: convert(value[name]) for name, convert in converters if name in value}
+            return _MISFIT if _MISFIT in items.values() else items
 
-        return of_struct
+        return to_struct
     if types.is_list(kind):
         convert_item = _converter(kind.value_type)
 
-        def of_list(value: Any) -> object:
-            some = list(map(convert_item, value)) if isinstance(value, list) else [_MISFIT]
-            return _MISFIT if _MISFIT in some else some
+        def to_list(value: Any) -> object:
+            items = list(map(convert_item, value)) if isinstance(value, list) else [_MISFIT]
+            return _MISFIT if _MISFIT in items else items
 
-        return of_list
+        return to_list
     if types.is_integer(kind):
-        most = 2 ** (kind.bit_width - types.is_signed_integer(kind))
-        least = -most if types.is_signed_integer(kind) else 0
+        end = 2 ** (kind.bit_width - types.is_signed_integer(kind))
+        minimum = -end if types.is_signed_integer(kind) else 0
 
-        def of_integer(value: Any) -> object:
-            if type(value) is float and value.is_integer() and abs(value) <= _EXACT:
+        def to_integer(value: Any) -> object:
+            if type(value) is float and value.is_integer() and abs(value) <= _MAX_EXACT:
                 value = int(value)
-            return value if type(value) is int and least <= value < most else _MISFIT
+            return value if type(value) is int and minimum <= value < end else _MISFIT
 
-        return of_integer
+        return to_integer
     if types.is_boolean(kind):
         return lambda value: value if isinstance(value, bool) else _MISFIT
     if types.is_floating(kind):
-        return _double
-    return _time if types.is_timestamp(kind) else _text
+        return _to_double
+    return _to_time if types.is_timestamp(kind) else _to_text
 
 
-def _double(value: object) -> object:
-    """A number; of whole ones only those whose digits a double keeps."""
+def _to_double(value: object) -> object:
+    """Return a number that a double represents exactly, or any fraction."""
     if type(value) is int:
-        is_kept = abs(value) <= _EXACT or (
-            value.bit_length() < 1024 and int(float(value)) == value  # else it is none at all
+        # float() raises an error for an integer with more bits.
+        is_exact = abs(value) <= _MAX_EXACT or (
+            value.bit_length() < 1024 and int(float(value)) == value
         )
-        return value if is_kept else _MISFIT
+        return value if is_exact else _MISFIT
     if type(value) is not float:
         return _MISFIT
-    is_meant = math.isfinite(value) or any(value is each for each in _CONSTANTS.values())
-    return value if is_meant else _MISFIT  # as 1e400 is not
+    # Python reads 1e400 as infinity. Only the literal constants are accepted.
+    is_literal = any(value is constant for constant in _CONSTANTS.values())
+    return value if is_literal or math.isfinite(value) else _MISFIT
 
 
-def _text(value: object) -> object:
-    return value if isinstance(value, str) and not _HALF.search(value) else _MISFIT
+def _to_text(value: object) -> object:
+    return value if isinstance(value, str) and not _LONE_SURROGATE.search(value) else _MISFIT
 
 
-def _time(value: object) -> object:
-    """A time in microseconds. Arrow is asked, for it knows more forms than Python."""
+def _to_time(value: object) -> object:
+    """Return a time as text with at most microseconds, if Arrow can parse it."""
     if not isinstance(value, str):
         return _MISFIT
     text = _FINER_THAN_MICROS.sub(r"\1", value)
-    for zone in ("UTC", None):  # with a zone in the text, and without
+    # The first type needs a time zone in the text, the second one forbids it.
+    for zone in ("UTC", None):
         with suppress(pyarrow.ArrowException, UnicodeError):
             pyarrow.array([text], pyarrow.string()).cast(pyarrow.timestamp("us", tz=zone))
             return text
@@ -486,10 +521,9 @@ def _time(value: object) -> object:
 
 
 def load_schema(source: Path | str) -> dict[str, Any]:
-    """Read a JSON Schema of an object.
+    """Read and normalize a JSON Schema of an object from a file, or from text that begins with {.
 
-    ``source`` is a file, or the text itself. Returns a JSON Schema. Raises `OutputError` and
-    `ConfigurationError`.
+    Raises `OutputError` and `ConfigurationError`.
     """
     is_text = isinstance(source, str) and source.lstrip().startswith("{")
     shown = "the schema" if is_text else str(source)
@@ -503,47 +537,49 @@ def load_schema(source: Path | str) -> dict[str, Any]:
         return json_schema(fields_of(document))
     except ValueError as exc:
         raise ConfigurationError(
-            f"{shown} is no schema of columns: {exc}",
-            hint="Give each field one type, or leave it out: it stays in the body. "
+            f"{shown} is not a schema of columns: {exc}",
+            hint="Give each field one type, or omit it: its values stay in the body. "
             "nsq archive schema ARCHIVE prints a schema.",
         ) from None
 
 
 def fields_of(document: Mapping[str, Any] | None) -> list[pyarrow.Field]:
-    """Return the fields of a schema; none of None. Raises ``ValueError`` with the reason."""
+    """Return the fields of a JSON Schema, [] for None. Raises ``ValueError`` with the reason."""
     return [] if document is None else _fields_in("it", document)
 
 
 def _fields_in(name: str, schema: Any) -> list[pyarrow.Field]:
-    known = schema.get("properties") if isinstance(schema, Mapping) else None
-    if not isinstance(known, Mapping):
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    if not isinstance(properties, Mapping):
         raise ValueError(f"{name} has no properties")
-    return [pyarrow.field(each, _arrow_type(each, of)) for each, of in known.items()]
+    return [pyarrow.field(field, _arrow_type(field, of)) for field, of in properties.items()]
 
 
 def _arrow_type(name: str, schema: Any) -> Any:
     kinds = schema.get("type") if isinstance(schema, Mapping) else None
     if not isinstance(kinds, str | list):
         raise ValueError(f"{name} has no type, but {json.dumps(schema)[:60]}")
-    some = [each for each in ([kinds] if isinstance(kinds, str) else kinds) if each != "null"]
-    plain = dict(zip(("boolean", "integer", "number", "string"), _PLAIN.values(), strict=True))
-    if len(some) != 1:
-        raise ValueError(f"{name} has {len(some)} types, not one")
-    if some[0] == "array":
+    kinds = [kind for kind in ([kinds] if isinstance(kinds, str) else kinds) if kind != "null"]
+    if len(kinds) != 1:
+        raise ValueError(f"{name} has {len(kinds)} types, not one")
+    kind = kinds[0]
+    if kind == "array":
         return pyarrow.list_(_arrow_type(f"{name}[]", schema.get("items")))
-    if some[0] == "object":
-        if not (fields := _fields_in(name, schema)):  # Parquet has none
+    if kind == "object":
+        # Parquet has no structs without fields.
+        if not (fields := _fields_in(name, schema)):
             raise ValueError(f"{name} is an object without properties")
         return pyarrow.struct(fields)
-    if some[0] == "string" and schema.get("format") == "date-time":
+    if kind == "string" and schema.get("format") == "date-time":
         return pyarrow.timestamp("us", tz="UTC")
-    if some[0] not in plain:
-        raise ValueError(f"{name} has the unknown type {some[0]}")
-    return plain[some[0]]
+    plain = dict(zip(("boolean", "integer", "number", "string"), _PLAIN.values(), strict=True))
+    if kind not in plain:
+        raise ValueError(f"{name} has the unknown type {kind}")
+    return plain[kind]
 
 
 def json_schema(fields: Iterable[pyarrow.Field]) -> dict[str, Any]:
-    """Return a JSON Schema that `fields_of` reads back."""
+    """Return a JSON Schema from which `fields_of` returns the same fields."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "type": "object",
@@ -553,10 +589,11 @@ def json_schema(fields: Iterable[pyarrow.Field]) -> dict[str, Any]:
 
 def _json_type(kind: Any) -> dict[str, Any]:
     if types.is_struct(kind):
-        return {"type": "object", "properties": {each.name: _json_type(each.type) for each in kind}}
+        properties = {field.name: _json_type(field.type) for field in kind}
+        return {"type": "object", "properties": properties}
     if types.is_list(kind):
         return {"type": "array", "items": _json_type(kind.value_type)}
     if types.is_timestamp(kind):
         return {"type": "string", "format": "date-time"}
     plain = {"boolean": types.is_boolean, "integer": types.is_integer, "number": types.is_floating}
-    return {"type": next((name for name, is_so in plain.items() if is_so(kind)), "string")}
+    return {"type": next((name for name, matches in plain.items() if matches(kind)), "string")}

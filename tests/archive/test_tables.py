@@ -111,7 +111,7 @@ def test_batches_of_json_are_short_and_row_groups_of_other_times_not_read(
     with parquet.ParquetWriter(tmp_path / "b.parquet", message_schema()) as writer:
         writer.add(batch)
         writer.end_row_group()
-        writer._sums[0][-2] ^= 1
+        writer._checksums[0][-2] ^= 1
         with pytest.raises(OSError, match="not what was written"):
             writer.close()
     assert not (tmp_path / "b.parquet").exists()
@@ -164,8 +164,8 @@ def test_what_does_not_fit_is_null_and_named_and_all_else_is_there() -> None:
         b'{"user": null, "new": 2.5}': {"new": 2.5},
         b'{"user": 3} {"user": 4}': {"_error": "it is not JSON"},
         b'{"id": true, "deep": {"x": 1}}': {"body_id": True},
-        b'{"user": 5, "\\ud800": 1}': {"user": 5, "_error": "it is not read as the columns are"},
-        b'{"user": 6, "user": 7, "new": 1}': {"new": 1.0, "_error": "user is there 2 times"},
+        b'{"user": 5, "\\ud800": 1}': {"user": 5, "_error": "it does not fit its columns"},
+        b'{"user": 6, "user": 7, "new": 1}': {"new": 1.0, "_error": "user occurs 2 times"},
         b'{"user": 2.0, "new": 9007199254740993}': {"user": 2, "_error": "new is not double"},
         b'{"user": 18446744073709551615, "new": 1e400}': {
             "_error": "user is not int64; new is not double"
@@ -211,7 +211,7 @@ def test_one_odd_body_does_not_make_a_batch_slow() -> None:
 
 
 def test_fields_beyond_the_most_columns_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_columns, "MOST_COLUMNS", 2)
+    monkeypatch.setattr(body_columns, "MAX_COLUMNS", 2)
     columns = BodyColumns()
     typed(columns, b'{"a": 1, "b": 1, "c": 1}')
     typed(columns, b'{"a": 1, "d": 1, "of": {"e": 1}}')
@@ -284,10 +284,10 @@ def test_the_columns_of_a_table_are_those_of_its_fields_for_each_archiver(
         log = write_archive(tmp_path / f"{number}" / "a.log", some, head=Head("a" * 32, number))
         with monkeypatch.context() as old:
             if not (number or is_labelled):
-                bare = BodyColumns._own_fields
+                bare = BodyColumns._body_fields
                 old.setattr(
                     BodyColumns,
-                    "_own_fields",
+                    "_body_fields",
                     lambda self, bare=bare: [each.remove_metadata() for each in bare(self)],
                 )
             landed = Lander(plan, log.parent).land([log])
@@ -550,7 +550,7 @@ def test_a_landing_that_is_refused_leaves_the_log_and_ends_at_once(tmp_path: Pat
 def test_no_value_of_a_partition_keeps_a_log_out(
     tmp_path: Path, is_delta: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table, "MOST_PARTITIONS", 2)
+    monkeypatch.setattr(table, "MAX_OPEN_PARTITIONS", 2)
     fields = {"properties": {"c": {"type": "string"}, "n": {"type": "integer"}}}
     plan = TablePlan(str(tmp_path / "lake"), is_delta, "h", BodyKind.json, fields, ("c",))
     bodies = [b'{"c": "%b", "n": "x"}' % (b"x" * 201)]
@@ -602,7 +602,7 @@ def test_an_archive_is_converted_once_and_what_is_left_out_is_said(
 
     assert convert_again(tmp_path / "cut") == (2, "")
     assert convert_again(tmp_path / "cut") == (0, "")
-    assert "a copy of it with" in convert_again(tmp_path / "whole")[1]
+    assert "the table has a copy with" in convert_again(tmp_path / "whole")[1]
 
     bare.write_bytes(b'{"n": 1}\n{"n": 2}\n')
     real = LocalPlace.put

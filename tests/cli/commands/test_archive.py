@@ -34,10 +34,10 @@ def test_bytes_of_a_table_that_changed_are_damage_and_are_said_once_with_what_me
 
     assert run_nsq(["archive", "verify", str(lake)]).status == 1
     assert (dry.status, dry.err.count("it is not whole Parquet")) == (6, 1), dry.err
-    assert "hint: Restore it, or remove it and make it again from its archive" in repaired.err
+    assert "hint: Restore it, or remove it and convert its archive again" in repaired.err
     assert compacted.status == 1
     assert f"cannot read {path}: it is not whole Parquet" in compacted.err
-    assert "hint: Restore it, or remove it and make it again from its archive" in compacted.err
+    assert "hint: Restore it, or remove it and convert its archive again" in compacted.err
     assert (skipped.status, skipped.err.count("it is not whole Parquet")) == (6, 1), skipped.err
     path.unlink()
     again = run_nsq(["archive", "convert", str(tmp_path / "clicks.log.gz"), "-o", str(lake)])
