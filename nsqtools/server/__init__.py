@@ -1,26 +1,27 @@
 """nsqd and nsqlookupd in Python: real servers for a machine that has no NSQ, and for tests.
 
-`EmbeddedNsqd` and `EmbeddedNsqlookupd` run one in a thread of this process; ``nsq nsqd`` and
-``nsq nsqlookupd`` run the same daemons in the foreground. Everything of one daemon happens in one
-asyncio loop, so no lock is taken here.
+`EmbeddedNsqd` and `EmbeddedNsqlookupd` run a daemon in a thread of this process. ``nsq nsqd`` and
+``nsq nsqlookupd`` run the same daemons in the foreground. All work of one daemon is done in one
+asyncio loop, so no locks are needed.
 
     *_daemon            the two daemons: bind, load, serve, stop
     foreground embedded run them in the foreground, or in a thread
     job_nsqd            an nsqd whose queues a job fills: what nsqtools.one_channel uses
-    client_connection   a TCP client: its bytes, layers and turns
-    protocol_v2         nsqd's commands; negotiation, TLS and auth are beside it
-    queues/             the queues of nsqd, topics, channels: memory first, then files
+    client_connection   a TCP client: its input and output, TLS and compression
+    protocol_v2         nsqd's commands
+    negotiation auth    IDENTIFY and TLS, AUTH
+    queues/             topics, channels and their queues: in memory first, then in files
     durable_*           --durable: the database, its transactions, and its files
-    stored_queues       what a data directory holds, read without touching it
-    recovery            from the database of --durable to the files of Go's nsqd, and back
+    stored_queues       reads a data directory without changing it
+    recovery            from the database of --durable to the files of the Go nsqd, and back
     nsqd_http           the endpoints of nsqd, served by nsqtools.http
     options go_flags    the options of both daemons; flags in Go's syntax, TOML files
-    stats               /stats, /metrics, and what goes to statsd
-    lookup_peers        registering with nsqlookupd
-    http_get            what they and auth ask by HTTP
-    registrations       what nsqlookupd knows
+    stats               /stats, /metrics and statsd
+    lookup_peers        registers with nsqlookupd
+    http_get            the HTTP requests of lookup_peers and auth
+    registrations       the registrations of an nsqlookupd
 
-The two classes are imported when they are asked for: ``nsq nsqd --help`` must not load a server.
+The two classes are imported on their first use: ``nsq nsqd --help`` must not load a server.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""AUTH: ask the auth servers what a secret allows, and remember the answer for its time to live.
+"""AUTH: ask the auth servers for the permissions of a secret, and cache the answer for its TTL.
 
-The secret is sent under both names: ``secret`` is what nsqd 1.3 sends, ``auth_secret`` what its
-documentation promises.
-
-Patterns of an answer are Go's: see `go_regexp`.
+The secret is sent under two names: nsqd 1.3 sends ``secret``, and its documentation describes
+``auth_secret``. The patterns of an answer have Go's syntax: see `go_regexp`.
 """
 
 from __future__ import annotations
@@ -34,15 +32,16 @@ from nsqtools.server.options import NsqdOptions
 from nsqtools.server.queues.nsqd_queues import NsqdQueues
 
 _PERMISSIONS = {"subscribe", "publish"}
-_REMEMBERED_NAMES = 1000  # whether they are allowed: each PUB asks
+# Results of `AuthState.allows` to cache for a client: each PUB needs one.
+_CACHED_NAMES = 1000
 
 
 class AuthFailed(Exception):
-    """No auth server gave a usable answer; the text is for the log only."""
+    """No auth server returned a valid answer. The text is for the log only."""
 
 
 class AuthGrant(NamedTuple):
-    """One entry of an answer: patterns that match anywhere in a name."""
+    """One entry of an answer, with patterns that match anywhere in a name."""
 
     topic: Matches
     channels: tuple[Matches, ...]
@@ -51,30 +50,32 @@ class AuthGrant(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AuthState:
-    """An answer of an auth server, which must be asked for again after its time."""
+    """The answer of an auth server, valid until ``expires_s``."""
 
     identity: str
     identity_url: str
     authorizations: tuple[AuthGrant, ...]
-    expires_s: float  # time.monotonic()
+    expires_s: float  # on the clock of time.monotonic()
     _answers: dict[tuple[str, str], bool] = field(default_factory=dict, repr=False, compare=False)
 
     def allows(self, topic: str, channel: str) -> bool:
-        """Return whether any grant allows to consume a channel, or, without one, to publish."""
+        """Return whether any grant allows consuming a channel, or publishing if it is ``""``."""
         answer = self._answers.get((topic, channel))
         if answer is None:
             permission = "subscribe" if channel else "publish"
             answer = any(
-                permission in permissions and matches(topic) and any(of(channel) for of in channels)
-                for matches, channels, permissions in self.authorizations
+                permission in permissions
+                and matches_topic(topic)
+                and any(matches_channel(channel) for matches_channel in channels)
+                for matches_topic, channels, permissions in self.authorizations
             )
-            if len(self._answers) < _REMEMBERED_NAMES:
+            if len(self._answers) < _CACHED_NAMES:
                 self._answers[topic, channel] = answer
         return answer
 
 
 class AuthServers:
-    """The servers of ``--auth-http-address``, tried in turn from a random one on.
+    """The servers of ``--auth-http-address``, tried one after the other from a random one on.
 
     Raises `ConfigurationError` when the library for their patterns is not installed, and
     ``OSError`` for ``--tls-root-ca-file``.
@@ -82,7 +83,7 @@ class AuthServers:
 
     def __init__(self, options: NsqdOptions, log: DaemonLog) -> None:
         try:
-            import re2  # noqa: F401 - only who has an auth server needs it
+            import re2  # noqa: F401 - an optional dependency, for auth servers only
         except ImportError as exc:
             raise ConfigurationError(
                 f"--auth-http-address needs the Python package google-re2 ({exc})",
@@ -95,7 +96,7 @@ class AuthServers:
         self._log = log
 
     async def ask(self, query: str) -> AuthState:
-        """Return what the secret allows. Raises `AuthFailed` when no server answers well."""
+        """Return the permissions of a secret. Raises `AuthFailed` without a valid answer."""
         start = random.randrange(len(self._addresses))
         for address in (*self._addresses[start:], *self._addresses[:start]):
             try:
@@ -110,10 +111,12 @@ class AuthServers:
 def decode_answer(body: bytes) -> AuthState:
     """Read an auth server's answer. Raises `AuthFailed`."""
     try:
-        # as in Go, keys match in any case
-        # and what is not UTF-8 becomes U+FFFD; json would take UTF-16 and a byte order mark, too
+        # As in Go, invalid UTF-8 becomes U+FFFD and keys match in any case. json.loads would accept
+        # UTF-16 and a byte order mark in bytes.
         text = body.decode("utf-8", "replace")
-        answer = json.loads(text, object_hook=lambda found: {k.lower(): found[k] for k in found})
+        answer = json.loads(
+            text, object_hook=lambda entry: {key.lower(): value for key, value in entry.items()}
+        )
         ttl_s = answer["ttl"]
         if type(ttl_s) is not int or ttl_s <= 0 or ttl_s not in INT64:
             raise AuthFailed(f"invalid TTL {ttl_s}")
@@ -123,7 +126,7 @@ def decode_answer(body: bytes) -> AuthState:
             tuple(map(_authorization, _value(answer, "authorizations", []))),
             time.monotonic() + ttl_s,
         )
-    except Exception as exc:  # JSON of any shape, depth and size; any pattern
+    except Exception as exc:  # any kind: JSON of any shape, depth and size, and any pattern
         raise AuthFailed(f"invalid answer ({exc})") from exc
 
 
@@ -133,21 +136,21 @@ def _authorization(entry: dict[str, Any]) -> AuthGrant:
         raise AuthFailed(f"unknown permission in {sorted(permissions)}")
     return AuthGrant(
         compile_pattern("topic", _value(entry, "topic", "")),
-        tuple(compile_pattern("channel", each) for each in _value(entry, "channels", [])),
+        tuple(compile_pattern("channel", pattern) for pattern in _value(entry, "channels", [])),
         permissions,
     )
 
 
-def compile_pattern(what: str, pattern: str) -> Matches:
-    """Compile a pattern for names. Raises `AuthFailed` for what Go refuses, too."""
+def compile_pattern(kind: str, pattern: str) -> Matches:
+    """Compile a pattern of names. Raises `AuthFailed` for a pattern that Go refuses as well."""
     try:
         return compile_go_regexp(pattern)
     except ValueError as exc:
-        raise AuthFailed(f"unable to compile {what} {pattern!r} - {exc}") from exc
+        raise AuthFailed(f"unable to compile {kind} {pattern!r} - {exc}") from exc
 
 
 def _value(entry: dict[str, Any], key: str, empty: Any) -> Any:
-    """Return a value of the type of ``empty``: the parts of a text are no patterns."""
+    """Return a value that has the type of ``empty``: a text is not a list of patterns."""
     value = entry.get(key)
     if not isinstance(value, type(empty) | None):
         raise AuthFailed(f"{key} is not a {type(empty).__name__}")
@@ -174,17 +177,17 @@ class ClientAuthorization:
         if self.servers is None:
             raise RequestError("E_AUTH_DISABLED", "AUTH disabled")
         tls = self.connection.tls
-        learned = {  # in alphabetical order
+        parameters = {  # in alphabetical order, as Go sends them
             "auth_secret": secret,
             "common_name": tls.common_name if tls else "",
             "remote_ip": self.connection.remote_ip,
             "secret": secret,
             "tls": "true" if tls else "false",
         }
-        self.query = urlencode(learned)
-        raise Pause(position, partial(self._introduce, self.servers))
+        self.query = urlencode(parameters)
+        raise Pause(position, partial(self._authenticate, self.servers))
 
-    async def _introduce(self, servers: AuthServers) -> None:
+    async def _authenticate(self, servers: AuthServers) -> None:
         state = await self._ask(servers)
         if not state.authorizations:
             raise RequestError("E_UNAUTHORIZED", "AUTH no authorizations found")
@@ -199,17 +202,17 @@ class ClientAuthorization:
         try:
             self.state = await servers.ask(self.query)
         except AuthFailed as exc:
-            # why is for the log only: an untrusted client must not learn of the auth server
+            # The reason goes to the log only, because it can describe the auth server.
             client = self.connection.remote_address
             self.nsqd.log.warn(f"PROTOCOL(V2): [{client}] AUTH failed {exc}")
             raise RequestError("E_AUTH_FAILED", "AUTH failed") from exc
         return self.state
 
     def check(self, command: str, topic: str, channel: str, start: int) -> None:
-        """Refuse what is not allowed; an empty channel means publishing.
+        """Raise `RequestError` if the client may not consume a channel, or publish if it is ``""``.
 
-        Raises `RequestError`, or `Pause` when the answer has expired: then the command
-        that began at ``start`` is run again.
+        Raises `Pause` when the answer has expired. The command that began at ``start`` is then
+        executed again.
         """
         if self.servers is None:
             return

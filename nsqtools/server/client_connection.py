@@ -271,11 +271,11 @@ class ClientConnection(asyncio.Protocol):
         position = 0
         if self._protocol is None:
             magic = data[:_MAGIC_LENGTH]
-            shown = magic.decode("ascii", "backslashreplace")
-            self._log.info(f"CLIENT({self.remote_address}): desired protocol magic {shown!r}")
+            text = magic.decode("ascii", "backslashreplace")
+            self._log.info(f"CLIENT({self.remote_address}): desired protocol magic {text!r}")
             make = self._protocols.get(magic)
             if make is None:
-                self._log.error(f"client({self.remote_address}) bad protocol magic {shown!r}")
+                self._log.error(f"client({self.remote_address}) bad protocol magic {text!r}")
                 self._close_with_error(self._refusal)
                 return
             self._protocol = make(self)

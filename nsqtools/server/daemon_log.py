@@ -1,7 +1,7 @@
-"""Log lines in nsqd's form, ``[nsqd] 2026/11/21 03:45:10.909120 INFO: text``, and the version.
+"""Log lines in nsqd's format, ``[nsqd] 2026/11/21 03:45:10.909120 INFO: text``, and the version.
 
-Programs parse these lines (``TCP: listening on ...``), so their form is part of the interface. An
-embedded daemon writes none unless it is given a stream.
+Programs parse these lines (``TCP: listening on ...``), so the format is part of the interface. An
+embedded daemon writes no lines without a stream.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _WORDS = ("DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 
 
 class DaemonLog:
-    """Writes the lines of one daemon; ``level`` may be changed while it runs. None: no lines."""
+    """Writes the lines of one daemon to ``stream``, if any. ``level`` may change at any time."""
 
     def __init__(self, stream: TextIO | None, prefix: str, level: str = "info") -> None:
         self._stream = stream
@@ -30,7 +30,8 @@ class DaemonLog:
         if self._stream is None or level < LEVELS.index(self.level):
             return
         stamp = datetime.now().strftime("%Y/%m/%d %H:%M:%S.%f")
-        with suppress(OSError, ValueError):  # a full disk, or no reader, must not stop the queue
+        # A full disk, or a pipe without a reader, must not stop the daemon.
+        with suppress(OSError, ValueError):
             self._stream.write(f"{self._prefix}{stamp} {_WORDS[level]}: {escape_line(text)}\n")
             self._stream.flush()
 
@@ -40,9 +41,10 @@ class DaemonLog:
     fatal = partialmethod(_write, 4)
 
 
-NSQ_VERSION = "1.3.0"  # the nsqd whose behavior this is; nsqadmin compares it as semver
+# The version of nsqd with the same behavior. nsqadmin compares it as a semantic version.
+NSQ_VERSION = "1.3.0"
 
 
 def version_line(program: str) -> str:
-    """Return what ``--version``, the log and /stats say, in the form of nsqd's."""
+    """Return the line of ``--version``, the log and /stats, in nsqd's format."""
     return f"{program} v{NSQ_VERSION} (built w/python{platform.python_version()})"

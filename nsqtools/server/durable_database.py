@@ -346,7 +346,7 @@ class Database:
         self._writer.execute(f"CREATE INDEX IF NOT EXISTS id ON message ({_ID})")
 
     def timestamps(self, queue: int, ids: Iterable[bytes]) -> dict[bytes, int]:
-        """Return the timestamps of the messages of a queue that have one of ``ids``, by id.
+        """Return the timestamps of the messages of a queue whose id is in ``ids``, by id.
 
         They include messages in flight and deferred ones. Raises ``sqlite3.Error``.
         """
@@ -643,10 +643,10 @@ _WORD = 0xFFFFFFFF
 def wal_damage(path: Path) -> tuple[str, bytes]:
     """Return the damage of a write-ahead log and a log of its intact frames, or two empty values.
 
-    A kill leaves a transaction without its end, and a power failure one with holes. No client got
-    an OK for it, so it is not damage and must not be read. A commit after the first bad frame has
-    another cause. When there is more than one, the transactions between them were confirmed, and
-    their intact frames are worth saving. Raises ``OSError``.
+    A kill leaves an incomplete transaction at the end, and a power failure may leave holes in it.
+    No client got an OK for that transaction, so it is not damage and must not be read. A commit
+    after the first bad frame has another cause. When there are several, the transactions between
+    them were confirmed, and their intact frames are worth saving. Raises ``OSError``.
     """
     try:
         content = path.read_bytes()

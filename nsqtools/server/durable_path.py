@@ -56,7 +56,7 @@ def databases_in(data_path: Path) -> dict[Path, str]:
     """Return all databases with their kind. Raises ``OSError``.
 
     The kind is ``orphan`` for a database that nsqd.dat did not name, ``damaged`` for a copy of a
-    database that had lost messages, and ``""`` for one that an nsqd may use.
+    database that had lost messages, and ``""`` for a database that an nsqd may use.
     """
     matches = {path: _DATABASE.fullmatch(path.name) for path in data_path.iterdir()}
     return {path: match[1] or "" for path, match in matches.items() if match}

@@ -15,7 +15,7 @@ When the disk is full, publishes are refused and all other changes are kept and 
 any other failure the whole database is rewritten, and publishes are refused until then.
 
 Trap: after a commit the counts and the memory must change in one step of the loop, moved messages
-first. Otherwise a page could contain other messages than those that were counted.
+first. Otherwise a page could contain messages that are not counted.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _RETRY_S = 0.5  # after a failed transaction
 # publishes are answered in one iteration of the loop.
 _STEP_BYTES = 4 << 20
 _STEP_COUNT = 300
-# What a message counts in addition to its frame: the cost of a small message in the loop.
+# Bytes that a message counts in addition to its frame: the cost of a small message in the loop.
 _ROW_BYTES = 100
 _PAGE_COUNT = 256  # messages that a page reads ahead, unless the memory is smaller
 # Nothing was due although it should have been: the clocks differ a little, so look again later.
@@ -94,8 +94,8 @@ class DurableStore:
         is_strict: bool = False,
     ) -> None:
         self._executor = one_thread("nsqd-durable")
-        # New ids start after this time: if the clock was set back, they would repeat those of
-        # stored messages.
+        # New ids start after this time. Otherwise they would repeat the ids of stored messages if
+        # the clock was set back.
         self.written_ns = files.written_ns()
         # Due times are wall-clock times that do not follow a jump of the wall clock.
         self._clock_ns = time.time_ns() - time.monotonic_ns()
@@ -133,7 +133,7 @@ class DurableStore:
         return {name: queue.is_paused for name, queue in self._stored_queues.items()}
 
     def register(self, backlog: DurableBacklog) -> None:
-        """Set number and counts of a backlog: those of the stored queue, or of a new one."""
+        """Set number and counts of a backlog from the stored queue, or give it a new number."""
         queue = self._stored_queues.pop(backlog.name, None)
         if queue is not None:
             backlog.number, backlog.is_paused = queue.number, queue.is_paused

@@ -1,6 +1,7 @@
 """The daemons in threads of this process, each with its own event loop: for tests and demos.
 
-A child of a fork has no such threads: there a daemon is the parent's, and leaving does nothing.
+A fork does not copy threads. In a child process the daemon is still the parent's, and leaving the
+``with`` block does nothing.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ from nsqtools.server.options import NsqdOptions, NsqlookupdOptions
 D = TypeVar("D", bound=NsqdDaemon | NsqlookupdDaemon)
 R = TypeVar("R")
 
-_HERE = {"tcp_address": "127.0.0.1:0", "http_address": "127.0.0.1:0"}
-_HERE["broadcast_address"] = "127.0.0.1"
+_LOCAL_DEFAULTS = {"tcp_address": "127.0.0.1:0", "http_address": "127.0.0.1:0"}
+_LOCAL_DEFAULTS["broadcast_address"] = "127.0.0.1"
 
 
 class DaemonThread(Generic[D]):
-    """Runs what ``make`` returns, from `start` to `stop`; may be started again after that."""
+    """Runs the daemon that ``make`` returns between `start` and `stop`, any number of times."""
 
     def __init__(self, name: str, make: Callable[[], D]) -> None:
         self._name = name
         self._make = make
         self._daemon: D | None = None
-        self._forget: Callable[[], object] = lambda: None  # what only the daemon needed
-        self._lock = threading.RLock()  # several threads may start and stop it
+        self._clean_up: Callable[[], object] = lambda: None
+        self._lock = threading.RLock()  # several threads may start and stop the daemon
 
     def __enter__(self) -> Self:
         self.start()
@@ -55,18 +56,18 @@ class DaemonThread(Generic[D]):
 
     @property
     def tcp_address(self) -> str:
-        """Where it serves TCP, as ``host:port``."""
+        """The TCP address of the daemon, as ``host:port``."""
         return self.daemon.tcp_address
 
     @property
     def http_address(self) -> str:
-        """Where it serves HTTP, as ``host:port``."""
+        """The HTTP address of the daemon, as ``host:port``."""
         return self.daemon.http_address
 
     def start(self) -> None:
-        """Return when it serves; `stop` it then.
+        """Start the daemon and return when it serves. Call `stop` in the end.
 
-        Raises `NsqError`, ``OSError``, and ``RuntimeError`` when it is running.
+        Raises `NsqError`, ``OSError``, and ``RuntimeError`` when it is already running.
         """
         with self._lock:
             if self._daemon is not None:
@@ -79,7 +80,7 @@ class DaemonThread(Generic[D]):
             failure = started.exception()
             if failure is not None:
                 self._thread.join()
-                self._forget()
+                self._clean_up()
                 raise failure
 
     def _run(self, started: Future[None]) -> None:
@@ -97,11 +98,11 @@ class DaemonThread(Generic[D]):
             started.set_exception(exc)
 
     def stop(self) -> None:
-        """Stop as on SIGTERM: everything unfinished is on disk then, or an error in the log."""
+        """Stop as on SIGTERM: write all unfinished messages to disk, and log failures."""
         self.end(lambda daemon: daemon.stop())
 
     def end(self, how: Callable[[D], Coroutine[Any, Any, object]]) -> None:
-        """Await ``how`` in the daemon's loop, and end the thread. Does nothing when none runs."""
+        """Await ``how(daemon)`` in its loop and end the thread. Does nothing while none runs."""
         with self._lock:
             if self._daemon is None or not self._thread.is_alive():
                 return
@@ -111,10 +112,10 @@ class DaemonThread(Generic[D]):
                 self._loop.call_soon_threadsafe(self._loop.stop)
                 self._thread.join()
                 self._daemon = None
-                self._forget()
+                self._clean_up()
 
     def do(self, what: Callable[[D], Coroutine[Any, Any, R]]) -> R:
-        """Await ``what`` in the daemon's loop; return and raise as it does."""
+        """Await ``what(daemon)`` in its loop; return its result or raise its exception."""
         return asyncio.run_coroutine_threadsafe(what(self.daemon), self._loop).result()
 
 
@@ -122,51 +123,56 @@ class EmbeddedNsqd(DaemonThread[NsqdDaemon]):
     """A whole nsqd on free ports of 127.0.0.1, ready when the ``with`` block starts.
 
     ``options`` are nsqd's flags with underscores, durations in seconds (`NsqdOptions`). Without a
-    ``data_path`` everything is forgotten at the end. ``log`` takes the log lines; the default drops
-    them. Raises `ConfigurationError` for options that nsqd would refuse, ``TypeError`` for others.
+    ``data_path`` all messages are deleted at the end. ``log`` receives the log lines, which are
+    dropped by default. Raises `ConfigurationError` for values that nsqd refuses, and ``TypeError``
+    for unknown options and wrong types.
 
         with EmbeddedNsqd(msg_timeout=2) as nsqd:
             connect(nsqd.tcp_address)
     """
 
     def __init__(self, *, log: TextIO | None = None, **options: Any) -> None:
-        self._options = NsqdOptions(**{**_HERE, "https_address": "127.0.0.1:0", **options})
+        self._options = NsqdOptions(
+            **{**_LOCAL_DEFAULTS, "https_address": "127.0.0.1:0", **options}
+        )
         self._keeps_data = "data_path" in options
-        self._lines = DaemonLog(log, self._options.log_prefix, self._options.log_level)
+        self._log = DaemonLog(log, self._options.log_prefix, self._options.log_level)
         super().__init__("nsqd", self._new)
 
     def _new(self) -> NsqdDaemon:
         if not self._keeps_data:
-            place = mkdtemp(prefix="nsqd-")
-            self._forget = weakref.finalize(self, _remove, place, os.getpid())  # at exit, too
-            self._options = replace(self._options, data_path=place)
-        return NsqdDaemon(self._options, self._lines)
+            directory = mkdtemp(prefix="nsqd-")
+            # Also removes the directory when the process exits without `stop`.
+            self._clean_up = weakref.finalize(self, _remove, directory, os.getpid())
+            self._options = replace(self._options, data_path=directory)
+        return NsqdDaemon(self._options, self._log)
 
     @property
     def https_address(self) -> str:
-        """Where it serves HTTPS, as ``host:port``; ``""`` without a certificate."""
+        """The HTTPS address as ``host:port``, ``""`` without a certificate."""
         return self.daemon.https_address
 
     @property
     def data_path(self) -> str:
-        """The directory of its files; a new temporary one at each start unless it was given."""
+        """The directory of the files: the option, or a new temporary one for each start."""
         return self._options.data_path
 
     def kill(self) -> None:
-        """Stop as on SIGKILL: what was not on disk is lost."""
+        """Stop as on SIGKILL: messages that are not on disk are lost."""
         self.end(lambda daemon: daemon.kill())
 
 
-def _remove(place: str, process: int) -> None:
-    if os.getpid() == process:  # a child of a fork ends, too
-        shutil.rmtree(place, ignore_errors=True)
+def _remove(directory: str, process: int) -> None:
+    # A child of a fork runs this at its exit as well, while the parent uses the directory.
+    if os.getpid() == process:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 class EmbeddedNsqlookupd(DaemonThread[NsqlookupdDaemon]):
     """A whole nsqlookupd on free ports of 127.0.0.1, ready when the ``with`` block starts.
 
     ``options`` are nsqlookupd's flags with underscores, durations in seconds (`NsqlookupdOptions`).
-    ``log`` takes the log lines; the default drops them. Raises as `EmbeddedNsqd`.
+    ``log`` receives the log lines, which are dropped by default. Raises as `EmbeddedNsqd`.
 
         with EmbeddedNsqlookupd() as lookupd, EmbeddedNsqd(
             lookupd_tcp_address=(lookupd.tcp_address,)
@@ -175,6 +181,6 @@ class EmbeddedNsqlookupd(DaemonThread[NsqlookupdDaemon]):
     """
 
     def __init__(self, *, log: TextIO | None = None, **options: Any) -> None:
-        given = NsqlookupdOptions(**{**_HERE, **options})
-        lines = DaemonLog(log, given.log_prefix, given.log_level)
-        super().__init__("nsqlookupd", lambda: NsqlookupdDaemon(given, lines))
+        parsed = NsqlookupdOptions(**{**_LOCAL_DEFAULTS, **options})
+        daemon_log = DaemonLog(log, parsed.log_prefix, parsed.log_level)
+        super().__init__("nsqlookupd", lambda: NsqlookupdDaemon(parsed, daemon_log))

@@ -1,11 +1,11 @@
 """Run a daemon in the foreground until SIGTERM or SIGINT, as ``nsqd`` and ``nsqlookupd`` do.
 
-SIGHUP ends it so, too, where they would be killed: its terminal was closed.
+SIGHUP, the end of the terminal, stops it in the same way, where it kills those programs.
 
-Exit status: 0 after a signal (everything is on disk then), 1 when it could not start, or not write
-everything to disk, 2 for a command line that Go's flag package would refuse.
+The exit status is 0 after a signal when all messages are on disk, 1 when the daemon could not start
+or not write all messages, and 2 for a command line that Go's flag package refuses.
 
-Trap: start-up is a feature. The arguments are read before anything that serves is imported.
+Trap: start-up time is a feature. The arguments are parsed before the server is imported.
 """
 
 from __future__ import annotations

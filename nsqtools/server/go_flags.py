@@ -1,15 +1,16 @@
 """Command lines in the syntax of Go's ``flag`` package, for a class of options.
 
-One or two dashes; ``-flag value`` or ``-flag=value``; a bool takes a value only after ``=``; the
-first other word, or ``--``, ends the flags, and what follows is ignored, as nsqd ignores it.
+A flag has one or two dashes and is ``-flag value`` or ``-flag=value``. A bool has a value only
+after ``=``. The first other word, or ``--``, ends the flags. The words after that are ignored, as
+nsqd ignores them.
 
-A kind reads one flag value (`parse`, raising ``ValueError`` with Go's reason), has Go's word for
-the type in the usage, and turns the value into what /config answers. Repeatable kinds collect.
+A `FlagKind` parses the text of a flag, has Go's name of the type for the usage, and converts the
+value for /config. The values of repeated flags are collected if the kind is repeatable.
 
-The TOML file of ``--config`` has the options under the names of their flags, with underscores.
-Values are read as nsqd reads them: a duration is Go's text or a number of milliseconds, a list may
-be one text with commas, a number may be a text. Unknown keys are ignored. One fault is not copied:
-a bool given as a number means what it says, where nsqd takes 0 for true.
+The keys of the TOML file of ``--config`` are the names of the flags with underscores. Values are
+read as nsqd reads them: a duration is Go's text or a number of milliseconds, a list may be one text
+with commas, and a number may be a text. Unknown keys are ignored. One fault is not copied: nsqd
+reads the number 0 as true for a bool.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ def read_config(path: str, options_class: type) -> dict[str, Any]:
         document = tomllib.loads(Path(path).read_text("utf-8-sig"))
     except (OSError, ValueError) as exc:
         raise ConfigurationError(f"failed to load config file {path} - {exc}") from exc
-    for name in GONE:
+    for name, advice in REMOVED_FLAGS.items():
         if name.replace("-", "_") in document:
-            raise ConfigurationError(f"{path}: {name} is gone: {GONE[name]}")
+            raise ConfigurationError(f"{path}: {name} is gone: {advice}")
     options: dict[str, Any] = {}
     for field in fields(options_class):
         key = field.metadata["key"] or field.name
@@ -53,14 +54,14 @@ def read_config(path: str, options_class: type) -> dict[str, Any]:
 
 
 def coerce(kind: FlagKind, value: Any) -> Any:
-    """Turn a TOML value into an option's. Raises ``ValueError`` or ``TypeError``."""
+    """Convert a TOML value to that of an option. Raises ``ValueError`` or ``TypeError``."""
     if kind is DURATION and type(value) is int:
         return value / 1000
     if kind in (STRINGS, PERCENTILES) and isinstance(value, list):
-        wanted = str if kind is STRINGS else float
-        if not all(isinstance(item, (wanted, int)) for item in value):
+        item_type = str if kind is STRINGS else float
+        if not all(isinstance(item, (item_type, int)) for item in value):
             raise TypeError("an item has the wrong type")
-        return tuple(wanted(item) for item in value)
+        return tuple(item_type(item) for item in value)
     if kind is BOOL and type(value) is int:
         return value != 0
     text = str(value).lower() if isinstance(value, bool) else str(value)
@@ -76,23 +77,27 @@ TLS_VERSIONS = {"tls1.0": 0x0301, "tls1.1": 0x0302, "tls1.2": 0x0303, "tls1.3": 
 
 @dataclass(frozen=True, slots=True)
 class FlagKind:
-    """One type of flag. ``go_name`` is its name in the usage; ``show`` gives the default there."""
+    """One type of flag.
+
+    ``parse`` reads its text and raises ``ValueError`` with Go's reason. ``go_name`` is its name in
+    the usage, ``show`` formats a default there, and ``wire`` converts a value for /config.
+    """
 
     go_name: str
     parse: Callable[[str], Any]
     show: Callable[[Any], str] = str
-    wire: Callable[[Any], Any] = lambda value: value  # for /config
+    wire: Callable[[Any], Any] = lambda value: value
     is_bool: bool = False
     repeatable: bool = False
 
 
 def seconds_to_ns(seconds: float) -> int:
-    """Return the duration as Go counts it."""
+    """Return a duration in nanoseconds, Go's unit."""
     return round(seconds * 1_000_000_000)
 
 
 def parse_int(text: str) -> int:
-    """Read an integer literal of Go: 0x, 0o, 0b and a bare leading 0 for octal, and underscores."""
+    """Read an integer literal of Go, with 0x, 0o, 0b, 0 for octal, and underscores."""
     digits = text.lstrip("+-")
     is_octal = len(digits) > 1 and digits[0] == "0" and digits[1].isdigit()
     value = int(text, 8 if is_octal else 0)
@@ -109,7 +114,7 @@ def parse_log_level(text: str) -> str:
 
 
 def parse_tls_required(text: str) -> int:
-    """Read true, false or tcp-https as 2, 0 or 1."""
+    """Return 2 for true, 0 for false, and 1 for tcp-https."""
     if text.lower() == "tcp-https":
         return 1
     if text.lower() not in _BOOLS:
@@ -118,7 +123,7 @@ def parse_tls_required(text: str) -> int:
 
 
 def parse_tls_version(text: str) -> int:
-    """Read tls1.0 to tls1.3 as the number of the version."""
+    """Return the number of a version from tls1.0 to tls1.3."""
     if text.lower() not in TLS_VERSIONS:
         raise ValueError(f'unknown tlsVersionOption "{text}"')
     return TLS_VERSIONS[text.lower()]
@@ -127,13 +132,14 @@ def parse_tls_version(text: str) -> int:
 def parse_percentiles(text: str) -> tuple[float, ...]:
     """Read percentiles separated by commas."""
     values = tuple(float(word) for word in text.split(","))
-    if not all(map(math.isfinite, values)) or re.search(r"[\s_]", text):  # which Python allows
+    # Python's float() accepts spaces and underscores, and Go's parser does not.
+    if not all(map(math.isfinite, values)) or re.search(r"[\s_]", text):
         raise ValueError
     return values
 
 
-def _in_go(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return a parser that says what is wrong as Go does."""
+def _with_go_error(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return a parser that raises Go's error."""
 
     def read(text: str) -> Any:
         try:
@@ -145,16 +151,18 @@ def _in_go(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 STRING = FlagKind("string", lambda text: text, lambda value: f'"{value}"')
-INT = FlagKind("int", _in_go(parse_int))
-BOOL = FlagKind("", _in_go(_BOOLS.__getitem__), lambda value: str(value).lower(), is_bool=True)
+INT = FlagKind("int", _with_go_error(parse_int))
+BOOL = FlagKind(
+    "", _with_go_error(_BOOLS.__getitem__), lambda value: str(value).lower(), is_bool=True
+)
 DURATION = FlagKind(
     "duration",
-    _in_go(parse_duration),
+    _with_go_error(parse_duration),
     lambda value: go_duration(seconds_to_ns(value)),
     seconds_to_ns,
 )
 STRINGS = FlagKind("value", lambda text: (text,), repeatable=True)
-PERCENTILES = FlagKind("value", _in_go(parse_percentiles), repeatable=True)
+PERCENTILES = FlagKind("value", _with_go_error(parse_percentiles), repeatable=True)
 LOG_LEVEL = FlagKind(
     "value", parse_log_level, str.upper, wire=lambda value: LEVELS.index(value) + 1
 )
@@ -162,45 +170,49 @@ TLS_REQUIRED = FlagKind("", parse_tls_required, lambda value: "", is_bool=True)
 TLS_MIN_VERSION = FlagKind(
     "value",
     parse_tls_version,
-    lambda version: next(word for word, each in TLS_VERSIONS.items() if each == version),
+    lambda version: next(name for name, number in TLS_VERSIONS.items() if number == version),
 )
 
 
-FLOAT = FlagKind("float", _in_go(float), "{:g}".format)
+FLOAT = FlagKind("float", _with_go_error(float), "{:g}".format)
 KIND_OF = {int: INT, float: DURATION, str: STRING, bool: BOOL, tuple: STRINGS}
 """The kind of a flag by the type of its default."""
 
 
-_ELSEWHERE = "consumers give up, such as nsq to-http with --max-attempts and --dead-letter-topic"
-_DISK = "use --min-disk-free, or ephemeral channels, which keep --mem-queue-size messages"
-GONE = {
-    "max-depth": _DISK,
-    "max-queue-bytes": _DISK,
-    "overflow-policy": _DISK,
-    "max-attempts": _ELSEWHERE,
-    "dead-letter-topic": _ELSEWHERE,
+_USE_CONSUMERS = (
+    "consumers give up, such as nsq to-http with --max-attempts and --dead-letter-topic"
+)
+_USE_MIN_DISK_FREE = (
+    "use --min-disk-free, or ephemeral channels, which keep --mem-queue-size messages"
+)
+REMOVED_FLAGS = {
+    "max-depth": _USE_MIN_DISK_FREE,
+    "max-queue-bytes": _USE_MIN_DISK_FREE,
+    "overflow-policy": _USE_MIN_DISK_FREE,
+    "max-attempts": _USE_CONSUMERS,
+    "dead-letter-topic": _USE_CONSUMERS,
 }
-"""Flags of the nsqd of nsqtools 0.2, and what there is instead."""
+"""Flags of the nsqd of nsqtools 0.2, with their replacements."""
 
 
 class FlagError(Exception):
-    """A command line that Go would refuse; the text is Go's."""
+    """A command line that Go refuses, with Go's text."""
 
 
-class HelpAsked(FlagError):
-    """``-h`` or ``-help`` was given."""
+class HelpRequested(FlagError):
+    """The command line has ``-h`` or ``-help``."""
 
 
 def report_flag_error(error: FlagError, program: str, flags: Mapping[str, Flag]) -> int:
-    """Print to stderr what Go does, the usage after it, and return Go's exit status."""
-    is_asked = isinstance(error, HelpAsked)
-    sys.stderr.write(("" if is_asked else f"{error}\n") + usage(program, flags))
-    return 0 if is_asked else 2
+    """Print Go's error and the usage to stderr; return Go's exit status."""
+    is_help = isinstance(error, HelpRequested)
+    sys.stderr.write(("" if is_help else f"{error}\n") + usage(program, flags))
+    return 0 if is_help else 2
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag: the option it sets (``""`` for none), its kind, help and default."""
+    """A flag, and the name of the option that it sets (``""`` for none)."""
 
     option: str
     kind: FlagKind
@@ -210,13 +222,16 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class ParsedFlags:
-    """What was given: options by name, and the flags that are not options."""
+    """The options of a command line by name, and its other flags.
+
+    ``without_effect`` are deprecated flags, and ``rest`` the words after the flags.
+    """
 
     options: dict[str, Any]
     config: str
     asks_version: bool
-    without_effect: tuple[str, ...]  # deprecated flags
-    rest: Sequence[str]  # the words after the flags
+    without_effect: tuple[str, ...]
+    rest: Sequence[str]
 
 
 _COMMON = {
@@ -227,7 +242,10 @@ _COMMON = {
 
 
 def flags_of(options_class: type, deprecated: Mapping[str, str]) -> dict[str, Flag]:
-    """Return the flags of an options class by name; ``deprecated`` are bools that do nothing."""
+    """Return the flags of an options class by name.
+
+    ``deprecated`` are the names and help texts of bool flags without effect.
+    """
     flags, defaults = dict(_COMMON), options_class()
     flags |= {name: Flag("", BOOL, help, False) for name, help in deprecated.items()}
     for field in fields(options_class):
@@ -238,29 +256,30 @@ def flags_of(options_class: type, deprecated: Mapping[str, str]) -> dict[str, Fl
 
 
 def parse_flags(flags: Mapping[str, Flag], arguments: Sequence[str]) -> ParsedFlags:
-    """Read a command line. Raises `FlagError` or `HelpAsked`."""
-    given: dict[str, Any] = {}
+    """Read a command line. Raises `FlagError`, or `HelpRequested`."""
+    values: dict[str, Any] = {}
     words = list(arguments)
     for name, text in _split(flags, words):
         flag = flags[name]
         try:
             value = flag.kind.parse(text)
         except ValueError as exc:
-            what = "boolean value" if flag.kind.is_bool else "value"
-            where = f"-{name}" if flag.kind.is_bool else f"flag -{name}"
-            raise FlagError(f'invalid {what} "{text}" for {where}: {exc}') from None
-        given[name] = (*given.get(name, ()), *value) if flag.kind.repeatable else value
+            problem = "invalid boolean value" if flag.kind.is_bool else "invalid value"
+            subject = f"-{name}" if flag.kind.is_bool else f"flag -{name}"
+            raise FlagError(f'{problem} "{text}" for {subject}: {exc}') from None
+        values[name] = (*values.get(name, ()), *value) if flag.kind.repeatable else value
+    deprecated = (name for name in values if flags[name].help.startswith("[deprecated]"))
     return ParsedFlags(
-        {flags[name].option: value for name, value in given.items() if flags[name].option},
-        config=given.get("config", ""),
-        asks_version=given.get("version", False),
-        without_effect=tuple(name for name in given if flags[name].help.startswith("[deprecated]")),
+        {flags[name].option: value for name, value in values.items() if flags[name].option},
+        config=values.get("config", ""),
+        asks_version=values.get("version", False),
+        without_effect=tuple(deprecated),
         rest=words,
     )
 
 
 def _split(flags: Mapping[str, Flag], words: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield the name and the text of each flag, and take them from the words."""
+    """Yield the name and the text of each flag, and remove them from ``words``."""
     while words and len(words[0]) > 1 and words[0].startswith("-"):
         word = words.pop(0)
         if word == "--":
@@ -271,9 +290,9 @@ def _split(flags: Mapping[str, Flag], words: list[str]) -> Iterator[tuple[str, s
         name, equals, text = body.partition("=")
         if name not in flags:
             if name in ("h", "help"):
-                raise HelpAsked
-            instead = f" (gone: {GONE[name]})" if name in GONE else ""
-            raise FlagError(f"flag provided but not defined: -{name}{instead}")
+                raise HelpRequested
+            advice = f" (gone: {REMOVED_FLAGS[name]})" if name in REMOVED_FLAGS else ""
+            raise FlagError(f"flag provided but not defined: -{name}{advice}")
         if not equals:
             if not (words or flags[name].kind.is_bool):
                 raise FlagError(f"flag needs an argument: -{name}")
@@ -283,14 +302,14 @@ def _split(flags: Mapping[str, Flag], words: list[str]) -> Iterator[tuple[str, s
 
 def usage(program: str, flags: Mapping[str, Flag]) -> str:
     """Return the page that Go prints for ``-help``."""
-    shown = (f"  {head}\n    \t{text}\n" for head, text in entries(flags))
-    return f"Usage of {program}:\n" + "".join(shown)
+    lines = (f"  {head}\n    \t{text}\n" for head, text in entries(flags))
+    return f"Usage of {program}:\n" + "".join(lines)
 
 
 def entries(flags: Mapping[str, Flag]) -> Iterator[tuple[str, str]]:
-    """Yield the head and the help of each flag, the default included."""
+    """Yield the heading and the help of each flag, including the default."""
     for name, flag in flags.items():
-        shown = flag.kind.show(flag.default)
-        has_default = flag.default not in ("", 0, False, ()) and shown
-        default = f" (default {shown})" if has_default else ""
+        text = flag.kind.show(flag.default)
+        has_default = flag.default not in ("", 0, False, ()) and text
+        default = f" (default {text})" if has_default else ""
         yield f"-{name} {flag.kind.go_name}".rstrip(), flag.help + default

@@ -1,7 +1,7 @@
-"""What a daemon asks others by HTTP: auth servers about a client, nsqlookupd about a topic.
+"""HTTP requests of a daemon, to auth servers about a client and to nsqlookupd about a topic.
 
-Trap: a client of httpx writes each URL to the log of the program, and those of auth servers have
-the secret. Its transport, which is used here, does not.
+Trap: a client of httpx logs each URL with the program's logging, and the URL of an auth request
+contains the secret. The transport of httpx, which is used here, does not log.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from nsqtools.errors import ProtocolError
 from nsqtools.server.daemon_log import NSQ_VERSION
 from nsqtools.server.options import NsqdOptions
 
-_MAX_ANSWER_BYTES = 1 << 20
+_MAX_ANSWER_BYTES = 1 << 20  # a bound on the memory that another server can make nsqd use
 _HEADERS = {"Accept": "application/vnd.nsq; version=1.0", "Accept-Encoding": "identity"}
 _HEADERS["User-Agent"] = f"nsqd/{NSQ_VERSION}"
 
 
 async def http_get(url: str, options: NsqdOptions, verify: SSLContext | bool) -> bytes:
-    """Return the body of an answer with status 200, within the times of the options (0: any).
+    """Return the body of an answer with status 200.
+
+    The options have the timeouts, where 0 means no limit.
 
     Raises `ProtocolError`, ``httpx.HTTPError``, ``httpx.InvalidURL`` and ``TimeoutError``.
     """

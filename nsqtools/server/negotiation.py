@@ -1,12 +1,12 @@
-"""What a client and nsqd agree on by IDENTIFY: the terms of the connection, and its TLS layer.
+"""The result of IDENTIFY: the terms of a connection, and its TLS layer.
 
-The layer between socket and protocol works on memory, because nsqd switches to TLS in the middle of
-a connection and sends the error of a failed handshake in plain text: with the bytes in hand both
-are simple.
+The TLS layer works in memory, not on the socket. nsqd switches to TLS in the middle of a connection
+and sends the error of a failed handshake in plain text, which needs access to the encrypted bytes.
 
-Policy ``require`` takes any client certificate in the Go nsqd, unverified. Python's ssl cannot ask
-for a certificate without verifying it, so here ``require`` verifies like ``require-verify``, with
-``--tls-root-ca-file`` or the system's authorities: stricter than asked, never weaker.
+With the policy ``require``, the Go nsqd accepts any client certificate without verification.
+Python's ssl cannot request a certificate without verifying it. So ``require`` verifies like
+``require-verify`` here, with ``--tls-root-ca-file`` or the system's authorities. That is stricter
+than nsqd, and never weaker.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _DEFAULT_DEFLATE_LEVEL = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Negotiated:
-    """The terms of one connection; before IDENTIFY the defaults. Times in seconds.
+    """The terms of one connection, with the defaults before IDENTIFY. Times are in seconds.
 
-    ``heartbeat_s`` 0 means no heartbeats, ``output_buffer_timeout_s`` 0 no flush by time.
-    ``sample_rate`` 0 is off; nsqd's arithmetic delivers one percent more than the rate says.
+    ``heartbeat_s`` 0 means no heartbeats, ``output_buffer_timeout_s`` 0 no flush by time, and
+    ``sample_rate`` 0 no sampling. nsqd delivers one percent more than the rate.
     """
 
     client_id: str
@@ -65,7 +65,7 @@ def negotiate(
         sample_rate=identify.sample_rate,
         msg_timeout_s=identify.msg_timeout / 1000 or terms.msg_timeout_s,
     )
-    if identify.output_buffer_size < 0:  # unbuffered: nothing is left for a timer to flush
+    if identify.output_buffer_size < 0:  # unbuffered: a timer would find nothing to flush
         terms = replace(terms, output_buffer_size=1, output_buffer_timeout_s=0.0)
     if not identify.feature_negotiation:
         return terms
@@ -73,8 +73,8 @@ def negotiate(
     deflate = options.deflate and identify.deflate
     if snappy and deflate:
         raise RequestError("E_IDENTIFY_FAILED", "cannot enable both deflate and snappy compression")
-    asked = identify.deflate_level if deflate else 0
-    level = asked if asked > 0 else _DEFAULT_DEFLATE_LEVEL
+    requested = identify.deflate_level if deflate else 0
+    level = requested if requested > 0 else _DEFAULT_DEFLATE_LEVEL
     return replace(
         terms,
         tls_v1=has_tls and identify.tls_v1,
@@ -84,18 +84,19 @@ def negotiate(
     )
 
 
-def _or_off(asked_s: float, present_s: float) -> float:
-    return 0.0 if asked_s < 0 else asked_s or present_s
+def _or_off(requested_s: float, default_s: float) -> float:
+    """Return the requested time, 0 for a negative one, and the default for 0."""
+    return 0.0 if requested_s < 0 else requested_s or default_s
 
 
 def _check(identify: ReceivedIdentify, options: NsqdOptions) -> None:
-    """Refuse values out of bounds, in nsqd's order: 0 always is allowed, -1 turns some off.
+    """Check the bounds of all values, in nsqd's order. Raises `RequestError` E_BAD_BODY.
 
-    Raises `RequestError` E_BAD_BODY.
+    0 is always allowed, and -1 where it turns a feature off.
     """
     heartbeat, timeout = identify.heartbeat_interval, identify.output_buffer_timeout
     shortest, longest = options.min_output_buffer_timeout, options.max_output_buffer_timeout
-    for what, value, off, low, high in (
+    for name, value, off, low, high in (
         ("heartbeat interval", heartbeat, -1, 1000, _ms(options.max_heartbeat_interval)),
         ("output buffer timeout", timeout, -1, _ms(shortest), _ms(longest)),
         ("output buffer size", identify.output_buffer_size, -1, 64, options.max_output_buffer_size),
@@ -103,7 +104,7 @@ def _check(identify: ReceivedIdentify, options: NsqdOptions) -> None:
         ("msg timeout", identify.msg_timeout, 0, 1000, _ms(options.max_msg_timeout)),
     ):
         if value not in (0, off) and not low <= value <= high:
-            raise RequestError("E_BAD_BODY", f"IDENTIFY {what} ({value}) is invalid")
+            raise RequestError("E_BAD_BODY", f"IDENTIFY {name} ({value}) is invalid")
 
 
 def identify_reply(terms: Negotiated, options: NsqdOptions) -> IdentifyReply:
@@ -131,7 +132,7 @@ def _ms(seconds: float) -> int:
 
 # -- TLS -------------------------------------------------------------------------------------------
 
-HANDSHAKE_S = 5.0
+HANDSHAKE_S = 5.0  # the timeout of nsqd's handshake
 
 _READ_SIZE = 1 << 16
 
@@ -150,13 +151,13 @@ def server_context(options: NsqdOptions) -> ssl.SSLContext | None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         with warnings.catch_warnings():
-            # nsqd's default minimum is TLS 1.0, which Python's ssl calls deprecated
+            # nsqd's default minimum is TLS 1.0, for which Python's ssl warns.
             warnings.simplefilter("ignore", DeprecationWarning)
             context.minimum_version = ssl.TLSVersion(options.tls_min_version)
         if options.tls_min_version < 0x0303:
-            # OpenSSL counts TLS 1.0 and 1.1 as below its level 1
+            # OpenSSL allows TLS 1.0 and 1.1 only at its security level 0.
             context.set_ciphers("DEFAULT@SECLEVEL=0")
-        # must fail, not ask
+        # Without a password function OpenSSL would ask on the terminal for an encrypted key.
         context.load_cert_chain(options.tls_cert, options.tls_key, lambda: b"")
         if options.tls_root_ca_file:
             context.load_verify_locations(options.tls_root_ca_file)
@@ -172,11 +173,11 @@ def server_context(options: NsqdOptions) -> ssl.SSLContext | None:
 
 
 class TLSLayer:
-    """One connection's TLS: encrypted bytes in, plain ones out, and back.
+    """The TLS of one connection, between encrypted and plain bytes.
 
-    ``is_ready`` is true once the handshake is done, ``has_ended`` once the client has said that it
-    sends no more: some, such as asyncio's, then wait for the end of the connection. After a broken
-    record ``failure`` is set: what came before it is returned first.
+    ``is_ready`` is true after the handshake. ``has_ended`` is true after the client's close_notify;
+    some clients, such as asyncio's, then wait for the end of the connection. ``failure`` is set
+    after an invalid record, when the bytes before it have been returned.
     """
 
     def __init__(self, context: ssl.SSLContext) -> None:
@@ -187,9 +188,9 @@ class TLSLayer:
         self.failure: ProtocolError | None = None
 
     def decrypt(self, data: bytes) -> bytes:
-        """Take bytes of the socket and return what they decrypt to. Raises `HandshakeFailed`.
+        """Decrypt bytes of the socket. Raises `HandshakeFailed`.
 
-        `pending` may have something to send afterwards.
+        The caller must then send the bytes of `pending`.
         """
         self._incoming.write(data)
         try:
@@ -199,7 +200,7 @@ class TLSLayer:
         except ssl.SSLWantReadError:
             return b""
         except ssl.SSLError as exc:
-            raise HandshakeFailed(_as_go_says(exc)) from exc
+            raise HandshakeFailed(_go_text(exc)) from exc
         return self._read()
 
     def _read(self) -> bytes:
@@ -217,24 +218,24 @@ class TLSLayer:
         return b"".join(chunks)
 
     def encrypt(self, data: bytes) -> bytes:
-        """Return the bytes for the socket, none after a broken record: the client has an alert."""
+        """Encrypt bytes for the socket; return none after an invalid record and its alert."""
         if self.failure is not None:
             return b""
         self._object.write(data)
         return self._outgoing.read()
 
     def pending(self) -> bytes:
-        """Return handshake bytes and alerts that have to be sent."""
+        """Return handshake bytes and alerts to send."""
         return self._outgoing.read()
 
     @property
     def version(self) -> str:
-        """The negotiated version in nsqd's words, such as ``TLS1.3``."""
+        """The negotiated version in nsqd's format, such as ``TLS1.3``."""
         return (self._object.version() or "").replace("TLSv1.", "TLS1.").replace("TLSv1", "TLS1.0")
 
     @property
     def cipher_suite(self) -> str:
-        """The suite by OpenSSL's name; nsqd has a number for most."""
+        """The cipher suite by OpenSSL's name, where nsqd shows a number for most."""
         cipher = self._object.cipher()
         return cipher[0] if cipher is not None else ""
 
@@ -244,7 +245,7 @@ class TLSLayer:
         return common_name_of(self._object.getpeercert())
 
 
-def _as_go_says(error: ssl.SSLError) -> str:
+def _go_text(error: ssl.SSLError) -> str:
     if error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL"):
         return "tls: first record does not look like a TLS handshake"
     if error.reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":

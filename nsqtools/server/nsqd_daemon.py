@@ -117,7 +117,7 @@ class NsqdDaemon:
         if self._options.statsd_address:
             pushing = push_to_statsd(self._context, self._statsd_prefix)
             self._statsd = asyncio.create_task(pushing)
-        meter_of(loop).forget()  # the pauses of the start are not those of serving
+        meter_of(loop).forget()  # the start blocks the loop, and no client waits for it
 
     def owns_process(self) -> None:
         """Exclude the loaded queues, and many new ones, from garbage collections."""

@@ -1,7 +1,7 @@
 """The HTTP API of nsqd: publishing, administration, /stats, /config, /ping and /info.
 
-Names are checked and found in nsqd's order, which the error codes show: some endpoints answer 404
-for a name that could not exist, some 400, and with two spellings.
+Names are checked and looked up in nsqd's order, because the error codes depend on it. For an
+invalid name some endpoints answer 404 and others 400, with two different texts.
 """
 
 from __future__ import annotations
@@ -44,21 +44,22 @@ from nsqtools.server.queues.message_buffer import BackendError
 from nsqtools.server.queues.topic import Topic
 from nsqtools.server.stats import gather_stats, nsqd_metrics, stats_lines
 
-_FALSE = ("false", "0")  # of a boolean parameter; anything else is true
+_FALSE = ("false", "0")  # of a boolean parameter; all other values are true
 
-
-_MAX_BODY_AT_ONCE = 1 << 17  # of lines; more are published in steps
-_PIECE_BYTES = 1 << 14
+# The largest body of /mpub that is read within one iteration of the loop. Larger ones are read in
+# steps of `_STEP_BYTES`.
+_MAX_BODY_AT_ONCE = 1 << 17
+_STEP_BYTES = 1 << 14
 _MAX_SETTING_BYTES = 1 << 15  # 2,000 addresses, which take 20 ms to check
 _PUBLISHED = text_response("OK")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 
 
 class NsqdHTTP:
-    """The handlers; each method is one endpoint.
+    """The handlers. Each method is one endpoint.
 
-    ``ports`` are the real ones of TCP and HTTP, -1 for unix sockets. ``resolved`` are option values
-    that differ from what was given (``statsd_prefix`` expanded, real ports).
+    ``ports`` are the bound ports of TCP and HTTP, -1 for unix sockets. ``resolved`` are the values
+    of options that differ from the options themselves: an expanded prefix and bound ports.
     """
 
     def __init__(
@@ -71,12 +72,12 @@ class NsqdHTTP:
         self._config = resolved | {
             "auth_http_addresses": [*map(shown_url, options.auth_http_address)]
         }
-        for each in fields(options):
-            value = each.metadata["kind"].wire(getattr(options, each.name))
-            self._config.setdefault(each.metadata["key"] or each.name, value)
+        for option in fields(options):
+            value = option.metadata["kind"].wire(getattr(options, option.name))
+            self._config.setdefault(option.metadata["key"] or option.name, value)
 
     def body_limits(self) -> dict[Handler, int]:
-        """Return how much the handlers that read a body read of it."""
+        """Return the largest body of the handlers that read one."""
         options = self._options
         return {
             self.publish: options.max_msg_size,
@@ -107,7 +108,7 @@ class NsqdHTTP:
             ("POST", "/channel/unpause"): partial(self.pause_channel, False),
         }
 
-    # what it is
+    # information
 
     def ping(self, request: Request) -> Response:
         health = self._nsqd.health
@@ -183,9 +184,8 @@ class NsqdHTTP:
         if not body:
             raise HTTPRefusal(400, "MSG_EMPTY")
         topic = self._publish_topic(request)
-        query = (
-            request.query() if "&" in request.query_string else {}
-        )  # else there is the topic only
+        # A query without "&" is the topic only, and need not be parsed again.
+        query = request.query() if "&" in request.query_string else {}
         delay_s = self._delay_s(query["defer"]) if "defer" in query else 0.0
         if delay_s or not topic.started.is_set():
             return self._publish_deferred(topic, body, delay_s)
@@ -198,9 +198,9 @@ class NsqdHTTP:
             stored = publish()
         except BackendError:
             raise HTTPRefusal(503, "EXITING") from None
-        return _PUBLISHED if stored is None else self._respond_when(stored)
+        return _PUBLISHED if stored is None else self._respond_later(stored)
 
-    async def _respond_when(self, stored: Future[None]) -> Response:
+    async def _respond_later(self, stored: Future[None]) -> Response:
         try:
             await stored
         except BackendError:
@@ -239,13 +239,13 @@ class NsqdHTTP:
             stored = await topic.put_in_steps(*await read(body))
         except BackendError:
             raise HTTPRefusal(503, "EXITING") from None
-        return _PUBLISHED if stored is None else await self._respond_when(stored)
+        return _PUBLISHED if stored is None else await self._respond_later(stored)
 
     def _read_few(self, body: bytes, is_binary: bool) -> list[bytes]:
         """Return the messages of a small body."""
         if is_binary:
             reader = BodiesReader(self._options.max_msg_size, self._options.max_body_size)
-            for _ in _read_pieces(reader, body):
+            for _ in _read_in_steps(reader, body):
                 pass
             return [body for batch in reader.batches() for body in batch]
         lines = [line for line in body.split(b"\n") if line]
@@ -253,14 +253,14 @@ class NsqdHTTP:
         return lines
 
     async def _read_binary(self, body: bytes) -> tuple[int, int, Batches]:
-        """Return count and size of the messages, and the messages."""
+        """Return the number, the total size and the batches of the messages."""
         reader = BodiesReader(self._options.max_msg_size, self._options.max_body_size)
-        async for _ in in_steps(_read_pieces(reader, body)):
+        async for _ in in_steps(_read_in_steps(reader, body)):
             pass
         return reader.count, reader.size, reader.batches
 
     async def _read_lines(self, body: bytes) -> tuple[int, int, Batches]:
-        """Return count and size of the lines that are not empty, and the lines."""
+        """Return the number, the total size and the batches of the lines that are not empty."""
         count = size = 0
         async for lines in in_steps(_split_lines(body)):
             self._check_lines(lines)
@@ -323,9 +323,9 @@ class NsqdHTTP:
         await self._nsqd.write_pause(channel.topic_name)
 
 
-def _read_pieces(reader: BodiesReader, body: bytes) -> Iterator[None]:
-    """Read a binary body, and yield after each piece. Raises `HTTPRefusal`."""
-    start, end = 0, _PIECE_BYTES
+def _read_in_steps(reader: BodiesReader, body: bytes) -> Iterator[None]:
+    """Read a binary body in steps, and yield after each. Raises `HTTPRefusal`."""
+    start, end = 0, _STEP_BYTES
     while True:
         try:
             reader.read(body[start:end], 0)
@@ -336,15 +336,15 @@ def _read_pieces(reader: BodiesReader, body: bytes) -> Iterator[None]:
                 error = exc if isinstance(exc, RequestError) else exc.error
                 code = error.data.split(b" ")[0].decode() if error is not None else "E_BAD_BODY"
                 raise HTTPRefusal(413, code.removeprefix("E_")) from None
-            end = start + max(exc.needed, _PIECE_BYTES)
+            end = start + max(exc.needed, _STEP_BYTES)
         yield
 
 
 def _split_lines(body: bytes) -> Iterator[list[bytes]]:
-    """Yield the lines that are not empty, those of some KiB at a time."""
+    """Yield batches of the lines that are not empty, of at least 4 KiB."""
     start = 0
     while start < len(body):
-        end = body.find(b"\n", start + _PIECE_BYTES // 4)
+        end = body.find(b"\n", start + _STEP_BYTES // 4)
         end = end if end >= 0 else len(body)
         if lines := [line for line in body[start:end].split(b"\n") if line]:
             yield lines

@@ -1,6 +1,6 @@
-"""nsqlookupd: its TCP protocol V1, its HTTP API, and one daemon from start to stop.
+"""nsqlookupd: its TCP protocol V1, its HTTP API, and the daemon.
 
-As in `protocol_v2`, a handler of the TCP side gets the command line, and returns the position after
+As in `protocol_v2`, a handler of a TCP command gets the command line and returns the position after
 the body.
 """
 
@@ -56,7 +56,7 @@ _OK = sized(b"OK")
 
 
 class LookupProtocolV1(ConnectionProtocol):
-    """The conversation with one nsqd."""
+    """The commands of one nsqd."""
 
     def __init__(self, connection: ClientConnection, daemon: NsqlookupdDaemon) -> None:
         self._connection = connection
@@ -66,7 +66,7 @@ class LookupProtocolV1(ConnectionProtocol):
         self._peer: RegisteredNsqd | None = None
 
     def execute(self, data: bytes, position: int) -> int:
-        """Run the command at the position."""
+        """Execute the command at a position."""
         request = read_trimmed_request(data, position)
         handler = self._handlers.get(request.words[0])
         if handler is None:
@@ -78,7 +78,7 @@ class LookupProtocolV1(ConnectionProtocol):
         return sized(error.data)
 
     def closed(self) -> None:
-        """Forget the nsqd; the names that it announced stay."""
+        """Remove the nsqd, and keep the names of its topics and channels."""
         address = self._connection.remote_address
         self._log.info(f"PROTOCOL(V1): [{address}] exiting ioloop")
         if self._peer is not None:
@@ -88,9 +88,9 @@ class LookupProtocolV1(ConnectionProtocol):
 
     def _ping(self, request: requests.Request) -> int:
         if self._peer is not None:
-            before_ns, self._peer.last_update_ns = self._peer.last_update_ns, steady_ns()
-            since = go_duration(self._peer.last_update_ns - before_ns)
-            self._log.info(f"CLIENT({self._peer.remote_address}): pinged (last ping {since})")
+            previous_ns, self._peer.last_update_ns = self._peer.last_update_ns, steady_ns()
+            interval = go_duration(self._peer.last_update_ns - previous_ns)
+            self._log.info(f"CLIENT({self._peer.remote_address}): pinged (last ping {interval})")
         self._connection.send(_OK)
         return request.position
 
@@ -109,7 +109,7 @@ class LookupProtocolV1(ConnectionProtocol):
         return position
 
     def _register(self, request: requests.Request) -> int:
-        """Run REGISTER or UNREGISTER."""
+        """Execute REGISTER or UNREGISTER."""
         if self._peer is None:
             raise RequestError("E_INVALID", "client must IDENTIFY")
         topic, channel = topic_and_channel(request)
@@ -135,25 +135,30 @@ class LookupProtocolV1(ConnectionProtocol):
 def nsqlookupd_metrics(daemon: NsqlookupdDaemon) -> Families:
     """Yield the metrics of an nsqlookupd."""
     entries = list(daemon.registrations.entries())
-    topics = [({"topic": name.key}, found) for name, found in entries if name.category == "topic"]
+    topics = [
+        ({"topic": name.key}, producers) for name, producers in entries if name.category == "topic"
+    ]
     yield single("nsqlookupd_topics", "Topics registered.", len(topics))
     count = sum(name.category == "channel" for name, _ in entries)
     yield single("nsqlookupd_channels", "Channels registered.", count)
     yield single("nsqlookupd_producers", "Active nsqd.", len(daemon.registrations.active()))
-    producers = ((topic, len(found)) for topic, found in topics)
-    yield metric_of("nsqlookupd_topic_producers", "Registered nsqd of a topic.", producers)
-    counts = ((topic, sum(at is not None for at in found.values())) for topic, found in topics)
-    tombstones = ((topic, count) for topic, count in counts if count)
+    producer_counts = ((labels, len(producers)) for labels, producers in topics)
+    yield metric_of("nsqlookupd_topic_producers", "Registered nsqd of a topic.", producer_counts)
+    counts = (
+        (labels, sum(tombstoned_ns is not None for tombstoned_ns in producers.values()))
+        for labels, producers in topics
+    )
+    tombstones = ((labels, count) for labels, count in counts if count)
     yield metric_of("nsqlookupd_topic_tombstones", "Of these, tombstoned.", tombstones)
     yield single("nsqlookupd_connections", "TCP connections.", len(daemon.connections))
     yield from loop_metrics("nsqlookupd", meter_of(asyncio.get_running_loop()))
 
 
-_NEVER_NS = -6795364578871345152  # Go's zero time, as its UnixNano prints it
+_NEVER_NS = -6795364578871345152  # UnixNano() of Go's zero time
 
 
 class NsqlookupdHTTP:
-    """The handlers; each method is one endpoint."""
+    """The handlers. Each method is one endpoint."""
 
     def __init__(self, daemon: NsqlookupdDaemon) -> None:
         self._daemon = daemon
@@ -196,10 +201,8 @@ class NsqlookupdHTTP:
         except KeyError:
             raise HTTPRefusal(404, "TOPIC_NOT_FOUND") from None
         channels = self._registrations.channels(topic)
-        described = b",".join(map(_described, producers))
-        return raw_json_response(
-            b'{"channels":%b,"producers":[%b]}' % (go_json(channels), described)
-        )
+        encoded = b",".join(map(_encode_producer, producers))
+        return raw_json_response(b'{"channels":%b,"producers":[%b]}' % (go_json(channels), encoded))
 
     def topics(self, request: Request) -> Response:
         return json_response({"topics": self._registrations.topics()})
@@ -211,15 +214,20 @@ class NsqlookupdHTTP:
     async def nodes(self, request: Request) -> Response:
         nodes = [
             b'%b,"tombstones":%b,"topics":%b}'
-            % (_described(peer)[:-1], go_json([*topics.values()]), go_json([*topics]))
+            % (_encode_producer(peer)[:-1], go_json([*topics.values()]), go_json([*topics]))
             async for peer, topics in in_steps((await self._registrations.nodes()).items())
         ]
         return raw_json_response(b'{"producers":[%b]}' % b",".join(nodes))
 
     async def debug(self, request: Request) -> Response:
-        entries = {":".join(name): found for name, found in self._registrations.entries() if found}
+        entries = {
+            ":".join(name): producers
+            for name, producers in self._registrations.entries()
+            if producers
+        }
         pieces = [
-            go_json(name) + b":" + go_json([_registered(*each) for each in entries[name].items()])
+            b"%b:%b"
+            % (go_json(name), go_json([_debug_entry(*item) for item in entries[name].items()]))
             async for name in in_steps(sorted(entries))
         ]
         return raw_json_response(b"{%b}" % b",".join(pieces))
@@ -256,19 +264,19 @@ class NsqlookupdHTTP:
         self._log.info(f"DB: removing channel({channel}) from topic({topic})")
 
 
-def _registered(peer: RegisteredNsqd, tombstoned_ns: int | None) -> dict[str, object]:
+def _debug_entry(peer: RegisteredNsqd, tombstoned_ns: int | None) -> dict[str, object]:
     document = {
         "id": peer.remote_address,
         "last_update": peer.last_update_ns,
         "tombstoned": tombstoned_ns is not None,
         "tombstoned_at": _NEVER_NS if tombstoned_ns is None else tombstoned_ns,
     }
-    return dict(sorted({**peer.info._asdict(), **document}.items()))  # a map of Go
+    return dict(sorted({**peer.info._asdict(), **document}.items()))  # Go sorts the keys of a map
 
 
-def _described(peer: RegisteredNsqd) -> bytes:
-    """Return the JSON object of a producer, which never changes: a hundred of them take a while."""
-    if not peer.described:
+def _encode_producer(peer: RegisteredNsqd) -> bytes:
+    """Return the JSON object of a producer, which never changes and is encoded once."""
+    if not peer.encoded:
         info = peer.info
         document = {
             "remote_address": peer.remote_address,
@@ -278,17 +286,18 @@ def _described(peer: RegisteredNsqd) -> bytes:
             "http_port": info.http_port,
             "version": info.version,
         }
-        peer.described = go_json(document)
-    return peer.described
+        peer.encoded = go_json(document)
+    return peer.encoded
 
 
 _REFUSAL = sized(b"E_BAD_PROTOCOL")
 
 
 class NsqlookupdDaemon:
-    """Binds when it is made. Raises `ConfigurationError` with nsqlookupd's text.
+    """An nsqlookupd. The constructor binds its ports.
 
-    ``tcp_address`` and ``http_address`` are the real ones.
+    It raises `ConfigurationError` with nsqlookupd's text. ``tcp_address`` and ``http_address``
+    contain the ports that were bound.
     """
 
     def __init__(self, options: NsqlookupdOptions, log: DaemonLog) -> None:
@@ -314,7 +323,7 @@ class NsqlookupdDaemon:
         self.connections: set[ClientConnection] = set()
 
     async def start(self) -> None:
-        """Serve from now on."""
+        """Start to serve."""
         loop = asyncio.get_running_loop()
         protocols = {MAGIC_V1: lambda connection: LookupProtocolV1(connection, self)}
         report_errors(loop, self.log.error)
@@ -325,14 +334,14 @@ class NsqlookupdDaemon:
         handlers = NsqlookupdHTTP(self).handlers()
         broadcast = self.own_info.broadcast_address
         self._http_server = await serve_api("HTTP", self._http, handlers, self.log, broadcast)
-        meter_of(loop).forget()  # the start
+        meter_of(loop).forget()  # the start blocks the loop, and no client waits for it
 
     def owns_process(self) -> None:
-        """Leave what is loaded out of garbage collections."""
+        """Exclude the loaded modules from garbage collections."""
         gc.freeze()
 
     async def stop(self) -> bool:
-        """Close all connections. Nothing is kept: every nsqd registers again with the next one."""
+        """Close all connections. Nothing is written: every nsqd registers again later."""
         stop_listening(self._tcp_server)
         for connection in list(self.connections):
             connection.abort()

@@ -1,8 +1,7 @@
-"""The options of nsqd and of nsqlookupd: one field a flag, named as the daemon names it.
+"""The options of nsqd and of nsqlookupd: one field for each flag, with the daemon's name.
 
-Durations are seconds here, whatever the flag's text was. The metadata of a field says how its flag
-and its key in a TOML file are written (`setting`), so that the command line, the file, /config and
-the help are made from this one list.
+Durations are in seconds. The metadata of a field describes its flag and its key in a TOML file
+(`setting`). The command line, the file, /config and the help are generated from this list.
 """
 
 from __future__ import annotations
@@ -24,8 +23,11 @@ NOT_REQUIRED, REQUIRED_EXCEPT_HTTP, REQUIRED = 0, 1, 2  # tls_required
 
 
 def setting(default: Any, help: str, kind: kinds.FlagKind | None = None, *, key: str = "") -> Any:
-    """Declare an option: its help, how it is read unless its default tells, and its key in the file
-    if that is irregular. A float is a duration."""
+    """Declare an option.
+
+    ``kind`` is derived from the default if it is not given; a float is a duration. ``key`` is the
+    key in the file if it is not the name of the field.
+    """
     kind = kind or kinds.KIND_OF[type(default() if callable(default) else default)]
     metadata = {"kind": kind, "help": help, "key": key}
     if callable(default):
@@ -37,16 +39,16 @@ _TYPES: dict[str, Any] = {"int": int, "bool": int, "float": (int, float), "str":
 
 
 def check_types(options: Any) -> None:
-    """Raise ``TypeError`` for an option of another type, ``ValueError`` for no level of the log."""
-    for each in fields(options):
-        value = getattr(options, each.name)
-        if not isinstance(value, _TYPES.get(str(each.type), (str, list, tuple))):
-            raise TypeError(f"{each.name} must be {each.type}, not {type(value).__name__}")
+    """Raise ``TypeError`` for a value of a wrong type, ``ValueError`` for an unknown log level."""
+    for option in fields(options):
+        value = getattr(options, option.name)
+        if not isinstance(value, _TYPES.get(str(option.type), (str, list, tuple))):
+            raise TypeError(f"{option.name} must be {option.type}, not {type(value).__name__}")
     object.__setattr__(options, "log_level", kinds.parse_log_level(options.log_level))
 
 
 def default_node_id() -> int:
-    """Return the node id nsqd derives from the host name."""
+    """Return the node id that nsqd derives from the host name."""
     return crc32(md5(socket.gethostname().encode(), usedforsecurity=False).digest()) % 1024
 
 
@@ -213,11 +215,12 @@ class NsqdOptions:
             raise ConfigurationError("--node-id must be [0,1024)")
         if not 1 <= self.max_deflate_level <= 9:
             raise ConfigurationError("--max-deflate-level must be [1,9]")
-        for name in ("sync_timeout", "statsd_interval", "output_buffer_timeout"):  # Go panics
+        # With these values the Go nsqd panics.
+        for name in ("sync_timeout", "statsd_interval", "output_buffer_timeout"):
             is_used = name != "statsd_interval" or self.statsd_address
             if getattr(self, name) <= 0 and is_used:
                 raise ConfigurationError(f"--{name.replace('_', '-')} must be above 0")
-        if self.mem_queue_size < 0:  # and here
+        if self.mem_queue_size < 0:
             raise ConfigurationError("--mem-queue-size must be 0 or more")
         for name in ("lookupd_tcp_address", "auth_http_address"):
             object.__setattr__(self, name, tuple(one_or_several(getattr(self, name))))
@@ -226,10 +229,11 @@ class NsqdOptions:
                 raise ConfigurationError(
                     f"invalid E2E processing latency percentile: {percentile:g}"
                 )
-        if self.tls_client_auth_policy not in ("", "require", "require-verify"):  # Go asks for none
+        # The Go nsqd requests no certificate for any other text, so a typo would disable the check.
+        if self.tls_client_auth_policy not in ("", "require", "require-verify"):
             raise ConfigurationError("--tls-client-auth-policy must be require or require-verify")
         is_implied = self.tls_client_auth_policy and self.tls_required == NOT_REQUIRED
-        if is_implied or self.tls_required is True:  # which the flag takes as this, too
+        if is_implied or self.tls_required is True:  # True: from Python, as `true` of the flag
             object.__setattr__(self, "tls_required", REQUIRED)
         if self.tls_required and not self.has_tls:
             raise ConfigurationError(
@@ -238,7 +242,7 @@ class NsqdOptions:
 
     @property
     def has_tls(self) -> bool:
-        """Whether a certificate or key was given (one alone fails when it is loaded)."""
+        """Whether a certificate or a key is given. One without the other fails to load."""
         return bool(self.tls_cert or self.tls_key)
 
 
@@ -270,7 +274,7 @@ class NsqlookupdOptions:
     def __post_init__(self) -> None:
         check_types(self)
         for address in (self.tcp_address, self.http_address):
-            if not address.rpartition(":")[2].isdecimal():  # no unix sockets here
+            if not address.rpartition(":")[2].isdecimal():  # nsqlookupd has no unix sockets
                 raise ConfigurationError(
                     f"listen ({address}) failed - listen tcp: address {address}: "
                     "missing port in address",

@@ -1,19 +1,19 @@
-"""Which nsqd announces which topics and channels: what nsqlookupd knows.
+"""The registrations of an nsqlookupd: topics and channels, and the nsqd that have them.
 
-A registration is a topic or a channel with its producers. Its name stays when the last producer
-goes, so that consumers find a topic whose nsqd is being restarted; only UNREGISTER takes ephemeral
-names away, and an administrator any. Nothing is written to disk: every nsqd registers again with a
-nsqlookupd that was restarted.
+A registration is a topic or a channel with its producers. It stays when the last producer
+disconnects, so that consumers find a topic whose nsqd restarts. UNREGISTER removes ephemeral names,
+and an administrator can remove any. Nothing is written to disk, because every nsqd registers again
+when nsqlookupd was restarted.
 
-A producer that has not pinged for a while is inactive: it is hidden until it pings again. A
-tombstone hides a producer of one topic from lookups for some time, so that consumers leave it
-before the topic is deleted there. Only UNREGISTER and REGISTER together lift it earlier.
+A producer that has not pinged for some time is inactive, and hidden until its next ping. A
+tombstone hides a producer of one topic from lookups for some time, so that consumers disconnect
+before the topic is deleted there. Only UNREGISTER followed by REGISTER removes it earlier.
 
-The topic of a query may be ``*``, for all.
+The topic of a query may be ``*`` for all topics.
 
-`steady_ns` gives a time since 1970 that never jumps, for what must last a while and is also shown
-as a time: the wall clock when the program started, and the monotonic clock since; what Go compares
-goes by the latter, too. With the wall clock alone, a step of NTP would hide all nsqd from lookups.
+`steady_ns` returns a time since 1970 that never jumps, for periods whose start is also shown as a
+time. It is the wall clock at the start of the program plus the monotonic clock, which Go compares
+as well. With the wall clock alone, a step of NTP would hide all nsqd from lookups.
 """
 
 from __future__ import annotations
@@ -46,23 +46,24 @@ class RegisteredNsqd:
 
     remote_address: str
     info: PeerInfo
-    last_update_ns: int = field(default_factory=steady_ns)  # of the last PING
-    described: bytes = b""  # as lookups show it, once that is encoded
+    last_update_ns: int = field(default_factory=steady_ns)  # the time of the last PING
+    encoded: bytes = b""  # the JSON object in answers, cached
 
 
 class Registration(NamedTuple):
-    """The name of an entry as /debug shows it."""
+    """The name of an entry, as /debug prints it."""
 
     category: str
     key: str = ""
     subkey: str = ""
 
 
-Producers = dict[RegisteredNsqd, int | None]  # with the time of the tombstone in ns, None without
+Producers = dict[RegisteredNsqd, int | None]
+"""The producers of an entry, with the time of a tombstone in ns or None."""
 
 
 class Registrations:
-    """Everything that is registered. Times are nanoseconds since 1970."""
+    """All registrations. Times are in nanoseconds since 1970."""
 
     def __init__(self, inactive_producer_timeout_ns: int, tombstone_lifetime_ns: int) -> None:
         self._inactive_producer_timeout_ns = inactive_producer_timeout_ns
@@ -71,21 +72,21 @@ class Registrations:
         self._topics: dict[str, Producers] = {}
         self._channels: dict[str, dict[str, Producers]] = {}  # by topic
 
-    # what an nsqd says
+    # commands of nsqd
 
     def identify(self, peer: RegisteredNsqd) -> None:
         """Add a peer."""
         self._clients[peer] = None
 
     def register(self, peer: RegisteredNsqd, topic: str, channel: str) -> None:
-        """A peer has a topic, and a channel of it unless that is ``""``."""
-        # one that is there keeps its tombstone
+        """Add a topic of a peer, and a channel unless that is ``""``."""
+        # `setdefault` keeps the tombstone of an existing entry.
         self._topics.setdefault(topic, {}).setdefault(peer, None)
         if channel:
             self._channels.setdefault(topic, {}).setdefault(channel, {}).setdefault(peer, None)
 
     def unregister(self, peer: RegisteredNsqd, topic: str, channel: str) -> None:
-        """A peer dropped a channel, or without one the topic with all its channels."""
+        """Remove a channel of a peer, or if that is ``""`` the topic with all its channels."""
         channels = self._channels.get(topic, {})
         if channel:
             channels.get(channel, {}).pop(peer, None)
@@ -96,35 +97,35 @@ class Registrations:
         _drop_if_ephemeral(self._topics, topic)
 
     def disconnect(self, peer: RegisteredNsqd) -> None:
-        """Remove a peer; all names stay."""
+        """Remove a peer, and keep all names."""
         for _, producers in self.entries():
             producers.pop(peer, None)
 
-    # what consumers and administrators ask
+    # queries
 
     def topics(self) -> list[str]:
         """Return the names of all topics."""
         return list(self._topics)
 
     def channels(self, topic: str) -> list[str]:
-        """Return the names of a topic's channels; none when it is unknown."""
+        """Return the names of a topic's channels, none for an unknown topic."""
         return [name for channels in _matching(self._channels, topic) for name in channels]
 
     def producers(self, topic: str) -> list[RegisteredNsqd]:
-        """Return the active producers of a topic that are not tombstoned.
+        """Return the active producers of a topic without a tombstone.
 
-        Raises ``KeyError`` when the topic is unknown.
+        Raises ``KeyError`` for an unknown topic.
         """
         entries = _matching(self._topics, topic)
         if not entries:
             raise KeyError(topic)
-        found: Producers = {}
+        merged: Producers = {}
         for producers in entries:
             for peer, tombstoned_ns in producers.items():
-                found.setdefault(peer, tombstoned_ns)
+                merged.setdefault(peer, tombstoned_ns)
         return [
             peer
-            for peer, tombstoned_ns in found.items()
+            for peer, tombstoned_ns in merged.items()
             if self._is_active(peer) and not self._is_hidden(tombstoned_ns)
         ]
 
@@ -133,7 +134,10 @@ class Registrations:
         return list(filter(self._is_active, self._clients))
 
     async def nodes(self) -> dict[RegisteredNsqd, dict[str, bool]]:
-        """Return all active peers, with whether they are tombstoned by topic; made in steps."""
+        """Return all active peers, each with its topics and whether these have a tombstone.
+
+        Other work of the loop runs in between.
+        """
         nodes: dict[RegisteredNsqd, dict[str, bool]] = {peer: {} for peer in self.active()}
         async for topic, producers in in_steps(list(self._topics.items())):
             for peer, tombstoned_ns in producers.items():
@@ -142,7 +146,7 @@ class Registrations:
         return nodes
 
     def entries(self) -> Iterator[tuple[Registration, Producers]]:
-        """Yield everything there is, inactive and tombstoned producers included."""
+        """Yield all entries, including inactive producers and those with tombstones."""
         yield Registration("client"), self._clients
         for topic, producers in self._topics.items():
             yield Registration("topic", topic), producers
@@ -157,25 +161,25 @@ class Registrations:
         hidden_ns = self._tombstone_lifetime_ns
         return tombstoned_ns is not None and steady_ns() - tombstoned_ns < hidden_ns
 
-    # what administrators change
+    # administration
 
     def create_topic(self, topic: str) -> None:
-        """Make a topic known, without producers."""
+        """Add a topic without producers."""
         self._topics.setdefault(topic, {})
 
     def create_channel(self, topic: str, channel: str) -> None:
-        """Make a channel known, and its topic."""
+        """Add a channel and its topic, without producers."""
         self._channels.setdefault(topic, {}).setdefault(channel, {})
         self.create_topic(topic)
 
     def delete_topic(self, topic: str) -> None:
-        """Forget a topic and its channels."""
+        """Remove a topic and its channels."""
         for name in [*self._topics, *self._channels] if topic == ALL else [topic]:
             self._topics.pop(name, None)
             self._channels.pop(name, None)
 
     def delete_channel(self, topic: str, channel: str) -> None:
-        """Forget a channel. Raises ``KeyError`` when it is unknown."""
+        """Remove a channel. Raises ``KeyError`` for an unknown one."""
         del self._channels[topic][channel]
 
     def tombstone(self, topic: str, node: str) -> None:
@@ -193,6 +197,6 @@ def _matching(entries: Mapping[str, T], topic: str) -> list[T]:
 
 
 def _drop_if_ephemeral(entries: dict[str, Producers], name: str) -> None:
-    """Forget an ephemeral name that has no producers any more."""
+    """Remove an ephemeral name without producers."""
     if is_ephemeral(name) and not entries.get(name):
         entries.pop(name, None)

@@ -194,24 +194,24 @@ async def gather_stats(
     with_clients: bool = True,
     with_memory: bool = True,
 ) -> NsqdStats:
-    """Return the stats, of one topic or channel if they are named."""
+    """Return the statistics of all topics, or of one topic or channel."""
     nsqd = context.nsqd
     topics: tuple[TopicStats, ...] | None = None
     producers: list[ClientStats] = []
     if not topic or topic in nsqd.topics:
-        found = [nsqd.topics[topic]] if topic else sorted(nsqd.topics.values(), key=_by_name)
+        selected = [nsqd.topics[topic]] if topic else sorted(nsqd.topics.values(), key=_by_name)
         consumers: Consumers | None = defaultdict(list) if with_clients else None
         async for client in in_steps(list(context.clients) if with_clients else ()):
-            described = client_stats(client, topic)
+            stats = client_stats(client, topic)
             if consumers is not None and client.subscription is not None:
-                consumers[client.subscription.channel].append(described)
+                consumers[client.subscription.channel].append(stats)
             if client.publishing.counts:
-                producers.append(described)
+                producers.append(stats)
         topics = tuple(
             [
-                await _topic_stats(each, channel, consumers)
-                async for each in in_steps(found)
-                if not channel or channel in each.channels
+                await _topic_stats(candidate, channel, consumers)
+                async for candidate in in_steps(selected)
+                if not channel or channel in candidate.channels
             ]
         )
     return NsqdStats(
@@ -228,10 +228,11 @@ async def _topic_stats(topic: Topic, channel: str, consumers: Consumers | None) 
     channels = (
         [topic.channels[channel]] if channel else sorted(topic.channels.values(), key=_by_name)
     )
-    latencies = [each.latency for each in topic.channels.values() if each.latency is not None]
+    windows = [channel.latency for channel in topic.channels.values()]
+    latencies = [window for window in windows if window is not None]
     return TopicStats(
         topic_name=topic.name,
-        channels=tuple([_channel_stats(each, consumers) async for each in in_steps(channels)]),
+        channels=tuple([_channel_stats(item, consumers) async for item in in_steps(channels)]),
         depth=topic.depth,
         backend_depth=topic.backlog.disk_depth,
         message_count=topic.message_count,
@@ -259,7 +260,7 @@ def _channel_stats(channel: Channel, consumers: Consumers | None) -> ChannelStat
 
 
 def client_stats(client: ProtocolV2, topic_filter: str) -> ClientStats:
-    """Describe one connection; a topic filter leaves only that topic in ``pub_counts``."""
+    """Return the statistics of one client; ``topic_filter`` selects a topic of ``pub_counts``."""
     terms, subscription, auth = client.terms, client.subscription, client.authorization.state
     tls = client.connection.tls
     return ClientStats(
@@ -295,7 +296,7 @@ def client_stats(client: ProtocolV2, topic_filter: str) -> ClientStats:
 
 
 def memory_stats() -> dict[str, int]:
-    """Return Go's keys. What Python has no counterpart for is 0."""
+    """Return the memory statistics of Go, with 0 where Python has no equivalent."""
     collections = sum(generation["collections"] for generation in gc.get_stats())
     return {
         "heap_objects": sys.getallocatedblocks(),
@@ -311,29 +312,30 @@ def memory_stats() -> dict[str, int]:
 
 
 def resident_bytes() -> int:
-    """Return how much memory this process has, 0 where that is not known."""
+    """Return the resident memory of this process, 0 where the system does not provide it."""
     try:
         with open("/proc/self/statm", "rb") as statm:
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError, ValueError):  # no Linux
+    except (OSError, IndexError, ValueError):  # another system than Linux
         return 0
 
 
 # -- statsd ----------------------------------------------------------------------------------------
 
-_MEMORY_COUNTER = "gc_total_runs"  # pushed as gc_runs, and the only counter of /stats' memory
+_MEMORY_COUNTER = "gc_total_runs"  # the only counter of the memory statistics
 _COUNTERS = ("message_count", "message_bytes", "requeue_count", "timeout_count")
 _OF_TOPIC = ("message_count", "message_bytes", "depth", "backend_depth")
 _OF_CHANNEL: tuple[str, ...] = ("message_count", "depth", "backend_depth", "in_flight_count")
 _OF_CHANNEL += ("deferred_count", "requeue_count", "timeout_count", "client_count")
-_TAIL_S = 1.0  # nothing is sent in the last second of an interval
+# Datagrams are spread over an interval except its last second, which is a margin for delays.
+_MARGIN_S = 1.0
 _STATSD_PORT = 8125
 
 Counters = dict[str, int]
 
 
 def expand_prefix(prefix: str, info: PeerInfo) -> str:
-    """Return the prefix of all keys: ``%s`` is this host, and a dot ends it unless it is empty."""
+    """Return the prefix of all keys, with ``%s`` replaced by this host and a dot at the end."""
     if not prefix:
         return ""
     host = f"{info.broadcast_address}_{info.http_port}".replace(".", "_").replace(":", "_")
@@ -341,32 +343,36 @@ def expand_prefix(prefix: str, info: PeerInfo) -> str:
 
 
 def statsd_lines(
-    stats: NsqdStats, before: Counters, prefix: str, *, exclude_ephemeral: bool
+    stats: NsqdStats, counters: Counters, prefix: str, *, exclude_ephemeral: bool
 ) -> Iterator[str]:
-    """Yield one line a metric; ``before`` holds the counters of the last push and is updated."""
-    last = before.copy()
-    before.clear()  # queues that are gone are forgotten
+    """Yield a line for each metric.
+
+    ``counters`` has the values of the last push, and is replaced by the current ones.
+    """
+    last = counters.copy()
+    counters.clear()  # drop the counters of deleted queues
 
     def line(key: str, value: int, kind: str) -> str:
         if kind == "c":
-            before[key] = value
-            then = last.get(key, 0)
-            value -= then if then <= value else 0  # a queue that was made again counts from 0
+            counters[key] = value
+            previous = last.get(key, 0)
+            # A queue that was deleted and created again counts from 0.
+            value -= previous if previous <= value else 0
         return f"{prefix}{key}:{value}|{kind}\n"
 
     for topic in stats.topics or ():
         if exclude_ephemeral and is_ephemeral(topic.topic_name):
             continue
         queues: list[tuple[str, TopicStats | ChannelStats]] = [("", topic)]
-        queues += [(f"channel.{each.channel_name}.", each) for each in topic.channels]
+        queues += [(f"channel.{channel.channel_name}.", channel) for channel in topic.channels]
         for part, queue in queues:
             if exclude_ephemeral and is_ephemeral(part.removesuffix(".")):
                 continue
             key = f"topic.{topic.topic_name}.{part}"
             for name in _OF_TOPIC if queue is topic else _OF_CHANNEL:
-                shown = "clients" if name == "client_count" else name
+                metric = "clients" if name == "client_count" else name
                 kind = "c" if name in _COUNTERS else "g"
-                yield line(f"{key}{shown}", getattr(queue, name), kind)
+                yield line(f"{key}{metric}", getattr(queue, name), kind)
             for quantile, value in queue.e2e_processing_latency.percentiles or ():
                 yield line(f"{key}e2e_processing_latency_{quantile * 100:.0f}", int(value), "g")
     for name, value in (stats.memory or {}).items():
@@ -377,7 +383,7 @@ def statsd_lines(
 
 
 def pack_datagrams(lines: Iterable[str], size: int) -> list[bytes]:
-    """Join lines to datagrams of at most ``size`` bytes."""
+    """Join lines to datagrams of at most ``size`` bytes, or one longer line."""
     datagrams: list[bytes] = []
     packed = b""
     for line in lines:
@@ -390,33 +396,36 @@ def pack_datagrams(lines: Iterable[str], size: int) -> list[bytes]:
 
 
 async def push_to_statsd(context: ClientContext, prefix: str) -> None:
-    """Push the figures of an nsqd until cancelled."""
+    """Push the statistics of an nsqd until cancelled."""
     options, log = context.nsqd.options, context.nsqd.log
     address, interval_s = options.statsd_address, options.statsd_interval
-    before: Counters = {}
+    counters: Counters = {}
     loop = asyncio.get_running_loop()
     next_s = loop.time() + interval_s
     while True:
         await asyncio.sleep(max(0.0, next_s - loop.time()))
         next_s += interval_s
         log.info(f"STATSD: pushing stats to {address}")
-        with_memory, skips = options.statsd_mem_stats, options.statsd_exclude_ephemeral
+        with_memory = options.statsd_mem_stats
         stats = await gather_stats(context, with_clients=False, with_memory=with_memory)
-        lines = statsd_lines(stats, before, prefix, exclude_ephemeral=skips)
+        lines = statsd_lines(
+            stats, counters, prefix, exclude_ephemeral=options.statsd_exclude_ephemeral
+        )
         datagrams = pack_datagrams(lines, options.statsd_udp_packet_size)
         try:
-            await _send(datagrams, address, max(0.0, interval_s - _TAIL_S))
-        except (OSError, ConfigurationError, UnicodeError) as exc:  # no host
+            await _send(datagrams, address, max(0.0, interval_s - _MARGIN_S))
+        except (OSError, ConfigurationError, UnicodeError) as exc:  # of the address or its name
             log.error(f"failed to create UDP socket to statsd({address}) - {exc}")
 
 
 async def _send(datagrams: list[bytes], address: str, spread_s: float) -> None:
     host, port = parse_address(address, _STATSD_PORT)
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_DGRAM)
-    family, kind, protocol, _, target = found[0]
+    addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+    family, kind, protocol, _, target = addresses[0]
     with socket.socket(family, kind, protocol) as udp:
         udp.connect(target)
         for datagram in datagrams:
-            with suppress(ConnectionRefusedError):  # of the one before: statsd may be back
+            # The error is that of the previous datagram, and statsd may be running again.
+            with suppress(ConnectionRefusedError):
                 udp.send(datagram)
             await asyncio.sleep(spread_s / len(datagrams))

@@ -3,10 +3,10 @@
 The nsqd may be running or stopped. A database of ``--durable`` is copied together with its log and
 read from the copy, because SQLite creates files next to a database that it only reads.
 
-Each queue has parts in one of four states. A ``good`` part is one that nsqd will deliver. No
-nsqd.dat or no meta file names an ``orphaned`` file or database. Files that nsqd renamed to ``.bad``
-and copies of databases that lost messages are ``set aside``. Files below the read position are
-``read``. Messages in the memory of nsqd are in no part.
+Each queue has parts in four states. nsqd will deliver a ``good`` part. Neither nsqd.dat nor a meta
+file refers to an ``orphaned`` file or database. Files that nsqd renamed to ``.bad``, and copies of
+databases that lost messages, are ``set aside``. Files below the read position are ``read``.
+Messages in the memory of nsqd are in no part.
 
 Traps:
 
@@ -51,7 +51,7 @@ _COPY_BYTES = 1 << 20
 DUE_FILE = "nsqd.deferred"
 
 GOOD, ORPHANED, SET_ASIDE, READ = "good", "orphaned", "set aside", "read"
-"""The states of a part; nsqd delivers those that are `GOOD`."""
+"""The states of a part; nsqd delivers only the `GOOD` ones."""
 
 Note = Callable[[str, str], None]
 """Called with a path and the problem there."""
@@ -273,7 +273,7 @@ class StoredQueues:
         for path, kind in sorted(databases_in(self._path).items()):
             if path == named:
                 continue
-            # A second database without a kind is the new one that a running nsqd is writing.
+            # A running nsqd may be writing a new database, which has no kind either.
             if kind or not (named and self.is_in_use):
                 yield path, SET_ASIDE if kind == "damaged" else ORPHANED
 
@@ -421,17 +421,17 @@ def _unreadable(error: sqlite3.Error | OSError) -> str:
 
 
 def digest(topic: str, message: StoredMessage) -> bytes:
-    """Return what is the same for all copies of a message, and for no other message."""
+    """Return a digest that is equal for all copies of a message, and different for others."""
     head = b"%b:%b%d:" % (topic.encode(), message.id, message.timestamp_ns)
     return blake2b(head + message.body, digest_size=16).digest()
 
 
 def _is_damaged(queue: StoredQueue, part: Part) -> bool:
-    found: list[str] = []
+    problems: list[str] = []
     return (
         (isinstance(part, StoredRows) and bool(queue.problems))
-        or any(found for _ in part.messages(lambda *at: found.extend(at), bodies=False))
-        or bool(found)
+        or any(problems for _ in part.messages(lambda *note: problems.extend(note), bodies=False))
+        or bool(problems)
     )
 
 
@@ -440,28 +440,28 @@ def recovered(
 ) -> Iterator[tuple[str, StoredMessage]]:
     """Yield each message of damaged, orphaned and set aside parts once, with its topic.
 
-    What is also in a good part of the same queue is left out: nsqd delivers it. With ``everything``
-    good parts and those that are read count too. Raises ``OSError``, `NsqError`.
+    A message that is also in a good part of the same queue is skipped, because nsqd delivers it.
+    With ``everything`` the good and the read parts are included. Raises ``OSError``, `NsqError`.
     """
     written: set[bytes] = set()
     for queue in queues:
-        wanted, good = [], []
+        sources, good = [], []
         for part in queue.parts:
-            is_wanted = everything or part.state in (ORPHANED, SET_ASIDE)
-            if is_wanted or (part.state == GOOD and _is_damaged(queue, part)):
-                wanted.append(part)
+            is_source = everything or part.state in (ORPHANED, SET_ASIDE)
+            if is_source or (part.state == GOOD and _is_damaged(queue, part)):
+                sources.append(part)
             elif part.state == GOOD:
                 good.append(part)
-        if not wanted:
+        if not sources:
             continue
-        there = {
+        deliverable = {
             digest(queue.topic, message)
             for part in good
             for message in part.messages(lambda *_: None)
         }
-        for part in wanted:
+        for part in sources:
             for message in part.messages(note):
                 key = digest(queue.topic, message)
-                if key not in there and key not in written:
+                if key not in deliverable and key not in written:
                     written.add(key)
                     yield queue.topic, message

@@ -110,7 +110,7 @@ def explain(program: str, arguments: list[str]) -> list[str]:
     from nsqtools.cli.commands.compat import read_flags
     from nsqtools.cli.commands.go_utilities import TRANSLATORS, GoFatal
     from nsqtools.cli.commands.go_utilities import UTILITIES as FLAGS
-    from nsqtools.server.go_flags import FlagError, HelpAsked, usage
+    from nsqtools.server.go_flags import FlagError, HelpRequested, usage
 
     name = os.path.basename(program)
     if name not in UTILITIES:
@@ -119,7 +119,7 @@ def explain(program: str, arguments: list[str]) -> list[str]:
         )
     try:
         argv = TRANSLATORS[name](read_flags(name, arguments))
-    except HelpAsked:
+    except HelpRequested:
         return usage(name, FLAGS[name]).splitlines()
     except (FlagError, GoFatal) as exc:
         raise ConfigurationError(f"{name}: {exc}") from None

@@ -87,7 +87,7 @@ class Channel:
         self._loop = nsqd.loop
         self._meter = meter_of(nsqd.loop)
         self._log = nsqd.log
-        # Those of each consumer, and of disconnected consumers until their messages time out.
+        # One for each consumer, and for disconnected consumers until their messages time out.
         self._in_flight: set[InFlightMessages] = set()
         self._is_delivery_scheduled = False
         self._is_closed = False

@@ -1,7 +1,6 @@
-"""The data directory of an nsqd: its lock, and nsqd.dat, which lists topics and channels.
+"""The data directory of an nsqd: its lock, and the format of nsqd.dat, the list of topics.
 
-Only one nsqd, of either kind, works in a directory at a time.
-
+The lock is that of the Go nsqd, so only one nsqd of either kind uses a directory at a time.
 `nsqd_queues.TopicList` reads and writes the file.
 """
 
@@ -22,7 +21,7 @@ from nsqtools.server.daemon_log import NSQ_VERSION
 
 
 def lock_data_path(data_path: Path) -> int:
-    """Return a descriptor with an exclusive flock on the directory itself, until it is closed.
+    """Lock the directory with flock until the descriptor that is returned is closed.
 
     Raises `ConfigurationError` when the directory is missing or in use.
     """
@@ -49,7 +48,7 @@ def lock_data_path(data_path: Path) -> int:
 
 
 FILE_NAME = "nsqd.dat"
-_MAX_BYTES = 1 << 28  # of a million channels
+_MAX_BYTES = 1 << 28  # the size with several million channels
 
 
 def read_metadata(path: Path) -> bytes:
@@ -62,43 +61,43 @@ Queues = dict[str, bool]
 
 
 def encode_topic(name: str, is_paused: bool, channels: Iterable[tuple[str, bool]]) -> bytes:
-    """Return what the file says of a topic with its channels, each as (name, is paused)."""
-    listed = [{"name": channel, "paused": paused} for channel, paused in channels]
-    return go_json({"name": name, "paused": is_paused, "channels": listed or None})
+    """Return the entry of a topic with its channels, each as (name, is paused)."""
+    entries = [{"name": channel, "paused": paused} for channel, paused in channels]
+    return go_json({"name": name, "paused": is_paused, "channels": entries or None})
 
 
 def encode_metadata(topics: Iterable[bytes]) -> bytes:
-    """Return the content of the file, as nsqd writes it, from what `encode_topic` returned."""
-    listed = b",".join(topics)
-    topics_json = b"[%b]" % listed if listed else b"null"
+    """Return the content of the file, as nsqd writes it, for results of `encode_topic`."""
+    entries = b",".join(topics)
+    topics_json = b"[%b]" % entries if entries else b"null"
     return b'{"topics":%b,"version":%b}' % (topics_json, go_json(NSQ_VERSION))
 
 
 def decode_metadata(content: bytes, warn: Callable[[str], None] = lambda text: None) -> Queues:
-    """Read the content of the file. Raises ``ValueError`` when it is not what nsqd writes.
+    """Read the content of the file. Raises ``ValueError`` for content that nsqd does not write.
 
-    Topics with a name that is invalid are skipped: that of ``a:b`` would be a channel's.
+    Topics with an invalid name are skipped: a topic named ``a:b`` would be taken for a channel.
     """
     document = json.loads(content)
     if not isinstance(document, dict):
         raise ValueError("not an object")
-    found: Queues = {}
+    queues: Queues = {}
     for topic in _objects(document, "topics"):
         name = _name(topic)
         if not is_valid_name(name):
             warn(f"skipping creation of invalid topic {name}")
             continue
-        found[name] = topic.get("paused") is True
+        queues[name] = topic.get("paused") is True
         for channel in _objects(topic, "channels"):
-            found[f"{name}:{_name(channel)}"] = channel.get("paused") is True
-    return found
+            queues[f"{name}:{_name(channel)}"] = channel.get("paused") is True
+    return queues
 
 
 def _objects(parent: dict[str, Any], key: str) -> list[dict[str, Any]]:
-    found = parent.get(key) or []
-    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+    items = parent.get(key) or []
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise ValueError(f"{key} is not a list of objects")
-    return found
+    return items
 
 
 def _name(item: dict[str, Any]) -> str:

@@ -327,7 +327,7 @@ class DiskQueue:
         self.depth, self._read_file, self._read_position = positions[:3]
         self._write_file, self._write_position = positions[3:]
         for number in sorted(number for number in numbers if number < self._read_file):
-            # A power failure undid the removal, or the positions are not those of these files.
+            # A power failure undid the removal, or the meta file belongs to other files.
             self._rename_to_bad(number, "which is before the read position")
         last = max([self._write_file, *numbers])
         size = self._data(self._write_file).stat().st_size if self._write_file in numbers else 0

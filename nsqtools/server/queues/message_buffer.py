@@ -34,7 +34,7 @@ from nsqtools.server.queues.queued_message import ID_AT, from_record, to_record
 # --durable must be able to write when the disk is full for publishers, because finished messages
 # are removed by a transaction. Its write-ahead log is brought into the file at 8 MiB.
 _RESERVE = 64 << 20
-# What a closing queue writes in one step: the bound on the additional memory.
+# Messages that a closing queue writes in one step: the bound on the additional memory.
 _CLOSE_COUNT = 1000
 _CLOSE_BYTES = 1 << 20
 

@@ -52,7 +52,7 @@ _WRITE_DELAY_S = 0.02
 _RETRY_S = 1.0  # after a failed write; each failure is an error in the log
 # Queues created since the last `gc.freeze`. At 50 ms for 3,000, collecting these takes 3 ms.
 _FREEZE_EVERY = 200
-# Between two checks of free space. Publishes can exceed the limit by what they write in this time.
+# Between two checks of free space. Publishes in this time may exceed the limit.
 _CHECK_SPACE_S = 0.5
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -81,8 +81,8 @@ class TopicList:
     def read(self) -> Queues:
         """Return the queues that the file lists.
 
-        For a broken file, return those of the previous file and of the queue files. Raises
-        `ConfigurationError` when there are none of these.
+        If the file is damaged, return the queues of the previous file and of the queue files.
+        Raises `ConfigurationError` when there are none.
         """
         try:
             return decode_metadata(read_metadata(self._path), self._log.warn)

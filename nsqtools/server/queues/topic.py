@@ -318,7 +318,7 @@ class Topic:
             self.delete_channel(channel.name)
 
     def empty(self) -> None:
-        """Drop the messages of the topic itself, and keep those of its channels."""
+        """Drop the messages of the topic itself. Its channels keep their messages."""
         self._deferred.clear()
         free_in_steps(self.backlog.empty())
 
