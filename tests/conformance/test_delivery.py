@@ -1,6 +1,6 @@
 """When messages reach consumers, and which: the same on the Go nsqd and on the embedded one.
 
-What does not depend on time or chance is recorded: ``exchanges/clients-delivery.jsonl``.
+Behavior without timing or chance is recorded in ``exchanges/clients-delivery.jsonl``.
 
 The Go nsqd looks for new channels only every 5 s before it watches their timeouts, so the tests of
 timeouts share a server whose channels are made at its start.
@@ -41,16 +41,16 @@ def test_consumers_of_a_channel_share_its_messages(any_nsqd: AnyNsqd) -> None:
             client = subscribed(nsqd.tcp_address, "t", "ch", ready=2500)
             stack.enter_context(client).settle()
 
-        def share() -> bool:  # the system may let one of them wait for long
+        def share() -> bool:  # the system may delay one client for long
             nsqd.publish("t", b"x")
             clients = nsqd.channel_stats("t", "ch")["clients"]
-            shares = [each["in_flight_count"] for each in clients]
+            shares = [client["in_flight_count"] for client in clients]
             return sum(shares) >= 40 and min(shares) * 5 >= sum(shares)
 
         wait_until(share, what="a fifth for each of them")
 
 
-def test_a_message_times_out_and_comes_again(timed_nsqd: Nsqd) -> None:
+def test_a_message_times_out_and_is_redelivered(timed_nsqd: Nsqd) -> None:
     nsqd = timed_nsqd
     with RawClient(nsqd.tcp_address) as sleeper, RawClient(nsqd.tcp_address) as client:
         client.identify(msg_timeout=60_000)  # so that its FIN is in time
@@ -76,7 +76,7 @@ def test_a_message_times_out_and_comes_again(timed_nsqd: Nsqd) -> None:
     assert timeouts >= 1
 
 
-def test_what_a_client_held_when_it_went_away_waits_for_its_timeout(timed_nsqd: Nsqd) -> None:
+def test_messages_of_a_disconnected_client_wait_for_their_timeout(timed_nsqd: Nsqd) -> None:
     nsqd = timed_nsqd
     with subscribed(nsqd.tcp_address, "gone", "ch", ready=1) as client:
         nsqd.publish("gone", b"body")
@@ -88,7 +88,7 @@ def test_what_a_client_held_when_it_went_away_waits_for_its_timeout(timed_nsqd: 
         assert client.read_message().attempts == held.attempts + 1
 
 
-def test_touch_keeps_a_message_and_its_limit_holds(any_nsqd: AnyNsqd) -> None:
+def test_touch_extends_a_timeout_up_to_its_limit(any_nsqd: AnyNsqd) -> None:
     nsqd = any_nsqd("-msg-timeout=1s", "-max-msg-timeout=2s")
     nsqd.create_channel("touch", "ch")
     with subscribed(nsqd.tcp_address, "touch", "ch", ready=1) as client:
@@ -110,7 +110,7 @@ def test_touch_keeps_a_message_and_its_limit_holds(any_nsqd: AnyNsqd) -> None:
     assert waited_s < patience_s(2 + SCAN_S)
 
 
-def test_requeued_with_a_delay_it_waits(timed_nsqd: Nsqd) -> None:
+def test_a_message_requeued_with_a_delay_is_deferred(timed_nsqd: Nsqd) -> None:
     nsqd = timed_nsqd
     with RawClient(nsqd.tcp_address) as client:
         client.identify(msg_timeout=60_000)  # so that its REQ is in time
@@ -130,7 +130,7 @@ def test_requeued_with_a_delay_it_waits(timed_nsqd: Nsqd) -> None:
     assert waited_s > 0.4
 
 
-def test_ephemeral_channels_go_with_their_consumers_and_deferred_waits(any_nsqd: AnyNsqd) -> None:
+def test_ephemeral_channels_end_with_their_consumers(any_nsqd: AnyNsqd) -> None:
     nsqd = any_nsqd()
     what = (nsqd.tcp_address, "t#ephemeral", "ch#ephemeral")
     with subscribed(*what), subscribed(*what):
@@ -170,7 +170,9 @@ def test_sampling_discards_and_output_is_buffered_for_its_timeout(any_nsqd: AnyN
 
 
 @pytest.mark.parametrize(("size", "ready"), [(-1, 100), (16384, 1)], ids=["unbuffered", "no room"])
-def test_what_need_not_wait_leaves_at_once(any_nsqd: AnyNsqd, size: int, ready: int) -> None:
+def test_output_that_needs_no_buffering_is_written_immediately(
+    any_nsqd: AnyNsqd, size: int, ready: int
+) -> None:
     """Else it would come after an hour, long after the deadline of a read."""
     nsqd = any_nsqd("-max-output-buffer-timeout=1h")
     with RawClient(nsqd.tcp_address) as client:
@@ -182,7 +184,7 @@ def test_what_need_not_wait_leaves_at_once(any_nsqd: AnyNsqd, size: int, ready: 
             client.finish([client.read_message()])
 
 
-def test_only_a_whole_command_breaks_the_silence_of_two_heartbeats(any_nsqd: AnyNsqd) -> None:
+def test_only_a_complete_command_keeps_a_client_connected(any_nsqd: AnyNsqd) -> None:
     """Four clients at a time: one is silent, one never ends a body, one sends it byte by byte, and
     one answers."""
     with ExitStack() as stack:
@@ -212,7 +214,7 @@ def test_only_a_whole_command_breaks_the_silence_of_two_heartbeats(any_nsqd: Any
             alive.send(b"NOP\n")
 
 
-def test_half_of_a_pair_in_the_name_of_a_client_is_shown_as_no_character(any_nsqd: AnyNsqd) -> None:
+def test_a_lone_surrogate_in_a_client_name_is_replaced(any_nsqd: AnyNsqd) -> None:
     nsqd = any_nsqd()
     with RawClient(nsqd.tcp_address) as client:
         client.identify(hostname="\ud800", user_agent="\U0001f600")
@@ -231,7 +233,7 @@ def test_quantiles_of_the_time_from_publish_to_finish(any_nsqd: AnyNsqd) -> None
         requeued, _, *messages = client.read_messages(102)  # one is held; neither is a sample
         client.send(b"REQ %b 60000\n" % requeued.id)
         client.settle()
-        before = nsqd.channel_stats("t", "ch")["e2e_processing_latency"]
+        unused = nsqd.channel_stats("t", "ch")["e2e_processing_latency"]
         client.finish(messages[:90])
         client.settle()
         quick_ns = (time.monotonic() - started_s) * 1e9
@@ -240,13 +242,13 @@ def test_quantiles_of_the_time_from_publish_to_finish(any_nsqd: AnyNsqd) -> None
         client.settle()
         topic = nsqd.topic_stats("t")
         [latency, of_topic] = (
-            each["e2e_processing_latency"] for each in (topic["channels"][0], topic)
+            stats["e2e_processing_latency"] for stats in (topic["channels"][0], topic)
         )
 
-    assert (before["count"], [each["value"] for each in before["percentiles"]]) == (0, [0, 0])
+    assert (unused["count"], [entry["value"] for entry in unused["percentiles"]]) == (0, [0, 0])
     assert (latency["count"], of_topic["count"]) == (100, 100)
-    assert [each["quantile"] for each in latency["percentiles"]] == [0.99, 0.5]
-    slow_ns, median_ns = (each["value"] for each in latency["percentiles"])
+    assert [entry["quantile"] for entry in latency["percentiles"]] == [0.99, 0.5]
+    slow_ns, median_ns = (entry["value"] for entry in latency["percentiles"])
     assert slow_ns > 190e6
     assert 0 < median_ns < 190e6 + quick_ns
     assert of_topic["percentiles"] == latency["percentiles"]

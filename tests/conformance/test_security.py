@@ -45,7 +45,7 @@ def trusting(certificates: Certificates) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=str(certificates.ca))
 
 
-def test_messages_go_through_the_layers(tls_nsqd: AnyNsqd, certificates: Certificates) -> None:
+def test_messages_pass_tls_and_compression(tls_nsqd: AnyNsqd, certificates: Certificates) -> None:
     nsqd = tls_nsqd()
     # which compress well, badly, not at all
     bodies = [b"x" * 300_000, bytes(range(256)) * 10, b"y"]
@@ -81,7 +81,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("case", DAMAGE)
-def test_commands_before_damage_in_the_same_read_are_run(
+def test_commands_before_damage_in_the_same_read_are_executed(
     case: str, tls_nsqd: AnyNsqd, certificates: Certificates
 ) -> None:
     nsqd, count = tls_nsqd(), 5000
@@ -99,7 +99,7 @@ def test_commands_before_damage_in_the_same_read_are_run(
     wait_until(lambda: nsqd.topic_stats("t")["depth"] == count, what="all are published")
 
 
-def test_a_failed_handshake_is_told_in_plain_text_an_old_version_fails_and_its_end_is_seen(
+def test_a_failed_handshake_is_reported_in_plain_text(
     tls_nsqd: AnyNsqd, certificates: Certificates
 ) -> None:
     nsqd = tls_nsqd("-tls-min-version=tls1.3")
@@ -137,7 +137,7 @@ def test_tls_is_required(tls_nsqd: AnyNsqd, certificates: Certificates, required
     assert (status, body) == ((403, refusal) if required == "true" else (200, b"OK"))
 
 
-def test_a_verified_client_certificate_is_asked_for_and_the_auth_server_learns_its_name(
+def test_the_auth_server_gets_the_name_of_a_verified_certificate(
     tls_nsqd: AnyNsqd, certificates: Certificates, auth_server: AuthServer
 ) -> None:
     auth_server.allow("secret")
@@ -175,7 +175,7 @@ def test_neither_log_nor_configuration_shows_a_secret_or_a_password(
     assert auth_server.requests[0].headers["Authorization"] == "Basic dTpwNHNz"  # u:p4ss
 
 
-def test_what_the_secret_allows_is_allowed(auth_nsqd: Nsqd, auth_server: AuthServer) -> None:
+def test_the_permissions_of_a_secret_are_applied(auth_nsqd: Nsqd, auth_server: AuthServer) -> None:
     auth_server.allow("s3 cret&", topic="^t$", channels=["^ch$", ""], identity="a<b>")
     with RawClient(auth_nsqd.tcp_address) as client:
         client.identify()
@@ -198,7 +198,7 @@ def test_what_the_secret_allows_is_allowed(auth_nsqd: Nsqd, auth_server: AuthSer
         assert client.read_error() == b'E_UNAUTHORIZED AUTH failed for SUB on "t" "other"'
 
 
-def test_a_pattern_allows_what_it_allows_in_go(auth_nsqd: Nsqd, auth_server: AuthServer) -> None:
+def test_a_pattern_matches_as_in_go(auth_nsqd: Nsqd, auth_server: AuthServer) -> None:
     """A line has a pattern, a name, and whether it is allowed; null: the answer is refused."""
     lines = Path(__file__).with_name("patterns.jsonl").read_text("utf-8").splitlines()
     patterns = [json.loads(line) for line in lines]
@@ -251,7 +251,9 @@ def test_an_auth_answer_is_read_as_in_go(auth_nsqd: Nsqd, auth_server: AuthServe
             assert auth(client) == expected, answer
 
 
-def test_a_slow_auth_server_drops_no_client(any_nsqd: AnyNsqd, auth_server: AuthServer) -> None:
+def test_a_slow_auth_server_disconnects_no_client(
+    any_nsqd: AnyNsqd, auth_server: AuthServer
+) -> None:
     auth_server.allow("secret", after_s=3.5)
     times = ("-http-client-connect-timeout=0s", "-http-client-request-timeout=0s")  # any
     nsqd = any_nsqd(f"-auth-http-address={auth_server.address}", *times)
@@ -261,7 +263,9 @@ def test_a_slow_auth_server_drops_no_client(any_nsqd: AnyNsqd, auth_server: Auth
         assert b"permission_count" in client.read_response()
 
 
-def test_an_expired_answer_is_asked_for_again(auth_nsqd: Nsqd, auth_server: AuthServer) -> None:
+def test_an_expired_auth_answer_is_requested_again(
+    auth_nsqd: Nsqd, auth_server: AuthServer
+) -> None:
     auth_server.allow("secret", ttl_s=1)
     with RawClient(auth_nsqd.tcp_address) as client:
         asked_s = time.monotonic()
@@ -294,7 +298,7 @@ def test_an_oversized_pattern_is_refused_and_named(pattern: str) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["^(([a-z])+.)+[A-Z]([a-z])+$", "(a*)*b", "(.*.*.*.*.*)*="])
-def test_no_name_takes_long(pattern: str) -> None:
+def test_no_name_is_slow_to_match(pattern: str) -> None:
     matches = compile_pattern("topic", pattern)
     started_s = time.process_time()
     assert not matches("a" * 64)

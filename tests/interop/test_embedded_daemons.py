@@ -1,4 +1,4 @@
-"""The Go programs cannot tell the embedded daemons from the real ones, nor these us."""
+"""The Go programs work with the embedded daemons, and our programs with the Go daemons."""
 
 import json
 import subprocess
@@ -67,7 +67,7 @@ def joined(request: pytest.FixtureRequest, data_path: DataPath, serve: Serve) ->
     return nsqd, lookupd
 
 
-def test_what_an_nsqd_has_is_announced_whichever_of_them_is_restarted(joined: Joined) -> None:
+def test_registrations_survive_a_restart_of_either_daemon(joined: Joined) -> None:
     nsqd, lookupd = joined
     [node] = lookupd.json("/nodes")["producers"]
     info = json.loads(nsqd.get("/info"))
@@ -110,7 +110,7 @@ def test_what_an_nsqd_has_is_announced_whichever_of_them_is_restarted(joined: Jo
     wait_until(lambda: set(lookupd.json("/debug")) == {"client::"}, what="all to be taken back")
 
 
-def test_nsq_stat_and_nsqadmin_show_and_change_what_they_know(
+def test_nsq_stat_and_nsqadmin_work_with_the_embedded_daemons(
     embedded_nsqd: AnyNsqd, serve: Serve, go_program: GoProgram
 ) -> None:
     lookupd = serve(EmbeddedLookupServer())

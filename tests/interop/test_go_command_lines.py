@@ -110,7 +110,7 @@ def running(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.mark.parametrize("name", UTILITIES)
-def test_every_flag_of_the_go_program_is_known_and_tested_and_has_its_default(name: str) -> None:
+def test_every_flag_of_the_go_program_is_supported_and_tested(name: str) -> None:
     help = subprocess.run([GO_PROGRAMS / name, "-h"], capture_output=True, check=False).stderr
     theirs = set(re.findall(r"^  -([a-z-]+)", help.decode(), re.MULTILINE))
 
@@ -125,7 +125,7 @@ def test_every_flag_of_the_go_program_is_known_and_tested_and_has_its_default(na
 
 
 @pytest.mark.parametrize("name", UTILITIES)
-def test_what_is_wrong_has_the_same_status_and_the_version_is_said_alike(
+def test_usage_errors_and_versions_are_those_of_go(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for arguments in (["-nonsense"], ["-h"], [], ["-topic"], ["-topic=a", "-channel=c"]):
@@ -179,7 +179,7 @@ def test_to_nsq(world: World) -> None:
     assert go_main("to_nsq", ["-topic=t", "-nsqd-tcp-address=a:1", "-delimiter=ab"]) == 1
 
 
-def test_to_nsq_ends_when_nsqd_is_away(world: World) -> None:
+def test_to_nsq_ends_without_nsqd(world: World) -> None:
     for side in SIDES:
         line = "to_nsq -topic=away -nsqd-tcp-address=127.0.0.1:1"
         with running(world.command(side, line)) as process:
@@ -269,7 +269,7 @@ def test_compressed_files_have_revs_and_come_from_a_work_dir(world: World, tmp_p
     assert words(ours) == words(theirs)
 
 
-def test_a_pattern_finds_topics_and_filters_those_given(world: World, tmp_path: Path) -> None:
+def test_a_pattern_selects_topics_and_filters_named_ones(world: World, tmp_path: Path) -> None:
     for topic in ("pat.a", "pat.b", "other"):
         world.fill(topic, b"x")
     more = """-lookupd-http-address LOOKUPD -topic-pattern ^pat -topic-refresh=100ms

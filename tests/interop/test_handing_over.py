@@ -1,7 +1,7 @@
-"""What one program left, and the other goes on with: nothing lost or changed.
+"""Each program continues with the files of the other, without loss or change.
 
-That is data directories, from one nsqd to the other in every order, and archives that the Go
-nsq_to_file wrote, torn ones too.
+These are data directories, between both nsqd in every order, and archives of the Go nsq_to_file,
+including truncated ones.
 """
 
 import subprocess
@@ -35,7 +35,7 @@ def hand_on(serve: Serve, server: Nsqd, kinds: Kinds, *flags: str) -> Nsqd:
 
 
 @pytest.mark.parametrize("kinds", ORDERS)
-def test_messages_wherever_they_are_arrive(kinds: Kinds, data_path: DataPath, serve: Serve) -> None:
+def test_messages_in_every_state_arrive(kinds: Kinds, data_path: DataPath, serve: Serve) -> None:
     flags = ("-mem-queue-size=10", SMALL_FILES)
     first = serve(kinds[0](data_path(), *flags))
     bodies = {b"%03d" % number for number in range(100)}
@@ -44,7 +44,7 @@ def test_messages_wherever_they_are_arrive(kinds: Kinds, data_path: DataPath, se
         held = client.read_messages(5)
         client.send(b"REQ %b 3600000\n" % held[0].id)
         first.post("/pub", b"deferred", topic="t", defer=3_600_000)
-        client.read_message()  # in the place of the one that was given back
+        client.read_message()  # replaces the requeued one
         last = hand_on(serve, first, kinds[1:], *flags)
 
     with subscribed(last.tcp_address, "t", "ch", ready=200) as client:
@@ -60,7 +60,9 @@ def test_messages_wherever_they_are_arrive(kinds: Kinds, data_path: DataPath, se
 
 
 @pytest.mark.parametrize("kinds", ORDERS[:2])
-def test_topics_channels_and_pauses_stay(kinds: Kinds, data_path: DataPath, serve: Serve) -> None:
+def test_topics_channels_and_pauses_persist(
+    kinds: Kinds, data_path: DataPath, serve: Serve
+) -> None:
     first = serve(kinds[0](data_path()))
     first.create_channel("t", "paused")
     first.create_channel("t", "open")
@@ -75,12 +77,12 @@ def test_topics_channels_and_pauses_stay(kinds: Kinds, data_path: DataPath, serv
     topics = {topic["topic_name"]: topic for topic in last.stats()["topics"]}
     assert topics.keys() == {"bare", "t"}
     assert (topics["bare"]["paused"], topics["bare"]["depth"]) == (True, 1)
-    paused = {each["channel_name"]: each["paused"] for each in topics["t"]["channels"]}
+    paused = {channel["channel_name"]: channel["paused"] for channel in topics["t"]["channels"]}
     assert paused == {"open": False, "paused": True}
 
 
 @pytest.mark.parametrize("kinds", ORDERS[:2])
-def test_partly_read_files_are_read_on(kinds: Kinds, data_path: DataPath, serve: Serve) -> None:
+def test_partly_read_files_are_continued(kinds: Kinds, data_path: DataPath, serve: Serve) -> None:
     first = serve(kinds[0](data_path(), "-mem-queue-size=0", SMALL_FILES))
     bodies = [b"%03d" % number for number in range(120)]
     with subscribed(first.tcp_address, "t", "ch") as client:

@@ -1,6 +1,6 @@
 """The main job: lines through ``nsq pub``, a real nsqd, and ``nsq tail``.
 
-Every way to connect, with AUTH on top; what comes out is compared, sorted, with what went in.
+Every way to connect, with AUTH. The sorted output is compared with the input.
 ``pytest -m slow tests/interop/test_main_job.py`` takes 100 MB.
 """
 
@@ -45,7 +45,7 @@ def sorted_lines(path: Path) -> list[bytes]:
 @pytest.mark.real_nsqd
 @pytest.mark.parametrize("size", [3_000_000, slow(100_000_000)])
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_log_goes_through_unchanged(
+def test_a_log_arrives_unchanged(
     transport: str,
     size: int,
     serve: Serve,

@@ -1,4 +1,4 @@
-"""Messages for one channel: who gets them, as what, how often, and who gets none."""
+"""Messages for one channel: their receivers, ids and timestamps, after kills and failures too."""
 
 import json
 import os
@@ -45,7 +45,7 @@ OPTIONS = ClientOptions(lookupd_poll_interval_s=0.1, max_in_flight=100)
 
 
 class Consumed:
-    """What came to each channel of a topic, from wherever nsqlookupd says."""
+    """Consumers of channels that nsqlookupd directs to the nsqd, and the messages they received."""
 
     def __init__(self, lookupd: GoNsqlookupd, stack: ExitStack) -> None:
         self.seen: defaultdict[tuple[str, str], list[Message]] = defaultdict(list)
@@ -108,15 +108,15 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def archived(path: Path, count: int, *, what: str = "old") -> Path:
+def archived(path: Path, count: int, *, kind: str = "old") -> Path:
     messages = [
-        WireMessage(BEGIN_NS + n * 10**9, 6, b"%016x" % (n + 1), b"%b %d" % (what.encode(), n))
+        WireMessage(BEGIN_NS + n * 10**9, 6, b"%016x" % (n + 1), b"%b %d" % (kind.encode(), n))
         for n in range(count)
     ]
     return write_archive(path, messages, topic="orders")
 
 
-def test_one_channel_gets_them_with_their_ids_and_times_and_the_others_get_none(
+def test_only_one_channel_gets_the_messages_with_ids_and_timestamps(
     orders: Consumed, run_nsq: RunNsq, tmp_path: Path
 ) -> None:
     orders.begin("orders", *CHANNELS)
@@ -125,20 +125,20 @@ def test_one_channel_gets_them_with_their_ids_and_times_and_the_others_get_none(
 
     assert result.status == 0, result.err
     assert "nsq: 5 messages consumed\n" in result.err
-    assert sorted((each.id, each.timestamp_ns, each.attempts) for each in orders.of("billing")) == [
-        (b"%016x" % (n + 1), BEGIN_NS + n * 10**9, 1) for n in range(5)
-    ]
+    assert sorted(
+        (message.id, message.timestamp_ns, message.attempts) for message in orders.of("billing")
+    ) == [(b"%016x" % (n + 1), BEGIN_NS + n * 10**9, 1) for n in range(5)]
     assert not orders.of("audit") + orders.of("email")
     assert not (tmp_path / "nsqd-billing").exists()
     assert len(orders.lookupd.json("/nodes")["producers"]) == 1
 
     published = run_nsq(orders.command("pub", "-t", "orders", "a", "b", "--defer", "1s"))
     assert published.status == 0, published.err
-    assert sorted(each.body for each in orders.of("billing")[5:]) == [b"a", b"b"]
+    assert sorted(message.body for message in orders.of("billing")[5:]) == [b"a", b"b"]
     assert not orders.of("audit") + orders.of("email")
 
 
-def test_letters_of_six_attempts_with_equal_ids_all_reach_a_consumer_of_go(
+def test_dead_letters_with_equal_ids_reach_a_go_consumer(
     orders: Consumed, run_nsq: RunNsq, tmp_path: Path, go_program: GoProgram
 ) -> None:
     # go-nsq finishes a message without a word after five attempts
@@ -165,7 +165,7 @@ def test_letters_of_six_attempts_with_equal_ids_all_reach_a_consumer_of_go(
     assert "message 0d9c5a1b2c3d4001 is 1" in result.err
 
 
-def test_what_a_full_disk_cannot_store_is_in_the_unsent_file(
+def test_messages_that_a_full_disk_refuses_are_in_the_unsent_file(
     orders: Consumed, run_nsq: RunNsq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def put(*_: object, **__: object) -> None:
@@ -181,38 +181,38 @@ def test_what_a_full_disk_cannot_store_is_in_the_unsent_file(
 
 
 @pytest.mark.parametrize("others", [False, True])
-def test_without_a_consumer_it_ends_and_the_next_run_goes_on(
+def test_a_run_without_consumers_ends_and_the_next_one_continues(
     orders: Consumed, run_nsq: RunNsq, tmp_path: Path, others: bool
 ) -> None:
-    archive, other = archived(tmp_path / "a.gz", 5), archived(tmp_path / "b.gz", 5, what="new")
+    archive, other = archived(tmp_path / "a.gz", 5), archived(tmp_path / "b.gz", 5, kind="new")
     place = tmp_path / "place"
 
     def run(path: Path, *more: object) -> tuple[int, str]:
         result = run_nsq(orders.command("replay", path, "--data-path", place, *more))
         return result.status, result.err
 
-    status, said = run(archive, "--wait", "0.2s", "--max-depth", 3)
+    status, stderr = run(archive, "--wait", "0.2s", "--max-depth", 3)
     assert status == 7
-    assert "no consumer of orders/billing connected within 200ms" in said
-    assert said.endswith(f"nsq: {place} has 3 messages, and how far this came: run it again\n")
+    assert "no consumer of orders/billing connected within 200ms" in stderr
+    assert stderr.endswith(f"nsq: {place} has 3 messages, and how far this came: run it again\n")
 
-    status, said = run(other)
+    status, stderr = run(other)
     assert status == 2
-    assert f"{place} has the rest of a run with other messages" in said
+    assert f"{place} has the rest of a run with other messages" in stderr
 
     orders.begin("orders", "billing")
-    if others:  # a run that does not know how far that one came delivers what it left
+    if others:  # a run without its progress delivers only the messages that are left
         result = run_nsq(orders.command("pub", "-t", "orders", "old 5", "--data-path", place))
         assert "nsq: 4 messages consumed\n" in result.err
         assert "has 0 messages, and how far an earlier run came: run that again" in result.err
-    status, said = run(archive)
-    assert (status, f"nsq: {2 if others else 5} messages consumed\n" in said) == (0, True), said
+    status, stderr = run(archive)
+    assert (status, f"nsq: {2 if others else 5} messages consumed\n" in stderr) == (0, True), stderr
     expected = {b"old %d" % n: 1 for n in range(6 if others else 5)}
     assert orders.counts("orders", "billing") == expected
     assert not place.exists()
 
 
-def test_an_nsqlookupd_that_does_not_show_it_is_named_and_nothing_is_left(
+def test_an_nsqlookupd_that_does_not_list_it_is_reported(
     orders: Consumed, run_nsq: RunNsq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(temporary_nsqd, "_REGISTRATION_TIMEOUT_S", 0.5)
@@ -224,7 +224,7 @@ def test_an_nsqlookupd_that_does_not_show_it_is_named_and_nothing_is_left(
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("nsqd-")] == []
 
 
-def test_producers_that_find_it_are_refused_and_consumers_get_what_another_nsqd_allows(
+def test_producers_are_refused_and_consumers_get_the_limits_of_the_cluster(
     lookupd: GoNsqlookupd, consumed: Consumed, go_nsqd: MakeNsqd, tmp_path: Path
 ) -> None:
     register = f"-lookupd-tcp-address={lookupd.tcp_address}"
@@ -252,13 +252,13 @@ def test_producers_that_find_it_are_refused_and_consumers_get_what_another_nsqd_
         assert (tmp_path / "place" / MARK).exists()
 
 
-def test_a_run_that_begins_when_another_has_ended_keeps_its_data_path(
+def test_a_new_run_keeps_its_data_path_when_another_one_ends(
     orders: Consumed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock_data_path, others = job_nsqd.lock_data_path, []
 
     def lock(place: Path) -> int:
-        others.append(lock_data_path(place))  # the other is quicker
+        others.append(lock_data_path(place))  # the other run is faster
         return lock_data_path(place)
 
     monkeypatch.setattr(job_nsqd, "lock_data_path", lock)
@@ -269,7 +269,7 @@ def test_a_run_that_begins_when_another_has_ended_keeps_its_data_path(
 
 
 @pytest.mark.parametrize("removed", range(3))
-def test_a_kill_while_its_data_path_is_removed_leaves_one_that_works(
+def test_a_kill_during_removal_leaves_a_usable_data_path(
     orders: Consumed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: int
 ) -> None:
     def use() -> None:
@@ -299,7 +299,7 @@ def test_a_kill_while_its_data_path_is_removed_leaves_one_that_works(
     assert not (tmp_path / "place").exists()
 
 
-def test_a_cluster_with_secrets_gets_an_nsqd_that_asks_for_them(
+def test_a_cluster_with_auth_needs_an_nsqd_with_auth(
     lookupd: GoNsqlookupd,
     consumed: Consumed,
     go_nsqd: MakeNsqd,
@@ -333,7 +333,7 @@ def test_a_cluster_with_secrets_gets_an_nsqd_that_asks_for_them(
 
 
 @pytest.mark.parametrize(("count", "kills"), [(4_000, 2), slow(200_000, 20)])
-def test_kills_lose_nothing_and_double_only_what_was_in_flight(
+def test_kills_lose_nothing_and_redeliver_only_messages_in_flight(
     orders: Consumed, spawn_nsq: SpawnNsq, tmp_path: Path, count: int, kills: int
 ) -> None:
     orders.begin("orders", *CHANNELS)
@@ -349,9 +349,9 @@ def test_kills_lose_nothing_and_double_only_what_was_in_flight(
         job.kill()
         job.wait()
     job = spawn_nsq(command)
-    _, said = job.communicate(timeout=patience_s(120))
+    _, stderr = job.communicate(timeout=patience_s(120))
 
-    assert job.returncode == 0, said
+    assert job.returncode == 0, stderr
     counts = orders.counts("orders", "billing")
     assert counts.keys() == {b"old %d" % n for n in range(count)}
     doubled = counts.total() - count
@@ -377,14 +377,14 @@ def source(
 
 def left(source: Nsqd) -> int:
     figures = ("depth", "in_flight_count", "deferred_count")
-    channels = [each for topic in source.stats()["topics"] for each in topic["channels"]]
+    channels = [channel for topic in source.stats()["topics"] for channel in topic["channels"]]
     return sum(channel[figure] for channel in channels for figure in figures)
 
 
 @pytest.mark.parametrize(
     ("source", "count"), [(EmbeddedServer, 40), slow(GoNsqd, 5000)], indirect=["source"]
 )
-def test_each_channel_gets_what_it_had_and_no_other_gets_it(
+def test_a_drain_moves_the_messages_of_each_channel_to_that_channel_only(
     source: Nsqd, consumed: Consumed, spawn_nsq: SpawnNsq, valid_json: ValidJson, count: int
 ) -> None:
     expected: dict[tuple[str, str], list[bytes]] = {}
@@ -401,7 +401,7 @@ def test_each_channel_gets_what_it_had_and_no_other_gets_it(
             other.start()
             batch = other.next_batch(patience_s(5))
             assert batch is not None
-            given_back = {message.body for message in batch}
+            requeued = {message.body for message in batch}
             batch.requeue(1.0, backoff=False)
 
         job = spawn_nsq(["drain", source.http_address, *consumed.options("--yes", "--json")])
@@ -411,22 +411,22 @@ def test_each_channel_gets_what_it_had_and_no_other_gets_it(
     wait_until(lambda: left(source) == 0, what="the nsqd is empty", timeout_s=30)
     for topic, channel in expected:
         consumed.begin(topic, channel)
-    out, said = job.communicate(timeout=patience_s(60))
+    out, stderr = job.communicate(timeout=patience_s(60))
 
-    assert job.returncode == 0, said
+    assert job.returncode == 0, stderr
     assert valid_json("drain", out)["left"] == 0
     for (topic, channel), bodies in expected.items():
         more = meanwhile if topic == "views" else []
         assert consumed.counts(topic, channel) == Counter([*bodies, b"deferred", *more])
     total = sum(map(len, expected.values())) + len(expected) + 3 * len(meanwhile)
-    assert f"nsq: {total} messages moved, 0 left\n".encode() in said
-    assert f"nsq: {total} messages consumed\n".encode() in said
-    attempts = {each.body: each.attempts for each in consumed.seen["orders", "email"]}
-    assert {attempts[body] for body in given_back} == {2}  # as if it had not been moved
+    assert f"nsq: {total} messages moved, 0 left\n".encode() in stderr
+    assert f"nsq: {total} messages consumed\n".encode() in stderr
+    attempts = {message.body: message.attempts for message in consumed.seen["orders", "email"]}
+    assert {attempts[body] for body in requeued} == {2}  # the drain adds no attempt
     assert attempts[b"deferred"] == 1
 
 
-def test_what_was_moved_is_delivered_after_the_nsqd_is_gone(
+def test_moved_messages_are_delivered_after_the_nsqd_has_stopped(
     source: Nsqd, consumed: Consumed, run_nsq: RunNsq, tmp_path: Path
 ) -> None:
     source.create_channel("orders", "billing")
@@ -450,7 +450,7 @@ def test_what_was_moved_is_delivered_after_the_nsqd_is_gone(
     assert run_nsq(drain).status == 4
 
 
-def test_a_drain_ends_beside_a_paused_topic_and_waits_once_for_an_nsqlookupd_that_is_dead(
+def test_a_drain_skips_paused_topics_and_waits_once_for_a_dead_nsqlookupd(
     source: Nsqd, consumed: Consumed, run_nsq: RunNsq, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for topic in TOPICS:
@@ -467,12 +467,12 @@ def test_a_drain_ends_beside_a_paused_topic_and_waits_once_for_an_nsqlookupd_tha
                 lambda: wait(temporary, topics, listed=True) == [dead], what="the other does"
             )
             monkeypatch.setattr(temporary_nsqd, "_REGISTRATION_TIMEOUT_S", patience_s(10))
-            found = [dead]
+            missing = [dead]
         else:
-            found = wait(temporary, topics, listed=listed)
+            missing = wait(temporary, topics, listed=listed)
         if listed:
-            lacking.append(found)
-        return found
+            lacking.append(missing)
+        return missing
 
     monkeypatch.setattr(TemporaryNsqd, "_wait_for_listing", look)
     options = consumed.options("--lookupd-http-address", dead, "--yes")
@@ -484,7 +484,7 @@ def test_a_drain_ends_beside_a_paused_topic_and_waits_once_for_an_nsqlookupd_tha
     assert "nsq: 0 messages moved, 1 left\n" in result.err
 
 
-def test_what_is_on_its_way_from_a_topic_to_its_channels_does_not_stay() -> None:
+def test_messages_between_a_topic_and_its_channels_are_no_obstacle() -> None:
     topic = {"topic_name": "t", "depth": 5, "paused": False, "channels": [{"channel_name": "c"}]}
     nsqd: Any = SimpleNamespace(stats=lambda: read_stats({"topics": [topic]}))
 
@@ -493,7 +493,7 @@ def test_what_is_on_its_way_from_a_topic_to_its_channels_does_not_stay() -> None
     assert (len(moves), stays) == (1, [])
 
 
-def test_no_channel_waits_until_another_is_empty_and_a_stop_waits_for_neither(
+def test_channels_are_drained_together_and_a_stop_waits_for_none(
     source: Nsqd, consumed: Consumed, run_nsq: RunNsq, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for channel in CHANNELS[:2]:

@@ -61,9 +61,9 @@ REFUSED = """
 """
 
 
-# Go has other words for a number that is too large or missing, and says where it is wrong
+# Go describes numbers that are too large or missing with other words, and shows the position
 OTHER_WORDS = re.compile(r".*(99999|-count=$|-max-depth).*")
-SAME_WORDS = [each for each in REFUSED.split() if not OTHER_WORDS.fullmatch(each)]
+SAME_WORDS = [words for words in REFUSED.split() if not OTHER_WORDS.fullmatch(words)]
 SAME_WORDS_OF_NSQLOOKUPD = """
     -nonsense -tombstone-lifetime=5 -log-level=loud -data-path=/tmp ---version -tcp-address
     -version=maybe
@@ -120,13 +120,15 @@ def test_a_config_file_is_read_or_refused(tmp_path: Path, line: str) -> None:
         assert read_config(str(path), NsqdOptions) == CONFIG[line]
 
 
-def test_one_address_may_be_a_text_and_required_tls_a_bool() -> None:
+def test_an_option_of_addresses_accepts_a_text_and_tls_required_a_bool() -> None:
     options = NsqdOptions(lookupd_tcp_address="a:1", auth_http_address="b:2")  # type: ignore[arg-type]
     assert (options.lookupd_tcp_address, options.auth_http_address) == (("a:1",), ("b:2",))
     assert NsqdOptions(tls_required=True, tls_cert="c", tls_key="k").tls_required == 2
 
 
-def test_the_password_of_a_key_is_not_asked_for(certificates: Certificates, tmp_path: Path) -> None:
+def test_an_encrypted_key_does_not_prompt_for_its_password(
+    certificates: Certificates, tmp_path: Path
+) -> None:
     key = serialization.load_pem_private_key(certificates.server.key.read_bytes(), None)
     pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
     encrypted = tmp_path / "key"
@@ -144,10 +146,10 @@ def test_the_password_of_a_key_is_not_asked_for(certificates: Certificates, tmp_
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-def test_it_raises_the_limit_of_open_files_logs_in_nsqds_form_and_ends_in_order_on_a_signal(
+def test_it_raises_the_file_limit_logs_like_nsqd_and_stops_on_a_signal(
     data_path: DataPath, serve: Serve, tmp_path: Path, number: int
 ) -> None:
-    """A file gives its options; those of the command line win."""
+    """The command line overrides the options of a file."""
 
     class Limited(EmbeddedNsqdProcess):
         def _command(self) -> list[str | Path]:

@@ -1,4 +1,4 @@
-"""The files of a disk queue: formats, rolling, syncing, and what is found after a crash."""
+"""The files of a disk queue: formats, rotation, syncs, and reading after a crash."""
 
 import errno
 import os
@@ -40,7 +40,7 @@ def queue(path: Path, max_bytes: int = 10 * ON_DISK, **more: Any) -> DiskQueue:
 
 
 def put_records(disk: DiskQueue, records: Sequence[bytes]) -> None:
-    encoded = [encode_length(len(each)) + each for each in records]
+    encoded = [encode_length(len(data)) + data for data in records]
     disk.put([Block(b"".join(encoded), list(map(len, encoded)))] if records else [])
 
 
@@ -72,7 +72,7 @@ def data_files(path: Path) -> list[str]:
     return sorted(file.name for file in path.glob("*.0*.dat"))
 
 
-def test_where_not_all_records_fit_or_one_is_out_of_bounds_none_is_kept(tmp_path: Path) -> None:
+def test_a_put_that_fails_keeps_no_record(tmp_path: Path) -> None:
     disk = queue(tmp_path, max_bytes=2 * ON_DISK)
     for size in (25, 127):
         with pytest.raises(OSError, match=rf"invalid message write size \({size}\)"):
@@ -86,7 +86,7 @@ def test_where_not_all_records_fit_or_one_is_out_of_bounds_none_is_kept(tmp_path
     assert (disk.depth, disk.get(9, ALL)) == (2, [record(0), record(3)])
 
 
-def test_it_syncs_after_so_many_operations_files_that_only_its_user_reads(tmp_path: Path) -> None:
+def test_it_syncs_private_files_after_sync_every_operations(tmp_path: Path) -> None:
     disk = queue(tmp_path, sync_every=3)
     put_records(disk, [RECORD, RECORD])
     assert data_files(tmp_path) == [path.name for path in tmp_path.iterdir()]
@@ -102,33 +102,33 @@ def test_it_syncs_after_so_many_operations_files_that_only_its_user_reads(tmp_pa
         assert (meta(tmp_path), disk.needs_sync) == (expected, False)
 
 
-def test_what_was_written_after_the_last_sync_is_found(tmp_path: Path) -> None:
+def test_records_after_the_last_sync_are_read(tmp_path: Path) -> None:
     disk = queue(tmp_path)
     put_records(disk, [record(0), record(1)])
     disk.sync()
-    put_records(disk, [record(2)])  # and then it is killed
+    put_records(disk, [record(2)])  # killed after this
 
-    found = queue(tmp_path)
-    assert found.depth == 3
-    put_records(found, [record(3)])
+    reopened = queue(tmp_path)
+    assert reopened.depth == 3
+    put_records(reopened, [record(3)])
     assert data_files(tmp_path)[-1] == "t:ch.diskqueue.000001.dat"
-    assert found.get(9, ALL) == [record(number) for number in range(4)]
-    assert (found.depth, found.has_unread) == (0, False)
+    assert reopened.get(9, ALL) == [record(number) for number in range(4)]
+    assert (reopened.depth, reopened.has_unread) == (0, False)
 
 
-@pytest.mark.parametrize("taken", [0, 25])
-def test_files_that_older_positions_do_not_know_are_read(tmp_path: Path, taken: int) -> None:
+@pytest.mark.parametrize("read_count", [0, 25])
+def test_files_after_the_write_position_are_read(tmp_path: Path, read_count: int) -> None:
     disk = queue(tmp_path)
     put_records(disk, [record(number) for number in range(10)])
     disk.sync()
     older = meta(tmp_path)
     put_records(disk, [record(number) for number in range(10, 40)])
-    disk.get(taken, ALL)
-    # killed when a sync had put older positions in the place of newer ones
+    disk.get(read_count, ALL)
+    # killed after a sync replaced newer positions by older ones
     (tmp_path / "t:ch.diskqueue.meta.dat").write_text(older)
-    found = queue(tmp_path)
-    assert found.get(99, ALL) == [record(number) for number in range(taken // 10 * 10, 40)]
-    assert (found.depth, found.has_unread) == (0, False)
+    reopened = queue(tmp_path)
+    assert reopened.get(99, ALL) == [record(number) for number in range(read_count // 10 * 10, 40)]
+    assert (reopened.depth, reopened.has_unread) == (0, False)
 
 
 DAMAGED = (b"\0\0\0\x1acut off", b"\xff" * 40)
@@ -137,31 +137,32 @@ NO_POSITIONS = (None, b"", b"nonsense", b"1\n2,3\n", b"1\n2,3\n4,x\n")
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("meta", each) for each in NO_POSITIONS] + [("000001", each) for each in (None, *DAMAGED)],
+    [("meta", content) for content in NO_POSITIONS]
+    + [("000001", content) for content in (None, *DAMAGED)],
 )
-def test_without_a_file_or_the_rest_of_one_that_is_damaged_and_kept_all_else_is_read(
+def test_a_missing_or_damaged_file_costs_only_its_own_records(
     tmp_path: Path, name: str, content: bytes | None
 ) -> None:
     disk = queue(tmp_path)
     put_records(disk, [record(number) for number in range(30)])
     disk.close()
     path = tmp_path / f"t:ch.diskqueue.{name}.dat"
-    whole = 4 if content in DAMAGED else 0
+    intact = 4 if content in DAMAGED else 0
     if content is None:
         path.unlink()
     else:
-        path.write_bytes(path.read_bytes()[: whole * ON_DISK] + content)
+        path.write_bytes(path.read_bytes()[: intact * ON_DISK] + content)
 
-    found = queue(tmp_path)
-    assert found.depth == 30
-    lost = range(10 + whole, 20) if name == "000001" else ()
-    assert found.get(99, ALL) == [record(n) for n in range(30) if n not in lost]
-    assert (found.depth, found.has_unread) == (0, False)
-    assert path.with_name(f"{path.name}.bad").exists() == bool(whole)
+    reopened = queue(tmp_path)
+    assert reopened.depth == 30
+    lost = range(10 + intact, 20) if name == "000001" else ()
+    assert reopened.get(99, ALL) == [record(n) for n in range(30) if n not in lost]
+    assert (reopened.depth, reopened.has_unread) == (0, False)
+    assert path.with_name(f"{path.name}.bad").exists() == bool(intact)
 
 
 @pytest.mark.parametrize("end", ["20,0", "1000000,0", "1000000,7", f"{10**17},0"])
-def test_files_that_are_gone_are_passed_over_in_one_step(tmp_path: Path, end: str) -> None:
+def test_missing_files_are_skipped_in_one_step(tmp_path: Path, end: str) -> None:
     (tmp_path / "t:ch.diskqueue.meta.dat").write_text(f"5\n0,0\n{end}\n")
     kept = tmp_path / "t:ch.diskqueue.000012.dat"
     kept.write_bytes(encode_length(len(RECORD)) + RECORD)
@@ -181,7 +182,7 @@ def test_files_that_are_gone_are_passed_over_in_one_step(tmp_path: Path, end: st
     assert later.count < 20
 
 
-def test_a_depth_without_files_is_none(tmp_path: Path) -> None:
+def test_a_depth_without_files_becomes_0(tmp_path: Path) -> None:
     (tmp_path / "t:ch.diskqueue.meta.dat").write_text("376793\n2239,0\n2239,0\n")
     disk = queue(tmp_path)
     assert (disk.depth, disk.has_unread) == (0, False)
@@ -201,8 +202,8 @@ def test_a_depth_without_files_is_none(tmp_path: Path) -> None:
         pytest.param(f"30\n0,0\n{1 << 63},0", id="no program can count so far"),
     ],
 )
-def test_no_file_goes_because_of_wrong_positions(tmp_path: Path, positions: str) -> None:
-    """What was put aside before has the names that come next."""
+def test_wrong_positions_remove_no_file(tmp_path: Path, positions: str) -> None:
+    """Files that were set aside earlier have the next names already."""
     disk = queue(tmp_path)
     put_records(disk, [record(number) for number in range(30)])
     disk.close()
@@ -212,17 +213,17 @@ def test_no_file_goes_because_of_wrong_positions(tmp_path: Path, positions: str)
             (tmp_path / f"t:ch.diskqueue.00000{number}.dat.{name}").write_bytes(b"older")
 
     disk = queue(tmp_path)
-    found = disk.get(99, ALL)
+    contents = disk.get(99, ALL)
     put_records(disk, [record(99)])
 
     assert disk.get(99, ALL) == [record(99)]
-    found += [path.read_bytes() for path in tmp_path.glob("*.bad.2")]
-    assert all(record(number) in b"".join(found) for number in range(30))
+    contents += [path.read_bytes() for path in tmp_path.glob("*.bad.2")]
+    assert all(record(number) in b"".join(contents) for number in range(30))
     assert len(list(tmp_path.glob("*.bad"))) == len(list(tmp_path.glob("*.bad.1"))) == 3
 
 
 @pytest.mark.parametrize("failures", [1, 4, 9])
-def test_a_read_that_fails_for_a_moment_costs_nothing(
+def test_a_transient_read_error_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
     disk = queue(tmp_path)
@@ -248,13 +249,13 @@ SIZES = st.lists(st.sampled_from([26, 27, 40, 100]), min_size=1, max_size=15)
     ),
     st.integers(ON_DISK, 10 * ON_DISK),
 )
-def test_records_come_out_in_order_and_files_go_when_they_are_read(
+def test_records_keep_their_order_and_read_files_are_removed(
     tmp_path_factory: pytest.TempPathFactory, steps: list[list[int] | int | str], max_bytes: int
 ) -> None:
-    """A list: put records of these sizes; a number: get so many."""
+    """A list puts records of these sizes, and a number gets as many."""
     path = tmp_path_factory.mktemp("queue")
     disk = queue(path, max_bytes=max_bytes)
-    largest = max(max_bytes, 4 + 100)  # a record that is larger than a file has one of its own
+    largest = max(max_bytes, 4 + 100)  # a record larger than a file gets its own file
     numbers, waiting = count(), list[bytes]()
     for step in steps:
         if isinstance(step, list):
@@ -275,13 +276,13 @@ def test_records_come_out_in_order_and_files_go_when_they_are_read(
         sizes = [(path / name).stat().st_size for name in data_files(path)]
         assert max(sizes, default=0) <= largest
         assert all(sizes[:-1])
-        assert sum(sizes) <= sum(4 + len(each) for each in waiting) + largest
+        assert sum(sizes) <= sum(4 + len(data) for data in waiting) + largest
     assert disk.get(1000, ALL) == waiting
     assert list(path.glob("*.bad")) == []
     disk.close()
 
 
-def test_a_sync_on_a_thread_neither_undoes_nor_covers_what_comes_meanwhile(tmp_path: Path) -> None:
+def test_a_background_sync_does_not_affect_later_operations(tmp_path: Path) -> None:
     later = Later()
     disk = queue(tmp_path, background=later)
     put_records(disk, [record(1)])
@@ -310,7 +311,7 @@ def test_a_sync_on_a_thread_neither_undoes_nor_covers_what_comes_meanwhile(tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_descriptors_a_file_is_read_and_a_sync_begun_later(
+def test_reads_and_syncs_without_descriptors_are_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dirty: list[DiskQueue] = []
@@ -325,9 +326,7 @@ def test_without_descriptors_a_file_is_read_and_a_sync_begun_later(
     assert disk.get(1, ALL) == [RECORD]
 
 
-def test_what_a_network_file_system_says_at_a_close_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_close_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(descriptor: int, close: Callable[[int], None] = os.close) -> None:
         close(descriptor)
         raise OSError(errno.EIO, "some write has failed")
@@ -343,7 +342,7 @@ def test_what_a_network_file_system_says_at_a_close_loses_nothing(
     disk.close()
 
 
-def test_a_sync_of_one_that_ends_is_left_to_its_end(tmp_path: Path) -> None:
+def test_a_queued_sync_is_left_to_the_close(tmp_path: Path) -> None:
     ending = Later()
     ending.is_ending = True
     disk = queue(tmp_path, sync_every=1, background=ending)
@@ -357,13 +356,13 @@ def test_a_sync_of_one_that_ends_is_left_to_its_end(tmp_path: Path) -> None:
     [(1, None), (7, None), (7, Later())],
     ids=["often", "now", "thread"],
 )
-def test_power_cuts_spare_the_synced(
+def test_power_failures_spare_synced_records(
     tmp_path: Path, sync_each: int, background: Later | None
 ) -> None:
-    """As Go's nsqd it leaves the names of files to the journal of the file system."""
+    """As in the Go nsqd, the journal of the file system makes the names of files durable."""
     put: list[bytes] = []
     got: list[bytes] = []
-    taken: list[int] = []  # how many were taken, after each promise
+    read_counts: list[int] = []  # the number of records read, after each promise
     with PowerCut(tmp_path, names_with_files=True) as record:
         disk = queue(tmp_path, max_bytes=4 * ON_DISK, sync_every=5, background=background)
         for number in range(40):
@@ -378,21 +377,21 @@ def test_power_cuts_spare_the_synced(
                     disk.start_sync()
                     background.catch_up()
                 assert not disk.needs_sync
-                taken.append(len(got))
+                read_counts.append(len(got))
                 record.note(len(put))
         disk.close()
-        taken.append(len(got))
+        read_counts.append(len(got))
 
     for promised, cut in record.cuts():
         cut.restore(tmp_path)
         disk = queue(tmp_path, max_bytes=4 * ON_DISK)
-        found = disk.get(99, ALL)
+        records = disk.get(99, ALL)
         disk.abandon()
         first = f"t:ch.diskqueue.{disk._read_file:06d}.dat"
-        assert all(name >= first for name in data_files(tmp_path)), "what was read is removed"
-        assert found == sorted(found), "nothing comes twice, and in its order"
-        assert set(found) <= set(put)
-        if promised:  # what was taken before the next promise may be gone, too
+        assert all(name >= first for name in data_files(tmp_path)), "read files are removed"
+        assert records == sorted(records), "each record once, in order"
+        assert set(records) <= set(put)
+        if promised:  # records that were read before the next promise may be missing
             kept = set(put[: promised[-1]])  # type: ignore[misc]
-            missing = kept - set(got[: taken[len(promised)]]) - set(found)
+            missing = kept - set(got[: read_counts[len(promised)]]) - set(records)
             assert not missing, (promised[-1], sorted(missing))

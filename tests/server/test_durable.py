@@ -49,7 +49,7 @@ def killed(nsqd: EmbeddedServer) -> EmbeddedServer:
 
 
 @pytest.mark.parametrize("how", ["empty the channel", "delete the channel", "delete the topic"])
-def test_what_was_dropped_does_not_come_back(nsqd: EmbeddedServer, how: str) -> None:
+def test_dropped_messages_stay_dropped(nsqd: EmbeddedServer, how: str) -> None:
     nsqd.create_channel("t", "ch")
     nsqd.publish("t", *[b"%d" % number for number in range(20)])
     if how == "empty the channel":
@@ -81,7 +81,7 @@ def test_messages_wait_for_a_channel_through_kills(
     pages = [failing(sqlite3.SQLITE_CORRUPT, "malformed")] * 2  # it is rewritten, and tried again
     monkeypatch.setattr(Database, "page", at_first(pages, Database.page))
     nsqd.create_channel("t", "ch")
-    assert nsqd.depth("t") == 13  # also those that are being moved
+    assert nsqd.depth("t") == 13  # including the messages being moved
     go_on.set()
     wait_until(lambda: nsqd.depth("t") == 0, what="the channel has them")
     # each once: they have left the topic
@@ -103,7 +103,7 @@ def test_ids_survive_clocks_set_back(nsqd: EmbeddedServer, monkeypatch: pytest.M
         assert client.read_message().id == new.id != old.id
 
 
-def test_the_answer_comes_before_the_message_and_ephemeral_ones_go(nsqd: EmbeddedServer) -> None:
+def test_the_answer_precedes_the_message_and_ephemeral_queues_end(nsqd: EmbeddedServer) -> None:
     with subscribed(nsqd.tcp_address, "other", "ch", ready=10) as client:
         for _ in range(20):
             client.publish("other", b"x")
@@ -189,7 +189,7 @@ def test_files_with_damage_enter_a_database(tmp_path: Path, serve: Serve, run_ns
     file.write_bytes(content[:31] + b"\xff" + content[32:])  # the length of the second
     copy = file.with_name(f"{file.name}.bad")
     copy.symlink_to(tmp_path / "elsewhere")  # which is not followed
-    (tmp_path / "nsqd.dat").write_bytes(b"\xff")  # what it was before is beside it
+    (tmp_path / "nsqd.dat").write_bytes(b"\xff")  # the previous file is next to it
 
     recover(tmp_path, "-durable")
     archive = tmp_path.parent / f"{tmp_path.name}.log"
@@ -201,7 +201,7 @@ def test_files_with_damage_enter_a_database(tmp_path: Path, serve: Serve, run_ns
     assert "nsq: 0 messages" in recovered.err  # all that is in the copy is in the database
 
 
-def test_files_and_database_hold_the_same(nsqd: EmbeddedServer, serve: Serve) -> None:
+def test_files_and_database_have_the_same_messages(nsqd: EmbeddedServer, serve: Serve) -> None:
     """To the files of Go's nsqd and back: bodies, order, attempts, delays and pauses."""
     nsqd.create_channel("t", "ch")
     nsqd.create_channel("t", "paused")
@@ -224,9 +224,9 @@ def test_files_and_database_hold_the_same(nsqd: EmbeddedServer, serve: Serve) ->
     recover(nsqd.data_path, "-durable")
     nsqd.start()
     with subscribed(nsqd.tcp_address, "t", "ch", ready=100) as client:
-        found = client.read_messages(52)
-    assert [each.body for each in found] == [b"held", *bodies, b"last"]
-    assert [each.attempts for each in found] == [2, *[1] * 51]
+        messages = client.read_messages(52)
+    assert [message.body for message in messages] == [b"held", *bodies, b"last"]
+    assert [message.attempts for message in messages] == [2, *[1] * 51]
     assert nsqd.channel_stats("t", "ch")["deferred_count"] == 2
     assert nsqd.channel_stats("t", "paused")["paused"]
     assert consumed(nsqd, "waits", 2) == [b"\0", bytes(range(256)) * 9]
@@ -234,11 +234,13 @@ def test_files_and_database_hold_the_same(nsqd: EmbeddedServer, serve: Serve) ->
 
 def consumed(nsqd: EmbeddedServer, topic: str, count: int) -> list[bytes]:
     with subscribed(nsqd.tcp_address, topic, "ch", ready=count) as client:
-        return [each.body for each in client.read_messages(count)]
+        return [message.body for message in client.read_messages(count)]
 
 
 @pytest.mark.parametrize("mem_queue_size", [0, 5, 10_000])
-def test_order_is_kept_in_memory_or_not(tmp_path: Path, serve: Serve, mem_queue_size: int) -> None:
+def test_order_is_kept_in_memory_and_on_disk(
+    tmp_path: Path, serve: Serve, mem_queue_size: int
+) -> None:
     nsqd = serve(EmbeddedServer(tmp_path, "-durable", f"-mem-queue-size={mem_queue_size}"))
     nsqd.create_channel("t", "ch")
     bodies = [b"%d" % number for number in range(3000)]
@@ -246,19 +248,19 @@ def test_order_is_kept_in_memory_or_not(tmp_path: Path, serve: Serve, mem_queue_
         subscribed(nsqd.tcp_address, "t", "ch", ready=7) as client,
         RawClient(nsqd.tcp_address) as producer,
     ):
-        found: list[bytes] = []
+        received: list[bytes] = []
 
         def consume(count: int) -> None:
-            for _ in range(min(count, 3000 - len(found))):
+            for _ in range(min(count, 3000 - len(received))):
                 message = client.read_message()
-                found.append(message.body)
+                received.append(message.body)
                 client.finish([message])
 
         for start in range(0, 3000, 100):
             producer.publish("t", *bodies[start : start + 100])
             consume(140 if start >= 1500 else 35)
         consume(3000)
-        assert found == bodies
+        assert received == bodies
         producer.publish("t", b"again")
         for attempts in range(1, 4):
             message = client.read_message()
@@ -267,24 +269,24 @@ def test_order_is_kept_in_memory_or_not(tmp_path: Path, serve: Serve, mem_queue_
     assert killed(nsqd).depth("t", "ch") + nsqd.channel_stats("t", "ch")["deferred_count"] == 1
 
 
-def test_what_is_given_back_goes_behind_what_waits(nsqd: EmbeddedServer) -> None:
+def test_requeued_messages_go_behind_waiting_ones(nsqd: EmbeddedServer) -> None:
     nsqd.create_channel("t", "ch")
     nsqd.publish("t", *[b"%d" % number for number in range(30)])
     with subscribed(nsqd.tcp_address, "t", "ch", ready=1) as client:
-        found = []
+        received = []
         for _ in range(34):
             message = client.read_message()
-            found.append(message.body)
-            again = message.body in (b"0", b"1") and message.attempts < 3
-            client.send((b"REQ %b 0\n" if again else b"FIN %b\n") % message.id)
+            received.append(message.body)
+            is_requeued = message.body in (b"0", b"1") and message.attempts < 3
+            client.send((b"REQ %b 0\n" if is_requeued else b"FIN %b\n") % message.id)
         client.settle()
-    assert found[:30] == [b"%d" % number for number in range(30)]
-    assert sorted(found[30:]) == [b"0", b"0", b"1", b"1"]
+    assert received[:30] == [b"%d" % number for number in range(30)]
+    assert sorted(received[30:]) == [b"0", b"0", b"1", b"1"]
     wait_until(lambda: nsqd.depth("t", "ch") == 0, what="all are finished")
 
 
 def failing(code: int, text: str) -> Callable[..., object]:
-    """What raises as SQLite does."""
+    """Return a function that raises an error of SQLite."""
     error = sqlite3.OperationalError(text)
     error.sqlite_errorcode = code
     return Mock(side_effect=error)
@@ -325,7 +327,7 @@ def test_a_full_disk_defers_answers(nsqd: EmbeddedServer, monkeypatch: pytest.Mo
     assert nsqd.channel_stats("t", "ch")["deferred_count"] == 1
 
 
-def test_a_pause_that_a_full_disk_does_not_take_is_refused_whatever_waits_to_be_written(
+def test_a_pause_fails_on_a_full_disk(
     nsqd: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nsqd.create_channel("t", "ch")
@@ -342,27 +344,27 @@ def test_a_pause_that_a_full_disk_does_not_take_is_refused_whatever_waits_to_be_
         with monkeypatch.context() as patch:
             patch.setattr(Database, "commit", commit)
             publishes = (b"PUB u\n" + sized(b"x")) * durable_store._STEP_COUNT
-            client.send(b"".join(b"FIN %b\n%b" % (each.id, publishes) for each in messages))
+            client.send(b"".join(b"FIN %b\n%b" % (message.id, publishes) for message in messages))
             wait_until(lambda: nsqd.channel_stats("t", "ch")["in_flight_count"] == 0, what="FINs")
             is_full.set()
             assert nsqd.request("POST", "/channel/pause?topic=t&channel=ch")[0] == 500
 
 
-def test_after_a_failed_sync_the_database_is_written_anew_before_a_publish_is_confirmed(
+def test_a_failed_sync_rewrites_the_database_before_a_publish_is_confirmed(
     nsqd: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nsqd.create_channel("t", "ch")
     bodies = [b"%d" % number for number in range(20)]
     nsqd.publish("t", *bodies)
-    before = nsqd.data_path.joinpath("nsqd.dat").read_bytes()
+    old_name_file = nsqd.data_path.joinpath("nsqd.dat").read_bytes()
     with subscribed(nsqd.tcp_address, "t", "ch", ready=1) as client:
         with monkeypatch.context() as patch:
             patch.setattr(Database, "commit", failing(sqlite3.SQLITE_IOERR, "disk I/O error"))
             assert b"disk I/O error" in refusal(nsqd, b"refused")
-            assert nsqd.data_path.joinpath("nsqd.dat").read_bytes() == before
+            assert nsqd.data_path.joinpath("nsqd.dat").read_bytes() == old_name_file
             patch.setattr(DurablePath, "renew", failing(sqlite3.SQLITE_IOERR, "still bad"))
         wait_until(lambda: nsqd.request("POST", "/pub?topic=t", b"new")[0] == 200, what="it is")
-        assert nsqd.data_path.joinpath("nsqd.dat").read_bytes() != before
+        assert nsqd.data_path.joinpath("nsqd.dat").read_bytes() != old_name_file
         assert len(list(nsqd.data_path.glob("nsqd.durable.*.db"))) == 1
         pages = [failing(sqlite3.SQLITE_CORRUPT, "malformed")]  # it is again, and the disk full
         commits: list[Callable[..., object]] = []
@@ -398,13 +400,13 @@ def test_a_rewrite_that_fails_leaves_nothing(
         monkeypatch.setattr(durable_path, "copy_readable", copy)
     files = DurablePath(nsqd.data_path, DaemonLog(None, ""))
     with closing(files.open()) as opened:
-        before = sorted(nsqd.data_path.iterdir())
+        old_files = sorted(nsqd.data_path.iterdir())
         if fails == "its opening":
             failure = failing(sqlite3.SQLITE_FULL, "full")
             monkeypatch.setattr(durable_path, "Database", failure)
         with pytest.raises((sqlite3.Error, OSError)):
             files.renew(opened, "it is damaged")
-        assert sorted(nsqd.data_path.iterdir()) == before
+        assert sorted(nsqd.data_path.iterdir()) == old_files
 
 
 def test_weakening_settings_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -415,7 +417,9 @@ def test_weakening_settings_are_refused(tmp_path: Path, monkeypatch: pytest.Monk
         EmbeddedServer(tmp_path, "-durable").start()
 
 
-def test_the_deferred_come_in_time(nsqd: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deferred_messages_are_delivered_when_due(
+    nsqd: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The disk is so late that its time comes before it is written."""
     nsqd.create_channel("t", "ch")
     nsqd.publish("t", b"first", b"second")
@@ -450,22 +454,22 @@ def test_the_deferred_come_in_time(nsqd: EmbeddedServer, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("count", [500, 2000])
-def test_a_client_that_sends_faster_than_the_disk_has_to_wait(
+def test_a_client_faster_than_the_disk_has_to_wait(
     nsqd: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     waits = Event()
-    fewer_unconfirmed, real_commit = PublishCommands.fewer_unconfirmed, Database.commit
+    wait_until_confirmed, real_commit = PublishCommands.wait_until_confirmed, Database.commit
 
     async def note(self: PublishCommands, limit: int) -> None:
         if limit:
             waits.set()
-        await fewer_unconfirmed(self, limit)
+        await wait_until_confirmed(self, limit)
 
     def commit(*args: Any) -> object:
         assert waits.wait(patience_s(10))
         return real_commit(*args)
 
-    monkeypatch.setattr(PublishCommands, "fewer_unconfirmed", note)
+    monkeypatch.setattr(PublishCommands, "wait_until_confirmed", note)
     monkeypatch.setattr(Database, "commit", commit)
     publishes = [mpub("t", [b"x" * 1000] * count)] * (12_000 // count)
     with RawClient(nsqd.tcp_address) as client, ThreadPoolExecutor(1) as thread:
@@ -474,7 +478,7 @@ def test_a_client_that_sends_faster_than_the_disk_has_to_wait(
             assert client.read_response() == b"OK"
 
 
-def test_answers_come_in_order_and_to_a_client_that_sends_no_more(nsqd: EmbeddedServer) -> None:
+def test_answers_keep_their_order_and_reach_a_half_closed_client(nsqd: EmbeddedServer) -> None:
     with RawClient(nsqd.tcp_address) as client:
         client.send(b"".join(b"PUB t\n" + sized(b"%d" % number) for number in range(50)))
         client.socket.shutdown(socket.SHUT_WR)
@@ -483,7 +487,7 @@ def test_answers_come_in_order_and_to_a_client_that_sends_no_more(nsqd: Embedded
     assert nsqd.depth("t") == 50
     with RawClient(nsqd.tcp_address) as client:
         bodies = [b"x" * 100_000] * 200
-        client.send(b"".join(b"PUB t\n" + sized(each) for each in bodies) + b"SUB t ch\nRDY 1\n")
+        client.send(b"".join(b"PUB t\n" + sized(body) for body in bodies) + b"SUB t ch\nRDY 1\n")
         for _ in range(201):
             assert client.read_response() == b"OK"
         client.read_message()
@@ -492,7 +496,7 @@ def test_answers_come_in_order_and_to_a_client_that_sends_no_more(nsqd: Embedded
     assert [data for _, data in answers] == [b"OK", b"CLOSE_WAIT"]
 
 
-def test_http_requests_that_come_together_are_answered_in_order(nsqd: EmbeddedServer) -> None:
+def test_pipelined_http_requests_are_answered_in_order(nsqd: EmbeddedServer) -> None:
     def post(target: bytes, body: bytes) -> bytes:
         head = b"POST /%b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (target, len(body))
         return head + body
@@ -504,7 +508,7 @@ def test_http_requests_that_come_together_are_answered_in_order(nsqd: EmbeddedSe
         web.socket.shutdown(socket.SHUT_WR)
         answers = b"".join(iter(lambda: web.socket.recv(1 << 16), b""))
         client.subscribe("t", "ch", ready=9)
-        assert {each.body for each in client.read_messages(4)} == {b"1", b"2", b"3", b"4"}
+        assert {message.body for message in client.read_messages(4)} == {b"1", b"2", b"3", b"4"}
     assert answers.count(b"HTTP/1.1 200 OK\r\n") == answers.count(b"\r\n\r\nOK") == 5
-    is_of_nsq = [b"X-Nsq" in each for each in answers.split(b"HTTP/1.1 ")[1:]]
+    is_of_nsq = [b"X-Nsq" in answer for answer in answers.split(b"HTTP/1.1 ")[1:]]
     assert is_of_nsq == [True, False, True, True, True]

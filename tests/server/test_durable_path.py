@@ -85,14 +85,14 @@ def test_a_start_is_refused_with_remedies_that_work(
         assert recovered_bodies(left, run_nsq) == BODIES
 
 
-def test_a_plain_nsqd_names_the_database_beside_its_files(left: Path, serve: Serve) -> None:
+def test_an_nsqd_without_durable_reports_a_database(left: Path, serve: Serve) -> None:
     (left / "nsqd.dat").write_text(GO_EMPTY)
     nsqd = serve(EmbeddedServer(left))
     assert "nsqd.durable.1.db has 20 messages" in nsqd.log
     assert (left / "nsqd.durable.1.db").exists()
 
 
-def test_a_second_database_is_kept_and_one_that_was_being_written_goes(
+def test_a_second_database_is_kept_and_an_unfinished_one_removed(
     left: Path, serve: Serve, run_nsq: RunNsq
 ) -> None:
     shutil.copy(left / "nsqd.durable.1.db", left / "nsqd.durable.7.db")
@@ -107,18 +107,18 @@ def test_a_second_database_is_kept_and_one_that_was_being_written_goes(
 
 
 @pytest.mark.parametrize("flags", [[], ["--durable"]], ids=["export", "adopt"])
-def test_queue_files_that_the_database_does_not_have_are_kept(
+def test_queue_files_with_other_messages_are_kept(
     left: Path, tmp_path: Path, serve: Serve, run_nsq: RunNsq, flags: list[str]
 ) -> None:
     """Somebody had Go's nsqd work there, and brought the nsqd.dat of --durable back."""
     plain = serve(EmbeddedServer(tmp_path, "-mem-queue-size=0"))
-    others = [b"other %03d" % number for number in range(9)]
-    plain.publish("t", *others)
+    other_bodies = [b"other %03d" % number for number in range(9)]
+    plain.publish("t", *other_bodies)
     plain.stop()
     for path in tmp_path.glob("t.diskqueue.*"):
         shutil.copy(path, left)
     assert run_nsq(["nsqd", "--recover-only", *flags, f"--data-path={left}"]).status == 0
-    assert recovered_bodies(left, run_nsq, "--all") == sorted(BODIES + others)
+    assert recovered_bodies(left, run_nsq, "--all") == sorted(BODIES + other_bodies)
 
 
 def test_files_below_the_read_position_survive_an_adoption(
@@ -163,7 +163,7 @@ def test_another_format_is_refused_by_name(
     assert database.read_bytes() == before
 
 
-def test_a_database_without_a_version_is_taken_and_stamped(left: Path, serve: Serve) -> None:
+def test_a_database_without_a_version_is_opened_and_stamped(left: Path, serve: Serve) -> None:
     database = left / "nsqd.durable.1.db"
     with closing(sqlite3.connect(database)) as connection:
         connection.executescript("PRAGMA user_version=0; PRAGMA application_id=0")
@@ -211,7 +211,7 @@ class FlakyReads:
 
 
 @pytest.mark.parametrize(("failures", "rows"), [(30, 1), (30, 0), (4, 7)])
-def test_reads_that_fail_for_a_while_lose_and_double_nothing(
+def test_transient_read_errors_lose_and_repeat_nothing(
     left: Path, monkeypatch: pytest.MonkeyPatch, failures: int, rows: int
 ) -> None:
     FlakyReads(monkeypatch, failures, rows)
@@ -219,7 +219,7 @@ def test_reads_that_fail_for_a_while_lose_and_double_nothing(
     assert [frame[-11:] for frame in frames] == BODIES
 
 
-def test_a_place_that_cannot_be_read_costs_only_what_is_there(
+def test_an_unreadable_sector_costs_only_its_own_messages(
     left: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(durable_database, "_READ_PATIENCE_S", 0)
@@ -228,7 +228,7 @@ def test_a_place_that_cannot_be_read_costs_only_what_is_there(
     assert {frame[-11:] for frame in frames} == {*BODIES[:5], *BODIES[-5:]} or len(frames) == 20
 
 
-def test_a_copy_is_kept_only_of_what_loses_messages_and_of_a_few(
+def test_copies_are_kept_of_a_few_databases_that_lost_messages(
     left: Path, monkeypatch: pytest.MonkeyPatch, run_nsq: RunNsq
 ) -> None:
     monkeypatch.setattr(durable_path, "_MAX_COPIES", 2)

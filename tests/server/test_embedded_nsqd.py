@@ -1,4 +1,4 @@
-"""The embedded nsqd as a library: its life, its data, and what a failed start leaves behind."""
+"""The embedded nsqd as a library: start and stop, data, and failed starts."""
 
 import gc
 import json
@@ -54,7 +54,7 @@ def test_it_serves_while_the_block_runs() -> None:
             list(threads.map(lambda _: other.stop(), range(4)))
 
 
-def test_a_child_of_a_fork_leaves_it_to_its_parent_and_is_not_in_the_way_of_a_restart() -> None:
+def test_a_forked_child_affects_neither_the_daemon_nor_its_restart() -> None:
     """A second child has copies of its sockets, as between fork and exec of a program that another
     thread starts."""
     program = """
@@ -81,7 +81,7 @@ def test_a_child_of_a_fork_leaves_it_to_its_parent_and_is_not_in_the_way_of_a_re
     assert run_program(program, *(str(port.number) for port in ports)) == ""
 
 
-def test_a_nearly_full_disk_refuses_publishes_as_ping_says_and_counts_each_once(
+def test_a_nearly_full_disk_refuses_and_counts_publishes(
     tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nsqd = serve(EmbeddedServer(tmp_path, f"-min-disk-free={1 << 60}"))
@@ -101,10 +101,10 @@ def test_a_nearly_full_disk_refuses_publishes_as_ping_says_and_counts_each_once(
     assert b"\nnsqd_refused_total 1\n" in nsqd.get("/metrics")
 
 
-def test_what_a_client_had_sent_goes_with_it(
+def test_input_is_freed_with_its_client(
     request: pytest.FixtureRequest, certificates: Certificates
 ) -> None:
-    """Left to the garbage collection it took 4 MB for each that died in a publish, for long."""
+    """Until the next garbage collection, each client that died in a publish took 4 MB."""
     gc.disable()
     request.addfinalizer(gc.enable)
     cert, key = map(str, certificates.server)
@@ -116,13 +116,13 @@ def test_what_a_client_had_sent_goes_with_it(
             client.send(mpub("t", [b"body"])[:-1])
             address = "{}:{}".format(*client.socket.getsockname())
             connections = (o for o in gc.get_objects() if isinstance(o, ClientConnection))
-            found = [weakref.ref(o) for o in connections if o.remote_address == address]
-        assert len(found) == 1
-        wait_until(lambda: found[0]() is None, what="it has gone")
+            references = [weakref.ref(o) for o in connections if o.remote_address == address]
+        assert len(references) == 1
+        wait_until(lambda: references[0]() is None, what="it has gone")
 
 
 @pytest.mark.parametrize("failure", [MemoryError(), ValueError("a fault of ours")])
-def test_a_queue_that_cannot_be_written_does_not_keep_the_others_from_the_disk(
+def test_a_queue_that_fails_to_close_does_not_affect_others(
     tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
     nsqd = serve(EmbeddedServer(tmp_path, "-mem-queue-size=1"))
@@ -141,30 +141,30 @@ def test_a_queue_that_cannot_be_written_does_not_keep_the_others_from_the_disk(
 
     assert "TOPIC(a): failed to close" in nsqd.log
     assert {path.name[0] for path in tmp_path.glob("*.diskqueue.meta.dat")} == {"a", "b", "c"}
-    assert [each._writer for each in failed] == [-1]
+    assert [disk._writer for disk in failed] == [-1]
     nsqd.start()
     assert [nsqd.depth(topic) for topic in "abc"] == [1, 2, 2]
 
 
-def test_names_that_no_queue_may_have_are_skipped_in_the_list_of_topics(any_nsqd: AnyNsqd) -> None:
+def test_invalid_names_in_nsqd_dat_are_skipped(any_nsqd: AnyNsqd) -> None:
     nsqd = any_nsqd()
     nsqd.stop()
     listed = {"a:b": ["c"], "a:c": [], "t": ["c:d", "ch"], "": []}
     topics = [
-        {"name": name, "channels": [{"name": each} for each in channels]}
+        {"name": name, "channels": [{"name": channel} for channel in channels]}
         for name, channels in listed.items()
     ]
     (nsqd.data_path / "nsqd.dat").write_text(json.dumps({"topics": topics}))
     nsqd.start()
 
     [topic] = nsqd.stats()["topics"]
-    names = [topic["topic_name"], *(each["channel_name"] for each in topic["channels"])]
+    names = [topic["topic_name"], *(channel["channel_name"] for channel in topic["channels"])]
     assert names == ["t", "ch"]
     for what in ("topic a:b", "topic a:c", "channel c:d", "topic "):
         assert f"skipping creation of invalid {what}\n" in nsqd.log
 
 
-def test_a_broken_list_of_topics_is_replaced_by_the_previous_and_by_the_names_of_queue_files(
+def test_a_damaged_nsqd_dat_is_restored_from_previous_and_queue_files(
     tmp_path: Path, serve: Serve
 ) -> None:
     nsqd = serve(EmbeddedServer(tmp_path))
@@ -174,7 +174,7 @@ def test_a_broken_list_of_topics_is_replaced_by_the_previous_and_by_the_names_of
     nsqd.post("/topic/pause", topic="a")
     nsqd.stop()
     [queue] = tmp_path.glob("a:ch.diskqueue.0*.dat")
-    for other in ("o", "o:other"):  # which it never was told of
+    for other in ("o", "o:other"):  # not in nsqd.dat
         queue.with_name(queue.name.replace("a:ch", other)).write_bytes(queue.read_bytes())
     (tmp_path / "nsqd.dat").write_bytes((tmp_path / "nsqd.dat").read_bytes()[:40])
     nsqd.start()
@@ -185,12 +185,12 @@ def test_a_broken_list_of_topics_is_replaced_by_the_previous_and_by_the_names_of
     wait_until(lambda: nsqd.depth("o", "other") == 2, what="the topic's own is in the channel")
     assert "failed to parse metadata" in nsqd.log
     assert (tmp_path / "nsqd.dat.broken").stat().st_size == 40
-    nsqd.stop()  # which waits for what is being removed
+    nsqd.stop()  # waits for the removals
     assert not list(tmp_path.glob(".*"))
 
 
 @pytest.mark.parametrize("missing", ["nsqd-disk", "nsqd-durable", "loop"])
-def test_without_its_threads_it_does_not_start_and_leaves_the_port(
+def test_without_threads_it_fails_to_start_and_releases_the_port(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
     def refuse(thread: Thread, start: Callable[[Thread], None] = Thread.start) -> None:

@@ -1,4 +1,4 @@
-"""What HTTP clients of other languages send by default reaches the daemons whole."""
+"""The default requests of HTTP clients in other languages reach the daemons completely."""
 
 import shutil
 import subprocess
@@ -67,7 +67,7 @@ def test_an_offered_upgrade_keeps_the_connection_to_nsqlookupd() -> None:
             assert client.socket.recv(1 << 16).startswith(b"HTTP/1.1 200")
 
 
-def test_what_old_stacks_send_is_answered_as_by_go(any_nsqd: AnyNsqd) -> None:
+def test_old_http_clients_are_answered_as_by_go(any_nsqd: AnyNsqd) -> None:
     address = any_nsqd().http_address
     padded = b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\n" + CHUNKED + b"\r\n3 \r\nabc\r\n0\r\n\r\n"
     star = b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n"

@@ -59,7 +59,7 @@ REQUESTS: dict[str, Callable[[int], bytes]] = {
 @pytest.mark.alone
 @pytest.mark.parametrize("flags", [(), ("-durable",)])
 @pytest.mark.parametrize("request_name", REQUESTS)
-def test_no_request_holds_the_loop_or_takes_four_times_its_memory(
+def test_no_large_request_blocks_the_loop_or_needs_four_times_its_size(
     request_name: str, flags: tuple[str, ...], data_path: DataPath, serve: Serve
 ) -> None:
     request = REQUESTS[request_name](5 * MB)

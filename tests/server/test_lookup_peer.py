@@ -36,7 +36,7 @@ def lookupd(serve: Serve) -> EmbeddedLookupServer:
     return serve(EmbeddedLookupServer())
 
 
-async def test_topics_created_during_announcements_are_told_and_hold_up_no_ping(
+async def test_topics_created_during_registration_are_registered_and_delay_no_ping(
     lookupd: EmbeddedLookupServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lookup_peers, "_PING_INTERVAL_S", 0.02)
@@ -63,7 +63,7 @@ async def test_topics_created_during_announcements_are_told_and_hold_up_no_ping(
     await peer.stop()
 
 
-def test_one_that_is_silent_and_what_never_was_foreseen_are_logged_once_and_tried_again(
+def test_failures_of_a_peer_are_logged_once_and_retried(
     serves: Serves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     silent = serves(lambda accepted: accepted.makefile().read())
@@ -77,7 +77,7 @@ def test_one_that_is_silent_and_what_never_was_foreseen_are_logged_once_and_trie
     assert log.getvalue().count("LOOKUP connecting") == 1
 
 
-def test_a_silent_name_server_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_name_server_does_not_delay_the_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, answers = Event(), Event()
     ended: list[object] = []
     real_look_up = socket.getaddrinfo
@@ -144,7 +144,7 @@ def test_a_new_topic_has_the_channels_of_the_other_nsqlookupd(
     for channel in ("archive", "tail#ephemeral"):
         other.post("/channel/create", topic="clicks", channel=channel)
     places = [serves(a_nsqlookupd(port, identified)), other.tcp_address, "a..b:4160"]
-    flags = [f"-lookupd-tcp-address={each}" for each in places]
+    flags = [f"-lookupd-tcp-address={address}" for address in places]
     flags += ["-http-client-connect-timeout=200ms", "-http-client-request-timeout=300ms"]
     nsqd = embedded_nsqd(*flags)
     nsqd.create_topic("early")
@@ -157,7 +157,7 @@ def test_a_new_topic_has_the_channels_of_the_other_nsqlookupd(
     assert "ERROR: LOOKUPD(a..b:4160): " in nsqd.log
 
 
-def test_a_port_in_use_is_named_and_the_other_is_free_again(lookupd: EmbeddedLookupServer) -> None:
+def test_a_port_in_use_is_named_and_the_other_port_released(lookupd: EmbeddedLookupServer) -> None:
     port = ReservedPort()
     free = f"127.0.0.1:{port.number}"
     with pytest.raises(ConfigurationError, match="address already in use"):
@@ -167,7 +167,7 @@ def test_a_port_in_use_is_named_and_the_other_is_free_again(lookupd: EmbeddedLoo
 
 
 def test_a_star_tombstones_all_topics(lookupd: EmbeddedLookupServer) -> None:
-    """Go marks one of them, by chance."""
+    """Go marks a random one."""
     with RawPeer(lookupd.tcp_address) as peer:
         peer.identify()
         assert peer.ask(b"REGISTER clicks archive\n") == peer.ask(b"REGISTER errors\n") == b"OK"
@@ -175,7 +175,7 @@ def test_a_star_tombstones_all_topics(lookupd: EmbeddedLookupServer) -> None:
         assert lookupd.producers("clicks") == lookupd.producers("errors") == []
 
 
-def test_the_nodes_of_a_large_cluster_hold_up_nobody(
+def test_nodes_of_a_large_cluster_do_not_block_the_loop(
     request: pytest.FixtureRequest, lookupd: EmbeddedLookupServer
 ) -> None:
     gc.disable()
@@ -187,8 +187,8 @@ def test_the_nodes_of_a_large_cluster_hold_up_nobody(
             lookupd._daemon.daemon.registrations.register(peer, f"t{topic}", "")
     meter = meter_of(lookupd._daemon._loop)
     meter.forget()
-    nodes = [each for _ in range(2) for each in lookupd.json("/nodes")["producers"]]
-    assert [len(each["topics"]) for each in nodes] == [10_000] * 20
+    nodes = [node for _ in range(2) for node in lookupd.json("/nodes")["producers"]]
+    assert [len(node["topics"]) for node in nodes] == [10_000] * 20
     assert meter.longest_cpu_s < MAX_TURN_S
 
 
@@ -201,7 +201,9 @@ def test_the_nodes_of_a_large_cluster_hold_up_nobody(
         (b"BAD\n" + b"PING\n" * 10_000, b"E_INVALID invalid command BAD"),
     ],
 )
-def test_the_hostile_is_cut_off(lookupd: EmbeddedLookupServer, data: bytes, answer: bytes) -> None:
+def test_a_hostile_client_is_disconnected(
+    lookupd: EmbeddedLookupServer, data: bytes, answer: bytes
+) -> None:
     with RawPeer(lookupd.tcp_address) as peer:
         peer.send(data)
         if answer:

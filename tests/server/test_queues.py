@@ -41,16 +41,16 @@ def bodies(found: list[bytes]) -> list[bytes]:
 
 
 @given(st.lists(st.tuples(st.integers(-5, 5), st.integers(1, 5000)), max_size=6))
-def test_ids_are_unique_and_increase_whatever_the_clock_does(steps: list[tuple[int, int]]) -> None:
+def test_ids_are_unique_and_increase_with_any_clock(steps: list[tuple[int, int]]) -> None:
     ids = MessageIds(617)
-    taken: list[bytes] = []
+    generated: list[bytes] = []
     now_ns = NOW_NS
     for ticks, size in steps:
         now_ns += ticks * TICK_NS
-        taken += ids.take(size, now_ns)
+        generated += ids.take(size, now_ns)
 
-    assert taken == sorted(set(taken))
-    assert {(len(each), int(each, 16) >> 12 & 1023) for each in taken} <= {(16, 617)}
+    assert generated == sorted(set(generated))
+    assert {(len(id_), int(id_, 16) >> 12 & 1023) for id_ in generated} <= {(16, 617)}
 
 
 @given(st.binary(max_size=50), st.integers(0, 65535))
@@ -80,7 +80,7 @@ def holding(in_flight: InFlightMessages, names: str, now_s: float, timeout_s: fl
 
 
 @pytest.mark.parametrize("timeout_s", [60, 899.9, 900])
-def test_touches_leave_at_most_one_entry_a_message(timeout_s: float) -> None:
+def test_touches_leave_at_most_one_entry_for_each_message(timeout_s: float) -> None:
     in_flight = InFlightMessages()
     [kept] = holding(in_flight, "k", 0, timeout_s)
     for step in range(1, 2000):
@@ -95,7 +95,7 @@ def test_touches_leave_at_most_one_entry_a_message(timeout_s: float) -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("hft"), st.integers(0, 9), st.integers(0, 3))))
-def test_nothing_held_is_ever_lost_or_late(steps: list[tuple[str, int, int]]) -> None:
+def test_messages_in_flight_are_never_lost_or_late(steps: list[tuple[str, int, int]]) -> None:
     in_flight = InFlightMessages()
     expected: dict[bytes, tuple[float, float]] = {}  # deadline, delivery
     now_s = 0.0
@@ -113,16 +113,16 @@ def test_nothing_held_is_ever_lost_or_late(steps: list[tuple[str, int, int]]) ->
         elif action == "t" and not in_flight.touch([message_id], now_s, 4, 6):
             delivered_s = expected[message_id][1]
             expected[message_id] = min(now_s + 4, delivered_s + 6), delivered_s
-        due = {each for each, (deadline_s, _) in expected.items() if deadline_s <= now_s}
-        taken = in_flight.take_expired(now_s, 2)
-        while some := in_flight.take_expired(now_s, 2):
-            taken += some
-        assert set(message_ids(taken)) == due
-        expected = {each: when for each, when in expected.items() if each not in due}
+        due = {id_ for id_, (deadline_s, _) in expected.items() if deadline_s <= now_s}
+        expired = in_flight.take_expired(now_s, 2)
+        while batch := in_flight.take_expired(now_s, 2):
+            expired += batch
+        assert set(message_ids(expired)) == due
+        expected = {id_: times for id_, times in expected.items() if id_ not in due}
         assert in_flight.next_deadline_s() == min((d for d, _ in expected.values()), default=None)
 
 
-def test_what_is_due_is_taken_in_order_and_a_get_is_bounded_by_bytes() -> None:
+def test_due_messages_keep_their_order_and_a_get_is_bounded_by_bytes() -> None:
     deferred = QueueBacklog(9, None, HEALTH)
     for message, due_s in zip(messages(b"late", b"1", b"2", b"3"), (9, 1, 1, 1), strict=True):
         deferred.defer(message, due_s)
@@ -151,43 +151,43 @@ PUT = st.tuples(st.integers(1, 12), st.sampled_from(["", "in blocks", "taken bac
 
 
 @given(st.integers(0, 9), st.sampled_from([150, 1 << 20]), st.lists(PUT | st.integers(1, 12)))
-def test_order_is_kept_through_memory_and_disk_whatever_is_taken_back(
+def test_order_is_kept_through_memory_and_disk_after_an_undo(
     tmp_path_factory: pytest.TempPathFactory,
     limit: int,
     max_bytes_per_file: int,
     steps: list[tuple[int, str] | int],
 ) -> None:
-    """A number: get so many."""
+    """A tuple puts messages, and a number gets as many."""
     path = tmp_path_factory.mktemp("queue")
     backlog = QueueBacklog(limit, disk_queue(path, max_bytes_per_file=max_bytes_per_file), HEALTH)
     numbers, waiting = count(), list[bytes]()
     for step in steps:
         if isinstance(step, int):
-            found = backlog.get(step, 1 << 20)
-            assert bool(found) == bool(waiting)
-            assert found == waiting[: len(found)]
-            del waiting[: len(found)]
+            received = backlog.get(step, 1 << 20)
+            assert bool(received) == bool(waiting)
+            assert received == waiting[: len(received)]
+            del waiting[: len(received)]
             continue
-        size, how = step
+        size, mode = step
         files = len(list(path.glob("*.0*.dat")))
         new = messages(*[b"%d" % next(numbers) for _ in range(size)])
         blocks = [encoded(new[at : at + 4]) for at in range(0, size, 4)]
-        undo = backlog.put(new, blocks=blocks if how == "in blocks" else ())
-        if how == "taken back":
+        undo = backlog.put(new, blocks=blocks if mode == "in blocks" else ())
+        if mode == "taken back":
             backlog.undo(undo)
-            assert len(list(path.glob("*.0*.dat"))) <= files + 1  # which it may have begun
+            assert len(list(path.glob("*.0*.dat"))) <= files + 1  # the put may have created one
         else:
             waiting += new
         assert len(backlog) == len(waiting)
         assert len(backlog) - backlog.disk_depth <= limit  # in memory
     while backlog.has_messages:
-        found = backlog.get(4, 1000)
-        assert found == waiting[: len(found)]
-        del waiting[: len(found)]
+        received = backlog.get(4, 1000)
+        assert received == waiting[: len(received)]
+        del waiting[: len(received)]
     assert (waiting, len(backlog), backlog.disk_depth) == ([], 0, 0)
 
 
-def test_closing_takes_little_memory_besides_what_waits(tmp_path: Path) -> None:
+def test_closing_needs_little_additional_memory(tmp_path: Path) -> None:
     disk = disk_queue(tmp_path, max_bytes_per_file=100 << 20, max_msg_size=1 << 20)
     backlog = QueueBacklog(1 << 30, disk, HEALTH)
     backlog.put(messages(*[bytes(1000)] * 30_000))
@@ -204,7 +204,7 @@ def test_closing_takes_little_memory_besides_what_waits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("jump_s", [0, 86_400, -86_400])
-def test_samples_go_whatever_the_clock_does(monkeypatch: pytest.MonkeyPatch, jump_s: int) -> None:
+def test_samples_expire_with_any_clock(monkeypatch: pytest.MonkeyPatch, jump_s: int) -> None:
     now_s, now_ns = 1000.0, NOW_NS
     monkeypatch.setattr(queued_message, "monotonic", lambda: now_s)
     monkeypatch.setattr(queued_message, "time_ns", lambda: now_ns)

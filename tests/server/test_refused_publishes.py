@@ -1,4 +1,4 @@
-"""What the embedded nsqd refused is nowhere, after a kill too: the publisher may send it again."""
+"""The embedded nsqd stores no refused message, even after a kill: publishers may send it again."""
 
 import errno
 import os
@@ -18,7 +18,7 @@ from nsqtools.server.daemon_log import DaemonLog
 
 
 def publish(nsqd: EmbeddedServer, kind: str, bodies: list[bytes]) -> bool:
-    """Publish in one of the ways there are; return whether it was accepted."""
+    """Publish by TCP or HTTP; return whether nsqd accepted it."""
     if kind.startswith("POST"):
         body = b"\n".join(bodies) if kind == "POST /mpub" else bodies[0]
         return nsqd.request("POST", f"{kind[5:]}?topic=t", body)[0] == 200
@@ -31,7 +31,7 @@ def all_messages(nsqd: EmbeddedServer, channel: str, count: int) -> list[bytes]:
     """Consume everything; there must be ``count`` messages and no more."""
     with subscribed(nsqd.tcp_address, "t", channel, ready=2500) as client:
         found = client.read_messages(count)
-        client.finish(found)
+        client.finish(messages)
         client.settle()
     stats = nsqd.channel_stats("t", channel)
     assert (stats["depth"], stats["in_flight_count"], stats["deferred_count"]) == (0, 0, 0)
@@ -94,7 +94,7 @@ def test_a_stop_that_cannot_write_memory_ends_with_status_1(
     nsqd.wait_for_log(rf"ERROR: {what} - .*No space left on device")
 
 
-def test_a_log_on_a_full_disk_goes_on_when_there_is_room(small_disk: Path) -> None:
+def test_a_log_on_a_full_disk_continues_when_it_has_room(small_disk: Path) -> None:
     with (small_disk / "log").open("w") as stream:
         log = DaemonLog(stream, "")
         fill(small_disk / "of others")
@@ -106,9 +106,7 @@ def test_a_log_on_a_full_disk_goes_on_when_there_is_room(small_disk: Path) -> No
 
 
 @pytest.mark.parametrize("small_disk", ["600k"], indirect=True)
-def test_a_durable_nsqd_starts_where_it_can_and_else_says_why(
-    small_disk: Path, serve: Serve
-) -> None:
+def test_a_durable_nsqd_starts_or_reports_the_reason(small_disk: Path, serve: Serve) -> None:
     nsqd = EmbeddedServer(small_disk, "-durable", "-min-disk-free=1")
     for number in range(2):
         fill(small_disk / "of others")
@@ -126,7 +124,7 @@ def test_a_durable_nsqd_starts_where_it_can_and_else_says_why(
 
 @pytest.mark.parametrize("small_disk", ["3m"], indirect=True)
 @pytest.mark.parametrize("is_filled_by_others", [False, True])
-def test_a_durable_nsqd_on_a_full_disk_takes_publishes_again_after_consuming(
+def test_a_durable_nsqd_on_a_full_disk_accepts_publishes_after_consuming(
     small_disk: Path, serve: Serve, is_filled_by_others: bool
 ) -> None:
     nsqd = serve(EmbeddedServer(small_disk, "-durable", f"-min-disk-free={1 << 20}"))
@@ -135,7 +133,7 @@ def test_a_durable_nsqd_on_a_full_disk_takes_publishes_again_after_consuming(
     confirmed: list[bytes] = []
     refused = 0
     while refused < 20:
-        bodies = [b"%d " % (len(confirmed) + each) + b"x" * 1000 for each in range(20)]
+        bodies = [b"%d " % (len(confirmed) + n) + b"x" * 1000 for n in range(20)]
         if publish(nsqd, "MPUB", bodies):
             confirmed += bodies
         else:
@@ -144,12 +142,12 @@ def test_a_durable_nsqd_on_a_full_disk_takes_publishes_again_after_consuming(
     if is_filled_by_others:
         fill(filling)
     with subscribed(nsqd.tcp_address, "t", "a", ready=2500) as client:
-        found = client.read_messages(len(confirmed))
-        client.finish(found)
+        messages = client.read_messages(len(confirmed))
+        client.finish(messages)
         filling.unlink(missing_ok=True)  # as an operator would
         wait_until(lambda: publish(nsqd, "PUB", [b"again"]), what="there is room")
         again = client.read_message()
-    assert sorted(each.body for each in found) == sorted(confirmed)
+    assert sorted(message.body for message in messages) == sorted(confirmed)
     nsqd.kill()
     nsqd.start()
     assert all_messages(nsqd, "a", 1) == [again.body]

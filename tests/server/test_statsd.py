@@ -1,4 +1,4 @@
-"""What goes to statsd, which the Go nsqd sends, too: keys, differences, whole lines."""
+"""Pushes to statsd as by the Go nsqd: keys, differences, complete lines."""
 
 import re
 import socket
@@ -53,22 +53,22 @@ def test_the_documented_paths_are_pushed_and_counters_are_differences(any_nsqd: 
 
     queues = {key for key in sums if key.startswith("topic.")}
     assert queues == {
-        *(f"topic.t.{each}" for each in OF_TOPIC),
-        *(f"topic.t.channel.ch.{each}" for each in OF_CHANNEL),
+        *(f"topic.t.{metric}" for metric in OF_TOPIC),
+        *(f"topic.t.channel.ch.{metric}" for metric in OF_CHANNEL),
     }
     assert sums.keys() >= OF_MEMORY
     assert (sums["topic.t.message_count|c"], sums["topic.t.message_bytes|c"]) == (3, 4)
 
 
 @pytest.mark.parametrize("address", ["localhost:nope", "a..b:8125"])
-def test_an_address_that_cannot_be_is_logged(tmp_path: Path, serve: Serve, address: str) -> None:
+def test_an_invalid_statsd_address_is_logged(tmp_path: Path, serve: Serve, address: str) -> None:
     flags = f"-statsd-address={address}", "-statsd-interval=10ms"
     nsqd = serve(EmbeddedServer(tmp_path, *flags))
-    said = f"failed to create UDP socket to statsd({address}) - "
-    wait_until(lambda: nsqd.log.count(said) > 1, what="it says so each time")
+    error = f"failed to create UDP socket to statsd({address}) - "
+    wait_until(lambda: nsqd.log.count(error) > 1, what="it says so each time")
 
 
-def test_a_statsd_that_is_away_ends_no_push(tmp_path: Path, serve: Serve) -> None:
+def test_a_missing_statsd_ends_no_push(tmp_path: Path, serve: Serve) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as deaf:
         deaf.bind(("127.0.0.1", 0))
         deaf.connect(("127.0.0.1", 9))  # what comes from elsewhere is refused
@@ -78,7 +78,7 @@ def test_a_statsd_that_is_away_ends_no_push(tmp_path: Path, serve: Serve) -> Non
     assert "failed to create UDP socket" not in nsqd.log
 
 
-def test_a_topic_that_was_made_again_counts_from_nothing() -> None:
+def test_a_recreated_topic_counts_from_0() -> None:
     before: dict[str, int] = {}
 
     def pushed(*counts: int) -> list[str]:
