@@ -29,9 +29,9 @@ from nsqtools.server.options import NsqdOptions
 def run_daemon(
     program: str, options_class: type, arguments: Sequence[str], deprecated: Mapping[str, str]
 ) -> int:
-    """Read the command line, run the daemon, return the exit status.
+    """Run the daemon with the options of a command line; return the exit status.
 
-    ``deprecated`` are flags that are accepted and do nothing, with their help.
+    ``deprecated`` are the names and help texts of flags without effect.
     """
     flags = flags_of(options_class, deprecated)
     try:
@@ -49,7 +49,7 @@ def run_daemon(
         if isinstance(options, NsqdOptions) and options.recover_only:
             from nsqtools.server.recovery import recover
 
-            recover(options, log)  # without a loop: a signal ends it, and that loses nothing
+            recover(options, log)  # a signal kills it, which loses nothing
             return 0
         return 0 if _run(options, log, line.without_effect) else 1
     except NsqError as exc:
@@ -70,20 +70,20 @@ def _run(options: Any, log: DaemonLog, without_effect: Sequence[str]) -> bool:
     from nsqtools.server.nsqlookupd_daemon import NsqlookupdDaemon
 
     async def serve() -> bool:
-        asked_to_stop = asyncio.Event()
+        stop_requested = asyncio.Event()
         loop = asyncio.get_running_loop()
         signals = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
-        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as nohup has it
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # started by nohup
             signals.remove(signal.SIGHUP)
         for number in signals:
-            loop.add_signal_handler(number, asked_to_stop.set)
+            loop.add_signal_handler(number, stop_requested.set)
         kind = NsqdDaemon if isinstance(options, NsqdOptions) else NsqlookupdDaemon
-        daemon = kind(options, log)  # its first line is the version
+        daemon = kind(options, log)  # logs the version first
         for name in without_effect:
             log.warn(f"the flag -{name} is deprecated and has no effect")
         await daemon.start()
         daemon.owns_process()
-        await asked_to_stop.wait()
+        await stop_requested.wait()
         return await daemon.stop()
 
     raise_open_file_limit()

@@ -30,12 +30,12 @@ def publish(nsqd: EmbeddedServer, kind: str, bodies: list[bytes]) -> bool:
 def all_messages(nsqd: EmbeddedServer, channel: str, count: int) -> list[bytes]:
     """Consume everything; there must be ``count`` messages and no more."""
     with subscribed(nsqd.tcp_address, "t", channel, ready=2500) as client:
-        found = client.read_messages(count)
+        messages = client.read_messages(count)
         client.finish(messages)
         client.settle()
     stats = nsqd.channel_stats("t", channel)
     assert (stats["depth"], stats["in_flight_count"], stats["deferred_count"]) == (0, 0, 0)
-    return sorted(message.body for message in found)
+    return sorted(message.body for message in messages)
 
 
 @pytest.mark.parametrize(
