@@ -1,15 +1,18 @@
-"""Numbered objects in a folder of an object store, and the lock of a place that is made of them.
+"""Numbered objects in a folder of an object store, and the lock that is built from them.
 
-Nothing in a store can be appended to or locked. But one process alone can create an object, so
-the one that creates the next number has what the numbers are for: the lock of a place (`Lease`), or
-the progress of a task (`publishing.row_outcomes`). The others find out when they go on.
+A store can neither append to an object nor lock one. But only one process can create an object, so
+the process that creates the next number owns what the numbers stand for: the lock of a place
+(`Lease`), or the progress of a task (`publishing.row_outcomes`). Any other process finds its next
+number taken.
 
-The holder of a place writes one more number every few seconds. A number that is not followed up for
-a while is a killed run's: the run that creates the next one has the place. A holder that
-finds its next number taken has lost the place, and must not publish anything more.
+The holder of a lease creates the next number every few seconds. If the latest number is not
+followed by another for the duration of a lease, its run was killed, and the run that creates the
+next number becomes the holder. A holder whose next number is taken has lost the lease and must not
+publish anything more.
 
-Trap: only a number that is there cannot be written again. A process that slept while another went
-on could create its next number after that one was deleted, so who has written looks for a greater.
+Trap: the store refuses only numbers that exist. A process that slept while another one continued
+could create its next number after that number was deleted, so the writer of a number checks that no
+greater one exists.
 """
 
 from __future__ import annotations
@@ -29,13 +32,22 @@ from typing import Any
 from nsqtools.archive.place import Place, PlaceLock, locked_error, translating_errors
 from nsqtools.errors import NsqError, OutputError
 
+log = logging.getLogger("nsqtools")
+
 SUFFIX = ".json"
+
+# The holder renews four times within the duration of a lease, so that a slow or failed request does
+# not lose it. A run that was killed blocks the next one for LEASE_S.
+RENEW_S = 5.0
+LEASE_S = 20.0
+# Time between two looks at a lease that may be released.
+POLL_S = 0.5
 
 
 class NumberedObjects:
-    """The objects ``000000000001.json`` and so on at a ``place``; `number` is the last of ours.
+    """The objects ``000000000001.json`` and so on at a ``place``.
 
-    All methods raise ``OSError``.
+    `number` is the last one that this process wrote. All methods raise ``OSError``.
     """
 
     def __init__(self, place: Place, number: int = 0) -> None:
@@ -43,46 +55,40 @@ class NumberedObjects:
         self.number = number
 
     def latest(self) -> int:
-        """Return the greatest number there is, 0 for none."""
+        """Return the greatest existing number, 0 if there is none."""
         names = [entry.name.removesuffix(SUFFIX) for entry in self.place.list()]
         return max(map(int, filter(str.isdecimal, names)), default=0)
 
     def read(self, number: int) -> bytes:
-        """Return what an object holds. Raises `FileNotFoundError` when it was followed up."""
+        """Return the content of an object. Raises `FileNotFoundError` if a later one exists."""
         return self.place.read(self._name(number))
 
     def append(self, data: bytes) -> None:
-        """Write the next number, and delete the one before it.
+        """Write the next number and delete the previous one.
 
-        Raises `FileExistsError` when another process has gone on from there.
+        Raises `FileExistsError` if another process has written it, or a greater one.
         """
         self.place.put_if_absent(self._name(self.number + 1), data)
         if self.latest() != self.number + 1:
             self._delete(self.number + 1)
-            raise FileExistsError(errno.EEXIST, "another process has gone on", str(self.place))
-        before, self.number = self.number, self.number + 1
-        if before:
-            self._delete(before)
+            raise FileExistsError(errno.EEXIST, "another process has written it", str(self.place))
+        previous, self.number = self.number, self.number + 1
+        if previous:
+            self._delete(previous)
 
     def _name(self, number: int) -> str:
         return f"{number:012d}{SUFFIX}"
 
     def _delete(self, number: int) -> None:
-        with suppress(OSError):  # it says nothing any more
+        with suppress(OSError):  # Only the greatest number counts, so a leftover does no harm.
             self.place.delete(self._name(number))
 
 
-log = logging.getLogger("nsqtools")
-
-RENEW_S = 5.0
-LEASE_S = 20.0
-POLL_S = 0.5
-
-
 class Lease(PlaceLock):
-    """The right to write to a place, while it is renewed. `check` before anything is published.
+    """The exclusive right to write to a place, for as long as it is renewed.
 
-    Methods raise `OutputError` when another run has it, and as `failure_of` says.
+    Call `check` before anything is published. Methods raise `OutputError` if another run is the
+    holder, and the errors of `failure_of`.
     """
 
     def __init__(self, place: Place, *, renew_s: float = RENEW_S) -> None:
@@ -94,17 +100,18 @@ class Lease(PlaceLock):
         self._renew_s = renew_s
         self._renewed_s = 0.0
         self._lost: NsqError | None = None
+        self._mutex = threading.Lock()
         self._end = threading.Event()
 
     def take(self, lease_s: float = LEASE_S) -> None:
-        """Take the place; wait for the end of a lease that is not renewed.
+        """Become the holder; wait for the end of a lease that is not renewed.
 
-        Raises `OutputError` when another run has it.
+        Raises `OutputError` if another run renews it.
         """
         deadline_s = time.monotonic() + lease_s
         with translating_errors("read", self._place):
             first = self._numbers.latest()
-            while (latest := self._numbers.latest()) and not self._said(latest).get("released"):
+            while (latest := self._numbers.latest()) and not self._entry(latest).get("released"):
                 if latest != first:
                     raise locked_error(self._place)
                 if time.monotonic() > deadline_s:
@@ -122,10 +129,10 @@ class Lease(PlaceLock):
         self.renew()
 
     def keep(self, lease_s: float = LEASE_S) -> None:
-        """Renew it until `release`; on a thread.
+        """Renew the lease until `release`, on a thread of the caller.
 
-        It is lost when another run has it, or when it could not be renewed in time, so that
-        another may have it.
+        The lease is lost when another run has taken it, and when renewing has failed for
+        ``lease_s``, because another run may take it then.
         """
         while not self._end.wait(self._renew_s):
             try:
@@ -138,7 +145,7 @@ class Lease(PlaceLock):
                     return
 
     def release(self) -> None:
-        """Leave the place to others."""
+        """Let the next run take the lease without waiting."""
         self._end.set()
         if self._lost is None:
             self.renew(released=True)
@@ -146,12 +153,13 @@ class Lease(PlaceLock):
     def renew(self, *, released: bool = False) -> None:
         """Write the next number. Raises `OutputError`."""
         data = json.dumps({**self._holder, "released": released}).encode()
-        with _mutex, translating_errors("write", self._place):
+        with self._mutex, translating_errors("write", self._place):
             try:
                 try:
                     self._numbers.append(data)
                 except OSError:
-                    if not self._was_written():
+                    # If only the response was lost, the number is ours, and the next one is free.
+                    if not self._adopt_written():
                         raise
                     self._numbers.append(data)
             except FileExistsError:
@@ -159,17 +167,20 @@ class Lease(PlaceLock):
                 raise self._lost from None
         self._renewed_s = time.monotonic()
 
-    def _was_written(self) -> bool:
-        """Whether one more is ours: of a write whose answer was lost. Raises ``OSError``."""
+    def _adopt_written(self) -> bool:
+        """Continue from a number that this lease wrote, but got no response for.
+
+        Returns whether there is one. Raises ``OSError``.
+        """
         latest = self._numbers.latest()
-        token = self._said(latest).get("token")
+        token = self._entry(latest).get("token")
         if latest == self._numbers.number or token != self._holder["token"]:
             return False
         self._numbers.number = latest
         return True
 
-    def _said(self, number: int) -> dict[str, Any]:
-        """Return what a number says; nothing of one that was followed up in this moment."""
+    def _entry(self, number: int) -> dict[str, Any]:
+        """Return the content of a number, empty if it was replaced in the meantime."""
         try:
             return dict(json.loads(self._numbers.read(number)))
         except FileNotFoundError:
@@ -178,12 +189,9 @@ class Lease(PlaceLock):
             raise OutputError(f"cannot read {self._place} ({exc})") from exc
 
 
-_mutex = threading.Lock()
-
-
 @contextmanager
 def hold_lease(place: Place, name: str) -> Iterator[PlaceLock]:
-    """Hold the lease of a place, whose objects are in the folder ``name``. See `Place.lock`."""
+    """Hold the lease of a place; its objects are in the folder ``name``. See `Place.lock`."""
     lease = Lease(place / name)
     lease.take()
     keeper = threading.Thread(target=lease.keep, name="nsq-lease", daemon=True)
@@ -194,6 +202,6 @@ def hold_lease(place: Place, name: str) -> Iterator[PlaceLock]:
         try:
             lease.release()
         except NsqError as error:
-            # The lease expires by itself, and the result of the run must not change.
+            # The lease expires without a release, and the result of the run must not change.
             log.warning("%s", error)
         keeper.join()

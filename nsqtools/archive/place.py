@@ -93,7 +93,7 @@ class PlaceLock:
         """Raise `OutputError` if another run has taken the place: nothing may be published then."""
 
     def raise_if_lost(self) -> None:
-        """Raise the error with which the lock was lost, if that is known; cheaper than `check`."""
+        """Raise the error with which the lock was lost, if it is known; cheaper than `check`."""
 
 
 class Place(ABC):
@@ -223,8 +223,8 @@ class Place(ABC):
     def put(self, name: str, data: bytes) -> str:
         """Write or replace a small object as a whole, durably.
 
-        This and the next two return the version that the store reports for what it received, "" if
-        it reports none: see `verify`.
+        `put`, `put_file` and `put_if_absent` return the version that the store reports for the
+        content, "" if it reports none: see `verify`.
         """
 
     @abstractmethod
@@ -262,7 +262,7 @@ class Place(ABC):
             raise self._differs(name)
 
     def _differs(self, name: str) -> ChangedError:
-        return ChangedError(errno.EIO, "what is stored differs from the file", str(self / name))
+        return ChangedError(errno.EIO, "the stored object differs from the file", str(self / name))
 
     def digest(self, name: str, size: int) -> str:
         """Return the SHA-256 of the first ``size`` bytes of an object, in hex."""
@@ -443,7 +443,7 @@ def locked_error(place: Place) -> OutputError:
     """Return the error of a run that finds a place locked by another one."""
     return OutputError(
         f"another run writes to {place}",
-        hint="Wait until it has ended; one that was killed is noticed after some seconds.",
+        hint="Wait until it has ended. The lock of a killed run expires after a few seconds.",
     )
 
 

@@ -1,22 +1,22 @@
-"""An object store as storage: S3, Google Cloud Storage, Azure, and what speaks like one of them.
+"""Places in an object store: S3, Google Cloud Storage, Azure, and stores with a compatible API.
 
-obstore does the work. It is imported when a store is first opened, because it is an optional
-package and takes longer to import than most commands to run.
+`BucketPlace` calls obstore, which is imported when a store is first opened: it is an optional
+package, and importing it takes longer than most commands run.
 
-How S3 is reached (`S3Settings`) is found once for obstore and s3a. Endpoint, region and credentials
-come from the options given, then from the environment (the names that every AWS tool uses), then
-from the profile in ``~/.aws``. Without keys in any of them obstore asks as it does by itself: a web
-identity, the container's or the machine's role. For a profile that needs more than keys (SSO,
-another role) boto3 is asked, where it is installed. What an S3-compatible store needs is its
-endpoint: ``AWS_ENDPOINT_URL``. It is addressed by path, not by host name, because a private store
-rarely has a DNS name for each bucket.
+The settings of S3 (`S3Settings`) serve both obstore and Hadoop's s3a. Endpoint, region and
+credentials come from the options of the caller, then from the environment (the variables of the AWS
+tools), then from the profile in ``~/.aws``. Without keys in any of them, obstore uses its own
+sources: a web identity, or the role of the container or machine. For a profile without keys (SSO,
+an assumed role) boto3 provides the credentials, if it is installed. An S3-compatible store needs
+its endpoint, ``AWS_ENDPOINT_URL``. Buckets are addressed by path, not by host name, because a
+private store rarely has a DNS name for each bucket.
 
-A large object is written in parts. When the process dies in between, the parts stay in the bucket,
-unseen and paid for, until a lifecycle rule of the bucket removes them. A conditional put is made in
-one piece that is held in memory, so only small objects are written that way.
+A large object is written in parts. If the process dies before the last one, the parts stay in the
+bucket, hidden and billed, until a lifecycle rule of the bucket removes them. A conditional put is a
+single request with the content in memory, so only small objects are written that way.
 
-Trap: obstore's messages span many lines and quote what the server said. What is shown is one line,
-with nothing in it that a terminal would act on.
+Trap: messages of obstore span many lines and quote the response of the server. Users are shown one
+line without control characters.
 """
 
 from __future__ import annotations
@@ -56,16 +56,19 @@ NO_BUCKET = re.compile(r"NoSuchBucket|(bucket|container) does not exist", re.IGN
 _MD5_TAG = re.compile(r'"?([0-9a-f]{32})(?:-(\d+))?"?')
 
 PART_SIZE = 8 << 20
-MOST_PARTS = 9000  # S3 allows 10,000
-PARTS_AT_ONCE = 2  # of each file, in memory
-LIST_SIZE = 1000
-FIRST_SIZE = 256 << 10
-LARGEST_SIZE = 8 << 20
+# S3 accepts at most 10,000 parts of an object; a larger file gets larger parts.
+MAX_PARTS = 9000
+# Parts of one file in memory at the same time: 8 uploading threads hold 128 MiB at most.
+CONCURRENT_PARTS = 2
+# Objects in one response to a listing: the maximum of S3.
+LIST_PAGE_SIZE = 1000
+# Bytes of the first and of the largest request of a sequential read: see `RangeFile`.
+FIRST_READ_SIZE = 256 << 10
+MAX_READ_SIZE = 8 << 20
 
-# Retries are short: a user at a terminal learns soon what is wrong, and the uploader has
-# patience of its own.
+# A user at a terminal should see the error soon, and the uploader retries without a limit.
 RETRY: dict[str, Any] = {"max_retries": 4, "retry_timeout": timedelta(seconds=30)}
-# http is for an endpoint that the user gave so: none of the stores has such a one
+# Plain HTTP is only used for an endpoint that the user configured with http://.
 CLIENT: dict[str, Any] = {"connect_timeout": "5s", "timeout": "2m", "allow_http": True}
 
 
@@ -78,7 +81,7 @@ def parse_object_url(url: str) -> tuple[str, str, str]:
 
 
 class Bucket:
-    """A bucket or container. ``options`` are obstore's settings of the store."""
+    """A bucket or container. ``options`` are settings of the store, under obstore's names."""
 
     def __init__(self, scheme: str, name: str, options: Mapping[str, str]) -> None:
         self.scheme, self.name, self.options = scheme, name, dict(options)
@@ -87,10 +90,10 @@ class Bucket:
 
     @property
     def store(self) -> Any:
-        """obstore's client, made again when the process or its credentials have changed.
+        """The client of obstore, made again after a fork or a change of credentials.
 
-        A forked child has none of the client's threads. A notebook may set credentials in the
-        environment after its first attempt.
+        A forked child has none of the client's threads. In a notebook, a user may set credentials
+        in the environment after the first attempt.
         """
         environment = [item for item in os.environ.items() if item[0].startswith("AWS_")]
         state = [os.getpid(), environment, *map(state_of, credential_files())]
@@ -102,12 +105,12 @@ class Bucket:
 
 @cache
 def _bucket(scheme: str, name: str, options: tuple[tuple[str, str], ...]) -> Bucket:
-    """Return one `Bucket` for all places in it, so that they share its connections."""
+    """Return the one `Bucket` of all places in it, so that they share its connections."""
     return Bucket(scheme, name, dict(options))
 
 
 class BucketPlace(Place):
-    """An object, or all objects below a prefix. ``key`` is its path in the bucket."""
+    """An object, or all objects below a prefix. ``key`` is the path in the bucket."""
 
     is_remote = True
 
@@ -142,8 +145,8 @@ class BucketPlace(Place):
 
     @property
     def hadoop_url(self) -> str:
-        scheme, _, rest = self.url.partition("://")
-        return f"{HADOOP_SCHEMES.get(scheme, scheme)}://{rest}"
+        scheme, _, path = self.url.partition("://")
+        return f"{HADOOP_SCHEMES.get(scheme, scheme)}://{path}"
 
     def _key_of(self, name: str) -> str:
         return "/".join(filter(None, (self._key, name.strip("/"))))
@@ -177,7 +180,7 @@ class BucketPlace(Place):
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
         with self._translating(prefix):
-            for chunk in self._store.list(self._key_of(prefix) or None, chunk_size=LIST_SIZE):
+            for chunk in self._store.list(self._key_of(prefix) or None, chunk_size=LIST_PAGE_SIZE):
                 yield from map(self._entry, chunk)
 
     def children(self, prefix: str = "") -> tuple[Sequence[Entry], Sequence[str]]:
@@ -197,7 +200,7 @@ class BucketPlace(Place):
 
     def open(self, name: str = "", entry: Entry | None = None) -> BinaryIO:
         entry = entry or self.stat(name)
-        return io.BufferedReader(RangeFile(self, name, entry.size, entry.version), FIRST_SIZE)
+        return io.BufferedReader(RangeFile(self, name, entry.size, entry.version), FIRST_READ_SIZE)
 
     def read(self, name: str = "") -> bytes:
         with self._translating(name):
@@ -217,14 +220,14 @@ class BucketPlace(Place):
 
     def put_file(self, name: str, path: Path) -> str:
         size = _part_size(path.stat().st_size)
-        return self._put(name, path, chunk_size=size, max_concurrency=PARTS_AT_ONCE)
+        return self._put(name, path, chunk_size=size, max_concurrency=CONCURRENT_PARTS)
 
     def put_if_absent(self, name: str, data: bytes) -> str:
         return self._put(name, data, mode="create")
 
-    def _put(self, name: str, data: bytes | Path, **how: Any) -> str:
+    def _put(self, name: str, data: bytes | Path, **options: Any) -> str:
         with self._translating(name):
-            return self._store.put(self._key_of(name), data, **how)["e_tag"] or ""
+            return self._store.put(self._key_of(name), data, **options)["e_tag"] or ""
 
     def delete(self, name: str) -> None:
         with suppress(FileNotFoundError), self._translating(name):
@@ -234,10 +237,10 @@ class BucketPlace(Place):
         return hold_lease(self, name)
 
     def verify(self, name: str, path: Path, version: str = "") -> None:
-        """Compare the file with the checksum that S3 computed of what it received, if it has one.
+        """Compare the file with the ETag, or with the object itself.
 
-        The ETag is an MD5 of the content, or of the MD5s of its parts, unless the store encrypts
-        with its own key or computes something else: then the content is read back.
+        The ETag is the MD5 of the content, or of the MD5s of its parts. If the store encrypts with
+        a key of its own or computes something else, the object is read back.
         """
         tag = _MD5_TAG.fullmatch(version or self.stat(name).version)
         if tag is None or _md5_tag(path, bool(tag[2])) != tag[0]:
@@ -250,16 +253,16 @@ class BucketPlace(Place):
 
     @contextmanager
     def _translating(self, name: str) -> Iterator[None]:
-        """Raise the errors of obstore as ``OSError`` with the URL."""
+        """Raise errors of obstore as ``OSError`` with the URL."""
         from obstore import exceptions
 
         url = str(self / name)
         try:
             yield
         except FileNotFoundError:
-            raise FileNotFoundError(errno.ENOENT, "it is not there", url) from None
+            raise FileNotFoundError(errno.ENOENT, "no such object", url) from None
         except exceptions.AlreadyExistsError:
-            raise FileExistsError(errno.EEXIST, "it is there already", url) from None
+            raise FileExistsError(errno.EEXIST, "the object exists already", url) from None
         except exceptions.PreconditionError:
             raise ChangedError(errno.ESTALE, "it changed while it was read", url) from None
         except exceptions.BaseError as exc:
@@ -270,12 +273,12 @@ class BucketPlace(Place):
 
 
 class RangeFile(io.RawIOBase):
-    """An object as a file: a request brings what is read next, not the whole object.
+    """An object as a file that fetches ranges instead of the whole object.
 
-    Reading on where the last read ended brings more with each request, because each costs a round
-    trip of tens of milliseconds; a read somewhere else begins small again. ``size`` and ``version``
-    are those of the object when it was opened: one that is replaced meanwhile raises `ChangedError`
-    and never gives a mixture of two.
+    Each request costs a round trip of tens of milliseconds, so the ranges of a sequential read
+    double from `FIRST_READ_SIZE` to `MAX_READ_SIZE`; a read elsewhere begins with a small range
+    again. ``size`` and ``version`` belong to the object that was opened. If it is replaced, reads
+    raise `ChangedError`, so content of two objects is never mixed.
     """
 
     def __init__(self, place: Place, name: str, size: int, version: str) -> None:
@@ -286,9 +289,9 @@ class RangeFile(io.RawIOBase):
         self._size = size
         self._version = version
         self._position = 0
-        self._held = b""
-        self._held_at = 0
-        self._next_size = FIRST_SIZE
+        self._buffer = b""
+        self._buffer_at = 0
+        self._next_size = FIRST_READ_SIZE
 
     def readable(self) -> bool:
         return True
@@ -302,29 +305,29 @@ class RangeFile(io.RawIOBase):
         return self._position
 
     def readinto(self, buffer: Any, /) -> int:
-        """Fill a buffer, but for the end of the object. Raises ``OSError``."""
+        """Fill a buffer, or the begin of it at the end of the object. Raises ``OSError``."""
         size = min(len(buffer), max(0, self._size - self._position))
-        begin = self._position - self._held_at
-        if not 0 <= begin <= len(self._held) or begin + size > len(self._held):
+        begin = self._position - self._buffer_at
+        if not 0 <= begin <= len(self._buffer) or begin + size > len(self._buffer):
             self._fetch(begin, size)
             begin = 0
-        buffer[:size] = self._held[begin : begin + size]
+        buffer[:size] = self._buffer[begin : begin + size]
         self._position += size
         return size
 
     def _fetch(self, begin: int, size: int) -> None:
-        """Hold at least ``size`` bytes from the position on, which is at ``begin`` of what is
-        held."""
-        is_next = bool(self._held) and 0 <= begin <= len(self._held)
-        rest = self._held[begin:] if is_next else b""
-        self._next_size = min(2 * self._next_size, LARGEST_SIZE) if is_next else FIRST_SIZE
-        start = self._position + len(rest)
-        length = min(max(size - len(rest), self._next_size), self._size - start)
+        """Buffer at least ``size`` bytes from the position, which is ``begin`` in the buffer."""
+        is_sequential = bool(self._buffer) and 0 <= begin <= len(self._buffer)
+        unread = self._buffer[begin:] if is_sequential else b""
+        next_size = 2 * self._next_size if is_sequential else FIRST_READ_SIZE
+        self._next_size = min(next_size, MAX_READ_SIZE)
+        start = self._position + len(unread)
+        length = min(max(size - len(unread), self._next_size), self._size - start)
         data = self._place.read_range(self._object, start, length, self._version)
         if len(data) != length:
-            raise ChangedError(errno.ESTALE, "it ends before its end", self.name)
-        self._held = rest + data
-        self._held_at = self._position
+            raise ChangedError(errno.ESTALE, "it is shorter than when it was opened", self.name)
+        self._buffer = unread + data
+        self._buffer_at = self._position
 
 
 def _open_store(bucket: Bucket) -> Any:
@@ -356,11 +359,11 @@ def _open_store(bucket: Bucket) -> Any:
 
 
 def _part_size(size: int) -> int:
-    return max(PART_SIZE, -(-size // MOST_PARTS))
+    return max(PART_SIZE, -(-size // MAX_PARTS))
 
 
 def _md5_tag(path: Path, is_in_parts: bool) -> str:
-    """Return the ETag that S3 gives a file which `BucketPlace.put_file` wrote."""
+    """Return the ETag of S3 for a file that `BucketPlace.put_file` wrote."""
     part_size = _part_size(path.stat().st_size)
     digests = []
     with open_to_read(path) as file:
@@ -372,38 +375,43 @@ def _md5_tag(path: Path, is_in_parts: bool) -> str:
     return f'"{joined}-{len(digests)}"'
 
 
-_PERFORMING = re.compile(r"Error performing \w+ \S+ in \S+?,?( after \d+ retries)?[, ].*?- ")
-_SAID = re.compile(r"<(?:Code|Message)>([^<]*)<")
-_WAS_REFUSED = re.compile("401 Unauthorized|403 Forbidden")
+_REQUEST_PREFIX = re.compile(r"Error performing \w+ \S+ in \S+?,?( after \d+ retries)?[, ].*?- ")
+_XML_REASON = re.compile(r"<(?:Code|Message)>([^<]*)<")
+_DENIED = re.compile("401 Unauthorized|403 Forbidden")
 _NO_CONNECTION = re.compile(r"kind: Connect|client error \(Connect\)")
-_NO_ANSWER = re.compile("kind: Timeout|operation timed out")
-LONGEST_REASON = 200
+_TIMEOUT = re.compile("kind: Timeout|operation timed out")
+MAX_REASON_CHARS = 200
 
 
-def error_of(exc: BaseException, where: str, reason: str = "") -> OSError:
-    """Return ours for an error of obstore or delta-rs, by its text; ``reason`` is a line of it."""
+def error_of(exc: BaseException, url: str, reason: str = "") -> OSError:
+    """Return the ``OSError`` for an error of obstore or delta-rs, by its text.
+
+    ``reason`` is the line for users if `reason_of` does not find it.
+    """
     text, reason = str(exc), reason or reason_of(exc)
-    if _WAS_REFUSED.search(text):  # of a listing obstore has no class for it
-        return DeniedError(errno.EACCES, reason, where)
-    if _NO_CONNECTION.search(text) or _NO_ANSWER.search(text):
-        return UnreachableError(errno.EIO, reason_of(exc), where)
-    return OSError(errno.EIO, reason, where)
+    # obstore has no exception class for a denied listing, so the text decides.
+    if _DENIED.search(text):
+        return DeniedError(errno.EACCES, reason, url)
+    if _NO_CONNECTION.search(text) or _TIMEOUT.search(text):
+        return UnreachableError(errno.EIO, reason_of(exc), url)
+    return OSError(errno.EIO, reason, url)
 
 
 def reason_of(exc: BaseException) -> str:
     """Return an error of obstore as one short line."""
     text = str(exc)
     line = text.partition("\n")[0].partition(": <?xml")[0]
-    line = _PERFORMING.sub("", line).strip()
+    line = _REQUEST_PREFIX.sub("", line).strip()
     if _NO_CONNECTION.search(text):
         line = "cannot connect to the store"
-    elif _NO_ANSWER.search(text):
+    elif _TIMEOUT.search(text):
         line = "no answer from the store in time"
-    line = ": ".join([line, *dict.fromkeys(_SAID.findall(text))])  # it may quote them twice
-    return "".join(c if c.isprintable() else "?" for c in line)[:LONGEST_REASON]
+    # The text may quote the same code and message twice.
+    line = ": ".join([line, *dict.fromkeys(_XML_REASON.findall(text))])
+    return "".join(c if c.isprintable() else "?" for c in line)[:MAX_REASON_CHARS]
 
 
-# -- how S3 is reached --------------------------------------------------------------------------
+# -- settings of S3 -----------------------------------------------------------------------------
 
 
 _KEYS = ("access_key_id", "secret_access_key", "session_token")
@@ -411,7 +419,7 @@ _KEYS = ("access_key_id", "secret_access_key", "session_token")
 
 @dataclass(frozen=True, slots=True)
 class S3Settings:
-    """``endpoint`` "" is Amazon's own. Without ``access_key_id`` obstore finds credentials."""
+    """An ``endpoint`` of "" is Amazon's. Without ``access_key_id``, obstore finds credentials."""
 
     endpoint: str = ""
     region: str = DEFAULT_REGION
@@ -422,15 +430,15 @@ class S3Settings:
     credential_provider: Any = field(default=None, repr=False)
 
     def for_obstore(self) -> dict[str, str]:
-        """Return them as settings of obstore's S3Store."""
+        """Return the settings of obstore's ``S3Store``."""
         names = ("endpoint", "region", *_KEYS)
         return {name: value for name in names if (value := getattr(self, name))}
 
 
 def credential_files() -> list[str]:
-    """Return the files that credentials of any store are read from, there or not.
+    """Return the files with credentials of any store, whether they exist or not.
 
-    Those that obstore reads itself, and again when it needs to, are not among them.
+    Files that obstore reads again when it needs to are left out.
     """
     home = Path(os.environ.get("HOME") or "/nonexistent")
     gcloud = home / ".config/gcloud/application_default_credentials.json"
@@ -441,23 +449,23 @@ def credential_files() -> list[str]:
         "GOOGLE_APPLICATION_CREDENTIALS": gcloud,
         "GOOGLE_SERVICE_ACCOUNT": "",
     }
-    found = (os.environ.get(variable) or str(path) for variable, path in defaults.items())
-    return [path for path in found if path]
+    paths = (os.environ.get(variable) or str(path) for variable, path in defaults.items())
+    return [path for path in paths if path]
 
 
 def s3_settings(
     options: Mapping[str, str] | None = None, environ: Mapping[str, str] | None = None
 ) -> S3Settings:
-    """Return the settings of S3. ``options`` are obstore's, by its short names."""
+    """Return the settings of S3. ``options`` have the short names of obstore."""
     options = options or {}
     environ = os.environ if environ is None else environ
     profile = _profile(environ)
 
     def find(name: str, *variables: str) -> str:
-        """The first that is not empty: the option, the variables, the profile's line."""
+        """The first that is not empty: the option, the variables, the line of the profile."""
         option = name.removeprefix("aws_").removesuffix("_url")
-        found = (options.get(option), *map(environ.get, variables), profile.get(name))
-        return next(filter(None, found), "")
+        values = (options.get(option), *map(environ.get, variables), profile.get(name))
+        return next(filter(None, values), "")
 
     settings = S3Settings(
         endpoint=find("endpoint_url", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
@@ -473,7 +481,7 @@ def s3_settings(
 
 
 def _keys_of(source: Mapping[str, str]) -> dict[str, str]:
-    """Return id, secret and token of one source: those of two do not mix."""
+    """Return id, secret and token of one source; keys of two sources never mix."""
 
     def find(key: str) -> str:
         names = (key, f"aws_{key}", f"AWS_{key.upper()}")
@@ -483,10 +491,10 @@ def _keys_of(source: Mapping[str, str]) -> dict[str, str]:
 
 
 def _profile(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what the files in ``~/.aws`` say of the profile; nothing where there are none."""
+    """Return the settings of the profile in the files of ``~/.aws``; empty without files."""
     home = Path(environ.get("HOME") or "/nonexistent") / ".aws"
     name = environ.get("AWS_PROFILE") or "default"
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for variable, file, section in (
         ("AWS_CONFIG_FILE", "config", name if name == "default" else f"profile {name}"),
         ("AWS_SHARED_CREDENTIALS_FILE", "credentials", name),
@@ -494,10 +502,11 @@ def _profile(environ: Mapping[str, str]) -> dict[str, str]:
         parser = configparser.RawConfigParser()
         try:
             parser.read(environ.get(variable) or home / file, encoding="utf-8")
-            found |= dict(parser.items(section))
+            settings |= dict(parser.items(section))
         except (configparser.Error, OSError, ValueError):
-            continue  # as if it were not there: obstore says what is missing
-    return found
+            # Without the file, obstore reports the missing credentials.
+            continue
+    return settings
 
 
 def _boto3_provider(environ: Mapping[str, str]) -> Any:
@@ -508,5 +517,6 @@ def _boto3_provider(environ: Mapping[str, str]) -> Any:
         return Boto3CredentialProvider(
             boto3.session.Session(profile_name=environ.get("AWS_PROFILE"))
         )
-    except Exception:  # not installed, or the profile does not do: obstore tries its own ways
+    except Exception:
+        # boto3 is not installed or the profile is of no use; obstore tries its own sources.
         return None

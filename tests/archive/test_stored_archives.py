@@ -238,7 +238,7 @@ def test_a_file_in_progress_with_the_head_of_another_one_is_read(tmp_path: Path)
     [
         ("cut off", "its manifest says"),
         ("another index", "not the one that was uploaded"),
-        ("no index", "it is not there"),
+        ("no index", "no such object"),
         ("torn manifest", "its manifest cannot be read"),
         ("another byte", "its content is not what was uploaded"),
     ],

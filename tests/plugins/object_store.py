@@ -114,6 +114,6 @@ def between_pages(monkeypatch: pytest.MonkeyPatch) -> BetweenPages:
                 waiting.pop()()
             yield entry
 
-    monkeypatch.setattr(storage_objects, "LIST_SIZE", PAGE)
+    monkeypatch.setattr(storage_objects, "LIST_PAGE_SIZE", PAGE)
     monkeypatch.setattr(storage_objects.BucketPlace, "list", list_slowly)
     return waiting.append
