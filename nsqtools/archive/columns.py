@@ -36,7 +36,7 @@ from pyarrow import json as arrow_json
 from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.form import BEGINNING as MESSAGE
 from nsqtools.archive.form import LineKind
-from nsqtools.archive.layout import EVER, TimeRange
+from nsqtools.archive.layout import ALL_TIMES, TimeRange
 from nsqtools.archive.reader import AMONG_BODIES, form_of, read_text, split_lines, whole_lines
 from nsqtools.records.envelope import BodyKind, decode
 
@@ -283,7 +283,7 @@ def bare_columns(
 
 def filtered_columns(within: TimeRange, names: Collection[str]) -> set[str]:
     """Return the columns that `row_mask` needs."""
-    return {*names, *(["ts_ns"] if within != EVER else ())}
+    return {*names, *(["ts_ns"] if within != ALL_TIMES else ())}
 
 
 def row_mask(columns: Columns, within: TimeRange, values: Mapping[str, Iterable[str]]) -> Any:
@@ -292,7 +292,7 @@ def row_mask(columns: Columns, within: TimeRange, values: Mapping[str, Iterable[
     A row is selected if its time is in the range and each column in ``values`` has one of the
     listed values. A missing time or value matches, because bare bodies have neither.
     """
-    masks = [] if within == EVER else [within.mask(columns["ts_ns"])]
+    masks = [] if within == ALL_TIMES else [within.mask(columns["ts_ns"])]
     for column, allowed in values.items():
         value_set = pyarrow.array(sorted(allowed), pyarrow.string())
         masks.append(compute.is_in(columns[column], value_set=value_set))
@@ -312,7 +312,7 @@ def read_batches(
     kind: BodyKind = BodyKind.string,
     delimiter: bytes = b"\n",
     topic: str | None = None,
-    within: TimeRange = EVER,
+    within: TimeRange = ALL_TIMES,
     on_rows: Callable[[int], object] = lambda count: None,
 ) -> Iterator[pyarrow.RecordBatch]:
     """Iterate over a file of messages or bare bodies, in the columns of `message_schema`.

@@ -54,7 +54,7 @@ from nsqtools.archive.catalog import (
 )
 from nsqtools.archive.delta import DeltaCatalog, TableFile, is_table, refuse_other_form
 from nsqtools.archive.finding import Inputs, files_in_folder, files_in_table
-from nsqtools.archive.layout import INDEX, MANIFEST, Member, aside
+from nsqtools.archive.layout import INDEX, MANIFEST, Member, hidden_name
 from nsqtools.archive.place import (
     Place,
     PlaceLock,
@@ -605,7 +605,7 @@ def delete_archive(source: Source) -> bool:
         if source.is_parquet or listed is None or why_unfinished(source.file):
             return False
         if storage.stat(name).version == listed.version:
-            for path in (name, aside(name, INDEX), aside(name, MANIFEST)):
+            for path in (name, hidden_name(name, INDEX), hidden_name(name, MANIFEST)):
                 storage.delete(path)
             return True
     return False

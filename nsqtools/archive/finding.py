@@ -41,9 +41,9 @@ from nsqtools.archive.layout import (
     Index,
     Member,
     TimeRange,
-    aside,
     decode_index,
     end_of,
+    hidden_name,
     is_hidden,
     owner_of,
     partition_of,
@@ -133,12 +133,12 @@ class ArchiveFile:
         """Return whether it may contain messages of a range, according to its index or table."""
         if self.table is not None:
             begin_ns, end_ns = self.table.min_ts_ns, self.table.max_ts_ns
-            return begin_ns is None or end_ns is None or within.meets(begin_ns, end_ns)
+            return begin_ns is None or end_ns is None or within.overlaps(begin_ns, end_ns)
         if self.members is None:
             return True
         # Readers also read the bytes after the last member of the index.
         has_tail = self.entry is not None and self.entry.size > end_of(self.members)
-        return has_tail or any(map(within.may_have, self.members))
+        return has_tail or any(map(within.may_contain, self.members))
 
     def open(self) -> BinaryIO:
         """Open the file to read it. A file that was in progress may have its final name now.
@@ -289,7 +289,7 @@ def _with_index(
     is_in_progress = is_hidden(entry.name.rpartition("/")[2], PART)
     listed = None if is_in_progress else entry
     name = str(owner_of(PurePosixPath(entry.name))) if is_in_progress else entry.name
-    index = aside(name, INDEX)
+    index = hidden_name(name, INDEX)
     if (data := read_index(storage, index, is_listed=index in names)) is not None:
         return ArchiveFile(storage, entry.name, decode_index(data), split_head(data)[0], listed)
     table = None
@@ -324,7 +324,7 @@ def read_index(storage: Place, name: str, *, is_listed: bool) -> bytes | None:
 
 def _parquet(storage: Place, entry: Entry, names: Collection[str]) -> TableFile:
     """Return the record of a Parquet file by its manifest and folders. Raises ``OSError``."""
-    manifest = aside(entry.name, MANIFEST)
+    manifest = hidden_name(entry.name, MANIFEST)
     counts: dict[str, int] = {}
     if not names or manifest in names:
         with suppress(FileNotFoundError, DeniedError, ValueError):

@@ -69,7 +69,7 @@ def index_of(path: P) -> P:
     return path.with_name(f".{path.name}{INDEX}")
 
 
-def aside(name: str, suffix: str) -> str:
+def hidden_name(name: str, suffix: str) -> str:
     """Return the index or the manifest of an object, by its name. See `upload`."""
     folder, slash, base = name.rpartition("/")
     return f"{folder}{slash}.{base}{suffix}"
@@ -142,17 +142,17 @@ class TimeRange:
     since_ns: int | None = None
     until_ns: int | None = None
 
-    def has(self, timestamp_ns: int) -> bool:
+    def contains(self, timestamp_ns: int) -> bool:
         """Return whether a time is in it; 0, of a bare body, is in none that has an end."""
         if not timestamp_ns:
-            return self == EVER
-        return self.meets(timestamp_ns, timestamp_ns)
+            return self == ALL_TIMES
+        return self.overlaps(timestamp_ns, timestamp_ns)
 
-    def may_have(self, member: Member) -> bool:
+    def may_contain(self, member: Member) -> bool:
         """Return whether some message of a member may be in it."""
-        return not member.max_ts or self.meets(member.min_ts, member.max_ts)  # 0 is unknown
+        return not member.max_ts or self.overlaps(member.min_ts, member.max_ts)  # 0 is unknown
 
-    def meets(self, min_ns: int, max_ns: int) -> bool:
+    def overlaps(self, min_ns: int, max_ns: int) -> bool:
         """Return whether some time from ``min_ns`` to ``max_ns`` is in it."""
         return (self.since_ns is None or max_ns >= self.since_ns) and (
             self.until_ns is None or min_ns < self.until_ns
@@ -172,7 +172,7 @@ class TimeRange:
         return compute.fill_null(mask, True)
 
 
-EVER = TimeRange()
+ALL_TIMES = TimeRange()
 
 
 class Total(NamedTuple):

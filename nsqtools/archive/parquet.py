@@ -22,7 +22,7 @@ import pyarrow
 from pyarrow import ArrowException, compute, parquet, types
 
 from nsqtools.archive.delta import TableFile
-from nsqtools.archive.layout import EVER, TimeRange
+from nsqtools.archive.layout import ALL_TIMES, TimeRange
 from nsqtools.archive.members import CorruptError, crc32
 from nsqtools.files.durable import adding_path_to_errors
 
@@ -203,7 +203,7 @@ def _text_bytes(array: pyarrow.Array) -> memoryview:
 
 
 def read(
-    source: Path | BinaryIO, columns: Sequence[str] | None = None, within: TimeRange = EVER
+    source: Path | BinaryIO, columns: Sequence[str] | None = None, within: TimeRange = ALL_TIMES
 ) -> Iterator[pyarrow.RecordBatch]:
     """Iterate over the rows of a range of times in batches; skip other row groups.
 
@@ -214,7 +214,7 @@ def read(
         with parquet.ParquetFile(source, page_checksum_verification=True) as file:
             names = _column_names(file)
             selected = names if columns is None else [name for name in columns if name in names]
-            needs_time = within != EVER and TIME in names
+            needs_time = within != ALL_TIMES and TIME in names
             read_columns = selected
             if needs_time and TIME not in selected:
                 read_columns = [*selected, TIME]
@@ -336,6 +336,11 @@ def time_bounds(times: Any) -> list[int | None]:
 
 
 def _may_have(statistics: Any, within: TimeRange) -> bool:
-    if within == EVER or statistics is None or not statistics.has_min_max or statistics.null_count:
+    if (
+        within == ALL_TIMES
+        or statistics is None
+        or not statistics.has_min_max
+        or statistics.null_count
+    ):
         return True
-    return within.meets(statistics.min, statistics.max)
+    return within.overlaps(statistics.min, statistics.max)

@@ -33,16 +33,16 @@ from typing import TYPE_CHECKING, BinaryIO
 from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.form import BEGINNING, HEAD_SIZE, FileForm, LineKind, form_of_text, text_of
 from nsqtools.archive.layout import (
-    EVER,
+    ALL_TIMES,
     INDEX,
     MANIFEST,
     Index,
     Member,
     TimeRange,
-    aside,
     decode_index,
     decode_total,
     end_of,
+    hidden_name,
     index_of,
     total_of,
 )
@@ -95,7 +95,7 @@ OnProblem = Callable[[str], object]
 
 
 def read_text(
-    archive: ArchiveFile, on_damage: OnDamage, within: TimeRange = EVER
+    archive: ArchiveFile, on_damage: OnDamage, within: TimeRange = ALL_TIMES
 ) -> Iterator[bytes]:
     """Iterate over the text of a file in pieces of any size; skip members outside of a range.
 
@@ -107,7 +107,7 @@ def read_text(
         end, size = 0, file.seek(0, os.SEEK_END)
         for member in archive.members or ():
             end = member.end
-            if within.may_have(member):
+            if within.may_contain(member):
                 yield from read_member(file, member, codec, on_problem)
         if not archive.is_in_progress:
             yield from _read_tail(file, min(end, size), codec, on_problem)
@@ -310,7 +310,7 @@ def read_lines(
     on_damage: OnDamage,
     *,
     delimiter: bytes = b"\n",
-    within: TimeRange = EVER,
+    within: TimeRange = ALL_TIMES,
 ) -> Iterator[list[bytes]]:
     """Iterate over lists of lines without delimiters. Raises the errors of `read_text`."""
     splitter = Splitter(delimiter, limit=LONGEST_LINE)
@@ -331,7 +331,7 @@ def read_messages(
     on_damage: OnDamage,
     *,
     delimiter: bytes = b"\n",
-    within: TimeRange = EVER,
+    within: TimeRange = ALL_TIMES,
 ) -> Iterator[Envelope]:
     """Iterate over the messages in a range of times, and those without a time.
 
@@ -360,7 +360,7 @@ def read_messages(
             except ValueError as exc:
                 on_damage(archive.shown, f"line {number} is not a message: {exc}")
                 continue
-            if within.has(message.timestamp_ns) or not message.timestamp_ns:
+            if within.contains(message.timestamp_ns) or not message.timestamp_ns:
                 yield message
 
 
@@ -433,7 +433,7 @@ def _differences_from_manifest(archive: ArchiveFile) -> Iterator[str]:
     Raises ``OSError``, also for a missing index.
     """
     try:
-        manifest = json.loads(archive.storage.read(aside(archive.name, MANIFEST)))
+        manifest = json.loads(archive.storage.read(hidden_name(archive.name, MANIFEST)))
         size, digest = manifest["size"], manifest["sha256"]
         digest_of_index = manifest["index_sha256"]
     except FileNotFoundError:
@@ -449,7 +449,7 @@ def _differences_from_manifest(archive: ArchiveFile) -> Iterator[str]:
             has_checksums = codec_at(file).is_compressed
         if not has_checksums and archive.storage.digest(archive.name, size) != digest:
             yield "its content is not what was uploaded"
-    index = archive.storage.read(aside(archive.name, INDEX))
+    index = archive.storage.read(hidden_name(archive.name, INDEX))
     if hashlib.sha256(index).hexdigest() != digest_of_index:
         yield "its index is not the one that was uploaded"
 
@@ -472,12 +472,12 @@ def why_unfinished(archive: ArchiveFile) -> str:
     if writer:
         return HAS_WRITER
     with suppress(FileNotFoundError):
-        index = archive.storage.read(aside(archive.name, INDEX))
+        index = archive.storage.read(hidden_name(archive.name, INDEX))
         is_complete = decode_total(index) is not None or writer is False
         if is_complete and index and end_of(decode_index(index)) == size:
             return ""
     with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
-        if json.loads(archive.storage.read(aside(archive.name, MANIFEST)))["size"] == size:
+        if json.loads(archive.storage.read(hidden_name(archive.name, MANIFEST)))["size"] == size:
             return ""
     return MAY_HAVE_WRITER
 

@@ -28,7 +28,7 @@ from nsqtools.archive.body_columns import ERROR, RESERVED, BodyColumns, fields_o
 from nsqtools.archive.catalog import PARTITIONS, PartitionKey, Source, hash_path
 from nsqtools.archive.columns import bodies_as, message_schema, micros, read_batches
 from nsqtools.archive.delta import DeltaCatalog, TableFile
-from nsqtools.archive.layout import EVER, TimeRange
+from nsqtools.archive.layout import ALL_TIMES, TimeRange
 from nsqtools.archive.members import CorruptError
 from nsqtools.archive.parquet import ParquetWriter, read, sort_by_time
 from nsqtools.archive.place import Place, translating_errors
@@ -188,7 +188,7 @@ class _JobReader:
     def batches(self, part: Slice) -> Iterator[pyarrow.RecordBatch]:
         """Iterate over the messages of a slice. Raises `NsqError` for damage."""
         is_bare = self._job.key.day is None
-        within = EVER if is_bare else TimeRange(part.since_ns, part.until_ns)
+        within = ALL_TIMES if is_bare else TimeRange(part.since_ns, part.until_ns)
         for source in part.sources:
             if source.is_parquet:
                 try:
@@ -211,7 +211,7 @@ class _JobReader:
                 rows = self._filter_topic(batch, source)
                 yield self._fit(self._columns.add(rows) if self._columns else rows)
             members = source.file.members
-            spans = source.spans if members is None else filter(within.may_have, members)
+            spans = source.spans if members is None else filter(within.may_contain, members)
             expected = sum(span.messages for span in spans)
             if not source.damage and not is_bare and sum(row_counts) != expected:
                 problem = f"it has {sum(row_counts)} messages, and {expected} in its index"

@@ -45,7 +45,14 @@ from nsqtools.archive.columns import message_schema, read_batches
 from nsqtools.archive.delta import INGESTED, DeltaCatalog, TableFile, refuse_other_form
 from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.form import LineKind
-from nsqtools.archive.layout import MANIFEST, NULL_PARTITION, aside, folder_of, is_hidden, owner_of
+from nsqtools.archive.layout import (
+    MANIFEST,
+    NULL_PARTITION,
+    folder_of,
+    hidden_name,
+    is_hidden,
+    owner_of,
+)
 from nsqtools.archive.parquet import ROW_GROUP_BYTES, ParquetWriter
 from nsqtools.archive.place import hash_of, translating_errors
 from nsqtools.archive.place_url import parse_place
@@ -493,7 +500,7 @@ class Table:
                     "max_ts": file.max_ts_ns,
                 }
                 data = json.dumps(document, indent=1).encode() + b"\n"
-                self.storage.put(aside(file.path, MANIFEST), data)
+                self.storage.put(hidden_name(file.path, MANIFEST), data)
         return files
 
     def _manifest_rows(self, name: str) -> int:
@@ -503,7 +510,7 @@ class Table:
         is written again.
         """
         with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
-            manifest = json.loads(self.storage.read(aside(name, MANIFEST)))
+            manifest = json.loads(self.storage.read(hidden_name(name, MANIFEST)))
             if self.storage.stat(name).size == manifest["size"]:
                 return int(manifest["messages"])
         return 0

@@ -61,8 +61,8 @@ from nsqtools.archive.layout import (
     MANIFEST,
     Head,
     Index,
-    aside,
     hidden_below,
+    hidden_name,
     index_of,
     load_index,
     owner_of,
@@ -291,7 +291,7 @@ def _claim(storage: Place, path: Path, name: str) -> bool:
     Then the file is not stored yet, and nothing has to be checked before it is. Raises
     `NotUploadable` for the index of another file, which may be on its way just now.
     """
-    there, data = aside(name, INDEX), index_of(path).read_bytes()
+    there, data = hidden_name(name, INDEX), index_of(path).read_bytes()
     try:
         version = storage.put_if_absent(there, data)
     except FileExistsError:
@@ -313,7 +313,7 @@ def _taken(storage: Place, name: str) -> NotUploadable:
 def _is_stored(storage: Place, name: str, manifest: dict[str, object]) -> bool:
     """Return whether the file is there already, whole. Raises `NotUploadable`."""
     try:
-        if json.loads(storage.read(aside(name, MANIFEST))) != manifest:
+        if json.loads(storage.read(hidden_name(name, MANIFEST))) != manifest:
             raise _taken(storage, name)
         return storage.stat(name).size == manifest["size"]
     except FileNotFoundError:  # of the file: it was removed
@@ -326,7 +326,7 @@ def _publish(storage: Place, name: str, manifest: dict[str, object]) -> None:
     """Put the manifest. One that is there may be ours: an answer that was lost was repeated."""
     data = json.dumps(manifest, indent=1).encode() + b"\n"
     try:
-        storage.put_if_absent(aside(name, MANIFEST), data)
+        storage.put_if_absent(hidden_name(name, MANIFEST), data)
     except FileExistsError:
         if not _is_stored(storage, name, manifest):
             raise

@@ -33,7 +33,7 @@ from threading import TIMEOUT_MAX
 from typing import Any, NamedTuple
 
 from nsqtools.archive.finding import ArchiveFile
-from nsqtools.archive.layout import EVER, TimeRange, owner_of
+from nsqtools.archive.layout import ALL_TIMES, TimeRange, owner_of
 from nsqtools.archive.reader import OnDamage, read_messages
 from nsqtools.errors import ConfigurationError
 from nsqtools.protocol.names import check_topic
@@ -70,7 +70,7 @@ def merge(
     on_damage: OnDamage,
     *,
     delimiter: bytes = b"\n",
-    within: TimeRange = EVER,
+    within: TimeRange = ALL_TIMES,
 ) -> Iterator[Archived]:
     """Iterate over all messages. Raises `OutputError` for a file that cannot be read."""
     chosen = ((file, each) for file, each in enumerate(archives) if each.may_have(within))
@@ -110,7 +110,7 @@ class MessageSelection:
     bare bodies, which have none.
     """
 
-    within: TimeRange = EVER
+    within: TimeRange = ALL_TIMES
     keep: Callable[[Envelope], bool] | None = None
     dedupe: bool = False
     topics: Mapping[str, str] = field(default_factory=dict)
@@ -239,7 +239,7 @@ class Replay:
         """The messages that are to be published; `read` counts all that were looked at."""
         selection = self._selection
         # numbers in a checkpoint are those of all messages of a file
-        within = EVER if self.goes_on or self._checkpoint else selection.within
+        within = ALL_TIMES if self.goes_on or self._checkpoint else selection.within
         for archived in merge(
             self._archives, self._on_damage, delimiter=selection.delimiter, within=within
         ):
@@ -248,7 +248,7 @@ class Replay:
             is_new = not selection.dedupe or self._is_new(message)
             if archived.number <= self._done[archived.file] or not is_new:
                 continue
-            if not selection.within.has(message.timestamp_ns):
+            if not selection.within.contains(message.timestamp_ns):
                 self.timeless += not message.timestamp_ns
                 continue
             try:

@@ -73,7 +73,7 @@ def test_ranges_have_each_member_of_the_time_asked_for(
     ranges = list(ranges_of(file, members, reading, most))
 
     found = [member for each, _ in ranges for member in each.members]
-    assert found == [each for each in members if within.may_have(each)]
+    assert found == [each for each in members if within.may_contain(each)]
     for each, weight in ranges:
         assert weight == sum(member.length + member.messages for member in each.members)
         assert weight <= most or len(each.members) == 1

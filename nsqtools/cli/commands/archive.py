@@ -182,7 +182,7 @@ def cat(
 
     def is_within(message: Envelope) -> bool:
         nonlocal timeless
-        is_in = within.has(message.timestamp_ns)
+        is_in = within.contains(message.timestamp_ns)
         timeless += not is_in  # the reader leaves out the others
         return is_in
 

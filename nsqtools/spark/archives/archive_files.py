@@ -41,7 +41,7 @@ from urllib.parse import unquote
 from nsqtools.archive.finding import ArchiveFile, is_visible, read_index
 from nsqtools.archive.form import ZSTD_BLOCK_SIZE, LineKind, form_of_text, text_of, why_foreign
 from nsqtools.archive.layout import (
-    EVER,
+    ALL_TIMES,
     INDEX,
     LONGEST_TOTAL,
     MANIFEST,
@@ -50,11 +50,11 @@ from nsqtools.archive.layout import (
     Member,
     TimeRange,
     Total,
-    aside,
     decode_index,
     decode_total,
     encode_members,
     end_of,
+    hidden_name,
     index_of,
     is_hidden,
     owner_of,
@@ -171,7 +171,7 @@ class ListedFile:
         if not self.has_index:
             return []
         if self._lines is None:
-            index = self.place.parent.read(aside(self.place.name, INDEX))
+            index = self.place.parent.read(hidden_name(self.place.name, INDEX))
             self._lines = split_head(index)[1]
         return decode_index(self._lines)
 
@@ -201,7 +201,7 @@ class ListedFile:
     def has_none_within(self, within: TimeRange) -> bool:
         """Return whether, by its commit record, no message is in a range of times."""
         total = self.total
-        if total is None or within == EVER or within.may_have(Member(0, 0, 0, *total[-2:])):
+        if total is None or within == ALL_TIMES or within.may_contain(Member(0, 0, 0, *total[-2:])):
             return False
         return self.size() == total.end  # Otherwise messages were appended after the record.
 
@@ -505,7 +505,7 @@ class StoredListing:
     Files whose record is outside of the range of times are not cached, as there may be a million.
     """
 
-    def __init__(self, settings: ReadSettings, within: TimeRange = EVER) -> None:
+    def __init__(self, settings: ReadSettings, within: TimeRange = ALL_TIMES) -> None:
         self._within = within
         self._places = settings.stored()
         self._topics = settings.wanted_topics
@@ -557,7 +557,7 @@ class StoredListing:
             for name in names
             if (file := self._cache.get(place / name))
             and file.entry == entries[name]
-            and (file.has_index or aside(name, INDEX) not in entries)
+            and (file.has_index or hidden_name(name, INDEX) not in entries)
         }
         new = [name for name in names if name not in files]
         catalog = place / f"{folder}{CATALOG}"
@@ -568,11 +568,13 @@ class StoredListing:
             entry, path = entries[name], place / name
             record, lines = records.get(name), None
             try:
-                if record is None and aside(name, MANIFEST) in entries:
+                if record is None and hidden_name(name, MANIFEST) in entries:
                     record = _read_manifest(path, entry)
                 if record is None:
-                    is_listed = aside(name, INDEX) in entries
-                    index = read_index(path.parent, aside(path.name, INDEX), is_listed=is_listed)
+                    is_listed = hidden_name(name, INDEX) in entries
+                    index = read_index(
+                        path.parent, hidden_name(path.name, INDEX), is_listed=is_listed
+                    )
                     if index is not None:
                         record, lines = _parsed_index(index)
                 file = ListedFile(path, name, record, lines, entry)
@@ -595,7 +597,7 @@ class StoredListing:
 def _read_manifest(place: Place, entry: Entry) -> FileRecord | None:
     """Return the record in a manifest, None if it belongs to another file. Raises ``OSError``."""
     try:
-        document = json.loads(place.parent.read(aside(place.name, MANIFEST)))
+        document = json.loads(place.parent.read(hidden_name(place.name, MANIFEST)))
         if document["size"] != entry.size:
             return None
         writer, times = document["writer"], (document["min_ts"] or 0, document["max_ts"] or 0)
@@ -635,7 +637,7 @@ class ArchiveListing:
     A file in a directory takes precedence over its copy in a bucket.
     """
 
-    def __init__(self, settings: ReadSettings, within: TimeRange = EVER) -> None:
+    def __init__(self, settings: ReadSettings, within: TimeRange = ALL_TIMES) -> None:
         self._listings = Listing(settings), StoredListing(settings, within)
 
     def files(self, on_damage: OnDamage) -> dict[Key, ListedFile]:

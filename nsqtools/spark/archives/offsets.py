@@ -33,7 +33,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from nsqtools.archive.layout import EVER, Head, Member, TimeRange
+from nsqtools.archive.layout import ALL_TIMES, Head, Member, TimeRange
 from nsqtools.archive.place import map_concurrently
 from nsqtools.errors import ConfigurationError
 from nsqtools.spark.archives.archive_files import UNKNOWN, Key, ListedFile
@@ -116,7 +116,7 @@ class Offset:
     files: Mapping[str, int] = field(default_factory=dict)
     unread: frozenset[Head] = frozenset()
     """Files with messages, at the time of this offset, of which nothing has been read."""
-    within: TimeRange = EVER
+    within: TimeRange = ALL_TIMES
     """The range of times of earlier batches: messages outside of it are never read."""
     is_start: bool = False
     """Whether the stream starts here, without a batch that ended here."""
@@ -168,7 +168,7 @@ class Offset:
                 document["packed_files"] = b64encode(packed).decode()
             else:
                 document["files"] = files
-        if self.within != EVER:
+        if self.within != ALL_TIMES:
             document["within"] = [self.within.since_ns, self.within.until_ns]
         if self.is_start:
             document["is_start"] = True
@@ -206,7 +206,7 @@ def decode_offset(document: Any) -> Offset:
             under_way,
             {str(name): int(size) for name, size in files.items()},
             frozenset(unread),
-            TimeRange(*document["within"]) if "within" in document else EVER,
+            TimeRange(*document["within"]) if "within" in document else ALL_TIMES,
             is_start=bool(document.get("is_start", False)),
             began=decode_offset(document["began"]) if "began" in document else None,
         )

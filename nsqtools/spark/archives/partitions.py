@@ -16,7 +16,7 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple, ParamSpec, TypeVar
 
 from nsqtools.archive.form import LineKind
-from nsqtools.archive.layout import EVER, Member, TimeRange, decode_index, encode_members
+from nsqtools.archive.layout import ALL_TIMES, Member, TimeRange, decode_index, encode_members
 from nsqtools.archive.place import Entry, map_concurrently, translating_errors
 from nsqtools.spark.archives.archive_files import (
     UNKNOWN,
@@ -86,7 +86,7 @@ def ranges_of(
     row_weight = settings.partition_bytes / ROWS_OF_PARTITION
     indexed = [member for member in members if member.messages != UNKNOWN]
     if not _is_whole(file, settings.within):
-        indexed = [member for member in indexed if settings.within.may_have(member)]
+        indexed = [member for member in indexed if settings.within.may_contain(member)]
 
     def range_of(begin: int, end: int, lines: bytes = b"") -> Range:
         place = str(file.place)
@@ -116,9 +116,9 @@ def ranges_of(
 def _is_whole(file: ListedFile, within: TimeRange) -> bool:
     """Return whether all messages are in a range of times, by the commit record."""
     total = file.total
-    if within == EVER or total is None:
-        return within == EVER
-    return bool(total.max_ts) and within.has(total.min_ts) and within.has(total.max_ts)
+    if within == ALL_TIMES or total is None:
+        return within == ALL_TIMES
+    return bool(total.max_ts) and within.contains(total.min_ts) and within.contains(total.max_ts)
 
 
 def _contiguous_runs(members: list[Member]) -> Iterator[list[Member]]:
@@ -166,7 +166,7 @@ def partitions_of(parts: Iterable[Part], settings: ReadSettings) -> list[ReadPar
     if settings.min_partitions:
         parts = list(parts)
         members = (member for _, members in parts for member in members)
-        selected = [member for member in members if settings.within.may_have(member)]
+        selected = [member for member in members if settings.within.may_contain(member)]
         total = sum(member.length + row_weight * max(0, member.messages) for member in selected)
         total += file_weight * len(parts)
         limit = range_weight = max(1.0, min(max_weight, total / settings.min_partitions))

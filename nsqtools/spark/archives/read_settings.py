@@ -20,7 +20,7 @@ import pyarrow
 
 from nsqtools.archive.body_columns import BodyColumns, fields_of, load_schema
 from nsqtools.archive.columns import message_schema
-from nsqtools.archive.layout import EVER, TimeRange
+from nsqtools.archive.layout import ALL_TIMES, TimeRange
 from nsqtools.archive.place import Place
 from nsqtools.archive.place_url import parse_place
 from nsqtools.errors import ConfigurationError
@@ -80,7 +80,7 @@ class ReadSettings:
     """The topics that the filter of the query selects: files of others are skipped."""
     queried_nsqds: frozenset[str] | None = None
     """The nsqd that the filter of the query selects: rows of others are not sent to Spark."""
-    within: TimeRange = EVER
+    within: TimeRange = ALL_TIMES
     raw: bool = False
     """Whether files of bare bodies are read."""
     delimiter: bytes = b"\n"

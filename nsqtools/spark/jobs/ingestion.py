@@ -515,7 +515,7 @@ class DeltaSink:
             file.path
             for file in DeltaCatalog(str(self.places.output)).files()
             if (within := ranges.get((str(file.partition["topic"]), str(file.partition["date"]))))
-            and (file.min_ts_ns is None or within.meets(file.min_ts_ns, file.max_ts_ns or 0))
+            and (file.min_ts_ns is None or within.overlaps(file.min_ts_ns, file.max_ts_ns or 0))
         ]
         if paths:
             root = self.places.output.hadoop_url

@@ -23,7 +23,7 @@ from nsqtools.archive.columns import filtered_columns
 from nsqtools.archive.delta import Partition
 from nsqtools.archive.finding import Inputs, table_files
 from nsqtools.archive.form import LineKind
-from nsqtools.archive.layout import EVER, TimeRange
+from nsqtools.archive.layout import ALL_TIMES, TimeRange
 from nsqtools.archive.place import Place, translating_errors
 from nsqtools.errors import NotFoundError
 from nsqtools.spark.archives.archive_files import ArchiveListing, ListedFile
@@ -43,7 +43,7 @@ class Choice(NamedTuple):
     """
 
     topics: tuple[str, ...] = ()
-    within: TimeRange = EVER
+    within: TimeRange = ALL_TIMES
     delimiter: bytes | None = None
     damage_path: Place | None = None
     min_partitions: int = 0
@@ -58,7 +58,7 @@ class Choice(NamedTuple):
             begin, end = day_range(date.fromisoformat(day or ""))
         except ValueError:  # The date is missing or malformed.
             return True
-        return self.within.meets(begin, end - 1)
+        return self.within.overlaps(begin, end - 1)
 
 
 MESSAGE_COLUMNS = tuple(BYTES.message_schema().names)
@@ -109,7 +109,7 @@ def has_bare_bodies(inputs: Inputs) -> bool:
 
 def warn_of_bare_bodies(inputs: Inputs, within: TimeRange) -> None:
     """Log that a range of times excludes bare bodies, if there are any. Raises `NsqError`."""
-    if within != EVER and has_bare_bodies(inputs):
+    if within != ALL_TIMES and has_bare_bodies(inputs):
         log.warning("bare bodies, which have no time, are left out of the range")
 
 
