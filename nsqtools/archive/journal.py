@@ -1,30 +1,29 @@
-"""What a directory remembers of a topic and channel: who archives it, its files, its messages.
+"""The state of a topic and channel in a directory: its lock, its file numbers, its journal.
 
 *The lock.* Only one archiver of a topic and channel works in a directory. Its lock is one of the
-directory's `FolderLocks`, which need one descriptor for all topics.
+`FolderLocks` of the directory, which need one descriptor for all topics.
 
-*The numbers.* A small file counts the files that were ever begun there, ``pid writer <32 hex>
-<number>``: each file carries its number in the head of its index, so that a reader of the archive
-as a stream can tell files apart by a few bytes, whatever they are called and wherever they are
-moved. The writer is made up at random with the first file: when the count is lost, counting begins
-again under another one. Numbers are never used twice; one may be left out.
+*The numbers.* A small file, ``pid writer <32 hex> <number>``, counts the files that archivers began
+in the directory. The head of each file's index has the number, so that a few bytes identify the
+file under any name and in any place, for example to a reader that streams an archive. The writer is
+a random identity, made with the first file: if the count is lost, counting starts again with a new
+writer. Numbers are never used twice; one may be skipped.
 
-*The journal.* nsqd delivers a message again when its FIN was lost: after a crash, a cut connection,
-or a timeout. What it can deliver again was in flight when that happened, and so was among the last
-messages written. Their identities (nsqd, id) are kept in generations, in memory and in small files:
-the two youngest always, and with `Journal.keep` those of a moment at which FINs may have been lost,
-because such a message can come back only after a long backlog. Files of earlier runs stay for a
-week: there may be several crashes before a message comes back. They are read when the first message
-comes again.
+*The journal.* nsqd redelivers a message if its FIN was lost: after a crash, a cut connection, or a
+timeout. Such a message was in flight at that moment, so it was among the last messages written. The
+journal keeps identities (nsqd, id) in generations, in memory and in small files. It always keeps
+the two youngest generations. `Journal.pin_recent` also keeps the generations of a moment at which
+FINs may have been lost, because a long backlog may delay the redelivery. Files of earlier runs stay
+for a week, because several crashes may precede a redelivery. They are read when the first message
+is redelivered.
 
-A line is ``writer number offset length nsqd ids name``: what a member of a file holds from one
-nsqd, ids in hex.
-It is written before the member is, so it counts only when the index has the member: those before a
-run's last line are proved by what followed, and a run that ends by itself writes down that the last
-one counts too. After a crash the next run looks it up and writes that down, at its start: the file
-may be moved, or read and removed, later. Lines are not fsynced: kill -9 loses nothing of them, and
-the worst after a power failure is a message twice. A file is there from its first line on, and open
-only while it is written.
+A line is ``writer number offset length nsqd ids name``, ids in hex: the messages of one nsqd in one
+member of a file. A line is written before its member, so it counts only if the index has the
+member. A following line proves that, and a run that ends normally proves its last line with
+`PROVED`. After a crash, the next run looks the last member up and writes `PROVED` when it starts,
+because the file may be moved, or read and removed, later. Lines are not fsynced: they survive kill
+-9, and a power failure duplicates messages at worst. A file of the journal is created with its
+first line and open only while it is written.
 """
 
 from __future__ import annotations
@@ -46,9 +45,12 @@ from nsqtools.files.opening import FolderLocks, closing_fd, is_ours, open_to_rea
 
 log = logging.getLogger("nsqtools")
 
-KEPT_GENERATIONS = 16
-KEPT_FILES = 64
-KEPT_FOR_S = 7 * 86_400.0
+# Pinned generations of a run, each with as many identities as twice max_in_flight, or 1000.
+MAX_PINNED_GENERATIONS = 16
+# Files of earlier runs that are read, and their age: they bound memory, and bound the time within
+# which a message may be redelivered without being written a second time.
+MAX_EARLIER_FILES = 64
+RETENTION_S = 7 * 86_400.0
 
 _NAME = re.compile(r"(?P<stem>\.[^@]+@[^@]+@)(?P<run>[0-9a-f]+)-\d{6,12}\.journal")
 _LINE = re.compile(
@@ -60,15 +62,16 @@ _LINE = re.compile(
 _MEMBER = ("name", "number", "offset", "length")
 
 PROVED = "proved\n"
-# Of fixed width: it is replaced in place, within one sector, which no crash tears.
+# The count has a fixed width, so it is replaced in place, within one sector, which no crash tears.
 _COUNT = "{pid:<10} writer {writer} {number:020d}\n"
 _COUNT_PATTERN = re.compile(r"(\d+) +writer ([0-9a-f]{32}) (\d{20})\n")
 
 
 class TopicLock:
-    """Held until `release`. Raises `ConfigurationError` when it is taken, and ``OSError``.
+    """The lock of a topic and channel until `release`, and the numbers of its files.
 
-    ``locks`` are those of the work directory.
+    ``locks`` belong to the work directory. Raises `ConfigurationError` if another archiver has the
+    lock, and ``OSError``.
     """
 
     def __init__(self, locks: FolderLocks, folder: Path, topic: str, channel: str) -> None:
@@ -78,24 +81,24 @@ class TopicLock:
         if not locks.take(self._name):
             raise ConfigurationError(
                 f"{self._holder()} archives channel {channel} of topic {topic} in {folder} already",
-                hint="One archiver does for a channel; give another one its own --work-dir.",
+                hint="One archiver is enough for a channel; another one needs its own --work-dir.",
             )
         try:
-            found = self._noted()
-            self._last = Head(found[2], int(found[3])) if found else None
+            count = self._read_count()
+            self._last = Head(count[2], int(count[3])) if count else None
         except BaseException:
             self.release()
             raise
 
     def next_head(self) -> Head:
-        """Return the head of a new file; its number is durable. Raises ``OSError``."""
+        """Return the head of a new file, whose number is durable. Raises ``OSError``."""
         last = self._last or Head(uuid.uuid4().hex, 0)
-        # one may be left out when this fails, and none is given twice
+        # A failure below skips the number, because using it twice would be wrong.
         head = self._last = Head(last.writer, last.number + 1)
         is_first = head.number == 1
         line = _COUNT.format(pid=os.getpid(), writer=head.writer, number=head.number)
-        opened = open_to_write(self._path, os.O_RDWR | os.O_CREAT)
-        with closing_fd(opened) as descriptor, adding_path_to_errors(self._path):
+        file = open_to_write(self._path, os.O_RDWR | os.O_CREAT)
+        with closing_fd(file) as descriptor, adding_path_to_errors(self._path):
             if is_first:
                 os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, line.encode(), 0)
@@ -105,55 +108,61 @@ class TopicLock:
         return head
 
     def release(self) -> None:
-        """Unlock it."""
+        """Unlock the topic."""
         self.locks.release(self._name)
 
-    def _noted(self) -> re.Match[str] | None:
-        """Return what the count says, None without one: also to refuse one that others planted."""
+    def _read_count(self) -> re.Match[str] | None:
+        """Return the content of the count, None without one.
+
+        Opening it for writing refuses a file that another user planted.
+        """
         try:
             with closing_fd(open_to_write(self._path, os.O_RDWR)) as descriptor:
-                found = os.pread(descriptor, 200, 0)
+                data = os.pread(descriptor, 200, 0)
         except FileNotFoundError:
             return None
-        return _COUNT_PATTERN.fullmatch(found.decode("ascii", "replace"))
+        return _COUNT_PATTERN.fullmatch(data.decode("ascii", "replace"))
 
     def _holder(self) -> str:
         """Name the process that began the last file, if it still runs."""
         with suppress(OSError):
-            if (match := self._noted()) is not None:
+            if (match := self._read_count()) is not None:
                 os.kill(int(match[1]), 0)
                 return f"process {match[1]}"
         return "another process"
 
 
 IsDurable = Callable[[str, Head | None, int, int], bool]
-"""Return whether a member is in the index of its file, by the file's name and head (None if that is
-not known) and the member's offset and length."""
+"""Returns whether a member is in the index of its file. The arguments are name and head (None if
+unknown) of the file, and offset and length of the member."""
 
 
 def journals_below(folder: Path) -> dict[str, list[str]]:
-    """List the journals in a directory once for all topics: names by what `stem_of` returns.
+    """List the journals in a directory, for all topics at the same time: file names by stem.
 
     Raises ``OSError``.
     """
-    found: dict[str, list[str]] = {}
+    journals: dict[str, list[str]] = {}
     for name in os.listdir(folder):
         if (match := _NAME.fullmatch(name)) is not None:
-            found.setdefault(match["stem"], []).append(name)
-    return found
+            journals.setdefault(match["stem"], []).append(name)
+    return journals
 
 
 def stem_of(topic: str, channel: str) -> str:
-    """Return what the names of the journals of a topic and channel begin with."""
+    """Return the prefix of the journals of a topic and channel."""
     return f".{topic}@{channel}@"
 
 
 class Journal:
-    """The journal of one topic and channel; its lock must be held.
+    """The journal of one topic and channel, whose `TopicLock` the caller must have.
 
-    ``earlier`` are the names of the journals of earlier runs. ``run`` makes the names of this run's
-    files unique. A generation is ``size`` identities: more than can be in flight. Raises
-    ``OSError``.
+    Args:
+        earlier: names of the journals of earlier runs.
+        run: makes the names of the files of this run unique.
+        size: identities of a generation, more than can be in flight.
+
+    Raises ``OSError``.
     """
 
     def __init__(
@@ -172,15 +181,16 @@ class Journal:
         self._folder = folder
         self._run = run
         self._size = size
-        self._earlier = _still_counting([folder / name for name in earlier], now_s)
+        self._earlier = _retain([folder / name for name in earlier], now_s)
         _confirm(self._earlier, is_durable)
         self._loaded: dict[str, set[bytes]] | None = None
         self._number = 0
-        self._generations: list[_Generation] = []  # the youngest first
+        # The youngest is the first.
+        self._generations: list[_Generation] = []
         self._begin_generation()
 
-    def knows(self, nsqd: str, message_id: bytes) -> bool:
-        """Return whether a message is written, or is in the member that is being made.
+    def has_message(self, nsqd: str, message_id: bytes) -> bool:
+        """Return whether a message is written, or is in the member in progress.
 
         Raises ``OSError``.
         """
@@ -191,55 +201,59 @@ class Journal:
         return message_id in self._loaded.get(nsqd, ())
 
     def add(self, nsqd: str, ids: Sequence[bytes]) -> None:
-        """Note messages of the member that is being made."""
+        """Add messages of the member in progress."""
         self._generations[0].ids[nsqd].update(ids)
 
     def discard(self, nsqd: str, ids: Sequence[bytes]) -> None:
-        """Forget messages that were not written. (A flush of another file may have moved them.)"""
+        """Remove messages that were not written."""
+        # A flush of another file may have begun a generation, so all are searched.
         for generation in self._generations:
             generation.ids[nsqd].difference_update(ids)
 
     def record(
         self, name: str, head: Head | None, member: Member, ids: Mapping[str, Sequence[bytes]]
     ) -> None:
-        """Write down what a member holds, before it is written. Raises ``OSError``."""
-        place = f"{member.offset} {member.length}"
+        """Record the messages of a member before the member is written. Raises ``OSError``."""
+        location = f"{member.offset} {member.length}"
         if head is not None:
-            place = f"{head.writer} {head.number} {place}"
-        lines = [f"{place} {nsqd} {b''.join(ids[nsqd]).hex()} {name}\n" for nsqd in ids]
+            location = f"{head.writer} {head.number} {location}"
+        lines = [f"{location} {nsqd} {b''.join(ids[nsqd]).hex()} {name}\n" for nsqd in ids]
         self._generations[0].write("".join(lines).encode())
 
     def confirm(self) -> None:
-        """Note that the member is durable."""
+        """Record in memory that the member is durable."""
         youngest, *older = self._generations
         youngest.confirm()
         if youngest.count >= self._size:
-            if older and not older[0].is_kept:
+            if older and not older[0].is_pinned:
                 self._generations.pop(1).remove()
             self._begin_generation()
 
     def pin_recent(self) -> None:
-        """Hold on to what was written lately: FINs may have been lost now. Raises ``OSError``."""
-        self._generations[0].settle()
+        """Keep the recent messages for the rest of the run, because their FINs may be lost.
+
+        Raises ``OSError``.
+        """
+        self._generations[0].drop_unconfirmed()
         for generation in self._generations[:2]:
-            generation.is_kept |= generation.count > 0
+            generation.is_pinned |= generation.count > 0
         if self._generations[0].count:
             self._begin_generation()
-        while len(self._generations) > 1 + KEPT_GENERATIONS:
+        while len(self._generations) > 1 + MAX_PINNED_GENERATIONS:
             self._generations.pop().remove()
 
     def close(self) -> None:
-        """The run ends. Its files stay: it is not known whether the last FINs arrived.
+        """End the run. Its files stay, because the last FINs may not have reached nsqd.
 
-        Nor whether a member that failed is there: its file may not have been cut back. The next run
-        looks it up.
+        If the last member could not be written, its line is not proved: the file may not have been
+        cut back, so the next run looks the member up.
         """
         written = [generation for generation in self._generations if generation.written]
         try:
             if written and self._generations[0].written == self._generations[0].size:
                 max(written, key=lambda generation: generation.path).write(PROVED.encode())
         except OSError as exc:
-            log.info("cannot end %s (%s): the next run will", exc.filename, exc.strerror)
+            log.info("cannot close %s (%s); the next run will", exc.filename, exc.strerror)
 
     def _begin_generation(self) -> None:
         path = self._folder / f"{self._stem}{self._run}-{self._number:012d}.journal"
@@ -248,30 +262,33 @@ class Journal:
 
 
 class _Generation:
-    """Identities by nsqd, and the file that has them too."""
+    """Identities by nsqd, in memory and in a file."""
 
     def __init__(self, path: Path) -> None:
         self.ids: collections.defaultdict[str, set[bytes]] = collections.defaultdict(set)
         self.path = path
-        self.is_kept = False  # FINs of what is in it may have been lost
-        self._is_made = False
-        self.size = self.written = 0  # of the lines that count, and of all
+        # FINs of its messages may have been lost.
+        self.is_pinned = False
+        self._is_created = False
+        # Bytes of the confirmed lines, and of all lines.
+        self.size = self.written = 0
 
     @property
     def count(self) -> int:
         return sum(map(len, self.ids.values()))
 
     def write(self, lines: bytes) -> None:
-        self.settle()
+        self.drop_unconfirmed()
         with self._opened() as descriptor:
-            self.written = self.size + len(lines)  # or a part of it, when that fails
+            # Set first, because a failure may leave a part of the lines.
+            self.written = self.size + len(lines)
             write_all(descriptor, lines)
 
     def confirm(self) -> None:
         self.size = self.written
 
-    def settle(self) -> None:
-        """Take back the line of a member that did not become durable: the next would prove it."""
+    def drop_unconfirmed(self) -> None:
+        """Remove the line of a member that did not become durable, or the next would prove it."""
         if self.written != self.size:
             with self._opened() as descriptor:
                 os.ftruncate(descriptor, self.size)
@@ -281,40 +298,40 @@ class _Generation:
     def _opened(self) -> Iterator[int]:
         flags = os.O_WRONLY | os.O_APPEND
         with adding_path_to_errors(self.path):
-            if self._is_made:
-                opened = open_to_write(self.path, flags | os.O_CREAT)
+            if self._is_created:
+                file = open_to_write(self.path, flags | os.O_CREAT)
             else:
-                opened = os.open(self.path, NEW | flags, 0o600)
-                self._is_made = True
-            with closing_fd(opened) as descriptor:
+                file = os.open(self.path, NEW | flags, 0o600)
+                self._is_created = True
+            with closing_fd(file) as descriptor:
                 yield descriptor
 
     def remove(self) -> None:
-        if self._is_made:
-            with suppress(OSError):  # what it says stays true, and a later run removes it
+        if self._is_created:
+            with suppress(OSError):  # Its content stays true, and a later run removes it.
                 self.path.unlink()
 
 
-def _still_counting(found: Sequence[Path], now_s: float) -> list[Path]:
-    """The files that still count, oldest first; the others are removed."""
-    stats = [(path, path.lstat()) for path in found]
-    stats.sort(key=lambda each: (each[1].st_mtime, each[0].name))
-    oldest_s = now_s - KEPT_FOR_S
-    kept = [path for path, s in stats if is_ours(s) and s.st_size and s.st_mtime > oldest_s]
-    kept = kept[-KEPT_FILES:]
-    for path in set(found) - set(kept):
+def _retain(paths: Sequence[Path], now_s: float) -> list[Path]:
+    """Return the files that still count, oldest first, and remove the others."""
+    files = [(path, path.lstat()) for path in paths]
+    files.sort(key=lambda file: (file[1].st_mtime, file[0].name))
+    oldest_s = now_s - RETENTION_S
+    retained = [path for path, s in files if is_ours(s) and s.st_size and s.st_mtime > oldest_s]
+    retained = retained[-MAX_EARLIER_FILES:]
+    for path in set(paths) - set(retained):
         path.unlink(missing_ok=True)
-    return kept
+    return retained
 
 
 def _by_run(paths: Sequence[Path]) -> Iterator[list[Path]]:
-    """The files of each run, in the order in which it wrote them."""
+    """Iterate over the files of each run, in the order in which they were written."""
     for _, run in itertools.groupby(sorted(paths), lambda path: path.name.rpartition("-")[0]):
         yield list(run)
 
 
 def _confirm(paths: Sequence[Path], is_durable: IsDurable) -> None:
-    """Write down which runs' last members are durable, where that is not known yet."""
+    """Write `PROVED` for each unproved run whose last member is durable."""
     for run in _by_run(paths):
         if not any(map(_ends_proved, run)) and (lines := _lines(run)):
             last = lines[-1]
@@ -323,19 +340,21 @@ def _confirm(paths: Sequence[Path], is_durable: IsDurable) -> None:
                 flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
                 with closing_fd(open_to_write(run[-1], flags)) as descriptor:
                     text = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
-                    os.ftruncate(descriptor, text.rfind(b"\n") + 1)  # what is torn may fill a disk
+                    # Removing the torn line first makes room on a full disk.
+                    os.ftruncate(descriptor, text.rfind(b"\n") + 1)
                     write_all(descriptor, PROVED.encode())
 
 
 def _ends_proved(path: Path) -> bool:
-    with suppress(FileNotFoundError), open_to_read(path) as file:  # it may be removed meanwhile
+    # Another program may have removed the file.
+    with suppress(FileNotFoundError), open_to_read(path) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - len(PROVED)))
         return file.read() == PROVED.encode()
     return False
 
 
 def _lines(paths: Iterable[Path]) -> list[re.Match[str]]:
-    """The lines of a run, oldest first."""
+    """Return the lines of a run, oldest first."""
     lines: list[re.Match[str]] = []
     for path in paths:
         with suppress(FileNotFoundError), open_to_read(path) as file:

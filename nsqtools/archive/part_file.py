@@ -1,22 +1,21 @@
-"""The life of a file: in progress, finished, or found by recovery after a crash.
+"""The states of a file: in progress, finished, and recovered after a crash.
 
-*In progress* (`PartFile`): text in, durable members out, all or nothing. It is open, and locked,
-only while something is written: a thousand topics need no descriptors for their files. Between two
-writes whatever is in the file is durable and indexed, so another process that recovers it then does
-no harm: it finishes the file early, which is noticed here before the next write, and that goes into
-a new file. `FolderLocks` keep polite processes from doing so. After a failed flush `roll_back`
-brings file and index back to the last durable member; nothing may be written before that has
-worked. Text is compressed as it arrives, so the work is spread and little is left to do at the
-flush.
+*In progress* (`PartFile`): text becomes durable members, each as a whole or not at all. The file is
+open and locked only while it is written, so a thousand topics need no descriptors for their files.
+Between two writes all of its content is durable and indexed. If another process recovers it then,
+it only finishes the file early; the next write notices that and goes to a new file. The locks of
+`FolderLocks` prevent it, unless they are lost. After a failed flush, `roll_back` cuts file and
+index back to the last durable member, and must succeed before the next write. Text is compressed as
+it arrives, which spreads the work and leaves little of it to the flush.
 
-*Finished* (`finish`): it appears whole, under a name that no other file has. The index goes first,
-so that no finished file lacks its own; then the file; then the hidden names go. Every step may be
-the last one before a crash, and doing it all again leads to the same end.
+*Finished* (`finish`): the file appears whole, under a name that no other file has. The index is
+placed first, so that no finished file lacks its index, then the file; the hidden names are removed
+last. A crash may follow any step, and repeating all steps leads to the same result.
 
-*Recovery* (`recover`) cuts each file back to its index and finishes it. What lies after the last
-indexed member was not FINished: nsqd delivers it again. If the index was removed, it is rebuilt
-from the file itself, so that nothing that may have been FINished is dropped. Files that a living
-process has begun are locked, and are left alone.
+*Recovery* (`recover`) cuts each file back to its index and finishes it. Data after the last indexed
+member was not FINished, so nsqd redelivers it. If the index was removed, it is rebuilt from the
+file, so that no data is dropped that may have been FINished. Files of a running process are locked
+and stay as they are.
 """
 
 from __future__ import annotations
@@ -66,15 +65,18 @@ from nsqtools.records.naming import with_rev
 log = logging.getLogger("nsqtools")
 
 CREATE = NEW | os.O_RDWR | os.O_APPEND
-GONE = "another process has removed or finished it"
+VANISHED = "another process has removed or finished it"
 
 
 class PartFile:
-    """The file that will be ``path``, whose directory must exist.
+    """A file in progress, which will be finished as ``path``. Its directory must exist.
 
-    ``now_s`` is the time since 1970, kept as ``opened_at_s``. The ``head`` goes before the members
-    in the index. The mode is less the umask, unless it ``is_exact``. Raises `FileExistsError` when
-    the name is taken, and ``OSError``.
+    Args:
+        mode: permissions, from which the umask is subtracted unless ``is_exact``.
+        now_s: time since 1970, kept as ``opened_at_s``.
+        head: the first line of the index.
+
+    Raises `FileExistsError` if the name is taken, and ``OSError``.
     """
 
     def __init__(
@@ -90,23 +92,26 @@ class PartFile:
         self.path = path
         self.opened_at_s = now_s
         self.head = head
-        self.size = 0  # of what is durable, on disk
+        # Sizes of the durable members.
+        self.size = 0
         self.uncompressed_size = 0
         first_line = head.encode() if head else b""
         self._index_size = len(first_line)
         self._new_compressor = compressor
-        writable = mode | 0o600  # until it is finished
+        # `finish` removes the permission to write that the user did not ask for.
+        writable = mode | 0o600
         exact = writable if is_exact else None
-        self._identity = _make(part_of(path), index_of(path), writable, first_line, exact)
+        self._identity = _create(part_of(path), index_of(path), writable, first_line, exact)
         self._begin_member()
 
     def _begin_member(self) -> None:
-        self._compressor: Compressor | None = None  # one takes up to 300 kB
+        # A compressor takes up to 300 kB, so it is created with the first text of a member.
+        self._compressor: Compressor | None = None
         self._chunks: list[bytes] = []
         self._text_size = self._chunks_size = 0
 
     def append(self, text: bytes) -> None:
-        """Add text to the member that is being made; nothing is written yet."""
+        """Add text to the member in progress, in memory."""
         if self._compressor is None:
             self._compressor = self._new_compressor()
         self._text_size += len(text)
@@ -121,7 +126,7 @@ class PartFile:
         return Member(self.size, sum(map(len, self._chunks)), count, min_ts, max_ts)
 
     def flush(self, member: Member) -> None:
-        """Make a member durable. Raises ``OSError``; then `roll_back` comes next."""
+        """Make a member durable. After an ``OSError``, call `roll_back` before anything else."""
         with self._opened() as (data, index):
             write_all(data, b"".join(self._chunks))
             sync_data(data)
@@ -135,25 +140,26 @@ class PartFile:
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[int, int]]:
-        """The data and the index, open and locked against recovery."""
+        """Open data and index, and lock them against recovery."""
         flags = os.O_RDWR | os.O_APPEND
-        gone = OSError(errno.ENOENT, GONE, str(self.path))
+        vanished = OSError(errno.ENOENT, VANISHED, str(self.path))
         with adding_path_to_errors(self.path):
             if self.has_vanished:
-                raise gone
+                raise vanished
             with closing_fd(open_to_write(part_of(self.path), flags)) as data:
+                # Checked again, because the file may have been recovered just before the lock.
                 if not try_lock(data) or self.has_vanished:
-                    raise gone
+                    raise vanished
                 with closing_fd(open_to_write(index_of(self.path), flags)) as index:
                     yield data, index
 
     @property
     def expected_sizes(self) -> tuple[int, int]:
-        """The sizes on disk and uncompressed, as far as known, when the member is flushed."""
+        """The sizes on disk and uncompressed after a flush, as far as they are known."""
         return self.size + self._chunks_size, self.uncompressed_size + self._text_size
 
     def roll_back(self) -> None:
-        """Forget what is not durable. Raises ``OSError`` when that fails: try again later."""
+        """Cut the file back to its last durable member. After an ``OSError``, try again later."""
         self._begin_member()
         with self._opened() as (data, index):
             os.ftruncate(index, self._index_size)
@@ -161,28 +167,30 @@ class PartFile:
 
     @property
     def has_vanished(self) -> bool:
-        """Whether another process has removed or finished it. Raises ``OSError``, also when the
-        whole directory is missing: it may come back, with the file."""
+        """Whether another process has removed or finished the file.
+
+        Raises ``OSError``, also if the directory is missing: it may come back, with the file.
+        """
         try:
-            found = part_of(self.path).lstat()
+            stat = part_of(self.path).lstat()
         except FileNotFoundError:
             self.path.parent.stat()
             return True
-        return (found.st_dev, found.st_ino) != self._identity
+        return (stat.st_dev, stat.st_ino) != self._identity
 
 
-def _make(
+def _create(
     part: Path, index: Path, mode: int, first_line: bytes, exact: int | None
 ) -> tuple[int, int]:
-    """Make both files, and their names durable; return what identifies the data.
+    """Create both files, with durable names; return device and inode of the data.
 
-    The first line of the index becomes durable with that of the first member.
+    The first line of the index becomes durable together with the line of the first member.
     """
     with closing_fd(os.open(part, CREATE, mode)) as data, ExitStack() as undo:
         undo.callback(part.unlink)
         if not try_lock(data) or not os.fstat(data).st_nlink:
+            # Another process took the empty file for a leftover before it was locked here.
             undo.pop_all()
-            # another process took the empty file for a leftover just before it was locked
             raise FileExistsError(f"{part} is being recovered by another process")
         with closing_fd(os.open(index, CREATE, mode)) as descriptor, adding_path_to_errors(index):
             undo.callback(index.unlink)
@@ -191,17 +199,17 @@ def _make(
                 os.fchmod(descriptor, exact)
             write_all(descriptor, first_line)
         sync_folder(part.parent)
-        made = os.fstat(data)
+        stat = os.fstat(data)
         undo.pop_all()
-    return made.st_dev, made.st_ino
+    return stat.st_dev, stat.st_ino
 
 
 @dataclass(frozen=True, slots=True)
 class Directories:
-    """Where files are finished and where they are in progress (often the same), and modes.
+    """The directories of finished files and of files in progress (often one), and their modes.
 
-    Both are absolute and must exist; `make` makes them. A mode that the user chose is exact, the
-    other is less the umask.
+    Paths are absolute; `make` creates the directories. A mode that the user chose is exact, and the
+    umask is subtracted from a default mode.
     """
 
     output: Path
@@ -214,7 +222,7 @@ class Directories:
         return 0o640 if self.chosen_file_mode is None else self.chosen_file_mode
 
     def make(self) -> None:
-        """Make both directories where they are missing. Raises ``OSError``."""
+        """Create the directories that are missing. Raises ``OSError``."""
         mode, is_exact = self._folder_mode
         for folder in (self.output, self.work):
             if not folder.is_dir():
@@ -227,15 +235,15 @@ class Directories:
         return (0o750, False) if chosen is None else (chosen, True)
 
     def make_folders(self, root: Path, folder: Path) -> None:
-        """Make the directories from one of both down to ``folder``. Raises ``OSError``."""
+        """Create the directories below ``root`` down to ``folder``. Raises ``OSError``."""
         mode, is_exact = self._folder_mode
         make_folders(root, folder, mode, is_exact=is_exact)
 
     def try_out(self) -> None:
-        """Try all that archiving does in both directories.
+        """Try every operation of archiving in both directories.
 
-        What a file system refuses now it would refuse each message. A full disk may have room
-        later, and is left to the archivers. Raises `OutputError`, which names the operation.
+        An operation that the file system refuses now would fail for each message. A full disk is
+        accepted, because archivers wait for room. Raises `OutputError`, which names the operation.
         """
         for folder in {self.output, self.work}:
             self._try_out(folder)
@@ -243,7 +251,7 @@ class Directories:
     def _try_out(self, folder: Path) -> None:
         trial = folder / f".nsq-archive.{os.urandom(8).hex()}.tmp"
         renamed = trial.with_name(f".nsq-archive.{os.urandom(8).hex()}.tmp")
-        operation = "make files"
+        operation = "create files"
         try:
             with closing_fd(os.open(trial, CREATE, 0o600)) as descriptor:
                 if self.chosen_file_mode is not None:
@@ -273,9 +281,9 @@ class Directories:
                     path.unlink(missing_ok=True)
 
     def check_name(self, name: str) -> None:
-        """Raise `OutputError` for a file name that the file systems have no room for.
+        """Raise `OutputError` for a file name that is too long for a file system.
 
-        The longest that a file has is that of its index.
+        The longest name of a file is the name of its index.
         """
         for folder in {self.output, self.work}:
             longest = index_of(folder / with_rev(name, 1))
@@ -293,26 +301,27 @@ class Directories:
                 ) from exc
 
     def locks(self) -> FolderLocks:
-        """Return the locks on topics and on files in progress, all free."""
+        """Return the locks of topics and of files in progress, none of them locked."""
         return FolderLocks(self.work / LOCKS)
 
     def name_of(self, path: Path) -> str:
-        """Return the name of a file of the work directory: of its lock, and in journals."""
+        """Return the name of a file in the work directory, for its lock and for journals."""
         return str(path.relative_to(self.work))
 
     def final(self, path: Path) -> Path:
-        """Return where a file of the work directory belongs when it is finished."""
+        """Return the path at which a file of the work directory is finished."""
         return self.output / path.relative_to(self.work)
 
     def have_member(self, name: str, head: Head | None, offset: int, length: int) -> bool:
-        """Look a member up in the index of its file, in progress or finished. Raises ``OSError``.
+        """Return whether the index of a file, in progress or finished, has a member.
 
-        ``name`` is as of `name_of`. It can be that of a later file: recovery removes a file without
-        members, and its name is used again. The ``head`` tells; a rebuilt index has none.
+        ``name`` is the name of `name_of`. A later file may have it as well, because recovery
+        removes a file without members and its name is used again; the ``head`` distinguishes them.
+        A rebuilt index has no head. Raises ``OSError``.
         """
         path = self.work / name
-        for where in (path, self.final(path)):
-            index = load_index(index_of(where))
+        for candidate in (path, self.final(path)):
+            index = load_index(index_of(candidate))
             if index is None or (head and index.head and head != index.head):
                 continue
             if any((member.offset, member.length) == (offset, length) for member in index.members):
@@ -323,20 +332,23 @@ class Directories:
 def finish(path: Path, directories: Directories) -> Path:
     """Publish the file ``path`` of the work directory; return its final path.
 
-    It must be durable, cut to its index, and not be written any more. Raises ``OSError``.
+    The file must be durable and cut to its index, and must not be written again. Raises
+    ``OSError``.
     """
     part, index = part_of(path), index_of(path)
     _add_total(index)
-    wanted = directories.final(path)
-    directories.make_folders(directories.output, wanted.parent)
+    first_choice = directories.final(path)
+    directories.make_folders(directories.output, first_choice.parent)
     for rev in itertools.count():
-        final = wanted.with_name(with_rev(wanted.name, rev))
+        final = first_choice.with_name(with_rev(first_choice.name, rev))
         try:
-            if not _is_same(part, index, final):
-                if os.path.lexists(final):  # an index beside it would be taken for its own
+            if not _is_published(part, index, final):
+                # An index must never be placed next to a file that it does not belong to.
+                if os.path.lexists(final):
                     continue
-                there = load_index(index_of(final))
-                if there is None or there != load_index(index):  # else of a try that failed then
+                # An attempt that failed may have placed the same index.
+                existing = load_index(index_of(final))
+                if existing is None or existing != load_index(index):
                     link_file(index, index_of(final))
                 mode = part.stat().st_mode & 0o777
                 if mode & 0o200 > directories.file_mode & 0o200:
@@ -346,9 +358,11 @@ def finish(path: Path, directories: Directories) -> Path:
         except FileExistsError:
             continue
     sync_folder(final.parent)
-    copy_of(final).unlink(missing_ok=True)  # left by a crash
+    # A crash may have left the copy.
+    copy_of(final).unlink(missing_ok=True)
     part.unlink(missing_ok=True)
-    with suppress(OSError):  # it is published, and what is left is removed by recovery
+    # The file is published by now, and recovery removes leftovers.
+    with suppress(OSError):
         if index != index_of(final):
             index.unlink(missing_ok=True)
         sync_folder(part.parent)
@@ -356,20 +370,24 @@ def finish(path: Path, directories: Directories) -> Path:
 
 
 def _add_total(index: Path) -> None:
-    """End an index with its total. It is derived: torn, or lost in a crash, it is missing."""
-    found = load_index(index)
-    if found is None or not found.members:
+    """End an index with its total.
+
+    The line is not fsynced, because the members have the same figures. If a crash tears it, readers
+    see an index without a total.
+    """
+    content = load_index(index)
+    if content is None or not content.members:
         return
-    total = total_of(found.members).encode()
+    total = total_of(content.members).encode()
     if not index.read_bytes().endswith(b"\n" + total):
         with closing_fd(open_to_write(index, os.O_WRONLY | os.O_APPEND)) as descriptor:
             write_all(descriptor, total)
 
 
-def _is_same(part: Path, index: Path, final: Path) -> bool:
-    """Return whether ``final`` is the finished file already: a crash or error came before the end.
+def _is_published(part: Path, index: Path, final: Path) -> bool:
+    """Return whether ``final`` is the file already, because a crash or error came after placing it.
 
-    Times and sizes of every member are in the index, so two that are equal are of one file.
+    An index has times and sizes of every member, so equal indexes belong to the same file.
     """
     if not part.exists():
         return True
@@ -382,17 +400,17 @@ def _is_same(part: Path, index: Path, final: Path) -> bool:
 def recover(directories: Directories) -> list[Path]:
     """Finish every file in progress that no process writes; return their final paths.
 
-    One that cannot be recovered is reported in the log and left as it is.
+    A file that cannot be recovered is logged and stays as it is.
     """
     finished = []
     with ExitStack() as stack:
-        locks = cache(lambda at: stack.enter_context(closing(FolderLocks(at / LOCKS))))
+        locks = cache(lambda folder: stack.enter_context(closing(FolderLocks(folder / LOCKS))))
         for part in list(hidden_below(directories.work, PART)):
             path = owner_of(part)
             try:
-                # those of archivers here, below and above, who took one for each file
-                folders = [at for at in path.parents if os.access(at / LOCKS, os.R_OK | os.W_OK)]
-                if not all(locks(at).take(str(path.relative_to(at))) for at in folders):
+                # The work directory of the file's archiver may be any of the folders above it.
+                folders = [f for f in path.parents if os.access(f / LOCKS, os.R_OK | os.W_OK)]
+                if not all(locks(f).take(str(path.relative_to(f))) for f in folders):
                     continue
                 final = _recover_unlocked(part, directories)
             except OSError as exc:
@@ -408,7 +426,8 @@ def recover(directories: Directories) -> list[Path]:
 def _recover_unlocked(part: Path, directories: Directories) -> Path | None:
     with closing_fd(open_to_write(part, os.O_RDWR)) as descriptor:
         if not try_lock(descriptor) or not os.fstat(descriptor).st_nlink:
-            return None  # it is being written, or another process was faster
+            # The file is being written, or another process has recovered it.
+            return None
         path = owner_of(part)
         if not cut_to_index(path, descriptor):
             part_of(path).unlink()
@@ -418,23 +437,22 @@ def _recover_unlocked(part: Path, directories: Directories) -> Path | None:
 
 
 def cut_to_index(path: Path, descriptor: int) -> bool:
-    """Cut the open file of ``path`` to its last durable member; return whether one is left."""
+    """Cut the open file of ``path`` back to its last durable member; return whether it has one."""
     size = os.fstat(descriptor).st_size
     index_path = index_of(path)
-    found = load_index(index_path)
-    if found is None:
-        found = Index(None, scan_members(part_of(path)))
-    members = [member for member in found.members if member.end <= size]
+    index = load_index(index_path) or Index(None, scan_members(part_of(path)))
+    members = [member for member in index.members if member.end <= size]
     end = end_of(members)
-    flags = os.O_RDWR | os.O_CREAT
-    with closing_fd(open_to_write(index_path, flags, 0o640)) as index:  # not one that was planted
+    # `open_to_write` refuses an index that another user planted.
+    file = open_to_write(index_path, os.O_RDWR | os.O_CREAT, 0o640)
+    with closing_fd(file) as index_descriptor:
         if end < size:
             os.ftruncate(descriptor, end)
-            log.warning("%s: %d bytes that were not finished are cut off", path, size - end)
+            log.warning("%s: cut off %d unfinished bytes", path, size - end)
         os.fsync(descriptor)
-        write_all(index, Index(found.head, members).encode())
-        os.ftruncate(index, os.lseek(index, 0, os.SEEK_CUR))
-        os.fsync(index)
+        write_all(index_descriptor, Index(index.head, members).encode())
+        os.ftruncate(index_descriptor, os.lseek(index_descriptor, 0, os.SEEK_CUR))
+        os.fsync(index_descriptor)
     return bool(members)
 
 

@@ -429,7 +429,7 @@ class TopicWriter:
         """Return the messages that are not written; of the others FINish those that are durable."""
         fresh = []
         for message in batch:
-            if message.attempts == 1 or not self._journal.knows(batch.nsqd, message.id):
+            if message.attempts == 1 or not self._journal.has_message(batch.nsqd, message.id):
                 fresh.append(message)
                 continue
             self.totals.already_written += 1

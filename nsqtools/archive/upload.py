@@ -55,7 +55,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from nsqtools.archive.finding import ArchiveFile
-from nsqtools.archive.journal import KEPT_FOR_S
+from nsqtools.archive.journal import RETENTION_S
 from nsqtools.archive.layout import (
     INDEX,
     MANIFEST,
@@ -145,7 +145,7 @@ def files_to_upload(directory: Path) -> Iterator[Path]:
 
 def remove_old_records(directory: Path) -> None:
     """Remove what is left of files that were uploaded and removed long ago. Raises ``OSError``."""
-    oldest = time.time() - KEPT_FOR_S
+    oldest = time.time() - RETENTION_S
     for suffix in (UPLOADED, UPLOADING):
         for record in list(hidden_below(directory, suffix)):
             path = owner_of(record)

@@ -11,7 +11,7 @@ import pytest
 from plugins.archives import journal_in
 from plugins.disks import full
 
-from nsqtools.archive.journal import KEPT_FOR_S, Journal, TopicLock
+from nsqtools.archive.journal import RETENTION_S, Journal, TopicLock
 from nsqtools.archive.layout import LOCKS, Head, Member
 from nsqtools.archive.members import Plain
 from nsqtools.archive.part_file import Directories, PartFile, recover
@@ -50,14 +50,14 @@ def write(journal: Journal, offset: int, *numbers: int, confirm: bool = True) ->
 
 
 def known(journal: Journal, *numbers: int) -> list[bool]:
-    return [journal.knows(NSQD, message_id) for message_id in ids(*numbers)]
+    return [journal.has_message(NSQD, message_id) for message_id in ids(*numbers)]
 
 
 def test_what_was_written_is_known_of_its_nsqd_unless_the_index_lost_it(journal_of: Open) -> None:
     journal = journal_of()
     write(journal, 0, 1)
     assert known(journal, 1, 2) == [True, False]
-    assert not journal.knows("other:4150", ids(1)[0])
+    assert not journal.has_message("other:4150", ids(1)[0])
     first = journal_of()
     write(first, 0, 1)
     write(first, 10, 2, confirm=False)
@@ -129,7 +129,7 @@ def test_the_two_youngest_generations_stay_and_what_is_kept(journal_of: Open) ->
 
 def test_files_go_after_a_week_and_damaged_lines_pass(journal_of: Open, tmp_path: Path) -> None:
     write(journal_of(), 0, 1)
-    later = max(path.stat().st_mtime for path in tmp_path.iterdir()) + KEPT_FOR_S + 1
+    later = max(path.stat().st_mtime for path in tmp_path.iterdir()) + RETENTION_S + 1
     assert known(journal_of(now_s=later), 1) == [False]
     assert list(tmp_path.iterdir()) == []
     write(journal_of(), 0, 1)
@@ -143,7 +143,7 @@ def test_the_young_stay(journal_of: Open, tmp_path: Path, monkeypatch: pytest.Mo
         write(journal_of(), number, number)
     for number, path in enumerate(sorted(tmp_path.iterdir()), 1):  # the latest has the first name
         os.utime(path, (NOW - number, NOW - number))
-    monkeypatch.setattr("nsqtools.archive.journal.KEPT_FILES", 2)
+    monkeypatch.setattr("nsqtools.archive.journal.MAX_EARLIER_FILES", 2)
     assert known(journal_of(now_s=NOW), 1, 2, 3) == [True, True, False]
 
 

@@ -124,10 +124,10 @@ def test_a_journal_knows_nothing_that_was_not_in_it(
         path.write_bytes(damaged(LINES, what) + more + (b"proved\n" if is_proved else b""))
         at: Any = {"is_durable": lambda name, head, offset, length: offset in durable}
         journal = journal_in(folder, run="def", now_s=time.time(), **at)
-        assert journal.knows("nsqd-1:4150", IDS[0]) in (True, False)
+        assert journal.has_message("nsqd-1:4150", IDS[0]) in (True, False)
         if not what and not more:
-            assert journal.knows("nsqd-1:4150", IDS[0])
-        assert not journal.knows("nsqd-1:4150", b"f" * 16)
+            assert journal.has_message("nsqd-1:4150", IDS[0])
+        assert not journal.has_message("nsqd-1:4150", b"f" * 16)
         journal.close()
 
 
