@@ -1,23 +1,24 @@
-"""Archive topics: what ``nsq to-file`` runs.
+"""Archive many topics: the engine of ``nsq to-file``.
 
-Each topic has a `TopicArchiver`. `Archiver` starts them (those given, and those that a pattern
-finds, now and later), watches limits, and stops them. A deleted topic is dropped rather than
-brought back: its files are finished, and its consumer ends before it would subscribe again, which
-would create it. When the topic is there again, so is its archiver. The trouble of one topic,
-whatever the system refuses it, is logged and tried again; it never ends the others.
+`Archiver` starts a `TopicArchiver` for each topic that is named or matches the pattern, also for
+topics that appear later. It watches the limits of the run and stops the topics. If a topic is
+deleted, its files are finished and its consumer is stopped before it subscribes again, which would
+create the topic. If the topic is created again, it gets a new archiver. A failure of one topic is
+logged and retried, and does not stop the others.
 
-Each consumer asks nsqlookupd which nsqd have its topic, and a thousand of them ask often: those of
-a fleet begin with what the discovery of topics has just found, and ask seldom. They share memory.
+Each consumer polls nsqlookupd for the nsqd of its topic. A thousand topics would poll very often,
+so the consumers of a pattern start with the result of the discovery of topics and then poll rarely.
+They also share one budget of memory.
 
-A topic takes a connection to each nsqd that has it. Its files are open only while something is
-written, by the few threads that write, so a small reserve is enough for any number of topics.
-Connections must never use it up: what is delivered and cannot be written only goes in circles.
-Topics beyond the limit of open files are named, and begin when there is room for them; nsqd keeps
-what is published meanwhile.
+A topic needs one connection to each of its nsqd. Its files are open only while they are written, by
+a few threads, so a small reserve of descriptors is enough for any number of topics. Connections
+must not use it up, because a message that is delivered and cannot be written is only requeued.
+Topics beyond the limit of open files are logged and start when descriptors are free; nsqd queues
+their messages until then.
 
-The command of ``--on-file`` (`FileHook`) is split as a shell would, ``{path}`` in its words becomes
-the file's path, and no shell sees the result: a topic's name cannot become a command. The commands
-run one after the other, beside the archiving.
+`FileHook` runs the command of ``--on-file``. The command is split into words as a shell does, and
+``{path}`` in a word is replaced by the path of the file. No shell is run, so the name of a topic
+cannot become a command. The commands run one after the other, on a thread of their own.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 
@@ -58,19 +60,28 @@ from nsqtools.tail.tail import End, RunLimits
 
 log = logging.getLogger("nsqtools")
 
-FLEET_POLL_S = 0.2  # between the lookups of all topics of a fleet
-LONGEST_POLL_S = 300.0  # the client's limit
-FLEET_BYTES = 128 << 20  # of the messages in flight of all topics together
-LEAST_BYTES = 1 << 20  # of one topic
+# Each topic of a pattern polls nsqlookupd so rarely that all topics together poll 5 times a second.
+POLL_SPACING_S = 0.2
+# The maximum of the client's option.
+MAX_POLL_INTERVAL_S = 300.0
+# Bytes of messages in flight: of all topics together, and the minimum of one topic.
+MAX_IN_FLIGHT_BYTES = 128 << 20
+MIN_TOPIC_BYTES = 1 << 20
 
-RESERVE = 48  # files of the writing threads, connections being made, requests to daemons
-MANY = 1 << 20
+# Descriptors for the files of the writing threads, connections in progress, and HTTP requests.
+RESERVED_DESCRIPTORS = 48
+# The number of descriptors to assume if the system has no limit.
+UNLIMITED_DESCRIPTORS = 1 << 20
 
 TICK_S = 0.5
-OPEN_FILES = "--open-files"  # in trouble, when topics wait for room; no topic has such a name
-LONG_S = 5.0  # of a command at the end
-STDERR_TAIL = 4096  # bytes of what a command said last
-RETRY_S = 5.0  # how often topics that do not fit are tried again
+# Time between attempts to start the topics that wait for descriptors or failed to start.
+RETRY_S = 5.0
+# The key of the report that topics wait for descriptors. No topic can have this name.
+OPEN_FILES = "--open-files"
+# Time after which waiting for the commands of --on-file is logged at the end.
+SLOW_HOOK_S = 5.0
+# Bytes of the error output of a command that are kept for the log.
+STDERR_TAIL = 4096
 
 
 Journals = Callable[[], Mapping[str, list[str]]]
@@ -84,15 +95,17 @@ class TopicState:
     held: int = 0
     is_failing: bool = False
     problem: str = ""
-    """Why nothing can be written now, as the system says it."""
+    """The reason of the last failure to write, in the words of the operating system."""
 
 
 class Archiver:
-    """`run` on one thread; `stop`, `rotate` and `set_paused` from any.
+    """Archives topics. Call `run` on one thread; `stop`, `rotate` and `set_paused` from any.
 
-    ``limits.idle_s`` means that every topic is connected and received nothing for that time; those
-    that no nsqd has are not waited for (`UnlistedTopics`).
-    ``on_finished`` is called with each file that is complete, ``on_tick`` twice a second.
+    Args:
+        limits: ``idle_s`` ends the run when every topic is connected and has received nothing for
+            that time. Topics that no nsqd has are left out (`UnlistedTopics`).
+        on_finished: called with the path of each finished file.
+        on_tick: called every `TICK_S`.
     """
 
     def __init__(
@@ -108,9 +121,9 @@ class Archiver:
     ) -> None:
         self._limits = limits or RunLimits()
         if self._limits.count is not None:
-            # what is in flight beyond the count would only have its attempts raised
-            wanted = min(options.max_in_flight, self._limits.count)
-            options = replace(options, max_in_flight=wanted)
+            # Messages in flight beyond the count would be requeued, with one more attempt.
+            max_in_flight = min(options.max_in_flight, self._limits.count)
+            options = replace(options, max_in_flight=max_in_flight)
         self._topics = topics
         self._channel = channel
         self._settings = settings
@@ -121,35 +134,41 @@ class Archiver:
         self._pool = WorkerPool()
         self._folder_locks = settings.directories.locks()
         self._ended: dict[str, ArchiveTotals] = {}
-        self._unwritten: NsqError | None = None
-        self._given_up: set[str] = set()  # whose files cannot be written in this run
-        self._not_begun: dict[str, str] = {}  # why
+        self._write_error: NsqError | None = None
+        # Topics whose files cannot be written in this run.
+        self._abandoned: set[str] = set()
+        # Topics that could not be started, with the reason.
+        self._start_failures: dict[str, str] = {}
         self._changed = threading.Event()
         self._is_stopping = False
         self._is_paused = False
-        self._nsqd: Mapping[str, set[Address]] = {}  # as they were named last, by topic
-        self._looked_up: Mapping[str, Iterable[Address]] = {}  # those just found
-        self._options = self._given_options = options
+        # The nsqd of each topic by the last discovery, and those that new consumers start with.
+        self._nsqd: Mapping[str, set[Address]] = {}
+        self._looked_up: Mapping[str, Iterable[Address]] = {}
+        # The options of the caller, and those of each consumer.
+        self._base_options = self._options = options
         self._change_log = ChangeLog()
-        self._waiting: list[str] = []  # topics beyond the limit of open files
+        # Topics beyond the limit of open files.
+        self._waiting: list[str] = []
         self._retry_at = 0.0
-        self.unreached: list[str] = []  # why nsqd could not be reached when last looked at
-        self._cost = max(1, len(topics.connection.nsqd_tcp_addresses))  # descriptors of a topic
+        # The errors of the nsqd that cannot be reached.
+        self.connection_errors: list[str] = []
+        self._descriptors_per_topic = max(1, len(topics.connection.nsqd_tcp_addresses))
 
     # -- from any thread ------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Take no more, write what was delivered, finish the files."""
+        """Stop consuming, write the delivered messages, and finish the files. Does not wait."""
         self._is_stopping = True
         self._changed.set()
 
     def rotate(self) -> None:
-        """Finish all files now."""
+        """Finish all files in progress."""
         for archiver in self._running():
             archiver.rotate()
 
     def set_paused(self, is_paused: bool) -> None:
-        """Take no more messages, of any topic, or take them again; what is in flight is written."""
+        """Pause or resume consumption of all topics. Messages in flight are written."""
         self._is_paused = is_paused
         for archiver in self._running():
             archiver.set_paused(is_paused)
@@ -171,17 +190,17 @@ class Archiver:
 
     @property
     def totals(self) -> ArchiveTotals:
-        """The counts of all topics together."""
+        """The sum of the counts of all topics."""
         return sum((state.totals for state in self.states.values()), ArchiveTotals())
 
     @property
     def falls_short(self) -> bool:
-        """Whether a count was asked for and not reached."""
+        """Whether the run has a count that was not reached."""
         return self._limits.count is not None and self.totals.messages < self._limits.count
 
     @property
     def health(self) -> tuple[bool, str]:
-        """Whether every topic can be written, and a line that says which cannot."""
+        """Whether every topic can be written, and a line that names the topics that cannot."""
         if failing := sorted(topic for topic, state in self.states.items() if state.is_failing):
             return False, f"{len(failing)} topics are not archived: {', '.join(failing[:10])}"
         return True, f"archiving {len(self._archivers)} topics"
@@ -190,11 +209,11 @@ class Archiver:
         """Return the counts of all topics, for Prometheus."""
         states = self.states
         metrics = []
-        for name, help, what in METRICS:
-            values = [({"topic": topic}, int(attrgetter(what)(states[topic]))) for topic in states]
+        for name, help, field in METRICS:
+            values = [({"topic": topic}, int(attrgetter(field)(states[topic]))) for topic in states]
             metrics.append(metric_of(PREFIX + name, help, values))
-        name, when = f"{PREFIX}last_seen_seconds", f"{time.time():.3f}"
-        return [*metrics, metric_of(name, "When this was written.", [({}, when)])]
+        name, now = f"{PREFIX}last_seen_seconds", f"{time.time():.3f}"
+        return [*metrics, metric_of(name, "Time of these metrics.", [({}, now)])]
 
     def _running(self) -> list[TopicArchiver]:
         return list(self._archivers.values())
@@ -202,115 +221,120 @@ class Archiver:
     # -- running --------------------------------------------------------------------------------
 
     def run(self) -> End:
-        """Archive until a limit is reached or `stop` is called; return what ended it.
+        """Archive until a limit is reached or `stop` is called; return the reason of the end.
 
-        Raises `NotFoundError` when every topic was deleted and that is to end it, and when a topic
-        that was given is on no nsqd while the other topics were idle, `OutputError`
-        when a directory cannot be used, `ConfigurationError` when another process archives the
-        same, the connection error when a topic that was given cannot be reached at the start or
-        no daemon answers which topics a pattern matches, and the last error of writing when it did
-        not work at the end.
+        Raises:
+            NotFoundError: every topic was deleted, and the run ends with that; or the run ends when
+                topics are idle, and no nsqd has one that was named.
+            OutputError: a directory cannot be used, or the last write failed.
+            ConfigurationError: another process archives the same topic and channel.
+            NsqError: the connection error of the start: a named topic cannot be reached, or no
+                daemon lists the topics of a pattern.
         """
         end: End | None = None
-        Task(
-            self._pool, lambda: None
-        ).soon()  # Starts a thread now: without one, no topic could end.
+        # Starts a thread now: without one, no topic could end.
+        Task(self._pool, lambda: None).soon()
         try:
             with translating_errors("use", self._settings.directories.work):
                 self._settings.directories.make()
                 self._settings.directories.try_out()
                 for path in recover(self._settings.directories):
                     self._on_finished(path)
-            self._begin_all(self._topics.given, fail_fast=True)
+            self._start_all(self._topics.given, fail_fast=True)
             self._topics.start(self._is_connected, ends_idle=self._limits.idle_s is not None)
             end = self._watch()
         finally:
             self._topics.stopping.set()
             self._end_all(drain=end is not End.COUNT)
-        if self._unwritten:
-            raise self._unwritten
+        if self._write_error:
+            raise self._write_error
         if end is End.STOPPED and not self._is_stopping:
             raise NotFoundError(f"topic {', '.join(self._topics.given)} was deleted")
         if end is End.IDLE:
             self._topics.unlisted.refuse(self._topics.given)
             if self._waiting:
-                raise _too_few_files(f"archive {', '.join(self._waiting)} as well")
-            if self._not_begun:
-                raise OutputError(next(iter(self._not_begun.values())))
+                raise _open_files_error(f"archive {', '.join(self._waiting)} as well")
+            if self._start_failures:
+                raise OutputError(next(iter(self._start_failures.values())))
         return end
 
-    def _begin_all(self, topics: Iterable[str], *, fail_fast: bool = False) -> None:
-        """Begin with the topics that fit; the others wait.
+    def _start_all(self, topics: Iterable[str], *, fail_fast: bool = False) -> None:
+        """Start as many topics as the limit of open files allows; the others wait.
 
-        With ``fail_fast`` the first error is raised; otherwise the trouble of a topic (directory,
-        descriptors) is not that of the others.
+        With ``fail_fast`` the first error is raised; otherwise it is logged, and the other topics
+        start.
         """
         fitting = self._within_fd_limit(topics)
         if not fitting:
             return
-        self._options = self._options_of_each(len(self._archivers) + len(fitting))
+        self._options = self._shared_options(len(self._archivers) + len(fitting))
         work = self._settings.directories.work
-        journals = functools.cache(lambda: journals_below(work))  # read where a failure is reported
+        # Called for the first topic, whose failure is reported as any other.
+        journals = functools.cache(lambda: journals_below(work))
         for topic in fitting:
             try:
-                self._begin(topic, journals, fail_fast=fail_fast)
+                self._start(topic, journals, fail_fast=fail_fast)
             except (NsqError, OSError) as exc:
                 if fail_fast:
                     raise
-                self._not_begun[topic] = f"topic {topic} is not archived: {exc}"
-                self._change_log.report(topic, f"{self._not_begun[topic]}; trying again")
+                self._start_failures[topic] = f"topic {topic} is not archived: {exc}"
+                self._change_log.report(topic, f"{self._start_failures[topic]}; trying again")
                 if topic in self._archivers:
                     self._archivers[topic].consumer.abort()
                 self._forget(topic)
                 self._topics.postpone(topic)
                 continue
-            self._not_begun.pop(topic, None)
+            self._start_failures.pop(topic, None)
             self._change_log.resolve(topic)
         if fail_fast:
             start_all([self._archivers[topic].consumer for topic in fitting])
 
     def _within_fd_limit(self, topics: Iterable[str]) -> list[str]:
-        """Return those topics that can begin; the others wait.
+        """Return the topics that have enough descriptors; the others wait.
 
-        Raises `OutputError` when not even one topic fits.
+        Raises `OutputError` if not even one topic has.
         """
-        wanted = list(topics)
+        topics = list(topics)
         running = self._running()
         connections = [len(archiver.consumer.connections) for archiver in running]
-        self._cost = max(self._cost, *connections, 1)
-        still_to_come = sum(self._cost - count for count in connections)
-        room = max(0, (free_descriptors() - still_to_come) // self._cost)
-        if wanted and not room and not running:
-            raise _too_few_files("archive even one topic")
-        self._waiting = wanted[room:]
+        # Every topic may be on as many nsqd as the topic that is on most of them.
+        self._descriptors_per_topic = max(self._descriptors_per_topic, *connections, 1)
+        unconnected = sum(self._descriptors_per_topic - count for count in connections)
+        room = max(0, (free_descriptors() - unconnected) // self._descriptors_per_topic)
+        if topics and not room and not running:
+            raise _open_files_error("archive even one topic")
+        self._waiting = topics[room:]
         if self._waiting:
-            what = f"{len(self._waiting)} topics wait, as the limit of open files is reached"
+            problem = f"{len(self._waiting)} topics wait, as the limit of open files is reached"
             names = ", ".join(self._waiting)
-            self._change_log.report(OPEN_FILES, f"{what} (raise ulimit -n): {names}")
+            self._change_log.report(OPEN_FILES, f"{problem} (raise ulimit -n): {names}")
         else:
             self._change_log.resolve(OPEN_FILES)
-        return wanted[:room]
+        return topics[:room]
 
-    def _options_of_each(self, topics: int) -> ClientOptions:
-        """Return the options of each consumer of ``topics``; a poll interval that a user chose is
-        kept."""
-        options = self._given_options
-        share = max(LEAST_BYTES, FLEET_BYTES // topics)
+    def _shared_options(self, topics: int) -> ClientOptions:
+        """Return the options of each consumer if there are ``topics``.
+
+        A poll interval that the user chose is kept.
+        """
+        options = self._base_options
+        share = max(MIN_TOPIC_BYTES, MAX_IN_FLIGHT_BYTES // topics)
         options = replace(
             options, max_in_flight_bytes=min(options.max_in_flight_bytes, share) or share
         )
         is_chosen = "lookupd_poll_interval" in self._topics.connection.options
         if is_chosen or self._topics.pattern is None:
             return options
-        wanted_s = min(topics * FLEET_POLL_S, LONGEST_POLL_S)
-        interval_s = max(options.lookupd_poll_interval_s, wanted_s)
+        spaced_s = min(topics * POLL_SPACING_S, MAX_POLL_INTERVAL_S)
+        interval_s = max(options.lookupd_poll_interval_s, spaced_s)
         return replace(options, lookupd_poll_interval_s=interval_s)
 
-    def _begin(self, topic: str, journals: Journals, *, fail_fast: bool) -> None:
+    def _start(self, topic: str, journals: Journals, *, fail_fast: bool) -> None:
         channel, settings = self._channel, self._settings
         directories = settings.directories
         now = settings.moment(time.time())
-        stem = settings.naming.stem(topic, now, now)  # a topic may be called ".."
+        # Raises for a topic called "..", before anything is created.
+        stem = settings.naming.stem(topic, now, now)
         directories.check_name(stem)
         with translating_errors("use", directories.work), ExitStack() as undo:
             lock = TopicLock(self._folder_locks, directories.work, topic, channel)
@@ -320,8 +344,9 @@ class Archiver:
                 topic,
                 channel,
                 earlier=journals().get(stem_of(topic, channel), ()),
-                run=f"{time.time_ns():x}",  # a topic may end, and begin again
-                size=max(2 * self._given_options.max_in_flight, 1000),
+                # A topic may end and start again within the process, so the time identifies a run.
+                run=f"{time.time_ns():x}",
+                size=max(2 * self._base_options.max_in_flight, 1000),
                 is_durable=directories.have_member,
                 now_s=time.time(),
             )
@@ -356,62 +381,62 @@ class Archiver:
     # -- watching -------------------------------------------------------------------------------
 
     def _watch(self) -> End:
-        began = time.monotonic()
+        started_at = time.monotonic()
         while True:
             now = time.monotonic()
-            self._reap()
+            self._remove_ended()
             self._sync_topics(now)
-            running = self._running()
-            self.unreached = sorted({str(e) for each in running for e in each.consumer.errors()})
-            if end := self._end(began, now):
+            errors = chain.from_iterable(a.consumer.errors() for a in self._running())
+            self.connection_errors = sorted(set(map(str, errors)))
+            if end := self._end(started_at, now):
                 return end
             self._on_tick()
             self._changed.wait(TICK_S)
             self._changed.clear()
 
     def _sync_topics(self, now: float) -> None:
-        """Begin and end topics as the daemons have answered."""
-        before, self._nsqd = self._nsqd, self._topics.nsqd
-        wanted = self._topics.current()
-        for topic in self._archivers.keys() - wanted:
+        """Start and stop topics by the last discovery."""
+        previous, self._nsqd = self._nsqd, self._topics.nsqd
+        current = self._topics.current()
+        for topic in self._archivers.keys() - current:
             self._archivers[topic].stop()
         for topic in self._nsqd.keys() & self._archivers.keys():
-            if self._nsqd[topic] - before.get(topic, set()):
+            if self._nsqd[topic] - previous.get(topic, set()):
                 self._archivers[topic].consumer.look_up_soon()
-        absent = wanted - self._archivers.keys() - self._given_up
+        absent = current - self._archivers.keys() - self._abandoned
         if absent.difference(self._waiting) or now >= self._retry_at:
             self._retry_at = now + RETRY_S
-            self._looked_up = {} if self._nsqd is before else self._nsqd
-            self._begin_all(sorted(absent))
+            # The result of an earlier discovery may be outdated, so consumers ask themselves then.
+            self._looked_up = {} if self._nsqd is previous else self._nsqd
+            self._start_all(sorted(absent))
 
     def _is_connected(self, topic: str) -> bool:
         archiver = self._archivers.get(topic)
         return archiver is not None and bool(archiver.consumer.connections)
 
-    def _end(self, began: float, now: float) -> End | None:
+    def _end(self, started_at: float, now: float) -> End | None:
         limits = self._limits
         if self._is_stopping or not (self._archivers or self._topics.has_candidates):
             return End.STOPPED
         if limits.count is not None and self.totals.messages >= limits.count:
             return End.COUNT
-        if limits.for_s is not None and now - began >= limits.for_s:
+        if limits.for_s is not None and now - started_at >= limits.for_s:
             return End.TIME
         if limits.idle_s is not None:
-            running = self._running()
             unlisted = self._topics.unlisted.found
             awaited = [
-                each for each in running if each.topic not in unlisted or each.consumer.connections
+                a for a in self._running() if a.topic not in unlisted or a.consumer.connections
             ]
-            if all(each.is_idle(now - limits.idle_s) for each in awaited):
+            if all(archiver.is_idle(now - limits.idle_s) for archiver in awaited):
                 return End.IDLE
         return None
 
     # -- ending ---------------------------------------------------------------------------------
 
-    def _reap(self) -> None:
-        """Forget the topics that have ended; they begin again when they are there."""
+    def _remove_ended(self) -> None:
+        """Remove the topics that have ended. They start again if they are created again."""
         for archiver in self._running():
-            if not archiver.is_over or not archiver.join(0):
+            if not archiver.has_ended or not archiver.join(0):
                 continue
             topic, failure = archiver.topic, archiver.failure
             self._forget(topic)
@@ -419,15 +444,18 @@ class Archiver:
                 raise failure
             if isinstance(failure, WriteFailed) and self._is_final(failure):
                 log.error("topic %s: %s", topic, failure)
-                self._unwritten = self._unwritten or failure
-                self._given_up.add(topic)
+                self._write_error = self._write_error or failure
+                self._abandoned.add(topic)
             elif failure is not None:
                 log.error("topic %s: %s; trying again", topic, failure)
                 self._topics.postpone(topic)
 
     def _is_final(self, failure: WriteFailed) -> bool:
-        """Return whether a topic is given up. A job that is to end goes on with the others, and a
-        daemon ends with it, unless somebody can help it meanwhile."""
+        """Return whether to abandon a topic, for a permanent failure to write.
+
+        A run with an end (``idle_s``) continues with the other topics. Any other run raises the
+        failure, unless the user can remove its cause while the run retries.
+        """
         if self._limits.idle_s is not None:
             return True
         if failure.number not in OBSTACLE_ERRORS:
@@ -435,7 +463,7 @@ class Archiver:
         return False
 
     def _end_all(self, *, drain: bool) -> None:
-        """Stop all topics at the same time, and wait for them."""
+        """Stop all topics at the same time, and wait until they have ended."""
         archivers = self._running()
         for archiver in archivers:
             archiver.stop(drain=drain)
@@ -444,7 +472,7 @@ class Archiver:
                 self._on_tick()
             self._forget(archiver.topic)
             failure = archiver.failure if isinstance(archiver.failure, WriteFailed) else None
-            self._unwritten = self._unwritten or failure or archiver.last_error
+            self._write_error = self._write_error or failure or archiver.last_error
         self._pool.end()
         self._folder_locks.close()
         self._on_tick()
@@ -453,34 +481,38 @@ class Archiver:
         archiver = self._archivers.pop(topic, None)
         if archiver is not None:
             archiver.writer.close()
-            before = self._ended.get(topic, ArchiveTotals())
-            self._ended[topic] = before + archiver.writer.totals
+            previous = self._ended.get(topic, ArchiveTotals())
+            self._ended[topic] = previous + archiver.writer.totals
 
 
-def _too_few_files(what: str) -> OutputError:
+def _open_files_error(purpose: str) -> OutputError:
     return OutputError(
-        f"the limit of open files is too low to {what}",
+        f"the limit of open files is too low to {purpose}",
         hint="Raise it: ulimit -n, or LimitNOFILE= of the systemd unit.",
     )
 
 
 def free_descriptors() -> int:
-    """Return how many may still be taken for connections; negative when there are too many."""
+    """Return the number of descriptors left for connections; negative if the reserve is in use."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft > MANY:
-        return MANY
+    if soft == resource.RLIM_INFINITY or soft > UNLIMITED_DESCRIPTORS:
+        return UNLIMITED_DESCRIPTORS
     try:
         used = len(os.listdir("/dev/fd"))
-    except OSError:  # not one is left to look with
+    except OSError:
+        # Listing needs a descriptor, and none is left.
         used = soft
-    return soft - used - RESERVE
+    return soft - used - RESERVED_DESCRIPTORS
 
 
-# -- what is reported ---------------------------------------------------------------------------
+# -- finished files and metrics -----------------------------------------------------------------
 
 
 class FileHook:
-    """Runs ``command`` for each path given to `put`. Raises `ConfigurationError` for no command."""
+    """Runs ``command`` for each path given to `put`.
+
+    Raises `ConfigurationError` for a command that is empty or cannot be split into words.
+    """
 
     def __init__(self, command: str) -> None:
         try:
@@ -495,13 +527,13 @@ class FileHook:
         self._thread.start()
 
     def put(self, path: Path | str) -> None:
-        """Have the command run for a file, or the URL of one; returns at once."""
+        """Queue the path or URL of a file."""
         self._paths.put(path)
 
     def close(self) -> None:
-        """Wait for the commands that are due."""
+        """Wait until the commands of all queued files have ended."""
         self._paths.put(None)
-        self._thread.join(LONG_S)
+        self._thread.join(SLOW_HOOK_S)
         if self._thread.is_alive():
             log.warning("waiting for the commands for finished files")
         self._thread.join()
@@ -516,25 +548,31 @@ class FileHook:
     def _failure(words: Sequence[str]) -> str:
         from subprocess import DEVNULL, PIPE, Popen
 
-        said = b""
+        output = b""
         try:
-            with Popen(  # ^C is for us
+            # In a session of its own, so that Ctrl-C does not interrupt the command.
+            with Popen(
                 words, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE, start_new_session=True
             ) as process:
-                while some := process.stderr.read1(STDERR_TAIL):  # type: ignore[union-attr]
-                    said = (said + some)[-STDERR_TAIL:]
+                while data := process.stderr.read1(STDERR_TAIL):  # type: ignore[union-attr]
+                    output = (output + data)[-STDERR_TAIL:]
         except OSError as exc:
             return f"{words[0]}: {exc.strerror}"
-        last = said.decode("utf-8", "backslashreplace").strip().splitlines()[-1:]
+        last = output.decode("utf-8", "backslashreplace").strip().splitlines()[-1:]
         return " ".join([f"status {process.returncode}", *last]) if process.returncode else ""
 
 
 PREFIX = "nsq_to_file_"
-METRICS = (  # name, help, and what of the `TopicState` of a topic
+# Name, help, and the attribute of `TopicState`.
+METRICS = (
     ("messages_total", "Messages written.", "totals.messages"),
-    ("bytes_total", "Bytes written, as on disk.", "totals.bytes"),
+    ("bytes_total", "Bytes written to disk.", "totals.bytes"),
     ("files_total", "Files finished.", "totals.files"),
-    ("already_written_total", "Messages that came again, not written.", "totals.already_written"),
+    (
+        "already_written_total",
+        "Redelivered messages that had been written.",
+        "totals.already_written",
+    ),
     ("write_failures_total", "Failures to write.", "totals.failures"),
     ("ambiguous_bodies_total", "Bodies that contain the delimiter.", "totals.ambiguous"),
     ("held_messages", "Messages not on disk yet.", "held"),

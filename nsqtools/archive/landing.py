@@ -1,25 +1,25 @@
-"""Land finished logs in a table: what ``nsq to-file --store parquet|delta`` adds.
+"""Land finished logs in a table: ``nsq to-file --store parquet|delta``.
 
-The file that ``to-file`` writes is the log: durable before a message is FINished, and complete in
-itself. When it is finished it *lands*: it becomes one Parquet file for each partition that it has
-messages of, and goes.
+With a table, the files of ``to-file`` are logs: each is complete, and durable before its messages
+are FINished. A finished log *lands*: its messages become one Parquet file for each of their
+partitions, and the log is removed.
 
-`table` decides what a log becomes, and where. The order is: write the files beside the log,
-read them back and compare; write down what is to be done (the *intent*); put the files in their
-place; commit; note beside each log that it has landed; remove it. The commit is
+`table` determines the files of a log and their names. The steps are: write the files to a directory
+next to the logs, read them back and compare; record the *intent*; move the files to the table;
+commit; record next to each log that it has landed; remove it. The commit is
 
-- for a folder of Parquet the manifest of each file: a file that has one is not put again,
-- for a Delta table one commit for all logs that finished together, under a number that Delta keeps:
-  after a kill the same commit is tried under the same number, once (`delta`). Each process counts
-  under a name of its own, from what the table has: a copy of the directory, as machines of one
-  image and snapshots have it, must not take the commits of the other for its own.
+- for a folder of Parquet, the manifest of each file: a file with a manifest is not put again,
+- for a Delta table, one commit for all logs of a batch, under an application and number that Delta
+  records. After a kill, the same commit is retried under the same number, and Delta accepts it only
+  once (`delta`). Each process has its own application name and continues from the number of the
+  table. A copy of the directory, in an image or a snapshot of a machine, therefore never takes the
+  commits of the original for its own.
 
-So a kill at any point loses nothing and doubles nothing. A log that is damaged does not land.
+So a kill at any point neither loses nor duplicates a message. A damaged log does not land.
 
-*In another process* (`Lander` is what it runs): decoding and compressing take a core, which
-consuming needs. It reads paths from its standard input, answers each batch, and ends with its
-input, so it never outlives the archiver by more than the batch under way. One process at a time
-lands what is in a directory.
+`Lander` runs in a process of its own, because decoding and compressing occupy a core that consuming
+needs. The process reads paths from its standard input, answers each batch, and ends with its input,
+so it outlives the archiver by one batch at most. Only one process lands the logs of a directory.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from nsqtools.archive.finding import ArchiveFile
 from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.table import Draft, Table, TablePlan, TableWriter, Unfit, stem_of
 from nsqtools.archive.upload import (
-    HURRIED_S,
+    CLOSE_SIGNALED_S,
     NotUploadable,
     UploadPlan,
     UploadRecord,
@@ -61,15 +61,22 @@ from nsqtools.records.prometheus import Metric, metric_of
 log = logging.getLogger("nsqtools")
 
 DRAFTS = ".nsq-landing"
-"""The directory beside the logs where files are made, and what is to be done is written down."""
+"""The directory next to the logs with the new files and the state."""
 STATE = "state.json"
-LOGS_AT_ONCE = 64
-BYTES_AT_ONCE = 2 << 30
-FIELDS_SHOWN = 5
+# A batch is one commit. Its limits bound the number of files of the commit and the local disk space
+# of the new files.
+MAX_BATCH_LOGS = 64
+MAX_BATCH_BYTES = 2 << 30
+# Names of fields in a warning about fields without a column.
+MAX_FIELDS_LOGGED = 5
 
 
 class Landed(NamedTuple):
-    """The new files of the table, why some logs cannot land, and what did not fit."""
+    """The result of a batch.
+
+    ``files`` are new in the table, ``refused`` has the logs that cannot land with their reasons,
+    and ``unfit`` counts the bodies and fields that did not fit the columns.
+    """
 
     files: list[TableFile]
     refused: dict[Path, str]
@@ -77,7 +84,7 @@ class Landed(NamedTuple):
 
 
 class Lander:
-    """Lands logs of ``directory``: what the other process runs."""
+    """Lands the logs of a ``directory``. Runs in the landing process."""
 
     def __init__(self, plan: TablePlan, directory: Path) -> None:
         self.table = Table(plan)
@@ -86,32 +93,33 @@ class Lander:
         self._app = f"nsqtools-{uuid4().hex}"
 
     def land(self, paths: Sequence[Path]) -> Landed:
-        """Land logs.
-
-        Raises ``OSError`` and `NsqError` when it does not work now: try again later.
-        """
+        """Land logs. Raises ``OSError`` and `NsqError` for failures that a retry may overcome."""
         self._drafts.mkdir(0o750, exist_ok=True)
         refuse_planted(self._drafts, self._drafts.lstat())
         lock = open_to_write(self._drafts / "lock", os.O_RDWR | os.O_CREAT)
-        with closing_fd(lock), locked(lock):  # the child of a killed archiver ends its batch
+        # Waits for the landing process of a killed archiver to end its batch.
+        with closing_fd(lock), locked(lock):
             return self._land(paths)
 
     def _land(self, paths: Sequence[Path]) -> Landed:
-        self.table.plan.check()  # the place may have become that of another job
-        state = self._state()
+        # Another job may have begun to write to the place.
+        self.table.plan.check()
+        state = self._load_state()
         landed = self._finish(state)
-        self._clear()
+        self._delete_drafts()
         waiting = [path for path in paths if path.exists() and not uploaded_of(path).exists()]
-        # 0.3.0 wrote the fields of Parquet down in the state alone, and wrong ones of Delta
-        noted = None if self.table.catalog else state["fields"]
-        known = fields_of(noted or self.table.plan.fields)
+        # 0.3.0 recorded the fields of a folder of Parquet only in the state, and recorded wrong
+        # fields for a Delta table.
+        recorded = None if self.table.catalog else state["fields"]
+        fields = fields_of(recorded or self.table.plan.fields)
         while True:
             columns = self.table.columns()
-            writer = TableWriter(self.table.plan, self._drafts, known, columns)
+            writer = TableWriter(self.table.plan, self._drafts, fields, columns)
             drafts, logs, refused = self._write(writer, waiting)
             if not drafts or self.table.evolve_schema(writer.schema):
                 break
-            self._clear()  # another writer gave a column another type meanwhile
+            # Another writer gave a column a different type in the meantime.
+            self._delete_drafts()
         if writer.columns is not None:
             state["fields"] = json_schema(writer.columns.fields)
         if logs:
@@ -120,7 +128,7 @@ class Lander:
             state["intent"] = {"drafts": list(map(asdict, drafts)), "logs": logs}
             self._save(state)
             landed += self._finish(state)
-        self._clear()
+        self._delete_drafts()
         return Landed(landed, refused, writer.unfit)
 
     def _write(
@@ -132,22 +140,23 @@ class Lander:
         for path in paths:
             try:
                 archive = ArchiveFile.at(path, index_to_upload(path))
-                made = writer.write(archive, stem_of(archive, self.table.plan.host))
-                if any(each.file.partition["topic"] is None for each in made):
-                    what = "it has bare bodies, which name no topic"  # of a run with --format raw
-                    raise NotUploadable(errno.EINVAL, what, str(path))
-                drafts += made
+                new_drafts = writer.write(archive, stem_of(archive, self.table.plan.host))
+                # An earlier run with --format raw may have left the log.
+                if any(draft.file.partition["topic"] is None for draft in new_drafts):
+                    reason = "it has bare bodies, which name no topic"
+                    raise NotUploadable(errno.EINVAL, reason, str(path))
+                drafts += new_drafts
                 logs.append(str(path))
             except NotUploadable as exc:
                 refused[path] = str(exc.strerror)
         return drafts, logs, refused
 
     def _finish(self, state: dict[str, Any]) -> list[TableFile]:
-        """Do what is written down; each step can be repeated."""
+        """Carry out the recorded intent. Each step can be repeated."""
         if state["intent"] is None:
             return []
-        noted = state["intent"]["drafts"]
-        drafts = [Draft(each["path"], TableFile(**each["file"])) for each in noted]
+        documents = state["intent"]["drafts"]
+        drafts = [Draft(draft["path"], TableFile(**draft["file"])) for draft in documents]
         self.table.commit(drafts, state["app"], state["number"])
         for path in map(Path, state["intent"]["logs"]):
             record = UploadRecord(self.table.storage.url, f"{state['app']} {state['number']}")
@@ -156,12 +165,15 @@ class Lander:
             sync_folder(path.parent)
         state["intent"] = None
         self._save(state)
-        return [each.file for each in drafts]
+        return [draft.file for draft in drafts]
 
-    def _state(self) -> dict[str, Any]:
-        """Return what is written down. Another table, or another form, has a state of its own."""
+    def _load_state(self) -> dict[str, Any]:
+        """Return the recorded state, or a new one for another table.
+
+        Raises `ConfigurationError` if logs are on their way to another table.
+        """
         new = {"url": self.table.storage.url, "intent": None, "fields": None}
-        state = _written_down(self._directory) or new
+        state = _read_state(self._directory) or new
         if state["url"] == new["url"]:
             return state
         if state["intent"] is not None:
@@ -174,35 +186,43 @@ class Lander:
     def _save(self, state: Mapping[str, Any]) -> None:
         replace_file(self._drafts / STATE, json.dumps(state).encode())
 
-    def _clear(self) -> None:
-        for each in self._drafts.glob("*.parquet"):
-            each.unlink()
+    def _delete_drafts(self) -> None:
+        for path in self._drafts.glob("*.parquet"):
+            path.unlink()
 
 
-# -- in another process -------------------------------------------------------------------------
+# -- the landing process ------------------------------------------------------------------------
 
 
 def main() -> None:
-    """Land what the archiver names, all of it pickled: plan and directory, then lists of paths."""
+    """Run the landing process.
+
+    The requests on standard input are pickled: the plan and the directory, then a list of paths for
+    each batch. The responses on standard output are pickled `Landed` objects or exceptions.
+    """
+    # The archiver ends the process by closing its input, after the last batch.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the archiver says when it is over
-    asked, answers = sys.stdin.buffer, sys.stdout.buffer
-    plan, directory = pickle.load(asked)
+        signal.signal(number, signal.SIG_IGN)
+    requests, responses = sys.stdin.buffer, sys.stdout.buffer
+    plan, directory = pickle.load(requests)
     lander: Lander | None = None
     with suppress(EOFError, BrokenPipeError):
         while True:
-            paths = pickle.load(asked)
+            paths = pickle.load(requests)
             try:
                 lander = lander or Lander(plan, directory)
-                answer: Landed | Exception = lander.land(paths)
+                response: Landed | Exception = lander.land(paths)
             except (OSError, NsqError) as exc:
-                answer = exc
-            pickle.dump(answer, answers)
-            answers.flush()
+                response = exc
+            pickle.dump(response, responses)
+            responses.flush()
 
 
 class Landings(Uploads):
-    """Lands files as `Uploads` uploads them; ``on_landed`` gets the place of each new file."""
+    """Lands files instead of uploading them.
+
+    ``on_landed`` is called with the path or URL of each new file of the table.
+    """
 
     THREADS = 1
 
@@ -213,54 +233,54 @@ class Landings(Uploads):
         max_local_bytes: int | None,
         on_landed: Callable[[str], None] = lambda place: None,
     ) -> None:
-        storage = parse_place(plan.url, plan.options)
-        super().__init__(UploadPlan(directory, storage, plan.host, deletes=True), max_local_bytes)
+        place = parse_place(plan.url, plan.options)
+        super().__init__(UploadPlan(directory, place, plan.host, deletes=True), max_local_bytes)
         self._table = plan
-        self._process: subprocess.Popen[bytes] | None = None  # begun when it is first asked
+        # Started for the first batch.
+        self._process: subprocess.Popen[bytes] | None = None
         self._on_landed = on_landed
 
     def metrics(self) -> Sequence[Metric]:
-        totals = self.totals
+        misfits, fields = self.totals.misfits, len(self.totals.without_column)
         return [
             *super().metrics(),
-            *(
-                metric_of(f"nsq_to_file_{name}", help, [({}, value)])
-                for name, help, value in (
-                    (
-                        "body_misfits_total",
-                        "Bodies that did not fit their columns.",
-                        totals.misfits,
-                    ),
-                    (
-                        "fields_without_column",
-                        "Fields that could not get a column.",
-                        len(totals.without_column),
-                    ),
-                )
+            metric_of(
+                "nsq_to_file_body_misfits_total",
+                "Bodies that did not fit their columns.",
+                [({}, misfits)],
+            ),
+            metric_of(
+                "nsq_to_file_fields_without_column",
+                "Fields that could not get a column.",
+                [({}, fields)],
             ),
         ]
 
     def _count_unfit(self, unfit: Unfit) -> None:
         self.totals.misfits += unfit.bodies
         if new := {*unfit.fields} - self.totals.without_column:
-            names = ", ".join(map(repr, sorted(new)[:FIELDS_SHOWN]))
+            names = ", ".join(map(repr, sorted(new)[:MAX_FIELDS_LOGGED]))
             log.warning("%d fields get no column in %s: %s", len(new), self._table.url, names)
             self.totals.without_column |= new
 
     def close(self, **arguments: Any) -> int:
-        """As of `Uploads`; the process ends after the batch under way, and a store may hang."""
-        left = super().close(**arguments)
+        """Close as `Uploads` does, and end the process after its present batch."""
+        remaining = super().close(**arguments)
         if (process := self._process) and process.stdin and process.stdout:
             process.stdin.close()
             try:
-                process.wait(HURRIED_S)
+                process.wait(CLOSE_SIGNALED_S)
                 process.stdout.close()
             except subprocess.TimeoutExpired:
-                log.warning("what is landing now goes on in process %d", process.pid)
-        return left
+                # The store may not respond.
+                log.warning("process %d continues to land its last batch", process.pid)
+        return remaining
 
-    def _ask(self, paths: Sequence[Path]) -> Landed:
-        """Have logs landed. Raises what it raised there, and ``OSError`` if it was killed."""
+    def _land(self, paths: Sequence[Path]) -> Landed:
+        """Land logs in the landing process.
+
+        Raises its exception, and ``OSError`` if the process was killed.
+        """
         if self._process is None:
             code = "from nsqtools.archive.landing import main; main()"
             self._process = subprocess.Popen(
@@ -269,70 +289,75 @@ class Landings(Uploads):
                 stdout=subprocess.PIPE,
                 start_new_session=True,
             )
-            _tell(self._process, (self._table, self._plan.directory))
+            _send(self._process, (self._table, self._plan.directory))
         process = self._process
         assert process.stdout is not None
         try:
-            _tell(process, paths)
-            answer: Landed | Exception = pickle.load(process.stdout)
-        except Exception:  # bytes that are not a pickle may raise anything
+            _send(process, paths)
+            response: Landed | Exception = pickle.load(process.stdout)
+        except Exception:
+            # Bytes that are not a pickle may raise any exception. The process may still run, and
+            # wait for its next request.
             self._process = None
-            process.kill()  # one that still runs said what is no answer, and waits for more
+            process.kill()
             process.communicate()
-            what = f"the landing process ended with {process.returncode}"
-            raise OSError(errno.ECHILD, what, self._table.url) from None
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+            reason = f"the landing process ended with {process.returncode}"
+            raise OSError(errno.ECHILD, reason, self._table.url) from None
+        if isinstance(response, Exception):
+            raise response
+        return response
 
     def _run(self) -> None:
+        # Any exception is caught in this method, because even a defect must not end the thread.
         try:
-            state = _written_down(self._plan.directory)
-            if state and state["intent"] is not None:  # its logs may be gone already
-                self._ask([])
-        except Exception as exc:  # as below
-            log.warning("cannot finish what an earlier run began to land (%s)", exc)
+            state = _read_state(self._plan.directory)
+            # The logs of the intent may have been removed, so `put` does not find them.
+            if state and state["intent"] is not None:
+                self._land([])
+        except Exception as exc:
+            log.warning("cannot finish the landing of an earlier run (%s)", exc)
         while first := self._next():
             batch = self._batch(first)
             try:
-                landed = self._ask(batch)
-            except Exception as exc:  # a defect, too: the thread goes on
+                landed = self._land(batch)
+            except Exception as exc:
                 with self._changed:
                     self._waiting.extendleft(reversed(batch[1:]))
-                self._failed(first, exc)
+                self._retry_later(first, exc)
                 continue
             self._count_unfit(landed.unfit)
-            for place in [str(self._plan.storage / file.path) for file in landed.files]:
-                log.info("landed %s", place)
-                self._on_landed(place)
+            for url in [str(self._plan.place / file.path) for file in landed.files]:
+                log.info("landed %s", url)
+                self._on_landed(url)
             for path in batch:
                 if reason := landed.refused.get(path):
                     log.error("%s does not land: %s; it stays where it is", path, reason)
-                    self._ended(path, conflicts=1)
+                    self._complete(path, conflicts=1)
                 else:
-                    self._ended(path, uploaded=self._sizes[path])
+                    self._complete(path, uploaded=self._sizes[path])
 
     def _batch(self, first: Path) -> list[Path]:
-        """Take more files that wait beside one: one commit is for all."""
-        taken = [first]
+        """Return a file and more waiting files, for one commit."""
+        batch, size = [first], self._sizes[first]
         with self._changed:
-            # one that cannot be read is found out alone, and holds up no other
-            most = LOGS_AT_ONCE if self._failing_since is None else 1
-            while self._waiting and len(taken) < most:
-                if sum(self._sizes[each] for each in (*taken, self._waiting[0])) > BYTES_AT_ONCE:
+            # During a failure a batch is one file, which finds the file that causes it.
+            max_logs = MAX_BATCH_LOGS if self._failing_since is None else 1
+            while self._waiting and len(batch) < max_logs:
+                size += self._sizes[self._waiting[0]]
+                if size > MAX_BATCH_BYTES:
                     break
-                taken.append(self._waiting.popleft())
-        return taken
+                batch.append(self._waiting.popleft())
+        return batch
 
 
-def _tell(process: subprocess.Popen[bytes], what: object) -> None:
+def _send(process: subprocess.Popen[bytes], request: object) -> None:
     assert process.stdin is not None
-    pickle.dump(what, process.stdin)
+    pickle.dump(request, process.stdin)
     process.stdin.flush()
 
 
-def _written_down(directory: Path) -> dict[str, Any] | None:
-    """Return what is to be done, and with which columns; None at first. Raises `OutputError`."""
+def _read_state(directory: Path) -> dict[str, Any] | None:
+    """Return the state of landing, None before the first batch. Raises `OutputError`."""
     path = directory / DRAFTS / STATE
     try:
         with open_own(path) as file:

@@ -38,10 +38,12 @@ log = logging.getLogger("nsqtools")
 
 # A task with a backlog runs this long: another topic waits at most SLICE_S for each busy one.
 SLICE_S = 0.05
+# Delays between attempts to write after a failure, doubled from the base to the maximum.
 RETRY_BASE_S = 1.0
 RETRY_MAX_S = 30.0
 # A nearly full disk accepts a few writes between failures, which does not count as a recovery.
 RECOVERED_AFTER_S = 3.0
+# Threads that write, for any number of topics. A topic that waits for a slow disk occupies one.
 MAX_THREADS = 3
 
 
@@ -85,11 +87,12 @@ class TopicArchiver:
     ) -> None:
         self.topic = topic
         self.writer = writer
-        self.is_over = False
+        self.has_ended = False
         self._is_stopping = False
         self._is_paused = False
         self.failure: BaseException | None = None
-        self.last_error: WriteFailed | None = None  # None after a successful write
+        # The error of the last write, None if it succeeded.
+        self.last_error: WriteFailed | None = None
         self.last_message_s = time.monotonic()
         self._max_in_flight = max_in_flight
         self._task = Task(pool, self._run)
@@ -102,9 +105,11 @@ class TopicArchiver:
         self._on_end = on_end
         self._held_since_s = self._touched_at_s = 0.0
         self._check_at_s: float | None = None
-        self._rotates_all = False  # Stays set until the rotation succeeds.
+        # Stays set until the rotation succeeds.
+        self._rotates_all = False
         self._retry_at_s = 0.0
-        self._reported = ""  # The reason of the last reported failure.
+        # The reason of the last reported failure.
+        self._reported = ""
         self._failed_at_s = 0.0
         self._late = 0
         self._retries = RetryDelays(RETRY_BASE_S, RETRY_MAX_S)
@@ -150,7 +155,7 @@ class TopicArchiver:
 
     def _run(self) -> float | None:
         """Do the pending work; return when the next is due."""
-        if self.is_over:
+        if self.has_ended:
             return None
         try:
             if self._take_deliveries():
@@ -162,7 +167,7 @@ class TopicArchiver:
         except BaseException as exc:
             self.failure = exc
             self.consumer.abort()
-        self.is_over = True
+        self.has_ended = True
         self._ended.set()
         self._on_end()
         return None
@@ -178,7 +183,8 @@ class TopicArchiver:
                 return False
             if isinstance(delivery, Batch):
                 self._take(delivery)
-            elif callable(delivery):  # A request of another thread, in order with messages.
+            elif callable(delivery):
+                # A request of another thread is carried out in order with the messages.
                 delivery()
             now = time.monotonic()
             self._flush_or_touch(now)
@@ -230,21 +236,21 @@ class TopicArchiver:
             self._touched_at_s = now
 
     def _is_time_to_flush(self, now: float) -> bool:
-        held, flush = self.writer.held_count, self._flush
+        count, flush = self.writer.held_count, self._flush
         is_due = now - self._held_since_s >= flush.interval_s
-        if is_due or held >= flush.count or self.writer.held_bytes >= flush.bytes:
+        if is_due or count >= flush.count or self.writer.held_bytes >= flush.bytes:
             return True
-        is_enough = held >= self._max_in_flight // 2 or self.consumer.is_starved
+        is_enough = count >= self._max_in_flight // 2 or self.consumer.is_starved
         return is_enough and self._backlog.is_empty
 
     def _touch_interval_s(self) -> float:
         """Half of the shortest msg_timeout of the unflushed messages."""
-        return min(batch.source.msg_timeout_s for batch in self.writer.held()) / 2
+        return min(batch.source.msg_timeout_s for batch in self.writer.held_batches()) / 2
 
     def _attempt(self, write: Callable[[], None], granted: int = 0) -> None:
         """Call ``write``, which may fail; return the untaken part of ``granted`` to the quota."""
-        totals, taken = self.writer.totals, self.writer.taken
-        messages, files = totals.messages, totals.files
+        totals = self.writer.totals
+        taken_before, messages, files = self.writer.taken, totals.messages, totals.files
         try:
             write()
         except WriteFailed as exc:
@@ -262,13 +268,13 @@ class TopicArchiver:
             if error and (totals.messages > messages or (totals.files > files and not error.count)):
                 self.last_error = None
                 self._retries.reset()
-        self._quota.requeue_undelivered(granted - (self.writer.taken - taken))
+        self._quota.requeue_undelivered(granted - (self.writer.taken - taken_before))
 
     @property
     def _recovers_at_s(self) -> float | None:
         """When to report that writing works again, unless it fails before."""
-        is_over = self._reported and self.last_error is None
-        return self._failed_at_s + RECOVERED_AFTER_S if is_over else None
+        has_recovered = self._reported and self.last_error is None
+        return self._failed_at_s + RECOVERED_AFTER_S if has_recovered else None
 
     def _next_run_s(self, now: float) -> float | None:
         times = [] if self._recovers_at_s is None else [self._recovers_at_s]
@@ -317,7 +323,8 @@ class WorkerPool:
     def __init__(self, max_threads: int = MAX_THREADS) -> None:
         self._max_threads = max_threads
         self._changed = threading.Condition()
-        self._times: list[tuple[float, int, Task]] = []  # Tasks that are not running.
+        # A heap of the tasks that are not running, by due time.
+        self._times: list[tuple[float, int, Task]] = []
         self._sequence = itertools.count()
         self._threads: list[threading.Thread] = []
         self._idle = 0
@@ -334,7 +341,8 @@ class WorkerPool:
         """Schedule a run, unless an earlier one is scheduled."""
         if due is not None and (task.due is None or due < task.due):
             task.due = due
-            if not task.is_running:  # Its thread schedules the next run.
+            # The thread that runs a task schedules its next run.
+            if not task.is_running:
                 heapq.heappush(self._times, (due, next(self._sequence), task))
 
     def end(self) -> None:
@@ -353,7 +361,8 @@ class WorkerPool:
             thread = threading.Thread(target=self._run, name=name, daemon=True)
             try:
                 thread.start()
-            except RuntimeError:  # The system limit: the existing threads do the work.
+            except RuntimeError:
+                # At the limit of the system, the existing threads do the work.
                 if not self._threads:
                     raise
             else:
@@ -366,7 +375,8 @@ class WorkerPool:
             due = None
             try:
                 due = task.run()
-            except Exception:  # A defect: tasks handle expected errors themselves.
+            except Exception:
+                # This is a defect, because tasks handle the errors that are expected.
                 log.exception("a task of an archiver failed")
             self._done(task, due)
 
@@ -381,7 +391,8 @@ class WorkerPool:
                     self._idle -= 1
                     continue
                 due, _, task = heapq.heappop(self._times)
-                if due == task.due and not task.is_running:  # Otherwise the entry is outdated.
+                # Otherwise the entry is outdated.
+                if due == task.due and not task.is_running:
                     task.due, task.is_running = None, True
                     if self._times and (self._times[0][0] <= now or not self._idle):
                         # This task may take long.

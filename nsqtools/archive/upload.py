@@ -1,38 +1,38 @@
-"""Upload finished files beside the archiving: what ``nsq to-file --upload`` adds.
+"""Upload finished files while archiving continues: ``nsq to-file --upload``.
 
-*A file* is uploaded (`upload`) as its index, then its data, then its manifest, verified step by
-step.
+*A file* is uploaded (`upload`) as its index, then its data, then its manifest. Each is verified
+before the next.
 
     topic=clicks/date=2026-11-21/clicks.web1.2026-11-21_08.web1-5b1c2f0e8d9a4e6f-17.log.gz
-                                 .clicks ... .log.gz.index       as it is beside the local file
+                                 .clicks ... .log.gz.index       a copy of the local index
                                  .clicks ... .log.gz.manifest    sizes, hashes and counts of both
 
-The name ends in host, writer and number, which no other file has (`layout`), but for those of a
-copied machine. So the index is put only if there is none, which claims the name, and who finds that
-of another file puts nothing: no archiver can overwrite what another one stores. So is the manifest:
-it says that what it names is complete. Each step can be repeated after a crash at any point and
-gives the same objects; a file whose manifest is there already is not uploaded again.
+The name ends in host, writer and number, which no other file has (`layout`), except on a copied
+machine. So the index is put only if none exists, which claims the name. An archiver that finds the
+index of another file uploads nothing, so it cannot overwrite the other file. The manifest is also
+put only if none exists, and marks the file as complete. Each step can be repeated after a crash and
+gives the same objects; a file with a manifest is not uploaded again.
 
-*Beside the local file* is what is known of its upload, so that the next process continues:
+*Two records next to the local file* let the next process continue:
 
-    .NAME.uploading    the object that the file becomes; written before anything is uploaded, and
-                       locked by the process that does it
-    .NAME.uploaded     the same when it is there, whole and verified
+    .NAME.uploading    the name of the object, written before the upload begins, and locked by the
+                       process that uploads
+    .NAME.uploaded     the name of the object, after it was stored and verified
 
-While both are there what comes after an upload, such as the removal of the file, is still to be
-done. The name of the object is decided once and written down: a later attempt, by whichever process
-and under whichever host name, continues under the same name, so nothing is stored under two. With
-``--delete-uploaded`` only the data goes at once. The index stays for as long as a journal may ask
-whether a message is written, or a message whose FIN was lost would be written twice.
+While both exist, the steps after an upload, such as removing the file, are not finished. The name
+is chosen once and recorded: a later attempt uses it as well, under any process and host name, so a
+file is never stored under two names. ``--delete-uploaded`` removes only the data immediately. The
+index stays for as long as a journal may look a message up in it, or a message whose FIN was lost
+would be written twice.
 
-*Beside the archiver* (`Uploads`) a few threads upload. The archiver calls `put` for each finished
-file, and with each tick `regulate`, which pauses it. What does not work is tried again, with
-growing pauses, for as long as the process runs, and by the next one. A store that is full or cannot
-be reached stops nothing until the bytes that wait on the local disk reach the limit. Then
-consumption pauses, which is reported, and resumes by itself.
+`Uploads` runs a few threads in the process of the archiver. The run calls `put` for each finished
+file and `regulate` with each tick, which pauses consumption. A failed upload is retried with
+growing delays for as long as the process runs, and then by the next process. If the store is full
+or unreachable, archiving continues until the files on the local disk reach ``--max-local-bytes``.
+Then consumption pauses, which is logged, until uploads have made room.
 
-Trap: the threads wait inside of obstore, where nothing interrupts them. They are daemons, so that a
-process that was asked to end does not wait for a store that does not answer.
+Trap: a thread that waits for a response in obstore cannot be interrupted. The threads are daemons,
+so that a process that is told to stop does not wait for a store that does not respond.
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from nsqtools.archive.finding import ArchiveFile
@@ -77,31 +76,34 @@ from nsqtools.protocol.text import NS
 from nsqtools.records.naming import before_extension
 from nsqtools.records.prometheus import Metric, metric_of
 
-if TYPE_CHECKING:
-    from nsqtools.archive.archiver import Archiver
-
 log = logging.getLogger("nsqtools")
 
 UPLOADING = ".uploading"
 UPLOADED = ".uploaded"
+# Digits of the writer in the name of an object: 64 bits are enough to tell writers apart.
 WRITER_DIGITS = 16
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 
-FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
-RESUME_SHARE = 0.9  # of the limit: or consumption would pause and resume with every file
-SAY_AGAIN_S = 300.0
-# At the end of a run; what is left then is uploaded by the next one.
-LONGEST_FAILURE_S = 30.0
-HURRIED_S = 15.0
+# Delays between attempts after a failure, doubled from the base to the maximum.
+RETRY_BASE_S, RETRY_MAX_S = 1.0, 60.0
+# Share of --max-local-bytes at which a paused consumer resumes. At a share of 1, consumption would
+# pause and resume with every file.
+RESUME_SHARE = 0.9
+# Time after which a failure that has not changed is logged again.
+REPORT_INTERVAL_S = 300.0
+# The end of a run waits this long for uploads that fail, and this long for any upload after a
+# signal. The next run uploads the rest.
+CLOSE_FAILURE_S = 30.0
+CLOSE_SIGNALED_S = 15.0
 
 
-# -- what is beside the local file --------------------------------------------------------------
+# -- records next to the local file -------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class UploadRecord:
-    """The storage and the name of the object there."""
+    """The URL of a place, and the name of the object in it."""
 
     url: str
     name: str
@@ -112,7 +114,7 @@ class UploadRecord:
 
 
 def decode_record(data: bytes) -> UploadRecord | None:
-    """Return what a file says; None if it was torn."""
+    """Return the record of a file, None if it was torn."""
     try:
         document = json.loads(data)
         return UploadRecord(str(document["url"]), str(document["name"]))
@@ -121,37 +123,41 @@ def decode_record(data: bytes) -> UploadRecord | None:
 
 
 def uploading_of(path: Path) -> Path:
-    """Return the record of the upload that is under way."""
+    """Return the path of the record of an upload in progress."""
     return path.with_name(f".{path.name}{UPLOADING}")
 
 
 def uploaded_of(path: Path) -> Path:
-    """Return the record of the upload that is done."""
+    """Return the path of the record of a finished upload."""
     return path.with_name(f".{path.name}{UPLOADED}")
 
 
 def files_to_upload(directory: Path) -> Iterator[Path]:
-    """Iterate over the finished files below a directory that have an index and are not uploaded,
-    or not all that comes after it is done.
+    """Iterate over the finished files below a directory whose upload is not finished.
 
-    What has no index was not written by an archiver, and is left alone. Raises ``OSError``.
+    Files without an index were not written by an archiver, and are left out. Raises ``OSError``.
     """
     for index in hidden_below(directory, INDEX):
         path = owner_of(index)
-        is_over = uploaded_of(path).exists() and not uploading_of(path).exists()
-        if path.is_file() and not is_over:
+        is_finished = uploaded_of(path).exists() and not uploading_of(path).exists()
+        if path.is_file() and not is_finished:
             yield path
 
 
 def remove_old_records(directory: Path) -> None:
-    """Remove what is left of files that were uploaded and removed long ago. Raises ``OSError``."""
-    oldest = time.time() - RETENTION_S
+    """Remove records and indexes of files that were uploaded and removed long ago.
+
+    Raises ``OSError``.
+    """
+    oldest_s = time.time() - RETENTION_S
     for suffix in (UPLOADED, UPLOADING):
         for record in list(hidden_below(directory, suffix)):
             path = owner_of(record)
-            with suppress(OSError):  # what stays, or another process removed, stops no upload
-                if not path.exists() and record.lstat().st_mtime < oldest:
-                    record.unlink()  # first: the index keeps the name from others
+            # A record that stays, or that another process has removed, prevents no upload.
+            with suppress(OSError):
+                if not path.exists() and record.lstat().st_mtime < oldest_s:
+                    # The index is removed last, because it reserves the local name.
+                    record.unlink()
                     index_of(path).unlink(missing_ok=True)
 
 
@@ -159,15 +165,15 @@ def remove_old_records(directory: Path) -> None:
 
 
 class NotUploadable(OSError):
-    """A retry cannot help: another file is stored under the name, or the index is gone."""
+    """A file that no retry can upload: its name is taken by another file, or it has no index."""
 
 
 @dataclass(frozen=True, slots=True)
 class UploadPlan:
-    """What happens to each file below ``directory``, whose finished files are uploaded."""
+    """How the finished files below ``directory`` are uploaded, and whether they are deleted."""
 
     directory: Path
-    storage: Place
+    place: Place
     host: str
     by_topic_and_date: bool = False
     deletes: bool = False
@@ -176,7 +182,7 @@ class UploadPlan:
 def upload(path: Path, plan: UploadPlan) -> int | None:
     """Upload a finished file; return its size, None if there was nothing to do.
 
-    Raises `NotUploadable`, and ``OSError`` when it did not work: try again later.
+    Raises `NotUploadable`, and ``OSError`` for a failure that a retry may overcome.
     """
     if _is_uploaded(path):
         _remove(path, plan)
@@ -186,12 +192,13 @@ def upload(path: Path, plan: UploadPlan) -> int | None:
     if record is None:
         return None
     with closing_fd(record):
-        is_over = not os.fstat(record).st_nlink or _is_uploaded(path) or not path.exists()
-        return None if is_over else _upload(path, plan, record)  # over by another process meanwhile
+        # Another process may have finished the upload before this one got the lock.
+        is_finished = not os.fstat(record).st_nlink or _is_uploaded(path) or not path.exists()
+        return None if is_finished else _upload(path, plan, record)
 
 
 def _is_uploaded(path: Path) -> bool:
-    """Whether a whole record says so of this file: it may be removed then."""
+    """Return whether a record proves that this file is uploaded, so that it may be removed."""
     try:
         with open_own(uploaded_of(path)) as file:
             record = decode_record(file.read(1 << 16))
@@ -199,40 +206,45 @@ def _is_uploaded(path: Path) -> bool:
         return False
     index = load_index(index_of(path))
     identity = f"-{_identity_in(index.head)}." if index and index.head else ""
-    return record is not None and identity in f"{record.name}."  # else one had the name before
+    # The record may be of an earlier file with the same local name.
+    return record is not None and identity in f"{record.name}."
 
 
 def _upload(path: Path, plan: UploadPlan, descriptor: int) -> int:
-    """Upload a file whose record, open with ``descriptor``, is locked."""
+    """Upload a file whose record is locked and open with ``descriptor``."""
     index = index_to_upload(path)
-    storage, size = plan.storage, path.stat().st_size
+    place, size = plan.place, path.stat().st_size
     record = decode_record(os.pread(descriptor, 1 << 16, 0))
-    if record is None or record.url != storage.url:
-        record = UploadRecord(storage.url, object_name(path, index, plan))
+    if record is None or record.url != place.url:
+        record = UploadRecord(place.url, object_name(path, index, plan))
         try:
             os.ftruncate(descriptor, 0)
             os.lseek(descriptor, 0, os.SEEK_SET)
             write_all(descriptor, record.encode())
             os.fsync(descriptor)
         except OSError as exc:
-            if exc.errno != errno.ENOSPC:  # uploads make room
+            # Uploads make room on a full disk, so they continue without the record.
+            if exc.errno != errno.ENOSPC:
                 exc.filename = str(uploading_of(path))
                 raise
         sync_folder(path.parent)
     manifest = make_manifest(path, size, index, record.name)
-    if _claim(storage, path, record.name) or not _is_stored(storage, record.name, manifest):
-        storage.verify(record.name, path, storage.put_file(record.name, path))
-        _publish(storage, record.name, manifest)
-    _remove(path, plan)  # first: it makes room for the record on a full disk
+    if _claim(place, path, record.name) or not _is_stored(place, record.name, manifest):
+        place.verify(record.name, path, place.put_file(record.name, path))
+        _publish(place, record.name, manifest)
+    # Removing the file first makes room for the record on a full disk.
+    _remove(path, plan)
     replace_file(uploaded_of(path), record.encode())
-    uploading_of(path).unlink(missing_ok=True)  # which says that all is done
+    # Without this record, the upload counts as finished.
+    uploading_of(path).unlink(missing_ok=True)
     return size
 
 
 def index_to_upload(path: Path) -> Index:
     """Return the index of a file that an archiver finished. Raises `NotUploadable`, ``OSError``."""
     try:
-        open_own(path).close()  # a link of somebody may lead to what only we may read
+        # A link of another user may lead to a file that only this process may read.
+        open_own(path).close()
     except (NotRegularError, NotOursError) as exc:
         raise NotUploadable(exc.errno, exc.strerror, str(path)) from None
     index = load_index(index_of(path))
@@ -242,12 +254,12 @@ def index_to_upload(path: Path) -> Index:
 
 
 def _identity_in(head: Head) -> str:
-    """Return what names of objects have of a head."""
+    """Return the part of an object's name that identifies a file by its head."""
     return f"{head.writer[:WRITER_DIGITS]}-{head.number}"
 
 
 def identity_of(archive: ArchiveFile, host: str) -> str:
-    """Return what ends the names of what an archive becomes. Raises ``OSError``."""
+    """Return the end of the names of the objects of an archive. Raises ``OSError``."""
     token = _NOT_IN_NAMES.sub("_", host) or "host"
     if archive.head:
         return f"{token}-{_identity_in(archive.head)}"
@@ -263,13 +275,13 @@ def object_name(path: Path, index: Index, plan: UploadPlan) -> str:
         return name
     topics = scan_archive(archive).topics
     first_ns = index.members[0].min_ts if index.members else 0
-    first = datetime.fromtimestamp(first_ns / NS if first_ns else path.stat().st_mtime, UTC)
+    date = datetime.fromtimestamp(first_ns / NS if first_ns else path.stat().st_mtime, UTC)
     topic = quote(min(topics), safe="") if topics else "unknown"
-    return f"topic={topic}/date={first:%Y-%m-%d}/{PurePosixPath(name).name}"
+    return f"topic={topic}/date={date:%Y-%m-%d}/{PurePosixPath(name).name}"
 
 
 def make_manifest(path: Path, size: int, index: Index, name: str) -> dict[str, object]:
-    """Return what the manifest of a file says. The same file always has the same."""
+    """Return the manifest of a file, which is the same for each attempt to upload it."""
     head, total = index.head, total_of(index.members)
     return {
         "version": 1,
@@ -285,50 +297,52 @@ def make_manifest(path: Path, size: int, index: Index, name: str) -> dict[str, o
     }
 
 
-def _claim(storage: Place, path: Path, name: str) -> bool:
-    """Put the index, which claims the name; return whether there was none.
+def _claim(place: Place, path: Path, name: str) -> bool:
+    """Claim a name by putting the index; return whether there was no index.
 
-    Then the file is not stored yet, and nothing has to be checked before it is. Raises
-    `NotUploadable` for the index of another file, which may be on its way just now.
+    If there was none, the file cannot be stored yet. Raises `NotUploadable` for the index of
+    another file, whose upload may be in progress.
     """
-    there, data = hidden_name(name, INDEX), index_of(path).read_bytes()
+    index_name, data = hidden_name(name, INDEX), index_of(path).read_bytes()
     try:
-        version = storage.put_if_absent(there, data)
+        version = place.put_if_absent(index_name, data)
     except FileExistsError:
-        if storage.read(there) != data:
-            raise _taken(storage, name) from None
+        if place.read(index_name) != data:
+            raise _name_taken(place, name) from None
         return False
     try:
-        storage.verify_data(there, data, version)
+        place.verify_data(index_name, data, version)
     except ChangedError:
-        storage.delete(there)  # or it would be taken for that of another file
+        # The next attempt would take a damaged index for the index of another file.
+        place.delete(index_name)
         raise
     return True
 
 
-def _taken(storage: Place, name: str) -> NotUploadable:
-    return NotUploadable(errno.EEXIST, "another file is stored there", str(storage / name))
+def _name_taken(place: Place, name: str) -> NotUploadable:
+    return NotUploadable(errno.EEXIST, "another file is stored there", str(place / name))
 
 
-def _is_stored(storage: Place, name: str, manifest: dict[str, object]) -> bool:
-    """Return whether the file is there already, whole. Raises `NotUploadable`."""
+def _is_stored(place: Place, name: str, manifest: dict[str, object]) -> bool:
+    """Return whether the file is stored as a whole. Raises `NotUploadable` for another file."""
     try:
-        if json.loads(storage.read(hidden_name(name, MANIFEST))) != manifest:
-            raise _taken(storage, name)
-        return storage.stat(name).size == manifest["size"]
-    except FileNotFoundError:  # of the file: it was removed
+        if json.loads(place.read(hidden_name(name, MANIFEST))) != manifest:
+            raise _name_taken(place, name)
+        return place.stat(name).size == manifest["size"]
+    except FileNotFoundError:
+        # There is no manifest yet, or the file was removed after its upload.
         return False
     except ValueError:
-        raise _taken(storage, name) from None
+        raise _name_taken(place, name) from None
 
 
-def _publish(storage: Place, name: str, manifest: dict[str, object]) -> None:
-    """Put the manifest. One that is there may be ours: an answer that was lost was repeated."""
+def _publish(place: Place, name: str, manifest: dict[str, object]) -> None:
+    """Put the manifest, unless an earlier request did so whose response was lost."""
     data = json.dumps(manifest, indent=1).encode() + b"\n"
     try:
-        storage.put_if_absent(hidden_name(name, MANIFEST), data)
+        place.put_if_absent(hidden_name(name, MANIFEST), data)
     except FileExistsError:
-        if not _is_stored(storage, name, manifest):
+        if not _is_stored(place, name, manifest):
             raise
 
 
@@ -338,12 +352,12 @@ def _remove(path: Path, plan: UploadPlan) -> None:
         sync_folder(path.parent)
 
 
-# -- beside the archiver ------------------------------------------------------------------------
+# -- the threads --------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class UploadTotals:
-    """Counts since the start, and what waits now."""
+    """Counts since the start, and the present backlog of files."""
 
     files: int = 0
     bytes: int = 0
@@ -354,36 +368,42 @@ class UploadTotals:
     misfits: int = 0
     """Bodies that did not fit the columns of a table."""
     without_column: set[str] = field(default_factory=set)
-    """Fields that could not get a column there."""
+    """Fields of bodies that could not get a column in a table."""
 
 
 class Uploads:
-    """`put` from any thread; the rest from the thread that runs the archiver."""
+    """Uploads files on a few threads.
 
-    THREADS = 8  # small files wait for answers most of the time
+    Call `put` from any thread, and the other methods from the thread that runs the archiver.
+    """
+
+    # More than there are cores, because small files wait for responses most of the time.
+    THREADS = 8
 
     def __init__(self, plan: UploadPlan, max_local_bytes: int | None = None) -> None:
         self.totals = UploadTotals()
         self.last_error: Exception | None = None
         self._plan = plan
-        self._most = max_local_bytes
+        self._max_local_bytes = max_local_bytes
         self._changed = threading.Condition()
         self._waiting: deque[Path] = deque()
-        self._sizes: dict[Path, int] = {}  # also of those under way
+        # The sizes of waiting files and of files whose upload is in progress.
+        self._sizes: dict[Path, int] = {}
         self._failing_since: float | None = None
-        self._retry_s = FIRST_RETRY_S
+        self._retry_s = RETRY_BASE_S
         self._retry_at = 0.0
-        self._said, self._said_at = "", 0.0
+        self._reported, self._reported_at = "", 0.0
         self._is_pausing = self._is_closed = False
         self._threads: list[threading.Thread] = []
 
-    # -- what the archiver calls ----------------------------------------------------------------
+    # -- on the thread of the run ---------------------------------------------------------------
 
     def put(self, path: Path) -> None:
-        """Have a finished file uploaded; returns at once."""
+        """Queue a finished file."""
         try:
             size = path.stat().st_size
-        except OSError:  # removed by another program
+        except OSError:
+            # Another program has removed the file.
             return
         with self._changed:
             if path not in self._sizes:
@@ -394,7 +414,10 @@ class Uploads:
                 self._changed.notify()
 
     def start(self) -> None:
-        """Begin, with what earlier runs left; call it when that is recovered, and as you like."""
+        """Start the threads, and queue the files that earlier runs did not upload.
+
+        Call it after recovery. Further calls have no effect.
+        """
         if self._threads:
             return
         try:
@@ -402,55 +425,60 @@ class Uploads:
             for path in files_to_upload(self._plan.directory):
                 self.put(path)
         except OSError as exc:
-            log.error("cannot look for files to upload in %s (%s)", exc.filename, exc.strerror)
+            log.error("cannot list the files to upload in %s (%s)", exc.filename, exc.strerror)
         for number in range(self.THREADS):
             thread = threading.Thread(target=self._run, name=f"nsq-upload-{number}", daemon=True)
             thread.start()
             self._threads.append(thread)
 
-    def regulate(self, archiver: Archiver) -> None:
-        """Pause or resume consumption, as what waits on the local disk demands."""
-        if not self._most:
+    def regulate(self, set_paused: Callable[[bool], None]) -> None:
+        """Pause or resume consumption if the bytes of waiting files have crossed the limit."""
+        if not self._max_local_bytes:
             return
         waiting = self.totals.waiting_bytes
-        if not self._is_pausing and waiting >= self._most:
+        if not self._is_pausing and waiting >= self._max_local_bytes:
             self._is_pausing = True
-            what = "consumption pauses: %d bytes wait for their upload, and --max-local-bytes is %d"
-            log.error(what, waiting, self._most)
-            archiver.set_paused(True)
-        elif self._is_pausing and waiting < RESUME_SHARE * self._most:
+            log.error(
+                "consumption pauses: %d bytes wait for their upload, and --max-local-bytes is %d",
+                waiting,
+                self._max_local_bytes,
+            )
+            set_paused(True)
+        elif self._is_pausing and waiting < RESUME_SHARE * self._max_local_bytes:
             self._is_pausing = False
-            log.warning("consumption goes on: %d bytes wait for their upload", waiting)
-            archiver.set_paused(False)
+            log.warning("consumption resumes: %d bytes wait for their upload", waiting)
+            set_paused(False)
 
     def close(
         self,
         *,
-        is_hurried: Callable[[], bool] = lambda: False,
-        show: Callable[[], None] = lambda: None,
+        is_signaled: Callable[[], bool] = lambda: False,
+        on_wait: Callable[[], None] = lambda: None,
     ) -> int:
-        """Wait until all is uploaded, or nothing works any more; return how many files are not.
+        """Wait until all files are uploaded or uploads fail; return how many files are left.
 
-        Once ``is_hurried`` the rest has few seconds. ``show`` is called now and then.
+        After ``is_signaled`` returns true, the wait ends within `CLOSE_SIGNALED_S`. ``on_wait`` is
+        called several times a second.
         """
         self.start()
         ends_at = math.inf
         self.last_error = None
         with self._changed:
-            if self._failing_since is not None:  # it has one more chance, at once
-                self._failing_since, self._retry_s = time.monotonic(), FIRST_RETRY_S
+            if self._failing_since is not None:
+                # One attempt is made immediately, whatever the present delay is.
+                self._failing_since, self._retry_s = time.monotonic(), RETRY_BASE_S
                 self._retry_at = 0.0
                 self._changed.notify_all()
         while self.totals.waiting_files:
             now = time.monotonic()
-            if is_hurried():
-                ends_at = min(ends_at, now + HURRIED_S)
+            if is_signaled():
+                ends_at = min(ends_at, now + CLOSE_SIGNALED_S)
             failing_since = now if self._failing_since is None else self._failing_since
-            if now > ends_at or now - failing_since > LONGEST_FAILURE_S:
+            if now > ends_at or now - failing_since > CLOSE_FAILURE_S:
                 break
-            if self._is_refused():
+            if self._is_rejected():
                 break
-            show()
+            on_wait()
             with self._changed:
                 self._changed.wait(0.2)
         with self._changed:
@@ -458,13 +486,13 @@ class Uploads:
             self._changed.notify_all()
         return self.totals.waiting_files + self.totals.conflicts
 
-    def _is_refused(self) -> bool:
-        """Whether the place does not take the files, which no retry changes."""
+    def _is_rejected(self) -> bool:
+        """Return whether the place does not accept the files, which no retry changes."""
         return isinstance(self.last_error, ConfigurationError)
 
     @property
     def health(self) -> tuple[bool, str]:
-        """Whether all is well, and what is not."""
+        """Whether consumption is not paused, and a line with the problem, or ""."""
         if self._is_pausing:
             return False, f"paused: {self.totals.waiting_bytes} bytes wait for their upload"
         if self._failing_since is not None:
@@ -494,30 +522,32 @@ class Uploads:
                 uploaded = upload(path, self._plan)
             except NotUploadable as exc:
                 log.error("%s is not uploaded: %s: %s", path, exc.filename, exc.strerror)
-                self._ended(path, conflicts=1)
+                self._complete(path, conflicts=1)
             except (OSError, NsqError) as exc:
-                self._failed(path, exc)
-            except Exception:  # a name that is not UTF-8, or a defect: the thread goes on
+                self._retry_later(path, exc)
+            except Exception:
+                # A file name that is not UTF-8, or a defect, must not end the thread.
                 log.exception("%r is not uploaded", str(path))
-                self._ended(path, conflicts=1)
+                self._complete(path, conflicts=1)
             else:
                 if uploaded is not None:
                     log.info("uploaded %s", path)
-                self._ended(path, uploaded=uploaded)
+                self._complete(path, uploaded=uploaded)
 
     def _next(self) -> Path | None:
         with self._changed:
             while not self._is_closed:
                 pause_s = self._retry_at - time.monotonic()
                 if self._waiting and pause_s <= 0:
-                    if self._failing_since is not None:  # one tries whether it works again
-                        self._retry_s = min(2 * self._retry_s, LONGEST_RETRY_S)
+                    # During a failure only one thread at a time tries, so the next must wait.
+                    if self._failing_since is not None:
+                        self._retry_s = min(2 * self._retry_s, RETRY_MAX_S)
                         self._retry_at = time.monotonic() + self._retry_s
                     return self._waiting.popleft()
                 self._changed.wait(max(pause_s, 0.01) if self._waiting else None)
         return None
 
-    def _ended(self, path: Path, *, uploaded: int | None = None, conflicts: int = 0) -> None:
+    def _complete(self, path: Path, *, uploaded: int | None = None, conflicts: int = 0) -> None:
         with self._changed:
             self.totals.conflicts += conflicts
             self.totals.waiting_files -= 1
@@ -527,22 +557,24 @@ class Uploads:
                 self.totals.bytes += uploaded
                 if self._failing_since is not None:
                     log.warning("uploading works again")
-                self._failing_since, self._retry_s, self._retry_at = None, FIRST_RETRY_S, 0.0
+                self._failing_since, self._retry_s, self._retry_at = None, RETRY_BASE_S, 0.0
             self._changed.notify_all()
 
-    def _failed(self, path: Path, exc: Exception) -> None:
+    def _retry_later(self, path: Path, exc: Exception) -> None:
         now = time.monotonic()
         with self._changed:
-            self._waiting.append(path)  # last: one that cannot be read holds up no other
+            # At the end of the queue, so that an unreadable file does not delay the others.
+            self._waiting.append(path)
             self.totals.failures += 1
-            reason = str(getattr(exc, "strerror", None) or exc)  # whichever file it is
-            is_new = self._failing_since is None or reason != self._said
+            # Without the file name, so that the same reason of another file is not logged again.
+            reason = str(getattr(exc, "strerror", None) or exc)
+            is_new = self._failing_since is None or reason != self._reported
             self.last_error = exc
             self._failing_since = self._failing_since or now
             self._retry_at = now + self._retry_s
-            if is_new or now - self._said_at > SAY_AGAIN_S:
-                self._said, self._said_at = reason, now
-                where = getattr(exc, "filename", None) or self._plan.storage.url
-                log.warning("cannot upload %s (%s: %s); trying again", path, where, reason)
+            if is_new or now - self._reported_at > REPORT_INTERVAL_S:
+                self._reported, self._reported_at = reason, now
+                url = getattr(exc, "filename", None) or self._plan.place.url
+                log.warning("cannot upload %s (%s: %s); trying again", path, url, reason)
                 if isinstance(exc, NsqError) and exc.hint:
                     log.warning("hint: %s", exc.hint)

@@ -208,8 +208,8 @@ class Spool:
     @property
     def problem(self) -> str:
         """The reasons why messages stay in NSQ, or ""."""
-        unreached = self._archiver.unreached if self._archiver else ()
-        return "; ".join(filter(None, [self._unwritten, *unreached]))
+        connection_errors = self._archiver.connection_errors if self._archiver else ()
+        return "; ".join(filter(None, [self._unwritten, *connection_errors]))
 
     @property
     def _unwritten(self) -> str:

@@ -52,11 +52,11 @@ def test_as_many_begin_as_there_is_room_for_and_it_is_said_when_others_wait(
 def test_many_topics_share_memory_and_ask_seldom_unless_told_how_often(tmp_path: Path) -> None:
     lookup = ConnectionSettings(lookupd_http_addresses=("lookup:4161",))
     archiver = fleet(lookup, tmp_path)
-    of_each = [archiver._options_of_each(topics) for topics in (1, 10, 1000, 10_000)]
+    of_each = [archiver._shared_options(topics) for topics in (1, 10, 1000, 10_000)]
     assert [each.lookupd_poll_interval_s for each in of_each] == [60.0, 60.0, 200.0, 300.0]
     assert [each.max_in_flight_bytes >> 17 for each in of_each] == [256, 102, 8, 8]
     chosen = replace(lookup, options={"lookupd_poll_interval": "10s", "max_in_flight_bytes": "0"})
-    options = fleet(chosen, tmp_path)._options_of_each(1000)
+    options = fleet(chosen, tmp_path)._shared_options(1000)
     assert (options.lookupd_poll_interval_s, options.max_in_flight_bytes) == (10.0, 1 << 20)
 
 
@@ -88,5 +88,5 @@ def test_a_topic_that_waited_and_could_not_begin_then_is_tried_again(
     archiver._waiting = ["a"]  # beyond the limit until now
     fails = Mock(side_effect=OutputError("cannot use a (Too many open files)"))
     monkeypatch.setattr(archiver, "_begin", fails)
-    archiver._begin_all(["a"])
+    archiver._start_all(["a"])
     assert (archiver._waiting, topics.current(), topics._awaited) == ([], set(), {"a"})

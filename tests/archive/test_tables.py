@@ -439,12 +439,12 @@ def test_a_landing_that_babbles_is_ended_and_names_what_was_written_down_and_is_
     with monkeypatch.context() as babbling:
         babbling.setenv("PYTHONPATH", str(tmp_path))
         with pytest.raises(ChildProcessError, match="the landing process ended with"):
-            landings._ask([])
+            landings._land([])
     (tmp_path / ".nsq-landing").mkdir()
     (tmp_path / ".nsq-landing/state.json").write_bytes(b"")
     for _ in range(2):
         with pytest.raises(OutputError, match=r"cannot read \S+/state\.json"):
-            landings._ask([])
+            landings._land([])
     landings.close()
 
 

@@ -251,8 +251,8 @@ def test_what_earlier_runs_left_goes_first(out: Path, storage: Place, writer: Wr
 def test_a_file_that_cannot_be_uploaded_holds_up_no_other(
     out: Path, storage: Place, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upload_module, "FIRST_RETRY_S", 0.01)
-    monkeypatch.setattr(upload_module, "LONGEST_FAILURE_S", 0.1)
+    monkeypatch.setattr(upload_module, "RETRY_BASE_S", 0.01)
+    monkeypatch.setattr(upload_module, "CLOSE_FAILURE_S", 0.1)
     bad = finished(writer)
     uploading_of(bad).mkdir()
     uploads = Uploads(plan(out, storage))
@@ -269,8 +269,8 @@ def test_a_file_that_cannot_be_uploaded_holds_up_no_other(
 def test_many_uploads_that_fail_at_once_are_one_failure(
     out: Path, storage: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upload_module, "FIRST_RETRY_S", 0.5)
-    monkeypatch.setattr(upload_module, "LONGEST_RETRY_S", 1000.0)
+    monkeypatch.setattr(upload_module, "RETRY_BASE_S", 0.5)
+    monkeypatch.setattr(upload_module, "RETRY_MAX_S", 1000.0)
     together, failing = threading.Barrier(Uploads.THREADS), True
 
     def try_upload(path: Path, plan: UploadPlan) -> int:

@@ -349,7 +349,7 @@ def to_file(
     def tick() -> None:
         if uploads is not None:  # they may hold consumption back
             uploads.start()
-            uploads.regulate(archiver)
+            uploads.regulate(archiver.set_paused)
         watched.tick(lambda: f"{archiver.totals.messages:,} messages archived")
 
     archiver = Archiver(
@@ -421,7 +421,7 @@ def finish_uploads(uploads: Uploads, watched: RunStatus) -> int:
         watched.service.alive()
         watched.progress.show(lambda: f"{counted(uploads.totals.waiting_files, 'file')} to upload")
 
-    return uploads.close(is_hurried=lambda: watched.signals.received is not None, show=show)
+    return uploads.close(is_signaled=lambda: watched.signals.received is not None, on_wait=show)
 
 
 def summary(archiver: Archiver) -> str:

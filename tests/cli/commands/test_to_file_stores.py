@@ -57,7 +57,7 @@ def messages_at(url: str) -> int:
 def test_what_could_not_be_stored_is_status_6_and_the_next_run_stores_it(
     nsqd: GoNsqd, tmp_path: Path, run_nsq: RunNsq, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nsqtools.archive.upload.LONGEST_FAILURE_S", 0.5)
+    monkeypatch.setattr("nsqtools.archive.upload.CLOSE_FAILURE_S", 0.5)
     out, blocked = tmp_path / "out", tmp_path / "lake" / "blocked"
     blocked.parent.mkdir()
     blocked.write_text("no directory")
@@ -110,7 +110,7 @@ def test_consumption_pauses_at_the_limit_and_goes_on_when_the_store_is_back(
     stderr = ended(process)
 
     assert "consumption pauses" in stderr
-    assert "consumption goes on" in stderr
+    assert "consumption resumes" in stderr
     reasons = re.findall("cannot upload .*", stderr)  # another one where it is mended meanwhile
     assert 0 < len(reasons) == len(set(reasons))
     assert messages_at(str(blocked.parent)) == sent
