@@ -63,7 +63,7 @@ def test_many_topics_share_memory_and_ask_seldom_unless_told_how_often(tmp_path:
 def test_a_command_that_takes_long_is_waited_for_and_what_it_says_takes_little_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(archiver_module, "LONG_S", 0.01)
+    monkeypatch.setattr(archiver_module, "SLOW_HOOK_S", 0.01)
     os.mkfifo(path := tmp_path / "x")
     hook = FileHook("sh -c 'cat {path} >&2; exit 3'")
     hook.put(path)
@@ -87,6 +87,6 @@ def test_a_topic_that_waited_and_could_not_begin_then_is_tried_again(
     archiver._topics = topics = ConsumedTopics(["a"], TWO)
     archiver._waiting = ["a"]  # beyond the limit until now
     fails = Mock(side_effect=OutputError("cannot use a (Too many open files)"))
-    monkeypatch.setattr(archiver, "_begin", fails)
+    monkeypatch.setattr(archiver, "_start", fails)
     archiver._start_all(["a"])
     assert (archiver._waiting, topics.current(), topics._awaited) == ([], set(), {"a"})

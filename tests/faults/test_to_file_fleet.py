@@ -118,7 +118,7 @@ def test_topics_beyond_the_limit_of_open_files_are_named_and_the_others_are_arch
     fleet: Fleet, run_nsq: RunNsq, monkeypatch: pytest.MonkeyPatch, room: int
 ) -> None:
     published = fleet.fill(8, 5)
-    limit = len(os.listdir("/dev/fd")) + archiver.RESERVE + (room or -50)
+    limit = len(os.listdir("/dev/fd")) + archiver.RESERVED_DESCRIPTORS + (room or -50)
     monkeypatch.setattr(archiver.resource, "getrlimit", lambda which: (limit, limit))
 
     result = run_nsq(fleet.command("--until-empty"), timeout=DEADLINE_S)
