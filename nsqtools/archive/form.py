@@ -18,7 +18,7 @@ from contextlib import suppress
 from enum import Enum
 from typing import NamedTuple
 
-from nsqtools.archive.members import CorruptError, Unpacker, codec_of, is_whole
+from nsqtools.archive.members import CorruptError, Unpacker, codec_of, is_decodable
 from nsqtools.errors import NsqError
 from nsqtools.records.envelope import decode
 
@@ -58,7 +58,7 @@ _LEAST_KEYS = 5  # a message has six, and damage to one key leaves five
 
 def is_message(line: bytes) -> bool:
     """Return whether a line is a message, also a damaged one."""
-    if BEGINNING.match(line) or (b'"nsqd"' in line and is_whole(line)):
+    if BEGINNING.match(line) or (b'"nsqd"' in line and is_decodable(line)):
         return True
     if not _PART.search(line):
         return False

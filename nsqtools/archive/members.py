@@ -1,20 +1,22 @@
-"""Compression of archives: gzip, zstd or none, a member at a time.
+"""Compression of archives: gzip, zstd or none, one member at a time.
 
-Each flush ends a *member*: a gzip member, or a frame of zstd with a checksum. It is readable by
-itself, costs a few bytes, and what follows it is read on by every tool: ``zcat`` and ``zstdcat``
-print all members of a file. The compression of a file is read from its bytes, never from its name.
+Each flush ends a *member*: a gzip member, or a frame of zstd with a checksum. A member is readable
+without the others and costs a few bytes. All tools read files of many members: ``zcat`` and
+``zstdcat`` print them all. The bytes of a file determine its compression, never its name.
 
-python-isal does gzip several times as fast as zlib, both ways, to files about a tenth larger. It is
-used when it can be imported; for writing only if no level was asked for, because levels are zlib's.
+python-isal compresses and decompresses gzip several times as fast as zlib; its files are about a
+tenth larger. It is used if it can be imported, and for writing only if the user chose no level,
+because levels are those of zlib.
 
-Files are read member by member with exact positions, and an index is rebuilt from the data. The
-modules for gzip and zstd read members as one stream and cannot tell where one begins; here each
-piece of text comes with the offset after its member when it is the member's last. Padding with
-zeros between or after members is skipped.
+Files are read member by member with exact positions, so an index can be rebuilt from the data. The
+modules for gzip and zstd read all members as one stream and do not return where a member begins.
+Here the last piece of a member's text comes with the offset after the member. Zeros between and
+after members are padding and are skipped.
 
-A member's text is held back until its checksum has been seen, so that bytes changed on disk are not
-taken for messages; only the text of very large members is returned earlier. Of a member that is cut
-off, everything that can be decompressed is returned: what is there is right.
+The text of a member is returned after its checksum has been verified, so that bytes that changed on
+disk are not taken for messages. Only the text of very large members is returned earlier. A member
+that is cut off returns all of the text that can be decompressed, which is correct as far as it
+goes.
 """
 
 from __future__ import annotations
@@ -37,23 +39,26 @@ if TYPE_CHECKING:
     import bz2
     import lzma
 
-GZIP_WINDOW = 31  # 15 bits of window, and 16 for the gzip header
+# 15 bits of window, plus 16 for the gzip header: see zlib.
+GZIP_WINDOW = 31
+# The default levels of gzip, python-isal and zstd.
 GZIP_LEVEL = 6
 ISAL_LEVEL = 2
 ZSTD_LEVEL = 3
-LOOK_SIZE = 10
-"""As many bytes tell what a file is compressed with."""
+MAGIC_SIZE = 10
+"""The number of first bytes that determine the compression of a file."""
 
 _MAGIC = {
     Codec.GZIP: re.compile(rb"\x1f\x8b"),
-    Codec.ZSTD: re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),  # the latter of pzstd
+    # The second form is a skippable frame, with which files of pzstd begin.
+    Codec.ZSTD: re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),
     Codec.XZ: re.compile(rb"\xfd7zXZ\0"),
     Codec.BZIP2: re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"),
 }
 
 
 def codec_of(beginning: bytes) -> Codec:
-    """Return what a file is compressed with, by its first `LOOK_SIZE` bytes."""
+    """Return the compression of a file, by its first `MAGIC_SIZE` bytes."""
     matches = (codec for codec, magic in _MAGIC.items() if magic.match(beginning))
     return next(matches, Codec.NONE)
 
@@ -62,15 +67,15 @@ def codec_of(beginning: bytes) -> Codec:
 
 
 Compressor: TypeAlias = "zlib._Compress | lzma.LZMACompressor | bz2.BZ2Compressor | Plain"
-"""Of one member: fed, then flushed once. Those of isal and zstd are alike."""
+"""Compresses one member. The classes of isal and zstd have the same methods."""
 
 CompressorFactory = Callable[[], "Compressor"]
-XZ_MEMORY = 256 << 20
-"""A file may claim a dictionary of 4 GiB; `xz -9` makes one of 64 MiB."""
+# A file may demand a dictionary of 4 GiB; `xz -9` writes files that need 64 MiB.
+MAX_XZ_MEMORY = 256 << 20
 
 
 class Plain:
-    """Leaves text as it is."""
+    """A compressor that does not change the text."""
 
     def compress(self, data: bytes, /) -> bytes:
         return data
@@ -80,16 +85,20 @@ class Plain:
 
 
 def members_of(codec: Codec, level: int | None = None) -> CompressorFactory:
-    """Return what begins a member; ``level`` None is a good one. Raises `NsqError`."""
+    """Return the factory of compressors; ``level`` None is the default level.
+
+    Raises `NsqError` if the package for zstd is missing.
+    """
     if codec is Codec.GZIP and level is None and (isal := _isal()) is not None:
         return lambda: isal.compressobj(ISAL_LEVEL, isal.DEFLATED, GZIP_WINDOW)
     if codec is Codec.GZIP:
-        wanted = GZIP_LEVEL if level is None else level
-        return lambda: zlib.compressobj(wanted, zlib.DEFLATED, GZIP_WINDOW)
+        gzip_level = GZIP_LEVEL if level is None else level
+        return lambda: zlib.compressobj(gzip_level, zlib.DEFLATED, GZIP_WINDOW)
     if codec is Codec.NONE:
         return Plain
     if codec is Codec.XZ:
-        import lzma  # not every Python has it, nor bz2
+        # Python may be built without lzma and bz2.
+        import lzma
 
         return lzma.LZMACompressor
     if codec is Codec.BZIP2:
@@ -108,21 +117,22 @@ def members_of(codec: Codec, level: int | None = None) -> CompressorFactory:
 
 
 class CorruptError(ValueError):
-    """A member is not what it was when it was written."""
+    """The bytes of a member have changed since it was written."""
 
 
 class Unpacker:
-    """Of one member. Call `unpack` with more data, with none while ``has_more``, until ``is_over``.
+    """Decompresses one member.
 
-    Then ``unused`` is what follows the member in the data. Raises `NsqError` where the package is
-    missing.
+    Call `unpack` with data until ``is_over``; while ``has_more``, call it with no data. At the end,
+    ``unused`` is the data after the member. Raises `NsqError` if the package for zstd is missing.
     """
 
     def __init__(self, codec: Codec) -> None:
         self.has_more = self.is_over = False
         self.unused = b""
         self._keeps_input = codec is not Codec.GZIP
-        self._rest = b""  # which zlib has not read
+        # Input that zlib has not consumed. The other modules keep it themselves.
+        self._unconsumed = b""
         self._errors: tuple[type[Exception], ...]
         self._member: Any
         if codec is Codec.ZSTD:
@@ -132,7 +142,7 @@ class Unpacker:
             import lzma
 
             self._errors = (lzma.LZMAError,)
-            self._member = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=XZ_MEMORY)
+            self._member = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MAX_XZ_MEMORY)
         elif codec is Codec.BZIP2:
             import bz2
 
@@ -143,10 +153,10 @@ class Unpacker:
             self._member = module.decompressobj(GZIP_WINDOW)
 
     def unpack(self, data: bytes, limit: int) -> bytes:
-        """Return some of the text, ``limit`` bytes at most. Raises `CorruptError`."""
+        """Return the next piece of text, of at most ``limit`` bytes. Raises `CorruptError`."""
         member = self._member
         try:
-            text: bytes = member.decompress(self._rest + data, limit)
+            text: bytes = member.decompress(self._unconsumed + data, limit)
         except self._errors as exc:
             raise CorruptError(str(exc).partition("\n")[0]) from None
         self.is_over = member.eof
@@ -154,14 +164,15 @@ class Unpacker:
         if self._keeps_input:
             has_more = not member.needs_input
         else:
-            self._rest = member.unconsumed_tail
-            has_more = bool(self._rest or len(text) >= limit)  # a full buffer may hide text
+            self._unconsumed = member.unconsumed_tail
+            # If the text reaches the limit, more of it may be buffered without input.
+            has_more = bool(self._unconsumed or len(text) >= limit)
         self.has_more = has_more and not self.is_over
         return text
 
 
 def crc32(data: bytes | memoryview, value: int = 0) -> int:
-    """Return the checksum of gzip, several times as fast with python-isal."""
+    """Return the CRC-32 of data. python-isal computes it several times as fast as zlib."""
     checksum: int = (_isal() or zlib).crc32(data, value)
     return checksum
 
@@ -186,20 +197,23 @@ def _zstd() -> Any:
 
 
 READ_SIZE = 1 << 18
-TEXT_SIZE = 1 << 20  # of one step: a few bytes can unpack to gigabytes
-HELD_SIZE = 16 << 20
-LONGEST_LINE = 1 << 28
+# Text of one step of decompression, because a few bytes can decompress to gigabytes.
+MAX_PIECE_SIZE = 1 << 20
+# The text of a larger member is returned before its checksum is verified.
+MAX_VERIFIED_SIZE = 16 << 20
+# A longer line is not a message.
+MAX_LINE_SIZE = 1 << 28
 
 
 class MemberText(NamedTuple):
-    """Text, and the offset after the member that it completes (else None)."""
+    """A piece of text. The last piece of a member has the offset after the member, others None."""
 
     text: bytes
     member_end: int | None
 
 
 class DamagedError(NsqError):
-    """A member is cut off or corrupt. ``offset`` is where it begins: what is before it is good."""
+    """A member is cut off or corrupt. It begins at ``offset``; the data before it is correct."""
 
     def __init__(self, message: str, offset: int) -> None:
         super().__init__(message)
@@ -207,40 +221,42 @@ class DamagedError(NsqError):
 
 
 def unpack_members(file: BinaryIO, codec: Codec, offset: int = 0) -> Iterator[MemberText]:
-    """Iterate over the text of all members from the one that begins at ``offset``.
+    """Iterate over the text of all members, the first of which begins at ``offset``.
 
-    Raises `DamagedError` after the last good piece, ``OSError``.
+    Raises ``OSError``, and `DamagedError` after the last correct piece.
     """
     file.seek(offset)
-    begin = position = offset  # of the member, and after what was read
+    # The begin of the member, and the position after the consumed data.
+    begin = position = offset
     member: Unpacker | None = None
-    held: list[bytes] = []
+    pieces: list[bytes] = []
     data = b""
     while data or (member and member.has_more) or (data := file.read(READ_SIZE)):
         if member is None:
-            before = len(data)
+            padded_size = len(data)
             data = data.lstrip(b"\0")
-            position += before - len(data)
+            position += padded_size - len(data)
             if not data:
                 continue
-            begin, member, held = position, Unpacker(codec), []
+            begin, member, pieces = position, Unpacker(codec), []
         try:
-            held.append(member.unpack(data, TEXT_SIZE))
+            pieces.append(member.unpack(data, MAX_PIECE_SIZE))
         except CorruptError as exc:
             raise DamagedError(f"corrupt at byte {begin} ({exc})", begin) from None
         position += len(data) - len(member.unused)
         data = member.unused
         if member.is_over:
-            yield MemberText(b"".join(held), position)
+            yield MemberText(b"".join(pieces), position)
             member = None
-        elif sum(map(len, held)) > HELD_SIZE:
-            yield MemberText(b"".join(held), None)
-            held = []
+        elif sum(map(len, pieces)) > MAX_VERIFIED_SIZE:
+            yield MemberText(b"".join(pieces), None)
+            pieces = []
     if member is not None:
-        yield MemberText(b"".join(held), None)
+        yield MemberText(b"".join(pieces), None)
         raise DamagedError(f"cut off in the member at byte {begin}", begin)
 
 
+# Members of a plain file without an index end at the first line end after this size.
 PLAIN_MEMBER_SIZE = 1 << 20
 
 _HEAD = re.compile(
@@ -251,9 +267,9 @@ _HEAD = re.compile(
 
 @dataclass(slots=True)
 class Scan:
-    """The members of a file, what is wrong after them (empty: nothing), and the topics in it.
+    """The members and topics of a file, and the damage after the last member ("" for none).
 
-    Without topics it is a file of bare bodies.
+    A file without topics has bare bodies.
     """
 
     members: list[Member] = field(default_factory=list)
@@ -261,24 +277,24 @@ class Scan:
     topics: set[str] = field(default_factory=set)
     codec: Codec = Codec.NONE
     size: int = 0
-    """Of the whole file, in bytes."""
+    """The size of the whole file, in bytes."""
     is_cut: bool = False
-    """Whether lines go on where compression begins again, as with pzstd: all of it is one member,
-    which is too large to be read as one."""
+    """Whether lines continue after the end of a compressed frame, as in files of pzstd. All frames
+    are one member then, which is too large to be read as a whole."""
 
     def note(self, problem: str) -> None:
-        """Keep the first problem."""
+        """Record a problem, if it is the first one."""
         self.damage = self.damage or problem
 
 
 def codec_at(file: BinaryIO) -> Codec:
-    """Return what an open file is compressed with, whatever it is called."""
+    """Return the compression of an open file, by its content."""
     file.seek(0)
-    return codec_of(file.read(LOOK_SIZE))
+    return codec_of(file.read(MAGIC_SIZE))
 
 
 def scan_members(path: Path) -> list[Member]:
-    """Return the whole members of a file; none if it is not a regular one. Raises ``OSError``."""
+    """Return the complete members of a regular file, none of any other. Raises ``OSError``."""
     scan = Scan()
     with suppress(NotRegularError), open_to_read(path) as file:
         scan_file(file, scan)
@@ -291,10 +307,10 @@ def scan_file(file: BinaryIO, scan: Scan) -> None:
     is_plain = not scan.codec.is_compressed
     tally, is_in_line = Tally(scan.topics), False
     try:
-        for text, end in _cut(file) if is_plain else unpack_members(file, scan.codec):
+        for text, end in _plain_members(file) if is_plain else unpack_members(file, scan.codec):
             scan.is_cut |= is_in_line
             tally.add(text)
-            is_in_line = end is not None and bool(tally.rest and scan.topics)
+            is_in_line = end is not None and bool(tally.partial_line and scan.topics)
             if end is not None and not is_in_line:
                 scan.members.append(tally.member(end_of(scan.members), end))
                 tally = Tally(scan.topics)
@@ -302,19 +318,19 @@ def scan_file(file: BinaryIO, scan: Scan) -> None:
         scan.damage = str(exc)
     if is_in_line and end is not None:
         scan.members.append(tally.member(end_of(scan.members), end))
-        if is_plain and not is_whole(tally.rest):
-            scan.damage = f"cut off in the line at byte {end - len(tally.rest)}"
+        if is_plain and not is_decodable(tally.partial_line):
+            scan.damage = f"cut off in the line at byte {end - len(tally.partial_line)}"
 
 
-def _cut(file: BinaryIO) -> Iterator[MemberText]:
-    """Cut a plain file at line ends; all of its bytes are in some member."""
+def _plain_members(file: BinaryIO) -> Iterator[MemberText]:
+    """Divide a plain file at line ends, so that each byte is in a member."""
     file.seek(0)
-    while text := file.read(PLAIN_MEMBER_SIZE) + file.readline(HELD_SIZE):
+    while text := file.read(PLAIN_MEMBER_SIZE) + file.readline(MAX_VERIFIED_SIZE):
         yield MemberText(text, file.tell())
 
 
-def is_whole(line: bytes) -> bool:
-    """Return whether a line is all of a message."""
+def is_decodable(line: bytes) -> bool:
+    """Return whether a line is a complete message."""
     try:
         decode(line)
     except ValueError:
@@ -323,9 +339,10 @@ def is_whole(line: bytes) -> bool:
 
 
 def _heads_in(text: bytes) -> list[tuple[bytes, bytes]]:
-    """Return topic and time of each message in whole lines, of those of other programs too.
+    """Return topic and time of each message in complete lines.
 
-    The last line may lack its newline.
+    The last line may lack its newline. Lines that other programs wrote may order the fields
+    differently, so a line that does not match is decoded.
     """
     heads: list[tuple[bytes, bytes]] = _HEAD.findall(text)
     if len(heads) < text.count(b"\n") + (not text.endswith(b"\n")):
@@ -338,27 +355,28 @@ def _heads_in(text: bytes) -> list[tuple[bytes, bytes]]:
 
 
 class Tally:
-    """Counts lines, and looks at topics and times in those that are messages, not in bare bodies.
+    """Counts lines, and collects topics and times of the lines that are messages.
 
-    The ``topics`` are added to a set.
+    Topics are added to the set ``topics``. A bare body has neither topic nor time.
     """
 
     def __init__(self, topics: set[str]) -> None:
         self._topics = topics
         self._lines = 0
-        self.rest = b""
+        self.partial_line = b""
+        # The lowest and the highest time, after the first message.
         self._times: list[int] = []
 
     def add(self, text: bytes) -> None:
-        """Take a piece of text, which may end within a line."""
+        """Add a piece of text, which may end within a line."""
         if end := text.rfind(b"\n") + 1:
-            self.count(self.rest + text[:end])
-            self.rest = text[end:]
-        elif len(self.rest) <= LONGEST_LINE:  # a longer line is not a message
-            self.rest += text
+            self.count(self.partial_line + text[:end])
+            self.partial_line = text[end:]
+        elif len(self.partial_line) <= MAX_LINE_SIZE:
+            self.partial_line += text
 
     def count(self, text: bytes) -> None:
-        """Take whole lines."""
+        """Add complete lines."""
         self._lines += text.count(b"\n")
         if heads := _heads_in(text):
             times = [*self._times, *[int(time) for _, time in heads]]
@@ -366,9 +384,9 @@ class Tally:
             self._topics.update(topic.decode("ascii", "replace") for topic, _ in heads)
 
     def member(self, begin: int, end: int) -> Member:
-        """Return what was taken as the member from one offset to another."""
-        if self.rest:
-            self.count(self.rest)
+        """Return the member from ``begin`` to ``end`` that consists of the added text."""
+        if self.partial_line:
+            self.count(self.partial_line)
             self._lines += 1
         low, high = self._times or (0, 0)
         return Member(begin, end - begin, self._lines, low, high)

@@ -47,14 +47,14 @@ from nsqtools.archive.layout import (
     total_of,
 )
 from nsqtools.archive.members import (
-    LONGEST_LINE,
+    MAX_LINE_SIZE,
     CorruptError,
     DamagedError,
     Scan,
     Tally,
     Unpacker,
     codec_at,
-    is_whole,
+    is_decodable,
     members_of,
     scan_file,
     unpack_members,
@@ -286,9 +286,9 @@ def whole_lines(texts: Iterable[bytes], delimiter: bytes) -> Iterator[bytes]:
             continue
         joined = b"".join(pending)
         end = end_of_lines(joined, delimiter)
-        if not end and size <= LONGEST_LINE:
+        if not end and size <= MAX_LINE_SIZE:
             # Each search reads the whole text, so the next one comes after twice the size.
-            pending, target = [joined], min(2 * size, LONGEST_LINE + 1)
+            pending, target = [joined], min(2 * size, MAX_LINE_SIZE + 1)
             continue
         end = end or size
         yield joined[:end]
@@ -313,7 +313,7 @@ def read_lines(
     within: TimeRange = ALL_TIMES,
 ) -> Iterator[list[bytes]]:
     """Iterate over lists of lines without delimiters. Raises the errors of `read_text`."""
-    splitter = Splitter(delimiter, limit=LONGEST_LINE)
+    splitter = Splitter(delimiter, limit=MAX_LINE_SIZE)
     try:
         for text in read_text(archive, on_damage, within):
             if lines := splitter.feed(text):
@@ -557,12 +557,12 @@ def _readable(archive: ArchiveFile, delimiter: bytes) -> Iterator[bytes]:
     messages among bare bodies.
     """
     has_messages = form_of(archive).kind is LineKind.messages
-    splitter, has_lines = Splitter(delimiter, limit=LONGEST_LINE), False
+    splitter, has_lines = Splitter(delimiter, limit=MAX_LINE_SIZE), False
     for text in read_text(archive, lambda path, problem: None):
         lines = splitter.feed(text)
         has_lines = has_lines or bool(lines)
         if has_messages:
-            lines = [line for line in lines if is_whole(line)]
+            lines = [line for line in lines if is_decodable(line)]
         elif any(map(BEGINNING.match, lines)):
             raise OutputError(
                 f"cannot repair {archive.shown} (it has messages among bare bodies)",
@@ -574,5 +574,5 @@ def _readable(archive: ArchiveFile, delimiter: bytes) -> Iterator[bytes]:
     if last and not has_lines and not has_messages:
         problem = f"cannot repair {archive.shown} (it has no {delimiter!r})"
         raise OutputError(problem, hint="Is --delimiter right?")
-    if has_messages and any(map(is_whole, last)):
+    if has_messages and any(map(is_decodable, last)):
         yield delimiter.join([*last, b""])

@@ -29,7 +29,7 @@ from nsqtools.archive.columns import (
 from nsqtools.archive.form import BEGINNING as MESSAGE
 from nsqtools.archive.form import LineKind
 from nsqtools.archive.layout import PART, Head, Member, index_of, is_hidden, owner_of
-from nsqtools.archive.members import LONGEST_LINE, DamagedError, unpack_members
+from nsqtools.archive.members import MAX_LINE_SIZE, DamagedError, unpack_members
 from nsqtools.archive.place import LocalPlace, Place, translating_errors
 from nsqtools.archive.place_url import parse_place
 from nsqtools.archive.reader import (
@@ -114,8 +114,8 @@ def pieces(
         if not partial:
             partial_pos = pos + end if is_plain else pos
         partial += text[end:]
-        if len(partial) > LONGEST_LINE:
-            report(partial_pos, f"a line is longer than {LONGEST_LINE} bytes")
+        if len(partial) > MAX_LINE_SIZE:
+            report(partial_pos, f"a line is longer than {MAX_LINE_SIZE} bytes")
             return
     if partial:
         yield TextPiece(partial_pos, partial)
