@@ -15,10 +15,6 @@ a few threads, so a small reserve of descriptors is enough for any number of top
 must not use it up, because a message that is delivered and cannot be written is only requeued.
 Topics beyond the limit of open files are logged and start when descriptors are free; nsqd queues
 their messages until then.
-
-`FileHook` runs the command of ``--on-file``. The command is split into words as a shell does, and
-``{path}`` in a word is replaced by the path of the file. No shell is run, so the name of a topic
-cannot become a command. The commands run one after the other, on a thread of their own.
 """
 
 from __future__ import annotations
@@ -26,12 +22,10 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import queue
 import resource
-import shlex
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -52,7 +46,7 @@ from nsqtools.client.backlog import Backlog
 from nsqtools.client.consumer import Consumer, make_consumer, start_all
 from nsqtools.client.options import ClientOptions
 from nsqtools.cluster.topics import ChangeLog, ConsumedTopics
-from nsqtools.errors import ConfigurationError, NotFoundError, NsqError, OutputError
+from nsqtools.errors import NotFoundError, NsqError, OutputError
 from nsqtools.files.durable import OBSTACLE_ERRORS
 from nsqtools.protocol.names import Address
 from nsqtools.records.prometheus import Metric, metric_of
@@ -78,10 +72,6 @@ TICK_S = 0.5
 RETRY_S = 5.0
 # The key of the report that topics wait for descriptors. No topic can have this name.
 OPEN_FILES = "--open-files"
-# Time after which waiting for the commands of --on-file is logged at the end.
-SLOW_HOOK_S = 5.0
-# Bytes of the error output of a command that are kept for the log.
-STDERR_TAIL = 4096
 
 
 Journals = Callable[[], Mapping[str, list[str]]]
@@ -105,7 +95,6 @@ class Archiver:
         limits: ``idle_s`` ends the run when every topic is connected and has received nothing for
             that time. Topics that no nsqd has are left out (`UnlistedTopics`).
         on_finished: called with the path of each finished file.
-        on_tick: called every `TICK_S`.
     """
 
     def __init__(
@@ -117,7 +106,6 @@ class Archiver:
         *,
         limits: RunLimits | None = None,
         on_finished: Callable[[Path], None] = lambda path: None,
-        on_tick: Callable[[], None] = lambda: None,
     ) -> None:
         self._limits = limits or RunLimits()
         if self._limits.count is not None:
@@ -128,7 +116,6 @@ class Archiver:
         self._channel = channel
         self._settings = settings
         self._on_finished = on_finished
-        self._on_tick = on_tick
         self._quota = Quota(self._limits.count)
         self._archivers: dict[str, TopicArchiver] = {}
         self._pool = WorkerPool()
@@ -220,8 +207,10 @@ class Archiver:
 
     # -- running --------------------------------------------------------------------------------
 
-    def run(self) -> End:
+    def run(self, on_tick: Callable[[], None] = lambda: None) -> End:
         """Archive until a limit is reached or `stop` is called; return the reason of the end.
+
+        ``on_tick`` is called every `TICK_S`, and at the end.
 
         Raises:
             NotFoundError: every topic was deleted, and the run ends with that; or the run ends when
@@ -242,10 +231,10 @@ class Archiver:
                     self._on_finished(path)
             self._start_all(self._topics.given, fail_fast=True)
             self._topics.start(self._is_connected, ends_idle=self._limits.idle_s is not None)
-            end = self._watch()
+            end = self._watch(on_tick)
         finally:
             self._topics.stopping.set()
-            self._end_all(drain=end is not End.COUNT)
+            self._end_all(on_tick, drain=end is not End.COUNT)
         if self._write_error:
             raise self._write_error
         if end is End.STOPPED and not self._is_stopping:
@@ -380,7 +369,7 @@ class Archiver:
 
     # -- watching -------------------------------------------------------------------------------
 
-    def _watch(self) -> End:
+    def _watch(self, on_tick: Callable[[], None]) -> End:
         started_at = time.monotonic()
         while True:
             now = time.monotonic()
@@ -390,7 +379,7 @@ class Archiver:
             self.connection_errors = sorted(set(map(str, errors)))
             if end := self._end(started_at, now):
                 return end
-            self._on_tick()
+            on_tick()
             self._changed.wait(TICK_S)
             self._changed.clear()
 
@@ -462,20 +451,20 @@ class Archiver:
             raise failure
         return False
 
-    def _end_all(self, *, drain: bool) -> None:
+    def _end_all(self, on_tick: Callable[[], None], *, drain: bool) -> None:
         """Stop all topics at the same time, and wait until they have ended."""
         archivers = self._running()
         for archiver in archivers:
             archiver.stop(drain=drain)
         for archiver in archivers:
             while not archiver.join(TICK_S):
-                self._on_tick()
+                on_tick()
             self._forget(archiver.topic)
             failure = archiver.failure if isinstance(archiver.failure, WriteFailed) else None
             self._write_error = self._write_error or failure or archiver.last_error
         self._pool.end()
         self._folder_locks.close()
-        self._on_tick()
+        on_tick()
 
     def _forget(self, topic: str) -> None:
         archiver = self._archivers.pop(topic, None)
@@ -505,61 +494,7 @@ def free_descriptors() -> int:
     return soft - used - RESERVED_DESCRIPTORS
 
 
-# -- finished files and metrics -----------------------------------------------------------------
-
-
-class FileHook:
-    """Runs ``command`` for each path given to `put`.
-
-    Raises `ConfigurationError` for a command that is empty or cannot be split into words.
-    """
-
-    def __init__(self, command: str) -> None:
-        try:
-            self._words = shlex.split(command)
-        except ValueError as exc:
-            raise ConfigurationError(f"the command {command!r} cannot be read: {exc}") from None
-        if not self._words:
-            raise ConfigurationError("the command for finished files is empty")
-        self.failures = 0
-        self._paths: queue.SimpleQueue[Path | str | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="nsq-on-file", daemon=True)
-        self._thread.start()
-
-    def put(self, path: Path | str) -> None:
-        """Queue the path or URL of a file."""
-        self._paths.put(path)
-
-    def close(self) -> None:
-        """Wait until the commands of all queued files have ended."""
-        self._paths.put(None)
-        self._thread.join(SLOW_HOOK_S)
-        if self._thread.is_alive():
-            log.warning("waiting for the commands for finished files")
-        self._thread.join()
-
-    def _run(self) -> None:
-        while (path := self._paths.get()) is not None:
-            if reason := self._failure([word.replace("{path}", str(path)) for word in self._words]):
-                self.failures += 1
-                log.error("the command for %s failed (%s)", path, reason)
-
-    @staticmethod
-    def _failure(words: Sequence[str]) -> str:
-        from subprocess import DEVNULL, PIPE, Popen
-
-        output = b""
-        try:
-            # In a session of its own, so that Ctrl-C does not interrupt the command.
-            with Popen(
-                words, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE, start_new_session=True
-            ) as process:
-                while data := process.stderr.read1(STDERR_TAIL):  # type: ignore[union-attr]
-                    output = (output + data)[-STDERR_TAIL:]
-        except OSError as exc:
-            return f"{words[0]}: {exc.strerror}"
-        last = output.decode("utf-8", "backslashreplace").strip().splitlines()[-1:]
-        return " ".join([f"status {process.returncode}", *last]) if process.returncode else ""
+# -- metrics ------------------------------------------------------------------------------------
 
 
 PREFIX = "nsq_to_file_"

@@ -225,6 +225,7 @@ class Landings(Uploads):
     """
 
     THREADS = 1
+    REPLACES_FILES = True
 
     def __init__(
         self,

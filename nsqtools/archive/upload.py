@@ -379,6 +379,8 @@ class Uploads:
 
     # More than there are cores, because small files wait for responses most of the time.
     THREADS = 8
+    # Whether the files are replaced by others, so that a user is told of those instead.
+    REPLACES_FILES = False
 
     def __init__(self, plan: UploadPlan, max_local_bytes: int | None = None) -> None:
         self.totals = UploadTotals()

@@ -287,11 +287,12 @@ class Spool:
             connection.client_options(**THROUGHPUT),
             self._archive_settings(),
             limits=limits,
-            on_tick=tick,
         )
         self._begun.clear()
         self._read_before = self._written().less(unread)
-        self._thread = threading.Thread(target=self._archive, name="nsq-spool", daemon=True)
+        self._thread = threading.Thread(
+            target=self._archive, args=(tick,), name="nsq-spool", daemon=True
+        )
         self._thread.start()
 
     def _archive_settings(self) -> ArchiveSettings:
@@ -304,10 +305,10 @@ class Spool:
             flush=Flush(interval_s=self._settings.flush_s),
         )
 
-    def _archive(self) -> None:
+    def _archive(self, on_tick: Callable[[], None]) -> None:
         assert self._archiver is not None
         try:
-            self._archiver.run()
+            self._archiver.run(on_tick)
         except BaseException as exc:
             self._failure = exc
             log.error("the archiver of %s has ended: %s", self.directory, exc)

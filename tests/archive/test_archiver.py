@@ -11,7 +11,8 @@ import pytest
 from plugins.waiting import wait_until
 
 from nsqtools.archive import archiver as archiver_module
-from nsqtools.archive.archiver import Archiver, FileHook
+from nsqtools.archive.archive_run import FileHook
+from nsqtools.archive.archiver import Archiver
 from nsqtools.archive.part_file import Directories
 from nsqtools.archive.topic_writer import THROUGHPUT, ArchiveSettings, ArchiveTotals
 from nsqtools.client.connection_settings import ConnectionSettings
@@ -63,7 +64,7 @@ def test_many_topics_share_memory_and_ask_seldom_unless_told_how_often(tmp_path:
 def test_a_command_that_takes_long_is_waited_for_and_what_it_says_takes_little_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(archiver_module, "SLOW_HOOK_S", 0.01)
+    monkeypatch.setattr("nsqtools.archive.archive_run.SLOW_HOOK_S", 0.01)
     os.mkfifo(path := tmp_path / "x")
     hook = FileHook("sh -c 'cat {path} >&2; exit 3'")
     hook.put(path)

@@ -34,11 +34,10 @@ from nsqtools.records.naming import (
 from nsqtools.records.units import unescape
 
 if TYPE_CHECKING:
-    from nsqtools.archive.archiver import Archiver
+    from nsqtools.archive.archive_run import ArchiveResult, ArchiveRun
     from nsqtools.archive.members import CompressorFactory
-    from nsqtools.archive.topic_writer import ArchiveSettings
+    from nsqtools.archive.topic_writer import ArchiveSettings, ArchiveTotals
     from nsqtools.archive.upload import Uploads
-    from nsqtools.records.prometheus import Metric
 
 TABLE_TEXT = 1280 << 20  # of clicks: about 128 MiB of Parquet
 TABLE_INTERVAL_S = 900.0
@@ -323,7 +322,7 @@ def to_file(
         nsq to-file -t clicks --output-dir d --gzip --rotate-interval 1h --upload s3://bucket/nsq
         nsq to-file -t clicks --output-dir d --store delta --body json --upload s3://bucket/lake
     """
-    from nsqtools.archive.archiver import Archiver, FileHook
+    from nsqtools.archive.archive_run import ArchiveRun, FileHook
     from nsqtools.archive.topic_writer import THROUGHPUT
     from nsqtools.files.opening import raise_open_file_limit
 
@@ -332,101 +331,75 @@ def to_file(
     raise_open_file_limit()
     hook = FileHook(on_file) if on_file is not None else None
     uploads = archiving.open(settings, hook.put if hook is not None else lambda place: None)
-    is_landing = archiving.store is not StoreKind.file
     options = connection.client_options(**THROUGHPUT)
     watch = ChannelWatch(topics.given, channel, connection, runtime, force=True)
     watch.check_topics(create=consuming.create)
-
-    def finished(path: Path) -> None:
-        if hook is not None and not is_landing:
-            hook.put(path)
-        if uploads is not None:
-            uploads.put(path)
-
-    def metrics() -> list[Metric]:
-        return [*archiver.metrics(), *(uploads.metrics() if uploads is not None else ())]
-
-    def tick() -> None:
-        if uploads is not None:  # they may hold consumption back
-            uploads.start()
-            uploads.regulate(archiver.set_paused)
-        watched.tick(lambda: f"{archiver.totals.messages:,} messages archived")
-
-    archiver = Archiver(
-        topics,
-        channel,
-        options,
-        settings,
-        limits=consuming.limits.run_limits(),
-        on_finished=finished,
-        on_tick=tick,
-    )
+    limits = consuming.limits.run_limits()
+    run = ArchiveRun(topics, channel, options, settings, limits=limits, uploads=uploads, hook=hook)
+    archiver = run.archiver
     with (
         consuming.watched(
             runtime,
             archiver.stop,
-            metrics=metrics,
-            health=lambda: health(archiver, uploads),
+            metrics=run.metrics,
+            health=lambda: run.health,
             channel=watch,
-            count_done=lambda: sum(
-                each.totals.messages + each.held for each in archiver.states.values()
-            ),
+            count_done=run.taken_count,
         ) as watched,
         signal_handlers([signal.SIGHUP], lambda number, frame: archiver.rotate()),
     ):
         try:
-            archiver.run()
+            run.run(lambda: watched.tick(lambda: f"{archiver.totals.messages:,} messages archived"))
         finally:
-            left = finish_uploads(uploads, watched) if uploads is not None else 0
-            if hook is not None:
-                hook.close()
-            failed = hook.failures if hook is not None else 0
-            watched.progress.clear()
+            result = finish(run, watched)
             if consuming.json:
-                document = asdict(archiver.totals) | {"on_file_failures": failed}
-                document |= {"uploaded": 0, "not_uploaded": left, "misfits": 0}
-                document["fields_without_column"] = 0
-                if uploads is not None:
-                    stored = uploads.totals
-                    document |= {"uploaded": stored.files, "misfits": stored.misfits}
-                    document["fields_without_column"] = len(stored.without_column)
-                write_json(runtime, document)
-            runtime.info(summary(archiver))
+                write_json(runtime, result_document(result))
+            runtime.info(summary(result.totals))
     status = ExitStatus.LIMIT_NOT_REACHED if archiver.falls_short else ExitStatus.DONE
-    if failed:
-        runtime.info(f"nsq: the command for finished files failed {counted(failed, 'time')}")
-        status = ExitStatus.PARTLY_DONE
-    if left:
-        runtime.info(f"nsq: {counted(left, 'file')} not uploaded; the next run continues")
-        status = ExitStatus.PARTLY_DONE
-    if uploads is not None:
-        totals = uploads.totals
-        status = report_unfit(runtime, totals.misfits, totals.without_column) or status
-    return watched.signals.status(otherwise=status)
+    return watched.signals.status(otherwise=report_failures(runtime, result) or status)
 
 
-def health(archiver: Archiver, uploads: Uploads | None) -> tuple[bool, str]:
-    """Whether archiving and uploading work, and a line that says what does not."""
-    is_well, text = archiver.health
-    if uploads is None or not is_well:
-        return is_well, text
-    is_uploading, trouble = uploads.health
-    return is_uploading, "; ".join(filter(None, (text, trouble)))
-
-
-def finish_uploads(uploads: Uploads, watched: RunStatus) -> int:
-    """Upload what the archiver finished last; return how many files could not be uploaded."""
+def finish(run: ArchiveRun, watched: RunStatus) -> ArchiveResult:
+    """Finish the uploads of a run, and show how many are left."""
 
     def show() -> None:
         watched.service.alive()
-        watched.progress.show(lambda: f"{counted(uploads.totals.waiting_files, 'file')} to upload")
+        waiting = run.uploads.totals.waiting_files if run.uploads is not None else 0
+        watched.progress.show(lambda: f"{counted(waiting, 'file')} to upload")
 
-    return uploads.close(is_signaled=lambda: watched.signals.received is not None, on_wait=show)
+    signals = watched.signals
+    result = run.finish(is_signaled=lambda: signals.received is not None, on_wait=show)
+    watched.progress.clear()
+    return result
 
 
-def summary(archiver: Archiver) -> str:
-    """The counts in a line."""
-    totals = archiver.totals
+def result_document(result: ArchiveResult) -> dict[str, object]:
+    """Return the ``--json`` document of a run."""
+    return asdict(result.totals) | {
+        "on_file_failures": result.hook_failures,
+        "uploaded": result.uploads.files,
+        "not_uploaded": result.not_uploaded,
+        "misfits": result.uploads.misfits,
+        "fields_without_column": len(result.uploads.without_column),
+    }
+
+
+def summary(totals: ArchiveTotals) -> str:
+    """Return the counts in a line."""
     again = f", {totals.already_written} were written already" if totals.already_written else ""
-    what = f"{counted(totals.messages, 'message')}, {counted(totals.bytes, 'byte')}"
-    return f"nsq: {what}, {counted(totals.files, 'file')} finished{again}"
+    counts = f"{counted(totals.messages, 'message')}, {counted(totals.bytes, 'byte')}"
+    return f"nsq: {counts}, {counted(totals.files, 'file')} finished{again}"
+
+
+def report_failures(runtime: Session, result: ArchiveResult) -> ExitStatus:
+    """Report what failed after the archiving; return the exit status."""
+    status = ExitStatus.DONE
+    if result.hook_failures:
+        times = counted(result.hook_failures, "time")
+        runtime.info(f"nsq: the command for finished files failed {times}")
+        status = ExitStatus.PARTLY_DONE
+    if result.not_uploaded:
+        files = counted(result.not_uploaded, "file")
+        runtime.info(f"nsq: {files} not uploaded; the next run continues")
+        status = ExitStatus.PARTLY_DONE
+    return report_unfit(runtime, result.uploads.misfits, result.uploads.without_column) or status
