@@ -180,10 +180,12 @@ class ChannelPublisher(Publisher):
     def _wait_for_room(self, topic: str) -> int:
         """Return how many messages the channel has room for, 0 after a stop or without consumer."""
         while not self.is_stopped and self.abandoned is None:
-            room = self._max_depth - self._nsqd.channel(topic, self._channel).unfinished
+            channels = self._nsqd.unfinished_channels()
+            depths = {counts[:2]: counts.unfinished for counts in channels}
+            room = self._max_depth - depths.get((topic, self._channel), 0)
             if room > 0:
                 return room
-            self._check_consumers(self._nsqd.unfinished_channels())
+            self._check_consumers(channels)
             self.stopped.wait(POLL_S)
         return 0
 

@@ -46,7 +46,13 @@ from nsqtools.server.durable_database import (
 from nsqtools.server.durable_path import DurablePath
 from nsqtools.server.options import NsqdOptions
 from nsqtools.server.queues.data_path import Queues
-from nsqtools.server.queues.message_buffer import BackendError, DiskHealth, QueueBacklog, Undo
+from nsqtools.server.queues.message_buffer import (
+    BackendError,
+    ChannelCallbacks,
+    DiskHealth,
+    QueueBacklog,
+    Undo,
+)
 from nsqtools.server.queues.queue_files import Block, one_thread
 from nsqtools.server.queues.queued_message import (
     BODY_AT,
@@ -485,8 +491,10 @@ class DurableBacklog(QueueBacklog):
     in the database.
     """
 
-    def __init__(self, mem_queue_size: int, store: DurableStore, name: str) -> None:
-        super().__init__(mem_queue_size, None, store.health)
+    def __init__(
+        self, mem_queue_size: int, store: DurableStore, name: str, callbacks: ChannelCallbacks
+    ) -> None:
+        super().__init__(mem_queue_size, None, store.health, callbacks)
         self.name = name
         self.number = self.last_turn = self.unread = 0
         self.is_paused = False

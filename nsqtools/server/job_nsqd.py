@@ -146,10 +146,6 @@ class JobNsqd(DaemonThread[NsqdDaemon]):
 
         self._call(create)
 
-    def channel(self, topic: str, channel: str) -> JobChannel:
-        """Return the counts of a channel. Raises ``KeyError`` when it does not exist."""
-        return self._call(lambda daemon: _counts(daemon.nsqd.topics[topic].channels[channel]))
-
     def unfinished_channels(self) -> list[JobChannel]:
         """Return the counts of all channels that have messages."""
 

@@ -19,13 +19,11 @@ from asyncio import AbstractEventLoop, TimerHandle
 from collections.abc import Callable, Iterable, Iterator
 from math import inf
 from random import randrange
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from nsqtools.http.loop_meter import free_in_steps, meter_of
 from nsqtools.protocol.names import is_ephemeral
-from nsqtools.server.daemon_log import DaemonLog
-from nsqtools.server.options import NsqdOptions
-from nsqtools.server.queues.message_buffer import BackendError, DiskHealth, QueueBacklog
+from nsqtools.server.queues.message_buffer import BackendError, ChannelCallbacks, QueueBacklog
 from nsqtools.server.queues.queued_message import (
     BODY_AT,
     ID_AT,
@@ -38,8 +36,8 @@ from nsqtools.server.queues.queued_message import (
 
 if TYPE_CHECKING:
     from nsqtools.server.client_connection import ClientConnection
-    from nsqtools.server.durable_store import DurableStore
     from nsqtools.server.negotiation import Negotiated
+    from nsqtools.server.queues.nsqd_queues import NsqdQueues
 
 
 # The share of one consumer in a round of delivery. It bounds how long other consumers, and other
@@ -50,38 +48,27 @@ _SHARE_BYTES = 1 << 18
 _READ_RETRY_S = 1.0
 
 
-class QueueHost(Protocol):
-    """The part of `NsqdQueues` that topics and channels use. That module imports theirs."""
-
-    options: NsqdOptions
-    loop: AbstractEventLoop
-    log: DaemonLog
-    health: DiskHealth
-    durable: DurableStore | None
-
-    def backlog(self, queue_name: str, is_ephemeral: bool) -> QueueBacklog: ...
-    def channel_created(self, channel: Channel) -> None: ...
-    def channel_deleted(self, channel: Channel) -> None: ...
-
-
 class Channel:
     """One channel of a topic. ``on_idle`` is called when the last consumer has left."""
 
     def __init__(
-        self, topic_name: str, name: str, nsqd: QueueHost, on_idle: Callable[[Channel], None]
+        self, topic_name: str, name: str, nsqd: NsqdQueues, on_idle: Callable[[Channel], None]
     ) -> None:
         options = nsqd.options
         self.topic_name = topic_name
         self.name = name
         self.is_ephemeral = is_ephemeral(name)
-        self.backlog = nsqd.backlog(f"{topic_name}:{name}", self.is_ephemeral)
+        callbacks = ChannelCallbacks(self.room, self.wake, self.watch)
+        self.backlog: QueueBacklog = nsqd.backlog(
+            f"{topic_name}:{name}", self.is_ephemeral, callbacks
+        )
         # Ordered: the consumer that got messages last is at the end.
         self.consumers: dict[ChannelSubscription, None] = {}
         self.latency: LatencyWindow | None = None
         if percentiles := options.e2e_processing_latency_percentile:
             window_s = options.e2e_processing_latency_window_time
             self.latency = LatencyWindow(percentiles, window_s)
-        self.is_paused = False
+        self.is_paused: bool = False
         self.message_count = self.requeue_count = self.timeout_count = 0
         self._on_idle = on_idle
         self._loop = nsqd.loop
@@ -92,7 +79,6 @@ class Channel:
         self._is_delivery_scheduled = False
         self._is_closed = False
         self._timer: TimerHandle | None = None
-        self.backlog.attach_channel(self.room, self.wake, self.watch)
         if self.backlog.deferred_count:
             self.watch(self._loop.time())
 

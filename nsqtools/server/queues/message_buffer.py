@@ -106,6 +106,23 @@ class Undo(NamedTuple):
     on_disk: Mark | None
 
 
+class ChannelCallbacks(NamedTuple):
+    """The methods of the channel that owns a backlog.
+
+    ``room`` returns how many messages consumers have room for. A database stores messages after
+    `QueueBacklog.put` returns, and then calls ``wake``, or ``watch`` with the time of a deferred
+    message.
+    """
+
+    room: Callable[[], int]
+    wake: Callable[[], None]
+    watch: Callable[[float], None]
+
+
+NO_CHANNEL = ChannelCallbacks(lambda: 0, lambda: None, lambda when_s: None)
+"""For the backlog of a topic, which has no consumers and no timer."""
+
+
 class QueueBacklog:
     """The messages of one topic or channel; ``disk`` is None when it is ephemeral."""
 
@@ -113,7 +130,13 @@ class QueueBacklog:
     # of a job waits for that (`DurableStore.is_strict`): a kill must redeliver few messages.
     unwritten_finishes = 0
 
-    def __init__(self, mem_queue_size: int, disk: DiskQueue | None, health: DiskHealth) -> None:
+    def __init__(
+        self,
+        mem_queue_size: int,
+        disk: DiskQueue | None,
+        health: DiskHealth,
+        callbacks: ChannelCallbacks = NO_CHANNEL,
+    ) -> None:
         self.disk = disk
         self.mem_queue_size = mem_queue_size
         self.deferred_count = 0
@@ -122,10 +145,7 @@ class QueueBacklog:
         # A heap of (due time, arrival, message): equal due times keep the order of arrival.
         self._deferred: list[tuple[float, int, bytes]] = []
         self._arrivals = count()
-        # A topic has no consumers and no timer, so these do nothing until `attach_channel`.
-        self._room: Callable[[], int] = int
-        self._wake: Callable[[], None] = lambda: None
-        self._watch_at: Callable[[float], None] = lambda when_s: None
+        self._room, self._wake, self._watch_at = callbacks
 
     def __len__(self) -> int:
         return len(self._memory) + self.disk_depth
@@ -239,16 +259,6 @@ class QueueBacklog:
             size -= len(messages[-1])
             memory.appendleft(messages.pop())
         return messages
-
-    def attach_channel(
-        self, room: Callable[[], int], wake: Callable[[], None], watch: Callable[[float], None]
-    ) -> None:
-        """Call these methods of the channel that owns this backlog.
-
-        ``room`` returns how many messages consumers have room for. A database stores messages
-        later than `put`, and then calls ``wake``, or ``watch`` with the time of a deferred message.
-        """
-        self._room, self._wake, self._watch_at = room, wake, watch
 
     def defer(self, message: bytes, due_s: float) -> None:
         """Keep a message of a channel until ``due_s``."""

@@ -39,7 +39,12 @@ from nsqtools.server.queues.data_path import (
     read_metadata,
 )
 from nsqtools.server.queues.disk_queue import DiskQueue
-from nsqtools.server.queues.message_buffer import DiskHealth, QueueBacklog
+from nsqtools.server.queues.message_buffer import (
+    NO_CHANNEL,
+    ChannelCallbacks,
+    DiskHealth,
+    QueueBacklog,
+)
 from nsqtools.server.queues.queue_files import DiskThread, queues_with_files
 from nsqtools.server.queues.topic import Topic
 
@@ -245,16 +250,18 @@ class NsqdQueues:
         topic.delete()
         self.topic_list.changed(name, is_ephemeral=topic.is_ephemeral)
 
-    def backlog(self, queue_name: str, is_ephemeral: bool) -> QueueBacklog:
+    def backlog(
+        self, queue_name: str, is_ephemeral: bool, callbacks: ChannelCallbacks = NO_CHANNEL
+    ) -> QueueBacklog:
         """Return a new backlog for the queue of a topic or a channel."""
         options = self.options
         self._until_freeze -= 1
         if not self._until_freeze:
             self.freeze_growth()
         if is_ephemeral:
-            return QueueBacklog(options.mem_queue_size, None, self.health)
+            return QueueBacklog(options.mem_queue_size, None, self.health, callbacks)
         if self.durable is not None:
-            return DurableBacklog(options.mem_queue_size, self.durable, queue_name)
+            return DurableBacklog(options.mem_queue_size, self.durable, queue_name, callbacks)
         disk = DiskQueue(
             queue_name,
             self._data_path,
@@ -266,7 +273,7 @@ class NsqdQueues:
             background=self.disk_thread,
             on_dirty=lambda queue: self._to_sync.add(queue),
         )
-        return QueueBacklog(options.mem_queue_size, disk, self.health)
+        return QueueBacklog(options.mem_queue_size, disk, self.health, callbacks)
 
     async def write_pause(self, topic_name: str) -> None:
         """Persist that a topic, or a channel of it, was paused or unpaused.
