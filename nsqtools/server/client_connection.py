@@ -159,7 +159,7 @@ class ClientConnection(asyncio.Protocol):
         if self._is_idle() and self._protocol is not None:
             answer = self._protocol.quick(data)
             if answer is not None:
-                self._last_command_s = monotonic()  # same clock as loop.time(), and faster
+                self._last_command_s = monotonic()  # the clock of loop.time()
                 if answer:
                     self._transport.write(answer)
                 return

@@ -41,7 +41,7 @@ MARK = "nsq-one-channel"
 _REFUSAL = "this nsqd delivers the messages of a job to one channel, and takes none"
 # A nsqlookupd answers within a round trip. A dead host must not delay the start of a job for long.
 _CONNECT_S = 2.0
-_MAX_NOTE_BYTES = 1 << 20  # a line of about 50 bytes for each topic of the job
+_MAX_NOTE_BYTES = 1 << 20  # the note has about 60 bytes for each topic of the job
 
 R = TypeVar("R")
 

@@ -107,7 +107,7 @@ class NsqdDaemon:
             )
             nsqd.load()
         except BaseException:
-            # Release the data path and the ports, also when this object stays in use.
+            # Release the data path and the ports, so that another nsqd can start with them.
             self._undo.close()
             raise
         self._context = ClientContext(nsqd, self._tls_context, self._auth_servers)

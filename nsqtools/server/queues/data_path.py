@@ -48,7 +48,7 @@ def lock_data_path(data_path: Path) -> int:
 
 
 FILE_NAME = "nsqd.dat"
-_MAX_BYTES = 1 << 28  # the size with several million channels
+_MAX_BYTES = 1 << 28  # enough for a million channels
 
 
 def read_metadata(path: Path) -> bytes:
