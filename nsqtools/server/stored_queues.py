@@ -42,8 +42,8 @@ from nsqtools.server.queues.queue_files import QUEUE_FILE, Positions, QueueFile,
 from nsqtools.server.queues.queued_message import BODY_AT, ID_AT, timestamp_ns
 
 _BODY_IN_RECORD = 26  # after timestamp, attempts and id
-# Attempts to copy a database. A copy fails when nsqd writes 8 MiB of log during it: nsqd then brings
-# the log into the file and begins a new one.
+# Attempts to copy a database. A copy fails when nsqd writes 8 MiB of log during it, because nsqd
+# then brings the log into the file and begins a new one.
 _COPIES = 5
 _COPY_BYTES = 1 << 20
 # A JSON object that `recovery` writes: when the deferred messages in files are due, in ns, by queue
