@@ -125,6 +125,7 @@ class TemporaryNsqd:
                     f"warning: nsqd {nsqd} has TLS and this nsqd has not: consumers that require "
                     "it cannot connect; give --nsqd-config FILE with tls_cert and tls_key"
                 )
+            # The nsqd of a cluster usually have equal flags, so the first answer is enough.
             self.nsqd.raise_msg_timeout(reply.msg_timeout / 1000)
             break
 

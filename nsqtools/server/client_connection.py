@@ -407,6 +407,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _on_beat(self, interval_s: float, heartbeat: bytes) -> None:
         now_s = self._loop.time()
+        # A pause is a delay of the daemon, so it does not count against the client.
         if self.is_stuck and now_s >= self._stuck_at_s + interval_s:
             self.abort()
         elif self._pause is None and now_s >= self._last_command_s + 2 * interval_s:

@@ -202,6 +202,7 @@ class Database:
         run("BEGIN IMMEDIATE")
         try:
             self._write(step, publishes, come_due)
+            # Each transaction removes a batch of rows of one dropped queue, and finally the queue.
             oldest = self.dropped[:1]
             is_gone = bool(oldest) and not run(_DROP, oldest).rowcount
             if is_gone:
@@ -234,6 +235,7 @@ class Database:
             rows += publish.rows
             for made_rows in publish.make_rows():
                 self._insert(made_rows)
+            # The rows of a large publish are not in memory, so they are counted by the publisher.
             waiting.update(publish.counts)
         for start in range(0, len(rows), _INSERT_COUNT):
             self._insert(rows[start : start + _INSERT_COUNT])

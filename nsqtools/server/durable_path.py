@@ -139,6 +139,7 @@ class DurablePath:
         content = f"nsq nsqd --durable keeps its messages in {path.name}\n".encode()
         name_file = self._path / FILE_NAME
         with suppress(FileNotFoundError):
+            # A damaged nsqd.dat is kept: it may name another database that has messages.
             content_before = read_metadata(name_file)
             if not (_NAMED.fullmatch(content_before) or _is_go_metadata(content_before)):
                 copy_file(name_file, unused_name(name_file.with_name(f"{FILE_NAME}.broken")))

@@ -194,6 +194,7 @@ class DurableStore:
             is_admitted: Store them even while the disk is nearly full.
         """
         rows = list(rows)
+        # A row has the attempts in a column, and the frame of a new message, which queues share.
         made = [attempts_of(message) - 1 for message in messages]
         if any(made):
             messages = [
@@ -546,6 +547,7 @@ class DurableBacklog(QueueBacklog):
             self._watch(min(due_ns for _, due_ns, *_ in rows))
             return
         fits = 0
+        # Unread messages are older. While there are any, new ones stay in the database as well.
         if not self.unread:
             fits = self.mem_queue_size - len(self._memory)
             if fits < len(rows):
@@ -564,6 +566,7 @@ class DurableBacklog(QueueBacklog):
 
     def put(self, messages: Sequence[bytes], blocks: Sequence[Block] = ()) -> Undo:
         """Queue delivered messages again, in memory if it has room, or at the end of the queue."""
+        # Messages behind these must not overtake them, so memory is only for a queue without any.
         fits = 0 if self.unread or self.moving else self.mem_queue_size + self._room()
         fits = max(0, min(len(messages), fits - len(self._memory)))
         self.put_in_memory(messages[:fits])

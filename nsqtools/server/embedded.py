@@ -95,6 +95,7 @@ class DaemonThread(Generic[D]):
         except BaseException as exc:
             if started.done():
                 raise
+            # `start` raises it in the thread of the caller.
             started.set_exception(exc)
 
     def stop(self) -> None:
@@ -109,6 +110,7 @@ class DaemonThread(Generic[D]):
             try:
                 self.do(how)
             finally:
+                # Also after a failure: the thread must not outlive the daemon.
                 self._loop.call_soon_threadsafe(self._loop.stop)
                 self._thread.join()
                 self._daemon = None

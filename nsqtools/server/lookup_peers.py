@@ -111,6 +111,7 @@ class LookupRegistry:
 
     async def _start_with_channels(self, topic: Topic, infos: list[PeerInfo]) -> None:
         try:
+            # All nsqlookupd are asked at the same time, so a slow one costs its timeout only once.
             requests = (self._fetch_channels(info, topic.name) for info in infos)
             channels = set().union(*await asyncio.gather(*requests))
             if self._topics.get(topic.name) is topic:  # otherwise deleted meanwhile

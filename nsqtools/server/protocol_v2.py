@@ -139,6 +139,7 @@ class PublishCommands:
     def _publish_one(
         self, command: str, name: str, request: Request, delay_s: float = 0.0
     ) -> tuple[Topic, int]:
+        # nsqd reads the body before it checks the permission.
         body, position = read_message(request, command, self._options.max_msg_size)
         self._authorization.check(command, name, "", request.start)
         topic = self._topic(command, name, request.start)
@@ -165,6 +166,7 @@ class PublishCommands:
         except RequestError as error:
             # nsqd sends the code twice.
             raise RequestError("E_BAD_TOPIC", error.data) from None
+        # Other than PUB, MPUB is checked before its body is read.
         self._authorization.check("MPUB", name, "", request.start)
         topic = self._topic("MPUB", name, request.start)
         position = read_multi_publish_size(request, self._options.max_body_size)
@@ -404,6 +406,7 @@ class ProtocolV2(ConnectionProtocol):
         channel = channel_name("SUB", request.words[2])
         self.authorization.check("SUB", topic, channel, request.start)
         target = topic_to_use(self._nsqd, topic, request.start).get_channel(channel)
+        # The channel exists from now on, even if the limit refuses this consumer, as in nsqd.
         limit = self._options.max_channel_consumers
         if 0 < limit <= len(target.consumers):
             text = f"SUB failed consumers for {topic}:{channel} exceeds limit of {limit}"
@@ -421,6 +424,7 @@ class ProtocolV2(ConnectionProtocol):
         return self.subscription
 
     def _ready(self, request: Request) -> int:
+        # nsqd ignores RDY after CLS.
         if self.state == STATE_CLOSING:
             return request.position
         subscription = self._require_subscription("RDY", STATE_SUBSCRIBED)

@@ -96,6 +96,7 @@ def _export(data_path: Path, files: DurablePath, log: DaemonLog, max_bytes_per_f
                     due.setdefault(name, {})[message_id] = due_ns
         disk.close()
     replace_file(data_path / DUE_FILE, json.dumps(due).encode(), 0o600)
+    # The queue files must be durable before nsqd.dat names them.
     sync_folder(data_path)
     topics = _encoded_topics({queue.name: queue.is_paused for queue in queues if queue.name})
     replace_file(data_path / FILE_NAME, encode_metadata(topics), 0o600)

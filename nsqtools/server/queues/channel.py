@@ -162,6 +162,7 @@ class Channel:
 
     def _deliver_or_overflow(self) -> None:
         self.wake()
+        # Consumers may have room for the surplus. Only the rest is written to disk.
         if self.backlog.exceeds_memory:
             self._deliver()
             try:
@@ -377,6 +378,7 @@ class ChannelSubscription:
     def _wait_for_tick(self, now_s: float) -> None:
         interval_s = self._terms.output_buffer_timeout_s
         ticks = int((now_s - self._epoch_s) / interval_s)
+        # A tick passed while nothing was buffered, so this message need not wait for the next one.
         if ticks > self._ticks_used:
             self._ticks_used = ticks
             self.connection.flush()

@@ -115,6 +115,7 @@ class DiskQueue:
 
         Raises ``OSError``.
         """
+        # A new file begins before the mark, so `undo` never has to reopen the previous one.
         end = self._write_position + blocks[0].sizes[0] if blocks and self._write_position else 0
         if end > self._max_bytes_per_file:
             self._roll()
@@ -366,6 +367,7 @@ class DiskQueue:
         self._write_file += 1
         self._write_position = 0
         self._leave_file(full)
+        # The reader has read the full file but has not met its end, where a file is removed.
         if is_read:
             self._remove([self._next_file()])
 

@@ -178,6 +178,7 @@ class QueueBacklog:
             messages = decoded(blocks)
         count, fits = len(messages), len(messages)
         if disk is not None:
+            # Messages on disk are older, so new ones must go behind them.
             if disk.has_unread or not self.mem_queue_size:
                 fits = 0
             elif len(memory) + count > self.mem_queue_size:
@@ -255,6 +256,7 @@ class QueueBacklog:
             pop = memory.popleft
             messages = [pop() for _ in range(count)]
         size = sum(map(len, messages))
+        # At least one message, or one above the limit would never be delivered.
         while size > max_bytes and len(messages) > 1:
             size -= len(messages[-1])
             memory.appendleft(messages.pop())

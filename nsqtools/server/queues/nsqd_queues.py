@@ -364,6 +364,7 @@ class NsqdQueues:
             else:
                 self.log.warn(f"skipping creation of invalid channel {channel}")
         for topic in self.topics.values():
+            # The list has all channels, so nsqlookupd need not be asked for them.
             topic.start()
 
     async def _watch_free_space(self) -> None:

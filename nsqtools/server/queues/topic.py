@@ -157,9 +157,11 @@ class Topic:
             raise BackendError("exiting")
         self._health.raise_if_low()
         count, size = (large.count, large.size) if large else _totals(messages)
+        # Messages in the backlog are older and must be copied first.
         flows = self._flows and not self.backlog.has_messages
         if self.store is not None and count and (flows or not self.is_ephemeral):
             return self._put_durably(self.store, messages, delay_s, flows, large)
+        # In memory a message keeps its delay. Beyond the limit it goes to disk and loses it.
         if delay_s and not self.store and (self._flows or self.depth < self.backlog.mem_queue_size):
             self._deferred += [(message, delay_s) for message in messages]
             self._copy_deferred()
@@ -167,6 +169,7 @@ class Topic:
             self._copy(messages, blocks, count)
         else:
             self.backlog.put(messages, blocks)
+            # A topic has no consumers that could take the surplus, and no disk.
             if self.is_ephemeral:
                 self.backlog.overflow()
         self.message_count += count
