@@ -17,7 +17,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, ClassVar
+from io import TextIOWrapper
+from typing import Any, ClassVar, cast
 
 from rich.segment import Segment
 from rich.style import Style
@@ -41,7 +42,7 @@ from nsqtools.cli.top.screen import Drawn, draw, joined_to_fit, problem_page
 from nsqtools.cli.top.view import VIEWS, TopView
 from nsqtools.cluster.admin import Action, AdminPlan, TopicChange, apply
 from nsqtools.cluster.sampling import Sampler, SampleScope
-from nsqtools.errors import NsqError
+from nsqtools.errors import NsqError, OutputError
 from nsqtools.protocol.text import escape_line
 
 # Samples of a large cluster are spaced out until they take 5 % of a core, which nobody notices on a
@@ -91,6 +92,32 @@ An nsqd that does not answer is named, with the time since; its queues count for
 Columns that do not fit are left out and named; a cut name ends with an ellipsis."""
 
 
+class Output:
+    """Standard output as the thread that writes for textual takes it.
+
+    ``on_lost`` is called once if the terminal has vanished. Later writes go nowhere: textual waits
+    for room in the queue of that thread, so it must not end.
+    """
+
+    def __init__(self, encoding: str, on_lost: Callable[[OSError], None]) -> None:
+        self._encoding = encoding
+        self._on_lost = on_lost
+        self._is_lost = False
+
+    def write(self, text: str) -> None:
+        """Write a text, as far as the terminal is there."""
+        data = text.encode(self._encoding, "replace")
+        try:
+            while data and not self._is_lost:
+                data = data[os.write(1, data) :]
+        except OSError as exc:
+            self._is_lost = True
+            self._on_lost(exc)
+
+    def flush(self) -> None:
+        """Do nothing: every write is complete."""
+
+
 class Terminal(LinuxDriver):
     """Textual's driver on stdout; textual's own writes to stderr, which may be a log file.
 
@@ -102,9 +129,7 @@ class Terminal(LinuxDriver):
     def __init__(self, app: Top, **options: Any) -> None:
         self._loop = asyncio.get_running_loop()
         super().__init__(app, **options)
-        self._file = open(  # noqa: SIM115 - until the process ends
-            1, "w", encoding=app.encoding, errors="replace", closefd=False
-        )
+        self._file = cast(TextIOWrapper, Output(app.encoding, app.end_with_terminal))
         app.write = self.write
 
     def _sigtstp_application(self, *_: object) -> None:
@@ -122,6 +147,11 @@ class Terminal(LinuxDriver):
         else:
             # While `nsq tail` has the screen, the loop waits for it.
             handle()
+
+    def _get_terminal_size(self) -> tuple[int, int]:
+        # For a terminal without a size textual assumes 24 lines here and 25 elsewhere, and would
+        # lay out the screen again and again.
+        return self._app.console.size
 
     def suspend_application_mode(self) -> None:
         super().suspend_application_mode()
@@ -514,6 +544,11 @@ class Top(App[Exception]):
         self._shown.set()
         self.sampler.stop()
         self.call(self.exit)
+
+    def end_with_terminal(self, error: OSError) -> None:
+        """Make `show_cluster` end, because the terminal has vanished."""
+        reason = error.strerror or str(error)
+        self.call(partial(self.exit, OutputError(f"cannot write to the terminal ({reason})")))
 
     def call(self, call: Callable[[], object]) -> None:
         """Call a function on the thread of the app."""

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pexpect
 import pytest
-from plugins.cli import NSQ, NsqOnAScreen, RunNsq, TerminalScreen, end_terminal
+from plugins.cli import NSQ, NsqOnAScreen, RunNsq, TerminalNsq, TerminalScreen, end_terminal
 from plugins.servers import AnyNsqd, MakeNsqd, Nsqd
 from plugins.waiting import patience_s, wait_until
 
@@ -282,7 +282,7 @@ def test_it_resumes_on_the_event_loop_and_not_inside_the_signal_handler() -> Non
     resumed: list[str] = []
 
     async def receive_signal() -> None:
-        driver = Terminal(cast(Top, SimpleNamespace(encoding="utf-8")))
+        driver = Terminal(cast(Top, SimpleNamespace(encoding="utf-8", end_with_terminal=print)))
         driver._writer_thread = cast(Any, object())
         driver.resume_application_mode = lambda: resumed.append("resumed")  # type: ignore[method-assign]
         signal.raise_signal(signal.SIGCONT)
@@ -303,6 +303,18 @@ def test_it_ends_with_its_terminal(top: TerminalScreen) -> None:
 
     wait_until(lambda: not top.child.isalive(), what="it has ended")
     assert top.child.exitstatus == 129
+
+
+def test_it_answers_on_a_terminal_without_a_size(
+    nsq_on_a_terminal: TerminalNsq, nsqd: Nsqd
+) -> None:
+    command = ["top", f"--nsqd-http-address={nsqd.http_address}", "--interval", "100ms"]
+    top = nsq_on_a_terminal(command, {"TERM": "xterm"}, 0, lines=0, encoding=None)
+    top.expect_exact(b"clicks")
+    top.send(b"q")
+    top.expect(pexpect.EOF)
+    top.wait()
+    assert top.exitstatus == 0
 
 
 def test_the_terminal_has_its_modes_back_when_it_ends_and_while_it_is_suspended(
